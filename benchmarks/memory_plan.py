@@ -1,4 +1,4 @@
-"""Compares the memory that `plan_memory` predicts with the peak of real training steps, each model in a fresh process.
+"""Compares the memory that `predict_memory` predicts with the peak of real training steps, each in a fresh process.
 
     python benchmarks/memory_plan.py [--models 5M,20M,60M] [--variants full,checkpointing,lora,bfloat16] [--out FILE]
     python benchmarks/memory_plan.py --models long --variants full,checkpointing
@@ -46,7 +46,7 @@ def measure(name: str, variant: str) -> dict[str, object]:
     from brorl.config.settings import TrainConfig
     from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
     from brorl.model.lora import add_adapter
-    from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
+    from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
     from brorl.model.settings import LoraSettings
     from brorl.model.tree_attention import enable_gradient_checkpointing
     from brorl.prompts.prompt import Prompt
@@ -64,7 +64,7 @@ def measure(name: str, variant: str) -> dict[str, object]:
                          bos_token_id=None, eos_token_id=None, max_position_embeddings=8192)  # fmt: skip
     work({**MODELS["5M"], "num_hidden_layers": 1, "vocab_size": 64})  # libraries keep what they load at first use
     checkpointing = bool(options.get("gradient_checkpointing"))
-    plan = plan_memory(
+    plan = predict_memory(
         config,
         MemorySettings(dtype, ENGINE_BYTES, lora, gradient_checkpointing=checkpointing),
         Workload(PROMPT_TOKENS, new_tokens, num_rows=num_prompts * num_rollouts, num_prompts=num_prompts),

@@ -14,7 +14,7 @@ from pathlib import Path
 from transformers import Qwen2Config
 
 from brorl.model.memory_choices import Choice, MemoryChoices
-from brorl.model.memory_plan import MemorySettings, ModelMemory, Workload
+from brorl.model.memory_prediction import MemorySettings, ModelMemory, Workload
 from brorl.table import Table
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "how-to" / "what_fits.md"
@@ -74,7 +74,7 @@ def rows() -> Iterator[tuple[str, ...]]:
     for name, config in MODELS.items():
         on_cards = {size: choices_on(config, size * 1e9) for size in CARDS_GB}
         for of_way in zip(*(choices.all() for choices in on_cards.values()), strict=True):
-            lines = {line.name: line.num_bytes for line in of_way[0].plan.kept if line.name != "sampling cache"}
+            lines = {line.name: line.num_bytes for line in of_way[0].prediction.kept if line.name != "sampling cache"}
             sizes = (f"{x / 1e9:.1f}" for x in (lines["AdamW"], sum(lines.values())))
             cells = [
                 _cell(way, choices.fitted(way), config, size)
@@ -87,10 +87,10 @@ def rows() -> Iterator[tuple[str, ...]]:
 def _cell(way: Choice, found: Choice | None, config: Qwen2Config, size: int) -> str:
     """Return how a way to train fits on a GPU: its peak, the rows that are decoded together, and further settings."""
     if found is not None:
-        rows = found.settings.engine_bytes // found.plan.row_bytes
+        rows = found.settings.engine_bytes // found.prediction.row_bytes
         further = {name: value for name, value in found.changes.items() if name not in way.changes}
         settings = ", ".join(f"`{name}: {str(value).lower()}`" for name, value in further.items())
-        return f"{found.plan.total_bytes / 1e9:.1f} GB, {rows:,} rows: {settings}"
+        return f"{found.prediction.total_bytes / 1e9:.1f} GB, {rows:,} rows: {settings}"
     if way.changes or (sharded := ranks_that_fit(config, size * 1e9)) is None:
         return "no"
     ranks, needed = sharded

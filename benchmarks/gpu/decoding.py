@@ -27,7 +27,7 @@ from ours import tree_work
 from transformers import PreTrainedModel
 from transformers_generation import generated
 
-from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
+from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
@@ -180,7 +180,7 @@ class Decoding:
         rows = self.rows
         settings = MemorySettings("bfloat16", rows.memory_bytes, device=self._device.torch.type)
         sizes = Workload(rows.prompt_tokens, rows.max_new_tokens, rows.num_rollouts * rows.num_prompts, 1)
-        plan = plan_memory(self._config, settings, sizes)
+        plan = predict_memory(self._config, settings, sizes)
         weights = sum(line.num_bytes for line in plan.kept if line.name == "sampling copy")
         return weights + plan.sampling.num_bytes
 

@@ -20,7 +20,7 @@ from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.config.settings import TrainConfig
 from brorl.model.flat_path import num_flat_tokens
-from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
+from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
 from brorl.model.tree_path import TreeForward
 from brorl.rollout.settings import EngineSettings
 from brorl.training.learner import TreeLearner
@@ -126,6 +126,6 @@ class Learning:
             device=self._device.torch.type,
         )
         sizes = Workload(responses.prompt_tokens, responses.tokens, responses.num_responses, 1)
-        plan = plan_memory(responses.model.config(responses.prompt_tokens + responses.tokens), settings, sizes)
+        plan = predict_memory(responses.model.config(responses.prompt_tokens + responses.tokens), settings, sizes)
         copy = sum(line.num_bytes for line in plan.kept if line.name == "sampling copy")
         return plan.kept_bytes - copy + plan.learning.num_bytes

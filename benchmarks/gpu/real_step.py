@@ -30,8 +30,8 @@ from measurement import Cell, Job, Peer, Run, Workload
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from worker import DismissedError
 
-from brorl.model.memory_plan import MemorySettings, plan_memory
-from brorl.model.memory_plan import Workload as Sizes
+from brorl.model.memory_prediction import MemorySettings, predict_memory
+from brorl.model.memory_prediction import Workload as Sizes
 from brorl.model.source import find_model
 from brorl.prompts.prompt import Question
 from brorl.prompts.rendering import render
@@ -170,7 +170,7 @@ class RealStep:
         longest = max(len(prompt["token_ids"]) for prompt in workload.prompts)
         sizes = Sizes(longest, self.max_new_tokens, self.num_rollouts * self.num_prompts, self.num_prompts)
         config = AutoConfig.from_pretrained(self.folder or find_model("quickstart").path)
-        return plan_memory(config, settings, sizes).total_bytes
+        return predict_memory(config, settings, sizes).total_bytes
 
 
 def sums(num_rows: int, seed: int) -> list[dict[str, str]]:

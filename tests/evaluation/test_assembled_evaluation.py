@@ -19,7 +19,7 @@ from brorl.evaluation.benchmark import weights_fingerprint
 from brorl.evaluation.preparation import prepare_evaluation, prompts_per_batch
 from brorl.evaluation.questions import Request, parse_data, read_all_questions, read_sets
 from brorl.model.load import load_model
-from brorl.model.memory_plan import MemoryPlan
+from brorl.model.memory_prediction import MemoryPrediction
 from brorl.prompts.public_data import benchmark_source
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
@@ -113,7 +113,7 @@ def test_what_does_not_fit_into_memory_is_refused_before_the_weights_are_loaded(
 
 
 def test_on_a_gpu_the_matrices_that_the_engine_joins_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    plans: list[MemoryPlan] = []
+    plans: list[MemoryPrediction] = []
     monkeypatch.setattr(preparation, "check", lambda plan, _: plans.append(plan))
     monkeypatch.setattr(preparation, "available_bytes", lambda _: None)
     prepare_evaluation(request())

@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 from brorl.errors import UserError
 from brorl.model.flat_path import CacheError, FlatForward
 from brorl.model.forward import check_hooks, check_own_cache, check_window, choose_forward
-from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
+from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
 from brorl.model.tree_attention import HooksError, KVShape, PromptContext, kv_shapes
 from brorl.model.tree_path import TreeForward
 from brorl.rollout.native.decoder import RowMemory
@@ -169,7 +169,7 @@ def test_memory_is_planned_with_the_shapes_that_decoding_has(model_type: str) ->
 
     def planned(max_new_tokens: int) -> int:  # prompts so long that what else changes with the length does not count
         settings = MemorySettings("float32", 1 << 40, nodes_per_pass=64)
-        return plan_memory(model.config, settings, Workload(100, max_new_tokens, num_rows=rows)).sampling.num_bytes
+        return predict_memory(model.config, settings, Workload(100, max_new_tokens, num_rows=rows)).sampling.num_bytes
 
     shapes = kv_shapes(model)
     cache = SlotCache(model, shapes, RowMemory.of(model, shapes, 1 << 40, rows, length))
@@ -183,7 +183,7 @@ def test_memory_of_the_flat_path_is_planned_with_the_heads_of_keys_and_values() 
     rows, length = 50, 16
     settings = MemorySettings("float32", 1 << 40, nodes_per_pass=64, forward="flat")
     shorter, longer = (
-        plan_memory(model.config, settings, Workload(100, tokens, num_rows=rows)).sampling.num_bytes
+        predict_memory(model.config, settings, Workload(100, tokens, num_rows=rows)).sampling.num_bytes
         for tokens in (length, 2 * length)
     )
     assert longer - shorter == rows * length * sum(kv.size for kv in kv_shapes(model)) * 4
@@ -218,8 +218,8 @@ def test_a_model_without_attention_is_refused_before_its_weights_are_read() -> N
     with pytest.raises(
         HooksError, match="MambaForCausalLM cannot be hooked: its layers carry a state from token to token"
     ):
-        plan_memory(config, tree, Workload())
-    assert plan_memory(config, flat, Workload()).total_bytes > 1 << 30
+        predict_memory(config, tree, Workload())
+    assert predict_memory(config, flat, Workload()).total_bytes > 1 << 30
 
 
 def test_a_model_that_ignores_positions_is_refused() -> None:

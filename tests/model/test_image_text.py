@@ -15,7 +15,7 @@ from brorl.errors import UserError
 from brorl.model.flat_path import CacheError
 from brorl.model.forward import Forward, choose_forward
 from brorl.model.load import Blueprint, load_model
-from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
+from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
 from brorl.model.settings import LoraSettings
 from brorl.model.source import auto_class
 from brorl.model.tree_path import TreeForward
@@ -167,7 +167,7 @@ def test_memory_is_planned_for_the_weights_that_are_trained(tmp_path: Path) -> N
     model = load_model(str(tmp_path), CPU, torch.float32)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     whole = sum(p.numel() for p in model.parameters())
-    plan = plan_memory(model.config, MemorySettings("float32", 1 << 30), Workload())
+    plan = predict_memory(model.config, MemorySettings("float32", 1 << 30), Workload())
     kept = {line.name: line.num_bytes for line in plan.kept}
     assert (kept["weights"], kept["gradients"], kept["AdamW"]) == (4 * whole, 4 * trained, 8 * trained)
 

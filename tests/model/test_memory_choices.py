@@ -15,7 +15,7 @@ from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.memory_choices import MemoryChoices
-from brorl.model.memory_plan import MemoryPlan, MemorySettings, ModelMemory, Workload, check
+from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, ModelMemory, Workload, check
 from brorl.model.settings import LoraSettings
 from brorl.training import inputs as memory
 from small_models import small_model
@@ -54,21 +54,21 @@ def test_the_smallest_change_fits_and_no_smaller_one_does(rng: np.random.Generat
     model, found_at = ModelMemory(config), set()
     own = replace(SETTINGS, nodes_per_pass=1024)
     ways = every_change(own)
-    least = [min(model.plan(one, WORKLOAD).total_bytes for one in changed) for changed in ways]
-    most = model.plan(own, WORKLOAD).total_bytes
+    least = [min(model.predict(one, WORKLOAD).total_bytes for one in changed) for changed in ways]
+    most = model.predict(own, WORKLOAD).total_bytes
     for available in (*np.geomspace(most, GIB, 5).astype(int).tolist(), *least):
         fitting = [
-            any(model.plan(one, WORKLOAD, available).total_bytes <= available for one in changed) for changed in ways
+            any(model.predict(one, WORKLOAD, available).total_bytes <= available for one in changed) for changed in ways
         ]
         found = MemoryChoices(config, own, WORKLOAD, available).smallest_change()
         if True not in fitting:
-            assert found is None or found.plan.total_bytes > available
+            assert found is None or found.prediction.total_bytes > available
             continue
         assert found is not None
         first = fitting.index(True)
         assert found.settings in ways[first]
-        again = model.plan(found.settings, WORKLOAD, available)
-        assert again == found.plan
+        again = model.predict(found.settings, WORKLOAD, available)
+        assert again == found.prediction
         assert check(again, available) is None
         found_at.add(first)
     assert {0, 1, 3, 4} <= found_at  # 8 bits take more of the device than the memory of the CPU does
@@ -79,10 +79,10 @@ def test_a_run_fits_at_the_border_and_not_a_byte_below_it(states: Any) -> None:
     settings = replace(SETTINGS, states=states, keeps_cache=False, nodes_per_pass=8192, engine_bytes=GIB // 4)
     config = config_of()
     model = ModelMemory(config)
-    plan = model.plan(settings, WORKLOAD)
+    plan = model.predict(settings, WORKLOAD)
     assert plan.certain_bytes < plan.total_bytes
     for border, needed in ((plan.total_bytes, "total_bytes"), (plan.certain_bytes, "certain_bytes")):
-        assert getattr(model.plan(settings, WORKLOAD, border), needed) == border
+        assert getattr(model.predict(settings, WORKLOAD, border), needed) == border
         fits, short = (MemoryChoices(config, settings, WORKLOAD, border - missing) for missing in (0, 1))
         if needed == "total_bytes":
             found = fits.smallest_change()
@@ -116,7 +116,7 @@ def test_the_change_that_the_error_names_is_accepted(
     recipe = {"dtype": dtype, "kl.coefficient": 0.1, "engine.memory_gib": 2, "sampling.max_new_tokens": 300}
     recipe |= {"data.sources": "a.jsonl", "prompts_per_step": 16}
 
-    def checked(changes: dict[str, Any]) -> tuple[TrainConfig, MemoryPlan, str | None]:
+    def checked(changes: dict[str, Any]) -> tuple[TrainConfig, MemoryPrediction, str | None]:
         config = make_config({}, recipe | changes, "test")
         return config, *memory.check_memory(config, model_config, prompts)
 
@@ -166,7 +166,7 @@ def test_the_table_has_the_ways_that_exist_and_what_each_needs(settings: MemoryS
     assert expected[own].endswith("(this run)")
     model = ModelMemory(config)
     for choice, row in zip(choices.all(), table.rows, strict=True):
-        plan = model.plan(choice.settings, WORKLOAD, available)
+        plan = model.predict(choice.settings, WORKLOAD, available)
         for cell, size in zip(row[1:3], (plan.kept_bytes, plan.total_bytes), strict=True):
             number, unit = cell.split()
             assert float(number) * {"GiB": GIB, "MiB": 1 << 20}[unit] == pytest.approx(size, rel=0.04)

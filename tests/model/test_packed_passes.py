@@ -27,7 +27,7 @@ from brorl.model.flat_path import FlatForward, flat_chunk_logprobs
 from brorl.model.flex_attention import BLOCK, QUERIES_PER_COPY, FlexContext
 from brorl.model.forward import check_packed, with_packed_passes
 from brorl.model.lora import add_adapter
-from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
+from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
 from brorl.model.settings import LoraSettings
 from brorl.model.tree_attention import HooksError, enable_gradient_checkpointing
 from brorl.model.tree_path import TreeForward, chunk_logprobs, tree_logprobs
@@ -102,7 +102,7 @@ def expanded(count_B: Tensor, order_BB: Tensor) -> np.ndarray:
 
 def mask_of(batch: TreeBatch, window: int | None) -> tuple[BlockMask, IntArray]:
     """Return the mask of a batch, and the token that each key of the kernel is, copies included."""
-    forest, length = batch.forest(window), batch.token_T.numel()
+    forest, length = batch.flex_context(window), batch.token_T.numel()
     token = forest._with_copies(torch.arange(float(length))[None, None, :, None])[0, 0, :, 0].numpy().astype(int)
     np.testing.assert_array_equal(token[:length], np.arange(length))
     return forest.mask(length, token.size, window), token
@@ -423,7 +423,7 @@ def test_the_memory_plan_is_near_what_autograd_keeps(num_rollouts: int, rng: np.
     most = kept_bytes(model, chunk_logprobs(model, [tree], max_nodes=4096, forward=PACKED), (length, length))
     settings = MemorySettings("float32", 1 << 30, nodes_per_pass=4096, device="cuda")
     workload = Workload(64, 64, num_rows=num_rollouts, num_prompts=1)
-    planned = plan_memory(model.config, settings, workload).learning.num_bytes
+    planned = predict_memory(model.config, settings, workload).learning.num_bytes
     assert 1 < planned / most < 3  # temporary tensors come on top
-    tiled = plan_memory(model.config, replace(settings, attention="tiled"), workload).learning.num_bytes
+    tiled = predict_memory(model.config, replace(settings, attention="tiled"), workload).learning.num_bytes
     assert planned < tiled

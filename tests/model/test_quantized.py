@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from brorl.config.reading import make_config
 from brorl.errors import UserError
 from brorl.model.load import load_model
-from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
+from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
 from brorl.model.settings import LoraSettings
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
@@ -67,7 +67,7 @@ def test_the_predicted_memory_is_less_by_the_quantized_weights() -> None:
     lines = {}
     for kind in ("none", "nf4"):
         lora = LoraSettings(rank=4, quantization=kind)
-        plan = plan_memory(config, MemorySettings("bfloat16", 1 << 20, lora=lora), Workload())
+        plan = predict_memory(config, MemorySettings("bfloat16", 1 << 20, lora=lora), Workload())
         lines[kind] = next(line.num_bytes for line in plan.kept if line.name == "weights")
     model = small_model(seed=0)
     linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not model.get_output_embeddings()]

@@ -59,9 +59,9 @@ def test_decoding_slots_attend_to_their_prompts_and_to_themselves(
     prompts, num_rows, stored, reserved = random_cache(rng, lengths, kv_heads=2, head_dim=3), 12, 4, 7
     prompt_R = rng.integers(0, len(lengths), num_rows)
     model, shapes = small_model(), [KVShape(2, 3, 3)]
-    arena = SlotCache(model, shapes, RowMemory.of(model, shapes, 1 << 30, 20, reserved))
-    arena.start(0)
-    arena.place(np.arange(num_rows), np.arange(num_rows), 0, reserved)
+    cache = SlotCache(model, shapes, RowMemory.of(model, shapes, 1 << 30, 20, reserved))
+    cache.start(0)
+    cache.place(np.arange(num_rows), np.arange(num_rows), 0, reserved)
     expected_cache = PromptCache(list(prompts.key), list(prompts.value), prompts.length)
     slot_prompts = SlotPrompts(keeps=keeps)
     slot_prompts.fill(prompts)
@@ -74,7 +74,7 @@ def test_decoding_slots_attend_to_their_prompts_and_to_themselves(
     own_key, own_value = normal(rng, num_rows, stored + 1, 2, 3), normal(rng, num_rows, stored + 1, 2, 3)
     query = normal(rng, stored + 1, num_rows, 4, 3)
     for position in range(stored + 1):
-        context = SlotContext(arena, slot_prompts, grid, torch.tensor([position]), num_rows, 0)
+        context = SlotContext(cache, slot_prompts, grid, torch.tensor([position]), num_rows, 0)
         got = context.attend(0, query[position], own_key[:, position], own_value[:, position], window)
     for row, p in enumerate(prompt_R):
         key, value = (x[0][p, :, : lengths[p]].transpose(0, 1) for x in (prompts.key, prompts.value))

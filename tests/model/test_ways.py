@@ -443,7 +443,7 @@ def test_tiles_attend_to_prompts_and_paths(
     tolerance = 1e-12 if dtype == torch.float64 else 0.1
     for queries in (1, 3, 17, 256):
         monkeypatch.setattr(chunks, "SCORES_PER_TILE", queries * 280 * HEADS)
-        context = batch.context(PromptCache([prompt_key], [prompt_value], lengths))
+        context = batch.tree_context(PromptCache([prompt_key], [prompt_value], lengths))
         output = context.attend(0, query, key, value)
         found = [output.detach(), *torch.autograd.grad(output, inputs, grad.to(dtype))]
         for got, reference in zip(found, expected, strict=True):

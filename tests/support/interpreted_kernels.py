@@ -43,7 +43,7 @@ if DEVICE == "cpu":  # and TRITON_INTERPRET is set, in conftest
 def kernels_on_this_machine() -> Iterator[None]:
     """Use the kernels inside the block, also on a CPU."""
     quiet = np.errstate(all="ignore")  # the interpreter computes with NumPy
-    with pytest.MonkeyPatch.context() as patch, kernels.triton_kernels(True), torch.no_grad(), quiet:
+    with pytest.MonkeyPatch.context() as patch, kernels.using_triton(True), torch.no_grad(), quiet:
         patch.setattr(kernels, "TRITON_DEVICES", {DEVICE})
         patch.setattr(kernels, "_choice", "off")  # those in C
         yield

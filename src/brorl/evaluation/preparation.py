@@ -23,7 +23,7 @@ from brorl.evaluation.questions import (
 from brorl.evaluation.responses import PromptBatch, split_into_batches
 from brorl.model.device import available_bytes
 from brorl.model.load import choose_device, load_tokenizer
-from brorl.model.memory_plan import MemoryLine, MemoryPlan, MemorySettings, Workload, check, plan_memory
+from brorl.model.memory_prediction import MemoryLine, MemoryPrediction, MemorySettings, Workload, check, predict_memory
 from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.prompts.rendering import drop_long, prompt_problems, render
@@ -159,14 +159,14 @@ def _check_memory(
         engine_apart=config.engine.vllm.placement == "apart",
         device=device.type,
     )
-    training = plan_memory(model_config, settings, Workload(longest, limit, num_rows=largest * samples))
+    training = predict_memory(model_config, settings, Workload(longest, limit, num_rows=largest * samples))
     weights = training.kept[0].num_bytes // (2 if config.dtype == "bfloat16" else 1)  # trained weights are float32
     smaller = option("dtype", "bfloat16") if config.dtype != "bfloat16" else "another model"
     of_engine = ("sampling copy", "sampling cache") if settings.separate_engine else ("joined weights",)
     engine = [line for line in training.kept if line.name in of_engine]
     kept = (MemoryLine("weights", weights, smaller), *engine)
     available = None if config.cluster.enabled else available_bytes(device)  # other machines hold the model
-    check(MemoryPlan(kept, training.sampling, MemoryLine("learning", 0, ""), available), available)
+    check(MemoryPrediction(kept, training.sampling, MemoryLine("learning", 0, ""), available), available)
     return training.num_weights
 
 

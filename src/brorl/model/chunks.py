@@ -2,9 +2,9 @@
 
 A chunk is a run of consecutive distinct responses. It owns the nodes that no earlier chunk owns, and computes the few
 ancestors of its first response again. Its input nodes are those with children: a response's last token needs no forward
-pass. The prompts of a chunk are computed once for many chunks, as a cache, or they are tokens of the chunk, each a path
-on top of its tree. Dimensions: T input tokens, F input nodes, K owned nodes of a chunk, B queries of a tile, A nodes
-that they read.
+pass. Prompts are either a cache that is computed once for many chunks, or tokens of the chunk, each a path on top of
+its tree. Dimensions: T input tokens, F input nodes, K owned nodes of a chunk, B queries of a tile, A nodes that these
+read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TreeSlice:
 
 
 def split_into_chunks(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[list[TreeSlice]]:
-    """Split trees into chunks of consecutive responses, of at most `max_nodes` nodes and as many tokens of prompts.
+    """Split trees into chunks of consecutive responses, with at most `max_nodes` nodes and as many prompt tokens.
 
     Ancestors that a chunk computes again count. A single response with more tokens is one chunk.
     """
@@ -79,10 +79,10 @@ def prompt_groups(trees: Sequence[RolloutTree], max_tokens: int) -> Iterator[tup
 
 
 def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
-    """Return each distinct response's cost in tokens with tree attention, [L]: its tokens that no earlier one has.
+    """Return what each distinct response costs with tree attention, in tokens, shape [L]: those no earlier one has.
 
-    The first response pays for the prompt. `cost_per_position` is that of attending to a token over the other work for
-    one.
+    The first response pays for the prompt. `cost_per_position` is the cost of attending to one token, divided by the
+    other work for a token.
     """
     prompt = len(tree.prompt_ids)
     before_M = prompt + tree.depth
@@ -110,8 +110,8 @@ def input_nodes(tree: RolloutTree, responses: TreeSlice) -> tuple[IntArray, IntA
 class TreeBatch:
     """The layout of one chunk: its input tokens, their attention, and the nodes whose log-probs it computes.
 
-    A chunk that computes the prompts of its slices (`with_prompts`) is padded for `FlexContext`. Any other computes
-    no first tokens after prompts. `offsets` counts the nodes in the trees before each tree.
+    A chunk that contains its prompts (`with_prompts`) is padded for `FlexContext`. Any other chunk leaves out the first
+    tokens after the prompts. `offsets` counts the nodes in the trees before each tree.
 
     Attributes:
         token_T, position_T: Input tokens, and their positions, counted from the prompt's first token.
@@ -162,20 +162,20 @@ class TreeBatch:
         self._prompt_T, self._depth_T = np.concatenate(prompts), np.concatenate(depths)
         self.length_R = to_device(self._depth_T[logit_rows] + 1, device)
 
-    def context(self, cache: PromptCache, attention: AttentionChoice = "auto") -> TreeContext:
+    def tree_context(self, cache: PromptCache, attention: AttentionChoice = "auto") -> TreeContext:
         """Return the attention of the input nodes, given the prompts' keys and values."""
         first, stop = int(self._prompt_T[0]), int(self._prompt_T[-1]) + 1
         return TreeContext(cache.select(slice(first, stop)), self._prompt_T - first, self._depth_T, attention)
 
-    def forest(self, window: int | None) -> FlexContext:
+    def flex_context(self, window: int | None) -> FlexContext:
         """Return the attention of the tokens of a chunk with prompts, given the model's sliding window."""
         return FlexContext(self._position_T, window, self.token_T.device)
 
 
 class TreeContext(AttentionContext):
-    """Attention of input nodes to their prompt and to their ancestors: by the compiled kernels, or else in tiles.
+    """Attention of input nodes to their prompt and to their ancestors: by the kernels in C, or else in tiles.
 
-    `prompt_F` and `depth_F` are the prompt and the depth of each input node, 0 for the first token after the prompt.
+    `prompt_F` is the prompt of each input node, and `depth_F` its depth, 0 for the first token after the prompt.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class TreeContext(AttentionContext):
         self._prompts = prompts
         self._prompt_F, self._depth_F = prompt_F, depth_F
         self._choice = attention
-        self._attend: Callable[..., Tensor] | None = None  # needs the number of heads and the dtype
+        self._attend: Callable[..., Tensor] | None = None  # made by the first layer, from its heads and its dtype
 
     def attend(
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, _window: int | None = None, /
@@ -206,7 +206,7 @@ class TreeContext(AttentionContext):
 
 
 SCORES_PER_TILE = 1 << 25
-_MAX_QUERIES = 256  # more queries than this read too many keys that they do not see
+_MAX_QUERIES = 256  # with more, a tile reads too many keys that few of its queries see
 
 
 class _Tile(NamedTuple):
@@ -257,7 +257,7 @@ def _tiles(prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray, num_head
 
 
 def _attend_in_tiles(tiles: list[_Tile], *inputs: Tensor) -> Tensor:
-    """Return the attention, given queries, keys and values, and the prompts'; the backward pass computes it again."""
+    """Return the attention, from queries, keys, values, and the prompts' keys and values; recomputed for gradients."""
     if not torch.is_grad_enabled():
         return torch.cat([tile.attend(*inputs) for tile in tiles])
     run = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
@@ -280,10 +280,10 @@ class PeerOutOfMemoryError(torch.OutOfMemoryError):
 
 
 class PassSync:
-    """Keeps the passes of several ranks in step; here those of one process, which has nothing to agree on."""
+    """Keeps the passes of all ranks in step. This one serves a single process, which has nothing to agree on."""
 
     def finish(self) -> None:
-        """Make the passes that other ranks still need; the end of a piece of work."""
+        """Make the passes that other ranks still need, at the end of a piece of work."""
 
     def fail(self) -> None:
         """Report that this rank ran out of memory."""
@@ -300,9 +300,9 @@ _MESSAGES = ("can't allocate memory", "DefaultCPUAllocator", "MPS backend out of
 
 
 class ChunkSize:
-    """Largest number of nodes of a forward pass. It only shrinks, and changes memory, not results.
+    """The largest number of nodes of a forward pass. It only shrinks, and it changes memory, not results.
 
-    All ranks halve together. `retries` counts how often it was halved since it was last set to 0.
+    All ranks halve it together. `retries` counts the halvings since it was last set to 0.
     """
 
     def __init__(self, initial: int, echo: Echo, passes: PassSync | None = None) -> None:
@@ -326,7 +326,7 @@ class ChunkSize:
             self._halve(reason)
 
     def once(self, work: Callable[[], object]) -> None:
-        """Do some work that cannot be restarted; an error if memory runs out, on this rank or on another one."""
+        """Do work that cannot be restarted, and raise an error if memory runs out on any rank."""
         reason = None
         try:
             work()

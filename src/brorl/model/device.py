@@ -1,4 +1,4 @@
-"""Arrays as tensors of a device without a wait of the host, tensors on the host, and the memory of a device.
+"""Moves arrays to a device without a wait, moves tensors to the host, and measures the memory of a device.
 
 A copy from ordinary memory waits until the GPU has done everything before it. A copy from pinned memory does not.
 """
@@ -41,12 +41,12 @@ def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """Return float32 for a dtype of 16 bits, and any other dtype."""
+    """Return float32 for a dtype of 16 bits, and any other dtype unchanged."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def in_float64(tensor: Tensor) -> Tensor:
-    """Return a tensor in float64; on the host if it is on an Apple GPU, which has no float64."""
+    """Return a tensor in float64; a tensor of an Apple GPU, which has no float64, is moved to the host."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
@@ -55,10 +55,10 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 
 def bytes_in_use(device: torch.device) -> int | None:
-    """Return the memory in use, after free memory was returned to the system."""
+    """Return the memory in use, after free memory is returned to the system; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
-    with suppress(OSError, AttributeError):  # only GNU's C library has it
+    with suppress(OSError, AttributeError):  # only GNU's C library has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
     return _of_process("VmRSS")
 
@@ -73,7 +73,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """Return the maximum memory in use since the last reset."""
+    """Return the maximum memory in use since the last reset; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return _of_process("VmHWM")
@@ -88,9 +88,10 @@ def _of_process(entry: str) -> int | None:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Return the memory that a process may still take on a device; None if unknown.
+    """Return the memory that this process may still take on a device; None if unknown.
 
-    On a CPU under Linux it is the kernel's, or the rest of the limits of its control groups (versions 1 and 2) if less.
+    On a CPU under Linux this is what the kernel calls available, or what the limits of the process's control groups
+    (versions 1 and 2) leave, whichever is less.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -116,7 +117,7 @@ def available_to_process(root: Path) -> int | None:
 
 
 def _left_in_groups(mount: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterable[int]:
-    """Yield the rest of each limit from a control group up to the root; a file cache counts as free."""
+    """Yield what each limit leaves, from a control group up to the root; a file cache counts as free."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for depth in range(len(parts) + 1):
         folder = mount.joinpath(*parts[:depth])

@@ -1,4 +1,4 @@
-"""The flat path, for models that tree attention cannot reach: each distinct response is a row with its prompt.
+"""The flat path, for models whose attention cannot be hooked: each distinct response is a row with its prompt.
 
 Rows are padded on the right, which a causal model never reads. Each node takes its log-prob from the first response
 that has it. Rows are sampled with the model's own cache. Dimensions: B rows, S tokens of the longest row, K owned
@@ -31,8 +31,8 @@ Row = tuple[int, int]  # a tree, and a distinct response of it, by their numbers
 def split_into_rows(trees: Sequence[RolloutTree], max_tokens: int) -> Iterator[list[Row]]:
     """Split the distinct responses of trees into chunks of at most `max_tokens` tokens, padding included.
 
-    A row has its prompt and its response without the last token, which predicts nothing. A single longer row is one
-    chunk.
+    A row has its prompt and its response without the last token, which predicts nothing. A single longer row is a chunk
+    too.
     """
     chunk: list[Row] = []
     longest = 0
@@ -57,7 +57,7 @@ def flat_chunk_logprobs(
     recompute_prompts: bool = False,
     whole_logits: bool = False,
 ) -> Iterator[ChunkLogprobs]:
-    """Yield the log-probs of all nodes in chunks, as `chunk_logprobs` does, with any causal LM.
+    """Yield the log-probs of all nodes in chunks, as `tree_path.chunk_logprobs` does, with any causal LM.
 
     `max_nodes` limits the tokens of a pass, prompts and padding included. `recompute_prompts` changes nothing, because
     each row contains its prompt.
@@ -111,7 +111,7 @@ def _chunk(
 
 
 def _owned(tree: RolloutTree, leaf: int) -> IntArray:
-    """Return the nodes of a response that no earlier response has: preorder puts them after the earlier leaf."""
+    """Return the nodes of a response that no earlier response has: in preorder they follow the previous leaf."""
     return np.arange(int(tree.leaf[leaf - 1]) + 1 if leaf else 0, int(tree.leaf[leaf]) + 1)
 
 
@@ -122,7 +122,7 @@ def last_logits(model: PreTrainedModel, positions: int) -> dict[str, int]:
 
 
 def flat_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
-    """Return each distinct response's cost in tokens on the flat path, shape [L]: its prompt and all of its tokens."""
+    """Return what each distinct response costs on the flat path, in tokens, shape [L]: its prompt and its tokens."""
     length_L = len(tree.prompt_ids) + tree.length
     return length_L + cost_per_position * length_L * (length_L - 1) / 2
 
@@ -145,7 +145,7 @@ class FlatForward:
         return partial(flat_chunk_logprobs, whole_logits=self.whole_logits)
 
     def cost_line(self, trees: Sequence[RolloutTree]) -> str:
-        """Return a line about the tokens of a pass, and about those of a pass with tree attention."""
+        """Return a line that compares the tokens of a pass with the tokens that tree attention would need."""
         tokens, distinct = num_flat_tokens(trees), num_tree_tokens(trees)
         return (
             f"flat path: a pass over the responses of this step has {tokens:,} tokens; with tree attention it would "
@@ -173,7 +173,7 @@ class CacheError(UserError):
 class OwnCache:
     """The cache of a model after P prompts of one length, from their token ids, shape [P, S].
 
-    `logits_RV` are those after the last token of each row; first a row is a prompt.
+    `logits_RV` are the logits after the last token of each row. At the start each prompt is a row.
     """
 
     def __init__(self, model: PreTrainedModel, prompt_PS: Tensor) -> None:

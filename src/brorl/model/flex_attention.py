@@ -1,15 +1,15 @@
-"""Attention of a packed pass by PyTorch's FlexAttention: one kernel per layer, with the forest as its block mask.
+"""Attention of a packed pass by PyTorch's FlexAttention: one kernel per layer, with the trees as its block mask.
 
-Tokens of a pass are in preorder, prompts included, so token q sees token k if k <= q < end[k], with the end of the
-subtree of k, and in a sliding window if position[q] - position[k] < window. Blocks of 128 queries and 128 keys are
-skipped, masked or taken whole. A pass is padded to whole blocks, because other lengths have given NaN gradients in
-PyTorch, and to two blocks, because `torch.compile` compiles sizes of 1 separately. The backward pass sums up the
-gradient of a block of keys in one loop over the blocks of queries that see it, and all queries of a tree see its
-prompt: such keys are copied, at most 8 blocks of queries see a copy, and the gradients of the copies add up.
+Tokens of a pass are in preorder, prompts included. Token q sees token k if k <= q < end[k], the end of the subtree of
+k, and in a sliding window if also position[q] - position[k] < window. Blocks of 128 queries and 128 keys are skipped,
+masked or taken whole. A pass is padded to whole blocks, because other lengths have given NaN gradients in PyTorch, and
+to at least two blocks, because `torch.compile` compiles sizes of 1 separately. The backward pass sums the gradient of a
+block of keys in one loop over the blocks of queries that see it, and all queries of a tree see its prompt. So such keys
+are copied: at most 8 blocks of queries see a copy, and the gradients of the copies add up.
 
-On CUDA kernel and decoder layers are compiled graphs, one for all layers of a kind and passes of all lengths; where
-that fails is an error, which `forward.check_packed` finds. Elsewhere PyTorch's uncompiled version runs, which has no
-backward pass.
+On CUDA the kernel and the decoder layers are compiled graphs, one for all layers of a kind and passes of all lengths.
+Where that fails, it raises an error, which `forward.check_packed` catches. Elsewhere PyTorch's uncompiled version runs,
+which has no backward pass.
 
 Dimensions: T tokens with padding, B blocks of 128 tokens, E blocks of keys: the B blocks, then C copies of some.
 """
@@ -43,20 +43,20 @@ _FEWEST_COPIES = 2  # see `MIN_TOKENS`
 
 
 def padded_tokens(num_tokens: int) -> int:
-    """Return the length of a pass that holds some tokens."""
+    """Return the padded length of a pass over some tokens."""
     return max(MIN_TOKENS, -(-num_tokens // BLOCK) * BLOCK)
 
 
 class Blocks(NamedTuple):
-    """Lists of blocks for the kernel: keys that are masked, keys that are whole, and the same two of queries."""
+    """Four lists of blocks for the kernel: masked keys, whole keys, masked queries, whole queries."""
 
-    number: list[Tensor]  # for each list the listed blocks of each row, int32, shape [1, 1, B]
-    # for each list all blocks of a row, listed ones first, int32, shape [1, 1, B, E], or of queries [1, 1, E, B]
+    number: list[Tensor]  # for each list the number of listed blocks of each row, int32, shape [1, 1, B]
+    # for each list all blocks of each row, listed ones first, int32, [1, 1, B, E] for keys, [1, 1, E, B] for queries
     order: list[Tensor]
 
     @classmethod
     def of(cls, touched_BE: BoolArray, whole_BE: BoolArray, device: torch.device) -> Blocks:
-        """Return the lists, given the blocks that have pairs, and those in which all pairs see each other."""
+        """Return the lists, given the blocks in which some pairs see each other, and those in which all pairs do."""
         masked_BE = touched_BE & ~whole_BE
         lists = (masked_BE, whole_BE, masked_BE.T, whole_BE.T)
         orders = [np.argsort(~listed, axis=1, kind="stable") for listed in lists]
@@ -68,9 +68,10 @@ class Blocks(NamedTuple):
 
 
 def block_pairs(end_T: IntArray, position_T: IntArray, window: int | None) -> tuple[BoolArray, BoolArray]:
-    """Return which blocks of queries see some key of a block, and all of its keys, each of shape [B, B].
+    """Return which blocks of queries see some key of a block, and which see all of its keys, each of shape [B, B].
 
-    In a window the first is an upper bound and the second a lower one, from the positions at the ends of the blocks.
+    In a window the first is an upper bound and the second a lower one, from the smallest and largest positions of the
+    blocks.
     """
     key_T, end_block = np.arange(end_T.size), end_T // BLOCK
     touched_BB = _count(key_T // BLOCK, -(-end_T // BLOCK)) > 0
@@ -85,7 +86,7 @@ def block_pairs(end_T: IntArray, position_T: IntArray, window: int | None) -> tu
 
 
 def _count(first_T: IntArray, stop_T: IntArray) -> IntArray:
-    """Count the keys of each block of keys whose range of blocks of queries has each block, shape [B, B]."""
+    """Count, for each block of queries, the keys of each block whose range [first, stop) has it, shape [B, B]."""
     num_blocks = first_T.size // BLOCK
     change = np.zeros((num_blocks + 1, num_blocks), np.int64)
     of_key = np.arange(first_T.size) // BLOCK
@@ -96,11 +97,11 @@ def _count(first_T: IntArray, stop_T: IntArray) -> IntArray:
 
 
 class Copies(NamedTuple):
-    """The blocks of keys with copies of some, each of shape [E]. A block of queries sees one copy of a block."""
+    """The blocks of keys with the copies of some, each field of shape [E]. Queries see one copy of a block."""
 
-    source: IntArray  # the block that each one holds
+    source: IntArray  # the block of which each is a copy; of the first B, itself
     first: IntArray  # the first block of queries that sees it
-    stop: IntArray  # and the one behind the last
+    stop: IntArray  # the block of queries after the last that sees it
 
     @classmethod
     def of(cls, touched_BB: BoolArray) -> Copies:
@@ -112,7 +113,7 @@ class Copies(NamedTuple):
             first, *others = [(block, *pair) for pair in pairwise(edges)]
             blocks.append(first)
             copies += others
-        if len(copies) == num_blocks:  # sizes that are equal once are one size for `torch.compile`
+        if len(copies) == num_blocks:  # `torch.compile` takes two sizes that are equal once for one size
             copies.append(copies[0])
         return cls(*np.array(blocks + copies).T)
 
@@ -124,10 +125,10 @@ class Copies(NamedTuple):
 
 
 class FlexContext(AttentionContext):
-    """The attention of the tokens of a packed pass. Its tensors are inputs of a compiled layer, its layers are alike.
+    """The attention of the tokens of a packed pass. Its tensors are inputs of a compiled layer; all layers are alike.
 
-    Trees follow one another in preorder, then padding, which has position 0; the length is one of `padded_tokens`.
-    `window` is the model's sliding window in tokens.
+    Trees follow one another in preorder, then padding, which has position 0. `padded_tokens` gives the length. `window`
+    is the model's sliding window in tokens.
     """
 
     def __init__(self, position_T: IntArray, window: int | None, device: torch.device) -> None:
@@ -139,7 +140,7 @@ class FlexContext(AttentionContext):
             one: Blocks.of(copies.listed(touched_BB), copies.listed(whole_BB), device)
             for one, (touched_BB, whole_BB) in pairs.items()
         }
-        token = (copies.source[:, None] * BLOCK + np.arange(BLOCK)).ravel()  # that each key is
+        token = (copies.source[:, None] * BLOCK + np.arange(BLOCK)).ravel()  # of each key
         first, stop = (np.repeat(block_E * BLOCK, BLOCK) for block_E in (copies.first, copies.stop))
         # The queries that see a key, and its position; the first keys are the tokens of the pass.
         keys = np.maximum(token, first), np.minimum(end_T[token], stop), position_T[token]
@@ -148,7 +149,7 @@ class FlexContext(AttentionContext):
         self._copied = to_device(np.eye(num_blocks, dtype=np.float32)[copies.source[num_blocks:]], device)  # [C, B]
 
     def mask(self, num_tokens: int, num_keys: int, window: int | None) -> BlockMask:
-        """Return the mask of the layers with or without the window, for a pass and its keys with their copies."""
+        """Return the mask of the layers with the window, or of those without one; `num_keys` includes the copies."""
         first, stop, position = self._first, self._stop, self._position
 
         def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -196,22 +197,22 @@ class FlexContext(AttentionContext):
         return output.transpose(1, 2)
 
     def _with_copies(self, x_1KTD: Tensor) -> Tensor:
-        """Append the copies of keys or values: a product with zeros and ones, whose backward pass adds in one order."""
+        """Append the copies of keys or values. A product with zeros and ones has gradients that add up in one order."""
         blocks = x_1KTD[0].unflatten(1, (-1, BLOCK))
         copies = torch.einsum("cb,kbtd->kctd", self._copied.to(x_1KTD.dtype), blocks).flatten(1, 2)
         return torch.cat([x_1KTD, copies[None]], 2)
 
 
-_MAX_GRAPHS = 64  # of a function; the default of `torch.compile` is 8, and one more would be an error
-# Kernels of norms are fused in short passes too: else short and long passes have graphs of their own.
+_MAX_GRAPHS = 64  # of a function; `torch.compile` has a default of 8, and one more would be an error
+# With it, kernels of norms are fused in short passes too, and short and long passes share graphs.
 _FUSES_ALWAYS = "triton.mix_order_reduction_non_strict_mode"
 
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function as one graph for tensors of all sizes; its numbers that are not integers are constants.
+    """Return a function as one graph for tensors of all sizes, in which numbers that are not integers are constants.
 
-    Where `torch.compile` would run a part of the function as it is, it raises an error.
+    It raises an error where `torch.compile` would leave a part of the function uncompiled.
     """
     from torch._inductor import config as kernels  # slow to import
 
@@ -243,7 +244,7 @@ def compiled_layers(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _without_checkpointing(layer: Any) -> Iterator[None]:
-    """Checkpoint the graph alone: some versions of transformers run the module again, with its own forward pass."""
+    """Let only the graph be checkpointed: some versions of transformers would run the module's own forward again."""
     before = layer.gradient_checkpointing
     layer.gradient_checkpointing = False
     try:
@@ -253,7 +254,7 @@ def _without_checkpointing(layer: Any) -> Iterator[None]:
 
 
 def _run(layer: Any, checkpoints: bool, *inputs: Any, **named: Any) -> Any:
-    """Run a layer; a pass that the ranks of a sharded model make to keep in step has no context, and runs as it is."""
+    """Run a layer, compiled unless the pass has no context: one that ranks of a sharded model make to keep in step."""
     if named.get("brorl_context") is None:
         return type(layer).forward(layer, *inputs, **named)
     forward = compiled(_plain_forward(type(layer)))

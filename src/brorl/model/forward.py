@@ -1,7 +1,16 @@
-"""The two ways in which trees go through a model: as trees, or as one row per distinct response.
+"""Chooses the path of trees through a model, after a check on a small example that it reproduces the model.
 
-Tree attention computes every distinct token once. Any causal LM whose attention cannot be hooked takes the flat path:
-its own forward pass. Both give the same log-probs and the same gradient.
+The tree path computes every distinct token once. The flat path has a row for every distinct response, and is for models
+whose attention cannot be hooked. Both give the same log-probs and the same gradient. This is what computes where:
+
+| path | chunks of the learner | rows of the native engine |
+|---|---|---|
+| `TreeForward` on a CPU | `TreeContext`: kernels in C for float32, else tiles | `PagedDecoder`, else `SlotDecoder` |
+| `TreeForward` on a GPU | packed: `FlexContext` and compiled layers; else tiles | `SlotDecoder`, as CUDA graphs |
+| `FlatForward` | `flat_chunk_logprobs`: the model itself | `ModelCacheDecoder` |
+
+On the tree path the model's own modules compute the layers (`ModelPass`). If the model has the layout of Llama,
+`LlamaPass` computes them for chunks on a CPU, and for rows anywhere.
 """
 
 from __future__ import annotations
@@ -40,8 +49,8 @@ def choose_forward(
 ) -> Forward:
     """Return how trees go through a model, after a check on a small example.
 
-    `context` counts the tokens of the longest prompt and response together. A shorter span of attention needs the flat
-    path, but for a sliding window on a GPU.
+    `context` is the number of tokens of the longest prompt and response together. A shorter span of attention needs the
+    flat path, except for a sliding window on a GPU.
 
     Raises:
         UserError: If the model's positions in a context depend on the other rows of a batch.
@@ -80,7 +89,7 @@ def choose_forward(
 
 
 def without_windows(model: PreTrainedModel, forward: Forward) -> Forward:
-    """Return the flat path where contexts are longer than a sliding window; for a learner without packed passes."""
+    """Return the path of a learner without packed passes: the flat one where contexts exceed a sliding window."""
     if isinstance(forward, FlatForward) or forward.window is None:
         return forward
     reason = f"its sliding window has {forward.window:,} tokens, and contexts are longer"
@@ -95,9 +104,9 @@ def with_packed_passes(
     autocast: bool = False,
     failed_anywhere: Callable[[bool], bool] = bool,
 ) -> Forward:
-    """Return packed passes of the learner if they compile and agree with the model's own; else what is given.
+    """Return packed passes for the learner if they compile and agree with the model, and otherwise the given path.
 
-    `failed_anywhere` tells whether a check failed on any rank; it is collective if the model is sharded.
+    `failed_anywhere` says whether a check failed on any rank. It is collective if the model is sharded.
     """
     start = perf_counter()
     reasons = []
@@ -179,16 +188,16 @@ def check_window(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def is_exact(model: PreTrainedModel, forward: TreeForward) -> bool:
-    """Return whether a pass gives the log-probs of another one that `check_hooks` accepted."""
+    """Return whether a way of the tree path gives the log-probs of the one that `check_hooks` accepted."""
     trees = _trees(model.config.get_text_config().vocab_size)
     got, expected = (torch.cat(tree_logprobs(model, trees, forward=way)) for way in (forward, TREE))
     return _close(got, expected, model.dtype)
 
 
 def check_own_cache(model: PreTrainedModel, context: int = 0) -> None:
-    """Check that decoding with its own cache reproduces the forward pass of a model.
+    """Check that a model that decodes with its own cache reproduces its forward pass.
 
-    A span of attention below `context`, of up to 1,024 tokens, is passed: by a prompt, and while decoding.
+    If a span of attention is shorter than `context` and 1,024 tokens, a prompt exceeds it, and so does a response.
     """
     span = attention_limit(model.config)
     lengths = [_CACHED_PROMPT]
@@ -213,9 +222,9 @@ def check_own_cache(model: PreTrainedModel, context: int = 0) -> None:
 
 
 def check_packed(model: PreTrainedModel, packed: TreeForward, autocast: bool = False) -> None:
-    """Check that packed passes give a model the log-probs and the gradient of its own forward pass; collective.
+    """Check that packed passes have the log-probs and the gradient of the model's own forward pass; collective.
 
-    On CUDA the first call compiles the kernels, those without a gradient too. `autocast` means bfloat16.
+    On CUDA the first call compiles the kernels, with and without a gradient. `autocast` computes in bfloat16.
     """
     span = other_span(model.config)
     if span is not None:
@@ -245,7 +254,7 @@ def check_packed(model: PreTrainedModel, packed: TreeForward, autocast: bool = F
 
 @contextmanager
 def _trial(model: PreTrainedModel, error_type: type[HooksError | CacheError]) -> Iterator[None]:
-    """Run a block in evaluation mode; the user needs the architecture's name, whatever its forward pass raises."""
+    """Run a block in evaluation mode. Whatever the forward pass raises, the error names the architecture."""
     was_training = model.training
     model.eval()
     try:
@@ -268,7 +277,7 @@ def _check_finite(model: PreTrainedModel, logits: Tensor) -> None:
 
 
 def agrees(got: Tensor, expected: Tensor) -> bool:
-    """Return whether two ways to the same finite numbers differ by no more than their dtype explains."""
+    """Return whether two computations of the same finite numbers differ by no more than their dtype explains."""
     return _close(got, expected, expected.dtype)
 
 
@@ -281,11 +290,11 @@ def _close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
 def _log_probs(
     model: PreTrainedModel, chunks: Callable[..., Iterator[ChunkLogprobs]], trees: Sequence[RolloutTree]
 ) -> Tensor:
-    """Return the log-probs of all nodes; where gradients are enabled, add up the gradient of their sum."""
+    """Return the log-probs of all nodes; where gradients are enabled, accumulate the gradient of their sum."""
     found = []
     for chunk in chunks(model, trees):
         if chunk.logprob.requires_grad:
-            chunk.logprob.sum().backward()  # fills `grad` of shards, too, which torch.autograd.grad does not
+            chunk.logprob.sum().backward()  # also fills `grad` of shards, which torch.autograd.grad does not
         found.append(replace(chunk, logprob=chunk.logprob.detach()))
     return torch.cat(by_tree(found, trees))
 
@@ -295,7 +304,7 @@ def _logprobs_and_gradients(
 ) -> list[Tensor]:
     """Return the log-probs of trees, and the gradients of their sum for this rank's part of two trained weights.
 
-    The first matrix of a new adapter has no gradient, because the second one is 0.
+    There are two because the first matrix of a new adapter has no gradient: the second matrix is 0.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     with torch.enable_grad():
@@ -318,7 +327,7 @@ def _trees(vocabulary: int, num_responses: int = 2) -> list[RolloutTree]:
 
 
 def _branching_trees(model: PreTrainedModel) -> list[RolloutTree]:
-    """Return trees of several blocks of FlexAttention, of which some are skipped, and one beyond a sliding window."""
+    """Return trees of several blocks of FlexAttention, some of them skipped, and one beyond a sliding window."""
     vocabulary = model.config.get_text_config().vocab_size
     trees = _trees(vocabulary, _BLOCK_RESPONSES)
     window = smallest_window(model.config)

@@ -1,4 +1,4 @@
-"""Operations of a decoder layer with gradients written by hand: they store less and start fewer kernels than autograd.
+"""Operations of a decoder layer whose gradients are written by hand: they store less and start fewer kernels.
 
 Without gradients they work in place on memory that they own. The backward pass computes cheap intermediate results
 again. Dimensions: T tokens, h hidden size, I intermediate size, H heads, D head dimension.
@@ -37,7 +37,7 @@ class Angles(NamedTuple):
     """Cosines and sines of the rotations of T tokens, each shape [T, D]. Source: arXiv 2104.09864."""
 
     scale: float  # of the attention
-    query_cos: Tensor  # those of queries are multiplied by the scale
+    query_cos: Tensor  # multiplied by the scale, like the sines of queries
     query_sin: Tensor
     key_cos: Tensor
     key_sin: Tensor
@@ -93,7 +93,7 @@ def add_linear(x_Th: Tensor, y: Tensor, map_: Linear) -> Tensor:
 
 
 def add_gated_mlp(x_Th: Tensor, norm: Norm, gate: Linear, up: Linear, down: Linear) -> Tensor:
-    """Return x plus down(silu(gate) * up) of its norm. Without gradients x is overwritten. Source: arXiv 2002.05202."""
+    """Return x + down(silu(gate) * up) for the normed x; x is overwritten without gradients. arXiv 2002.05202."""
     if torch.is_grad_enabled():
         added: Tensor = _AddGatedMlp.apply(x_Th, *norm, *gate, *up, *down)  # type: ignore[no-untyped-call]
         return added
@@ -102,7 +102,7 @@ def add_gated_mlp(x_Th: Tensor, norm: Norm, gate: Linear, up: Linear, down: Line
 
 
 def add_joined_mlp(x_Th: Tensor, norm: Norm, gate_and_up: Linear, down: Linear) -> Tensor:
-    """Do what `add_gated_mlp` does with one product for `gate` and `up`, without gradients and kernels in C."""
+    """Do what `add_gated_mlp` does with one product for `gate` and `up`, without gradients or kernels in C."""
     both = product(rms_norm(x_Th, norm), *gate_and_up)
     if suits_triton(both):
         from brorl.model.triton_kernels import gated
@@ -286,14 +286,14 @@ class _AddGatedMlp(torch.autograd.Function):
 ProductName = Literal["mkl", "onednn"]
 
 _TESTED = "2.13"  # the release of torch whose private operator was tried
-_MIN_GAIN = 1.25  # oneDNN must be faster by this factor
+_MIN_GAIN = 1.25  # factor by which oneDNN must be faster
 _TRIAL = (512, 256, 512)  # rows, inputs and outputs of the products that are measured
 _MULTIPLE = 32
 _MIN_ROWS, _MIN_WIDTH = 32, 64  # oneDNN is slower for fewer rows, inputs or outputs
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x weight^T + bias, without a gradient; float32 rows are rounded to a weight in bfloat16."""
+    """Return x weight^T + bias, without a gradient; if the weight is bfloat16, float32 rows are rounded to it."""
     if weight.dtype is torch.bfloat16 and x.dtype is torch.float32:
         mapped = _padded(torch.nn.functional.linear, x.bfloat16(), weight, None).float()
         return mapped if bias is None else mapped.add_(bias)
@@ -330,8 +330,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def fastest_product() -> ProductName:
     """Measure which product of float32 matrices is faster on this processor; MKL if oneDNN cannot be called.
 
-    MKL reaches half of the rate of some AMD processors, and oneDNN all of it. The margin is wide, so that the
-    choice does not change from run to run.
+    On some AMD processors oneDNN reaches the full rate, and MKL half of it. The margin is wide, so that the choice does
+    not change from run to run.
     """
     if not torch.__version__.startswith(_TESTED) or not torch.backends.mkldnn.is_available():
         return "mkl"
@@ -361,7 +361,7 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _padded(call: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply rows and inputs that are padded to a multiple, since oneDNN generates code for every new shape."""
+    """Multiply rows and inputs that are padded to a multiple of 32: oneDNN generates code for every new shape."""
     rows, inputs = x.shape
     more_rows, more_inputs = -rows % _MULTIPLE, -inputs % _MULTIPLE
     if more_rows or more_inputs:

@@ -31,7 +31,7 @@ from brorl.errors import UserError
 CompileChoice = Literal["auto", "on", "off"]
 
 KEYS_PER_BLOCK = 16  # keys whose scores are computed together; see kernels.c
-_NUM_SUMS = 16  # of tokens, whose sums are added up in one order for every number of threads
+_NUM_SUMS = 16  # partial sums over tokens, added in one order whatever the number of threads
 _SOURCE = Path(__file__).with_name("kernels.c")
 _FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _TIMEOUT_S = 120.0
@@ -78,7 +78,7 @@ class Kernels:
     def rms_norm_backward(
         self, x: Tensor, weight: Tensor, epsilon: float, grad: Tensor, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of the inputs `x`, in `out` if given, and `weight` of `rms_norm`."""
+        """Return the gradients of the inputs of `rms_norm`: of `x`, written to `out` if given, and of `weight`."""
         x, grad = _with_dense_tokens(x), grad.contiguous()
         out = torch.empty(x.shape) if out is None else out
         sums = torch.zeros(_NUM_SUMS, x.shape[-1])
@@ -107,7 +107,7 @@ class Kernels:
     def draw_tokens(
         self, logits_RV: Tensor, temperature: float, row_K: Tensor, uniform_K: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Draw a token for each of K rollouts, fastest with rows in ascending order; see `native.draw.draw_tokens`."""
+        """Draw a token for each of K rollouts; see `native.draw.draw_tokens`. Ascending rows are the fastest."""
         logits_RV, row_K, uniform_K = logits_RV.contiguous(), row_K.contiguous(), uniform_K.contiguous()
         token_K, logprob_K = torch.empty_like(row_K), torch.empty_like(uniform_K)
         drawn = row_K, uniform_K, token_K, logprob_K
@@ -199,7 +199,7 @@ class NodeStack:
 def in_blocks(x_PKSD: Tensor) -> Tensor:
     """Return keys or values in blocks of tokens, padded with 0, shape [P, K, S / 16, D, 16]."""
     num_tokens = x_PKSD.shape[2]
-    tokens = torch.nn.functional.pad(x_PKSD, (0, 0, 0, padded(num_tokens) - num_tokens))
+    tokens = torch.nn.functional.pad(x_PKSD, (0, 0, 0, padded_to_blocks(num_tokens) - num_tokens))
     blocks: Tensor = tokens.unflatten(2, (-1, KEYS_PER_BLOCK)).transpose(3, 4).contiguous()
     return blocks
 
@@ -215,7 +215,7 @@ def _with_dense_tokens(x: Tensor) -> Tensor:
     return x if dense else x.contiguous()
 
 
-def padded(num_tokens: int) -> int:
+def padded_to_blocks(num_tokens: int) -> int:
     """Return a number of tokens, rounded up to whole blocks of keys."""
     return -(-num_tokens // KEYS_PER_BLOCK) * KEYS_PER_BLOCK
 
@@ -237,18 +237,18 @@ def required() -> bool:
 
 
 def kernels() -> Kernels | None:
-    """Return the kernels of this process; None without them."""
+    """Return the kernels of this process, or None if it has none."""
     loaded = None if _choice == "off" else _load()
     return loaded if isinstance(loaded, Kernels) else None
 
 
 def kernels_of(x: Tensor) -> Kernels | None:
-    """Return the kernels if they can compute with a tensor; None without them."""
+    """Return the kernels if they can compute with a tensor, and otherwise None."""
     return kernels() if x.dtype is torch.float32 and x.device.type == "cpu" else None
 
 
 def describe_kernels() -> str:
-    """Return whether this process has the kernels, or the reason why not."""
+    """Return a text that says whether this process has the kernels, and why not."""
     if _choice == "off":
         return "off (engine.compile)"
     loaded = _load()
@@ -261,11 +261,11 @@ _triton: ContextVar[bool] = ContextVar("triton", default=False)
 
 
 @contextmanager
-def triton_kernels(use: bool) -> Iterator[None]:
+def using_triton(use: bool) -> Iterator[None]:
     """Let this thread use the kernels in Triton inside the block, or not.
 
-    They come with PyTorch for CUDA, compute in float32, round once, and have no gradients. Who uses them compares them
-    with the operations of PyTorch first; see `brorl.rollout.native_engine`.
+    They come with PyTorch for CUDA, compute in float32, round once, and have no gradients. The engine compares them
+    with the operations of PyTorch before it uses them; see `brorl.rollout.native_engine`.
     """
     token = _triton.set(use)
     try:
@@ -275,7 +275,7 @@ def triton_kernels(use: bool) -> Iterator[None]:
 
 
 def suits_triton(x: Tensor) -> bool:
-    """Return whether the kernels in Triton are in use, and can compute with a tensor."""
+    """Return whether this thread may use the kernels in Triton, and they can compute with a tensor."""
     suits = x.device.type in TRITON_DEVICES and x.dtype in TRITON_DTYPES
     return suits and _triton.get() and not torch.is_grad_enabled()
 

@@ -1,7 +1,7 @@
 """The forward pass of a decoder with the layers of Llama, written out in few operations.
 
-It starts fewer kernels than the modules of transformers, and computes the same function from the same parameters. A
-model of another layout, or with adapters, hooks or shards in its modules, goes through its own modules.
+It starts fewer kernels than the modules of transformers, and computes the same function from the same parameters.
+Models of another layout, or with adapters, hooks or shards in their modules, go through their own modules.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FIRST_POSITIONS = 256
 
 
 def has_llama_layout(model: PreTrainedModel) -> bool:
-    """Return whether the Llama pass can compute a model: one of a few layouts, from plain modules."""
+    """Return whether the Llama pass can compute a model: it has one of a few layouts, and its modules are plain."""
     if type(model) not in _LAYOUTS:
         return False
     config = model.config
@@ -43,7 +43,7 @@ def has_llama_layout(model: PreTrainedModel) -> bool:
 
 
 def num_copied_weights(model: PreTrainedModel, device: str) -> int:
-    """Return how many weights a pass copies to sample: on a CPU all matrices, on a GPU those of maps that it joins."""
+    """Return how many weights a pass copies to sample: on a CPU all matrices, on a GPU the matrices that it joins."""
     joined = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
     others = {"o_proj", "down_proj", "lm_head"} if device == "cpu" else set()
     named = [(name.split(".")[-2], p) for name, p in model.named_parameters(remove_duplicate=False)]
@@ -51,7 +51,7 @@ def num_copied_weights(model: PreTrainedModel, device: str) -> int:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Return whether a module is of transformers or torch, with nothing attached to it, and without checkpointing."""
+    """Return whether a module of transformers or torch has no hooks, no other `forward` and no checkpointing."""
     changed = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
     changed = changed or getattr(module, "gradient_checkpointing", False)
     return not changed and type(module).__module__.startswith(("torch.nn.modules.", "transformers."))
@@ -64,16 +64,16 @@ class _Layer(NamedTuple):
     key_norm: Norm | None
     output: Linear
     mlp_norm: Norm
-    gate: Linear  # with `up` behind it if that is None
+    gate: Linear  # followed by `up` in one matrix if `up` is None
     up: Linear | None
     down: Linear
 
 
 class LlamaPass(ModelPass):
-    """A pass over packed tokens from a model's parameters, or from a copy of them, if `has_llama_layout` is true.
+    """A pass over packed tokens from a model's parameters, or from a copy of them; needs `has_llama_layout`.
 
-    With a `sampling_dtype` matrices are copied in this dtype, arranged for products of few rows, without gradients. All
-    other numbers keep the dtype of the model.
+    A `sampling_dtype` makes it a pass without gradients: it copies the matrices in this dtype, arranged for products of
+    few rows. All other numbers keep the dtype of the model.
     """
 
     def __init__(self, model: PreTrainedModel, sampling_dtype: torch.dtype | None = None) -> None:
@@ -99,7 +99,7 @@ class LlamaPass(ModelPass):
             torch._foreach_copy_([copy for copy, _ in self._copies], [part for _, part in self._copies])
 
     def addresses(self, num_positions: int) -> list[int]:
-        """Return where the copies and the rotations of so many positions are; they stay there until more are needed."""
+        """Return where the copies are, and the rotations of so many positions, until rotations of more are needed."""
         self._extend(num_positions, self._embedding[:1])
         return [x.data_ptr() for x in (*(copy for copy, _ in self._copies), self._cos, self._sin)]
 
@@ -143,9 +143,8 @@ class LlamaPass(ModelPass):
     def _layer(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-        joins_mlp = (
-            self._dtype is not None and self.device.type != "cpu"
-        )  # the kernels in C read both from dense memory
+        # On a CPU the kernels in C read both from dense memory.
+        joins_mlp = self._dtype is not None and self.device.type != "cpu"
         return _Layer(
             _norm(layer.input_layernorm),
             self._joined(attention.q_proj, attention.k_proj, attention.v_proj),
@@ -159,20 +158,20 @@ class LlamaPass(ModelPass):
         )
 
     def _joined(self, *maps: Any) -> Linear:
-        """Return affine maps of one input as one."""
+        """Return several affine maps of the same input as one map."""
         weights, biases = [m.weight for m in maps], [m.bias for m in maps if m.bias is not None]
         if self._dtype is None:
             return Linear(_one(weights), _one(biases) if biases else None)
         return Linear(self._copied(weights), self._copied(biases) if biases else None)
 
     def _copied(self, parts: list[Tensor]) -> Tensor:
-        """Return a copy of parameters, one behind the other; of a bias in the dtype of the model."""
+        """Return a copy of parameters, one after the other; biases keep the dtype of the model."""
         on_cpu, is_matrix = self.device.type == "cpu", parts[0].dim() == 2
         if len(parts) == 1 and (not is_matrix or (not on_cpu and parts[0].dtype is self._dtype)):
             return parts[0]
         shape = sum(part.shape[0] for part in parts), *parts[0].shape[1:]
         dtype = self._dtype if is_matrix else parts[0].dtype
-        # On a CPU columns first: a product of few rows reads such a weight twice as fast.
+        # On a CPU columns come first: a product of few rows reads such a weight twice as fast.
         copy = parts[0].new_empty(shape[::-1] if on_cpu else shape, dtype=dtype)
         copy = copy.T if on_cpu and is_matrix else copy
         self._copies += zip(copy.split([part.shape[0] for part in parts]), parts, strict=True)

@@ -68,7 +68,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def load_tokenizer(name: str, stop: Sequence[str] = ()) -> PreTrainedTokenizerBase:
-    """Load a tokenizer and check that its responses can end, also with the texts in `stop`.
+    """Load a tokenizer, and check that responses can end, and can end with each text in `stop`.
 
     The first special token in `stop` becomes the end token of a tokenizer that has none. The tokenizer of an adapter
     can be in its folder or in its base's.
@@ -116,11 +116,11 @@ def load_model(
     lora: LoraSettings | None = None,
     gradient_checkpointing: bool = False,
 ) -> PreTrainedModel:
-    """Load a causal LM with its dropout switched off; `requires_grad` marks the trained weights, those of text.
+    """Load a causal LM without dropout. `requires_grad` marks the trained weights, which are weights of the text part.
 
-    `name` is a shipped model, a folder or a hub id, with or without `@revision`. An adapter is continued with
-    `lora`, merged without. `dtype` is that of the weights; with `lora` of the frozen ones, as adapters are at least
-    float32.
+    `name` is a shipped model, a folder or a hub id, with or without `@revision`. With `lora` an adapter is continued,
+    and without it merged. `dtype` is the dtype of the weights, or with `lora` of the frozen weights: adapters are at
+    least float32.
     """
     source = find_model(name)
     if lora or source.adapter:
@@ -152,9 +152,9 @@ def load_model(
 def end_tokens(
     model: PreTrainedModel | str, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str] = ()
 ) -> tuple[int, ...]:
-    """Return the tokens that end a response: of the tokenizer, of the model's generation config, and in `stop`.
+    """Return the tokens that end a response: those of the tokenizer, the model's generation config, and `stop`.
 
-    The model can be a name, and is not loaded then; see `load_model`.
+    The model can be a name as in `load_model`. It is then not loaded.
     """
     if isinstance(model, str):
         source = find_model(model)
@@ -171,7 +171,7 @@ def end_tokens(
 
 
 def _load(source: ModelSource, dtype: torch.dtype, quantized_on: torch.device | None = None) -> PreTrainedModel:
-    """Load the model of a source, without its adapter; with `quantized_on` in 4 bits, on that device."""
+    """Load the model of a source without its adapter, in 4 bits on the device `quantized_on` if that is given."""
     config = read_config(source)
     check_weights(source)
     quantized: dict[str, Any] = {}
@@ -212,7 +212,7 @@ def _load(source: ModelSource, dtype: torch.dtype, quantized_on: torch.device | 
 
 
 def _check_finite(model: PreTrainedModel, name: str) -> None:
-    """Reject weights that are not finite: they come from a run that diverged, or a damaged file."""
+    """Reject weights that are not finite, which come from a run that diverged or from a damaged file."""
     for layer, weight in model.named_parameters():
         if weight.is_floating_point() and not all(map(isfinite, torch.aminmax(weight.detach()))):
             count = int((~torch.isfinite(weight)).sum())
@@ -223,7 +223,7 @@ def _check_finite(model: PreTrainedModel, name: str) -> None:
 
 
 def _align(model: PreTrainedModel) -> None:
-    """Copy weights that are read in place from a file, where matrix products round by their place in the file."""
+    """Copy weights that torch reads in place from a file: there the rounding of products depends on their alignment."""
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.data_ptr() % _ALIGNMENT:
             tensor.data = tensor.data.clone()
@@ -240,7 +240,7 @@ def _switch_dropout_off(model: PreTrainedModel) -> None:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A model without the values of its parameters."""
+    """All of a model but the values of its parameters."""
 
     config: PreTrainedConfig
     lora: LoraSettings | None  # its adapters; None if all weights are trained
@@ -278,7 +278,7 @@ class Blueprint:
         return model
 
     def take_weights(self, model: PreTrainedModel) -> dict[str, Tensor]:
-        """Return the weights of its model by name, to which nothing else refers then; the model is left on meta."""
+        """Return the weights of its model by name, and leave the model on the meta device without them."""
         weights = {name: p.detach() for name, p in model.named_parameters()}
         self._put_into(model)
         return weights
@@ -297,7 +297,7 @@ def check_saved(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: P
     """Check that a folder holds the model or the adapters that were saved there, weight by weight and bit by bit.
 
     A whole model is loaded by transformers, with the folder's config; the weights stay in their file. `weights` are the
-    parameters that were saved, whole, by name; those of the model may be sharded.
+    whole parameters that were saved, by name. The parameters of `model` may be sharded.
     """
     if is_adapter := (folder / ADAPTER_CONFIG).exists():
         saved = load_file(folder / "adapter_model.safetensors")

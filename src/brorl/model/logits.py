@@ -1,7 +1,7 @@
-"""Logits of the rows of a forward pass: whole if they are few, else in blocks of at most 2^26.
+"""Logits of the rows of a forward pass: whole if they are few, and otherwise in blocks of at most 2^26.
 
 The output embedding is called as a module, so bias, adapters, tied and frozen weights, shards and autocast need no code
-here. A model that changes its logits after it (soft-capping, a scale) needs whole logits.
+here. A model that changes its logits afterwards (soft-capping, a scale) needs whole logits.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from brorl.errors import UserError
 
 MAX_LOGITS = 1 << 27  # more are computed in blocks
 LOGITS_PER_BLOCK = 1 << 26
-# compiled, nothing is kept but the logits and their gradient, and larger blocks sum up the gradient of weights seldom
+# compiled code keeps only the logits and their gradient, and larger blocks add to the gradient of weights less often
 COMPILED_LOGITS_PER_BLOCK = 1 << 29
-LOGITS_PER_DRAW = 1 << 24  # a draw has several temporaries of its logits' size, one of them in float64
-MASSES_PER_DRAW = 1 << 21  # and of the masses among which its rollouts search: of all blocks, and in one block
+LOGITS_PER_DRAW = 1 << 24  # a draw has several temporaries as large as its logits, one of them in float64
+MASSES_PER_DRAW = 1 << 21  # masses among which the rollouts of a draw search: of all blocks, and in one block
 
 
 def tokens_per_mass(vocabulary: int) -> int:
@@ -36,7 +36,7 @@ class RowLogits:
 
     row: Tensor  # logits, shape [R, V], or inputs of the output embedding, shape [R, h]
     embedding: nn.Module | None = None  # the output embedding; None if `row` contains the logits
-    vocabulary: int = 0  # its number of outputs V, where it is given
+    vocabulary: int = 0  # outputs of the embedding, V; 0 without one
 
     def whole(self) -> Tensor:
         """Return all logits, shape [R, V]."""
@@ -52,9 +52,9 @@ def row_logits(
     whole_logits: bool = False,
     max_logits: int | None = None,
 ) -> RowLogits:
-    """Run a model by `forward`, which returns its logits; stop before its output embedding if they are many.
+    """Run a model by `forward`, which returns its logits, and stop before its output embedding if they are many.
 
-    The result has the shape that the call returns. `whole_logits` is needed where `embeds_last` is false.
+    The result has the shape that `forward` returns. `whole_logits` is needed where `embeds_last` is false.
     """
     vocabulary: int = model.config.get_text_config().vocab_size
     if whole_logits or num_rows * vocabulary <= (max_logits or MAX_LOGITS):
@@ -73,12 +73,12 @@ def row_logits(
 
 @torch.no_grad()
 def embeds_last(model: PreTrainedModel) -> bool:
-    """Return whether a model's logits are the unchanged output of its output embedding, also on the meta device."""
+    """Return whether a model's logits are the unchanged output of its output embedding, even on the meta device."""
     embedding = model.get_output_embeddings()
     if embedding is None:
         return False
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    # A mask that is given whole needs no checks, which would read values that the meta device does not have.
+    # With a whole mask the model skips its checks, which read values that the meta device does not have.
     mask = {"attention_mask": torch.zeros(1, 1, 1, 1, device="meta")} if model.device.type == "meta" else {}
     with _skipped(embedding) as skipped:
         try:
@@ -91,9 +91,9 @@ def embeds_last(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def computed_whole(model: PreTrainedModel) -> Iterator[None]:
-    """Let the output embedding of a model compute inside the block, also while `row_logits` leaves it out.
+    """Let the output embedding of a model compute inside the block, even while `row_logits` leaves it out.
 
-    A hook at the start of its forward pass can make another pass in this block.
+    A hook at the start of a forward pass can make another pass in this block.
     """
     embedding = model.get_output_embeddings()
     forward = None if embedding is None else embedding.__dict__.get("forward")
@@ -106,7 +106,7 @@ def computed_whole(model: PreTrainedModel) -> Iterator[None]:
 
 
 class _Skipped:
-    """Records the inputs of an output embedding that returns them unchanged; `previous` is its own `forward`."""
+    """Records the inputs of an output embedding, which returns them unchanged; `previous` is its own `forward`."""
 
     def __init__(self, embedding: nn.Module) -> None:
         self.previous: Callable[..., Any] | None = embedding.__dict__.get("forward")
@@ -136,7 +136,7 @@ def _skipped(embedding: nn.Module) -> Iterator[_Skipped]:
 
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any] | None) -> Iterator[None]:
-    """Set the `forward` of a module's instance inside the block; None for that of its class."""
+    """Give a module another `forward` inside the block; None for the one of its class."""
     previous = module.__dict__.get("forward")
     _set_forward(module, forward)
     try:

@@ -38,7 +38,7 @@ class NextToken:
             raise ValueError("min_new_tokens forbids stop tokens at first; give stop_token_ids")
 
     def logits(self, logits_RV: Tensor, length_R: Tensor) -> Tensor:
-        """Return the logits before truncation [R, V], in float32 at least, -inf for a stop token that comes too early.
+        """Return the logits before top-p and top-k, [R, V], at least float32, and -inf for stop tokens too early.
 
         `length_R` counts the tokens that each row's response has so far.
         """
@@ -48,7 +48,7 @@ class NextToken:
         return self._without_early_stops(logits_RV, length_R)
 
     def smallest_kept(self, logits_RV: Tensor, length_R: Tensor) -> Tensor | None:
-        """Return the smallest kept logit of each row, shape [R], as it came; None if all tokens are kept."""
+        """Return the smallest logit that each row keeps, shape [R], in the model's dtype; None if all are kept."""
         if self.top_p == 1 and not self.top_k:
             return None
         size = max(1, _LOGITS_PER_SORT // logits_RV.shape[1])
@@ -68,17 +68,18 @@ class NextToken:
 
 
 PLAIN = NextToken()  # temperature 1, and any token at any time
-_FEW = 1024  # tokens among which a nucleus is looked for first: the whole order takes 20 times as long
+_FEW = 1024  # tokens that are searched for a nucleus first: to sort all takes 20 times as long
 _LOGITS_PER_SORT = 1 << 22  # a sort has temporaries of 8 times its logits' size
 
 
 def smallest_kept(logits_RV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
-    """Return the smallest logit that top-k, and then top-p, keep in each row, shape [R]; a logit of at least it stays.
+    """Return the smallest logit that each row keeps under top-k and then top-p, shape [R].
 
-    So ties with the last token stay, and the set does not depend on the order of a sort. Logits come before the
-    temperature. Top-p keeps the smallest set whose mass among the top-k reaches it; a `top_k` of 0 keeps all.
+    All logits that are at least as large stay: ties with the last token stay, whatever the order of a sort. The logits
+    are not yet divided by the temperature. Top-p keeps the smallest set whose mass among the top-k reaches it; a
+    `top_k` of 0 keeps all.
 
-    Source: nucleus sampling, arXiv 1904.09751; the order (top-k first) is that of Hugging Face transformers and vLLM.
+    Source: nucleus sampling, arXiv 1904.09751; top-k comes first, as in Hugging Face transformers and vLLM.
     """
     vocabulary, dtype = logits_RV.shape[1], at_least_float32(logits_RV.dtype)
     count = top_k if 0 < top_k < vocabulary else vocabulary
@@ -98,7 +99,7 @@ def smallest_kept(logits_RV: Tensor, temperature: float, top_p: float, top_k: in
 
 
 def softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the softmax over the last dimension, shape [..., S], and its log-sum-exp, shape [...].
+    """Return the softmax over the last dimension, shape [..., S], and the log-sum-exp, shape [...].
 
     Each row needs a finite entry; -inf gets a weight of exactly 0.
     """
@@ -107,7 +108,7 @@ def softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def by_tree(chunks: Sequence[ChunkLogprobs], trees: Sequence[RolloutTree]) -> list[Tensor]:
-    """Return the log-probs of chunks that together hold every node once, for each tree in its order, shape [M]."""
+    """Return the log-probs of each tree's nodes in order, shape [M], from chunks that together hold every node once."""
     if not trees:
         return []
     index = torch.cat([c.index for c in chunks])
@@ -127,7 +128,7 @@ class ChunkLogprobs:
 
     index: Tensor  # their numbers among the nodes of all trees, in the trees' order, shape [K]
     logprob: Tensor  # their log-probs in nats, shape [K]
-    # entropy (nats) of the distribution that each was drawn from, shape [K]; None if not requested
+    # entropy (nats) of the distribution that each node was drawn from, shape [K]; None if not requested
     entropy: Tensor | None = None
 
 
@@ -136,9 +137,9 @@ class NodeOutputs:
     """Computes log-probs, and entropies if requested, from logits.
 
     Only the logits of one block are kept; the backward pass computes the softmax again. With top-p or top-k the
-    distribution is that over the tokens that a row's own logits keep. A node's token counts as kept: where the row does
-    not keep it, because the weights or the numerics are not those of the draw, the distribution is that over the kept
-    tokens and this one, so its log-prob is finite and has a gradient.
+    distribution is over the tokens that the row's logits keep. They may not keep a node's token, because the weights or
+    the numerics differ from the draw's. The distribution is then over the kept tokens and this one, so the node's
+    log-prob is finite and has a gradient.
     """
 
     next_token: NextToken  # from logits to the distribution that the rollouts were drawn from
@@ -149,8 +150,8 @@ class NodeOutputs:
     def of(self, rows: RowLogits, length_R: Tensor, row_K: Tensor, token_K: Tensor, index_K: Tensor) -> ChunkLogprobs:
         """Return the log-probs of K nodes, in any order, from the logits of R rows.
 
-        `length_R` counts the tokens that the response of each row has so far, `row_K` is the row that predicts each
-        node, and `index_K` the node's number among those of all trees.
+        `length_R` counts the tokens that the response of each row has so far. `row_K` is the row that predicts each
+        node, and `index_K` is the node's number among the nodes of all trees.
         """
         if rows.embedding is None:
             logprob_K, entropy_K = self._of_logits(rows.row, length_R, row_K, token_K)
@@ -191,7 +192,7 @@ class NodeOutputs:
 
 
 class _Reduced(torch.autograd.Function):
-    """Log-probs of nodes and entropies of rows; keeps the logits as they came."""
+    """Log-probs of nodes and entropies of rows; keeps the logits in their own dtype."""
 
     @staticmethod
     def forward(
@@ -211,10 +212,10 @@ class _Reduced(torch.autograd.Function):
     def backward(ctx: Any, grad_K: Tensor, grad_entropy_R: Tensor) -> tuple[Tensor | None, ...]:
         outputs: NodeOutputs = ctx.outputs
         logits_RV, length_R, smallest_R, row_K, token_K, lse_R, entropy_R, logprob_K = ctx.saved_tensors
-        grad_K = torch.where(torch.isfinite(logprob_K), grad_K, 0.0)  # a token that cannot be drawn has none
+        grad_K = torch.where(torch.isfinite(logprob_K), grad_K, 0.0)  # a token that cannot be drawn has no gradient
         if smallest_R is not None:
             outside_K = logits_RV[row_K, token_K] < smallest_R[row_K]
-            grad_K = torch.where(outside_K, grad_K * -torch.expm1(logprob_K), grad_K)  # of the sigmoid's logarithm
+            grad_K = torch.where(outside_K, grad_K * -torch.expm1(logprob_K), grad_K)  # derivative of logsigmoid
         sum_R = torch.zeros_like(lse_R).index_add_(0, row_K, grad_K)
         grad_RV = outputs.call(_gradient, logits_RV, length_R, smallest_R, lse_R, entropy_R, sum_R, grad_entropy_R)
         of_token_K = (grad_K / outputs.next_token.temperature).to(grad_RV.dtype)
@@ -232,7 +233,7 @@ def _reduce(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the log-probs of nodes, and the log-sum-exps and entropies (0 if not requested) of rows.
 
-    Of a token that is not kept it is the log of its mass over that of the kept tokens.
+    For a token that is not kept, the first is the log of its mass divided by the mass of the kept tokens.
     """
     scaled_RV = next_token.logits(logits_RV, length_R)
     high_R = scaled_RV.amax(1)
@@ -257,7 +258,7 @@ def _gradient(
     sum_R: Tensor,
     grad_entropy_R: Tensor,
 ) -> Tensor:
-    """Return the gradient of the logits but for that of the nodes' own tokens, in the dtype of the logits."""
+    """Return the gradient of the logits without the terms of the nodes' own tokens, in the dtype of the logits."""
     logprob_RV = next_token.logits(logits_RV, length_R) - lse_R[:, None]
     factor_RV = -sum_R[:, None]
     if entropy:

@@ -57,7 +57,7 @@ def nf4_config(dtype: torch.dtype) -> BitsAndBytesConfig:
 
 
 def keep_gradients(model: PreTrainedModel) -> None:
-    """Keep bitsandbytes from packing weights in NF4 while sampling: a CPU's kernel for them has no gradient."""
+    """Keep bitsandbytes from packing NF4 weights while the model samples: its CPU kernel for them has no gradient."""
     module: Any
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -65,7 +65,7 @@ def keep_gradients(model: PreTrainedModel) -> None:
 
 
 def target_layers(model: PreTrainedModel, target_modules: Sequence[str]) -> dict[str, nn.Module]:
-    """Return the layers with an adapter by name: the named ones (`q_proj`, ...), or all of text but the output."""
+    """Return the layers with an adapter by name: the named ones (`q_proj`, ...), or all text layers but the output."""
     from transformers.pytorch_utils import Conv1D
 
     modules = text_modules(model)
@@ -97,7 +97,7 @@ def _own_name(name: str) -> str:
 
 
 def _is_own(layer: nn.Module) -> bool:
-    """Return whether a layer has a class of its model and is not linear, like the router of Llama 4's experts."""
+    """Return whether a layer has a class of its model's own and is not linear, like the router of Llama 4's experts."""
     if not type(layer).__module__.startswith("transformers.models."):
         return False
     weight: Any = layer.weight
@@ -105,10 +105,10 @@ def _is_own(layer: nn.Module) -> bool:
 
 
 def _adaptable(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
-    """Return the names among those of linear layers that peft adapts in this kind of model.
+    """Return which names of linear layers peft adapts in this kind of model, by a trial on a layer of one weight.
 
-    It refuses `out_proj` of Mamba, whose kernels read the weight alone, and takes `gate_proj` beside experts for those
-    of the experts. It is tried on a layer of one weight. Without peft, which training needs and a plan does not, all.
+    It refuses `out_proj` of Mamba, whose kernels read the weight alone, and it takes a `gate_proj` beside experts for
+    one of the experts. Without peft, which training needs and a plan does not, return all names.
     """
     try:
         require_peft()
@@ -128,7 +128,7 @@ def _adaptable(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
 
 
 def adapter_shapes(model: PreTrainedModel, settings: LoraSettings) -> list[tuple[int, int]]:
-    """Return the shapes of the adapters' weights: (rank, inputs) and (outputs, rank) of each layer with an adapter."""
+    """Return the shapes of the adapters' weights: (rank, inputs) and (outputs, rank) for each layer with an adapter."""
     shapes = []
     for layer in target_layers(model, settings.target_modules).values():
         outputs, inputs = layer.get_parameter("weight").shape[:: 1 if isinstance(layer, nn.Linear) else -1]
@@ -139,8 +139,8 @@ def adapter_shapes(model: PreTrainedModel, settings: LoraSettings) -> list[tuple
 def add_adapter(model: PreTrainedModel, settings: LoraSettings, revision: str | None = None) -> None:
     """Add new adapters to a model and freeze its other weights; checkpoints name their base, `model.name_or_path`.
 
-    The adapters' weights are float32 even on a bfloat16 model (float64 on a float64 model), which keeps small updates.
-    They are random (torch's generator) with a product of 0: the output of the model does not change.
+    The adapters' weights are float32 even on a bfloat16 model, which keeps small updates, and float64 on a float64
+    model. They are random (torch's generator), and their product is 0: the output of the model does not change.
     """
     require_peft()
     from peft import LoraConfig
@@ -157,7 +157,7 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings, revision: str | 
     )
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*tie_word_embeddings")  # of a later merge, which unties them
+            warnings.filterwarnings("ignore", ".*tie_word_embeddings")  # about a later merge, which unties them
             warnings.filterwarnings("ignore", "fan_in_fan_out")  # peft sets it for GPT-2, and says so
             model.add_adapter(config, ADAPTER)
     except (ImportError, ValueError) as error:  # transformers rejects old versions of peft
@@ -174,7 +174,7 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings, revision: str | 
 
 
 def continue_adapter(model: PreTrainedModel, folder: Path, settings: LoraSettings) -> None:
-    """Add saved adapters, of a LoRA run or in peft's format, to a base model, to continue their training."""
+    """Add saved adapters, from a LoRA run or in peft's format, to a base model to continue their training."""
     require_peft()
     from peft import PeftConfig
 
@@ -221,14 +221,14 @@ def _describe(rank: int, alpha: float, weights: Iterable[str]) -> str:
 
 
 _NUM_TOKENS = 12
-_RELATIVE_ERROR = 1e-3  # in float32: of the largest logit
+_RELATIVE_ERROR = 1e-3  # in float32, relative to the largest logit
 
 
 def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """Return a base model with the adapters of a folder added to its weights, all trainable.
 
-    The base is at least in float32: bfloat16 would round small adapters away. Adapters of one of two tied layers untie
-    them. The logits of a few tokens are compared with those before the merge.
+    The base is at least float32: bfloat16 would round small adapters away. An adapter of one of two tied layers unties
+    them. The logits of a few tokens are compared before and after the merge.
     """
     require_peft()
     from peft import PeftModel

@@ -1,6 +1,6 @@
 """The ways to train that a run can choose for its memory: what each needs, and the smallest change that fits.
 
-A change is smaller if it changes less of what is learned; of two that change the same, the faster one is smaller.
+A change is smaller if it changes less of what is learned. Of two changes that are equal in this, the faster is smaller.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
-from brorl.model.memory_plan import MemoryPlan, MemorySettings, ModelMemory, Workload, size_text
+from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, ModelMemory, Workload, size_text
 from brorl.model.settings import LoraSettings, States
 from brorl.table import Table
 
@@ -27,10 +27,10 @@ _at_most = attrgetter("total_bytes")
 class Choice(NamedTuple):
     """A way to train."""
 
-    name: str  # the settings that make it, whatever the run has
+    name: str  # the settings that make this way, whatever the run has
     changes: dict[str, Any]  # the settings that differ from the run's, by dotted name
     settings: MemorySettings
-    plan: MemoryPlan
+    prediction: MemoryPrediction
 
 
 class MemoryChoices:
@@ -41,15 +41,15 @@ class MemoryChoices:
         self._settings, self._workload, self._available = settings, workload, available
 
     def all(self) -> list[Choice]:
-        """Return all ways to train, those that change less of what is learned first."""
+        """Return all ways to train. Ways that change less of what is learned come first."""
         return [self._choice(*way) for way in _ways(self._settings)]
 
     def smallest_change(self) -> Choice | None:
-        """Return the smallest change with which a run fits, also if responses reach the length limit.
+        """Return the smallest change with which a run fits even if responses reach the length limit.
 
-        If there is none, it is the smallest one with which a run starts; None if there is none either.
+        If no change does, return the smallest change with which the run starts, or None.
         """
-        own = Choice("", {}, self._settings, self._plan(self._settings))
+        own = Choice("", {}, self._settings, self._predict(self._settings))
         ways = [own, *(choice for choice in self.all() if choice.changes)]
         for needed in (_at_most, attrgetter("certain_bytes")):
             for choice in ways:
@@ -57,11 +57,12 @@ class MemoryChoices:
                     return found
         return None
 
-    def fitted(self, choice: Choice, needed: Callable[[MemoryPlan], int] | None = None) -> Choice | None:
-        """Return a way to train with the smallest further changes with which it fits; None if none of them does.
+    def fitted(self, choice: Choice, needed: Callable[[MemoryPrediction], int] | None = None) -> Choice | None:
+        """Return a way to train with the smallest further changes that make it fit, or None if it never fits.
 
-        These are `engine.memory_gib`, `reference.offload`, `engine.gradient_checkpointing` and `engine.cuda_graphs`,
-        which leave what is learned as it is. `needed` returns the bytes that have to fit; None for those at the peak.
+        The changes are in `engine.memory_gib`, `reference.offload`, `engine.gradient_checkpointing` and
+        `engine.cuda_graphs`, which do not change what is learned. `needed` returns the bytes that have to fit, by
+        default at the peak.
         """
         for changes, settings in _exact_changes(choice.settings):
             changed = choice._replace(changes=choice.changes | changes, settings=settings)
@@ -70,7 +71,7 @@ class MemoryChoices:
         return None
 
     def fix(self) -> str:
-        """Return the smallest change, for the end of the message that the run does not fit."""
+        """Return the smallest change as the end of the message that the run does not fit."""
         found = self.smallest_change()
         if found is None:
             return (
@@ -79,8 +80,8 @@ class MemoryChoices:
             )
         if not found.changes:
             return ""
-        fits = found.plan.total_bytes <= self._available
-        size = size_text(found.plan.total_bytes if fits else found.plan.certain_bytes)
+        fits = found.prediction.total_bytes <= self._available
+        size = size_text(found.prediction.total_bytes if fits else found.prediction.certain_bytes)
         return (
             f"; the smallest change {'that fits' if fits else 'with which it starts'}: {_text(found.changes)} ({size})"
         )
@@ -93,14 +94,14 @@ class MemoryChoices:
             further = {} if found is None else {k: v for k, v in found.changes.items() if k not in choice.changes}
             fits = "no" if found is None else f"with {_text(further)}" if further else "yes"
             own |= set() if choice.changes else {index}
-            sizes = size_text(choice.plan.kept_bytes), size_text(choice.plan.total_bytes)
+            sizes = size_text(choice.prediction.kept_bytes), size_text(choice.prediction.total_bytes)
             rows.append((choice.name if choice.changes else f"{choice.name} (this run)", *sizes, fits))
         title = f"What a run needs by how it trains; {size_text(self._available)} are available"
         columns = ("settings", "kept", "peak", "fits")
         return Table(title, columns, tuple(rows), words=frozenset({0, 3}), strong=frozenset(own))
 
-    def _plan(self, settings: MemorySettings) -> MemoryPlan:
-        return self._model.plan(settings, self._workload, self._available)
+    def _predict(self, settings: MemorySettings) -> MemoryPrediction:
+        return self._model.predict(settings, self._workload, self._available)
 
     def _choice(self, states: States, lora: LoraSettings | None) -> Choice:
         settings = replace(self._settings, states=states, lora=lora)
@@ -109,23 +110,23 @@ class MemoryChoices:
         shown = here if lora is None else {name: here[name] for name in ("lora.rank", "lora.quantization")}
         hidden = {"lora.rank": 0, "lora.quantization": "none"}
         name = _text({name: value for name, value in shown.items() if hidden.get(name) != value})
-        return Choice(name, changes, settings, self._plan(settings))
+        return Choice(name, changes, settings, self._predict(settings))
 
-    def _with_less_for_the_engine(self, choice: Choice, needed: Callable[[MemoryPlan], int]) -> Choice | None:
+    def _with_less_for_the_engine(self, choice: Choice, needed: Callable[[MemoryPrediction], int]) -> Choice | None:
         """Return a choice with the largest `engine.memory_gib` that fits, at most the run's."""
 
         def with_gib(gib: int) -> Choice:
             settings = replace(choice.settings, engine_bytes=gib * _GIB)
             changes = choice.changes | {"engine.memory_gib": gib}
-            return choice._replace(changes=changes, settings=settings, plan=self._plan(settings))
+            return choice._replace(changes=changes, settings=settings, prediction=self._predict(settings))
 
         def fits(one: Choice) -> bool:
-            return needed(one.plan) <= self._available
+            return needed(one.prediction) <= self._available
 
-        own = choice._replace(plan=self._plan(choice.settings))
+        own = choice._replace(prediction=self._predict(choice.settings))
         if fits(own):
             return own
-        least = max(1, ceil(2 * own.plan.row_bytes / _GIB))  # a row, and the prompts beside it
+        least = max(1, ceil(2 * own.prediction.row_bytes / _GIB))  # a row, and the prompts beside it
         most = ceil(choice.settings.engine_bytes / _GIB) - 1
         if most < least or not fits(with_gib(least)):
             return None
@@ -145,7 +146,7 @@ def _text(changes: dict[str, Any]) -> str:
 
 
 def _ways(settings: MemorySettings) -> Iterator[tuple[States, LoraSettings | None]]:
-    """Yield the moments and the adapters of what can be trained with a run's other settings."""
+    """Yield the moments and the adapters of each way to train that the run's other settings allow."""
     yield "device", None
     if settings.device != "cpu":
         yield "host", None
@@ -158,7 +159,7 @@ def _ways(settings: MemorySettings) -> Iterator[tuple[States, LoraSettings | Non
 
 
 def _exact_changes(settings: MemorySettings) -> Iterator[tuple[dict[str, Any], MemorySettings]]:
-    """Yield the changes that leave what is learned as it is, the faster ones first."""
+    """Yield the changes that do not change what is learned, faster ones first."""
     graphs = (True, False) if settings.keeps_cache else (False,)
     recomputed = (True,) if settings.gradient_checkpointing else (False, True)
     reference = (True, False) if settings.reference and settings.device != "cpu" else (settings.reference,)

@@ -1,8 +1,8 @@
 """How AdamW's two moments are stored: as numbers, or in 8 bits with a scale for each block of 256 numbers of a row.
 
-Source: 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861). Two things differ. A block ends with its row,
-so that any number of ranks has the same codes. And a number above zero never becomes zero in codes without a sign,
-since updates are divided by it.
+Source: 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861). Two things differ from it. A block ends with
+its row, so that the codes do not depend on the number of ranks. In codes without a sign a number above zero never
+becomes zero, because updates are divided by it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from brorl.model.settings import States
 from brorl.model.sharding import local_tensor, with_rows_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-SCALE = "_scale"  # ends the names of the scales of moments in 8 bits
+SCALE = "_scale"  # suffix of the names of the scales of moments in 8 bits
 NUMBERS_PER_SCALE = 256
-MIN_NUMBERS = 4096  # smaller tensors stay as they are, and so do those of one dimension
+MIN_NUMBERS = 4096  # smaller tensors are not quantized, and neither are tensors of one dimension
 _DECADES = 7
 
 
@@ -52,7 +52,7 @@ def zero_codes(parameter: Tensor) -> tuple[Tensor, Tensor]:
 def quantize(number_RC: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
     """Return the nearest codes of numbers, shape [R, C], and the largest magnitude of each block, shape [R, blocks].
 
-    Numbers without a sign are at least 0; their codes round up to the smallest above zero.
+    Without a sign all numbers are at least 0, and small ones round up to the smallest code above zero.
     """
     columns = number_RC.shape[1]
     padded = F.pad(number_RC, (0, -columns % NUMBERS_PER_SCALE)).unflatten(1, (-1, NUMBERS_PER_SCALE))
@@ -77,7 +77,7 @@ def _blocks(columns: int) -> int:
 def _codebook(signed: bool, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the 256 numbers that codes stand for, -1 to 1 or 0 to 1, ascending, and the 255 boundaries between them.
 
-    Each decade from 1e-7 to 1 has twice as many numbers as the one below it, in the middles of equal steps.
+    Each decade from 1e-7 to 1 has twice as many numbers as the decade below it, in the middles of equal steps.
     """
     numbers = [torch.tensor([0.0, 1.0], dtype=torch.float64)]
     for decade in range(_DECADES):

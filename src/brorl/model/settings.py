@@ -1,4 +1,4 @@
-"""Settings of the model: what its name refers to, its adapters, and the moments of its weights.
+"""Settings of the model: the folder that its name means, its adapters, and where AdamW's moments are.
 
 Nothing here imports transformers.
 """
@@ -34,7 +34,7 @@ _FOLDERS = {"quickstart": "quickstart_model", "plateau": "plateau_model"}
 
 
 def shipped_folder(name: str) -> Path | None:
-    """Return the folder of a shipped model; None for other names, and where a folder of that name takes precedence."""
+    """Return the folder of a shipped model, or None: for other names, and if a folder of the same name exists."""
     return Path(str(files("brorl").joinpath(_FOLDERS[name]))) if name in _FOLDERS and not Path(name).exists() else None
 
 

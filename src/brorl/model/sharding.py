@@ -1,4 +1,4 @@
-"""Sharding of a model over ranks: each rank keeps a part of every parameter, and gathers a layer while it computes it.
+"""Sharding of a model over ranks: each rank keeps a part of every parameter and gathers one layer at a time.
 
 A pass of a sharded model (FSDP2) is collective: it blocks until every rank makes it. `ShardedPassSync` makes all
 ranks do the same sequence of passes.
@@ -26,7 +26,7 @@ from brorl.errors import OutOfMemoryError
 from brorl.model.chunks import PassSync, PeerOutOfMemoryError
 from brorl.model.logits import computed_whole
 from brorl.model.source import processor_files
-from brorl.model.tree_attention import Attention
+from brorl.model.tree_attention import SwappedAttention
 
 try:
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
@@ -37,8 +37,8 @@ except ImportError:  # an older torch: no pass can be completed after an error
 def shard(model: PreTrainedModel, weights: dict[str, Tensor], device: torch.device, autocast: bool = False) -> None:
     """Shard a model on the meta device in place over all ranks: each decoder layer, and the rest; frozen ones too.
 
-    Rank 0 sends the weights one by one, to each rank its shard, and empties `weights` as it goes; those of other ranks
-    are ignored. No rank but rank 0 ever has a whole weight. `autocast` gathers parameters and computes in bfloat16; the
+    Rank 0 sends each rank its shards, one weight after the other, and empties its `weights`. The `weights` of other
+    ranks are ignored: only rank 0 ever has a whole weight. `autocast` gathers parameters and computes in bfloat16;
     shards, their gradients and the sums of gradients over the ranks stay in float32.
     """
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
@@ -64,12 +64,12 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """Return the memory of this rank's shard. A plain tensor is returned unchanged."""
+    """Return this rank's shard as a plain tensor of the same memory. A plain tensor is returned unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def laid_out_as(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Return a whole tensor that every rank has in the layout of a parameter; not collective."""
+    """Return a tensor that every rank has whole, in the layout of a parameter; not collective."""
     if not isinstance(parameter, DTensor) or isinstance(tensor, DTensor):
         return tensor
     shard = tensor.new_empty(local_tensor(parameter).shape[0], *tensor.shape[1:], device=parameter.device)
@@ -81,9 +81,9 @@ def laid_out_as(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 def with_rows_of(parameter: Tensor, shard: Tensor) -> Tensor:
-    """Return a tensor of which each rank has the same rows as of a parameter; not collective.
+    """Return a tensor that is split by rows over the ranks as a parameter is; not collective.
 
-    `shard` has this rank's rows; it is returned, whole, if the parameter is not sharded.
+    `shard` has this rank's rows. It is returned as it is if the parameter is not sharded.
     """
     if not isinstance(parameter, DTensor):
         return shard
@@ -94,9 +94,10 @@ def with_rows_of(parameter: Tensor, shard: Tensor) -> Tensor:
 
 
 def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> dict[str, Tensor]:
-    """Write a model in Hugging Face format, or its adapters in that of peft; collective if it is sharded.
+    """Write a model in Hugging Face format, or its adapters in peft's format; collective if it is sharded.
 
-    Return the parameters that were written, by name, of a sharded model on the CPU; none on ranks that do not write.
+    Return the parameters that were written by name, on the CPU if the model is sharded, and none on ranks that do not
+    write.
     """
     only_adapters = getattr(model, "_hf_peft_config_loaded", False)
     whole: dict[str, Tensor] = {}
@@ -107,7 +108,7 @@ def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> dict[str, 
                 whole[name] = tensor.cpu() if is_sharded(model) else tensor
     if writes and only_adapters:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # peft may look for the base on the hub; its weights are not saved here
+            warnings.simplefilter("ignore")  # peft may look for the base on the hub, whose weights are not saved here
             model.save_pretrained(folder, state_dict=whole)
     elif writes and is_sharded(model):
         stored = model.state_dict().keys()
@@ -126,7 +127,7 @@ def _scatter(parameter: Tensor, whole: Tensor | None, device: torch.device) -> N
     """Materialize a sharded parameter of the meta device; collective."""
     assert isinstance(parameter, DTensor)
     size = parameter.device_mesh.size()
-    rows = max(1, -(-parameter.shape[0] // size))  # of every shard but the last ones
+    rows = max(1, -(-parameter.shape[0] // size))  # of each shard; the last ones can have fewer
     padded = torch.zeros(rows, *parameter.shape[1:], dtype=parameter.dtype, device=device)
     pieces = None
     if whole is not None:
@@ -155,7 +156,7 @@ def _sum_gradients(module: Any) -> None:
 
 
 class _Kind(IntEnum):
-    """The next pass of a rank. The largest one of all ranks comes next."""
+    """The next pass of a rank. All ranks make the pass with the largest number first."""
 
     NONE = 0
     GRADIENT = 1  # forward and backward
@@ -166,10 +167,10 @@ class _Kind(IntEnum):
 class ShardedPassSync(PassSync):
     """Makes all ranks do the same sequence of passes through a sharded model.
 
-    The ranks agree before each pass, by `maximum`, which returns the largest integer of all ranks. A rank that needs no
-    such pass makes one over two tokens that adds zero to every gradient. A pass without a gradient comes before a pass
-    with one, so that ranks compute their chunks in parallel wherever the prompts of their groups end. A forward pass
-    with a gradient must be followed by its backward pass.
+    Before each pass the ranks agree on its kind by `maximum`, which returns the largest integer of all ranks. A rank
+    that needs no such pass makes one over two tokens that adds zero to every gradient. Passes without a gradient come
+    first, so that ranks compute their chunks in parallel even if their groups of prompts end at different places. A
+    forward pass with a gradient must be followed by its backward pass.
     """
 
     def __init__(self, model: PreTrainedModel, maximum: Callable[[int], int]) -> None:
@@ -191,7 +192,7 @@ class ShardedPassSync(PassSync):
         self._back_to_shards()
 
     def fail(self) -> None:
-        """Report that this rank ran out of memory; the other ranks raise an error in their next pass or `finish`."""
+        """Report that this rank ran out of memory; other ranks raise an error in their next pass or in `finish`."""
         if self._open:
             self._complete(self._open)
             self._open = _Kind.NONE
@@ -210,17 +211,17 @@ class ShardedPassSync(PassSync):
         self._open = kind
 
     def _back_to_shards(self) -> None:
-        """Free what a pass without a gradient leaves gathered: the parameters outside the layers.
+        """Free the parameters outside the layers, which a pass without a gradient leaves gathered.
 
-        These are in the type of the passes, and can be those of the reference. Every pass starts from shards, and
-        weights are read from shards.
+        They have the dtype of the passes, and can be the reference's. Every pass starts from shards, and weights are
+        read from shards.
         """
         root: Any = self._model
         root.reshard()
         self._collectives.made = self._collectives.left_out = 0
 
     def _reach(self, kind: _Kind) -> None:
-        """Make passes with the other ranks until the next one is of this kind."""
+        """Make passes with the other ranks until the next pass is of this kind."""
         self._open = _Kind.NONE
         while (agreed := _Kind(self._maximum(kind))) != kind:
             if agreed == _Kind.FAILED:
@@ -232,7 +233,7 @@ class ShardedPassSync(PassSync):
             self._open = _Kind.NONE
 
     def _complete(self, kind: _Kind) -> None:
-        """Make the collective calls that are left of a pass that failed."""
+        """Make the remaining collective calls of a pass that failed."""
         root: Any = self._model
         if not hasattr(root, "reset_iter_state"):  # an older torch
             raise OutOfMemoryError(
@@ -250,8 +251,8 @@ class ShardedPassSync(PassSync):
         try:
             token = torch.zeros(1, 2, dtype=torch.long, device=self._model.device)
             with (
-                Attention(self._model, self._attention),
-                computed_whole(self._model),  # this rank's own pass has begun, and can leave out the output embedding
+                SwappedAttention(self._model, self._attention),
+                computed_whole(self._model),  # this rank's own pass may leave out the output embedding
                 torch.set_grad_enabled(kind == _Kind.GRADIENT),
             ):
                 logits: Tensor = self._model(input_ids=token, use_cache=False).logits
@@ -263,7 +264,7 @@ class ShardedPassSync(PassSync):
 
 @dataclass
 class _Collectives:
-    """Counts the collective calls of a pass; the first ones are left out if a failed pass has made them."""
+    """Counts the collective calls of a pass, and how many to skip because a failed pass has made them."""
 
     made: int = 0
     left_out: int = 0

@@ -1,7 +1,7 @@
 """Finds the model of a name, and rejects models that cannot be trained before any weight is read.
 
-A name is that of a shipped model, a local folder (also a checkpoint of a run or its `best` link) or a hub id, which can
-have a revision: `id@revision`.
+A name is a shipped model, a local folder (also a checkpoint of a run or its `best` link) or a hub id, which can have a
+revision: `id@revision`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ModelSource:
 
 
 def find_model(name: str) -> ModelSource:
-    """Find the model of a name: a shipped model, a folder or a hub id. An adapter's folder means its base with it."""
+    """Find a shipped model, a folder or a hub id by name. The folder of an adapter means its base with the adapter."""
     shipped = shipped_folder(name)
     if shipped is not None:
         return ModelSource(name, str(shipped), local_only=True)
@@ -96,7 +96,7 @@ def read_config(source: ModelSource) -> PreTrainedConfig:
 
 
 def commit_of(source: ModelSource) -> str | None:
-    """Return the commit on the hub that the downloaded files of a model are of; None for a folder."""
+    """Return the commit on the hub from which the files of a model were downloaded; None for a folder."""
     from huggingface_hub import try_to_load_from_cache
 
     if Path(source.path).is_dir():
@@ -143,7 +143,7 @@ def not_loaded(name: str, what: str, error: Exception) -> str:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Turn off the progress bars of transformers and its tables of weights that do not fit."""
+    """Turn off transformers' progress bars, and its tables of weights that do not fit."""
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -177,7 +177,7 @@ def _find_in(folder: Path, name: str) -> ModelSource:
 
 
 def _check_raw(name: str, raw: Mapping[str, Any]) -> None:
-    """Check the entries of a config that was not interpreted yet."""
+    """Check the entries of a config as it was read."""
     kind = raw.get("model_type")
     if kind not in CONFIG_MAPPING:
         if raw.get("auto_map"):
@@ -204,7 +204,7 @@ def _check_raw(name: str, raw: Mapping[str, Any]) -> None:
 
 @cache
 def _is_offline(name: str, revision: str | None) -> bool:
-    """Send the hub one short request for a model; if it does not answer, look for downloaded files."""
+    """Return whether a model must come from files that were downloaded before: the hub does not answer one request."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -216,7 +216,7 @@ def _is_offline(name: str, revision: str | None) -> bool:
         RevisionNotFoundError,
     )
 
-    refusals: dict[type[Exception], str] = {  # a kind of error comes before those that it is one of
+    refusals: dict[type[Exception], str] = {  # subclasses come before their base classes
         GatedRepoError: (
             f"the model {name!r} is gated; ask for access at {constants.ENDPOINT}/{name}, then run: hf auth login"
         ),
@@ -256,9 +256,9 @@ _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
-    """Return the auto class of transformers that loads a checkpoint whole; None if it is no model of text.
+    """Return the auto class of transformers that loads a whole checkpoint; None if it is no model of text.
 
-    Some models of images and text have a class for their text alone. It loads what a checkpoint names it for.
+    Some models of images and text also have a class for the text alone, which loads the checkpoints that name it.
     """
     of_images = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type)
     is_named = of_images in (config.architectures or (of_images,))
@@ -268,7 +268,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
 
 
 def text_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return the modules of a model's text part by name: all, unless it has others for images."""
+    """Return the modules of a model's text part by name: all modules, unless some are for images."""
     modules = dict(model.named_modules())
     if not _has_text_part(model.config):
         return modules
@@ -286,9 +286,9 @@ def freeze_images(model: PreTrainedModel) -> None:
 
 
 def processor_files(model: PreTrainedModel, may_download: bool = False) -> list[Path]:
-    """Return the files beside a model's weights that say how it reads images; none for a model of text.
+    """Return the files beside a model's weights that say how it reads images; a model of text has none.
 
-    `may_download` fetches them into the cache of the hub.
+    `may_download` lets them be fetched into the cache of the hub.
     """
     if not _has_text_part(model.config):
         return []

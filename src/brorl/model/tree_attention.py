@@ -1,10 +1,10 @@
 """Attention over trees, hooked into Hugging Face decoder models without changing them.
 
 The tokens are packed, [1, T], with explicit positions, and a context computes their attention: every token attends to
-its prompt and its prefix. Attention sinks and dropout are errors, and so is what a context does not compute.
+its prompt and its prefix. Attention sinks, dropout and anything else that a context does not compute are errors.
 `forward.check_hooks` rejects all other models whose output differs.
 
-Notation: H query heads, K key-value heads, G = H / K, D head dimension (values may have another one, E), S prompt
+Notation: H query heads, K key-value heads, G = H / K, D head dimension (E for values, which may differ), S prompt
 length.
 """
 
@@ -30,7 +30,7 @@ from brorl.model.device import to_device
 from brorl.model.kernels import in_blocks
 from brorl.model.logits import RowLogits, row_logits
 
-PREFILL_TOKENS = 16384  # that an engine computes at once; it bounds the activations
+PREFILL_TOKENS = 16384  # prompt tokens that an engine computes at once, which bounds the activations
 _NAME = "brorl_tree"
 _NEUTRAL_ARGUMENTS = frozenset(
     {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states", "return_dict",
@@ -51,7 +51,7 @@ class HooksError(UserError):
 
 
 class AttentionContext:
-    """The attention of packed tokens, for the layers in their order."""
+    """The attention of packed tokens, layer after layer."""
 
     longest: int  # tokens of the longest context that a token attends to
     has_windows = False  # whether `attend` computes sliding windows
@@ -61,7 +61,7 @@ class AttentionContext:
     ) -> Tensor:
         """Return a layer's attention, shape [T, H, E], from scaled queries; values are [T, K, E].
 
-        In a window it is that to the last tokens of a sequence, as many as the window has, a token itself included.
+        With a window, a token attends to the last tokens of its sequence, itself included, as many as the window has.
         """
         raise NotImplementedError
 
@@ -69,7 +69,7 @@ class AttentionContext:
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None,
         softcap: float | None,
     ) -> Tensor:  # fmt: skip
-        """Return the same, shape [1, T, H, E], from queries [1, H, T, D], keys [1, K, T, D] and values [1, K, T, E]."""
+        """Return the attention, [1, T, H, E], of queries [1, H, T, D], keys [1, K, T, D] and values [1, K, T, E]."""
         name = type(module).__name__
         if softcap is not None:
             raise HooksError(f"{name} needs softcap, which tree attention does not compute")
@@ -100,7 +100,7 @@ def _attend(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Replace a layer's attention; compiled layers trace it."""
+    """Compute a layer's attention by the context of the pass; compiled layers trace this function."""
     if brorl_context is None:
         raise HooksError(f"{type(module).__name__} does not pass the arguments of its forward pass to its attention")
     unknown = {n: v for n, v in others.items() if n not in _NEUTRAL_ARGUMENTS and v is not None and v is not False}
@@ -112,19 +112,19 @@ def _attend(
     return output.to(query.dtype).contiguous(), None  # some models take views of it
 
 
-AttentionInterface.register(_NAME, _attend)  # no mask has this name: transformers builds none
+AttentionInterface.register(_NAME, _attend)  # no mask has this name, so transformers builds none
 
 
 def cast_by_autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """Return tensors of one device in the dtype of autocast if it is on, and unchanged if not."""
+    """Return tensors of one device in the dtype of autocast if it is on, and otherwise unchanged."""
     device = inputs[0].device.type
     if not torch.is_autocast_enabled(device):
         return inputs
     return tuple(x.to(torch.get_autocast_dtype(device)) for x in inputs)
 
 
-class Attention(AbstractContextManager[None]):
-    """Blocks in which a model has another attention, by its name; the previous one is restored."""
+class SwappedAttention(AbstractContextManager[None]):
+    """A block in which a model has the attention of a given name; the previous one is restored."""
 
     def __init__(self, model: PreTrainedModel, implementation: str = _NAME) -> None:
         self._config: Any = model.config
@@ -139,14 +139,13 @@ class Attention(AbstractContextManager[None]):
 
 def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Compute the attention of `model` by contexts inside the block, and restore its own attention."""
-    return Attention(model)
+    return SwappedAttention(model)
 
 
 class ModelPass:
     """A forward pass over packed tokens by the model's own modules, inside `tree_attention(model)`.
 
-    `whole_logits` says whether logits are always computed here, and `max_logits` at most how many otherwise; see
-    `logits`.
+    `whole_logits` says whether all logits are computed here. Otherwise at most `max_logits` are; see `logits`.
     """
 
     def __init__(self, model: PreTrainedModel, *, whole_logits: bool = True, max_logits: int | None = None) -> None:
@@ -163,7 +162,8 @@ class ModelPass:
     ) -> RowLogits:
         """Return the logits of some tokens, shape [R, V], or what they are computed from if they are many.
 
-        `position_T` is each token's in its own sequence. `rows` are the tokens whose logits are returned; None for all.
+        `position_T` has the position of each token in its own sequence. `rows` are the tokens whose logits are
+        returned; None for all.
         """
         check_positions(self._model, context)
 
@@ -184,7 +184,7 @@ class ModelPass:
 
 
 def check_positions(model: PreTrainedModel, context: AttentionContext) -> None:
-    """Check that a context is within what packed tokens compute, and that rotations do not depend on the batch."""
+    """Check that packed tokens can have this context, and that no rotation depends on the rest of the batch."""
     if counts_tokens_of_a_pass(model.config):
         raise HooksError(f"{type(model).__name__} scales queries by their place in the forward pass")
     span = other_span(model.config)  # layers hand their windows to the attention
@@ -229,7 +229,7 @@ class PromptCache(NamedTuple):
 
 
 class PromptContext(AttentionContext):
-    """Causal attention within each of P packed prompts; stores their keys and values."""
+    """Causal attention within each of P packed prompts. It stores their keys and values."""
 
     has_windows = True
 
@@ -240,7 +240,7 @@ class PromptContext(AttentionContext):
         self._packed = to_device(np.flatnonzero(real_PS), device)
         self._shape = real_PS.shape
         self._length = length_P
-        self._masks: dict[int, Tensor] = {}  # of the windows that are shorter than a prompt
+        self._masks: dict[int, Tensor] = {}  # for each window that is shorter than a prompt
         self._key: list[Tensor] = []
         self._value: list[Tensor] = []
 
@@ -251,10 +251,10 @@ class PromptContext(AttentionContext):
     def attend(
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, window: int | None = None, /
     ) -> Tensor:
-        """Attend causally within each prompt; padding on the right is never attended to by a real token."""
+        """Attend causally within each prompt; no real token attends to the padding on the right."""
         q, k, v = (self._padded(x) for x in (query_THD, key_TKD, value_TKD))
         assert layer <= len(self._key)
-        if layer == len(self._key):  # else a backward pass computes a checkpointed layer again
+        if layer == len(self._key):  # otherwise a backward pass computes a checkpointed layer again
             self._key.append(k)
             self._value.append(v)
         mask = self._mask(window, q.device)
@@ -264,7 +264,7 @@ class PromptContext(AttentionContext):
         return flat[self._packed] if self._ragged else flat
 
     def _mask(self, window: int | None, device: torch.device) -> Tensor | None:
-        """Return which keys a query sees, shape [S, S]; None if all up to itself."""
+        """Return which keys each query sees, shape [S, S]; None if it sees all up to itself."""
         if window is None or window >= self.longest:
             return None
         if window not in self._masks:
@@ -322,10 +322,10 @@ class _Recorder(AttentionContext):
 
 @torch.no_grad()
 def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
-    """Run a causal LM in evaluation mode on one token and return the shape of each layer's keys and values, in order.
+    """Run a causal LM in evaluation mode on one token, and return the shape of each layer's keys and values in order.
 
-    A `HooksError` says that a layer has no attention that can be hooked, calls it more than once, or needs attention
-    that is not computed here, or that it carries a state.
+    A `HooksError` says that a layer has no attention that can be hooked, calls its attention more than once, needs an
+    attention that is not computed here, or carries a state.
     """
     if carries_state(model.config):
         raise HooksError.of(
@@ -346,7 +346,7 @@ def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Make the decoder layers of a causal LM keep only their inputs for the backward pass, and compute each one twice.
+    """Make the decoder layers of a causal LM keep only their inputs, which the backward pass computes with again.
 
     Gradients are equal up to rounding. Sampling and evaluation do not change.
     """
@@ -360,7 +360,7 @@ def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         # A layer looks up its attention when it runs, which can be after the block of `tree_attention`: with Hugging
         # Face's own switch the gradient would be wrong.
-        return nullcontext(), Attention(model, model.config._attn_implementation)
+        return nullcontext(), SwappedAttention(model, model.config._attn_implementation)
 
     def run(forward: Callable[..., Any], *args: Any) -> Any:
         # Nothing in a layer is random, so no random state is kept.

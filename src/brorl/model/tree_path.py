@@ -1,8 +1,8 @@
-"""Log-probabilities of every tree node under a model: exact, differentiable, chunked.
+"""The tree path: exact and differentiable log-probs of every tree node, from tree attention, in chunks.
 
-The caller of `chunk_logprobs` back-propagates each chunk before the next, which keeps the learner's memory independent
-of N. The prompts of packed chunks are tokens of the chunks. Otherwise chunks are small, and a prompt is computed once:
-its keys and values collect the gradient of all chunks before it flows through the prompt.
+The caller of `chunk_logprobs` back-propagates each chunk before the next, so the learner's memory does not depend on N.
+Packed chunks contain their prompts. Otherwise chunks are small, and a prompt is computed once: its keys and values
+collect the gradient of all chunks before the gradient flows through the prompt.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from brorl.tree import RolloutTree
 
 @dataclass(frozen=True)
 class TreeForward:
-    """Tree attention: how chunks and rows go through the model."""
+    """How chunks and rows go through a model by tree attention."""
 
     attention: AttentionChoice = "auto"  # how nodes attend to their prompts and paths; see `TreeContext`
-    # whether prompts are tokens of their chunks, and FlexAttention computes all attention; see `FlexContext`
+    # whether chunks contain their prompts, and FlexAttention computes all attention; see `FlexContext`
     packed: bool = False
     compiled: bool = False  # whether the decoder layers of packed chunks are compiled
     whole_logits: bool = False  # whether the model needs whole logits; see `brorl.model.logits`
-    llama: bool = False  # whether the layers are computed by `LlamaPass` instead of the model's modules
-    # for each layer the shape of its keys and values; empty for a model that was not checked
+    llama: bool = False  # whether `LlamaPass` computes chunks, instead of the model's modules
+    llama_rows: bool = False  # whether `LlamaPass` computes rows, also on a GPU
+    # shape of the keys and values of each layer; empty for a model that was not checked
     kv_shapes: Sequence[KVShape] = ()
-    llama_rows: bool = False  # whether rows go through `LlamaPass`, also on a GPU
-    # the model's sliding window, if contexts are longer; an engine on a GPU and packed passes compute it
+    # the model's sliding window if contexts are longer; only an engine on a GPU and packed passes compute it
     window: int | None = None
     response_costs = staticmethod(tree_costs)
 
@@ -61,20 +61,20 @@ class TreeForward:
         return partial(chunk_logprobs, forward=self)
 
     def cost_line(self, trees: Sequence[RolloutTree]) -> None:
-        """Return a line about the cost of a pass over some trees: None, as it computes each distinct token once."""
+        """Return None: there is nothing to say of a path that computes each distinct token once."""
 
     def default_max_nodes(self, model: PreTrainedModel) -> int:
         """Return the maximum number of nodes of a chunk, where the settings have none."""
         return default_max_nodes(model, whole_logits=self.whole_logits)
 
-    def of_tokens(self, model: PreTrainedModel) -> ModelPass:
-        """Return a forward pass from the parameters of a model, to be used until they change."""
+    def new_pass(self, model: PreTrainedModel) -> ModelPass:
+        """Return a forward pass over packed tokens, which is valid until the parameters of the model change."""
         if self.llama and not torch.is_autocast_enabled(model.device.type):
             return LlamaPass(model)
         return ModelPass(model, whole_logits=self.whole_logits, max_logits=self._logits_per_block)
 
     def outputs(self, next_token: NextToken, entropy: bool = False) -> NodeOutputs:
-        """Return what computes the outputs of the nodes."""
+        """Return what turns logits into the log-probs of nodes."""
         return NodeOutputs(next_token, entropy, self._logits_per_block, self.compiled)
 
     @property
@@ -95,8 +95,8 @@ def tree_logprobs(
 ) -> list[Tensor]:
     """Return the log-prob (nats) of every node of every tree, shape [M], differentiable where gradients are enabled.
 
-    `next_token` turns logits into the distribution that the rollouts were drawn from. `max_nodes` per forward pass sets
-    peak memory, not the result. With gradients, chunks are computed again in the backward pass.
+    `next_token` turns logits into the distribution that the rollouts were drawn from. `max_nodes` limits a forward pass
+    and its memory, and does not change the result. The backward pass computes chunks again.
     """
     if not trees:
         return []
@@ -105,7 +105,7 @@ def tree_logprobs(
     cache = None
     if not forward.packed:
         with tree_attention(model):
-            cache, logits_PV = prefill(forward.of_tokens(model), [t.prompt_ids for t in trees])
+            cache, logits_PV = prefill(forward.new_pass(model), [t.prompt_ids for t in trees])
         chunks.append(_first_level(trees, offsets, logits_PV, outputs))
     max_nodes = max_nodes or forward.default_max_nodes(model)
     for slices in split_into_chunks(trees, max_nodes):
@@ -126,11 +126,11 @@ def chunk_logprobs(
     recompute_prompts: bool = False,
     forward: TreeForward = TREE,
 ) -> Iterator[ChunkLogprobs]:
-    """Yield the log-probs of all nodes in chunks; back-propagate each chunk's loss before the next chunk.
+    """Yield the log-probs of all nodes in chunks; the caller back-propagates each chunk's loss before the next chunk.
 
     Together the chunks hold every node once. Parameter gradients are complete when the iterator is exhausted.
     `max_nodes` limits prompt tokens too. Entropies have a gradient. With `recompute_prompts` the prompts are computed
-    again for their backward pass, so that a backward pass always follows its forward pass, which a sharded model needs.
+    again for their backward pass: a sharded model needs each forward pass to be followed by its backward pass.
     """
     if not trees:
         return
@@ -147,7 +147,7 @@ def chunk_logprobs(
         with tree_attention(model):
             prompts = [t.prompt_ids for t in group]
             with torch.set_grad_enabled(torch.is_grad_enabled() and not recompute_prompts):
-                cache, logits_PV = prefill(forward.of_tokens(model), prompts)
+                cache, logits_PV = prefill(forward.new_pass(model), prompts)
             computed = [logits_PV, *cache.key, *cache.value]
             held = [x.detach().requires_grad_(recompute_prompts or x.requires_grad) for x in computed]
             num_layers = len(cache.key)
@@ -158,7 +158,7 @@ def chunk_logprobs(
                 if chunk is not None:
                     yield chunk
             if recompute_prompts:
-                again, logits_PV = prefill(forward.of_tokens(model), prompts)
+                again, logits_PV = prefill(forward.new_pass(model), prompts)
                 computed = [logits_PV, *again.key, *again.value]
             received = [
                 (x, h.grad) for x, h in zip(computed, held, strict=True) if x.requires_grad and h.grad is not None
@@ -176,15 +176,18 @@ def _compute_chunk(
     outputs: NodeOutputs,
     forward: TreeForward,
 ) -> ChunkLogprobs | None:
-    """Compute the log-probs of the nodes that a chunk owns; with a cache those below the first level, None if none."""
+    """Compute the log-probs of the nodes that a chunk owns.
+
+    With a cache of prompts these are the nodes below the first level, and the result is None if there are none.
+    """
     batch = TreeBatch(trees, offsets, slices, model.device, with_prompts=cache is None)
     if not batch.target_index.numel():
         return None
     tokens = batch.token_T, batch.position_T
     with tree_attention(model), compiled_layers(model) if forward.compiled else nullcontext():
         window = smallest_window(model.config)
-        context = batch.forest(window) if cache is None else batch.context(cache, forward.attention)
-        rows = forward.of_tokens(model).row_logits(*tokens, context, batch.logit_rows)
+        context = batch.flex_context(window) if cache is None else batch.tree_context(cache, forward.attention)
+        rows = forward.new_pass(model).row_logits(*tokens, context, batch.logit_rows)
     return outputs.of(rows, batch.length_R, batch.target_row, batch.target_token, batch.target_index)
 
 

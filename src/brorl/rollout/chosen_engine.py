@@ -55,7 +55,7 @@ def build_engine(
             from brorl.rollout.vllm_engine import VllmEngine, send_adapted, vllm_setup
 
             engine = VllmEngine(vllm_setup(config, source, context), stop_token_ids, observe, stop)
-            if find_model(source).adapter:  # it has loaded the base
+            if find_model(source).adapter:  # vLLM has loaded the base
                 send_adapted(engine, model, source)
             return engine
         case "native":
@@ -100,12 +100,12 @@ def load_engine(
 
 
 def build_sampling_model(config: TrainConfig, source: str) -> PreTrainedModel:
-    """Load a model that only samples, in the format of the computation; a learner may publish its weights to it."""
+    """Load a model that only samples, in the dtype of the computation; a learner may publish its weights to it."""
     dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[config.dtype]
     return load_model(source, choose_device(config.device), dtype, config.adapters)
 
 
-_SMALL = 10_000_000  # weights; with fewer, threads wait for each other longer than they work once a core is shared
+_SMALL = 10_000_000  # weights; with fewer, threads on a shared core wait for each other longer than they work
 _AT_START = torch.get_num_threads()
 
 
@@ -117,7 +117,7 @@ def set_threads_and_kernels(config: TrainConfig, num_weights: int) -> None:
 
 
 def numbers_of_threads(config: TrainConfig) -> list[int]:
-    """Return the numbers of threads to compare: one and all; none if the model is elsewhere or there is one core."""
+    """Return the numbers of threads to compare, 1 and all; none if the model is elsewhere or there is one core."""
     return [1, _all_threads()] if _computes_here(config) and _all_threads() > 1 else []
 
 
@@ -127,5 +127,5 @@ def _computes_here(config: TrainConfig) -> bool:
 
 
 def _all_threads() -> int:
-    """Return the default of torch, at most the cores that this process may use."""
+    """Return torch's default number of threads, or the number of cores that this process may use if that is less."""
     return min(_AT_START, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else _AT_START

@@ -1,6 +1,6 @@
-"""The engine protocol (prompts in, rollout trees out, with the weights published last), and an engine over a pool.
+"""The protocol of engines, which turn prompts into rollout trees, and an engine over a pool of workers.
 
-The source of groups owns the engine and publishes weights to it. Evaluation and diagnostics get a `Sampler` only.
+The source of groups owns the engine and publishes weights to it. Evaluation and diagnostics only get a `Sampler`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from brorl.tree import RolloutTree
 
 
 class Sampler(Protocol):
-    """Samples N rollouts of each prompt with the current weights."""
+    """Samples N rollouts of each prompt with the weights that were published last."""
 
     def sample(
         self,
@@ -41,7 +41,7 @@ class Sampler(Protocol):
 
 
 def rollouts_of_prompts(num_rollouts: int | Sequence[int], num_prompts: int) -> list[int]:
-    """Return the rollouts of each of P prompts, from one number for all or one for each."""
+    """Return the number of rollouts of each of P prompts, given one number for all or one for each."""
     if isinstance(num_rollouts, int):
         return [num_rollouts] * num_prompts
     if len(num_rollouts) != num_prompts:
@@ -54,7 +54,7 @@ class Engine(Sampler, Protocol):
 
     @property
     def version(self) -> int:
-        """Version of the weights: the number of the step whose update made them; 0 for the start."""
+        """The version of the weights: the number of the step whose update made them; 0 at the start."""
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -121,16 +121,16 @@ class SamplingPool(Protocol):
         ...
 
     def discard(self, tickets: Iterable[int]) -> None:
-        """Discard tasks; the results of those that are being sampled are dropped."""
+        """Discard tasks, and the results of tasks that are being sampled."""
         ...
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Sample with these weights all tasks that start from now on; tasks in progress keep theirs."""
+        """Use these weights for all tasks that start from now on; tasks in progress keep their weights."""
         ...
 
 
 class PooledEngine:
-    """Samples on the workers of a pool, `prompts_per_task` together; nobody else takes its results during a call.
+    """Samples on the workers of a pool, `prompts_per_task` prompts at a time; nothing else may take the pool's results.
 
     The observer gets a `Decoding` whenever tasks are done, and several times a second in between.
     """

@@ -1,8 +1,8 @@
 """The native engine: samples N rollouts of each prompt as a tree, on any Hugging Face decoder, on CPU or GPU.
 
-The decoding batch has one row per distinct live prefix, whatever N is; a row with count c draws for its c rollouts at
+The decoding batch has one row per distinct live prefix, whatever N is. A row with count c draws for its c rollouts at
 once. A model whose attention cannot be hooked decodes with its own cache. Memory stays within the limit: rows that do
-not fit wait, and are decoded afterwards from their prefix, with the same uniform numbers.
+not fit wait, and are decoded later from their prefixes with the same uniform numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from brorl.activity import Echo, Observe, unobserved
 from brorl.errors import UserError, first_line
 from brorl.model.flat_path import FlatForward
 from brorl.model.forward import agrees, choose_forward
-from brorl.model.kernels import TRITON_DEVICES, KernelsError, kernels_of, required, triton_kernels
+from brorl.model.kernels import TRITON_DEVICES, KernelsError, kernels_of, required, using_triton
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.tree_attention import ModelPass
 from brorl.model.tree_path import TreeForward
@@ -34,7 +34,7 @@ from brorl.rollout.native.slot_decoder import SlotDecoder
 from brorl.sampling import SamplingParams, StopStrings
 from brorl.tree import RolloutTree
 
-_MAX_ROWS, _MAX_TOKENS = 48, 20  # of the trial of the kernels: more than a program of theirs reads at once
+_MAX_ROWS, _MAX_TOKENS = 48, 20  # of the trial of the kernels: more than one of their programs reads at once
 _PROMPTS = ((1,), (2, 3, 1), (3, 1, 2, 1) * 40)
 
 
@@ -51,47 +51,46 @@ def why_kernels_differ(new_decoder: Callable[[], SlotDecoder]) -> str | None:
 
 
 def _decoded(decoder: SlotDecoder, *, use: bool) -> tuple[Tensor, Tensor]:
-    """Return the logits of all rows at all positions, and tokens that are drawn with their log-probs."""
+    """Return the logits of all rows at all positions, and drawn tokens with their log-probs."""
     number_R = np.arange(_MAX_ROWS)
     prompt_R = slot_R = number_R // (_MAX_ROWS // len(_PROMPTS))
     found = []
-    with triton_kernels(use), decoder.attention():
+    with using_triton(use), decoder.attention():
         vocabulary = decoder.start(_PROMPTS).shape[1]
         for depth in range(1, _MAX_TOKENS):
             rows = Rows(depth, prompt_R, number_R, (number_R + depth) % vocabulary, slot_R, number_R, number_R)
             found.append(decoder.feed(decoder.place(rows, prompt_R)))
             slot_R = number_R
-        # The same logits for both ways: a draw may fall between two roundings.
+        # The draws are from fixed logits: a draw from logits that are rounded differently may differ.
         fixed_RV = torch.linspace(-4, 4, 3 * vocabulary, device=found[0].device).view(3, -1).to(found[0].dtype)
         token_K, logprob_K = draw_tokens(fixed_RV, np.arange(3), np.array([0.1, 0.5, 0.9]), SamplingParams())
     return torch.cat(found), torch.cat([logprob_K.double(), token_K.double()])
 
 
 def draws_on(device: torch.device) -> bool:
-    """Return whether a device draws the tokens of rows with one rollout: where it would wait for the host."""
+    """Return whether a device itself draws the tokens of rows with one rollout, instead of waiting for the host."""
     return device.type == "cuda"
 
 
 class NativeEngine:
     """Samples trees with the model itself.
 
-    The memory limit decides which rows are computed together, and so the rounding of their logits. A draw close to the
-    border between two tokens can then give the other one, and the tree is another sample of the same distribution. The
-    log-probs are those of its own tokens, up to rounding.
+    The memory limit decides which rows are computed together, and thus how their logits are rounded. A draw close to
+    the border between two tokens can then give the other token, and the tree is another sample of the same
+    distribution. Its log-probs belong to its own tokens, up to rounding.
 
     Args:
-        model: A Hugging Face causal LM; it is used as it is, so training it in place is visible at once.
-        eos_token_id: Tokens that end a response; none only with stop strings.
+        model: A Hugging Face causal LM, which is not copied: the engine samples with its current weights.
+        eos_token_id: Tokens that end a response; there may be none only with stop strings.
         memory_bytes: Limit of the keys, values and logits of the rows of one batch.
         share_prefixes: False decodes every rollout as a separate row, for tests and for measuring the savings of the
             tree.
         observe: Receives a `Decoding` after every position.
         forward: How rows go through the model; None for tree attention.
-        dtype: Sample with matrices that are rounded to this dtype, by a Llama pass; None for that of the model.
-        stop: Texts that end a response too. None if there are none.
-        graphs: Whether steps of decoding are CUDA graphs: `auto`, where they can be; `on`, with an error where they
-            cannot.
-        echo: Receives a line if `auto` finds that they cannot.
+        dtype: Sample with matrices that are rounded to this dtype, by a Llama pass; None for the dtype of the model.
+        stop: Texts that end a response too, or None.
+        graphs: Whether steps of decoding are CUDA graphs: `auto` where possible, or `on`, with an error where not.
+        echo: Receives a line if they are not possible with `auto`.
 
     Raises:
         UserError: If graphs are required, and the model does not decode with tree attention on a CUDA device.
@@ -132,7 +131,7 @@ class NativeEngine:
         self._kept: SlotDecoder | None = None  # what graphs read and write stays from call to call
 
     def _cache(self, forward: TreeForward, max_rows: int, max_tokens: int) -> SlotCache | PagedCache:
-        """Return an empty cache: for the compiled kernels where they can decode the model."""
+        """Return an empty cache, which is for the kernels in C if they can decode the model."""
         shapes = forward.kv_shapes
         memory = RowMemory.of(self.model, shapes, self._memory_bytes, max_rows, max_tokens)
         kernels = kernels_of(torch.empty(0, dtype=self.model.dtype, device=self.model.device))
@@ -146,7 +145,7 @@ class NativeEngine:
         cache = self._cache(self._forward, max_rows, sampling.max_new_tokens)
         if self._kept is not None and self._kept.goes_on(cache.memory, sampling):
             return self._kept
-        # A copy of the weights in every call: they may have changed since the last one.
+        # Every call copies the weights: they may have changed since the last call.
         packed = LlamaPass(self.model, self._dtype) if self._forward.llama_rows else ModelPass(self.model)
         if isinstance(cache, PagedCache):
             return PagedDecoder(self.model, packed, cache)
@@ -155,7 +154,7 @@ class NativeEngine:
         return decoder
 
     def _uses_kernels(self, decoder: Decoder) -> bool:
-        """Try the kernels in Triton at the first call, if they are required; return whether they are used."""
+        """Return whether the kernels in Triton are used; try them at the first call if they are required."""
         model, forward = self.model, self._forward
         if self._use_kernels is not None:
             return self._use_kernels
@@ -165,8 +164,8 @@ class NativeEngine:
 
             def new_decoder() -> SlotDecoder:
                 memory = RowMemory.of(model, forward.kv_shapes, 1 << 40, _MAX_ROWS, _MAX_TOKENS)
-                arena = SlotCache(model, forward.kv_shapes, memory)
-                return SlotDecoder(model, decoder.packed, arena, decoder.sampling, graphs=None, draws=False)
+                cache = SlotCache(model, forward.kv_shapes, memory)
+                return SlotDecoder(model, decoder.packed, cache, decoder.sampling, graphs=None, draws=False)
 
             if reason := why_kernels_differ(new_decoder):
                 raise KernelsError(
@@ -177,7 +176,7 @@ class NativeEngine:
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Copy weights into the engine's model; weights that it shares with the learner stay as they are."""
+        """Copy weights into the engine's model, except weights that it shares with the learner."""
         own = dict(self.model.named_parameters())
         for name, tensor in weights:
             if own[name] is not tensor:
@@ -198,9 +197,8 @@ class NativeEngine:
     ) -> list[RolloutTree]:
         """Sample N rollouts of each prompt; see `Sampler.sample`.
 
-        For the same seed and N, rollout n of a prompt with the same number draws the same uniform numbers, whatever the
-        other prompts are. A limit of memory that does not hold a single row, and logits that are not finite, are
-        errors.
+        The uniform numbers of a rollout depend only on the seed, N, the number of its prompt and its own number. Other
+        prompts do not matter. Logits that are not finite are an error, and so is memory for less than one row.
         """
         rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
         if min(rollouts_P, default=1) < 1 or not all(len(p) for p in prompts):
@@ -217,7 +215,7 @@ class NativeEngine:
                 prompts, rollouts_P, decoder, sampling, Uniforms(seed, rollouts_P, first),
                 stop=self._stop, shares_prefixes=self._share_prefixes, observe=self._observe,
             )  # fmt: skip
-            with triton_kernels(self._uses_kernels(decoder)):
+            with using_triton(self._uses_kernels(decoder)):
                 return growth.grow()
         except BaseException:
             self._kept = None  # it may hold numbers that are not finite

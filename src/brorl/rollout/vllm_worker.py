@@ -1,4 +1,4 @@
-"""Code that runs in the workers of vLLM, which import `WorkerMethods` by its name; nothing else imports this module."""
+"""Code that runs in vLLM's workers. They import `WorkerMethods` by its name; nothing else imports this module."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class WorkerMethods:
     vllm_config: Any
 
     def receive_weights(self, weights: str | Iterable[tuple[str, Tensor]]) -> None:
-        """Load new weights: the folder of `model.safetensors`, or in this process tensors by Hugging Face's names.
+        """Load new weights from the folder of `model.safetensors`, or in this process from tensors by name.
 
-        vLLM keeps the fraction of this worker.
+        The names are those of Hugging Face. vLLM keeps the part of this worker.
         """
         model = self.model_runner.get_model()
         if isinstance(weights, str):
@@ -41,7 +41,7 @@ class WorkerMethods:
             torch.accelerator.synchronize()  # the sender may change its memory afterwards
 
     def end_with(self, owner: int) -> None:
-        """End the processes of this engine when their owner ends, in any way; vLLM lets them live on."""
+        """End the processes of this engine when their owner ends in any way. vLLM alone would let them live on."""
         if os.getpid() != owner:
             descriptor = os.pidfd_open(owner)
             Thread(target=_end_after, args=(descriptor, os.getppid(), owner), daemon=True).start()
@@ -56,8 +56,8 @@ def _read(folder: Path) -> Iterator[tuple[str, Tensor]]:
 def _repack_tied_head(model: Any) -> None:
     """Pack the output layer again if it shares its weights with the input embedding.
 
-    On a CPU vLLM computes the output layer with a packed copy of its weights. An update renews the packed copies of the
-    layers in the checkpoint only, and a tied output layer is not in the checkpoint.
+    On a CPU vLLM computes the output layer with a packed copy of its weights. An update only renews the packed copies
+    of layers in the checkpoint, which has no tied output layer.
     """
     text = getattr(model, "language_model", model)  # the text part of a model of images and text
     head = getattr(text, "lm_head", None)

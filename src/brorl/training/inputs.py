@@ -31,7 +31,7 @@ from brorl.model.context_limit import attention_limit
 from brorl.model.device import available_bytes
 from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_choices import MemoryChoices
-from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, check, plan_memory
+from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, Workload, check, predict_memory
 from brorl.model.source import find_model, read_config
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.prompts.prompt import Prompt, PromptStream
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 def check_memory(
     config: TrainConfig, model_config: PreTrainedConfig, prompts: Prompts, show: Callable[[Table], None] | None = None
-) -> tuple[MemoryPlan, str | None]:
+) -> tuple[MemoryPrediction, str | None]:
     """Predict the memory of a run, without loading its model.
 
     `show` receives the table of the ways to train by their memory, if the run fits and the free memory is known.
@@ -66,7 +66,7 @@ def check_memory(
     settings, workload = _memory_settings(config), _workload(config, prompts)
     # other machines hold the parts of a run on a cluster
     available = None if config.cluster.enabled else available_bytes(choose_device(config.device))
-    plan = plan_memory(model_config, settings, workload, available)
+    plan = predict_memory(model_config, settings, workload, available)
     if available is None:
         return plan, None
     warning = check(plan, available, lambda: MemoryChoices(model_config, settings, workload, available).fix())
@@ -124,7 +124,7 @@ class RunInputs(ModelInputs):
     prompts: Prompts  # training and held-out prompts
     grader: Grader  # verifies and rewards responses
     workers: Workers  # processes of its verifiers
-    memory: MemoryPlan  # the memory that the run will need
+    memory: MemoryPrediction  # the memory that the run will need
     memory_line: str  # it in a line for the user, or a warning
     notes: Sequence[str] = ()  # lines about dropped rows and unreadable reference answers of public datasets
 

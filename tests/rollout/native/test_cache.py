@@ -36,69 +36,69 @@ def test_tokens_are_reserved_in_few_steps() -> None:
 @pytest.mark.parametrize("max_tokens", [5, 64, 65, 200])
 def test_an_arena_keeps_to_its_memory(rng: np.random.Generator, limit: int, max_tokens: int) -> None:
     """Rows multiply and die; keys, values and logits stay within the limit."""
-    arena = arena_of(limit, 64, max_tokens)
+    cache = arena_of(limit, 64, max_tokens)
     per_token, per_row = 2 * 2 * 2 * 8 * 4, 3 * 23 * 4
     prompt_tokens = 50
-    arena.start(prompt_tokens * per_token)
+    cache.start(prompt_tokens * per_token)
     num_rows = 1
     for depth in range(1, max_tokens + 1):
         try:
-            fit = arena.rows_that_fit(depth)
+            fit = cache.rows_that_fit(depth)
         except OutOfMemoryError:
             assert max_tokens == 200  # whose rows do not fit into the smaller limit
             break
         before = num_rows
         num_rows = int(min(rng.integers(1, 65), fit))
-        arena.place(np.sort(rng.integers(0, min(before, num_rows), num_rows)), np.arange(num_rows), depth - 1, depth)
-        assert arena.value[0].shape[0] >= num_rows
-        assert arena.key[1].shape[2] == arena.value[1].shape[2] >= depth
-        assert prompt_tokens * per_token + arena.num_bytes + num_rows * per_row <= limit
+        cache.place(np.sort(rng.integers(0, min(before, num_rows), num_rows)), np.arange(num_rows), depth - 1, depth)
+        assert cache.value[0].shape[0] >= num_rows
+        assert cache.key[1].shape[2] == cache.value[1].shape[2] >= depth
+        assert prompt_tokens * per_token + cache.num_bytes + num_rows * per_row <= limit
 
 
 def test_rows_find_their_tokens_in_an_arena(rng: np.random.Generator) -> None:
     """Rows fork, move and die at random; every one finds what was written on its path, also where layers differ."""
     model, shapes = small_model(), [KVShape(2, 3, 5), KVShape(1, 4, 4), KVShape(2, 3, 5)]
-    arena = SlotCache(model, shapes, RowMemory.of(model, shapes, 1 << 30, 40, 70))
+    cache = SlotCache(model, shapes, RowMemory.of(model, shapes, 1 << 30, 40, 70))
     for _ in range(2):  # the second time in memory that holds the numbers of the first
-        arena.start(0)
-        address = arena.addresses
+        cache.start(0)
+        address = cache.addresses
         paths: list[list[float]] = []
         for position in range(70):
             num_rows = int(rng.integers(1, 41))
             source_R = np.sort(rng.integers(0, len(paths), num_rows)) if paths else np.arange(num_rows)
-            arena.place(source_R, np.arange(num_rows), position, position + 1)
+            cache.place(source_R, np.arange(num_rows), position, position + 1)
             numbers = rng.random(num_rows)
             paths = [[*(paths[s] if paths else []), x] for s, x in zip(source_R.tolist(), numbers, strict=True)]
             expected = torch.tensor(paths)
             for layer in range(3):
-                arena.key[layer][:num_rows, :, position] = torch.from_numpy(numbers)[:, None, None] + layer
-                arena.value[layer][:num_rows, :, position] = torch.from_numpy(numbers)[:, None, None] - layer
-                key, value = arena.key[layer][:num_rows], arena.value[layer][:num_rows]
+                cache.key[layer][:num_rows, :, position] = torch.from_numpy(numbers)[:, None, None] + layer
+                cache.value[layer][:num_rows, :, position] = torch.from_numpy(numbers)[:, None, None] - layer
+                key, value = cache.key[layer][:num_rows], cache.value[layer][:num_rows]
                 assert torch.isfinite(key).all()
                 assert torch.equal(key[:, 0, : position + 1, -1], expected + layer)
                 assert torch.equal(value[:, -1, : position + 1, 0], expected - layer)
-        assert arena.addresses == address
+        assert cache.addresses == address
 
 
 def test_a_smaller_need_keeps_the_memory_and_a_larger_one_takes_more() -> None:
-    arena = arena_of(1 << 30, 64, 48)
-    arena.start(0)
-    address, size = arena.addresses, arena.num_bytes
+    cache = arena_of(1 << 30, 64, 48)
+    cache.start(0)
+    address, size = cache.addresses, cache.num_bytes
     for rows, tokens in ((64, 48), (3, 48), (64, 16)):
-        arena.memory = memory_of(1 << 30, rows, tokens)[1]
-        arena.start(1000)
-        assert (arena.addresses, arena.num_bytes) == (address, size)
-    arena.memory = memory_of(1 << 30, 64, 96)[1]
-    arena.start(0)
-    assert arena.num_bytes == 2 * size
+        cache.memory = memory_of(1 << 30, rows, tokens)[1]
+        cache.start(1000)
+        assert (cache.addresses, cache.num_bytes) == (address, size)
+    cache.memory = memory_of(1 << 30, 64, 96)[1]
+    cache.start(0)
+    assert cache.num_bytes == 2 * size
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    arena = arena_of(1000, 8, 16)
-    arena.start(500)
+    cache = arena_of(1000, 8, 16)
+    cache.start(500)
     said = r"one row of 2 tokens needs .*, the prompts beside it need .*; raise engine\.memory_gib"
     with pytest.raises(OutOfMemoryError, match=said):
-        arena.rows_that_fit(2)
+        cache.rows_that_fit(2)
 
 
 @pytest.fixture

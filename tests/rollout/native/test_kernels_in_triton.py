@@ -87,9 +87,9 @@ def test_slots_attend_to_their_prompts_and_to_themselves(
 
     def attended(dtype: torch.dtype) -> Tensor:
         model, shapes = small_model(dtype=dtype).to(DEVICE), [KVShape(kv_heads, dim, dim)]
-        arena = SlotCache(model, shapes, RowMemory.of(model, shapes, 1 << 30, num_slots, stored + 1))
-        arena.start(0)
-        arena.place(np.arange(num_slots), np.arange(num_slots), 0, stored + 1)
+        cache = SlotCache(model, shapes, RowMemory.of(model, shapes, 1 << 30, num_slots, stored + 1))
+        cache.start(0)
+        cache.place(np.arange(num_slots), np.arange(num_slots), 0, stored + 1)
         prompts = SlotPrompts(keeps=True)
         prompts.fill(PromptCache(*([x.to(DEVICE, dtype)] for x in cache), np.array(lengths)))
         num_prompts = prompts.shape[0]
@@ -100,12 +100,12 @@ def test_slots_attend_to_their_prompts_and_to_themselves(
             cell_R[:num_rows] = torch.from_numpy(prompt_R * width + rank)
             slot_C[cell_R[:num_rows]] = torch.arange(num_rows)
             grid = Grid((num_prompts, width), slot_C.to(DEVICE), cell_R.to(DEVICE))
-        for store, numbers in zip((arena.key[0], arena.value[0]), own, strict=True):
+        for store, numbers in zip((cache.key[0], cache.value[0]), own, strict=True):
             store[:, :, :stored] = numbers[:stored].permute(1, 2, 0, 3)
-        context = SlotContext(arena, prompts, grid, torch.tensor([stored], device=DEVICE), num_slots, 0)
+        context = SlotContext(cache, prompts, grid, torch.tensor([stored], device=DEVICE), num_slots, 0)
         got = context.attend(0, *(x.to(DEVICE, dtype) for x in (*query, own[0][-1], own[1][-1])), window)
         assert got.isfinite().all()
-        return torch.cat([got[:num_rows].flatten(), arena.key[0].flatten(), arena.value[0].flatten()])
+        return torch.cat([got[:num_rows].flatten(), cache.key[0].flatten(), cache.value[0].flatten()])
 
     with kernels_on_this_machine():
         assert_near(attended(dtype), attended(torch.float64), dtype)

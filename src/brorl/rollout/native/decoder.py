@@ -31,10 +31,10 @@ class Rows:
 
     depth: int  # number of tokens after the prompt; with 0 each prompt is one row
     prompt_R: IntArray  # prompt of each row, shape [R]
-    node_R: IntArray  # forest node of each row's last token, shape [R]; -1 at depth 0
+    node_R: IntArray  # number of the node of each row's last token, shape [R]; -1 at depth 0
     token_R: IntArray  # each row's last token, shape [R]; -1 at depth 0
-    slot_R: IntArray  # where the tokens before it were fed, shape [R]; at depth 1 the prompt's place in its wave
-    row_K: IntArray  # row of each rollout, ascending, shape [K]
+    slot_R: IntArray  # slot of the tokens before each last one, shape [R]; at depth 1 its prompt's place in the wave
+    row_K: IntArray  # row of each of K rollouts, ascending, shape [K]
     rollout_K: IntArray  # index of each rollout within its prompt, shape [K]
 
     @property
@@ -73,7 +73,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class RowMemory:
-    """What rows take of a memory limit."""
+    """How much of a memory limit rows take."""
 
     limit: int  # bytes of the rows' and prompts' keys and values, and of the rows' logits, together
     max_rows: int  # most rows there can be
@@ -97,7 +97,7 @@ class RowMemory:
         return self.limit // (2 * self.bytes_per_token)
 
     def rows(self, tokens_reserved: int, other_bytes: int) -> int:
-        """Return how many rows with so many reserved tokens fit beside the prompts' keys and values; 0 if none does."""
+        """Return how many rows with so many reserved tokens fit beside the prompts' keys and values."""
         row_bytes = tokens_reserved * self.bytes_per_token + self.bytes_per_row
         return max(0, self.limit - other_bytes) // row_bytes
 
@@ -112,14 +112,14 @@ class RowMemory:
 
 
 class Decoder:
-    """What the growth of trees asks of a decoder, wave by wave; a wave has some prompts, and rows of one length."""
+    """Feeds the rows of growing trees to a model, wave by wave; a wave has some prompts, and rows of one length."""
 
     def attention(self) -> AbstractContextManager[None]:
         """Return the context in which all other methods are called."""
         return nullcontext()
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
-        """Split prompts into runs that can be prefilled and decoded together; each is an ascending array of indices."""
+        """Split prompts into runs to be prefilled and decoded together, as ascending arrays of indices."""
         raise NotImplementedError
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
@@ -127,14 +127,14 @@ class Decoder:
         raise NotImplementedError
 
     def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows of so many tokens fit beside the prompts; an `OutOfMemoryError` if not even one does."""
+        """Return how many rows of so many tokens fit beside the prompts; raise an `OutOfMemoryError` if none does."""
         raise NotImplementedError
 
     def keep_prompts(self, prompts: IntArray) -> None:
         """Drop the prompts of the wave that have no rows any more."""
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
-        """Let each row go on from the slot where the tokens before its last one were fed; return them by new slots.
+        """Give each row a slot that continues its `slot_R`; return the rows in the order of their new slots.
 
         `prompt_R` has the place of each row's prompt in the wave.
         """
@@ -146,7 +146,7 @@ class Decoder:
 
 
 def prompt_runs(prompts: Sequence[tuple[int, ...]], most_tokens: int) -> list[IntArray]:
-    """Split prompts into runs with so many tokens at most, padding included; see `Decoder.split`."""
+    """Split prompts into runs of at most so many tokens, padding included; see `Decoder.split`."""
     starts, longest = [0], 0
     for index, prompt in enumerate(prompts):
         longest = max(longest, len(prompt))

@@ -20,11 +20,12 @@ from brorl.model.logits import LOGITS_PER_DRAW, MASSES_PER_DRAW, tokens_per_mass
 from brorl.model.logprobs import smallest_kept, softmax_lse
 from brorl.sampling import SamplingParams
 
-POSITIONS_AT_ONCE = 16  # of the uniform numbers that are computed together
+# Uniform numbers are computed for so many positions at once. A device draws as many between two looks of the host.
+POSITIONS_AT_ONCE = 16
 
 
 def forbidden_at(depth: int, sampling: SamplingParams) -> tuple[int, ...]:
-    """Return the tokens that cannot follow so many tokens of a response; `stop_token_ids` has all that end one."""
+    """Return the tokens that cannot follow the first `depth` tokens of a response: all that end it, or none."""
     return sampling.stop_token_ids if depth < sampling.min_new_tokens else ()
 
 
@@ -38,9 +39,9 @@ def without(logits_RV: Tensor, forbidden: tuple[int, ...]) -> Tensor:
 
 
 class Uniforms:
-    """Uniform numbers in [0, 1), addressed by prompt, rollout and position (counter-based, so any order will do).
+    """Uniform numbers in [0, 1), by prompt, rollout and position, from a counter: the order of access does not matter.
 
-    The numbers of prompt p depend on the seed, on its rollouts, and on its number, `first` + p.
+    The numbers of prompt p depend on the seed, on its number of rollouts, and on its own number, `first` + p.
     """
 
     def __init__(self, seed: int, rollouts_P: Sequence[int], first: int = 0) -> None:
@@ -88,9 +89,10 @@ def draw_tokens(
         sampling: Temperature, top-p and top-k.
 
     Returns:
-        Token ids [K], and their log-probs [K] in nats under the distribution that they are drawn from; at temperature 0
-        under that of temperature 1. Rows and rollouts are computed in blocks, which bounds the memory and changes no
-        token. The log-probs of a row without a distribution, such as one with NaN, +inf or -inf alone, are NaN.
+        Token ids [K], and their log-probs [K] in nats under the distribution that they are drawn from, or at
+        temperature 0 under the distribution of temperature 1. Rows and rollouts are computed in blocks, which bounds
+        the memory and changes no token. Log-probs are NaN for a row without a distribution: with NaN or +inf, or with
+        nothing but -inf.
     """
     (num_rows, vocabulary), device = logits_RV.shape, logits_RV.device
     row = torch.arange(num_rows, device=device) if row_K is None else to_device(row_K, device)
@@ -144,10 +146,10 @@ def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
 
 
 def _from_masses(mass_RBC: Tensor, edge_RB: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
-    """Invert the distributions of K rollouts, from the masses of B blocks of C tokens, and the cumulated ones of B."""
+    """Invert the distributions of K rollouts, given the masses of tokens [R, B, C] and the edges of blocks [R, B]."""
     edge_KB = edge_RB[row_K]
-    target_K = uniform_K * edge_KB[:, -1]  # rounds to less than the last edge, since a uniform is at most 1 - 2**-53
-    # The limits are for rows with NaN, which have no such block; their log-probs are NaN.
+    target_K = uniform_K * edge_KB[:, -1]  # rounds to less than the last edge: a uniform number is at most 1 - 2**-53
+    # The limits are for rows with NaN, which have no such block. Their log-probs are NaN.
     block_K = torch.searchsorted(edge_KB, target_K[:, None], right=True)[:, 0].clamp_(max=edge_KB.shape[1] - 1)
     before_K = torch.where(block_K > 0, edge_KB.gather(1, (block_K[:, None] - 1).clamp(min=0))[:, 0], 0.0)
     inner_KC = mass_RBC[row_K, block_K].to(torch.float64).cumsum(1)

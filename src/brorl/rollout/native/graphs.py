@@ -1,7 +1,7 @@
 """CUDA graphs of a step of decoding: recorded at first use, compared with the eager step, and replayed.
 
-A step is a function without arguments that reads and writes tensors at fixed addresses, and that gives the same if it
-is run twice. What a graph cannot do runs eagerly, and one line says so.
+A step is a function without arguments that reads and writes tensors at fixed addresses, and that has the same result if
+it runs twice. What a graph cannot do runs eagerly, and one line says so.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from brorl.errors import UserError, first_line
 from brorl.model.forward import agrees
 
 GraphChoice = Literal["auto", "on", "off"]
-_MOST = 256  # graphs, each with a few MiB of its own; with more, that which was not used for longest is dropped
+_MOST = 256  # graphs, of a few MiB each; beyond it the graph that was not used for the longest time is dropped
 # Operators after which the host must know a result of the device.
 _WAITS = {
     "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_consecutive", "unique_dim",
     "equal", "bincount", "repeat_interleave", "_pin_memory",
 }  # fmt: skip
-_INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # with a mask they count its entries
+_INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # with a mask the host waits for its count
 _COPIES = {"_to_copy", "copy_", "lift_fresh"}
 Step = Callable[[], None]
 Capture = Callable[[Step], Step]  # runs a step as often as needed, records it, and returns its replay
@@ -34,14 +34,14 @@ Capture = Callable[[Step], Step]  # runs a step as often as needed, records it, 
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of all captures on a device: libraries keep memory of their own for each stream."""
+    """Return the one stream of all captures on a device: libraries keep memory for each stream."""
     return torch.cuda.Stream(device)
 
 
 class CudaCapture:
-    """Records CUDA graphs, which share one pool of memory: they are replayed one after the other.
+    """Records CUDA graphs that share one pool of memory, since they are replayed one after the other.
 
-    A pool ends with its last graph, so graphs that come after it need another one.
+    A pool ends with its last graph, so later graphs need another pool.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -64,9 +64,9 @@ class CudaCapture:
 
 
 class _Inspection(TorchDispatchMode):
-    """Finds what a graph refuses or would repeat without its meaning: a wait of the host, or a copy from it.
+    """Finds what a graph cannot record: a wait of the host, or a copy from its memory.
 
-    A capture that fails halfway leaves the allocator of CUDA in doubt, so a step is inspected before it is recorded.
+    A capture that fails halfway can leave CUDA's allocator in a bad state, so a step is inspected before.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -88,7 +88,7 @@ class _Inspection(TorchDispatchMode):
 
 
 def graphs_on(device: torch.device, choice: GraphChoice, echo: Echo) -> StepGraphs | None:
-    """Return what records steps; None if they are not wanted, the device has no graphs, or a trial fails."""
+    """Return what records steps, or None if graphs are not wanted, the device has none, or a trial fails."""
     if choice == "off" or device.type != "cuda":
         return None
     graphs, number = StepGraphs(choice, echo, partial(CudaCapture, device)), torch.zeros(1, device=device)
@@ -105,9 +105,9 @@ class StepGraphs:
     """The recorded steps of a decoder.
 
     Args:
-        choice: `on` makes a failure an error; with `auto` the steps run eagerly after it, as a line says.
-        echo: Receives the line.
-        new_capture: Makes what records the steps; once for all steps that read and write the same tensors.
+        choice: With `on` a failure is an error. With `auto` steps run eagerly after it.
+        echo: Receives a line about the failure.
+        new_capture: Makes what records steps, once for all steps that read and write the same tensors.
     """
 
     def __init__(self, choice: GraphChoice, echo: Echo, new_capture: Callable[[], Capture]) -> None:
@@ -118,20 +118,20 @@ class StepGraphs:
         self._addresses: Sequence[int] = ()
 
     def bind(self, addresses: Sequence[int]) -> None:
-        """Forget the graphs if the tensors that they read and write are elsewhere now."""
+        """Forget the graphs if the tensors that they read and write have moved."""
         if addresses != self._addresses:
             self._replays.clear()
             self._capture, self._addresses = None, addresses
 
     def run(self, key: Hashable, step: Step, output: Tensor) -> None:
-        """Run a step that writes `output`, or replay it; the key decides its kernels and shapes, beside addresses.
+        """Run or replay a step that writes `output`. The key and the addresses decide its kernels and shapes.
 
         Raises:
             UserError: If the step cannot be recorded or gives other numbers, and graphs are required.
         """
         replay = self._replays.pop(key, None)
         if replay is not None:
-            self._replays[key] = replay  # behind all others: the first one is the oldest in use
+            self._replays[key] = replay  # at the end, so that the first one is the one to drop
             replay()
             return
         if not self.enabled:
@@ -148,7 +148,7 @@ class StepGraphs:
                 step()
 
     def refuse(self, reason: str) -> None:
-        """Run everything eagerly from now on, and say why; an error if graphs are required."""
+        """Run everything eagerly from now on and say why, or raise an error if graphs are required."""
         if not self.enabled:
             return
         if self._choice == "on":
@@ -161,7 +161,7 @@ class StepGraphs:
         self._echo(f"decoding starts its kernels one by one, without CUDA graphs: {reason}")
 
     def _recorded(self, key: Hashable, step: Step, output: Tensor) -> str | None:
-        """Record a step that has just run; return the reason if it cannot be replayed."""
+        """Record a step that has just run, or return the reason why it cannot be replayed."""
         expected = output.clone()
         output.zero_()
         try:

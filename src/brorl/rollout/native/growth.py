@@ -1,6 +1,6 @@
-"""The growth of the trees of one call: draw a token for every rollout, find the rows that live on, feed them.
+"""Grows the trees of one call: draws a token for every rollout, finds the rows that live on, and feeds them.
 
-Rows that do not fit into memory wait, and are decoded afterwards from their prefix, with the same uniform numbers.
+Rows that do not fit into memory wait, and are decoded later from their prefixes with the same uniform numbers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from brorl.tree import RolloutTree
 
 
 class Growth:
-    """One call of `sample`: the forest and the draws, which all waves share.
+    """One call of `sample`: its growing trees and its draws, which all waves share.
 
-    `sampling.stop_token_ids` has all tokens that end a response, and `stop` the texts that do.
+    `sampling.stop_token_ids` has all tokens that end a response, and `stop` all texts that end one.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class Growth:
         self._rollouts_P = np.array(rollouts_P)
         self._decoder = decoder
         self._drawing = decoder if isinstance(decoder, SlotDecoder) and decoder.draws else None
-        self._alone: list[Rows] = []  # rows for which the device draws, by the depth at which the host saw them last
+        self._alone: list[Rows] = []  # rows for which the device draws, one entry per depth since the host's last look
         self._sampling, self._uniforms = sampling, uniforms
         self._stop_ids = np.array(sampling.stop_token_ids, np.int64)
         self._shares_prefixes, self._observe = shares_prefixes, observe
         self._num_finished = 0
-        self._forest = GrowingTrees(prompts)
-        self._text_ends = TextEnds(stop, self._forest) if stop else None
+        self._trees = GrowingTrees(prompts)
+        self._text_ends = TextEnds(stop, self._trees) if stop else None
 
     def grow(self) -> list[RolloutTree]:
         """Decode all rollouts to their ends; return one tree per prompt."""
@@ -52,7 +52,7 @@ class Growth:
         with self._decoder.attention():
             while waves:
                 waves.extendleft(reversed(self._decode(waves.popleft())))
-        trees = self._forest.trees()
+        trees = self._trees.trees()
         return trees if self._shares_prefixes else [RolloutTree.merge([tree]) for tree in trees]
 
     def _first_rows(self, run: IntArray) -> Rows:
@@ -73,7 +73,7 @@ class Growth:
             rows = self._draw(rows, logits_RV)
             if rows.depth % POSITIONS_AT_ONCE == 0 or rows.depth == self._sampling.max_new_tokens:
                 rows = self._with_those_alone(rows)
-            self._observe(Decoding(self._num_finished, int(self._rollouts_P.sum()), self._forest.num_nodes, rows.depth))
+            self._observe(Decoding(self._num_finished, int(self._rollouts_P.sum()), self._trees.num_nodes, rows.depth))
             if not rows.size and not self._alone:
                 return waiting
             rows = self._fitting(rows, waiting)
@@ -87,7 +87,7 @@ class Growth:
             logits_RV = self._decoder.feed(rows)
 
     def _fitting(self, rows: Rows, waiting: list[Rows]) -> Rows:
-        """Return the rows that fit into memory, beside those for which the device draws; the others wait."""
+        """Return the rows that fit into memory beside the rows for which the device draws; the others wait."""
         capacity = self._decoder.rows_that_fit(rows.depth)
         room = capacity - sum(alone.size for alone in self._alone)
         if rows.size <= room:
@@ -98,7 +98,7 @@ class Growth:
         return rows.take(kept)
 
     def _release(self, rows: Rows) -> Rows:
-        """Let the device draw for rows with one rollout, if it can; return the others."""
+        """Let the device draw for rows with one rollout if it can, and return the other rows."""
         if self._drawing is None or not rows.size:
             return rows
         single_R = np.bincount(rows.row_K, minlength=rows.size) == 1
@@ -109,7 +109,7 @@ class Growth:
         return rows.take(np.flatnonzero(~single_R))
 
     def _with_those_alone(self, rows: Rows) -> Rows:
-        """Record what the device drew; return all rows that live on, in the order of their slots."""
+        """Record what the device has drawn, and return all rows that live on, in the order of their slots."""
         if not self._alone or self._drawing is None:
             return rows
         token_SB, logprob_SB = self._drawing.drawn()
@@ -138,7 +138,7 @@ class Growth:
         return self._grown(rows, token_K.astype(np.int64), logprob_K)
 
     def _grown(self, rows: Rows, token_K: IntArray, logprob_K: FloatArray) -> Rows:
-        """Record the tokens that follow some rows; return the rows that live on, in the slots of their parents."""
+        """Record the tokens that follow some rows, and return the rows that live on, in their parents' slots."""
         if not np.isfinite(logprob_K).all():
             raise DivergedError(
                 f"the logits of token {rows.depth + 1:,} of a response are not finite numbers: the training has "
@@ -152,7 +152,7 @@ class Growth:
         child_K = np.cumsum(first) - 1
         count_C = np.bincount(child_K)
         source_C, token_C = rows.row_K[one_of_C], token_K[one_of_C]
-        node_C = self._forest.add(
+        node_C = self._trees.add(
             rows.depth, rows.prompt_R[source_C], rows.node_R[source_C], token_C, count_C, logprob_K[one_of_C]
         )
         stopped_C = (token_C[:, None] == self._stop_ids).any(1)
@@ -160,7 +160,7 @@ class Growth:
             completes_C = self._text_ends.found(rows.node_R[source_C], token_C, node_C)
             stopped_C |= completes_C & (rows.depth >= self._sampling.min_new_tokens)
         done_C = stopped_C | (rows.depth + 1 == self._sampling.max_new_tokens)
-        self._forest.finish(node_C[done_C], count_C[done_C], stopped_C[done_C])
+        self._trees.finish(node_C[done_C], count_C[done_C], stopped_C[done_C])
         self._num_finished += int(count_C[done_C].sum())
         children = Rows(
             rows.depth + 1, rows.prompt_R[source_C], node_C, token_C, rows.slot_R[source_C], child_K,
@@ -170,7 +170,7 @@ class Growth:
 
     def _replayed(self, rows: Rows, prompt_R: IntArray) -> tuple[Rows, Tensor]:
         """Feed again the tokens of rows that waited; return the rows in their slots, and the logits after each."""
-        path_RT = self._forest.paths(rows.node_R, rows.depth - 1)
+        path_RT = self._trees.paths(rows.node_R, rows.depth - 1)
         fed = replace(rows, slot_R=prompt_R)
         for position in range(rows.depth):
             fed = replace(fed, depth=position + 1, token_R=path_RT[:, position])
@@ -180,7 +180,7 @@ class Growth:
 
 
 class GrowingTrees:
-    """The trees of P prompts while they grow; node numbers are shared by all of them."""
+    """The trees of P prompts while they grow. Nodes are numbered over all trees."""
 
     def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
         self._prompts = [tuple(p) for p in prompts]
@@ -202,7 +202,7 @@ class GrowingTrees:
         return np.arange(self._size - token_C.size, self._size)
 
     def finish(self, node_C: IntArray, count_C: IntArray, stopped_C: BoolArray) -> None:
-        """Record responses that end at nodes, with the number of rollouts that do."""
+        """Record that responses end at nodes, with the number of rollouts that end there."""
         self._leaves.append((node_C, count_C, stopped_C.astype(np.int64)))
 
     @property
@@ -211,7 +211,7 @@ class GrowingTrees:
         return self._size
 
     def path(self, node: int) -> list[int]:
-        """Return the tokens from the prompt down to one node, without a copy of the forest."""
+        """Return the tokens from the prompt down to one node, without a copy of all nodes."""
         tokens = []
         while node >= 0:
             call = bisect_right(self._starts, node) - 1
@@ -288,15 +288,15 @@ def _preorder(
 
 
 class TextEnds:
-    """Finds the nodes with which a response ends, because they complete a stop string.
+    """Finds the nodes that end a response because they complete a stop string.
 
-    The last characters of every live prefix are kept, so a node costs one search in a short text. The few nodes in
-    which it finds something are decoded from the start of the response, and these texts decide.
+    The last characters of every live prefix are kept, so a node costs one search in a short text. If that finds a stop
+    string, which is seldom, the response is decoded from its start, and its text decides.
     """
 
-    def __init__(self, stop: StopStrings, forest: GrowingTrees) -> None:
+    def __init__(self, stop: StopStrings, trees: GrowingTrees) -> None:
         self._stop = stop
-        self._forest = forest
+        self._trees = trees
         self._tail_of = {-1: ""}  # last characters, without spaces, of each live node; -1 is every prompt
 
     def found(self, parent_C: IntArray, token_C: IntArray, node_C: IntArray) -> BoolArray:
@@ -307,7 +307,7 @@ class TextEnds:
         for parent in {*parents} - {-1}:
             del tail_of[parent]
         tail_of.update(zip(node_C.tolist(), [text[-kept:] for text in texts], strict=True))
-        likely_in, end_with, path = self._stop.likely_in, self._stop.end_with, self._forest.path
+        likely_in, end_with, path = self._stop.likely_in, self._stop.end_with, self._trees.path
         return np.array([
             likely_in(text) is not None and end_with(path(node))
             for text, node in zip(texts, node_C.tolist(), strict=True)

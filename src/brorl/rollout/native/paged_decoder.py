@@ -1,4 +1,4 @@
-"""Decoding on a CPU by the compiled kernels: rows share blocks of keys and values."""
+"""The decoder of a CPU with the kernels in C: rows share blocks of keys and values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.arrays import IntArray
-from brorl.model.kernels import KEYS_PER_BLOCK, Kernels, padded
+from brorl.model.kernels import KEYS_PER_BLOCK, Kernels, padded_to_blocks
 from brorl.model.tree_attention import (
     PREFILL_TOKENS,
     AttentionContext,
@@ -28,10 +28,10 @@ _FIRST_SLOTS = 64
 
 
 class PagedCache:
-    """Keys and values of rows for the compiled kernels, in blocks of `KEYS_PER_BLOCK` tokens.
+    """Keys and values of rows for the kernels in C, in blocks of `KEYS_PER_BLOCK` tokens.
 
-    A block has a slot for each row that was alive when it was written, and the rows that grow out of one share it: a
-    prefix is stored once per tree, to the precision of a block. Only the last block is copied where a row forks.
+    A block has a slot for each row that was alive when it was written. All rows that grow from such a row share its
+    slot, so a prefix is stored once per tree, except its last block, which is copied where a row forks.
     """
 
     def __init__(self, kernels: Kernels, shapes: Sequence[KVShape], memory: RowMemory) -> None:
@@ -48,14 +48,14 @@ class PagedCache:
         return sum(x.numel() * x.element_size() for block in self._blocks for x in block)
 
     def rows_that_fit(self, num_tokens: int, other_bytes: int = 0) -> int:
-        """Return how many rows of `num_tokens` fit beside the prompts' keys and values; an error if none does."""
-        fits = self.memory.rows(padded(num_tokens), other_bytes)
+        """Return how many rows of `num_tokens` fit beside the prompts' keys and values; raise an error if none does."""
+        fits = self.memory.rows(padded_to_blocks(num_tokens), other_bytes)
         if not fits:
-            raise self.memory.too_small(num_tokens, padded(num_tokens), other_bytes)
+            raise self.memory.too_small(num_tokens, padded_to_blocks(num_tokens), other_bytes)
         return fits
 
     def rearrange(self, source_R: IntArray, num_tokens: int, capacity: int, other_bytes: int) -> None:
-        """Move rows with `num_tokens` so that slot r continues the row of slot source_R[r], with room for `capacity`.
+        """Move rows of `num_tokens` tokens so that slot r continues slot source_R[r], with room for `capacity` tokens.
 
         A slot that is its own source stays where it is.
         """
@@ -84,8 +84,8 @@ class PagedCache:
         self.pages = list(addresses.T.unflatten(0, (-1, 2)).contiguous())
 
     def _slots(self, slots_B: list[int], num_rows: int, num_tokens: int, capacity: int, other_bytes: int) -> list[int]:
-        """Return how many slots the blocks must have, those to come included; complete ones never get more."""
-        num_complete, num_blocks = num_tokens // KEYS_PER_BLOCK, padded(capacity) // KEYS_PER_BLOCK
+        """Return how many slots each block must have, future blocks included; complete blocks never get more."""
+        num_complete, num_blocks = num_tokens // KEYS_PER_BLOCK, padded_to_blocks(capacity) // KEYS_PER_BLOCK
         complete_B, last = slots_B[:num_complete], slots_B[num_complete] if len(slots_B) > num_complete else 0
         if num_rows > last:
             last = max(num_rows, min(max(2 * last, _FIRST_SLOTS), self.memory.max_rows))
@@ -115,9 +115,9 @@ class PagedCache:
 
 
 class PagedDecoder(Decoder, AttentionContext):
-    """Tree attention in the compiled kernels: a row attends to the keys of its prompt and to its own.
+    """Tree attention by the kernels in C: a row attends to the keys of its prompt and to its own.
 
-    It is the context of its own steps.
+    The decoder is also the context of its own steps.
     """
 
     def __init__(self, model: PreTrainedModel, packed: ModelPass, cache: PagedCache) -> None:
@@ -145,11 +145,11 @@ class PagedDecoder(Decoder, AttentionContext):
         return self._cache.rows_that_fit(num_tokens, self._prompts.num_bytes)
 
     def keep_prompts(self, prompts: IntArray) -> None:
-        """Drop the others; see `Decoder.keep_prompts`."""
+        """Drop the other prompts; see `Decoder.keep_prompts`."""
         self._prompts = self._prompts.select(prompts)
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
-        """Move the rows of the last block; the first child of a row keeps its slot; see `Decoder.place`."""
+        """Move the last block of rows; the first child of a row keeps its slot. See `Decoder.place`."""
         source_R, stored_tokens = rows.slot_R, rows.depth - 1
         slot_R = np.arange(rows.size)
         if stored_tokens:

@@ -38,7 +38,7 @@ class SlotCache:
     """Keys and values of slots, all with the same number of reserved tokens.
 
     A slot holds as many tokens as the rows need now: there are many short slots at first and fewer long ones later. The
-    reserved tokens grow in few steps, at each of which the rows that go on are written anew, layer by layer.
+    reserved tokens grow in few steps. At each step the rows that live on are copied, layer by layer.
     """
 
     def __init__(self, model: PreTrainedModel, shapes: Sequence[KVShape], memory: RowMemory) -> None:
@@ -49,7 +49,8 @@ class SlotCache:
         self._stores: list[Tensor] = []  # keys and values of each shape in turn, [layers, numbers]
         self._capacity = 0  # tokens of all slots together that the stores hold
         self._slot_tokens = self._prompt_bytes = 0
-        self.max_slots = self.num_tokens = 0  # with any number of tokens, since `start`; reserved in each slot
+        self.max_slots = 0  # since `start`, with any number of tokens
+        self.num_tokens = 0  # reserved in each slot
         self._views: list[Tensor] = []  # the stores, divided into slots
         self.key: list[Tensor] = []  # of each layer, shape [slots, K, tokens, D]
         self.value: list[Tensor] = []  # the same
@@ -61,23 +62,23 @@ class SlotCache:
 
     @property
     def addresses(self) -> list[int]:
-        """Where the keys and values are, and how far apart those of two layers are."""
+        """Where the keys and values are, and how far apart two layers are."""
         return [number for x in self._stores for number in (x.data_ptr(), x.shape[1])]
 
     def start(self, prompt_bytes: int) -> None:
-        """Begin with no rows, beside prompts with so many bytes of keys and values."""
+        """Begin without rows, beside prompts with so many bytes of keys and values."""
         self._prompt_bytes = prompt_bytes
         self.max_slots, self._slot_tokens = self._sizes(prompt_bytes)
         self.num_tokens = 0
         room = self.memory.limit - prompt_bytes - self.max_slots * self.memory.bytes_per_row
-        # Logits of more or fewer rows than before change the rest by a quarter at most. The memory then stays.
+        # More or fewer rows than before leave up to a quarter less beside their logits. The memory then stays.
         enough = max(self._reserved(self.memory.max_tokens), 3 * self._slot_tokens // 4)
         if enough <= self._capacity and self._capacity * self.memory.bytes_per_token <= room:
             self._slot_tokens = min(self._slot_tokens, self._capacity)
         else:
             self._stores, self._views, self.key, self.value = [], [], [], []  # free before more is allocated
             self._capacity = self._slot_tokens
-            # Zeros: entries that no row has written get a weight of 0, so they must be finite.
+            # Entries that no row has written get a weight of 0. They are zeros because they must be finite.
             self._stores = [
                 self._empty.new_zeros(len(layers), self._capacity * shape.num_heads * dim)
                 for shape, layers in self._layers_of.items()
@@ -85,18 +86,18 @@ class SlotCache:
             ]
 
     def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows of `num_tokens` there can be; an error if not even one fits."""
+        """Return how many rows of `num_tokens` there can be, or raise an error if not even one fits."""
         fits = min(self.max_slots, self._slot_tokens // self._reserved(num_tokens))
         if not fits:
             raise self.memory.too_small(num_tokens, self._reserved(num_tokens), self._prompt_bytes)
         return fits
 
     def grows(self, num_tokens: int) -> bool:
-        """Return whether more tokens must be reserved than now."""
+        """Return whether rows of this length need more reserved tokens than there are now."""
         return self._reserved(num_tokens) > self.num_tokens
 
     def place(self, source_R: IntArray, slot_R: IntArray, stored_tokens: int, num_tokens: int) -> None:
-        """Let rows with `stored_tokens` go on from slots source_R in slots slot_R, with room for `num_tokens`.
+        """Move rows of `stored_tokens` tokens from slots source_R to slots slot_R, with room for `num_tokens`.
 
         If more tokens must be reserved, the new slots are the numbers from 0 to R - 1.
         """
@@ -115,16 +116,16 @@ class SlotCache:
                 new[layers][:, target] = old[layers][:, source]
 
     def _reserved(self, num_tokens: int) -> int:
-        """Return the tokens that are reserved for rows of a length, the same for all of a block."""
+        """Return the tokens to reserve for rows of a length, the same for all lengths between two looks of the host."""
         return min(
             reserved_tokens(num_tokens // POSITIONS_AT_ONCE * POSITIONS_AT_ONCE + POSITIONS_AT_ONCE - 1),
             self.memory.max_tokens,
         )
 
     def _sizes(self, prompt_bytes: int) -> tuple[int, int]:
-        """Return the most slots, and the tokens of all of them together.
+        """Return the largest number of slots, and the tokens of all of them together.
 
-        Short rows may be more than those that fit at full length, up to a quarter of the memory for their logits.
+        There can be more short rows than rows of full length: their logits may take up to a quarter of the memory.
         """
         memory, longest = self.memory, self._reserved(self.memory.max_tokens)
         left = max(0, memory.limit - prompt_bytes)
@@ -157,7 +158,7 @@ def power_of_two(number: int) -> int:
 class SlotPrompts:
     """Keys and values of P prompts, heads first, padded on the right.
 
-    If it `keeps` them, the memory stays from wave to wave, and P and S are rounded up to few values.
+    With `keeps` the memory stays from wave to wave, and P and S are rounded up to few values.
     """
 
     def __init__(self, *, keeps: bool) -> None:
@@ -165,7 +166,7 @@ class SlotPrompts:
         self._stores: list[Tensor] = []  # keys and values of each layer in turn
         self._bias, self._length = torch.empty(0), torch.empty(0, dtype=torch.int64)
         self.key: list[Tensor] = []  # per layer, shape [K, P, S, D]
-        self.value: list[Tensor] = []  # the same
+        self.value: list[Tensor] = []  # like the keys
         self.bias: Tensor | None = None  # -inf for padding, else 0, shape [P, 1, S]; None if nothing is padded
         self.length = np.empty(0, np.int64)  # tokens of each prompt
         self.length_P = self._length  # the same on the device
@@ -209,7 +210,7 @@ class SlotPrompts:
             sizes = part.shape[0], num_prompts, tokens, part.shape[3]
             store = stores[index] if stores and self._keeps else part.new_empty(0)
             if store.numel() < np.prod(sizes):
-                store = part.new_zeros(int(np.prod(sizes)))  # zeros: padding gets a weight of 0, so it must be finite
+                store = part.new_zeros(int(np.prod(sizes)))  # padding has a weight of 0 and must be finite
             view = store[: int(np.prod(sizes))].view(sizes)
             view[:, : part.shape[1], : part.shape[2]] = part
             self._stores.append(store)
@@ -218,7 +219,7 @@ class SlotPrompts:
         self._set_bias(num_prompts, tokens)
 
     def _set_bias(self, num_prompts: int, tokens: int) -> None:
-        """Write the lengths of the prompts, and which tokens are padding; prompts that are padding have all tokens."""
+        """Write the lengths of the prompts, and which tokens are padding. A prompt that is padding has full length."""
         length_P = np.append(self.length, [tokens] * (num_prompts - self.length.size))
         like = self.value[0]
         if self._length.device != like.device or self._length.numel() < num_prompts:
@@ -235,7 +236,7 @@ class SlotPrompts:
 
 
 class Grid(NamedTuple):
-    """Lays R slots on a padded grid of prompts and slots, and back; one product then serves all prompts."""
+    """Lays R slots on a padded grid of prompts and their slots, so that one product serves all prompts."""
 
     shape: tuple[int, int]  # prompts and width, P and W
     slot_C: Tensor | None  # the slot of each of P * W cells; None if the grid is the slots
@@ -257,7 +258,7 @@ class Grid(NamedTuple):
 
 
 def cells_of(prompt_U: IntArray, num_prompts: int) -> tuple[IntArray, int]:
-    """Return the rank of each of U slots among those of its prompt, shape [U], and the most slots of a prompt."""
+    """Return the rank of each of U slots among its prompt's slots, shape [U], and the most slots of a prompt."""
     count_P = np.bincount(prompt_U, minlength=num_prompts)
     order = np.argsort(prompt_U, kind="stable")
     rank_U = np.empty_like(order)
@@ -268,16 +269,16 @@ def cells_of(prompt_U: IntArray, num_prompts: int) -> tuple[IntArray, int]:
 class SlotContext(AttentionContext):
     """One new token for each of the first slots: it attends to its prompt and to its own slot, with one softmax.
 
-    The new tokens have index `position` in their slots, shape [1]; `longest` is that of the longest context in tokens.
+    The new tokens have index `position` in their slots, shape [1]. The longest context has `longest` tokens.
     """
 
     has_windows = True
 
     def __init__(
-        self, arena: SlotCache, prompts: SlotPrompts, grid: Grid, position: Tensor, num_slots: int, longest: int
+        self, cache: SlotCache, prompts: SlotPrompts, grid: Grid, position: Tensor, num_slots: int, longest: int
     ) -> None:
         self.longest = longest
-        self._arena, self._prompts, self._grid = arena, prompts, grid
+        self._cache, self._prompts, self._grid = cache, prompts, grid
         self._position, self._num_slots = position, num_slots
         self._biases: dict[int | None, tuple[Tensor, Tensor | None]] = {}  # which tokens each window hides
 
@@ -286,7 +287,7 @@ class SlotContext(AttentionContext):
         if window in self._biases:
             return self._biases[window]
         position, prompts = self._position, self._prompts
-        token_T = torch.arange(self._arena.num_tokens, device=position.device)
+        token_T = torch.arange(self._cache.num_tokens, device=position.device)
         hidden_T, of_prompts = token_T > position, prompts.bias
         if window is not None:
             hidden_T |= token_T <= position - window
@@ -294,7 +295,7 @@ class SlotContext(AttentionContext):
             hidden_PS = token_S <= prompts.length_P[:, None] + position - window
             of_prompts = prompts.value[0].new_zeros(1) if of_prompts is None else of_prompts
             of_prompts = of_prompts.masked_fill(hidden_PS[:, None], float("-inf"))
-        bias_T = self._arena.value[0].new_zeros(hidden_T.shape).masked_fill_(hidden_T, float("-inf"))
+        bias_T = self._cache.value[0].new_zeros(hidden_T.shape).masked_fill_(hidden_T, float("-inf"))
         self._biases[window] = bias_T, of_prompts
         return self._biases[window]
 
@@ -302,7 +303,7 @@ class SlotContext(AttentionContext):
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, window: int | None = None, /
     ) -> Tensor:
         """Store the new keys and values, then attend; see `AttentionContext`."""
-        key, value = (x[layer][: self._num_slots] for x in (self._arena.key, self._arena.value))
+        key, value = (x[layer][: self._num_slots] for x in (self._cache.key, self._cache.value))
         if suits_triton(query_THD) and key.shape == value.shape:
             from brorl.model.triton_kernels import Prompts, attend
 

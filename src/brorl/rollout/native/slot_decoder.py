@@ -1,6 +1,6 @@
-"""Feeding tokens of rows to a model on any device: rows are slots, and a step reads and writes tensors at fixed places.
+"""The decoder of any device: rows are slots, and a step reads and writes tensors at fixed places.
 
-A row with one rollout never forks. On CUDA the device draws its tokens, and the host looks at them every 16 positions;
+A row with one rollout never forks. On CUDA the device draws its tokens, and the host looks at them every 16 positions:
 only rows with more rollouts need the host at each position. The step can then be a CUDA graph. Elsewhere the host draws
 for all rows.
 """
@@ -28,15 +28,15 @@ from brorl.rollout.native.graphs import StepGraphs
 from brorl.rollout.native.slot_attention import Grid, SlotCache, SlotContext, SlotPrompts, cells_of, power_of_two
 from brorl.sampling import SamplingParams
 
-_FEWEST_SLOTS = 8  # of a graph
+_FEWEST_SLOTS = 8  # that a graph has
 _NONE = np.empty(0, np.int64)
 
 
 class _State:
-    """What the device knows about the S slots; each tensor stays where it is until more slots are needed."""
+    """The state of S slots on the device. Each tensor stays where it is until more slots are needed."""
 
     def __init__(self, slots: int, cells: int, device: torch.device, *, draws: bool) -> None:
-        self.size = slots, cells  # and cells of the largest grid of prompts and slots
+        self.size = slots, cells  # slots, and cells of the largest grid of prompts and slots
         drawn = slots if draws else 0
         integer = partial(torch.zeros, dtype=torch.int64, device=device)
         number = partial(torch.zeros, dtype=torch.float64 if draws else torch.float32, device=device)
@@ -56,21 +56,21 @@ class _State:
 class SlotDecoder(Decoder):
     """Tree attention: a slot attends to the keys of its prompt and to its own.
 
-    With graphs, the prompts and the logits have tensors of their own, and sizes are rounded up to few values. `draws`
-    says whether the device draws for rows with one rollout.
+    With graphs, the prompts and the logits keep their tensors, and sizes are rounded up to few values. `draws` says
+    whether the device draws for rows with one rollout.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         packed: ModelPass,
-        arena: SlotCache,
+        cache: SlotCache,
         sampling: SamplingParams,
         graphs: StepGraphs | None,
         *,
         draws: bool,
     ) -> None:
-        self.arena, self.sampling, self.draws = arena, sampling, draws
+        self.cache, self.sampling, self.draws = cache, sampling, draws
         self.packed = packed
         self._model, self._graphs = model, graphs
         self._parameters = [id(p) for p in model.parameters()]
@@ -80,15 +80,15 @@ class SlotDecoder(Decoder):
         self._alone = self._used = _NONE  # slots of rows for which the device draws, and of all rows
         self._prompt_S = _NONE  # place of the prompt of each slot
         self._grid: Grid | None = None  # of the slots in use; None if they changed
-        # What is to be written to the device, at which of its rows: the target, the rows or None for all, the numbers.
+        # What to write to the device: the target, its rows (None for all), and the numbers.
         self._uploads: list[tuple[Tensor, IntArray | None, IntArray | FloatArray]] = []
 
     def goes_on(self, memory: RowMemory, sampling: SamplingParams) -> bool:
-        """Prepare another call with the weights of now; return False if the model has other parameters now."""
+        """Prepare another call with the current weights; return False if the model has other parameters now."""
         parameters = [id(p) for p in self._model.parameters()]
         if parameters != self._parameters:
             return False
-        self.arena.memory, self.sampling = memory, sampling
+        self.cache.memory, self.sampling = memory, sampling
         if isinstance(self.packed, LlamaPass):
             self.packed.refresh()
         return True
@@ -99,24 +99,24 @@ class SlotDecoder(Decoder):
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
         """Split prompts by what fits beside the rows; see `Decoder.split`."""
-        most = self.arena.memory.prompt_tokens
+        most = self.cache.memory.prompt_tokens
         if self._graphs is not None:
-            most //= 3  # their number is rounded up to twice as many at most, their tokens to 1.5 times as many
+            most //= 3  # rounding up makes at most 2 times as many prompts, of 1.5 times as many tokens
         return prompt_runs(prompts, min(PREFILL_TOKENS, most))
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
         """Compute the prompts of a wave; see `Decoder.start`."""
         cache, logits_PV = prefill(self.packed, list(prompts))
         self._prompts.fill(cache)
-        self.arena.start(self._prompts.num_bytes)
-        slots = self.arena.max_slots
+        self.cache.start(self._prompts.num_bytes)
+        slots = self.cache.max_slots
         cells = slots * self._prompts.shape[0]
         if slots > self._state.size[0] or cells > self._state.size[1]:
             slots_before, cells_before = self._state.size
             sizes = max(slots, slots_before), max(cells, cells_before)
             self._state = _State(*sizes, self.packed.device, draws=self.draws)
         self._alone, self._prompt_S = _NONE, np.zeros(slots, np.int64)
-        self._state.start_S.zero_()  # a slot without a row computes too: its positions must be those of this wave
+        self._state.start_S.zero_()  # a slot without a row computes too, at positions that this wave can have
         if self._graphs is not None:
             if self._logits.shape[0] < slots:
                 self._logits = logits_PV.new_empty(slots, logits_PV.shape[1])
@@ -125,16 +125,16 @@ class SlotDecoder(Decoder):
 
     def rows_that_fit(self, num_tokens: int) -> int:
         """Return how many rows fit; see `Decoder.rows_that_fit`."""
-        return self.arena.rows_that_fit(num_tokens)
+        return self.cache.rows_that_fit(num_tokens)
 
     def keep_prompts(self, prompts: IntArray) -> None:
-        """Drop the others; see `Decoder.keep_prompts`."""
+        """Drop the other prompts; see `Decoder.keep_prompts`."""
         self._prompts.keep(prompts)
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
         """Copy the rows that move; the first child of a row keeps its slot.
 
-        With no row for which the device draws, the slots are the first ones.
+        If the device draws for no row, the rows have the first slots.
         """
         if not rows.size:
             return rows
@@ -142,7 +142,7 @@ class SlotDecoder(Decoder):
         slot_R = self._new_slots(source_R, rows.depth)
         order = np.argsort(slot_R)
         source_R, slot_R, prompt_R = source_R[order], slot_R[order], prompt_R[order]
-        self.arena.place(source_R, slot_R, rows.depth - 1, rows.depth)
+        self.cache.place(source_R, slot_R, rows.depth - 1, rows.depth)
         rows = replace(rows.take(order), slot_R=slot_R)
         self._used, self._grid = np.concatenate([self._alone, slot_R]), None
         self._prompt_S[slot_R] = prompt_R
@@ -153,14 +153,14 @@ class SlotDecoder(Decoder):
         return rows
 
     def release(self, slot_R: IntArray, uniform_RB: FloatArray) -> None:
-        """Let the device draw for rows with one rollout, until `drawn`; with the numbers of the block, [R, 16]."""
+        """Let the device draw for rows with one rollout until `drawn`, with these uniform numbers, [R, 16]."""
         self._alone = np.concatenate([self._alone, slot_R])
         self._uploads.append((self._state.uniform_SB, slot_R, uniform_RB))
 
     def drawn(self) -> tuple[IntArray, FloatArray]:
-        """Return the tokens of the slots at the last 16 positions and their log-probs, shape [S, 16]; the host waits.
+        """Wait for the tokens of the slots at the last 16 positions and their log-probs, each of shape [S, 16].
 
-        The host draws for all rows afterwards.
+        Afterwards the host draws for all rows.
         """
         state, top = self._state, int(self._used.max()) + 1
         token_SB, logprob_SB = torch.stack([state.token_SB[:top].double(), state.logprob_SB[:top]]).cpu().numpy()
@@ -172,7 +172,7 @@ class SlotDecoder(Decoder):
         position, state = rows.depth - 1, self._state
         num_slots = int(self._used.max()) + 1
         if self._graphs is not None:
-            fit = self.arena.rows_that_fit(rows.depth)
+            fit = self.cache.rows_that_fit(rows.depth)
             num_slots = min(max(power_of_two(num_slots), _FEWEST_SLOTS), fit)
         grid = self._laid_out(num_slots)
         self._upload()
@@ -183,7 +183,7 @@ class SlotDecoder(Decoder):
         if self._graphs is None:
             step()
         else:
-            shapes = num_slots, self.arena.num_tokens, self._prompts.shape, grid.shape
+            shapes = num_slots, self.cache.num_tokens, self._prompts.shape, grid.shape
             sampling = self.sampling
             key = shapes, sampling.temperature, sampling.top_p, sampling.top_k, forbidden
             self._graphs.run(key, step, self._logits[:num_slots])
@@ -195,7 +195,7 @@ class SlotDecoder(Decoder):
         """Feed the token of each slot at the position, and draw the next one unless `forbidden` is None."""
         state, position = self._state, self._state.position
         token_R = state.token_SB[:num_slots].index_select(1, position % POSITIONS_AT_ONCE)[:, 0]
-        context = SlotContext(self.arena, self._prompts, grid, position, num_slots, longest)
+        context = SlotContext(self.cache, self._prompts, grid, position, num_slots, longest)
         inputs = token_R, state.start_S[:num_slots] + position, context, None
         kept = None if self._graphs is None else self._logits[:num_slots]
         into = (kept,) if isinstance(self.packed, LlamaPass) else ()
@@ -213,10 +213,10 @@ class SlotDecoder(Decoder):
         state.logprob_SB[:num_slots].index_copy_(1, after, logprob_R[:, None].double())
 
     def _new_slots(self, source_R: IntArray, depth: int) -> IntArray:
-        """Return the slot of each row at a depth: its source where it can stay, else a free one."""
-        if depth == 1 or self.arena.grows(depth):
+        """Return the slot of each row at a depth: its source if the row can stay there, or a free one."""
+        if depth == 1 or self.cache.grows(depth):
             return np.arange(source_R.size)
-        limit = self.arena.rows_that_fit(depth) if self._alone.size else source_R.size
+        limit = self.cache.rows_that_fit(depth) if self._alone.size else source_R.size
         free, stays_R = np.ones(limit, np.bool_), np.zeros(source_R.size, np.bool_)
         free[self._alone] = False
         stays_R[np.unique(source_R, return_index=True)[1]] = True
@@ -236,7 +236,7 @@ class SlotDecoder(Decoder):
             rank_U, width = cells_of(prompt_U, num_prompts)
             width = width if self._graphs is None else min(power_of_two(width), num_slots)
             cell_U = prompt_U * width + rank_U
-            # Slots without a row, and cells without a slot, have the first one.
+            # A slot without a row has the first cell, and a cell without a slot has the first slot.
             cell_R, slot_C = np.zeros(num_slots, np.int64), np.zeros(num_prompts * width, np.int64)
             cell_R[self._used], slot_C[cell_U] = cell_U, self._used
             targets = state.slot_C[: slot_C.size], state.cell_S[:num_slots]
@@ -245,7 +245,7 @@ class SlotDecoder(Decoder):
         return self._grid
 
     def _upload(self) -> None:
-        """Write what changed to the device: one copy from the host for all of it."""
+        """Write all changes to the device with one copy from the host."""
         if not self._uploads:
             return
         arrays = [x.ravel().view(np.int64) for _, *both in self._uploads for x in both if x is not None]
@@ -258,13 +258,13 @@ class SlotDecoder(Decoder):
         self._uploads.clear()
 
     def _bind(self, graphs: StepGraphs) -> None:
-        """Tell the graphs where everything is, and refuse them what is not the same at every position."""
-        longest = int(self._prompts.length.max()) + self.arena.memory.max_tokens
+        """Tell the graphs where all tensors are, and turn graphs off for a model that computes by the position."""
+        longest = int(self._prompts.length.max()) + self.cache.memory.max_tokens
         config = self._model.config
         if any(limit is not None and longest > limit.tokens for limit in (position_limit(config), other_span(config))):
             graphs.refuse(f"{type(self._model).__name__} checks the length of each context of up to {longest:,} tokens")
         weights = [x.data_ptr() for x in (*self._model.parameters(), *self._model.buffers())]
         if isinstance(self.packed, LlamaPass):
             weights += self.packed.addresses(longest)
-        others = (self._logits.data_ptr(), *self.arena.addresses, *self._state.addresses, *self._prompts.addresses)
+        others = (self._logits.data_ptr(), *self.cache.addresses, *self._state.addresses, *self._prompts.addresses)
         graphs.bind([*weights, *others])

@@ -13,7 +13,15 @@ from transformers import Qwen3Config
 from brorl.errors import UserError
 from brorl.model.device import available_bytes, available_to_process
 from brorl.model.lora import add_adapter
-from brorl.model.memory_plan import MemoryLine, MemoryPlan, MemorySettings, ModelMemory, Workload, check, plan_memory
+from brorl.model.memory_prediction import (
+    MemoryLine,
+    MemoryPrediction,
+    MemorySettings,
+    ModelMemory,
+    Workload,
+    check,
+    predict_memory,
+)
 from brorl.model.settings import LoraSettings, States
 from brorl.model.tree_attention import enable_gradient_checkpointing, kv_shapes
 from brorl.model.tree_path import chunk_logprobs
@@ -27,7 +35,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 SETTINGS = MemorySettings("float32", 1 << 30, nodes_per_pass=256)
 
 
-def named(plan: MemoryPlan) -> dict[str, int]:
+def named(plan: MemoryPrediction) -> dict[str, int]:
     return {line.name: line.num_bytes for line in plan.lines}
 
 
@@ -49,7 +57,7 @@ def test_what_is_kept_is_counted_exactly(
     large = {"intermediate_size": 300} if lora is None else {"intermediate_size": 2100}  # moments of some are in 8 bits
     model = small_model(architecture, tie_word_embeddings=True, dtype=trained_dtype, **large)
     settings = replace(SETTINGS, dtype=dtype, lora=lora, states=states)
-    plan = plan_memory(model.config, replace(settings, reference=True), Workload())
+    plan = predict_memory(model.config, replace(settings, reference=True), Workload())
     if lora:
         add_adapter(model, lora)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -70,14 +78,16 @@ def test_what_is_kept_is_counted_exactly(
     assert {name: got.get(name) for name in expected} == expected
     assert set(got) == {*expected, "sampling", "learning"}
     assert plan.kept_bytes == sum(expected.values())
-    assert "reference" not in named(plan_memory(model.config, settings, Workload()))
+    assert "reference" not in named(predict_memory(model.config, settings, Workload()))
 
 
 def test_moments_in_the_memory_of_the_cpu_are_not_on_the_device() -> None:
     """The allocator is the CPU's, so the device here is that of the plan alone."""
     model = small_model(dtype=torch.float32)
     plans = {
-        (device, states): named(plan_memory(model.config, replace(SETTINGS, device=device, states=states), Workload()))
+        (device, states): named(
+            predict_memory(model.config, replace(SETTINGS, device=device, states=states), Workload())
+        )
         for device in ("cpu", "cuda")
         for states in ("device", "host")
     }
@@ -92,13 +102,13 @@ def test_a_separate_engine_has_its_weights_a_file_of_them_and_its_whole_cache(
 ) -> None:
     model, limit = small_model(tie_word_embeddings=True, dtype=torch.float32), int(rng.integers(1 << 20, 1 << 40))
     settings = replace(SETTINGS, dtype=dtype, engine_bytes=limit, separate_engine=True)
-    got = named(plan_memory(model.config, settings, Workload(num_rows=1)))
+    got = named(predict_memory(model.config, settings, Workload(num_rows=1)))
     assert got["sampling copy"] == 2 * bytes_of(p.to(DTYPES[dtype]) for p in model.parameters())
     assert got["sampling cache"] == limit
     assert "sampling" not in got
-    adapted = named(plan_memory(model.config, replace(settings, lora=LoraSettings(rank=2)), Workload(num_rows=1)))
+    adapted = named(predict_memory(model.config, replace(settings, lora=LoraSettings(rank=2)), Workload(num_rows=1)))
     assert 2 * adapted["sampling copy"] == got["sampling copy"]  # no file of all weights
-    apart = named(plan_memory(model.config, replace(settings, engine_apart=True), Workload(num_rows=1)))
+    apart = named(predict_memory(model.config, replace(settings, engine_apart=True), Workload(num_rows=1)))
     assert apart == {name: size for name, size in got.items() if name not in ("sampling copy", "sampling cache")}
 
 
@@ -107,7 +117,7 @@ def test_planning_a_model_far_too_large_takes_no_memory() -> None:
     config = small_model().config
     config.hidden_size, config.intermediate_size, config.num_hidden_layers = 8192, 28672, 80
     config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.vocab_size = 64, 8, 128, 128_256
-    plan = plan_memory(config, SETTINGS, Workload())
+    plan = predict_memory(config, SETTINGS, Workload())
     assert 70e9 * 4 < named(plan)["weights"] < 71e9 * 4  # Llama 3 70B
     with pytest.raises(
         UserError, match=r"needs .*AdamW 52\d\.\d GiB \(shrinks with optimizer.states: 8bit, lora.rank\)"
@@ -122,33 +132,33 @@ def test_the_engine_is_never_planned_below_what_its_rows_take(dtype: str, rng: n
     for limit in (1 << 18, 1 << 22, 1 << 30):
         rows, prompt, length = (int(rng.integers(1, high)) for high in (200, 40, 100))
         settings = replace(SETTINGS, dtype=dtype, engine_bytes=limit)
-        plan = plan_memory(model.config, settings, Workload(prompt, length, num_rows=rows))
+        plan = predict_memory(model.config, settings, Workload(prompt, length, num_rows=rows))
         shapes = kv_shapes(model)
         memory = RowMemory.of(model, shapes, limit, rows, length)
-        arena, logit_bytes = SlotCache(model, shapes, memory), 0
-        arena.start(prompt * memory.bytes_per_token)
+        cache, logit_bytes = SlotCache(model, shapes, memory), 0
+        cache.start(prompt * memory.bytes_per_token)
         try:
             for depth in range(1, length + 1):
-                slots = np.arange(min(rows, arena.rows_that_fit(depth)))
-                arena.place(slots, slots, depth - 1, depth)
+                slots = np.arange(min(rows, cache.rows_that_fit(depth)))
+                cache.place(slots, slots, depth - 1, depth)
                 logit_bytes = max(logit_bytes, slots.size * memory.bytes_per_row)
         except UserError:
             continue  # not even one row fits
-        needed = prompt * memory.bytes_per_token + arena.num_bytes + logit_bytes
+        needed = prompt * memory.bytes_per_token + cache.num_bytes + logit_bytes
         assert plan.sampling.num_bytes >= 0.7 * min(needed, limit)  # growing copies a layer, and rounds lengths up
 
 
 def test_a_cache_that_is_kept_counts_beside_learning() -> None:
     model, workload = small_model(dtype=torch.bfloat16), Workload(20, 100, num_rows=500)
     on_cuda = replace(SETTINGS, device="cuda", nodes_per_pass=4096)
-    freed, kept = (plan_memory(model.config, replace(on_cuda, keeps_cache=kept), workload) for kept in (False, True))
+    freed, kept = (predict_memory(model.config, replace(on_cuda, keeps_cache=kept), workload) for kept in (False, True))
     cache = named(kept)["sampling cache"]
     in_graphs = cache + kept.sampling.num_bytes - freed.sampling.num_bytes  # what a step takes stays beside the rows
     assert in_graphs >= 2 * 500 * 4 * (20 + 100) * 4  # scores and weights of 4 heads, while rows are short
     assert kept.total_bytes == freed.kept_bytes + cache + max(kept.sampling.num_bytes, kept.learning.num_bytes)
     assert "sampling cache" not in named(freed)
     joined = 2 * (4 + 2 + 2) * 8 * 32 + 2 * 2 * 48 * 32  # queries, keys and values, gates and what is gated
-    on_cpu = plan_memory(model.config, SETTINGS, workload)
+    on_cpu = predict_memory(model.config, SETTINGS, workload)
     assert named(freed)["joined weights"] == joined * 4
     assert "joined weights" not in named(on_cpu)
 
@@ -167,9 +177,9 @@ def test_the_learners_estimate_is_near_what_autograd_keeps(
     responses = rng.integers(0, vocabulary, (16, 32)).tolist()
     tree = RolloutTree.from_responses(rng.integers(0, vocabulary, 32).tolist(), responses, finished=[False] * 16)
     settings, workload = replace(SETTINGS, nodes_per_pass=512), Workload(32, 32, num_rows=16, num_prompts=1)
-    with_layers = plan_memory(model.config, settings, workload).learning.num_bytes
+    with_layers = predict_memory(model.config, settings, workload).learning.num_bytes
     settings = replace(settings, gradient_checkpointing=checkpointing)
-    planned = plan_memory(model.config, settings, workload).learning.num_bytes
+    planned = predict_memory(model.config, settings, workload).learning.num_bytes
     kept = kept_bytes(model, chunk_logprobs(model, [tree], max_nodes=512))
     if checkpointing:  # most of it is there in passing only, which autograd does not count
         assert kept < planned < 0.85 * with_layers
@@ -207,12 +217,12 @@ def test_512_responses_of_16k_tokens_fit_on_one_device_and_errors_name_the_setti
     available = 139 << 30
     workload = Workload(1024, 16_384, num_rows=32 * 512, num_prompts=8)
     settings = MemorySettings("bfloat16", 90 << 30, gradient_checkpointing=True)
-    plan = plan_memory(large_config(), settings, workload, available)
+    plan = predict_memory(large_config(), settings, workload, available)
     assert check(plan, available) is None
     with pytest.raises(UserError, match=r"sampling .* \(shrinks with engine.memory_gib\)"):
-        check(plan_memory(large_config(), replace(settings, engine_bytes=120 << 30), workload), available)
+        check(predict_memory(large_config(), replace(settings, engine_bytes=120 << 30), workload), available)
     little = replace(settings, engine_bytes=8 << 30, gradient_checkpointing=False)
-    warning = check(plan_memory(large_config(), little, workload), available=80 << 30)
+    warning = check(predict_memory(large_config(), little, workload), available=80 << 30)
     assert warning is not None
     assert "engine.gradient_checkpointing" in warning
 
@@ -222,7 +232,7 @@ def test_the_learners_memory_grows_with_the_length_and_not_with_its_square() -> 
     """Twice the tokens never take more than twice the memory, once logits and attention weights are at their limits."""
     settings = MemorySettings("bfloat16", 1 << 30, gradient_checkpointing=True)
     learning = [
-        plan_memory(large_config(), settings, Workload(1024, length)).learning.num_bytes
+        predict_memory(large_config(), settings, Workload(1024, length)).learning.num_bytes
         for length in (4096, 8192, 16_384, 32_768)
     ]
     assert all(a < b < 2 * a for a, b in pairwise(learning))
@@ -233,9 +243,9 @@ def test_the_learners_memory_grows_with_the_length_and_not_with_its_square() -> 
 def test_the_default_of_cuda_is_halved_until_it_fits() -> None:
     config, workload = small_model().config, Workload(64, 512, num_rows=1 << 20, num_prompts=8)
 
-    def planned(available: int | None, nodes: int | None = None, device: str = "cuda") -> MemoryPlan:
+    def planned(available: int | None, nodes: int | None = None, device: str = "cuda") -> MemoryPrediction:
         settings = replace(SETTINGS, engine_bytes=1 << 20, nodes_per_pass=nodes, device=device)
-        return plan_memory(config, settings, workload, available)
+        return predict_memory(config, settings, workload, available)
 
     sizes = {nodes: planned(None, nodes) for nodes in (1024, 2048, 4096, 8192, 16384)}
     assert planned(None).learning == sizes[16384].learning
@@ -247,7 +257,7 @@ def test_the_default_of_cuda_is_halved_until_it_fits() -> None:
     assert planned(None, device="cpu").learning == planned(0, device="cpu").learning == planned(0, 1024, "cpu").learning
 
 
-PLAN = MemoryPlan(
+PLAN = MemoryPrediction(
     (MemoryLine("weights", 3 << 30, "dtype"), MemoryLine("AdamW", 6 << 30, "lora.rank")),
     MemoryLine("sampling", 4 << 30, "engine.memory_gib"),
     MemoryLine("learning", 5 << 30, "engine.nodes_per_pass"),
@@ -323,7 +333,7 @@ def test_the_rollouts_of_a_draw_are_planned_up_to_their_limit() -> None:
     config = small_model(dtype=torch.float32, vocab_size=50_000).config
     rows = [1, 100, 1000, 100_000, 200_000]
     planned = [
-        plan_memory(config, replace(SETTINGS, engine_bytes=1 << 21), Workload(1, 2, num_rows=n)).sampling.num_bytes
+        predict_memory(config, replace(SETTINGS, engine_bytes=1 << 21), Workload(1, 2, num_rows=n)).sampling.num_bytes
         for n in rows
     ]
     searched = 256 + 50_000 // 256 + 1

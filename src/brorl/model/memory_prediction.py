@@ -1,7 +1,7 @@
 """Prediction of the memory of a run, before its model is loaded: the bytes of each part at the peak.
 
-The model is made on PyTorch's meta device: to count its weights takes no memory. `check` rejects a run whose certain
-parts do not fit. docs/how-to/memory.md has the formula and compares it with measured peaks.
+The model is made on PyTorch's meta device, where its weights take no memory. `check` rejects a run whose certain parts
+do not fit. docs/how-to/memory.md has the formula and compares it with measured peaks.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from brorl.model.source import auto_class, freeze_images
 from brorl.model.tree_attention import PREFILL_TOKENS, HooksError, KVShape, kv_shapes
 
 _BYTES_PER_DRAWN_LOGIT = 24  # scaled, padded, softmax, and a copy in float64
-_BYTES_PER_MASS = 16  # gathered, in float64, and their sums
+_BYTES_PER_MASS = 16  # in float64, and its sum
 _SCORES_IN_TILE = 4  # scores, weights, their gradient, and a cast
 _NF4_BYTES = 0.5 + 0.127 / 8  # per weight: 4 bits, and the doubly quantized scales of blocks of 64 (arXiv 2305.14314)
 _TEMPORARY_LAYERS = 3  # gradients, intermediate results, and memory that the allocator keeps
-_MIN_NODES = 1024  # the default on a CPU; the learner goes below it
+_MIN_NODES = 1024  # the default on a CPU, below which the learner can go
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class MemorySettings:
     engine_bytes: int  # the engine's limit
     lora: LoraSettings | None = None  # the adapters; None if all weights are trained
     reference: bool = False  # whether a reference policy is in the device's memory
-    average: bool = False  # whether averaged weights are
+    average: bool = False  # whether averaged weights are in the device's memory
     states: States = "device"  # where AdamW's moments are between updates, and in how many bits
     nodes_per_pass: int | None = None  # nodes per forward pass of the learner, 1 or more; None for the default
     gradient_checkpointing: bool = False  # whether activations are computed again
@@ -58,15 +58,15 @@ class MemorySettings:
     forward: ForwardChoice = "auto"
     attention: AttentionChoice = "auto"  # how nodes attend on the tree path; `auto` is FlexAttention on CUDA
     device: str = "cpu"  # type of the model's device, such as `cuda`
-    # whether the engine is vLLM, which has its own weights, a file in shared memory of those that are trained, and a
-    # cache that is allocated in advance
+    # whether the engine is vLLM, which has its own weights, a file of the trained weights in shared memory, and a cache
+    # that is allocated in advance
     separate_engine: bool = False
-    engine_apart: bool = False  # whether vLLM has GPUs of its own; its memory is then not part of the plan
+    engine_apart: bool = False  # whether vLLM has GPUs of its own; its memory is then not predicted
     keeps_cache: bool = False  # whether the native engine keeps its memory while the learner works, for CUDA graphs
 
     @property
     def autocasts(self) -> bool:
-        """Whether float32 weights are trained in bfloat16: the native engine then has a sampling copy of them."""
+        """Whether float32 weights are trained in bfloat16. The native engine then has a copy of them to sample with."""
         return self.dtype == "bfloat16" and self.lora is None
 
     @property
@@ -99,7 +99,7 @@ class MemoryLine(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
+class MemoryPrediction:
     """Memory of a run, by part."""
 
     kept: tuple[MemoryLine, ...]  # the parts that are always in memory
@@ -138,11 +138,11 @@ class MemoryPlan:
         return f"memory: about {size_text(self.total_bytes)} predicted at most ({parts}){available}"
 
 
-def plan_memory(
+def predict_memory(
     config: PreTrainedConfig, settings: MemorySettings, workload: Workload, available: int | None = None
-) -> MemoryPlan:
+) -> MemoryPrediction:
     """Predict the memory of a run; see `ModelMemory`."""
-    return ModelMemory(config, settings.forward).plan(settings, workload, available)
+    return ModelMemory(config, settings.forward).predict(settings, workload, available)
 
 
 class ModelMemory:
@@ -168,10 +168,10 @@ class ModelMemory:
         self._whole_logits = not embeds_last(self._model)
 
     def _shapes(self, sizes: Any, forward: ForwardChoice) -> tuple[Sequence[KVShape], bool]:
-        """Return each layer's keys and values, and whether the model takes the flat path, where they are a guess.
+        """Return the shapes of each layer's keys and values, and whether the model takes the flat path.
 
-        The guess is the number of key-value heads and their size in the config. It is needed too where the model cannot
-        run on the meta device.
+        On the flat path, and if the model cannot run on the meta device, the shapes are guessed from the number of
+        key-value heads and their size in the config.
         """
         head_dim = _setting(sizes, "head_dim") or self.hidden // self._heads
         guess = KVShape(_setting(sizes, "num_key_value_heads") or self._heads, head_dim, head_dim)
@@ -187,7 +187,7 @@ class ModelMemory:
         except Exception:  # some routers of experts read values, which the meta device does not have
             return guessed, False
 
-    def plan(self, settings: MemorySettings, workload: Workload, available: int | None = None) -> MemoryPlan:
+    def predict(self, settings: MemorySettings, workload: Workload, available: int | None = None) -> MemoryPrediction:
         """Predict the memory of a run; `available` bytes, if known, can halve the nodes per pass."""
         kept = self._kept_lines(settings)
         cache, step, prefill = (0, 0, 0) if settings.separate_engine else self._sampling_bytes(settings, workload)
@@ -201,13 +201,15 @@ class ModelMemory:
         nodes = settings.nodes_per_pass or default_max_nodes(
             self._model, whole_logits=self._whole_logits, device=settings.device
         )
-        casts = 2 * self.num_weights if settings.autocasts else 0  # autocast keeps its casts of the weights in a pass
+        casts = (
+            2 * self.num_weights if settings.autocasts else 0
+        )  # autocast keeps its casts of the weights during a pass
         room = inf if available is None else available - casts - sum(line.num_bytes for line in kept)
         minimum = settings.nodes_per_pass or _MIN_NODES
         while (learning := self._learning_bytes(settings, workload, nodes)) > room and nodes > minimum:
             nodes //= 2  # as the learner does when memory runs out
         fewer = "" if settings.gradient_checkpointing else "engine.gradient_checkpointing, "
-        return MemoryPlan(
+        return MemoryPrediction(
             kept,
             MemoryLine("sampling", sampling, "engine.memory_gib"),
             MemoryLine("learning", learning + casts, f"{fewer}engine.nodes_per_pass, sampling.max_new_tokens"),
@@ -217,7 +219,7 @@ class ModelMemory:
         )
 
     def _copied_bytes(self, settings: MemorySettings) -> int:
-        """Return the bytes of the weights that the Llama pass of the native engine copies to sample."""
+        """Return the bytes of the weights that the engine's Llama pass copies to sample."""
         if settings.separate_engine or settings.lora or self._flat or not has_llama_layout(self._model):
             return 0
         return num_copied_weights(self._model, settings.device) * settings.computed_bytes
@@ -267,7 +269,7 @@ class ModelMemory:
         return sum(kv.size for kv in self._kv) * settings.computed_bytes
 
     def _sampling_bytes(self, settings: MemorySettings, workload: Workload) -> tuple[int, int, int]:
-        """Return the bytes of the engine's rows within its limit, of what a step takes beside them, and a prefill."""
+        """Return the bytes of the engine's rows within its limit, of a step beside them, and of a prefill."""
         limit = settings.engine_bytes
         row_bytes = self._row_bytes(settings, workload)
         rows = max(1, limit // row_bytes)
@@ -287,9 +289,9 @@ class ModelMemory:
     def _activation_bytes(self, settings: MemorySettings) -> int:
         """Return the bytes of a token's activations in one layer: b * (6 h + 4 m + 7 H D).
 
-        h is the hidden size, m the size inside the MLP, and b the bytes per number, for H heads of D numbers, 4 D for a
-        key and 3 D for a value. Where activations have fewer bytes than trained weights the 6 h keep those of the
-        weights, and 2 h are added: norms are computed in float32 and cast.
+        h is the hidden size, m the size inside the MLP, and b the bytes per number; each of H heads has D numbers, 4 D
+        for a key and 3 D for a value. If activations have fewer bytes than trained weights, the 6 h have the bytes of
+        the weights, and 2 h are added: norms are computed in float32 and cast.
         """
         trained, computed = settings.trained_bytes, settings.computed_bytes
         head_size = max(4 * kv.key_dim + 3 * kv.value_dim for kv in self._kv)
@@ -299,8 +301,8 @@ class ModelMemory:
     def pass_bytes(self, settings: MemorySettings, tokens: int, scores_bytes: int = 0) -> int:
         """Return the bytes of the activations of a forward and a backward pass, without logits.
 
-        All layers, and a few more. Where activations are computed again, a layer keeps h numbers per token.
-        `scores_bytes` are those of one layer's attention weights, where it keeps them.
+        They are those of all layers and a few more. With gradient checkpointing a layer keeps h numbers per token.
+        `scores_bytes` is the memory of one layer's attention weights, if it keeps them.
         """
         layer = tokens * self._activation_bytes(settings) + scores_bytes
         inputs = self.layers * tokens * self.hidden * settings.trained_bytes
@@ -331,13 +333,13 @@ class ModelMemory:
         return on_cuda and settings.dtype != "float64" and not self._flat
 
     def _keeps_no_scores(self, settings: MemorySettings) -> bool:
-        """Return whether no tile of scores is in memory: the compiled kernels attend, or packed passes, or rows."""
+        """Return whether no tile of scores is in memory: with the kernels in C, packed passes or the flat path."""
         single = settings.dtype == "float32" and settings.device == "cpu" and settings.attention == "auto"
         with_kernels = single and all(kv.key_dim == kv.value_dim for kv in self._kv) and kernels() is not None
         return with_kernels or self._is_packed(settings) or self._flat
 
     def _logit_bytes(self, rows: int, settings: MemorySettings) -> int:
-        """Return the bytes of the logits of a chunk, and of the gradient that blocks of them sum up."""
+        """Return the bytes of the logits of a chunk, and of the gradient that their blocks add up."""
         num_logits, trained = rows * self.vocabulary, settings.trained_bytes
         summed = 0 if settings.lora else 2 * self.vocabulary * self.hidden * trained
         if self._is_packed(settings) and not self._whole_logits:  # the logits and their gradient
@@ -349,31 +351,31 @@ class ModelMemory:
 
 
 def _setting(config: Any, name: str) -> Any:
-    """Return a setting of a config; None if it has none, or if layers differ in it."""
+    """Return a setting of a config, or None if the config lacks it or layers differ in it."""
     try:
         return getattr(config, name, None)
-    except Exception:  # transformers has an error of its own for settings of layers
+    except Exception:  # transformers has its own error for settings that differ by layer
         return None
 
 
-def check(plan: MemoryPlan, available: int | None, fix: Callable[[], str] = lambda: "") -> str | None:
+def check(prediction: MemoryPrediction, available: int | None, fix: Callable[[], str] = lambda: "") -> str | None:
     """Reject a run whose certain parts do not fit into the available bytes; name the largest parts and a fix.
 
-    Return a warning if only the learner's estimate, for the longest responses, does not fit. `fix` returns the settings
-    with which it fits, for the end of the message.
+    Return a warning if only the learner's estimate for the longest responses does not fit. `fix` returns the end of the
+    message: the settings with which the run fits.
     """
-    if available is None or plan.total_bytes <= available:
+    if available is None or prediction.total_bytes <= available:
         return None
-    certain = plan.certain_bytes > available
-    lines = [line for line in plan.lines if line != plan.learning or not certain][:3]
+    certain = prediction.certain_bytes > available
+    lines = [line for line in prediction.lines if line != prediction.learning or not certain][:3]
     advice = "; ".join(f"{line.name} {size_text(line.num_bytes)} (shrinks with {line.settings})" for line in lines)
     if not certain:
         return (
-            f"the run may need {size_text(plan.total_bytes)} of memory if responses reach the length limit, and "
+            f"the run may need {size_text(prediction.total_bytes)} of memory if responses reach the length limit, and "
             f"{size_text(available)} are available: {advice}{fix()}"
         )
     raise UserError(
-        f"the run needs {size_text(plan.certain_bytes)} of memory, and {size_text(available)} are available: "
+        f"the run needs {size_text(prediction.certain_bytes)} of memory, and {size_text(available)} are available: "
         f"{advice}{fix()}"
     )
 
