@@ -20,7 +20,7 @@ from brorl.model.kernels import (
     in_blocks,
     kernels,
     kernels_of,
-    padded,
+    padded_to_blocks,
     use_kernels,
 )
 from small_models import mostly_slow, random_tree
@@ -251,7 +251,7 @@ def test_nodes_attend_to_their_prompts_and_ancestors(
 
 
 def test_blocks_of_keys(rng: np.random.Generator) -> None:
-    assert [padded(n) for n in (0, 1, KEYS_PER_BLOCK, KEYS_PER_BLOCK + 1)] == [
+    assert [padded_to_blocks(n) for n in (0, 1, KEYS_PER_BLOCK, KEYS_PER_BLOCK + 1)] == [
         0,
         KEYS_PER_BLOCK,
         KEYS_PER_BLOCK,
