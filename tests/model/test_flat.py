@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_hook_check import END, EXACT, GROUPED, HYBRIDS, REFUSED, ragged_prompts, tiny
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
+from architectures import END, EXACT, GROUPED, HYBRIDS, REFUSED, tiny
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings, KLPenalty, PolicyLossSettings
@@ -20,7 +20,7 @@ from brorl.model.context_limit import attention_limit, carries_state, position_l
 from brorl.model.flat_path import (
     CacheError,
     FlatForward,
-    OwnCache,
+    ModelCache,
     flat_chunk_logprobs,
     num_flat_tokens,
     split_into_rows,
@@ -34,6 +34,7 @@ from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.training.learner import TreeLearner
 from brorl.tree import RolloutTree
+from engine_checks import ragged_prompts
 from recipes import recipe
 from small_models import flattened_logprobs, mostly_slow, random_tree, rollouts, small_model
 
@@ -49,7 +50,7 @@ def test_both_paths_draw_the_same_rollouts(model_type: str, rng: np.random.Gener
     """With plenty of memory, and with room for a few rows."""
     model = tiny(model_type, EXACT[model_type], torch.float64)
     sampling = SamplingParams(0.9, 0.95, max_new_tokens=6)
-    prompts, seed = ragged_prompts(rng), int(rng.integers(1 << 60))
+    prompts, seed = ragged_prompts(rng, 3), int(rng.integers(1 << 60))
     expected = NativeEngine(model, END).sample(prompts, 32, sampling, seed)
     for memory_bytes in (1 << 30, 40_000):
         engine = NativeEngine(model, END, memory_bytes, forward=choose_forward(model, "flat"))
@@ -282,6 +283,6 @@ def test_a_model_without_a_cache_is_refused() -> None:
 def test_the_memory_of_a_cache_is_that_of_its_tensors(rng: np.random.Generator) -> None:
     model = tiny("llama", GROUPED)
     rows, length = int(rng.integers(1, 5)), int(rng.integers(1, 9))
-    cache = OwnCache(model, torch.from_numpy(rng.integers(1, 17, (rows, length))))
+    cache = ModelCache(model, torch.from_numpy(rng.integers(1, 17, (rows, length))))
     assert cache.num_bytes >= 2 * 2 * rows * 2 * length * 8 * 4  # layers, keys and values, heads, dimension, float32
     assert cache.num_bytes < 2 * (2 * 2 * rows * 2 * length * 8 * 4)

@@ -11,9 +11,9 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_hook_check import EXACT, REFUSED, tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
+from architectures import EXACT, REFUSED, tiny
 from brorl.algorithms.groups import Group
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError

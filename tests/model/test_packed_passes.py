@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from brorl.arrays import IntArray
 from brorl.model import flex_attention
-from brorl.model.chunks import TreeBatch, TreeSlice, split_into_chunks
+from brorl.model.chunks import ChunkLayout, TreeSlice, split_into_chunks
 from brorl.model.flat_path import FlatForward, flat_chunk_logprobs
 from brorl.model.flex_attention import BLOCK, QUERIES_PER_COPY, FlexContext
 from brorl.model.forward import check_packed, with_packed_passes
@@ -61,8 +61,8 @@ def whole(trees: list[RolloutTree]) -> list[TreeSlice]:
     return [TreeSlice(number, 0, tree.num_responses) for number, tree in enumerate(trees)]
 
 
-def batch_of(trees: list[RolloutTree]) -> TreeBatch:
-    return TreeBatch(trees, np.zeros(len(trees), np.int64), whole(trees), torch.device("cpu"), with_prompts=True)
+def batch_of(trees: list[RolloutTree]) -> ChunkLayout:
+    return ChunkLayout(trees, np.zeros(len(trees), np.int64), whole(trees), torch.device("cpu"), with_prompts=True)
 
 
 def dense_definition(trees: list[RolloutTree], window: int | None) -> tuple[IntArray, np.ndarray]:
@@ -100,7 +100,7 @@ def expanded(count_B: Tensor, order_BB: Tensor) -> np.ndarray:
     return listed
 
 
-def mask_of(batch: TreeBatch, window: int | None) -> tuple[BlockMask, IntArray]:
+def mask_of(batch: ChunkLayout, window: int | None) -> tuple[BlockMask, IntArray]:
     """Return the mask of a batch, and the token that each key of the kernel is, copies included."""
     forest, length = batch.flex_context(window), batch.token_T.numel()
     token = forest._with_copies(torch.arange(float(length))[None, None, :, None])[0, 0, :, 0].numpy().astype(int)
@@ -108,7 +108,7 @@ def mask_of(batch: TreeBatch, window: int | None) -> tuple[BlockMask, IntArray]:
     return forest.mask(length, token.size, window), token
 
 
-def by_element(batch: TreeBatch, window: int | None, exact: bool) -> np.ndarray:
+def by_element(batch: ChunkLayout, window: int | None, exact: bool) -> np.ndarray:
     """Return the mask as the kernel reads it: whole blocks are not masked, unlisted ones are skipped."""
     mask, token = mask_of(batch, window)
     lists = [(mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from test_hook_check import EXACT, UNREACHABLE, tiny
 from transformers import AutoModelForCausalLM
 
+from architectures import EXACT, UNREACHABLE, tiny
 from brorl.model.forward import choose_forward
 from brorl.model.load import load_model
 from brorl.model.lora import adapter_shapes, target_layers

@@ -31,7 +31,7 @@ from transformers import (
 
 from brorl.errors import UserError
 from brorl.model import chunks, kernels, logits, logprobs
-from brorl.model.chunks import TreeBatch, TreeSlice, default_max_nodes, input_nodes
+from brorl.model.chunks import ChunkLayout, TreeSlice, default_max_nodes, input_nodes
 from brorl.model.flat_path import flat_chunk_logprobs
 from brorl.model.forward import choose_forward
 from brorl.model.logits import embeds_last
@@ -431,7 +431,7 @@ def test_tiles_attend_to_prompts_and_paths(
     lengths, kv_heads = np.array([3, 1, 6]), 2
     trees = [random_tree(rng, prompt_length=n, num_rollouts=10, branching=4, max_length=12) for n in lengths]
     slices = [TreeSlice(0, 2, trees[0].num_responses), TreeSlice(1, 0, trees[1].num_responses), TreeSlice(2, 0, 3)]
-    batch = TreeBatch(trees, np.zeros(3, np.int64), slices, torch.device("cpu"))
+    batch = ChunkLayout(trees, np.zeros(3, np.int64), slices, torch.device("cpu"))
     nodes = batch.token_T.numel()
     shapes = [(nodes, HEADS, 3), (nodes, kv_heads, 3), (nodes, kv_heads, 5), (3, kv_heads, 6, 3), (3, kv_heads, 6, 5)]
     inputs = [torch.from_numpy(rng.normal(size=shape)).to(dtype).requires_grad_() for shape in shapes]

@@ -107,7 +107,7 @@ def input_nodes(tree: RolloutTree, responses: TreeSlice) -> tuple[IntArray, IntA
     return np.concatenate([ancestors, begin + np.flatnonzero(has_child)]), np.arange(begin, stop)
 
 
-class TreeBatch:
+class ChunkLayout:
     """The layout of one chunk: its input tokens, their attention, and the nodes whose log-probs it computes.
 
     A chunk that contains its prompts (`with_prompts`) is padded for `FlexContext`. Any other chunk leaves out the first

@@ -170,7 +170,7 @@ class CacheError(UserError):
         return cls(f"{type(model).__name__} cannot take the flat path: {reason}; choose another model")
 
 
-class OwnCache:
+class ModelCache:
     """The cache of a model after P prompts of one length, from their token ids, shape [P, S].
 
     `logits_RV` are the logits after the last token of each row. At the start each prompt is a row.

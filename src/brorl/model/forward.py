@@ -31,7 +31,7 @@ from brorl.activity import Echo
 from brorl.errors import UserError
 from brorl.model.chunks import AttentionChoice
 from brorl.model.context_limit import attention_limit, carries_state, other_span, position_limit, smallest_window
-from brorl.model.flat_path import CacheError, FlatForward, OwnCache, flat_chunk_logprobs, last_logits
+from brorl.model.flat_path import CacheError, FlatForward, ModelCache, flat_chunk_logprobs, last_logits
 from brorl.model.llama_pass import has_llama_layout
 from brorl.model.logits import embeds_last
 from brorl.model.logprobs import ChunkLogprobs, by_tree
@@ -145,7 +145,7 @@ def _tree(model: PreTrainedModel, attention: AttentionChoice) -> TreeForward:
 
 
 def _flat(model: PreTrainedModel, context: int, reason: str) -> FlatForward:
-    check_own_cache(model, context)
+    check_model_cache(model, context)
     return FlatForward(reason, whole_logits=not embeds_last(model))
 
 
@@ -194,7 +194,7 @@ def is_exact(model: PreTrainedModel, forward: TreeForward) -> bool:
     return _close(got, expected, model.dtype)
 
 
-def check_own_cache(model: PreTrainedModel, context: int = 0) -> None:
+def check_model_cache(model: PreTrainedModel, context: int = 0) -> None:
     """Check that a model that decodes with its own cache reproduces its forward pass.
 
     If a span of attention is shorter than `context` and 1,024 tokens, a prompt exceeds it, and so does a response.
@@ -212,7 +212,7 @@ def check_own_cache(model: PreTrainedModel, context: int = 0) -> None:
         with _trial(model, CacheError), torch.no_grad():
             output = model(input_ids=row_LT, use_cache=False, **last_logits(model, compared))
             expected_LTV = output.logits[:, -compared:]
-            cache = OwnCache(model, row_LT[[0, 2], :length])
+            cache = ModelCache(model, row_LT[[0, 2], :length])
             logits = [cache.logits_RV[[0, 0, 1, 1]]]
             cache.take(torch.tensor([0, 0, 1, 1], device=model.device))
             logits += [cache.feed(row_LT[:, index]) for index in range(length, total)]

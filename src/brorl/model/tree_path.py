@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from brorl.arrays import IntArray
 from brorl.model.chunks import (
     AttentionChoice,
-    TreeBatch,
+    ChunkLayout,
     TreeSlice,
     default_max_nodes,
     prompt_groups,
@@ -180,7 +180,7 @@ def _compute_chunk(
 
     With a cache of prompts these are the nodes below the first level, and the result is None if there are none.
     """
-    batch = TreeBatch(trees, offsets, slices, model.device, with_prompts=cache is None)
+    batch = ChunkLayout(trees, offsets, slices, model.device, with_prompts=cache is None)
     if not batch.target_index.numel():
         return None
     tokens = batch.token_T, batch.position_T

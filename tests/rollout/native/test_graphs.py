@@ -8,8 +8,6 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from test_native import EOS, assert_same_trees, ragged_prompts
-from test_slots import lockstep
 from torch import Tensor
 
 import brorl.rollout.native_engine as native
@@ -18,6 +16,7 @@ from brorl.rollout.native import graphs, slot_decoder
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
+from engine_checks import EOS, assert_same_trees, lockstep, ragged_prompts
 from recorded_steps import RecordedSteps
 from small_models import mostly_slow, small_model
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_native import EOS, ragged_prompts
 from torch import Tensor
 
 import brorl.rollout.native_engine as native
@@ -19,6 +18,7 @@ from brorl.rollout.native.draw import draw_tokens
 from brorl.rollout.native.slot_attention import Grid, SlotCache, SlotContext, SlotPrompts, cells_of
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
+from engine_checks import EOS, ragged_prompts
 from interpreted_kernels import DEVICE, kernels_on_this_machine
 from small_models import small_model
 

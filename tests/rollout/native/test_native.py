@@ -26,23 +26,10 @@ from brorl.rollout.native.slot_attention import SlotCache, SlotContext
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
+from engine_checks import EOS, assert_same_trees, ragged_prompts, room_for
 from small_models import ARCHITECTURES, mostly_slow, plain_logprobs, rollouts, small_model
 
-EOS = 0
 every_architecture = pytest.mark.parametrize("architecture", mostly_slow(ARCHITECTURES, "llama", "hooked"))
-
-
-def ragged_prompts(rng: np.random.Generator, count: int, vocab_size: int = 17) -> list[list[int]]:
-    return [rng.integers(1, vocab_size, rng.integers(1, 12)).tolist() for _ in range(count)]
-
-
-def assert_same_trees(first: list[RolloutTree], second: list[RolloutTree]) -> None:
-    """Identical tokens, counts and flags; log-probs up to the rounding of another batch shape."""
-    for a, b in zip(first, second, strict=True):
-        assert a.prompt_ids == b.prompt_ids
-        for name in ("token", "parent", "count", "leaf", "leaf_count", "finished"):
-            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
-        np.testing.assert_allclose(a.logprob, b.logprob, rtol=1e-11, atol=1e-12)
 
 
 class Spy:
@@ -127,14 +114,6 @@ def test_rows_that_wait_for_memory_change_nothing(
     assert max(spy.held_bytes) <= memory_bytes < max(ample_spy.held_bytes)
     with pytest.raises(MemoryError, match=r"raise engine.memory_gib or lower sampling.max_new_tokens"):
         NativeEngine(model, EOS, memory_bytes=room_for(model, 1, 7, []) - 1).sample(prompts, 16, sampling, seed=5)
-
-
-def room_for(model: PreTrainedModel, rows: int, tokens: int, prompts: list[list[int]]) -> int:
-    """Bytes of rows of keys, values and logits (taken three times), and of twice the padded prompts, in float64."""
-    token = 2 * 2 * 2 * 8 * 8  # keys and values, 2 layers, 2 heads of 8 numbers
-    padded_prompts = len(prompts) * max(map(len, prompts), default=0)
-    row = tokens * token + 3 * model.config.vocab_size * 8
-    return rows * row + 2 * padded_prompts * token
 
 
 @pytest.mark.parametrize("rows", [1, 15, 1000])

@@ -15,6 +15,7 @@ from brorl.model.flat_path import FlatForward
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams, StopStrings
 from brorl.tree import RolloutTree
+from engine_checks import assert_same_trees
 from small_models import mostly_slow, small_model
 from small_tokenizers import TOKENIZERS
 
@@ -45,13 +46,6 @@ def cut(tree: RolloutTree, tokenizer: PreTrainedTokenizerBase, stops: Sequence[s
     return RolloutTree.from_responses(tree.prompt_ids, responses, logprobs, finished)
 
 
-def assert_same(trees: Sequence[RolloutTree], expected: Sequence[RolloutTree]) -> None:
-    for a, b in zip(trees, expected, strict=True):
-        for field in ("token", "parent", "count", "leaf", "leaf_count", "finished"):
-            np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
-        np.testing.assert_allclose(a.logprob, b.logprob, rtol=1e-11, atol=1e-12)
-
-
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("minimum", mostly_slow([0, 3], 3))
 def test_responses_are_those_without_stop_strings_cut_at_the_first(
@@ -68,10 +62,10 @@ def test_responses_are_those_without_stop_strings_cut_at_the_first(
     assert sum(tree.num_unique_tokens for tree in expected) < sum(tree.num_unique_tokens for tree in whole)
     stop, depths = StopStrings(tokenizer, stops), []
     for ways in ({}, {"share_prefixes": False}, {"forward": FlatForward("a test")}):
-        assert_same(NativeEngine(model, 0, stop=stop, **ways).sample(prompts, 16, sampling, seed), expected)
+        assert_same_trees(NativeEngine(model, 0, stop=stop, **ways).sample(prompts, 16, sampling, seed), expected)
     memory = 4 * (12 * 512 + 3 * 8 * model.config.vocab_size) + 2 * 14 * 512  # 4 rows and twice the prompts, in float64
     engine = NativeEngine(model, 0, memory, observe=lambda seen: depths.append(seen.depth), stop=stop)
-    assert_same(engine.sample(prompts, 16, sampling, seed), expected)
+    assert_same_trees(engine.sample(prompts, 16, sampling, seed), expected)
     assert depths != sorted(depths)  # rows waited
 
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from brorl.arrays import IntArray
 from brorl.errors import OutOfMemoryError
 from brorl.model.device import to_device
-from brorl.model.flat_path import OwnCache
+from brorl.model.flat_path import ModelCache
 from brorl.model.tree_attention import (
     PREFILL_TOKENS,
     KVShape,
@@ -164,7 +164,7 @@ class ModelCacheDecoder(Decoder):
         self._memory_bytes = memory_bytes
         vocabulary: int = model.config.get_text_config().vocab_size
         self._logit_bytes: int = 3 * vocabulary * max(4, model.dtype.itemsize)
-        self._cache: OwnCache
+        self._cache: ModelCache
         self._num_rows = self._num_tokens = 0  # in the cache, and of each
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
@@ -179,7 +179,7 @@ class ModelCacheDecoder(Decoder):
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
         """Compute the prompts of a wave, all of one length; see `Decoder.start`."""
-        self._cache = OwnCache(self._model, self._tensor(np.array(prompts)))
+        self._cache = ModelCache(self._model, self._tensor(np.array(prompts)))
         self._num_rows, self._num_tokens = len(prompts), len(prompts[0])
         return self._cache.logits_RV
 

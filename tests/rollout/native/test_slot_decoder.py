@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
-from test_native import (  # collected here again, for both ways
-    EOS,
-    assert_same_trees,
-    ragged_prompts,
-    room_for,
-    test_greedy_equals_generate,
-)
+from test_native import test_greedy_equals_generate  # collected here again, for both ways
 from test_native_stop import test_responses_are_those_without_stop_strings_cut_at_the_first
 from torch import Tensor
 
@@ -23,6 +15,7 @@ from brorl.errors import DivergedError
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
+from engine_checks import EOS, assert_same_trees, lockstep, ragged_prompts, room_for
 from recorded_steps import RecordedSteps
 from small_models import mostly_slow, small_model
 
@@ -39,14 +32,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "recorded":
         monkeypatch.setattr(native, "graphs_on", lambda *_: StepGraphs("on", print, RecordedSteps))
     return request.param
-
-
-def lockstep(monkeypatch: pytest.MonkeyPatch, sample: Callable[[], list]) -> list:
-    """Sample with an engine whose host draws every token."""
-    with monkeypatch.context() as patch:
-        patch.setattr(native, "draws_on", lambda _: False)
-        patch.setattr(native, "graphs_on", lambda *_: None)
-        return sample()
 
 
 @pytest.mark.parametrize("share_prefixes", [True, False])
