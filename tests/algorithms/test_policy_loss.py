@@ -4,12 +4,55 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
-from brorl.algorithms.losses import gspo_loss
+from brorl.algorithms.losses import cispo_loss, clipped_policy_loss, gspo_loss
 from brorl.algorithms.settings import PolicyLossSettings
 from brorl.tree import RolloutTree
+from row_losses import Tally, add_row
 
 LOW, HIGH = 0.15, 0.3
+SIGNS = (lambda a: np.maximum(a, 0), lambda a: np.minimum(a, 0))
+
+
+@pytest.mark.parametrize(("kind", "dual_clip"), [("ppo", None), ("ppo", 3.0), ("cispo", None)])
+def test_ratios_that_overflow_count_only_where_they_are_not_clipped(
+    kind: str, dual_clip: float | None, rng: np.random.Generator
+) -> None:
+    """Each node has rollouts of both signs, of one, or of none; in float32 against rows of one token in float64."""
+    advantages = [rng.normal(size=3) * [rng.random() < 0.7, sign, sign] for sign in (0, 1) * 20]
+    log_ratio_K = rng.choice([-200.0, -0.3, 0.1, 0.9, 200.0], 40)
+    if kind == "ppo" and dual_clip is None:  # there, a negative advantage has no bound
+        advantages = [np.abs(a) if x > 100 else a for a, x in zip(advantages, log_ratio_K, strict=True)]
+    old_K = rng.normal(size=40) - 300
+    weights = [torch.tensor(np.array([sign(a).sum() for a in advantages]), dtype=torch.float32) for sign in SIGNS]
+    new_K = torch.tensor(old_K + log_ratio_K, dtype=torch.float32, requires_grad=True)
+    arrays = (new_K, torch.tensor(old_K, dtype=torch.float32), *weights)
+    bounds = {"clip_low": LOW, "clip_high": HIGH, "denominator": 7.0}
+    loss = (
+        cispo_loss(*arrays, **bounds)
+        if kind == "cispo"
+        else clipped_policy_loss(*arrays, dual_clip=dual_clip, **bounds)
+    )
+    loss.loss.backward()
+
+    tally, settings = Tally(), PolicyLossSettings(kind=kind, clip_low=LOW, clip_high=HIGH, dual_clip=dual_clip)  # type: ignore[arg-type]
+    row_K = torch.tensor(old_K + log_ratio_K, requires_grad=True)
+    for new, old, of_node in zip(row_K, torch.tensor(old_K), advantages, strict=True):
+        for advantage in of_node:
+            add_row(tally, new[None], old[None], float(advantage), np.ones(1), settings)
+    (tally.loss / 7).backward()
+    assert loss.loss.item() == pytest.approx(tally.loss.item() / 7, rel=1e-4)
+    torch.testing.assert_close(new_K.grad, row_K.grad.float(), rtol=1e-3, atol=1e-6)
+    assert (loss.clipped_low.item(), loss.clipped_high.item()) == pytest.approx((tally.low, tally.high), rel=1e-4)
+
+
+def test_a_ratio_that_overflows_with_a_negative_advantage_is_an_infinite_loss() -> None:
+    """The learner stops the run then; a finite number would hide the explosion."""
+    new, old, weight = torch.zeros(1), torch.full((1,), -200.0), torch.ones(1)
+    assert (
+        clipped_policy_loss(new, old, 0 * weight, -weight, clip_low=LOW, clip_high=HIGH, denominator=1).loss == np.inf
+    )
 
 
 def test_gspo_ratios_that_overflow_count_only_where_they_are_not_clipped() -> None:

@@ -32,6 +32,8 @@ from brorl.algorithms.settings import Aggregation, KLEstimator, KLPenalty
 from brorl.arrays import FloatArray
 from brorl.tree import RolloutTree
 
+_LARGEST_LOG_RATIO = 80.0
+
 
 def node_weights(tree: RolloutTree, advantage_L: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the sums of the positive and of the negative advantages of the rollouts through each node, shape [M].
@@ -49,6 +51,18 @@ class PolicyLoss(NamedTuple):
     clipped_weight: Tensor  # sum of |weight| whose gradient the clip removed (CISPO: bounded), scalar, no gradient
     clipped_low: Tensor  # the part of it at the lower bound, scalar, no gradient
     clipped_high: Tensor  # The part of it at the upper bound, scalar, no gradient. The rest is the part at `dual_clip`.
+
+
+def _ratio(logprob_K: Tensor, old_logprob_K: Tensor, bounded_K: Tensor | None = None) -> Tensor:
+    """Return exp(logprob - old), at most e^80 where the loss bounds the ratio from above: everywhere if None.
+
+    An infinite ratio, from e^88.7 on in float32, would give NaN: its weight or its gradient is 0 there.
+    """
+    log_ratio_K = logprob_K - old_logprob_K
+    too_large_K = log_ratio_K.detach() > _LARGEST_LOG_RATIO
+    if bounded_K is not None:
+        too_large_K = too_large_K & bounded_K
+    return log_ratio_K.masked_fill(too_large_K, _LARGEST_LOG_RATIO).exp()
 
 
 def clipped_policy_loss(
@@ -79,7 +93,7 @@ def clipped_policy_loss(
     Source: PPO (arXiv 1707.06347, Eq. 7), decoupled clip and token-level mean of DAPO (arXiv 2503.14476, Eq. 10 and
         12), dual clip of Ye et al. (arXiv 1912.09729, Eq. 5).
     """
-    ratio_K = (logprob_K - old_logprob_K).exp()
+    ratio_K = _ratio(logprob_K, old_logprob_K, None if dual_clip is not None else negative_K == 0)
     lost_K = ratio_K.clamp(min=1 - clip_low, max=dual_clip)
     gain_K = positive_K * ratio_K.clamp(max=1 + clip_high) + negative_K * lost_K
     above, below = ratio_K.detach() > 1 + clip_high, ratio_K.detach() < 1 - clip_low
@@ -109,7 +123,7 @@ def cispo_loss(
 
     Source: MiniMax-M1 (arXiv 2506.13585, Eq. 4 and 5).
     """
-    ratio_K = (logprob_K.detach() - old_logprob_K).exp()
+    ratio_K = _ratio(logprob_K.detach(), old_logprob_K)
     bounded_K = ratio_K.clamp(1 - clip_low, 1 + clip_high)
     gain_K = bounded_K * (positive_K + negative_K) * logprob_K
     weight_K = positive_K - negative_K
