@@ -92,9 +92,9 @@ def test_each_estimator_is_the_one_that_was_asked_for(tiny: Path) -> None:
 
 def test_learning_rate_follows_the_square_root_rule_only_if_a_reference_is_given(tiny: Path) -> None:
     plain = {"rollouts_per_prompt": 64, "prompts_per_step": 8, "optimizer.learning_rate": 1e-4}
-    assert config(tiny, **plain).learning_rate == 1e-4
+    assert config(tiny, **plain).scaled_learning_rate == 1e-4
     scaled = config(tiny, **plain, **{"optimizer.reference_batch": 128})
-    assert scaled.learning_rate == pytest.approx(1e-4 * sqrt(64 * 8 / 128))
+    assert scaled.scaled_learning_rate == pytest.approx(1e-4 * sqrt(64 * 8 / 128))
 
 
 def test_the_learner_takes_the_distribution_and_the_old_log_probs_of_its_recipe(tiny: Path) -> None:

@@ -71,7 +71,7 @@ def test_the_second_stage_differs_only_where_the_paper_says(first: str, second: 
     one, other = (config(name).model_dump() for name in (first, second))
     assert {k for k in one["evaluation"] if one["evaluation"][k] != other["evaluation"][k]} <= {"every"}
     assert {k for k in one["sampling"] if one["sampling"][k] != other["sampling"][k]} <= {"max_new_tokens"}
-    rates = [config(n).learning_rate for n in (first, second)]
+    rates = [config(n).scaled_learning_rate for n in (first, second)]
     assert rates[1] == pytest.approx(sqrt(8) * rates[0])
     assert config(second).samples_per_step == 8 * config(first).samples_per_step
     assert config(first).prompts_per_step == 4 * config(second).prompts_per_step

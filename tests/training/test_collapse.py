@@ -30,7 +30,7 @@ def evaluation(step: int, one: float, many: float, key: type = int) -> dict[str,
 
 def recall(watch: Monitor, records: Sequence[dict[str, Any]]) -> None:
     for record in records:
-        watch.remember(record)
+        watch.add(record)
 
 
 def told(records: Sequence[dict[str, Any]], limits: CollapseLimits, window: int = 3) -> dict[int, dict[str, str]]:
@@ -151,7 +151,7 @@ def watched(every: int, records: Sequence[dict[str, Any]]) -> list[int]:
         sign = watch.collapse(record)
         assert resumed.collapse(record) == sign
         seen += [record["step"]] if sign else []
-        watch.remember(record)
+        watch.add(record)
     return seen
 
 
@@ -173,11 +173,11 @@ def test_evaluations_of_attempts_without_a_group_do_not_count() -> None:
 
 def test_the_best_evaluation_of_a_step_that_found_nothing_is_that_of_the_weights_before_it() -> None:
     watch = Monitor(CollapseLimits(), EvaluationSettings(every=1))
-    watch.remember(evaluation(0, 0.9, 0.9))
-    watch.remember(update(1) | evaluation(1, 0.3, 0.9))
-    watch.remember(update(2) | evaluation(2, 0.2, 0.9))
+    watch.add(evaluation(0, 0.9, 0.9))
+    watch.add(update(1) | evaluation(1, 0.3, 0.9))
+    watch.add(update(2) | evaluation(2, 0.2, 0.9))
     assert watch.best_step == 1
-    watch.remember(evaluation(3, 0.5, 0.9))  # no update: the weights are those of step 2
+    watch.add(evaluation(3, 0.5, 0.9))  # no update: the weights are those of step 2
     assert watch.best_step == 2
 
 
@@ -197,7 +197,7 @@ def test_regular_evaluations_without_a_new_best_end_the_run() -> None:
     for step, score in scores:
         assert watch.stall() is None, step
         records.append(update(step) | evaluation(step, 0.9, score))
-        watch.remember(records[-1])
+        watch.add(records[-1])
     assert watch.stall() == "2 evaluations in a row without a pass@64 above 0.700 (evaluation.patience = 2)"
     resumed = Monitor(CollapseLimits(), settings)
     recall(resumed, json.loads(json.dumps(records)))
@@ -205,7 +205,7 @@ def test_regular_evaluations_without_a_new_best_end_the_run() -> None:
     again = Monitor(CollapseLimits(), settings)  # resumed after its end: it goes on for as long as before
     recall(again, [*records[:-1], records[-1] | {"ended": watch.stall()}])
     for step, stalls in ((45, False), (50, False), (55, False), (60, True)):
-        again.remember(update(step) | evaluation(step, 0.9, 0.6))
+        again.add(update(step) | evaluation(step, 0.9, 0.6))
         assert (again.stall() is not None) == stalls, step
     never = Monitor(CollapseLimits(), EvaluationSettings(every=10))
     recall(never, records)
@@ -217,9 +217,9 @@ def test_a_best_at_the_end_of_a_run_counts_after_it_is_resumed() -> None:
     recall(
         watch, [update(10) | evaluation(10, 0.3, 0.9), update(20) | evaluation(20, 0.8, 0.9) | {"ended": "collapse"}]
     )
-    watch.remember(update(30) | evaluation(30, 0.5, 0.9))
+    watch.add(update(30) | evaluation(30, 0.5, 0.9))
     assert watch.stall() is None
-    watch.remember(update(40) | evaluation(40, 0.5, 0.9))
+    watch.add(update(40) | evaluation(40, 0.5, 0.9))
     assert watch.stall() == "2 evaluations in a row without a pass@1 above 0.800 (evaluation.patience = 2)"
 
 

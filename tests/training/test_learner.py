@@ -37,7 +37,7 @@ def plain_update(
 
 def plain_adamw(model: PreTrainedModel, settings: TrainConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(
-        model.parameters(), lr=settings.learning_rate, betas=settings.optimizer.betas,
+        model.parameters(), lr=settings.scaled_learning_rate, betas=settings.optimizer.betas,
         weight_decay=settings.optimizer.weight_decay,
         foreach=False,
     )  # fmt: skip

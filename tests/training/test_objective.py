@@ -83,7 +83,7 @@ def test_a_phase_ends_when_coverage_stalls() -> None:
     for step, coverage, name in (
         (0, 0.5, "a"), (10, 0.6, "a"), (20, 0.6, "a"), (25, 0.1, "a"), (30, 0.7, "a"), (40, 0.6, "a"), (50, 0.7, "b"),
     ):  # fmt: skip
-        objective.remember(evaluation(step, coverage))
+        objective.add(evaluation(step, coverage))
         objective.begin_step(0.01)
         assert objective.phase.name == name, step
 
@@ -95,12 +95,12 @@ def test_recalled_metrics_rebuild_the_state() -> None:
     for step in range(12):
         if step:
             objective.begin_step(step / 100)
-        line = evaluation(step, float(rng.choice([0.3, 0.4, 0.5]))) | (objective.record() if step else {})
-        objective.remember(line)
+        line = evaluation(step, float(rng.choice([0.3, 0.4, 0.5]))) | (objective.section() if step else {})
+        objective.add(line)
         lines.append(line)
         again = phases_of(*phases, evaluate_every=1)
         for past in json.loads(json.dumps(lines)):
-            again.recall(past)
+            again.add(past)
         again.begin_step((step + 1) / 100)
         expected = phases_of(*phases, evaluate_every=1)
         expected.__dict__.update(objective.__dict__)
@@ -208,9 +208,9 @@ def test_each_phase_has_its_estimator_and_its_learning_rate() -> None:
 def test_a_larger_budget_keeps_the_phase_and_progress_within_bounds() -> None:
     objective = phases_of(phase("a", 0.5), phase("b"))
     objective.begin_step(0.6)
-    line = {"step": 1, **objective.record()}
+    line = {"step": 1, **objective.section()}
     again = phases_of(phase("a", 0.5), phase("b"))
-    again.recall(line)
+    again.add(line)
     for fraction, progress in (
         (0.3, 0.0),
         (0.6, 0.0),
@@ -224,17 +224,17 @@ def test_a_larger_budget_keeps_the_phase_and_progress_within_bounds() -> None:
 
 def test_an_attempt_without_an_update_is_no_regular_evaluation() -> None:
     objective = phases_of(phase("a", 0.9, patience=1), phase("b"), evaluate_every=1)
-    objective.remember(evaluation(0, 0.5))
-    objective.remember(evaluation(1, 0.4) | {"attempt": 0})
+    objective.add(evaluation(0, 0.5))
+    objective.add(evaluation(1, 0.4) | {"attempt": 0})
     objective.begin_step(0.1)
     assert objective.phase.name == "a"
-    objective.remember(evaluation(1, 0.4))
+    objective.add(evaluation(1, 0.4))
     objective.begin_step(0.1)
     assert objective.phase.name == "b"
 
 
 def test_a_constant_objective_leaves_no_trace_in_the_metrics() -> None:
-    assert objective_of().record() == {}
+    assert objective_of().section() == {}
 
 
 @pytest.mark.parametrize(*table(__file__, "contradictions_are_named"))

@@ -74,7 +74,7 @@ def test_interrupted_at_every_step_equals_uninterrupted(rng: np.random.Generator
         schedule = schedule_of(**settings)
         for step, kl, score in rows[:at]:
             record = {"step": step, "update": {"reference_kl": kl}} | ({"reference_reset": ""} if step in whole else {})
-            schedule.recall(json.loads(json.dumps(record)), score)
+            schedule.add(json.loads(json.dumps(record)), score)
         assert resets(schedule, rows[at:]) == {step: why for step, why in whole.items() if step > at}
 
 

@@ -241,11 +241,11 @@ def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]
     learner, optimizer = run.learner, config.optimizer
     trained, parameters = learner.num_parameters(only_trainable=True), learner.num_parameters()
     of_all = "" if trained == parameters else f", {trained:,} of them trained"
-    clip, lineage, rate = config.loss.clip, _lineage(config.model), f"{config.learning_rate:.2e}"
+    clip, lineage, rate = config.loss.clip, _lineage(config.model), f"{config.scaled_learning_rate:.2e}"
     if batch := optimizer.reference_batch:
         rate += f" = {optimizer.learning_rate:.2e} x sqrt({config.samples_per_step:,} / {batch:,} samples a step)"
     if optimizer.schedule != "constant":
-        rate += f", {optimizer.schedule} to {optimizer.decay(1.0) * config.learning_rate:.2e}"
+        rate += f", {optimizer.schedule} to {optimizer.decay(1.0) * config.scaled_learning_rate:.2e}"
     lines = [
         f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{of_all}) on {learner_device(config)}, "
         f"N = {config.rollouts_per_prompt} rollouts x {config.prompts_per_step} prompts a step, "

@@ -105,7 +105,7 @@ class TrainConfig(Section):
         return tuple(phase.advantage for phase in self.phases) or (self.advantage,)
 
     @property
-    def learning_rate(self) -> float:
+    def scaled_learning_rate(self) -> float:
         """The learning rate, scaled for the batch."""
         return self.optimizer.scaled_rate(self.samples_per_step)
 

@@ -183,7 +183,7 @@ class TreeLearner:
         self._optimizer = AdamW(
             self._parameters,
             optimizer.states,
-            lr=config.learning_rate,
+            lr=config.scaled_learning_rate,
             betas=optimizer.betas,
             weight_decay=optimizer.weight_decay,
             fused=model.device.type in ("cpu", "cuda"),
@@ -345,7 +345,7 @@ class TreeLearner:
         self._optimizer.load_state_dict(with_moments_of(state["optimizer"], own, self._parameters))
 
     def _learning_rate(self, factor: float) -> float:
-        rate, warmup = self._config.learning_rate, self._config.optimizer.warmup_updates
+        rate, warmup = self._config.scaled_learning_rate, self._config.optimizer.warmup_updates
         return factor * (rate * min(1.0, self._updates / warmup) if warmup else rate)
 
     def _update(self, batch: MiniBatch, lr_scale: float) -> dict[str, float]:

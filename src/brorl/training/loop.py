@@ -106,7 +106,7 @@ class Recorder:
             return
         with self._stop.discarding():
             record = {"step": 0, **self.evaluate(0)}
-        self._run.schedule.reference.recall(record, monitor.regular_score(record))
+        self._run.schedule.reference.add(record, monitor.regular_score(record))
         self.write(record)
 
     def steps(self) -> Iterator[int]:
@@ -133,7 +133,7 @@ class Recorder:
             "sampling": batch.summary(),
             "kept": {"groups": len(batch.groups), "carried": batch.num_carried, "samples": samples},
             "update": asdict(metrics),
-            **run.objective.record(),
+            **run.objective.section(),
             **measured,
             "seconds": clock.seconds(),
         }
@@ -152,10 +152,10 @@ class Recorder:
             if self._config.collapse.stop:
                 record["ended"] = sign
                 record |= {} if "evaluation" in record else self.evaluate(record["step"])
-        monitor.remember(record)
+        monitor.add(record)
         if "ended" not in record and (why := monitor.stall()):
             record["ended"] = why
-        run.objective.remember(record)
+        run.objective.add(record)
         run.directory.append_metrics(record)
         run.report(record)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from brorl.evaluation.settings import EvaluationSettings
 from brorl.runs.run_directory import Record
-from brorl.training.schedule import is_regular
+from brorl.training.schedule import Stall, is_regular
 from brorl.training.settings import CollapseLimits
 
 _KEPT = ("step", "update", "evaluation")
@@ -126,8 +126,7 @@ class Monitor:
         self._limits, self._evaluation = limits, evaluation
         self._records: list[Record] = []
         self._best: tuple[float, int] | None = None
-        self._best_regular: float | None = None
-        self._without_best = 0
+        self._stall = Stall()  # of the regular evaluations
 
     @property
     def seen(self) -> int:
@@ -158,28 +157,26 @@ class Monitor:
             return None
         return f"step {record['step']}: the model may be collapsing: {'; '.join(signs.values())}. {advice(signs)}"
 
-    def remember(self, record: Record) -> None:
-        """Add a metrics record."""
+    def add(self, record: Record) -> None:
+        """Take the next line of the metrics."""
         self._records.append(self._counting(record))
         score = self.score(record)
         step = record["step"] if "update" in record else record["step"] - 1  # the step whose weights were evaluated
         if score is not None and step > 0 and (self._best is None or score > self._best[0]):
             self._best = (score, step)
         if (regular := self.regular_score(record)) is not None:
-            better = self._best_regular is None or regular > self._best_regular
-            self._best_regular = regular if better else self._best_regular
-            self._without_best = 0 if better else self._without_best + 1
+            self._stall = self._stall.after(regular)
         if "ended" in record:  # a run that is resumed after its end goes on until it stalls again
-            self._without_best = 0
+            self._stall = Stall(self._stall.best)
 
     def stall(self) -> str | None:
         """Return why the run ends after the last record, if its evaluations have stopped rising."""
         patience = self._evaluation.patience
-        if patience is None or self._without_best < patience:
+        if patience is None or self._stall.length < patience:
             return None
         k = self._evaluation.best_k or min(self._evaluation.ks)
         return (
-            f"{self._without_best} evaluations in a row without a pass@{k} above {self._best_regular:.3f} "
+            f"{self._stall.length} evaluations in a row without a pass@{k} above {self._stall.best:.3f} "
             f"(evaluation.patience = {patience})"
         )
 

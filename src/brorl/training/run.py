@@ -102,9 +102,9 @@ def restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
     run.collector.publish(learner.weights(), version=state.step)
     directory.rewind(state.step if checkpoint else -1, state.collector.attempts)
     for record in directory.read_metrics():
-        run.monitor.remember(record)
-        run.objective.recall(record)
-        run.schedule.reference.recall(record, run.monitor.regular_score(record))
+        run.monitor.add(record)
+        run.objective.add(record)
+        run.schedule.reference.add(record, run.monitor.regular_score(record))
     if run.monitor.best_step is not None:  # a kill may have come before the link
         mark_best(directory.checkpoints, run.monitor.best_step)
     return state

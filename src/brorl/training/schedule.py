@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isfinite
 from statistics import median
 
@@ -35,6 +36,19 @@ def is_regular(record: Record, every: int) -> bool:
     return "attempt" not in record and is_due(record["step"], every)
 
 
+@dataclass(frozen=True)
+class Stall:
+    """Evaluations in a row without a new best score; a score that is not a number is no new best."""
+
+    best: float | None = None  # the best score; None before the first one
+    length: int = 0  # evaluations since then
+
+    def after(self, score: float) -> Stall:
+        """Return the stall after another evaluation."""
+        is_best = isfinite(score) and (self.best is None or score > self.best)
+        return Stall(score) if is_best else Stall(self.best, self.length + 1)
+
+
 class ReferenceSchedule:
     """Decides after which steps the reference is reset: at intervals, when the KL spikes, when validation stalls.
 
@@ -59,33 +73,30 @@ class ReferenceSchedule:
     def _start_again(self, step: int) -> None:
         self._last_reset = step
         self._kls: deque[float] = deque(maxlen=SPIKE_STEPS)
-        self._best: float | None = None
-        self._without_best = 0
+        self._stall = Stall()
 
     def after_step(self, step: int, reference_kl: float | None, score: float | None) -> str | None:
         """Return why the reference is reset after a step, for the log; None for no reset.
 
         `reference_kl` is in nats per token, None if it was not measured. A score that is not a number is no new best.
         """
-        self._add(reference_kl, score)
+        self._add_numbers(reference_kl, score)
         reason = self._reason(step)
         if reason:
             self._start_again(step)
         return reason
 
-    def recall(self, record: Record, score: float | None) -> None:
-        """Rebuild the state from the next line of an existing metrics file; the settings may have changed since."""
-        self._add(record.get("update", {}).get("reference_kl"), score)
-        if "reference_reset" in record:
+    def add(self, record: Record, score: float | None) -> None:
+        """Take a line of the metrics with its decision, from before this program started or of step 0."""
+        self._add_numbers(record.get("update", {}).get("reference_kl"), score)
+        if "reference_reset" in record:  # the settings may have changed since
             self._start_again(record["step"])
 
-    def _add(self, reference_kl: float | None, score: float | None) -> None:
+    def _add_numbers(self, reference_kl: float | None, score: float | None) -> None:
         if reference_kl is not None:
             self._kls.append(reference_kl if isfinite(reference_kl) else float("inf"))
         if score is not None:
-            better = isfinite(score) and (self._best is None or score > self._best)
-            self._best = score if better else self._best
-            self._without_best = 0 if better else self._without_best + 1
+            self._stall = self._stall.after(score)
 
     def _reason(self, step: int) -> str | None:
         since = step - self._last_reset
@@ -98,10 +109,10 @@ class ReferenceSchedule:
                 f"the KL to the reference rose to {median(self._kls):.3g} nats per token, the median of {SPIKE_STEPS} "
                 f"steps (reference.reset_kl_above = {self._kl_above:g})"
             )
-        if self._patience is not None and self._without_best >= self._patience:
-            best = "no score" if self._best is None else f"{self._best:.4g}"
+        if self._patience is not None and self._stall.length >= self._patience:
+            best = "no score" if self._stall.best is None else f"{self._stall.best:.4g}"
             return (
-                f"{self._without_best} evaluations in a row without a score above {best} "
+                f"{self._stall.length} evaluations in a row without a score above {best} "
                 f"(reference.reset_patience = {self._patience})"
             )
         return None
@@ -150,15 +161,18 @@ class Schedule:
 
 
 class Objective:
-    """The phases of a run, or one of the whole run, and the current one."""
+    """How advantages are estimated at each step, and with which learning rate: the phases of a run, or one for all of it.
+
+    Phases follow one another and never return. If a resumed run has a larger budget, its current phase goes on, with
+    the progress that its fraction of the new budget has, and not below 0.
+    """
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
         self._phases = config.phases or (PhaseSettings(name="train", advantage=config.advantage),)
         self._index, self._begun_at, self._fraction = 0, 0.0, 0.0
         self._recorded: int | None = None  # the last phase with a line in the metrics
-        self._best: float | None = None
-        self._stalled = 0
+        self._stall = Stall()  # of the phase
 
     @property
     def phase(self) -> PhaseSettings:
@@ -189,46 +203,35 @@ class Objective:
         while self._index + 1 < len(self._phases) and self._is_over:
             self._enter(self._index + 1, fraction)
 
-    def record(self) -> Record:
-        """Return the phase of this step for its metrics record; nothing if there is only one.
+    def section(self) -> Record:
+        """Return the section of a step's metrics on its phase; nothing if there is only one.
 
         `begins` is in the first line of each phase.
         """
         if len(self._phases) == 1:
             return {}
-        record = {"phase": self._index + 1, "name": self.phase.name, "from": self._begun_at, "progress": self.progress}
+        now = {"phase": self._index + 1, "name": self.phase.name, "from": self._begun_at, "progress": self.progress}
         if self._recorded != self._index:
-            record["begins"] = f"{self.phase.name} (phase {self._index + 1} of {len(self._phases)}, {self.phase.title})"
-        self._recorded = self._index
-        return {"objective": record}
+            now["begins"] = f"{self.phase.name} (phase {self._index + 1} of {len(self._phases)}, {self.phase.title})"
+        return {"objective": now}
 
-    def recall(self, record: Record) -> None:
-        """Rebuild the state from the next line of an existing metrics file."""
+    def add(self, record: Record) -> None:
+        """Take the next line of the metrics: its phase, and a regular evaluation for the patience of the phase."""
         if objective := record.get("objective"):
             if objective["phase"] != self._index + 1:
                 self._enter(objective["phase"] - 1, objective["from"])
             self._recorded = self._index
-        self.remember(record)
-
-    def remember(self, record: Record) -> None:
-        """Take a regular evaluation into account for the patience of the phase."""
         estimates = record.get("evaluation", {}).get("pass_at")
-        if not estimates or not is_regular(record, self._config.evaluation.every):
-            return
-        coverage = float(estimates[max(estimates, key=int)]["value"])
-        if self._best is None or coverage > self._best:
-            self._best, self._stalled = coverage, 0
-        else:
-            self._stalled += 1
+        if estimates and is_regular(record, self._config.evaluation.every):
+            self._stall = self._stall.after(float(estimates[max(estimates, key=int)]["value"]))
 
     @property
     def _is_over(self) -> bool:
         patience = self.phase.until_coverage_stalls
-        return self._fraction >= self.phase.until or (patience is not None and self._stalled >= patience)
+        return self._fraction >= self.phase.until or (patience is not None and self._stall.length >= patience)
 
     def _enter(self, index: int, fraction: float) -> None:
-        self._index, self._begun_at = index, fraction
-        self._best, self._stalled = None, 0
+        self._index, self._begun_at, self._stall = index, fraction, Stall()
 
 
 def annealed(settings: AdvantageSettings, progress: float, num_rollouts: int) -> AdvantageSettings:
