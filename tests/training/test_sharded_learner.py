@@ -373,7 +373,9 @@ def test_moments_in_8_bits_are_the_same_on_any_number_of_ranks(
     for name, weight in expected.weights.items():
         differing = np.abs(found.weights[name] - weight) > 1e-10
         assert differing.mean() < 0.01, name
-        np.testing.assert_allclose(found.weights[name], weight, rtol=0, atol=SETTINGS.scaled_learning_rate, err_msg=name)
+        np.testing.assert_allclose(
+            found.weights[name], weight, rtol=0, atol=SETTINGS.scaled_learning_rate, err_msg=name
+        )
 
 
 @pytest.mark.slow

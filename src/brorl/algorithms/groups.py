@@ -24,9 +24,9 @@ class Group:
     correct_L: BoolArray  # raw verdict of each distinct response, before any shaping of rewards, shape [L]
     # reward of each distinct response, shape [L]; NaN where an infrastructure failure left it unverified
     reward_L: FloatArray
-    # Log-probs (nats) of the tree's nodes under the learner with the weights that sampled them, shape [M]. None while
-    # the learner still holds these weights, where old log-probs are the engine's, and in asynchronous training, where
-    # the old policy is that before the step.
+    # Log-probs (nats) of the tree's nodes under the learner with the weights that sampled them, shape [M]. None
+    # means that the learner still holds these weights, that the engine's log-probs are the old ones, or that training
+    # is asynchronous, where the old policy is the policy before the step.
     old_logprob_M: FloatArray | None = None
     version: int = 0  # version of the weights that sampled the tree: the number of the step whose update made them
     # verdict of each distinct response, L of them; empty if they are not known. A checkpoint stores none: the step that
@@ -36,7 +36,7 @@ class Group:
     terms_L: Mapping[str, FloatArray] = field(default_factory=dict)
     reference_logprob_M: FloatArray | None = None  # log-probs (nats) of the nodes under the reference, shape [M]
     advantage_L: FloatArray | None = None  # advantage of each distinct response, shape [L]
-    # One over the probability that the response was chosen to be back-propagated, shape [L]. None if all are.
+    # One over the probability that the response was chosen to be back-propagated, shape [L]; None if all responses are.
     factor_L: FloatArray | None = None
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class Group:
     def verified(self) -> Group | None:
         """The group of the verified rollouts, with a smaller N if some are unverified; this group if all are verified.
 
-        None if no rollout was verified, or only one of several: it has no other rollouts to be compared with.
+        It is None if no rollout was verified, or only one of several, which has nothing to be compared with.
         """
         verified_L = ~np.isnan(self.reward_L)
         if verified_L.all():

@@ -43,7 +43,7 @@ def mismatch(parts: Sequence[FloatArray]) -> dict[str, float]:
     """Return how far the old policy is from the sampler, from the `mismatch_sums` of the parts of a batch.
 
     The mean of w is 1 if the log-probs of the sampler are right. The mean of w - 1 - log w estimates KL(sampler || old)
-    in nats per token, if w has mean 1 under the sampler; with top-p and top-k it has where both keep the same tokens.
+    in nats per token, if w has mean 1 under the sampler. With top-p and top-k it does if both keep the same tokens.
 
     Source: the k3 estimator of Schulman, "Approximating KL divergence" (2020).
     """

@@ -87,8 +87,9 @@ def clipped_policy_loss(
         negative_K: Their summed negative advantages.
         clip_low: How far the ratio may fall below 1 before it stops counting, in (0, 1].
         clip_high: How far it may rise above 1, > 0.
-        denominator: Of the whole batch, over all of its parts and devices; its sampled tokens for a token mean.
-        dual_clip: Largest ratio that counts with a negative advantage, above 1 + clip_high; None has no such bound.
+        denominator: Denominator for the whole batch, over all of its parts and devices: the number of its sampled
+            tokens for a token mean.
+        dual_clip: Largest ratio that counts with a negative advantage, above 1 + clip_high; None sets no such bound.
 
     Source: PPO (arXiv 1707.06347, Eq. 7), decoupled clip and token-level mean of DAPO (arXiv 2503.14476, Eq. 10 and
         12), dual clip of Ye et al. (arXiv 1912.09729, Eq. 5).
@@ -168,7 +169,7 @@ def gspo_loss(
         old_logprob_M: Their log-probs under the policy that sampled them.
         clip_low: How far s may fall below 1 before it stops counting, in (0, 1].
         clip_high: How far it may rise above 1, > 0.
-        denominator: Of the whole batch, over all of its parts and devices.
+        denominator: Denominator for the whole batch, over all of its parts and devices.
 
     Source: GSPO (arXiv 2507.18071, Eq. 5 and 7).
     """

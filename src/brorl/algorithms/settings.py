@@ -197,7 +197,7 @@ class AdvantageSettings(Section):
 
 
 class Clip(NamedTuple):
-    """Bounds of a ratio."""
+    """The bounds of a ratio."""
 
     low: float  # how far it may fall below 1
     high: float  # how far it may rise above 1
@@ -285,7 +285,8 @@ class KLPenalty(Section):
     """Penalty on the KL divergence from the reference policy.
 
     "loss" adds coefficient * sum_k (weighted count_k) kl_k / denominator to the loss, with the policy of the moment.
-    "reward" takes coefficient * sum of the estimates of a response's tokens, at the time of sampling, off its reward.
+    "reward" subtracts coefficient * sum of the estimates of a response's tokens, at the time of sampling, from its
+    reward.
 
     Source: Schulman, "Approximating KL divergence" (2020); ProRL v2 (k2 in the loss, its log-ratio clamped to +-10; the
         coefficient 1e-4 is of its public configurations). Their code clamps the estimate at 10 instead: for k2 that is

@@ -48,7 +48,7 @@ if not sys.stdin.read(1):
 class RayCluster:
     """The connection to Ray, and the placement of the processes.
 
-    `echo` receives lines for the user, and `note` the messages of Ray. `advice` says how to continue if Ray dies.
+    `echo` receives lines for the user, `note` receives the messages of Ray, and `advice` says how to go on if Ray dies.
     """
 
     def __init__(
@@ -214,8 +214,8 @@ def _without_stop_signals() -> Iterator[None]:
     """Start processes that SIGTERM and SIGHUP do not end; keep this program's handler of SIGTERM, which Ray replaces.
 
     `scancel` and `timeout` send SIGTERM to all processes of a run, a closed terminal sends SIGHUP, and the run needs
-    its processes until it has saved a checkpoint. They inherit the blocked signals. The kernel kills them if this
-    program dies. Only Linux does that: on other systems Ray ends them with SIGTERM, and no signal is blocked.
+    its processes until it has saved a checkpoint. The processes inherit the blocked signals. The kernel kills them if
+    this program dies. Only Linux does that: on other systems Ray ends them with SIGTERM, and no signal is blocked.
     """
     handler = signal.getsignal(signal.SIGTERM)
     blocked = {signal.SIGTERM, signal.SIGHUP}

@@ -77,7 +77,7 @@ class LearnerRank:
     def call(self, method: str, *arguments: Any) -> tuple[Any, list[Report]]:
         """Call a method of the learner; return its result, None for other ranks than 0, and the latest reports.
 
-        Of groups their old log-probs alone are returned.
+        `with_old_logprobs` returns the old log-probs alone.
         """
         result = getattr(self._learner, method)(*arguments)
         if self._rank:
@@ -140,9 +140,9 @@ def check_shared(token: Path, machine: str) -> None:
 class RemoteLearner:
     """Trains on the learner ranks of a cluster, which ends them when it is released.
 
-    The ranks make their learners while other processes start; the first use of this object waits for them. All must see
-    and write to the folder `shared`. A rank that neither answers nor reports for `timeout_s` has stalled. `sent_dtype`
-    is the number format of the published weights; None keeps the learner's.
+    The ranks make their learners while other processes start; the first use of this object waits for them. All must
+    see and write to the folder `shared`. A rank that neither answers nor reports for `timeout_s` has stalled.
+    `sent_dtype` is the number format of the published weights; None keeps the learner's.
     """
 
     def __init__(

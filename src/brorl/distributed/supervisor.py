@@ -33,7 +33,7 @@ _GRACE_S = 10.0  # in which the threads end after their workers were killed
 
 @dataclass(frozen=True)
 class WorkerPoolConfig:
-    """How many workers there are, where they run, and what they may cost."""
+    """How many workers there are, where they run, and their limits."""
 
     kind: str  # the kind of the workers in messages: `rollout worker`
     number: int  # number of workers, 1 or more
@@ -125,7 +125,7 @@ class _LostError(Exception):
 class Supervisor:
     """Makes calls on workers; one thread calls its methods, and gets a line for each lost worker from `finished`.
 
-    `make` makes a worker in its process, and can be pickled. Its error, or too many losses, end the start.
+    `make` makes a worker in its process, and must be picklable. Its error, or too many losses, end the start.
     """
 
     def __init__(self, make: Callable[[], object], pool_config: WorkerPoolConfig, echo: Echo = lambda _: None) -> None:

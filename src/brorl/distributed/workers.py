@@ -31,10 +31,10 @@ from brorl.verification.verifier import TrialResponses, Verifier
 
 @dataclass(frozen=True)
 class RemoteWeights:
-    """Named tensors in the object store; every iteration reads them, and who passes them on never holds them."""
+    """Named tensors in the object store; every iteration reads them, and passing them on copies none."""
 
-    # The reference of their `stored_form`. The weights live as long as a process has the reference, and the process
-    # that owns it lives: the one that called `put`, or that called the actor.
+    # The reference of their `stored_form`. The weights live as long as a process has the reference and its owner lives,
+    # which is the process that called `put` or the actor.
     ref: Any
 
     @classmethod
@@ -97,8 +97,8 @@ class EngineWorker:
 class RayRolloutPool:
     """Samples tasks on rollout workers; see `SamplingPool`.
 
-    `build` makes the same engine in every worker's process, and can be pickled. The results of finished tasks stay in
-    the object store until `done` returns them. A caller that samples ahead must limit the number of its open tickets.
+    `build` makes the same engine in every worker's process, and must be picklable. The results of finished tasks stay
+    in the object store until `done` returns them. A caller that samples ahead must limit its number of open tickets.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class VerifierWorkers:
 
     The responses are cut into batches, and a free worker takes the next batch. A batch whose worker was lost is
     verified again; after a second loss, its responses are unverified. `build` makes the verifier of each domain in a
-    worker's process, and can be pickled.
+    worker's process, and must be picklable.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class CollectorState(NamedTuple):
     carried: tuple[Group, ...] = ()  # groups that were sampled but not trained on
     attempts: int = 0  # how often the next step has found no mixed group
     ahead: dict[str, Any] | None = None  # state of an asynchronous collector, plain values; None for others
-    seen: tuple[float, float] = (0.0, 0.0)  # kept and sampled groups of earlier steps, the older the less they count
+    seen: tuple[float, float] = (0.0, 0.0)  # weighted numbers of kept and of sampled groups of earlier steps
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def save_checkpoint(
     """Write a checkpoint: what `save` writes into its folder in Hugging Face format, the tokenizer, and the state.
 
     Once it is complete, all but the newest `keep` regular checkpoints and that of `best_step` are deleted; 0 keeps all.
-    One that is saved only for being the best is not regular. An error leaves earlier checkpoints intact.
+    A checkpoint that is saved only because it is the best is not regular. An error leaves earlier checkpoints intact.
     """
     target = folder / f"step-{state.step:06d}"
     if is_checkpoint(target) and not state.collector.attempts:
@@ -201,7 +201,7 @@ def read_step(checkpoint: Path) -> int:
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """Return which file of a complete checkpoint is not as it was written, by reading all of it; None if all are."""
+    """Read all files of a complete checkpoint, and return what has changed since it was written, if anything has."""
     for line in (checkpoint / _COMMIT).read_text("utf-8").splitlines()[1:]:
         size, crc, name = line.split(" ", 2)
         file = checkpoint / name

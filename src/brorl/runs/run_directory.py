@@ -31,7 +31,7 @@ Record = dict[str, Any]
 
 
 class RunDirectory:
-    """Paths of a run, whose directory exists, and the writing of its files."""
+    """The paths of a run, and the writing of its files; the directory must exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,7 +79,7 @@ class RunDirectory:
     def rewind(self, step: int, attempts: int = 0) -> None:
         """Remove metrics and responses of steps after `step`, and unfinished files of a killed process.
 
-        The lines of so many `attempts` of the next step that found no mixed group stay, with their cost.
+        The lines of the first `attempts` attempts at the next step, which found no mixed group, stay with their cost.
         """
 
         def stays(record: Record) -> bool:
@@ -144,7 +144,7 @@ class RunDirectory:
             os.close(descriptor)
 
     def arithmetic_line(self) -> str | None:
-        """Return a line if this process computes sums otherwise than the run so far; None if that is not known."""
+        """Return a line if this process is known to compute sums in another way than the run so far."""
         earlier: dict[str, str] = {}
         with suppress(OSError, ValueError):
             earlier = json.loads((self.path / "env.json").read_text("utf-8")).get("arithmetic", {})
@@ -156,8 +156,8 @@ class RunDirectory:
         if not changed:
             return None
         return (
-            f"this process computes otherwise than the run so far ({'; '.join(changed)}), so results can differ in "
-            "their last bits from those of an uninterrupted run"
+            f"this process computes sums in another way than the run so far ({'; '.join(changed)}), so results can "
+            "differ in their last bits from those of an uninterrupted run"
         )
 
     def write_environment(self, continued_from: Record | None = None, model_commit: str | None = None) -> None:
@@ -235,7 +235,7 @@ class RunRecord:
 
     @property
     def steps(self) -> tuple[Record, ...]:
-        """The lines of steps, without that of the start. The last step makes no update if it found no mixed group."""
+        """The lines of steps, without the start. The last step makes no update if it found no mixed group."""
         return tuple(r for r in self.records if "sampling" in r)
 
     @property
@@ -250,7 +250,7 @@ class RunRecord:
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
-    """Read run directories, each once; their names differ: the directory's, or as much of its path as needed."""
+    """Read run directories, each once. Names are the directories', with as much of the paths as makes them differ."""
     resolved = [path.resolve() for path in paths]
     for path, full in zip(paths, resolved, strict=True):
         if resolved.count(full) > 1:

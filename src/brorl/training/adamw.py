@@ -2,7 +2,7 @@
 
 On the device it is `torch.optim.AdamW`. In the memory of the CPU the updates are the same bit by bit, and the device
 has 8 bytes less per float32 weight. In 8 bits the moments take 2 bytes per weight, and are rounded after each update;
-the second one is stored as its root, whose range is half as wide. Weights and gradients are as they were.
+the second one is stored as its root, whose range is half as wide. Weights and gradients keep their format.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from brorl.model.settings import States
 from brorl.model.sharding import local_tensor
 from brorl.training.learner_state import empty_like
 
-_SLICE = 1 << 22  # numbers that are updated together; what they take besides is below 100 MiB
+_SLICE = 1 << 22  # numbers that are updated together; they take less than 100 MiB of temporary memory
 
 
 class AdamW(torch.optim.AdamW):
-    """AdamW; in `host` and `8bit` it updates some rows of one parameter after the other.
+    """AdamW; for `host` and `8bit` it updates one parameter after the other, some rows at a time.
 
     Args:
         parameters: The trained weights.
         states: Where its moments are between updates, and in how many bits.
-        options: Those of `torch.optim.AdamW`.
+        options: Options of `torch.optim.AdamW`.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], states: States = "device", **options: Any) -> None:
@@ -97,7 +97,7 @@ class AdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of AdamW, wherever its moments are and in how many bits; those of one parameter at a time."""
+        """Restore a state of AdamW with moments in any place and any number of bits, one parameter at a time."""
         states = state_dict["state"]
         super().load_state_dict({**state_dict, "state": {i: {"step": state["step"]} for i, state in states.items()}})
         parameters = self._of_groups()
@@ -105,7 +105,7 @@ class AdamW(torch.optim.AdamW):
             self.state[parameters[index]] |= self._as_stored(state, parameters[index])
 
     def _as_stored(self, given: dict[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
-        """Return the moments of a state as they are stored here; exactly, unless their bits change."""
+        """Return the moments of a state as they are stored here, exactly unless their number of bits changes."""
         numbers = {name: moment for name, moment in given.items() if name != "step"}
         has_codes = MOMENTS[0] + SCALE in given
         if has_codes == is_quantized(parameter.shape, self._states) and self._states != "host":

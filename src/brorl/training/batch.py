@@ -17,7 +17,7 @@ from brorl.verdict import CUT_OFF, TRUNCATED, is_failure, is_timeout
 class Staleness(NamedTuple):
     """How far sampling runs ahead of the learner, at one step of asynchronous training."""
 
-    # of each trained group, the updates between the weights that sampled it and those that it trains
+    # for each trained group, the number of updates between the weights that sampled it and the weights that it trains
     updates: tuple[int, ...]
     num_late: int  # trained groups whose staleness is above the bound
     num_ready: int  # finished groups that are carried to a later step
@@ -62,8 +62,8 @@ class Batch:
     def summary(self) -> dict[str, Any]:
         """Return the sums over the sampled groups, for the metrics.
 
-        Costs and lengths are those of all rollouts. Outcomes are those of the verified ones; if there are none, because
-        carried groups filled the step, those of the step's groups.
+        Costs and lengths count all rollouts. Outcomes count the verified ones, or the step's groups if nothing was
+        sampled because carried groups filled the step.
         """
         trees = [group.tree for group in self.sampled]
         groups = self.verified
@@ -96,7 +96,7 @@ class Batch:
         }
 
     def _terms(self) -> dict[str, Any]:
-        """Return the mean value of each further term of the reward, over the rollouts that have one; none if none."""
+        """Return the mean value of each further term of the reward, over the rollouts that have one."""
         sums: dict[str, list[float]] = {}
         for group in self.sampled:
             for name, value_L in group.terms_L.items():
@@ -132,7 +132,7 @@ class Batch:
         }
 
     def _by_data_source(self) -> dict[str, Any]:
-        """Return the outcomes by source of the prompts; nothing where there is one source."""
+        """Return the outcomes by source of the prompts; nothing if there is only one source."""
         groups = self.verified
         sources = sorted({g.prompt.source for g in groups})
         if len(sources) < 2:

@@ -33,7 +33,7 @@ from brorl.verification.grade import Grader
 
 
 class NoGroupsError(RuntimeError):
-    """A step cannot get its groups; `batch` has all that was sampled for it. Its mixed groups are carried on."""
+    """A step cannot get its groups; `batch` holds what was sampled for it. Its mixed groups are carried on."""
 
     def __init__(self, message: str, batch: Batch) -> None:
         super().__init__(message)
@@ -89,7 +89,7 @@ class Collector(ABC):
         """Restore a state.
 
         Raises:
-            ValueError: If the prompts are others than those of the state.
+            ValueError: If the state is of other prompts.
         """
 
     def rewind(self) -> None:
@@ -213,23 +213,23 @@ def _difficulty(solved: int, num_groups: int) -> str:
     )
 
 
-MEMORY = 0.8  # weight of the groups of a step when the next one chooses its rounds, that of its own being 1
-MOST_STEPS = 6  # most prompts of a round, in steps: an estimate that is too low must not sample without end
+MEMORY = 0.8  # weight of a step's groups when the next step chooses its rounds; the weight of its own groups is 1
+MOST_STEPS = 6  # most prompts of a round, in steps: it bounds what an estimate that is too low can cost
 _SURE = 1.2816  # the standard normal distribution is below it in nine of ten cases
-_SURPLUS = 1 / 3  # of a step's groups: most surplus to expect, so that few groups wait for longer than one step
+_SURPLUS = 1 / 3  # largest expected surplus, in steps, so that few groups wait for longer than one step
 _ROUND_BITS = 20  # an attempt has fewer rounds than two to the power of this
 
 
 def prompts_of_round(
     prompts_per_step: int, missing: ArrayLike, kept: ArrayLike, sampled: ArrayLike
 ) -> IntArray | np.int64:
-    """Return the number of prompts that should fill a step: as many as are missing where nothing was sampled yet.
+    """Return how many prompts to sample so that they fill a step: as many as are missing if nothing was sampled yet.
 
-    It is the smallest n for which a normal variable with the mean nf and the variance nf(1 - f) is at least `missing`
-    minus a half, as it stands for whole numbers, in nine of ten cases, where f is the kept fraction. The surplus to
-    expect is at most a third of a step. At most `MOST_STEPS` steps are sampled at once, and one while no group was
-    kept: then a run may be about to give up. `kept` and `sampled` are the groups of the rounds of this step so far, and
-    of those before it, each step with `MEMORY` times the weight of the next.
+    With the kept fraction f, it is the smallest n for which a normal variable with the mean nf and the variance
+    nf(1 - f) is at least `missing` - 0.5 (the continuity correction) in nine of ten cases. The expected surplus is at
+    most a third of a step. At most `MOST_STEPS` steps are sampled at once, and one while no group was kept, because the
+    run may then be about to give up. `kept` and `sampled` count the groups of this step's rounds so far and of earlier
+    steps. Each step has `MEMORY` times the weight of the next one.
     """
     needed = np.asarray(missing, np.float64)
     fraction = np.add(kept, 1) / np.add(sampled, 1)
@@ -243,7 +243,7 @@ def prompts_of_round(
 
 @dataclass(kw_only=True)
 class SyncCollector(Collector):
-    """A collector that samples when it is called: it samples, verifies and keeps mixed groups."""
+    """Samples when it is called, verifies, and keeps mixed groups."""
 
     engine: Engine  # samples trees
     # adds the old log-probs to groups that are carried to a later step
@@ -252,7 +252,7 @@ class SyncCollector(Collector):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._carried: tuple[Group, ...] = ()
-        self._seen = (0.0, 0.0)  # kept and sampled groups of earlier steps, by their weight
+        self._seen = (0.0, 0.0)  # weighted numbers of kept and of sampled groups of earlier steps
         self._retries = RetryPolicy(self.config.dynamic_sampling)
 
     @property
@@ -276,7 +276,7 @@ class SyncCollector(Collector):
         self._carried, self._attempts, self._seen = state.carried, state.attempts, state.seen
 
     def next_batch(self, step: int) -> Batch:
-        """Sample until a step has its groups, or until too many rounds in a row gave none. Carried ones come first."""
+        """Sample until a step has its groups, or too many rounds in a row gave none. Carried groups come first."""
         self._before = self.state()
         per_step = self.config.prompts_per_step
         batch = Batch(attempt=self._attempts, keeps_all=not self.config.dynamic_sampling.enabled)

@@ -60,7 +60,7 @@ class Diagnostics:
         seed = derived_seed(self.config.seed, step, _SEED_TAG)
         trees = self.sampler.sample([p.token_ids for p in prompts], number, sampling, seed)
         groups = [self.grader.rewarded(group, step).verified for group in self.grader.verify(prompts, trees)]
-        if not self.config.recompute_old_logprobs:  # else those of the learner, as its update takes them
+        if not self.config.recompute_old_logprobs:  # otherwise the update takes the learner's own log-probs
             return groups
         found = [group.tree for group in groups if group is not None]
         own = iter([replace(t, logprob=lp) for t, lp in zip(found, self.learner.logprobs(found), strict=True)])
@@ -71,8 +71,8 @@ class Diagnostics:
     ) -> dict[str, Any]:
         """Return the sections of the metrics, with the result of `hold_out` for the trained groups.
 
-        Of the sampled groups, those with unverified rollouts are not given: a sample without the rollouts of some
-        responses does not show how much probability the policy has elsewhere.
+        `sampled` leaves out groups with unverified rollouts: a sample without the rollouts of some responses does not
+        show how much probability the policy has elsewhere.
         """
         record: dict[str, Any] = {}
         if sampled:
@@ -130,7 +130,7 @@ def coverage_record(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _coupling(measured: Sequence[Coverage]) -> float | None:
-    """Third term of Theorem 1 over the sum of the first two, which are never negative; sums over the prompts."""
+    """Third term of Theorem 1 over the sum of the first two, which are never negative, each summed over the prompts."""
     guaranteed = coupling = 0.0
     for m in measured:
         fraction = m.num_correct / m.num_rollouts

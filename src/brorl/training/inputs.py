@@ -125,12 +125,12 @@ class RunInputs(ModelInputs):
     grader: Grader  # verifies and rewards responses
     workers: Workers  # processes of its verifiers
     memory: MemoryPrediction  # the memory that the run will need
-    memory_line: str  # it in a line for the user, or a warning
+    memory_line: str  # the memory in a line for the user, or a warning
     notes: Sequence[str] = ()  # lines about dropped rows and unreadable reference answers of public datasets
 
 
 def prepare(config: TrainConfig, model_path: str, show: Callable[[Table], None] | None = None) -> RunInputs:
-    """Read, check and encode the data, and check the memory; the first thing that is wrong is a UserError."""
+    """Read, check and encode the data, and check the memory; the first problem is a UserError."""
     torch.manual_seed(derived_seed(config.seed, 0))  # torch uses the low 32 bits alone on a CPU
     if choose_device(config.device).type != "cpu" and config.engine.clock == "cpu":
         raise UserError("engine.clock = cpu cannot measure the time of a GPU; set device: cpu, or engine.clock: wall")
@@ -255,7 +255,7 @@ def build_prompts(
 def no_train_prompt(name: str, lengths: Sequence[int], config: TrainConfig, positions: int | None) -> str:
     """Return the error on a source whose training prompts are all too long, from their lengths in tokens.
 
-    `positions` are those of the model; None if they are unknown.
+    `positions` is the number of positions of the model; None if it is unknown.
     """
     maximum, fix = config.data.max_prompt_tokens, _room(min(lengths), config, positions)
     return f"every prompt of {name} has more than data.max_prompt_tokens = {maximum} tokens; {fix}"
@@ -272,7 +272,7 @@ def no_held_out_prompt(lengths: Sequence[int], config: TrainConfig, positions: i
 
 
 def _room(shortest: int, config: TrainConfig, positions: int | None) -> str:
-    """Return the fix of prompts that are too long: not to raise the limit where the model has no more positions."""
+    """Return how to fix prompts that are too long. The limit is not raised where the model has no more positions."""
     setting, response = max(config.response_limits.items(), key=lambda item: item[1])
     if not positions or shortest + response <= positions:
         return f"raise it to {shortest} or more, the tokens of the shortest one"

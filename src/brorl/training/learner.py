@@ -2,7 +2,7 @@
 
 Each step makes M mini-batch updates of AdamW. Memory does not depend on N; if it runs out, a mini-batch starts again
 with smaller chunks. A loss that is not finite stops the run before the weights change. On several ranks the model is
-sharded. Every denominator is that of the whole mini-batch, and gradients add up, so the update is that of one process.
+sharded. Every denominator covers the whole mini-batch, and gradients add up, so the update is that of one process.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StepMetrics:
     learning_rate: float  # of the last mini-batch
     trained_nodes: int  # tree nodes that went through the loss
     clip_low_fraction: float  # the part of `clip_fraction` at the lower bound
-    clip_high_fraction: float  # the part of it at the upper bound
+    clip_high_fraction: float  # the part of `clip_fraction` at the upper bound
     # mean over sampled tokens of the penalty's estimate, during the updates (nats); None without a reference
     reference_kl: float | None
     # mean over sampled tokens of the entropy of the distribution that each was drawn from, during the updates (nats);
@@ -76,11 +76,11 @@ class StepMetrics:
     # mean of exp(old - sampler) over the trained tokens that this step sampled; None if it trained on none of them, if
     # old log-probs are not recomputed, or if the engine returns no log-probs
     mismatch_mean: float | None
-    mismatch_max: float | None  # the largest one
+    mismatch_max: float | None  # largest exp(old - sampler)
     mismatch_kl: float | None  # estimate of KL(sampler || old), nats per token
     masked_fraction: float  # fraction of the step's trained tokens whose weight the importance correction set to 0
     nodes_per_pass: int  # most nodes of a forward pass, after the step
-    out_of_memory_retries: int  # how often it was halved since the last step's end
+    out_of_memory_retries: int  # how often `nodes_per_pass` was halved since the end of the last step
 
 
 class Learner(Protocol):
@@ -109,7 +109,7 @@ class Learner(Protocol):
         ...
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
-        """Return the log-prob (nats) of every node under the current weights, of the distribution of the draw."""
+        """Return the log-prob (nats) of every node under the current weights, among the tokens that can be drawn."""
         ...
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
@@ -121,14 +121,14 @@ class Learner(Protocol):
         ...
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write weights and config in Hugging Face format to a folder that all ranks reach, averages below it in `ema`.
+        """Write weights and config in Hugging Face format to a folder that all ranks reach, averages to `ema` in it.
 
         A learner with several ranks writes its shards of the optimizer, the reference and the average too.
         """
         ...
 
     def exchange_average(self) -> None:
-        """Exchange the current weights and their average; a second call restores both. Nothing may learn between."""
+        """Exchange the current weights and their average; a second call restores both. No update may come between."""
         ...
 
     def reset_reference(self, clear_optimizer: bool) -> None:
@@ -136,11 +136,11 @@ class Learner(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the next step, without weights; of several ranks `shards` names the tensors' folder."""
+        """Return the state that the next step needs, without weights; `shards` names the folder of several ranks."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a result of `state_dict`, of a learner with any number of ranks; `shards` is the folder's path."""
+        """Restore the state of a learner with any number of ranks; `shards` is the path of the folder."""
         ...
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
@@ -271,7 +271,7 @@ class TreeLearner:
         return sum(p.numel() for p in (self._parameters if only_trainable else self.model.parameters()))
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write the weights, and check that transformers loads the first ones of this process as they were saved."""
+        """Write the weights; the first time, check that transformers loads them as they were saved."""
         self._optimizer.zero_grad(set_to_none=True)  # makes room for the weights that are read again
         self._save_model(folder)
         self._save_checked = True
@@ -308,7 +308,7 @@ class TreeLearner:
             self._optimizer.state.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state; on several ranks without the tensors, which `save_pretrained` writes."""
+        """Return the state; several ranks leave out the tensors, which `save_pretrained` writes."""
         state: dict[str, Any] = {
             "updates": self._updates,
             "max_nodes": self._nodes.value,
@@ -321,7 +321,7 @@ class TreeLearner:
         return {"optimizer": self._optimizer.state_dict(), **state, **snapshots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state; a ValueError says what it lacks, or that it is of another model."""
+        """Restore a state; a ValueError says what the state lacks, or that it is of another model."""
         state = in_memory(state, self._trained, [one.name for one in self._snapshots])
         for one in self._snapshots:
             if one.name not in state:

@@ -1,7 +1,7 @@
 """The state of a learner in a checkpoint: whole tensors of one process, or shards of several ranks.
 
-Of several ranks each writes its own shards into a folder, which the `state_dict` names. Either learner reads both. Only
-trainable parameters are kept, so with adapters a `Snapshot` costs no more than the adapters.
+With several ranks, each writes its own shards into a folder that the `state_dict` names. A learner with any number of
+ranks reads both. Only trainable parameters are kept, so with adapters a `Snapshot` costs no more than the adapters.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from brorl.runs.checkpoint import SHARDS
 
 
 class Snapshot:
-    """A copy of a model's trainable parameters, at first of its current weights; each rank keeps its shards.
+    """A copy of a model's trainable parameters, initially of its current weights; each rank keeps its shards.
 
     `offload` keeps the copy in the memory of the CPU (pinned, for a CUDA device).
     """
 
-    name: ClassVar[str]  # in the state of a learner
+    name: ClassVar[str]  # key in the state of a learner
 
     def __init__(self, model: PreTrainedModel, offload: bool = False) -> None:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -51,7 +51,7 @@ class Snapshot:
         return dict(self._weights)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore a result of `state_dict`; names or shapes of another model are a ValueError."""
+        """Restore a result of `state_dict`; a ValueError says that it is of another model."""
         expected = {name: tuple(w.shape) for name, w in self._weights.items()}
         given = {name: tuple(w.shape) for name, w in state.items()}
         if expected != given:
@@ -74,7 +74,7 @@ class AveragedWeights(Snapshot):
         """Add the weights after an update: average <- d average + (1 - d) weights.
 
         Over the first 1 / (1 - decay) updates it is their plain mean, so the first weights do not linger. `updates`
-        counts this one.
+        includes this one.
         """
         new = max(1 - decay, 1 / updates)
         for name, parameter in self._parameters.items():
@@ -178,8 +178,8 @@ def in_memory(
 ) -> dict[str, Any]:
     """Return a state whose tensors are in memory, in the layout of this learner's parameters, in the optimizer's order.
 
-    In a sharded state `shards` is the path of its folder. Snapshots that it does not have are left out. A state of
-    another model is a ValueError.
+    In a sharded state `shards` is the path of its folder. Snapshots that the state lacks are left out. A state
+    of another model is a ValueError.
     """
     if SHARDS not in state:
         return state | {"optimizer": _laid_out(state["optimizer"], list(parameters.values()))}

@@ -102,7 +102,7 @@ def build_forward(
 
 
 def _said(forward: Forward, echo: Echo) -> Forward:
-    """Say that the flat path runs, if it does, why, and what it costs."""
+    """If the flat path runs, say so, with the reason and the cost."""
     if isinstance(forward, FlatForward):
         echo(
             f"the flat path runs, because {forward.reason}; a pass has a row with its prompt for each distinct "

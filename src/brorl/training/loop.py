@@ -196,11 +196,11 @@ class Recorder:
         return Ending.INTERRUPTED, f"stopped after step {self._step}"
 
     def _record_without_update(self, error: NoGroupsError) -> Record:
-        """Return the line of a step that did not get its groups: the reason, its cost, and how good the model is."""
+        """Return the line of a step that did not get its groups: the reason, the cost and an evaluation."""
         return {
             "step": self._step + 1,
             "attempt": error.batch.attempt,
-            # A run that infrastructure failures ended has not come to its end: a comparison continues it.
+            # After infrastructure failures a run has not come to its end: a comparison continues it.
             "stopped" if isinstance(error, UnverifiedError) else "ended": str(error),
             "sampling": error.batch.summary(),
             "kept": {"groups": 0, "carried": len(self._run.collector.state().carried), "samples": 0},

@@ -82,7 +82,7 @@ def choose_trained(
 class MiniBatch:
     """Trees with the numbers of their nodes, concatenated over the trees (K nodes in all)."""
 
-    # The responses that go through the model. Advantages have all of their factors, counts excepted.
+    # The responses that go through the model. Their advantages include all factors, but not the counts.
     groups: list[Group]
     old_logprob_K: Tensor  # log-probs (nats) of the old policy, shape [K]
     positive_K: Tensor  # summed positive advantages, shape [K]
@@ -91,8 +91,8 @@ class MiniBatch:
     reference_logprob_K: Tensor | None  # log-probs of the reference, shape [K]; None without one
     sampled_K: Tensor  # rollouts through each node, with the factors of the choice of responses, shape [K]
     token_weight_K: Tensor  # the same with the weights of the aggregation, for terms without an advantage, shape [K]
-    # of the loss, for all rollouts of the groups; it gives each group of a step the same weight, also where the mini-
-    # batches of the step differ in size
+    # Denominator of the loss, for all rollouts of the groups. Each group of a step has the same weight with it, even if
+    # the mini-batches of the step differ in size.
     denominator: float
     kept_tokens: float  # sampled tokens whose weight no mask sets to 0
 
@@ -234,7 +234,7 @@ def chunk_loss(
         batch: The mini-batch.
         config: The policy term, the KL penalty and the entropy bonus.
         coefficient_K: Derivative of a loss of whole responses by the log-prob of each node of the mini-batch, shape
-            [K]; its policy loss and clips are then not in the sums. None for a loss of nodes.
+            [K]; the sums then leave out the policy loss and its clips. None for a loss of nodes.
     """
     kl, index, new_K = config.kl, chunk.index, chunk.logprob.detach()
     old_kl = (batch.count_K[index] * (batch.old_logprob_K[index] - new_K)).sum()

@@ -31,7 +31,7 @@ def new_signs(records: Sequence[Record], limits: CollapseLimits, window: int = W
 
 
 def _signs(records: Sequence[Record], limits: CollapseLimits, window: int) -> dict[str, str | None]:
-    """Return for each sign its finding after some records, the measured values as text; None where it does not show."""
+    """Return for each sign the measured values as text, or None if the records do not show it."""
     return {
         "entropy": _entropy_sign(_update_values(records, "entropy"), limits, window),
         "reference_kl": _reference_sign(_update_values(records, "reference_kl"), limits, window),
@@ -69,8 +69,8 @@ def _reference_sign(kls: Sequence[float], limits: CollapseLimits, window: int) -
 def _coverage_sign(evaluations: Sequence[dict[str, Any]], limits: CollapseLimits) -> str | None:
     """Compare the last evaluations with the best, by the intervals over prompts.
 
-    pass@k is lost in an evaluation whose interval lies wholly below that of the best so far. pass@1 still rises if
-    its mean over the last `patience` evaluations is above its mean over as many before them.
+    pass@k is lost in an evaluation whose interval lies wholly below the interval of the best so far. pass@1 still rises
+    if its mean over the last `patience` evaluations is above its mean over as many before them.
     """
     num = limits.patience
     if not evaluations:
@@ -117,9 +117,9 @@ class Monitor:
 
     Args:
         limits: When a model counts as collapsing, and whether the run then ends.
-        evaluation: Which evaluation is the best, and how many without a new best end the run. Regular evaluations
-            alone count for that and for a collapse. Others, at evaluation points of the budget or where a resumed run
-            had ended, must not change the training.
+        evaluation: Which evaluation is the best, and how many without a new best end the run. Only regular evaluations
+            count for that and for a collapse: those at evaluation points of the budget, or where a resumed run had
+            ended, must not change the training.
     """
 
     def __init__(self, limits: CollapseLimits, evaluation: EvaluationSettings) -> None:

@@ -55,7 +55,7 @@ class Ranks:
         return values
 
     def of_first(self, work: Callable[[], T]) -> T:
-        """Return the result of a function that rank 0 calls; it can be pickled.
+        """Return the result of a function that rank 0 calls; the result must be picklable.
 
         Raises:
             FirstRankError: On the other ranks, if the function fails with a `UserError` on rank 0.
@@ -84,7 +84,7 @@ ALONE = Ranks()
 
 
 def join(rank: int, size: int, address: str, port: int, backend: Backend = "gloo", timeout_s: float = 1800.0) -> Ranks:
-    """Connect to the other processes of a learner; return when all are connected. A single process joins nothing.
+    """Connect to the other processes of a learner; return when all are connected. A single process has nothing to join.
 
     Args:
         rank: Number of this process, from 0 on.

@@ -161,7 +161,7 @@ class Schedule:
 
 
 class Objective:
-    """How advantages are estimated at each step, and with which learning rate: the phases of a run, or one for all of it.
+    """The phases of a run, or one for all of it: how advantages are estimated, and with which learning rate.
 
     Phases follow one another and never return. If a resumed run has a larger budget, its current phase goes on, with
     the progress that its fraction of the new budget has, and not below 0.

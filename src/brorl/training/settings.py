@@ -151,7 +151,7 @@ class PhaseSettings(Section):
 
     @property
     def title(self) -> str:
-        """Its advantages and learning rate in a few words."""
+        """The advantages and the learning rate of the phase in a few words."""
         rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:.1e}"
         return self.advantage.title + rate
 

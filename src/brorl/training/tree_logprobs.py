@@ -38,7 +38,7 @@ Compute = Callable[[Sequence[RolloutTree]], list[FloatArray]]
 
 
 def next_token(config: TrainConfig, stop_token_ids: tuple[int, ...]) -> NextToken:
-    """Return the distribution that rollouts are drawn from; without stop tokens only the length limit ends them."""
+    """Return the distribution that rollouts are drawn from; without stop tokens, the length limit ends them."""
     settings, minimum = config.sampling, config.sampling.min_new_tokens if stop_token_ids else 0
     return NextToken(settings.temperature, minimum, stop_token_ids, settings.top_p, settings.top_k)
 
@@ -49,7 +49,7 @@ def autocast(config: TrainConfig, model: PreTrainedModel) -> AbstractContextMana
 
 
 class TreeLogprobs:
-    """Computes log-probs, of the distribution of the draw.
+    """Computes log-probs of nodes among the tokens that can be drawn.
 
     Args:
         model: The model; its current weights become the reference, if there is a KL penalty.
@@ -127,7 +127,7 @@ class TreeLogprobs:
         return [g if g.old_logprob_M is not None else replace(g, old_logprob_M=next(fresh)) for g in groups]
 
     def with_reference(self, groups: Sequence[Group], compute: Compute) -> list[Group]:
-        """Return groups with the reference's log-probs, if there is a reference; again if memory runs out."""
+        """Return groups with the log-probs of the reference, if there is one."""
         if self.reference is None:
             return list(groups)
         reference = self.reference
@@ -141,7 +141,7 @@ class TreeLogprobs:
 
 
 def rows_forward(forward: Forward) -> Forward:
-    """Return the way of rows for a model."""
+    """Return the forward pass over rows that replaces another one."""
     if isinstance(forward, FlatForward):
         return forward
     return FlatForward("rows were faster when the run began", whole_logits=forward.whole_logits)
