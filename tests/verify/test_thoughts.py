@@ -19,8 +19,7 @@ from brorl.verification.grade import StoredResponse, rescore
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.settings import VerificationSettings
 from brorl.verification.thoughts import THINK, ThoughtTags, make_decode
-from brorl.verification.trial import try_verifier
-from brorl.verification.verifier import Verifier
+from brorl.verification.verifier import Verifier, try_verifier
 from each_row import each_row
 
 PLAIN, OPENED = "1 + 1?", "<|user|>1 + 1?<|assistant|><think>\n"

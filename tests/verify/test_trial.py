@@ -14,7 +14,7 @@ from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.math import MathVerifier
 from brorl.verification.domains.table import FunctionVerifier
 from brorl.verification.sandbox.pool import WorkerPool
-from brorl.verification.trial import check_references, try_verifier
+from brorl.verification.verifier import check_references, try_verifier
 
 
 def prompts(domain: str, *references: str) -> list[Prompt]:

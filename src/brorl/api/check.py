@@ -30,9 +30,15 @@ from brorl.prompts.science import Choices, read_options, read_science_reference,
 from brorl.prompts.settings import FileSource
 from brorl.table import Result, Table
 from brorl.verdict import is_failure, is_timeout
-from brorl.verification.domains.table import CODE_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN
-from brorl.verification.trial import Trial, VerifiedResponse, try_verifier
-from brorl.verification.verifier import Verifier
+from brorl.verification.verifier import (
+    CODE_DOMAIN,
+    MATH_DOMAIN,
+    SCIENCE_DOMAIN,
+    Trial,
+    VerifiedResponse,
+    Verifier,
+    try_verifier,
+)
 
 if TYPE_CHECKING:
     from brorl.algorithms.groups import Group

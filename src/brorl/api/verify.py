@@ -37,7 +37,7 @@ from brorl.verification.grade import (
     rescore,
 )
 from brorl.verification.sandbox.pool import Workers
-from brorl.verification.trial import unreadable_references
+from brorl.verification.verifier import unreadable_references
 
 SETTINGS = ("verification.",)
 """The settings of a recipe that apply to a verification."""

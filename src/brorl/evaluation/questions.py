@@ -24,8 +24,7 @@ from brorl.prompts.settings import CountdownSource, FileSource, GymSource, Promp
 from brorl.storage import is_file
 from brorl.verification.gym.task import BENCHMARKS as GYM_BENCHMARKS
 from brorl.verification.gym.task import read_gym
-from brorl.verification.trial import check_references, unreadable_references
-from brorl.verification.verifier import Verifier
+from brorl.verification.verifier import Verifier, check_references, unreadable_references
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.grade import Grader
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.thoughts import make_decode
-from brorl.verification.trial import unreadable_references
+from brorl.verification.verifier import unreadable_references
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase

@@ -145,7 +145,7 @@ class RescoredResponse(NamedTuple):
 
 @dataclass(frozen=True)
 class Agreement:
-    """Stored verdicts against new ones. Truncated and unverified responses are left out."""
+    """How stored verdicts agree with new ones. Truncated and unverified responses are left out."""
 
     both_correct: int  # number of responses that are correct in both
     both_incorrect: int  # number that are incorrect in both
@@ -168,9 +168,8 @@ def match_questions(
 ) -> tuple[list[tuple[StoredResponse, Question]], list[StoredResponse]]:
     """Return the responses with their questions, which have distinct ids, and the responses of unknown questions.
 
-    The id decides if it is that of a question. Otherwise the text decides, with differences of white space ignored, and
-    then the part of an id after the name of its source. A text or part of an id that several questions share decides
-    nothing.
+    The id decides if a question has it. Otherwise the text decides, apart from white space, and then the part of the id
+    after the name of the source. A text or part of an id that several questions share decides nothing.
     """
     by_id = {question.id: question for question in questions}
     by_text = _unambiguous([(question.words, question) for question in questions])
@@ -239,12 +238,12 @@ def _key(response: StoredResponse, question: Question) -> _Key:
 
 
 def _prompt(question: Question, text: str | None) -> Prompt:
-    """Return a question for a verifier, which does not read tokens; a prompt needs at least one."""
+    """Return a question as a prompt for a verifier, which reads no tokens; a prompt needs at least one."""
     asked = question.last_turn
     return Prompt(question.id, text or asked, (0,), question.reference, question.domain, question.source, asked)
 
 
 def _unambiguous(pairs: Sequence[tuple[str, Question]]) -> dict[str, Question]:
-    """Return the questions by keys that one question alone has."""
+    """Return the questions by their keys, without keys of several questions."""
     counts = Counter(key for key, _ in pairs)
     return {key: question for key, question in pairs if counts[key] == 1}

@@ -48,7 +48,7 @@ class VerificationSettings(Section):
 
     @property
     def thoughts(self) -> ThoughtTags | None:
-        """The tags of thoughts, None if built-in verifiers judge whole responses."""
+        """The tags of thoughts; None if built-in verifiers judge whole responses."""
         return None if self.thought_tags is None else ThoughtTags(*self.thought_tags)
 
     @field_validator("thought_tags")

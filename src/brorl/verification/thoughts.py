@@ -1,4 +1,4 @@
-"""Thoughts of responses: what follows the last thought is the answer, which alone a built-in verifier judges.
+"""Thoughts in responses: a built-in verifier judges only the answer, the text after the last thought.
 
 A thought begins with an opening tag, in the response or at the end of the prompt, and ends with a closing one. A tag
 that the answer only names, in a block or a span of code, begins or ends nothing.
@@ -39,7 +39,7 @@ class ThoughtTags:
         return self.opening in response or self.closing in response
 
     def answer(self, prompt: str, response: str) -> str | None:
-        """Return what follows the last thought of a response to a prompt; None if it ends in a thought."""
+        """Return the text after the last thought of a response to a prompt; None if the response ends in a thought."""
         start, is_open = 0, False
         if self.opened_by(prompt) or response.lstrip().startswith(self.opening):
             end = self._first_end(response)
@@ -52,7 +52,7 @@ class ThoughtTags:
         return None if is_open else response[start:]
 
     def _first_end(self, response: str) -> int | None:
-        """Return where the first thought ends. Blocks in it may be unfinished; a tag alone in backticks is named."""
+        """Return where the first thought ends: at the first closing tag that does not stand alone in backticks."""
         at = -1
         while (at := response.find(self.closing, at + 1)) >= 0:
             end = at + len(self.closing)
@@ -63,7 +63,7 @@ class ThoughtTags:
         return None
 
     def _used_tags(self, response: str, start: int) -> Iterator[re.Match[str]]:
-        """Yield the tags that stand in no span and no complete block of code."""
+        """Yield the tags outside of spans and complete blocks of code."""
         if not self.contained_in(response[start:]):  # nearly always, and much faster
             return
         block, inside = None, list[re.Match[str]]()
@@ -89,9 +89,9 @@ THINK = ThoughtTags()
 
 
 def make_decode(tokenizer: PreTrainedTokenizerBase, tags: ThoughtTags | None, stop: Iterable[str] = ()) -> Decode:
-    """Return the function from a response's token ids to what a verifier sees of it.
+    """Return the function from the token ids of a response to the text that a verifier sees.
 
-    That is its text without special tokens other than the tags, and without the text of `sampling.stop` that ends it.
+    The text has no special tokens other than the tags, and does not end with a text of `sampling.stop`.
     """
     added = tokenizer.added_tokens_decoder.items()
     special = {token_id: token.content for token_id, token in added if token.special}

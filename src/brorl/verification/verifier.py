@@ -1,4 +1,4 @@
-"""The protocol of verifiers, and the verdicts that they remember.
+"""The protocol of verifiers, the verdicts that they remember, and their trial before a run.
 
 A verifier returns a verdict for every string: it never raises because of a response, never evaluates a response as code
 in this process, and bounds its time.
@@ -15,14 +15,19 @@ from math import inf
 from time import monotonic
 from typing import NamedTuple, Protocol, TypeVar
 
-from brorl.prompts.prompt import Prompt
+from brorl.errors import UserError, of_source
+from brorl.format import counted
+from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
+from brorl.prompts.prompt import Prompt, Question
 from brorl.verdict import Verdict
+
+CODE_DOMAIN, GYM_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN = "code", "gym", "math", "science"
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 def malformed(references: Sequence[str], read: Callable[[str], object]) -> dict[str, str]:
-    """Return the message of the ValueError that reading a reference raises, for each that raises one."""
+    """Return the message of the ValueError for each reference that cannot be read."""
     problems: dict[str, str] = {}
     for reference in references:
         try:
@@ -74,7 +79,7 @@ def verify_distinct(
     observe: Callable[[int], None] = lambda _: None,
     at_once: int | None = None,
 ) -> dict[Key, Verdict]:
-    """Verify distinct items, domain by domain, `at_once` in a call; unverified ones again after all others."""
+    """Verify distinct items, domain by domain, at most `at_once` in a call, and unverified ones once more."""
     verdict_of: dict[Key, Verdict] = {}
     for _ in range(2):
         keys_of: dict[str, list[Key]] = {}
@@ -95,14 +100,14 @@ KEEP_TIMEOUT_S = 3600.0  # long enough for a step; in a later one, the machine m
 
 
 class VerdictCache:
-    """A memory of the verdicts on `size` distinct pairs of a reference and an answer, 1 or more."""
+    """The verdicts on the `size` pairs of a reference and an answer that were used last, by their digests."""
 
     def __init__(self, size: int) -> None:
         if size < 1:
             raise ValueError(f"cache_size must be 1 or more, got {size}")
         self._size = size
-        self._entries: OrderedDict[bytes, tuple[bool, float, str, float]] = OrderedDict()  # the last: until when, in s
-        self._reference, self._digest = "", _digest("")  # the latest: the answers to one prompt follow each other
+        self._entries: OrderedDict[bytes, tuple[bool, float, str, float]] = OrderedDict()  # and when it ends
+        self._reference, self._digest = "", _digest("")  # of the last reference: answers to one prompt come together
 
     def verify_all(
         self,
@@ -160,3 +165,89 @@ class VerdictCache:
 
 def _digest(text: str) -> bytes:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+_OTHERS = 4  # references of other prompts that are tried as wrong answers
+_MOST = 32  # prompts whose right response is tried
+_NO_ANSWER = "I do not know."
+
+
+class VerifiedResponse(NamedTuple):
+    """A response and its verdict."""
+
+    response: str
+    verdict: Verdict
+
+
+class Trial(NamedTuple):
+    """The verdicts on two responses to a prompt."""
+
+    prompt: Prompt  # the prompt
+    right: VerifiedResponse  # A response with the reference answer
+    wrong: VerifiedResponse  # A response with another answer; an incorrect one if there was any
+    certain: bool  # whether the verifier must accept `right`
+    # verdicts on responses that must be accepted, for prompts at even distances; without such a response, a prompt is
+    # left out
+    answers: Sequence[tuple[Prompt, Verdict]]
+
+
+def try_verifier(verifier: Verifier, prompts: Sequence[Prompt]) -> Trial:
+    """Verify a right and a wrong response to the first prompt, and right responses to others.
+
+    The responses contain no thought, so they answer the questions, not prompts that end with an opening tag.
+    """
+    prompts = [replace(prompt, text=prompt.question or prompt.text) for prompt in prompts]
+    prompt = prompts[0]
+    others = dict.fromkeys(p.reference for p in prompts[1:] if p.reference != prompt.reference)
+    made = verifier.trial_responses(prompt.reference, list(others)[:_OTHERS])
+    responses = [made.right, *dict.fromkeys(r for r in (*made.wrong, _NO_ANSWER) if r != made.right)]
+    verdicts = verifier.verify_all([(prompt, response) for response in responses])
+    right, *wrong = (VerifiedResponse(*pair) for pair in zip(responses, verdicts, strict=True))
+    incorrect = next((response for response in wrong if not response.verdict.correct), wrong[0])
+    spread = [prompts[index * len(prompts) // _MOST] for index in range(_MOST)]
+    tried = [(other, verifier.trial_responses(other.reference, ())) for other in dict.fromkeys(spread)]
+    answers = [(other, made.right) for other, made in tried if made.certain]
+    accepted = verifier.verify_all(answers)
+    of_answers = [(other, verdict) for (other, _), verdict in zip(answers, accepted, strict=True)]
+    return Trial(prompt, right, incorrect, made.certain, of_answers)
+
+
+_ONLY_JSON = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN)
+
+
+def unreadable_references(
+    verifiers: Mapping[str, Verifier], questions: Sequence[Question]
+) -> list[tuple[Question, str]]:
+    """Return the questions whose reference answer no response can match, each with the problem, domain by domain."""
+    problems_of: list[tuple[Question, str]] = []
+    for domain, verifier in verifiers.items():
+        own = [question for question in questions if question.domain == domain]
+        problems = verifier.check_references(sorted({question.reference for question in own}))
+        problems_of += [(question, problems[question.reference]) for question in own if question.reference in problems]
+    return problems_of
+
+
+def check_references(verifiers: Mapping[str, Verifier], questions: Sequence[Question]) -> None:
+    """Raise a UserError on the first question whose reference answer no response can match."""
+    unreadable = unreadable_references(verifiers, questions)
+    if unreadable:
+        question, problem = unreadable[0]
+        number = len({other.reference for other, _ in unreadable})
+        raise UserError(
+            f"question {question.name} has the reference answer {question.reference[:80]!r}, which {problem} "
+            f"({counted(number, 'such answer')}); {_advice(question)}"
+        )
+
+
+def _advice(question: Question) -> str:
+    """Return the fixes of a reference that no response can match."""
+    is_object = question.domain != MATH_DOMAIN and question.reference.lstrip().startswith("{")  # in math, a set
+    if is_object or question.domain in _ONLY_JSON:  # the whole answer is JSON text, never its last part
+        return (
+            f"fix or delete the row, set {of_source('layout')} if it is a row of a public dataset, or set another "
+            "domain or your own verifier in verification.functions"
+        )
+    return (
+        f"fix or delete the row, set {of_source('answer_after')} to the text before the answer, or set another domain "
+        "or your own verifier in verification.functions"
+    )

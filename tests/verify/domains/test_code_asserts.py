@@ -10,7 +10,7 @@ from evalplus_sources import IS_FLOATS, PLAIN
 
 from brorl.prompts.code_tests import TestCode
 from brorl.verification.domains.code import CodeVerifier
-from brorl.verification.domains.code_checks import parse_checks
+from brorl.verification.domains.code_calls import parse_calls
 from brorl.verification.sandbox.pool import ProgramPool
 from case_tables import table
 from each_row import each_row
@@ -70,7 +70,7 @@ def passes_here(code: str, function: Callable[..., object]) -> bool:
 
 
 def passes_checks(code: str, function: Callable[..., object]) -> bool:
-    checks = parse_checks(TestCode("f", code))
+    checks = parse_calls(TestCode("f", code))
     assert checks is not None, code
     return all(check.accepts(function(*check.arguments)) for check in checks)
 
@@ -126,7 +126,7 @@ def test_loops_of_evalplus_decide_as_they_do(
 ) -> None:
     """In a process without the answer; but a shape is not broadcast, as numpy would."""
     code = form.format(aux=IS_FLOATS + aux, **data)
-    assert parse_checks(TestCode("f", code)) is None
+    assert parse_calls(TestCode("f", code)) is None
     outcomes = []
     for value in values:
         answer = f"def f(x):\n    return ({value})[x == 2]"
@@ -168,7 +168,7 @@ def test_optional_values_of_mbpp_are_compared(verifier: CodeVerifier) -> None:
     ],
 )  # fmt: skip
 def test_anything_else_is_left_to_a_process(code: str) -> None:
-    assert parse_checks(TestCode("f", f"{code}\n# f")) is None
+    assert parse_calls(TestCode("f", f"{code}\n# f")) is None
 
 
 def test_a_literal_is_what_python_evaluates(rng: np.random.Generator) -> None:
@@ -183,7 +183,7 @@ def test_a_literal_is_what_python_evaluates(rng: np.random.Generator) -> None:
 
     for _ in range(200):
         text = literal(3)
-        checks = parse_checks(TestCode("f", f"assert f({text}) == {text}"))
+        checks = parse_calls(TestCode("f", f"assert f({text}) == {text}"))
         assert checks is not None, text
         value = eval(text)
         assert repr(checks[0].arguments[0]) == repr(checks[0].expected) == repr(value)

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 
 from brorl.prompts.code_tests import StdinCases
-from brorl.verification.domains.code_checks import Check, ValueRule
+from brorl.verification.domains.code_calls import ExpectedCall, ValueRule
 from brorl.verification.domains.code_judges import same_output
 from brorl.verification.sandbox.values import decode, encode, size_of
 from each_row import each_row
@@ -192,7 +192,7 @@ def test_no_accepted_value_exceeds_the_size_that_is_read(rng: np.random.Generato
         if random.random() < 0.3:
             rule = ValueRule(0.0, 0.0, rule.sequences_alike, any_order=True)
         expected = plain_value(random)
-        check = Check((), expected, rule, unwrap=random.random() < 0.3)
+        check = ExpectedCall((), expected, rule, unwrap=random.random() < 0.3)
         value = other_form(expected, random, rule)
         if check.unwrap and isinstance(value, list | tuple) and len(value) == 1 and random.random() < 0.5:
             value = value[0]
@@ -211,9 +211,9 @@ def test_no_accepted_value_exceeds_the_size_that_is_read(rng: np.random.Generato
 def test_few_bytes_are_read_where_a_short_value_is_expected(rng: np.random.Generator) -> None:
     """The bound is some 64 bytes for a number, as a complex one takes, and the length of the text for other values."""
     for expected in (7, -0.5, True, None, "a" * 50, b"abc"):
-        assert Check((), expected).max_size.num_bytes <= 64
+        assert ExpectedCall((), expected).max_size.num_bytes <= 64
     numbers = rng.integers(-1000, 1000, size=1000).tolist()
-    size = Check((), numbers).max_size
+    size = ExpectedCall((), numbers).max_size
     assert len(encode(numbers)) < size.num_bytes <= 66_000
     assert 1_000 <= size.num_parts <= 3_001
-    assert Check((), 1e300).max_size.num_bytes < 300
+    assert ExpectedCall((), 1e300).max_size.num_bytes < 300

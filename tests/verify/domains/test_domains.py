@@ -12,8 +12,7 @@ from brorl.verdict import Verdict
 from brorl.verification.domains import table
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.settings import VerificationSettings
-from brorl.verification.trial import unreadable_references
-from brorl.verification.verifier import TrialResponses
+from brorl.verification.verifier import TrialResponses, unreadable_references
 from run_support import command, save_tiny_model
 
 EVERY_CHARACTER = "".join(map(chr, range(32, 127)))

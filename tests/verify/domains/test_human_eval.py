@@ -16,7 +16,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.prompts.public_data import LAYOUTS
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.trial import try_verifier
+from brorl.verification.verifier import try_verifier
 
 pytestmark = pytest.mark.linux
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from reasoning_gym.factory import DATASETS
 
-from brorl.verification.gym.entries import check
+from brorl.verification.gym.entries import check_source
 
 
 def rejected() -> tuple[list[Any], int]:
@@ -25,7 +25,7 @@ def rejected() -> tuple[list[Any], int]:
                 written = json.loads(json.dumps(value))
             except TypeError:
                 continue  # a recipe cannot hold it
-            found = check([name], {name: {field.name: written}}, 0, 1)
+            found = check_source([name], {name: {field.name: written}}, 0, 1)
             problem = found if isinstance(found, str) else None
             checked += 1
             if problem and "which must be" in problem:

@@ -76,7 +76,9 @@ def test_the_sets_and_the_benchmarks_can_be_generated(pool: WorkerPool) -> None:
     """`prorl` has the 96 datasets of the paper: all that the library has but the held-out ones and later ones."""
     given = [source(gym="prorl", num_questions=37_000), *BENCHMARKS.values()]
     asked = [(one.gym, {}, one.first_index, one.num_questions) for one in given]
-    found = [result.value for result in pool.run([VerifierCall(f"{WORKER}:check", arguments) for arguments in asked])]
+    found = [
+        result.value for result in pool.run([VerifierCall(f"{WORKER}:check_source", arguments) for arguments in asked])
+    ]
     assert [type(names) for names in found] == [list, list, list], found
     prorl, every, held_out = map(set, found)
     assert len(found[0]) == len(prorl) == 96
@@ -148,7 +150,7 @@ def test_an_error_names_its_source() -> None:
 def test_names_and_settings_are_checked_first(
     pool: WorkerPool, given: list[str], configs: dict[str, Any], number: int, problem: str
 ) -> None:
-    (result,) = pool.run([VerifierCall(f"{WORKER}:check", (given, configs, 100, number))])
+    (result,) = pool.run([VerifierCall(f"{WORKER}:check_source", (given, configs, 100, number))])
     assert isinstance(result.value, str)
     assert re.search(problem, result.value)
 

@@ -15,8 +15,7 @@ import pytest
 import brorl
 from brorl.errors import UserError
 from brorl.verification.sandbox import level as level_module
-from brorl.verification.sandbox.inside.confinement import landlock_version
-from brorl.verification.sandbox.inside.seccomp import ALWAYS, SOMETIMES, make_filter
+from brorl.verification.sandbox.inside.confinement import ALWAYS, SOMETIMES, landlock_version, make_filter
 from brorl.verification.sandbox.level import Attack, Level, choose_level, probe_level
 from brorl.verification.sandbox.pool import ProgramPool
 

@@ -67,9 +67,9 @@ _EMPHASIS = re.compile(  # words of a denial that deny nothing
 class ChosenOption(NamedTuple):
     """The option that a response names."""
 
-    option: int | None  # index of the option, None if there is none
-    text: str | None  # the statement that was read, None if there was none
-    problem: str | None  # why the statement names no option; None if it names one, or there was none
+    option: int | None  # index of the option; None if the response names none
+    text: str | None  # the statement that was read; None if there was no statement
+    problem: str | None  # why a statement names no option
 
 
 def choose(response: str, choices: Choices) -> ChosenOption:
@@ -93,7 +93,7 @@ def choose(response: str, choices: Choices) -> ChosenOption:
 
 
 def _in_box(response: str, box: Box, choices: Choices) -> ChosenOption:
-    """Read the last box, the boxes before it in its paragraph, and what is said after it."""
+    """Read the last box, the boxes before it in its paragraph, and the words after it."""
     before, after = response[max(box.start - _READ, 0) : box.start], response[box.end : box.end + _READ]
     option = _option(box.content, choices)
     denied = denial_before(_EMPHASIS.sub("", before)) or denial_after(after)
@@ -105,7 +105,7 @@ def _in_box(response: str, box: Box, choices: Choices) -> ChosenOption:
 
 
 def _in_conclusion(text: str, choices: Choices) -> ChosenOption | None:
-    """Read a last sentence such as `B is correct`; None if there is none."""
+    """Read a last sentence such as `B is correct`; None for any other end."""
     paragraph = text.rpartition("\n\n")[2].split("\n")
     line = paragraph[-1].strip(" *_$")
     conclusions = list(_CONCLUSION.finditer(line))

@@ -21,7 +21,7 @@ from brorl.errors import first_line
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.prompt import Prompt
 from brorl.verdict import CORRECT, CUT_OFF, NO_CODE, TOO_LONG, Verdict, unverified_verdict, verdict_of
-from brorl.verification.domains.code_checks import Check, ValueRule, parse_checks
+from brorl.verification.domains.code_calls import ExpectedCall, ValueRule, parse_calls
 from brorl.verification.domains.code_judges import (
     SYNTAX_ERROR,
     Clock,
@@ -166,7 +166,7 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _makes(statement: ast.stmt, name: str) -> bool:
-    """Whether a statement binds a name to a function or a class with a body, also as a method of `Solution`."""
+    """Whether a statement binds a name to a function, a class or a method of `Solution` with a body."""
     match statement:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             empty = all(isinstance(part, ast.Pass) or _is_constant(part) for part in statement.body)
@@ -240,10 +240,10 @@ _NO_SOURCE = re.compile("[\0\ud800-\udfff]")  # a null character or a lone surro
 
 @dataclass(frozen=True)
 class _Plan:
-    """The tests of one reference, read once; with their checks, unless a program or test code has to run."""
+    """The tests of one reference, read once; with the expected calls, unless a program or test code has to run."""
 
     tests: CodeTests
-    checks: tuple[Check, ...] | None
+    calls: tuple[ExpectedCall, ...] | None
 
 
 class CodeVerifier:
@@ -294,13 +294,13 @@ class CodeVerifier:
         for reference in dict.fromkeys(references):
             try:
                 plan = _plan(reference)
-                _require_shallow(plan.checks or ())
+                _require_shallow(plan.calls or ())
                 if isinstance(plan.tests.tests, TestCode):
                     ast.parse(plan.tests.tests.code)
             except (ValueError, SyntaxError) as error:
                 problems[reference] = f"has malformed tests ({first_line(error)})"
                 continue
-            if isinstance(plan.tests.tests, TestCode) and plan.checks is None:
+            if isinstance(plan.tests.tests, TestCode) and plan.calls is None:
                 probed[reference] = plan.tests.tests
         judges = [partial(judge_first_call, test, self._clock(None)) for test in probed.values()]
         for reference, problem in zip(probed, self._programs.run(judges), strict=True):
@@ -309,7 +309,7 @@ class CodeVerifier:
         return {reference: problems[reference] for reference in dict.fromkeys(references) if reference in problems}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return the solutions of the tests; an empty program where there is none."""
+        """Return the solutions of the tests, or an empty program where a test has no solution."""
         solutions = [CodeTests.from_text(text).solution for text in (reference, *others)]
         right, *wrong = (f"```python\n{solution or 'pass'}\n```" for solution in solutions)
         return TrialResponses(right, [*wrong, "```python\npass\n```"], certain=solutions[0] is not None)
@@ -320,13 +320,13 @@ class CodeVerifier:
             source = module(plan.tests, code)
         if isinstance(tests, StdinCases):
             return judge_stdin(source, tests, clock, self._partial_credit, worker)
-        if plan.checks is not None:
-            return judge_calls(source, tests.function, plan.checks, clock, self._partial_credit, worker)
+        if plan.calls is not None:
+            return judge_calls(source, tests.function, plan.calls, clock, self._partial_credit, worker)
         assert isinstance(tests, TestCode)
         return judge_test_code(source, tests, clock, worker)
 
     def _clock(self, tests: CodeTests | None) -> Clock:
-        """Return the limits of an answer: three times the dataset's, and at least 1 s and 1 GiB."""
+        """Return the limits of an answer: three times those of its dataset, and at least 1 s and 1 GiB."""
         case_s, memory = self._timeout_s, self._memory_bytes
         if tests is not None and tests.time_limit_s is not None:
             case_s = min(case_s, max(_MIN_CASE_S, _SLOWER * tests.time_limit_s))
@@ -357,17 +357,19 @@ def _plan(reference: str) -> _Plan:
                 pairs = cases.cases()
             except RecursionError:
                 raise ValueError("the cases are nested too deeply") from None
-            return _Plan(tests, tuple(Check(arguments, expected, rule, cases.unwrap) for arguments, expected in pairs))
+            return _Plan(
+                tests, tuple(ExpectedCall(arguments, expected, rule, cases.unwrap) for arguments, expected in pairs)
+            )
         case TestCode() as code:
-            return _Plan(tests, parse_checks(code))
+            return _Plan(tests, parse_calls(code))
 
 
-def _require_shallow(checks: Sequence[Check]) -> None:
+def _require_shallow(calls: Sequence[ExpectedCall]) -> None:
     """Reject values that no message between the processes can hold."""
-    for number, check in enumerate(checks):
+    for number, call in enumerate(calls):
         for named, value, depth in (
-            ("the arguments of case {} are", check.arguments, MAX_DEPTH + 1),  # within the list of the arguments
-            ("the expected value of case {} is", check.expected, MAX_DEPTH),
+            ("the arguments of case {} are", call.arguments, MAX_DEPTH + 1),  # within the list of the arguments
+            ("the expected value of case {} is", call.expected, MAX_DEPTH),
         ):
             try:
                 encode(value, depth)
@@ -376,7 +378,7 @@ def _require_shallow(checks: Sequence[Check]) -> None:
 
 
 def _find_code(response: str, tests: CodeTests) -> Verdict | str:
-    """Return the code of a response, or the verdict if there is none, or none that can be run."""
+    """Return the code of a response, or the verdict if there is no code that can be run."""
     code = extract_code(response, tests)
     if code is None:
         return verdict_of(NO_CODE)

@@ -18,7 +18,7 @@ from hashlib import blake2b
 
 from brorl.prompts.code_tests import CodeTests, StdinCases, TestCode
 from brorl.verdict import CORRECT, RAISED, TIMEOUT, WRONG
-from brorl.verification.domains.code_checks import Check
+from brorl.verification.domains.code_calls import ExpectedCall
 from brorl.verification.sandbox.inside.program import NO_PLAIN_VALUE
 from brorl.verification.sandbox.request import REPLY_BYTES, Fault, Limits, Reply, fault_of
 from brorl.verification.sandbox.worker import OutsideError, Worker
@@ -85,7 +85,7 @@ def module(tests: CodeTests, code: str) -> str:
 
 @lru_cache(maxsize=1)
 def imports() -> Mapping[str, str]:
-    """Return the import statement of every name that a program has without one, those of builtins left out."""
+    """Return the import statement of every name that a program has without import, apart from builtins."""
     import_of: dict[str, str] = {}
     for name in (*_MODULES, "typing"):
         of_module = importlib.import_module(name)
@@ -142,7 +142,7 @@ class Clock:
     total_s: float  # wall time of all cases in seconds
     memory_bytes: int  # memory of a program
     spent_s: float = field(default=0.0, init=False)  # time that its programs have spent so far
-    # time that this process has spent on comparisons; no limit counts it, for the same limits in every run
+    # time that this process has spent on comparisons; it does not count toward a limit
     own_s: float = field(default=0.0, init=False)
     # whether a limit of time has ended a request, or the time of all cases was over before the last case
     timed_out: bool = field(default=False, init=False)
@@ -217,27 +217,27 @@ def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool, w
 
 
 def judge_calls(
-    source: str, function: str, checks: Sequence[Check], clock: Clock, all_cases: bool, worker: Worker
+    source: str, function: str, calls: Sequence[ExpectedCall], clock: Clock, all_cases: bool, worker: Worker
 ) -> Outcome:
-    """Call a function with the arguments of each check and compare; with `all_cases` also after one that failed."""
+    """Make each call of a function and compare; with `all_cases` also after one that failed."""
     function_name = _callable_name(source, function)
     is_loaded = False
 
-    def call(check: Check) -> str:
+    def run(expected: ExpectedCall) -> str:
         nonlocal is_loaded
         if not is_loaded:
             loaded = clock.spent(worker.load(source, clock.limits()))
             if loaded.failure is not None:
                 raise _DecidedError(_reason(loaded.failure))
-        size = check.max_size
+        size = expected.max_size
         limits = clock.limits(min(REPLY_BYTES + size.num_bytes, _VALUE_BYTES), REPLY_BYTES + size.num_parts)
-        reply = clock.spent(worker.call(function_name, check.arguments, limits))
+        reply = clock.spent(worker.call(function_name, expected.arguments, limits))
         with clock.own_time():
-            passes = reply.failure is None and check.accepts(reply.value)
+            passes = reply.failure is None and expected.accepts(reply.value)
         is_loaded = fault_of(reply.failure or "") is None
         return "" if passes else _reason(reply.failure)
 
-    return _judge_cases([partial(call, check) for check in checks], clock, all_cases)
+    return _judge_cases([partial(run, call) for call in calls], clock, all_cases)
 
 
 def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -> Outcome:

@@ -83,7 +83,7 @@ class CountdownVerifier:
 
 
 def _verify(puzzle: CountdownPuzzle, response: str) -> tuple[str | None, str]:
-    """Return the expression without spaces, None if there is none, and the reason."""
+    """Return the expression without spaces, or None if a response has none, and the reason."""
     found = _verify_expression(puzzle, response)
     if found not in ((None, _NO_EXPRESSION), (None, _TOO_LONG)):
         return found
@@ -92,7 +92,7 @@ def _verify(puzzle: CountdownPuzzle, response: str) -> tuple[str | None, str]:
 
 
 def _verify_equation(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, str]:
-    """Verify a text of which each side is an expression, and one side is that of the answer."""
+    """Verify an equation of expressions, one of which is the answer."""
     sides = [side.strip(_SPACES) for side in text.split("=", maxsplit=_MAX_SIDES)]
     verified = [_verify_expression(puzzle, side) for side in sides]
     if any(extracted is None for extracted, _ in verified):
@@ -120,7 +120,7 @@ def _answers(response: str) -> Iterator[str]:
 
 
 def _verify_expression(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, str]:
-    """Return the expression without spaces, None if the text is none, and the reason."""
+    """Return the expression without spaces, or None if a text is no expression, and the reason."""
     found = _read(text)
     if isinstance(found, str):
         return None, found
@@ -136,7 +136,7 @@ def _verify_expression(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, 
 
 
 def _value(text: str) -> Fraction | None:
-    """Return the value of an expression, None if a text is none."""
+    """Return the value of an expression; None if a text is no expression."""
     found = _read(text)
     try:
         return None if isinstance(found, str) else _evaluate(found)
@@ -145,7 +145,7 @@ def _value(text: str) -> Fraction | None:
 
 
 def _read(text: str) -> ast.expr | str:
-    """Return the syntax tree of an expression, the reason if a text is none."""
+    """Return the syntax tree of an expression, or the reason why a text is no expression."""
     if len(text) > _MAX_CHARACTERS:
         return _TOO_LONG
     if not _TEXT.fullmatch(text):

@@ -54,7 +54,7 @@ _UPRIGHT_UNIT = re.compile(
 _PLAIN_UNIT = re.compile(r"\$?[^\S\n]*\$?((?:[^\W\d_]|[°µ])[^\s$,;:!?()]{0,20}(?: [^\W\d_][^\s$,;:!?()]{0,12}){0,3})")
 
 
-def with_sign(before: str, answer: str) -> str:
+def with_operator_before(before: str, answer: str) -> str:
     r"""Return an answer with the sign or the operator directly before its box: `-\boxed{42}` says -42."""
     if operation := _OPERATION.search(before[-_READ:].rstrip(" \t\n$({\\").lower()):
         return f"{operation[1]} {answer}"
@@ -82,7 +82,7 @@ def _with_minus(body: str, is_apart: bool, answer: str) -> str:
     return f"-{answer}" if re.fullmatch(r"[\d.,]+", answer) else f"-({answer})"
 
 
-def with_tail(after: str, answer: str) -> tuple[str, int]:
+def with_unit_after(after: str, answer: str) -> tuple[str, int]:
     r"""Return an answer with the factor or the unit directly after its box, and where that ends: `\boxed{10} km/s`."""
     near = after[:_READ]
     if glued := _GLUED.match(near):
@@ -142,7 +142,7 @@ _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9,]*)?\.?[0-9]+(?:/[0-9]+)?(?:\s*\\?%)?")
 
 
 def extract_answer(response: str, with_unit: bool = False) -> str | None:
-    """Return the answer in a response on one line, without surrounding space, `$` and period; None if there is none.
+    """Return the answer in a response as one line, without space, `$` and period around it; None if there is no answer.
 
     `with_unit` keeps the words after a number, which may be its unit, and never takes the last number without them.
     """
@@ -172,8 +172,8 @@ def _boxed(response: str, box: Box) -> str:
     if not answer:
         return ""
     after = response[box.end :]
-    answer, length = with_tail(after, answer)
-    signed = with_sign(response[:start], answer)
+    answer, length = with_unit_after(after, answer)
+    signed = with_operator_before(response[:start], answer)
     answer = _in_context(response, start, box.end + length, signed, is_signed=signed != answer)
     later = later_answer(after, answer)
     return f"{answer} or {tidy(later)}" if later else answer
@@ -261,7 +261,9 @@ def _last_number(tail: str) -> str | None:
 SEVERAL_ANSWERS = "no single answer"
 MAX_ANSWER = 2_000
 """Characters of the longest answer that is compared."""
-_COMPARE, _CHECK = (f"{Path(__file__).with_name('math_worker.py')}:{name}" for name in ("compare", "check"))
+_COMPARE, _ARE_READABLE = (
+    f"{Path(__file__).with_name('math_worker.py')}:{name}" for name in ("compare", "are_readable")
+)
 _COMPARING = "brorl.verification.domains.formula.agreement"  # what they import
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
@@ -320,7 +322,7 @@ class MathVerifier:
         unchecked = [r for r in doubtful if len(r) <= MAX_ANSWER]
         good: set[str] = set()
         for _ in range(2):  # a second time for those that failed on a busy machine
-            results = self._pool.map(_CHECK, [tidy(r) for r in unchecked], self._limit_s)
+            results = self._pool.map(_ARE_READABLE, [tidy(r) for r in unchecked], self._limit_s)
             good |= {reference for reference, result in zip(unchecked, results, strict=True) if result.value is True}
             if lost := [result.failure for result in results if is_unverified(result.failure or "")]:
                 raise LoadError(f"cannot check reference answers ({lost[0]}); free memory and processes, then rerun")

@@ -28,13 +28,13 @@ def compare(pairs: Sequence[tuple[str, str, float | None]], limit_s: float) -> l
     return [_within(limit_s, partial(agree, *pair)) or "timeout" for pair in pairs]
 
 
-def check(references: Sequence[str], limit_s: float) -> list[bool]:
+def are_readable(references: Sequence[str], limit_s: float) -> list[bool]:
     """Whether each reference can be read within the CPU time, and has a value if it is no text."""
     return [bool(_within(limit_s, partial(is_readable, reference))) for reference in references]
 
 
 def _within(limit_s: float, call: Callable[[], T]) -> T | None:
-    """Return the value of a call, None if it does not end in time."""
+    """Return the value of a call; None if it does not end in time."""
     try:
         signal.signal(signal.SIGPROF, _ring)
         signal.setitimer(signal.ITIMER_PROF, limit_s, _REFIRE_S)

@@ -64,7 +64,7 @@ class ScienceVerifier:
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses. The verdicts of workers are kept, with the timeouts of their CPU time.
 
-        The reasons are those of mathematics, `not an option`, `several options` and `another unit`.
+        The reasons are the reasons of mathematics, `not an option`, `several options` and `another unit`.
         """
         return self._cache.verify_all(items, _find, self._decide)
 

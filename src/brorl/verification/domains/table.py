@@ -21,7 +21,6 @@ from brorl.prompts.countdown import COUNTDOWN_DOMAIN
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.prompts.prompt import Prompt
 from brorl.verdict import CORRECT, RAISED, RETURNED, UNFINISHED, WRONG, Verdict, is_unverified, verdict_of
-from brorl.verification.gym.task import GYM_DOMAIN
 from brorl.verification.sandbox.inside.confinement import UNSAFE
 from brorl.verification.sandbox.inside.functions import REWARD
 from brorl.verification.sandbox.level import choose_level
@@ -29,7 +28,7 @@ from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool,
 from brorl.verification.sandbox.request import Reply
 from brorl.verification.settings import VerificationSettings
 from brorl.verification.thoughts import ThoughtTags
-from brorl.verification.verifier import TrialResponses, Verifier
+from brorl.verification.verifier import CODE_DOMAIN, GYM_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN, TrialResponses, Verifier
 
 _KEYS = ("correct", "score", "extracted", "reason")
 
@@ -102,7 +101,7 @@ class FunctionVerifier:
 
 
 def _load_advice(function: str, problem: str) -> str:
-    """Return the fix of a function that cannot be loaded: install what it imports, or name it in another way."""
+    """Return the fix for a function that cannot be loaded: install what it imports, or name it in another way."""
     missing = re.search(r"ModuleNotFoundError: No module named '(\w+)", problem)
     if missing and missing[1] != re.split(r"[.:]", function)[0]:
         return f"install the package that it imports (pip install {missing[1]}, unless the package has another name)"
@@ -147,12 +146,9 @@ def _text(value: dict[str, object], key: str) -> str | None:
     return text
 
 
-CODE_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN = "code", "math", "science"
-
-
 @dataclass(frozen=True)
 class BuiltIn:
-    """What makes the built-in verifier of a domain from the workers; its module is imported by the first call."""
+    """Makes the built-in verifier of a domain from the workers; the first call imports its module."""
 
     module: str  # in the package verification
     name: str  # of its class
@@ -248,7 +244,7 @@ class DomainVerifier:
         terms = self.terms or {}
         for name, function in terms.items():
             verdicts = [_with_term(*pair, name) for pair in zip(verdicts, function.replies(items), strict=True)]
-        # fewer values are those beside a failure
+        # a term that failed leaves fewer values
         return [verdict if len(verdict.terms) == len(terms) else replace(verdict, terms=()) for verdict in verdicts]
 
     def _verify_answers(self, items: Sequence[tuple[Prompt, str]], tags: ThoughtTags) -> list[Verdict]:
@@ -273,7 +269,7 @@ class DomainVerifier:
 
 
 def _with_term(verdict: Verdict, reply: Reply, name: str) -> Verdict:
-    """Return a verdict with one more term, or that of its failure."""
+    """Return a verdict with one more term, or the verdict of the failure of that term."""
     failure, value = reply.failure, reply.value
     seconds = verdict.seconds + reply.seconds
     if not failure and not (value is None or (isinstance(value, bool | int | float) and isfinite(value))):

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from brorl.verification.domains.formula.tokens import in_latex, listed
+from brorl.verification.domains.formula.tokens import in_latex, word_list
 
 BASES = ("m", "kg", "s", "A", "K", "mol", "cd", "rad", "month", "bel", "bit", "eq", "Bq", "Sv", "dollar")
 RADIAN, MONTH, SECOND = BASES.index("rad"), BASES.index("month"), BASES.index("s")
@@ -26,7 +26,7 @@ MONTH_S = Fraction("30.4375") * 86_400
 class Unit(NamedTuple):
     """A unit.
 
-    Base units are those of the SI, and some of their own. A radian is one, so that turns, degrees and hertz (turns per
+    Base units are the units of the SI and a few more. A radian is one, so that turns, degrees and hertz (turns per
     second) convert to each other. Months and years are no exact number of days. Counts that convert to no other unit,
     such as bits, have a base unit each.
     """
@@ -77,7 +77,7 @@ def _defined(definition: str) -> Unit:
 
 # Short symbols and names that people give an s, and write in capitals.
 _PLURALS = frozenset(
-    listed(
+    word_list(
         "bar bit cal cc cm cup day erg gal gm hr kg km lb lbf mg min ml mm mol ohm oz pt qt rad rev sec ton wk yr yd",
     )
 )
@@ -91,7 +91,7 @@ def other_meaning(name: str) -> Unit | None:
     return next((_exactly(_SECOND[one]) for one in _spellings(name) if one in _SECOND), None)
 
 
-def named(name: str) -> Unit | None:
+def unit_named(name: str) -> Unit | None:
     """Return the unit of a symbol or a name, with a prefix or without; None if it is unknown."""
     return next((unit for one in _spellings(name) if (unit := _exactly(one)) is not None), None)
 
@@ -227,7 +227,7 @@ def without_markup(text: str) -> str:
     return _SPACE.sub(" ", _MARKUP.sub("", _SPACE.sub(" ", text))).strip()
 
 
-# Of tokens, whose names are n here.
+# A pattern of tokens, each name written as n.
 _MALFORMED = re.compile(r"^$|(?:^|\()[*)]|[^(]1|1(?!/)|[*/][*/)]|[*/(]$")
 
 
@@ -256,7 +256,7 @@ def _units(tokens: list[tuple[str, int]]) -> list[Unit]:
 
 def _readings(name: str, power: int) -> list[Unit]:
     """Return what a run of letters with an exponent can be: one unit, or several without space: `kgm`, `ms^{-2}`."""
-    whole = named(name)
+    whole = unit_named(name)
     units = [_power(unit, power) for unit in (whole, other_meaning(name)) if unit]
     if len(name) <= _MAX_GLUED and (whole is None or power < 0):
         units += islice(_glued(name, power), _MAX_READINGS)
@@ -264,7 +264,7 @@ def _readings(name: str, power: int) -> list[Unit]:
 
 
 def _glued(name: str, power: int) -> list[Unit]:
-    """Return the products of two to four symbols without space; the exponent is that of the last."""
+    """Return the products of two to four symbols without space; the exponent belongs to the last one."""
     found: list[Unit] = []
 
     def split(rest: str, before: Unit, parts: int) -> None:
@@ -283,10 +283,10 @@ def _glued(name: str, power: int) -> list[Unit]:
 def _symbol(text: str) -> Unit | None:
     """Return the unit of a common symbol; words are no products, so few prefixes count."""
     base = text[1:] if len(text) > 1 and text[0] in "kcmnM\N{MICRO SIGN}" and text != "mol" else text
-    return named(text) if base in _GLUED else None
+    return unit_named(text) if base in _GLUED else None
 
 
-_GLUED = frozenset(listed("m g s A K mol N Pa J W C V F T L l Hz h eV H \N{OHM SIGN} lb ft °C rad"))
+_GLUED = frozenset(word_list("m g s A K mol N Pa J W C V F T L l Hz h eV H \N{OHM SIGN} lb ft °C rad"))
 
 
 def _products(ones: list[Unit], others: list[Unit]) -> list[Unit]:

@@ -85,7 +85,7 @@ def _number(text: str) -> Decimal | None:
 
 
 def _json(text: str) -> Any:
-    """Return the value of JSON text, also with single quotes; None if it is none."""
+    """Return the value of JSON text, which may have single quotes; None for any other text."""
     if len(text) > _LONGEST_JSON:
         return None
     for one in (text, text.replace("'", '"').replace("True", "true").replace("False", "false").replace("None", "null")):
@@ -111,7 +111,7 @@ def _equal(given: Any, own: Any) -> bool:
 
 
 def _equal_as(read: Callable[[str], Any]) -> Callable[[str, str], bool]:
-    """Compare what is read of two texts; None, for a text that cannot be read, equals nothing."""
+    """Compare the values of two texts; a text that cannot be read has the value None, and equals no other."""
     return lambda answer, right: (own := read(right)) is not None and read(answer) == own
 
 
@@ -239,7 +239,7 @@ _SAME: Mapping[str, Callable[[str, str], bool]] = {
     "prime_factorization": _equal_as(_factors),
     "time_intervals": _equal_as(_duration),
 }
-"""Datasets whose one right answer has notations or roundings of its own."""
+"""How to compare the answer of datasets with notations or roundings of their own."""
 
 
 Entry = Mapping[str, Any]
@@ -264,7 +264,7 @@ class Guard:
 
 
 def _characters(allowed: str) -> Test:
-    """Admit answers of some characters only, none of which can call or access anything."""
+    """Admit answers that have only some characters, which cannot call or access anything."""
     pattern = re.compile(f"[{allowed}]*")
     return lambda answer, _entry: pattern.fullmatch(answer) is not None
 
@@ -276,7 +276,7 @@ def _form(pattern: str) -> Test:
 
 
 def _tokens(pattern: str, separator: str = r"\s+") -> Test:
-    """Admit answers of which every token has one form."""
+    """Admit answers in which every token has one form."""
     token, between = re.compile(pattern), re.compile(separator)
     return lambda answer, _entry: all(map(token.fullmatch, between.split(answer.strip())))
 

@@ -1,4 +1,4 @@
-"""The datasets of Reasoning Gym: they generate entries and score answers behind the guards.
+"""The datasets of Reasoning Gym, which generate entries and score answers behind the guards.
 
 Only worker processes load this file: its import takes seconds, and scorers run for as long as an answer asks for.
 """
@@ -43,10 +43,12 @@ _CORRECT = 0.99
 _MAX_PARTIAL = 0.98  # the most partial credit of an answer that is not correct
 
 
-def check(given: Sequence[str], configs: Mapping[str, Mapping[str, Any]], first: int, number: int) -> list[str] | str:
-    """Find the datasets of a source by their names and those of sets, and check their settings.
+def check_source(
+    given: Sequence[str], configs: Mapping[str, Mapping[str, Any]], first: int, number: int
+) -> list[str] | str:
+    """Find the datasets of a source by their names and the names of sets, and check their settings.
 
-    Return the names; or what is wrong with the source, after the name of a setting (`config: ...`). The number of
+    Return the names, or the problem of the source after the name of a setting (`config: ...`). The number of
     entries is over all datasets in turn, each from the first index on.
     """
     known = sorted(set(DATASETS) - {_COMPOSED})
@@ -79,7 +81,7 @@ def _beyond(name: str, first: int, last_index: int) -> str:
 
 
 def _problem_of(name: str, config: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the settings of a dataset."""
+    """Return the problem of the settings of a dataset."""
     settings = DATASETS[name][1]
     known = [field.name for field in dataclasses.fields(settings) if field.name not in _OWN]
     types = typing.get_type_hints(settings)
@@ -122,7 +124,7 @@ class GeneratedEntry(NamedTuple):
 
     question: str  # the question; empty if it was dropped
     task: str  # the text of its `GymTask`; empty if it was dropped
-    dropped: str | None = None  # why it cannot be used; None if it can
+    dropped: str | None = None  # why it cannot be used
 
 
 def generate(name: str, config: Mapping[str, Any], seed: int, first: int, number: int) -> list[GeneratedEntry]:
@@ -158,7 +160,7 @@ def _made(name: str, config: str, seed: int, size: int) -> ProceduralDataset:
 
 
 class ScoredAnswer(NamedTuple):
-    """The score of an answer: 1.0 for a right one, partial credit below 1 for others, or why there is none."""
+    """The score of an answer: 1.0 if it is right, and otherwise partial credit below 1 or the problem."""
 
     correct: bool
     score: float

@@ -2,7 +2,7 @@
 
 A task is the dataset, its settings, and the generated entry with exact types. From its JSON text a verifier in another
 process scores answers exactly as the process that generated the entry. Questions are distinct and the same in every
-process; those of several datasets take turns.
+process; questions of several datasets take turns.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from brorl.prompts.prompt import Question, SourceReading, read_json
 from brorl.prompts.settings import ALL, PRORL, GymSource
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 from brorl.verification.sandbox.values import decode, encode
+from brorl.verification.verifier import GYM_DOMAIN
 
 OUT_OF_DISTRIBUTION = ("acre", "boxnet", "game_of_life_halting")
 """Datasets that ProRL evaluated on and did not train on (arXiv 2505.24864, Table 3)."""
 # The paper gives the number of 96, and 19 names. These are all 96 that Reasoning Gym had from 1 to 5 March 2025. The
 # paper calls one `palindrome`, its name until 10 March; the held-out ones, and puzzle24 in its Figure 10, came from 5
-# March on. They are those of 0.1.25 without these four, coin_flip, kakurasu, modulo_grid, path_star and survo.
+# March on. They are the datasets of 0.1.25 without these four, coin_flip, kakurasu, modulo_grid, path_star and survo.
 _PRORL = """
 ab advanced_geometry aiw arc_1d arc_agi base_conversion basic_arithmetic bf binary_alternation binary_matrix
 bitwise_arithmetic caesar_cipher calendar_arithmetic chain_sum circuit_logic codeio color_cube_rotation
@@ -46,7 +47,7 @@ string_manipulation string_splitting string_synthesis sudoku syllogism time_inte
 word_ladder word_sequence_reversal word_sorting zebra_puzzles
 """
 SETS: Mapping[str, tuple[str, ...]] = {
-    ALL: (),  # those of the installed version
+    ALL: (),  # the datasets of the installed version
     PRORL: tuple(_PRORL.split()),
 }
 """Names of a set's datasets, in order."""
@@ -68,9 +69,6 @@ BENCHMARKS: Mapping[str, GymSource] = {
         GymSource(gym=OUT_OF_DISTRIBUTION, name="gym_ood", num_questions=300, first_index=4_000),
     )
 }
-
-
-GYM_DOMAIN = "gym"
 
 
 _CONFIG: Any = {"extra": "forbid"}
@@ -130,7 +128,7 @@ def _builtin(value: Any) -> Any:
     return type(value)(map(_builtin, value)) if type(value) in (list, tuple, set, frozenset) else value
 
 
-_CHECK, _GENERATE = (f"{Path(__file__).with_name('entries.py')}:{name}" for name in ("check", "generate"))
+_CHECK_SOURCE, _GENERATE = (f"{Path(__file__).with_name('entries.py')}:{name}" for name in ("check_source", "generate"))
 _TIMEOUT_S = 1800.0  # of one call: some datasets take seconds for an entry
 _MEMORY_BYTES = 4 << 30
 _ENTRIES_PER_CALL = 20
@@ -192,7 +190,7 @@ def _rows(
     """Generate the entries of all datasets in turn."""
     configs: dict[str, dict[str, Any]] = json.loads(config)
     with WorkerPool(workers, _TIMEOUT_S, _MEMORY_BYTES) as pool:
-        (result,) = pool.run([VerifierCall(_CHECK, (given, configs, first, number))])
+        (result,) = pool.run([VerifierCall(_CHECK_SOURCE, (given, configs, first, number))])
         if result.failure:
             raise UserError(f"Reasoning Gym cannot be used ({result.failure}); run: pip install 'brorl[gym]'")
         if isinstance(result.value, str):

@@ -74,7 +74,7 @@ class GymVerifier:
         return self._cache.verify_all(items, lambda prompt, text: _find_answer(task_of[prompt.reference], text), decide)
 
     def _score(self, groups: Sequence[Sequence[Pair]]) -> dict[Pair, Verdict]:
-        """Score groups of answers in the sandbox; a group whose time was over is scored again, one answer at a time."""
+        """Score groups of answers in the sandbox; answers of a group that ran out of time are scored again alone."""
         results = self._programs.run([partial(_judge, group, self._limits) for group in groups])
         found: dict[Pair, Verdict] = {}
         apart: list[list[Pair]] = []

@@ -151,7 +151,7 @@ def _targets() -> Iterator[dict[str, str]]:
 
 
 def _attack(attacks: dict[str, str], worker: Worker) -> list[Attack]:
-    """Try the attacks in one confined process; one that leaves no word has not been denied."""
+    """Try the attacks in one confined process; an attack that brings no error of the system was not denied."""
     loaded = worker.load(_ATTACKER, _LIMITS)
     outcomes = []
     for name, expression in attacks.items():

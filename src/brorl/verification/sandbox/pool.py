@@ -1,4 +1,4 @@
-"""The pools of processes that verify: trusted workers for functions of the user, and sandboxed programs.
+"""The pools of processes that verify: trusted workers for functions, and sandboxed programs.
 
 Servers start when there is work, in the process that made the pool and in no fork of it, and end with either.
 """
@@ -47,8 +47,8 @@ class VerifierCall:
     """One call of a function in a worker."""
 
     function: str  # `package.module:function` or `path/to/file.py:function`
-    # JSON values. None loads the function without calling it; the value is then its least and greatest number of
-    # positional arguments, the greatest None if there is no bound.
+    # JSON values. None loads the function without calling it; the value is then its least and its greatest number of
+    # positional arguments, or None without a bound.
     arguments: tuple[object, ...] | None
 
 
@@ -154,7 +154,7 @@ class WorkerPool(_Pool):
     def map(self, function: str, items: Sequence[object], *rest: object, at_once: int = _AT_ONCE) -> list[Reply]:
         """Call a function on lists of at most `at_once` items, and return one reply per item, in order.
 
-        It returns a list of their values and bounds their time; if it fails on several, it is called on each alone.
+        The function returns a list of values and bounds its time; if it fails on several items, each is tried alone.
         """
         parts = [items[start : start + at_once] for start in range(0, len(items), at_once)]
         replies: list[Reply] = []
@@ -166,7 +166,7 @@ class WorkerPool(_Pool):
         return replies
 
     def _judge(self, call: VerifierCall, problems: list[str], worker: Worker) -> Reply:
-        """Load and call a function; `problems` are those of its loading in the current run."""
+        """Load and call a function; `problems` says why loading it has failed in this run."""
         is_new = call.function not in self._loaded
         loading = Limits(self._start_timeout_s, self.memory_bytes)
         while True:
@@ -226,7 +226,7 @@ class ProgramPool(_Pool):
         super().close()
 
     def preloading(self, *modules: str) -> ProgramPool:
-        """Return the pool like this one whose programs find these installed modules imported; `close` closes it too."""
+        """Return a pool like this one whose programs find these installed modules imported; `close` closes it too."""
         if modules not in self._preloading:
             self._preloading[modules] = ProgramPool(
                 self.num_workers, self.sandbox, modules, packages=True, batch_timeout_s=self._batch_timeout_s

@@ -38,13 +38,13 @@ class OutsideCall(NamedTuple):
 
 
 class Process:
-    """One process: for a whole program with its input, or without one for what is loaded and called.
+    """One process, for a whole program with its input or, without input, for a module that is loaded and called.
 
-    The memory limit of its first request is that of the process; `outside` names the functions that this side answers.
-    A LostError is an infrastructure failure, from all methods.
+    The memory limit of the first request holds for the process; `outside` names the functions that this side answers.
+    All methods raise a LostError after an infrastructure failure.
 
     Attributes:
-        number: The server's number of it.
+        number: Its number in the server.
         deadline: Time (monotonic clock) by which the current request must be finished.
     """
 
@@ -109,11 +109,11 @@ class Process:
         return self._watch.used_s() if self._watch else 0.0
 
     def time_of(self, seconds: float) -> float:
-        """Return when (monotonic clock) the request has used these seconds, if nothing else takes its core any more."""
+        """Return when (monotonic clock) the request has used these seconds, if it has its core from now on."""
         return self._watch.time_of(seconds) if self._watch else inf
 
     def ask(self, kind: int, body: bytes, limits: Limits) -> None:
-        """Send a request, of a kind of `program`, with limits of its own."""
+        """Send a request of a kind that `program` names, with its limits."""
         self._limits, self._has_value = limits, kind == program.CALL
         self._widen(limits.output_bytes)
         if self._watch is not None:
@@ -215,7 +215,7 @@ class Process:
         return None
 
     def _next_frame(self) -> Frame | None:
-        """Return the next frame, None if it has not arrived completely; one that is too long stops the program."""
+        """Return the next frame; None if it has not arrived completely. A frame that is too long stops the program."""
         while True:
             if len(self._received) >= HEADER.size:
                 kind, token, length = HEADER.unpack_from(self._received)
@@ -280,7 +280,7 @@ class Process:
     def _why(self, ending: Ending) -> str | None:
         """Return why a process ended that was not stopped.
 
-        No confined program can send itself SIGKILL. An unconfined one can, and must not become unverified by it.
+        No confined program can send itself SIGKILL. An unconfined one can, and must not become unverified by that.
         """
         if ending.too_many_threads:
             return Fault.TOO_MANY_THREADS
@@ -313,7 +313,7 @@ class Process:
 
 
 def _read(descriptor: int) -> bytes | None:
-    """Read what is there; None if nothing is, and nothing at the end."""
+    """Return what has arrived: None if nothing has, and no bytes at the end."""
     try:
         return os.read(descriptor, 1 << 16)
     except BlockingIOError:

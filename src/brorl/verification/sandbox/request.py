@@ -17,7 +17,7 @@ from typing import Any
 from brorl.verification.sandbox.inside import program
 
 REPLY_BYTES = 1 << 12
-"""Output limit of a request whose reply contains no value, or a short one; the text of any failure fits in."""
+"""Output limit of a request whose reply contains no value or a short one; any failure fits into it."""
 
 
 class LostError(Exception):
@@ -25,9 +25,9 @@ class LostError(Exception):
 
 
 class Fault(StrEnum):
-    """The end of a program other than an exception: the beginning of the text of a failure.
+    """How a program can end other than by an exception: the text of a failure, or its beginning.
 
-    `exited` and `killed by signal` are followed by more words: `exited with code 3`, `killed by signal 11`.
+    More words follow `exited` and `killed by signal`: `exited with code 3`, `killed by signal 11`.
     """
 
     TIMEOUT = "timeout"
@@ -40,10 +40,7 @@ class Fault(StrEnum):
 
 
 def fault_of(failure: str) -> Fault | None:
-    """Return the fault that the text of a failure names; None for an exception and for a value that is not plain.
-
-    The program may have written the text: a fault of that name is a failure too.
-    """
+    """Return the fault that a failure names, even if the program wrote that text; None for any other failure."""
     return next((fault for fault in Fault if failure == fault or failure.startswith(f"{fault} ")), None)
 
 
@@ -54,7 +51,7 @@ class Limits:
     # Wall time. Time in which the program waited for a core of a busy machine does not count, up to ten times the
     # limit.
     seconds: float = 4.0
-    # memory of the program; after a load, also of later calls
+    # memory of the program, in later calls too
     memory_bytes: int = 1 << 29
     # Size of its output, or of the text of a returned value. A longer text is not read.
     output_bytes: int = 1 << 20
@@ -67,45 +64,43 @@ class Limits:
 class Reply:
     """A program has run or has been loaded, or a call has ended."""
 
-    # The output of a whole program, also of one that failed, decoded as UTF-8 with replacement. The value that a
-    # function returned, of builtin types. None after loading and after a failed call.
+    # The output of a whole program, even if it failed, decoded as UTF-8 with replacement; or the value of builtin types
+    # that a function returned. None after loading and after a failed call.
     value: Any
     # A `Fault`, such as `timeout` or `exited with code 3`, or the last line of an uncaught exception; of a call also
     # `exited inside the call` and `returned no plain value`. None after a normal end.
     failure: str | None
-    # wall time without that in which others had its core, and with that in which this process reads the value
+    # wall time without the time in which others had the core, and with the time in which this process reads the value
     seconds: float
 
 
 @dataclass(frozen=True)
 class Undecided:
-    """The decision that could not be reached because of an infrastructure failure, not of the response: unverified."""
+    """No decision, because of an infrastructure failure: the response is unverified."""
 
     reason: str  # for example `a worker was lost`
 
 
 class JudgeTimeout(Undecided):
-    """The time of the batch was over, and the programs of the judge had used their part of it: a time-out."""
+    """No decision, because the programs of the judge used up their part of the batch's time: a timeout."""
 
 
 MAX_STRETCH = 10  # wall time of a call in multiples of its limit, at most, where the machine is overloaded
-_CLOCK_OF_PROCESS = 2  # the clock of the processor time of all threads, also of ended ones: MAKE_PROCESS_CPUCLOCK
+_CLOCK_OF_PROCESS = 2  # processor time of all threads, ended ones included: MAKE_PROCESS_CPUCLOCK
 
 
 class Stopwatch:
     """The time of the current request of one process, in seconds.
 
-    It is the wall time while the process is asked, without that in which others had its processor, and the processor
-    time that its threads have taken since the last request. Sleep counts, and so does the time in which threads of the
-    process wait for each other.
-
+    It is the wall time of the request, without the time in which others had the processor, and the processor time that
+    threads of the process used since the last reply. Sleep counts, and so does waiting for each other.
     """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._before_s = 0.0  # of the request, until the process was asked last
+        self._before_s = 0.0  # of the request, before the process was last asked
         self._runs = False
-        self._cpu_s = _cpu_s(pid)  # when it was asked no more
+        self._cpu_s = _cpu_s(pid)  # of the process, at its last reply
         self.restart()
 
     def restart(self) -> None:
@@ -114,13 +109,13 @@ class Stopwatch:
         self.resume()
 
     def pause(self) -> None:
-        """The process is asked no more."""
+        """Stop counting wall time: the process has replied."""
         self._before_s = self.used_s()
         self._runs = False
         self._cpu_s = _cpu_s(self._pid)
 
     def resume(self) -> None:
-        """Ask the process again; what its threads have used meanwhile counts."""
+        """Count wall time again; the processor time that the threads of the process used meanwhile counts too."""
         if not self._runs:
             self._before_s += max(0.0, _cpu_s(self._pid) - self._cpu_s)
         self._runs, self._began = True, time.monotonic()
@@ -134,7 +129,7 @@ class Stopwatch:
         return self._before_s + max(0.0, time.monotonic() - self._began - self._denied_s)
 
     def notice(self, count: float | None) -> None:
-        """Take account of a count that another process has read before the end of this one."""
+        """Use the count that the server read just before the process ended."""
         if count is not None and self._count_before is not None:
             self._denied_s = max(self._denied_s, count - self._count_before)
 

@@ -137,7 +137,7 @@ class Server:
         return self._count
 
     def wake(self, number: int) -> None:
-        """Let a process run, and stop the others: an answer takes no time from its test code. A new one runs."""
+        """Let a process run and stop the others, so that an answer takes no time from its test code."""
         if number != self._running:
             self._running = number
             self._tell("wake", number)

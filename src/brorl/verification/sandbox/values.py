@@ -1,4 +1,4 @@
-"""Plain Python values as JSON text, for the way between this process and a sandboxed program.
+"""Plain Python values as JSON text, to pass between this process and a sandboxed program.
 
 Types stay exact, and nothing in a text names a class or a function. Numbers, strings, lists, `null`, `true` and `false`
 are themselves. Any other value is an object of one key: `{"t": [1, 2]}` is a tuple, `{"d": [["a", 1]]}` a dict.
@@ -31,7 +31,7 @@ class Size(NamedTuple):
 
 
 def size_of(text: bytes) -> Size:
-    """Return the size of a text, in a time far below that of reading it."""
+    """Return the size of a text, much faster than the text can be read."""
     return Size(len(text), text.count(b",") + text.count(b"["))
 
 

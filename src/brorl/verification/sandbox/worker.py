@@ -22,7 +22,7 @@ from brorl.verification.sandbox.values import REQUEST_DEPTH, encode
 
 T = TypeVar("T")
 
-ANSWER = "answer"  # the process of a request that names none
+ANSWER = "answer"  # the process of a request that names no other
 _RUN = ""  # the name of a whole program's process
 _LONGEST_WAIT_S = 0.25  # until a thread notices that the run is over, or Ctrl-C
 OVER_TIME = "the time of all programs was over (raise verification.batch_timeout_s)"
@@ -41,7 +41,7 @@ class OverPartError(Exception):
 
 
 class Worker:
-    """One fork server and its processes in use. A LostError is an infrastructure failure, from all methods.
+    """One fork server and its processes in use. All methods raise a LostError after an infrastructure failure.
 
     Attributes:
         used_part: Whether the processes of the judge have used their part of the time of a batch.
@@ -54,7 +54,7 @@ class Worker:
         self.begin()
 
     def begin(self, part_s: float = inf, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Set what the processes of the next judge may use: some seconds, until the run is over."""
+        """Set the seconds that the processes of the next judge may use, and what says that the run is over."""
         self.used_part, self._left_s, self._is_over = False, part_s, is_over
 
     def refresh(self) -> None:
@@ -77,10 +77,10 @@ class Worker:
         name: str = ANSWER,
         outside: Mapping[str, Callable[..., object]] | None = None,
     ) -> Reply:
-        """Start a process, of a name within this judge, that executes the source as a module and stays, for calls.
+        """Start a process under a name; it executes the source as a module and stays, for calls.
 
-        The memory limit also holds for them. The module finds the functions `outside` of this process defined. They get
-        values of builtin types, and return one or raise an `OutsideError`; any other exception ends the judge.
+        The memory limit holds for the calls too. The module finds the functions `outside` of this process defined. They
+        get values of builtin types, and return one or raise an `OutsideError`; any other exception ends the judge.
         """
         self.end(name)
         self._outside[name] = outside or {}
@@ -89,9 +89,9 @@ class Worker:
         return self._wait(name)
 
     def trust(self, limits: Limits) -> None:
-        """Have a process of trusted functions, see `Functions`, with this limit of memory: the last one if it is idle.
+        """Start a process with the functions `load` and `call` of `Functions`, unless the last one is idle.
 
-        Its functions are `load` and `call`. The time of its start counts as that of the first call.
+        The time of its start counts as time of the first call.
         """
         if ANSWER not in self._processes or not self._processes[ANSWER].is_idle:
             self.end(ANSWER)
@@ -125,7 +125,7 @@ class Worker:
             self._poll(min(process.deadline, process.time_of(self._left_s)), process)
 
     def _poll(self, deadline: float, process: Process | None = None) -> None:
-        """Wait until something arrives, until there is something to do in any case, or for a short time.
+        """Wait until something arrives, until the deadline, or for a short time.
 
         Python handles a signal that comes just before the wait only after it: short waits keep Ctrl-C working.
         """

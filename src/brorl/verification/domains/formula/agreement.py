@@ -27,6 +27,7 @@ from brorl.verification.domains.formula.expressions import (
     evaluate,
     is_decimal,
     to_expression,
+    variables,
     walk,
 )
 from brorl.verification.domains.formula.grammar import letters_of, read
@@ -36,9 +37,8 @@ from brorl.verification.domains.formula.names import (
     assigned,
     is_call,
     is_name,
-    named,
     same_name,
-    variables_of,
+    solved,
     vector_of,
     with_argument,
     with_letters,
@@ -55,7 +55,7 @@ from brorl.verification.domains.formula.normal import (
     turned,
 )
 from brorl.verification.domains.formula.tokens import UnreadableError
-from brorl.verification.domains.formula.values import IMAGINARY, is_rounded, same_value, variables, within
+from brorl.verification.domains.formula.values import IMAGINARY, is_rounded, same_value, within
 from brorl.verification.domains.formula.words import labeled, same_beside, same_words, units_of
 from brorl.verification.domains.units import conversions
 
@@ -77,9 +77,9 @@ def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
     right, given = read(reference), read(answer)
     if isinstance(right, Text) and not _has_words(right.words):
         return UNREAD_REFERENCE
-    names = variables_of(right)
+    names = variables(right)
     is_complex = IMAGINARY in names and "j" not in names
-    is_complex = is_complex or (not names and variables_of(given) == {IMAGINARY})
+    is_complex = is_complex or (not names and variables(given) == {IMAGINARY})
     comparison = Comparison(is_complex, None if tolerance is None else Fraction(tolerance))
     if comparison.agrees(right, given):
         return CORRECT
@@ -92,7 +92,7 @@ def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
 
 
 def _have_other_units(right: Form, given: Form) -> bool:
-    """Whether two quantities have units of which none converts to the other."""
+    """Whether two quantities have units that do not convert to each other."""
     one, other = as_quantity(right), as_quantity(given)
     if one is None or other is None or not (one.unit and other.unit):
         return False
@@ -159,7 +159,7 @@ class Comparison:
 
     def _single(self, form: Form) -> Form:
         r"""Return a value that is said twice, as in `\frac{1}{2} or 0.5`, once."""
-        if isinstance(form, Listing) and form.joint == "or" and not any(variables_of(item) for item in form.items[1:]):
+        if isinstance(form, Listing) and form.joint == "or" and not any(variables(item) for item in form.items[1:]):
             first = normal(form.items[0])
             if not isinstance(first, Listing) and all(self.same(first, item) for item in form.items[1:]):
                 return first
@@ -272,7 +272,7 @@ class Comparison:
         return kept
 
     def _same_regions(self, right: Form, given: Form) -> bool | None:
-        """Compare sets of real numbers; None if one is none, or both are pairs in brackets."""
+        """Compare sets of real numbers; None if a form is no such set, or if both are pairs in brackets."""
         if all(isinstance(form, Bracketed) and form.opening != "\\{:" for form in (right, given)):
             return None
         one, other = region_of(right), region_of(given)
@@ -288,8 +288,8 @@ class Comparison:
         """Whether a chain such as `x = 6 * 7 = 42` says a value: its other sides are a name, or equal."""
         if not set(given.signs) <= EQUAL:
             return False
-        is_open, sides, signs = bool(variables_of(right)), given.sides, given.signs
-        if is_open and is_call(sides[0]) and not variables_of(sides[0].arguments[1:]) <= variables_of(right):
+        is_open, sides, signs = bool(variables(right)), given.sides, given.signs
+        if is_open and is_call(sides[0]) and not variables(sides[0].arguments[1:]) <= variables(right):
             return False  # `f(t)` of another variable
         is_value = is_open and isinstance(sides[0], Expression) and self.same(right, sides[0])
         if is_name(sides[0], wide=not is_open) and not is_value:
@@ -300,7 +300,7 @@ class Comparison:
 
     def _chain_says(self, right: Form, sides: Sequence[Form], signs: Sequence[str], after_name: bool = False) -> bool:
         """Whether equal sides say a value; after a name, formulas with variables before a number are not read."""
-        while after_name and not variables_of(right) and sides and variables_of(sides[0]):
+        while after_name and not variables(right) and sides and variables(sides[0]):
             sides, signs = sides[1:], signs[1:]
         if not sides or not self._is_chain(sides, signs):
             return False
@@ -323,7 +323,7 @@ class Comparison:
 
     def _same_relation(self, right: Relation, given: Form) -> bool:
         """Compare an equation or inequality with an answer, which may be its solved side alone."""
-        if set(right.signs) <= EQUAL and (pair := named(right)):
+        if set(right.signs) <= EQUAL and (pair := solved(right)):
             name, value = pair
             if not isinstance(given, Relation):
                 return self.same(value, given)
@@ -334,8 +334,8 @@ class Comparison:
                 return True
             if same_name(name, given.sides[-1]) and self._chain_says(value, given.sides[:-1], given.signs[:-1]):
                 return True
-            return bool(variables_of(value)) and self._same_equation(right, given)
-        if set(right.signs) <= EQUAL and not any(variables_of(side) for side in right.sides):
+            return bool(variables(value)) and self._same_equation(right, given)
+        if set(right.signs) <= EQUAL and not any(variables(side) for side in right.sides):
             return self._is_chain(right.sides, right.signs) and any(self.same(side, given) for side in right.sides)
         return isinstance(given, Relation) and self._same_equation(right, given)
 
@@ -371,7 +371,7 @@ class Comparison:
         )
 
     def _same_assignments(self, right: Form, given: Form) -> bool | None:
-        """Compare `x = 1, y = 2` with such a list, or with values in order; None if neither is one."""
+        """Compare `x = 1, y = 2` with such a list, or with values in order; None if neither form is such a list."""
         one, other = assigned(right), assigned(given)
         if one is not None and other is not None:
             return one.keys() == other.keys() and all(self.same(one[name], other[name]) for name in one)

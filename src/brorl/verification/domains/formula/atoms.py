@@ -19,7 +19,7 @@ from brorl.verification.domains.formula.expressions import (
     Symbol,
     to_expression,
 )
-from brorl.verification.domains.formula.tokens import END, Token, UnreadableError, listed, written
+from brorl.verification.domains.formula.tokens import END, Token, UnreadableError, word_list, written
 from brorl.verification.domains.formula.words import NUMERALS, ORDINAL_ENDINGS
 
 
@@ -71,7 +71,7 @@ class Cursor:
             depth += (text in ("{", "(", "[", "\\{")) - (text in ("}", ")", "]", "\\}"))
 
     def braced(self) -> str:
-        """Return what is written in a group of braces, without spaces."""
+        """Return the content of a group of braces, without spaces."""
         self.expect("{")
         start, depth = self.at, 1
         while depth:
@@ -85,17 +85,17 @@ class Cursor:
 _MAX_EXPONENT = 4_000  # of ten
 NAMES = frozenset(FUNCTIONS) | frozenset(INTEGER_FUNCTIONS) | {"log"}
 _CONSTANTS = {"pi": "\\pi", "infinity": "\\infty", "inf": "\\infty", "infty": "\\infty"}
-_SHORT = {"pi"} | NAMES - set(listed("Re Im abs lg sec max min sign floor ceil"))
+_SHORT = {"pi"} | NAMES - set(word_list("Re Im abs lg sec max min sign floor ceil"))
 _PIECE = re.compile("|".join([*sorted(_SHORT, key=len, reverse=True), "."]))
 WORDS_OF_FORMULAS = frozenset(NAMES | _CONSTANTS.keys())
 GREEK = frozenset(
-    listed(
+    word_list(
         "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi "
         "omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar Re Im aleph partial nabla"
     )
 )
 MARKS = frozenset(
-    listed("hat vec overline tilde dot ddot angle triangle widehat odot overleftrightarrow overset measuredangle")
+    word_list("hat vec overline tilde dot ddot angle triangle widehat odot overleftrightarrow overset measuredangle")
 )
 _PAIRS = (("(", ")"), ("\\{", "\\}"))
 _PERIOD = re.compile(r"\.\d{0,30}?(\d{1,6}?)\1{1,30}$")  # of a decimal that dots go on with

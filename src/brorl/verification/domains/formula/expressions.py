@@ -50,6 +50,7 @@ class Apply(NamedTuple):
 Expression = Number | Symbol | Apply
 Point = Mapping[str, Any]
 
+LOG = "\\log"  # the base of a logarithm that has none
 CONSTANTS: Mapping[str, Callable[[], Any]] = {
     "\\pi": lambda: +mp.pi,
     "e": lambda: +mp.e,
@@ -80,9 +81,12 @@ def walk(expression: Expression) -> Iterator[Expression]:
             todo.extend(one.arguments)
 
 
-def symbols(expression: Expression) -> frozenset[str]:
-    """Return the names of the variables of an expression."""
-    return frozenset(one.name for one in walk(expression) if isinstance(one, Symbol) and one.name not in CONSTANTS)
+def variables(form: object) -> frozenset[str]:
+    """Return the variables of all expressions in a form; units and the base of a logarithm are none."""
+    if isinstance(form, Symbol):
+        return frozenset() if form.name in CONSTANTS or form.name == LOG else frozenset({form.name})
+    parts = (form.value,) if isinstance(form, Quantity) else form if isinstance(form, tuple) else ()
+    return frozenset().union(*map(variables, parts))
 
 
 def has_two_signs(form: object) -> TypeGuard[Apply]:
@@ -116,7 +120,7 @@ def is_decimal(expression: Expression) -> bool:
 
 
 def exact(expression: Expression) -> Fraction | None:
-    """Return the value of a rational expression without variables; None if it is no such, or too large."""
+    """Return the value of a rational expression without variables; None for any other, or if it is too large."""
     if isinstance(expression, Number):
         return expression.value
     if isinstance(expression, Symbol):
@@ -302,11 +306,11 @@ def _call(arguments: tuple[Expression, ...], point: Point) -> Any:
 
 
 class Quantity(NamedTuple):
-    """A value with its unit, or with what is counted."""
+    """A value with its unit, or with the noun that it counts."""
 
     value: Expression
     unit: str  # `cm`, `apple`, `°`
-    product: Expression | None  # what it is if the unit is read as variables; None if it cannot be
+    product: Expression | None  # the expression if the letters of the unit are variables; None if they cannot be
     words: str = ""  # what follows the unit: `east`, `of NaOH`
 
 
@@ -375,7 +379,7 @@ def to_expression(form: Form) -> Expression:
         return form.product
     if isinstance(form, Expression):
         return form
-    raise UnreadableError("an operation on what is no expression")
+    raise UnreadableError("an operation on a form that is no expression")
 
 
 def as_quantity(form: Form) -> Quantity | None:

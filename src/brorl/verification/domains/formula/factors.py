@@ -29,14 +29,14 @@ from brorl.verification.domains.formula.expressions import (
     Symbol,
     to_expression,
 )
-from brorl.verification.domains.formula.tokens import Token, UnreadableError, listed
+from brorl.verification.domains.formula.tokens import Token, UnreadableError, word_list
 from brorl.verification.domains.formula.words import MAGNITUDES, ORDINAL_ENDINGS
 
 _MAX_DEPTH = 60
 _SIGNS = ("+", "-", "\\pm", "\\mp")
 _TRANSPOSED = frozenset({"T", "\\top", "\\intercal"})
-_ENDS_TERM = frozenset(listed("and or to mod percent pct if"))
-_FACTORS = GREEK | MARKS | NAMES | frozenset(listed("frac sqrt binom pi infty lfloor lceil begin sum prod langle"))
+_ENDS_TERM = frozenset(word_list("and or to mod percent pct if"))
+_FACTORS = GREEK | MARKS | NAMES | frozenset(word_list("frac sqrt binom pi infty lfloor lceil begin sum prod langle"))
 
 
 class FactorReader(AtomReader):
@@ -127,7 +127,7 @@ class FactorReader(AtomReader):
         return whole
 
     def power(self) -> Form:
-        """Read a factor with what is raised or follows it."""
+        """Read a factor with its exponent and the marks after it."""
         base = self.primary()
         while True:
             token = self.peek()
@@ -219,7 +219,7 @@ def _scale(factors: Sequence[Form]) -> Form:
         and factors[-1] is form
     ):
         return form._replace(items=tuple(Apply("*", (scalar, to_expression(item))) for item in form.items))
-    raise UnreadableError("a product with what is no expression")
+    raise UnreadableError("a product with a form that is no expression")
 
 
 def _call(head: Symbol, form: Form) -> Form:

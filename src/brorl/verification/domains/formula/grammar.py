@@ -26,11 +26,11 @@ from brorl.verification.domains.formula.expressions import (
     Symbol,
     Text,
     to_expression,
+    variables,
 )
-from brorl.verification.domains.formula.expressions import symbols as variables
 from brorl.verification.domains.formula.factors import FactorReader
-from brorl.verification.domains.formula.names import between, variables_of
-from brorl.verification.domains.formula.tokens import END, Token, UnreadableError, listed, tokenize, written
+from brorl.verification.domains.formula.names import between
+from brorl.verification.domains.formula.tokens import END, Token, UnreadableError, tokenize, word_list, written
 from brorl.verification.domains.formula.words import (
     ABOUT,
     is_beside_unit,
@@ -52,7 +52,7 @@ _PRODUCT = re.compile(  # letters that may be multiplied: `mgh`, `qvB`, `ab`, bu
     r"(?=[A-Z]*[a-z])(?:(?![aeiou])[a-z]|(?![AEIOU])[A-Z])+|[a-z]{2}"
 )
 _SHORT_WORDS = frozenset(
-    listed("ad am an as at be by do go he hi if in is it me my no of oh ok on or ox so to up us we id ma pa")
+    word_list("ad am an as at be by do go he hi if in is it me my no of oh ok on or ox so to up us we id ma pa")
 )
 _OPAQUE = frozenset(
     {"\\int", "\\iint", "\\iiint", "\\oint", "\\complement", "\\lim", "\\limsup", "\\liminf", "\\det", "\\dim", "\\Pr"}
@@ -134,7 +134,7 @@ class Reader(FactorReader):
         return sides[0] if len(sides) == 1 else Relation(tuple(sides), tuple(signs))
 
     def _left_side(self) -> Form | None:
-        """Read a side before `=` that only names a value, such as an integral or `P(A > 1)`; None if this is none."""
+        """Read a side before `=` that only names a value, such as an integral or `P(A > 1)`; None for any other."""
         first = self.peek()
         if not (first.text in _OPAQUE or (first.text in _PROBABILITIES and self.peek(1).text in ("(", "["))):
             return None
@@ -155,7 +155,7 @@ class Reader(FactorReader):
         return min(len(self.tokens), self.at + _MAX_TAIL)
 
     def _words(self) -> Form | None:
-        """Read a side of words alone; None if it is none."""
+        """Read a side of words alone; None for any other side."""
         end = self._boundary()
         if (spelled := self._spelled_with_and()) is not None:
             return spelled
@@ -332,7 +332,7 @@ class Reader(FactorReader):
         return Bracketed(opening, items, closing)
 
     def _builder(self) -> Form | None:
-        r"""Read `x \in \mathbb{R} : x > 3` up to its bracket; None if this is no such set."""
+        r"""Read `x \in \mathbb{R} : x > 3` up to its bracket; None for any other set."""
         if not (self.peek().kind == "name" and self.peek(1).text in (":", "\\mid", "|", "\\in")):
             return None
         start, marks = self.at, (":", "\\mid", "|")
@@ -344,13 +344,13 @@ class Reader(FactorReader):
             raise UnreadableError("a set of no real numbers")
         self.at = at + 1
         condition = self.listing()
-        if self.tokens[start].text not in variables_of(condition):
+        if self.tokens[start].text not in variables(condition):
             raise UnreadableError("a condition on another variable")
         return Bracketed("\\{:", (condition,), "\\}")
 
 
 def _unit(tokens: Sequence[Token]) -> str | None:
-    """Return the unit of measurement that tokens are; None if they are none."""
+    """Return the unit of measurement that tokens name; None if they do not name one."""
     text = written(tokens)
     if re.match(r"\^? *\{?\\(?:circ|degree)", text):
         text = re.sub(r"^\^? *\{?\\(?:circ|degree) *\}? *", "°", text)
@@ -374,7 +374,7 @@ def _are_words(names: list[Token]) -> bool:
 
 
 def _product(tokens: list[Token]) -> Expression | None:
-    """Return tokens as an expression in which no letter is a unit; None if they are none."""
+    """Return tokens as an expression in which no letter is a unit; None if they are no expression."""
     reader = Reader(tokens, has_units=False)
     try:
         form = reader.sum()

@@ -18,33 +18,22 @@ from brorl.verification.domains.formula.expressions import (
     Listing,
     Matrix,
     Number,
-    Quantity,
     Ratio,
     Relation,
     Symbol,
     Text,
+    variables,
     walk,
 )
 from brorl.verification.domains.formula.tokens import UnreadableError
-from brorl.verification.domains.formula.values import WHOLE_NUMBERS, variables
+from brorl.verification.domains.formula.values import WHOLE_NUMBERS
 from brorl.verification.domains.formula.words import are_names
 
 EQUAL = frozenset({"=", "\\approx", "\\equiv"})
 
 
-def variables_of(form: object) -> frozenset[str]:
-    """Return the variables of all expressions in a form."""
-    if isinstance(form, Expression):
-        return variables(form)
-    if isinstance(form, Quantity):
-        return variables(form.value)
-    if isinstance(form, tuple):
-        return frozenset().union(*map(variables_of, form))
-    return frozenset()
-
-
 def vector_of(form: Form) -> Sequence[Form] | None:
-    """Return the parts of a tuple, or of a row or column; None if it is none."""
+    """Return the parts of a tuple, row or column; None for any other form."""
     if isinstance(form, Bracketed) and (form.opening, form.closing) in (("(", ")"), ("\\langle", "\\rangle")):
         return form.items
     match form:
@@ -59,7 +48,7 @@ def name_of(form: Form) -> str | None:
     r"""Return what a side names, without a value: `x`, `f(x)`, `AB`, `\text{Area}`; None if it names nothing."""
     match form:
         case Symbol(name):
-            return name if variables_of(form) else None
+            return name if variables(form) else None
         case Apply("call", (Symbol(name), *parts)):
             return f"{name}({', '.join(map(str, parts))})"
         case Apply(operation, (inner,)) if operation in FUNCTIONS and variables(form):
@@ -72,7 +61,7 @@ def name_of(form: Form) -> str | None:
             return sign.join(part.name for part in parts if isinstance(part, Symbol))
         case Apply("/", parts) if _are_measures(parts):
             return str(parts)
-        case Apply("+", parts) if _are_measures(parts) and all(name[0].isupper() for name in variables_of(form)):
+        case Apply("+", parts) if _are_measures(parts) and all(name[0].isupper() for name in variables(form)):
             return str(parts)
         case Ratio(parts, _) | Apply("*", parts) if len({*parts}) > 1 and _are_letters(parts):
             return (":" if isinstance(form, Ratio) else "").join(
@@ -107,7 +96,7 @@ def is_name(form: Form, wide: bool) -> bool:
         return wide or not _is_formula(form)
     if isinstance(form, Apply) and form.operation in ("sum", "prod"):
         return wide
-    if not wide or not isinstance(form, Expression) or len(variables_of(form)) < 2:
+    if not wide or not isinstance(form, Expression) or len(variables(form)) < 2:
         return False
     if isinstance(form, Apply) and form.operation == "-":
         return False
@@ -116,8 +105,8 @@ def is_name(form: Form, wide: bool) -> bool:
     return all(any(one is other for other in inside) for one in numbers)
 
 
-def named(form: Form) -> tuple[str, Form] | None:
-    """Return the name and the value of a solved equation; None if it is none."""
+def solved(form: Form) -> tuple[str, Form] | None:
+    """Return the name and the value of a solved equation; None for any other form."""
     if not isinstance(form, Relation) or not set(form.signs) <= EQUAL:
         return None
     first, last = form.sides[0], form.sides[-1]
@@ -125,11 +114,11 @@ def named(form: Form) -> tuple[str, Form] | None:
         name = name_of(side)
         if name is None or isinstance(value, Relation):
             continue
-        own = variables_of(side)
-        if _is_formula(side) and variables_of(value):
+        own = variables(side)
+        if _is_formula(side) and variables(value):
             continue
         is_function = isinstance(side, Apply) and side.operation == "call"
-        if is_function or not own & variables_of(value):
+        if is_function or not own & variables(value):
             return name, value
     return None
 
@@ -152,7 +141,7 @@ def same_name(right: str, given: Form) -> bool:
 
 
 def assigned(form: Form) -> dict[str, Form] | None:
-    """Return the values of several names, of `x = 1, y = 2`, `(x,y) = (1,2)` or `x = y = 1`; None if there are none."""
+    """Return the values by name of `x = 1, y = 2`, `(x,y) = (1,2)` or `x = y = 1`; None for any other form."""
     if isinstance(form, Relation) and len(form.sides) > 2 and set(form.signs) == {"="}:
         *several, value = form.sides
         form = Listing(tuple(Relation((one, value), ("=",)) for one in several if isinstance(one, Symbol)), ",")
@@ -162,7 +151,7 @@ def assigned(form: Form) -> dict[str, Form] | None:
         if len(form.sides) != 2 or heads is None or parts is None or len(heads) != len(parts):
             return None
         form = Listing(tuple(Relation(pair, ("=",)) for pair in zip(heads, parts, strict=True)), ",")
-    pairs = [named(item) for item in form.items] if isinstance(form, Listing) else []
+    pairs = [solved(item) for item in form.items] if isinstance(form, Listing) else []
     values = {pair[0]: pair[1] for pair in pairs if pair is not None}
     return values if len(values) == len(pairs) > 1 else None
 
@@ -184,7 +173,7 @@ def renamed(form: T, old: str, new: str) -> T:
 
 
 def domain_of(item: Form) -> tuple[str, str] | None:
-    r"""Return the variable and the set of numbers of `k \in \mathbb{Z}`; None if an item is none."""
+    r"""Return the variable and the set of numbers of `k \in \mathbb{Z}`; None for any other item."""
     match item:
         case Relation((Symbol(name), Symbol(domain)), ("\\in",)):
             letter = domain.removeprefix("\\mathbb{").removesuffix("}")
@@ -196,7 +185,7 @@ def domain_of(item: Form) -> tuple[str, str] | None:
 def without_conditions(form: Listing) -> list[Form]:
     r"""Return items without `k \in \mathbb{Z}`, whose variable gets one name unless an item is its value: `n = 3`."""
     domains = [domain_of(item) for item in form.items]
-    free = [variables_of(item) for item in form.items]
+    free = [variables(item) for item in form.items]
     dropped = [
         at
         for at, domain in enumerate(domains)
@@ -216,7 +205,7 @@ def without_conditions(form: Listing) -> list[Form]:
 
 def _names(side: Form, variable: str) -> bool:
     """Whether a side has a variable, or a subscript with it."""
-    return any(variable in (name, *name.split("_")[1:]) for name in variables_of(side))
+    return any(variable in (name, *name.split("_")[1:]) for name in variables(side))
 
 
 def with_letters(right: Expression, given: Expression) -> Expression:
@@ -235,7 +224,7 @@ def with_argument(right: Form, given: Relation) -> Relation:
     """Return an equation of `f(t)` as one of `f(x)`, if x is the argument in the reference."""
     match right, given.sides[0]:
         case Apply("call", (head, Symbol(one))), Apply("call", (other_head, Symbol(other))):
-            if head == other_head and one != other and one not in variables_of(given):
+            if head == other_head and one != other and one not in variables(given):
                 return renamed(given, other, one)
         case _:
             pass

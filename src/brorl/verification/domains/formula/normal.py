@@ -31,14 +31,14 @@ from brorl.verification.domains.formula.expressions import (
     has_two_signs,
     is_decimal,
     to_expression,
+    variables,
     with_sign,
 )
 from brorl.verification.domains.formula.names import (
     EQUAL,
     is_call,
     name_of,
-    named,
-    variables_of,
+    solved,
     vector_of,
     without_conditions,
 )
@@ -70,7 +70,7 @@ class _Set(NamedTuple):
 
 
 def region_of(form: Form) -> Region | None:
-    """Return the region that a form describes; None if it describes none."""
+    """Return the region that a form describes; None if it does not describe one."""
     try:
         found = None if isinstance(form, Bracketed) and form.opening == "\\{" else _set(form)
         return _region(found) if found else None
@@ -227,7 +227,7 @@ def normal(form: Form) -> Form:
         return parts[0] if len(parts) == 1 else Bracketed(":", parts, "time" if form.is_time else ":")
     if isinstance(form, Listing):
         return _normal_listing(form)
-    if isinstance(form, Relation) and any(map(has_two_signs, form.sides)) and len(form.sides) == 2 and named(form):
+    if isinstance(form, Relation) and any(map(has_two_signs, form.sides)) and len(form.sides) == 2 and solved(form):
         return normal(form.sides[1])
     if has_two_signs(form):
         return Listing((with_sign(form, 1), with_sign(form, -1)), "or")
@@ -259,7 +259,7 @@ def _with_heads(items: Sequence[Form]) -> Sequence[Form]:
 
 def _in_blocks(items: list[Form]) -> list[Form]:
     """Return `p = 5, q = 2, p = 7, q = 2` as `(p,q) = (5,2), (p,q) = (7,2)`."""
-    pairs = [pair for item in items if isinstance(item, Relation) and (pair := named(item))]
+    pairs = [pair for item in items if isinstance(item, Relation) and (pair := solved(item))]
     names = [name for name, _ in pairs]
     size = len(dict.fromkeys(names))
     if not 1 < size < len(items) == len(names) or names != names[:size] * (len(names) // size):
@@ -288,7 +288,7 @@ def _normal_listing(form: Listing) -> Form:
         one = normal(item)
         items.extend(one.items if isinstance(one, Listing) and item != one else [item])
     items = _in_blocks(items)
-    names = [named(item) if isinstance(item, Relation) and len(item.sides) == 2 else None for item in items]
+    names = [solved(item) if isinstance(item, Relation) and len(item.sides) == 2 else None for item in items]
     heads = {name[0].split("_")[0] for name in names if name}
     are_named = all(name or not isinstance(item, Relation) for name, item in zip(names, items, strict=True))
     if names[0] and len(heads) == 1 and are_named:
@@ -320,7 +320,7 @@ def members_of(form: Form) -> Sequence[Form] | None:
 
 
 def percent_of(expression: Expression) -> Expression | None:
-    """Return a percentage without its sign; None if it is none."""
+    """Return a percentage without its sign; None for any other expression."""
     if isinstance(expression, Apply) and expression.operation == "%":
         return expression.arguments[0]
     if isinstance(expression, Apply) and expression.operation == "-" and (inner := percent_of(expression.arguments[0])):
@@ -340,9 +340,9 @@ def at_point(expression: Expression, point: dict[str, Fraction]) -> Expression:
 
 
 def along_axes(form: Form, vector: Form) -> Sequence[Form] | None:
-    r"""Return the parts of `3\mathbf{i}+4\mathbf{j}` if the other form is a vector; None if it is no such sum."""
+    r"""Return the parts of `3\mathbf{i}+4\mathbf{j}` if the other form is a vector; None for any other form."""
     parts = vector_of(vector)
-    if parts is None or not isinstance(form, Expression) or not variables_of(form) <= {*"ijk"[: len(parts)]}:
+    if parts is None or not isinstance(form, Expression) or not variables(form) <= {*"ijk"[: len(parts)]}:
         return None
     axes = "ijk"[: len(parts)]
     along = [at_point(form, {axis: Fraction(axis == one) for axis in axes}) for one in axes]

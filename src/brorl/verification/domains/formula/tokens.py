@@ -49,7 +49,7 @@ def in_latex(text: str) -> str:
     return text.translate(_CHARACTERS)
 
 
-listed = re.compile(r"\S+").findall
+word_list = re.compile(r"\S+").findall
 """Return the words of a text."""
 
 
@@ -88,7 +88,7 @@ _AS_MARK = {
     "|": "\\|", "lVert": "\\|", "rVert": "\\|",
 }  # fmt: skip
 _SPACES = frozenset(
-    listed(
+    word_list(
         ", ; : > ! quad qquad enspace thinspace hfill displaystyle textstyle scriptstyle limits nolimits left right "
         "middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr bigm bf it bfseries itshape rm "
         "normalsize large Large tiny small huge newline par null"
@@ -96,13 +96,15 @@ _SPACES = frozenset(
 ) | {" "}
 _SIZES = re.compile(r"(?:left|right|middle|[bB]igg?[lrm]?)")
 _UPRIGHT = frozenset(
-    listed(
+    word_list(
         "text textbf textit textrm textsf texttt textup textnormal textmd mbox hbox emph mathrm operatorname mathop "
         "mathsf mathtt"
     )
 )
 _FONTS = frozenset(
-    listed("mathbf mathit mathnormal mathcal mathscr mathfrak boldsymbol bm pmb symbf ensuremath underline boxed fbox")
+    word_list(
+        "mathbf mathit mathnormal mathcal mathscr mathfrak boldsymbol bm pmb symbf ensuremath underline boxed fbox"
+    )
 )
 _DROPPED = frozenset({"phantom", "hphantom", "vphantom", "hspace", "vspace", "color", "tag", "label"})
 

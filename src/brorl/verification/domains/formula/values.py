@@ -12,6 +12,7 @@ from mpmath import mp
 
 from brorl.verification.domains.formula.expressions import (
     INTEGER_FUNCTIONS,
+    LOG,
     Apply,
     Expression,
     Number,
@@ -20,11 +21,10 @@ from brorl.verification.domains.formula.expressions import (
     evaluate,
     exact,
     is_decimal,
-    symbols,
+    variables,
     walk,
 )
 
-LOG = "\\log"  # the base of a logarithm that has none
 IMAGINARY = "i"
 _DIGITS, _MANY_DIGITS, _DIGITS_AT_POINTS = 40, 600, 120
 _SMALL = Fraction(1, 1000)  # below, rounding to six decimals leaves fewer than three digits
@@ -32,11 +32,6 @@ _HALF_UNIT = Fraction(1, 2) + Fraction(1, 10**9)  # of the third digit
 WHOLE_NUMBERS = frozenset("nkmj")  # letters that stand for whole numbers
 _POINTS = 8
 _INFINITE_PARTS = 2  # a sign and infinity: no arithmetic with it
-
-
-def variables(expression: Expression) -> frozenset[str]:
-    """Return the variables of an expression."""
-    return symbols(expression) - {LOG}
 
 
 def same_value(right: Expression, given: Expression, is_complex: bool = False) -> bool:
@@ -143,7 +138,7 @@ def _same_at_points(right: Expression, given: Expression, names: list[str], fixe
 
 
 def _equal(right: Expression, given: Expression, point: Mapping[str, Any], digits: int) -> bool:
-    """Whether two values stay equal as digits are added: what is left of them is the error of rounding."""
+    """Whether two values stay equal as digits are added, apart from the error of rounding."""
     with mp.workdps(_DIGITS):
         one, other = evaluate(right, point), evaluate(given, point)
         if mp.isinf(one) or mp.isinf(other):
@@ -160,7 +155,7 @@ def _equal(right: Expression, given: Expression, point: Mapping[str, Any], digit
 
 
 def within(right: Expression, given: Expression, tolerance: Fraction, are_counts: bool) -> bool | None:
-    """Whether two numbers differ by a part of the first at most, counts by nothing; None if one has no value."""
+    """Whether two numbers are equal within a tolerance, counts exactly; None if one has no value."""
     values = _value(right, mp.mpf(10)), _value(given, mp.mpf(10))
     if None in values:
         return None
@@ -191,13 +186,13 @@ def is_rounded(exact_value: Expression, decimal: Expression) -> bool:
 
 
 def order_key(expression: Expression) -> Any:
-    """Return the value of a real number, to compare it with others; None if it has none."""
+    """Return the value of a real number, to compare it with others; None if the number has no real value."""
     value = _value(expression)
     return None if value is None or mp.im(value) != 0 else mp.re(value)
 
 
 def _value(expression: Expression, base: Any = mp.e) -> Any:
-    """Return the value of an expression without variables; None if it has none. A logarithm may have this base."""
+    """Return the value of an expression, with a base for plain logarithms; None if it has variables or no value."""
     with mp.workdps(_DIGITS):
         try:
             return None if variables(expression) else evaluate(expression, {LOG: +base})

@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from brorl.verification.domains.formula.tokens import END, Token, listed, written
+from brorl.verification.domains.formula.tokens import END, Token, word_list, written
 from brorl.verification.domains.marked_answer import LABEL
-from brorl.verification.domains.units import Unit, named, parse_units
+from brorl.verification.domains.units import Unit, parse_units, unit_named
 
 MAGNITUDES = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
 }  # fmt: skip
-ABOUT = frozenset(listed("about approximately roughly around approx exactly precisely"))
-_ONES = listed(
+ABOUT = frozenset(word_list("about approximately roughly around approx exactly precisely"))
+_ONES = word_list(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen"
 )
-_TENS = listed("zero ten twenty thirty forty fifty sixty seventy eighty ninety")
+_TENS = word_list("zero ten twenty thirty forty fifty sixty seventy eighty ninety")
 NUMERALS = {word: number for number, word in enumerate(_ONES)} | {word: 10 * n for n, word in enumerate(_TENS) if n > 1}
 _DENOMINATORS = {
     "half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8,
@@ -26,7 +26,7 @@ _DENOMINATORS = {
 ORDINAL_ENDINGS = frozenset({"st", "nd", "rd", "th"})
 CURRENCIES = {"USD": "dollar", "EUR": "euro", "GBP": "pound", "INR": "rupee"}
 # Words after a number that are no unit: operators, numerals, times, hedges, parts of sentences.
-_OTHER_WORDS = listed(
+_OTHER_WORDS = word_list(
     "plus minus times divided over squared cubed mod modulo choose factorial power powers percent pct root "
     "roots half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths seventh eighth "
     "eighths ninth tenth tenths hundredth hundredths thousandth thousandths millionth millionths score double "
@@ -46,29 +46,29 @@ _OTHER_WORDS = listed(
 )
 _NO_NOUNS = frozenset(_OTHER_WORDS) | NUMERALS.keys() | MAGNITUDES.keys()
 _NO_NAMES = _NO_NOUNS - frozenset(
-    listed(
+    word_list(
         "the this that and to of from all both root roots positive negative even odd prime base between power score "
         "remainder so is true correct right it or sure certain half third quarter least most reciprocal inverse "
         "complex error"
     )
 )
 _NO_SUFFIX = re.compile(r".*(?:ly|illions?|fold|teen|n't)")
-_NOUNS = frozenset(listed("half-life half-lives family fly lily bully jelly assembly supply anomaly"))
-_ADJECTIVES = frozenset(listed("possible positive negative even odd prime complex other more imaginary whole"))
+_NOUNS = frozenset(word_list("half-life half-lives family fly lily bully jelly assembly supply anomaly"))
+_ADJECTIVES = frozenset(word_list("possible positive negative even odd prime complex other more imaginary whole"))
 _NO_UNITS = frozenset({"M", "G", "k"})
 _FILLERS = frozenset({"total", "in total", "in all", "altogether", "overall", "only", "exactly", "precisely"})
-_GENERIC = frozenset(listed("unit square sq cubic cube"))
+_GENERIC = frozenset(word_list("unit square sq cubic cube"))
 _POWER = re.compile(r"\^\{?[23]\}?$")
 _NOUN = re.compile(r"[^\W\d_]{2,}(?:[-'][^\W\d_]+)*\.?")
-_SMALL_WORDS = frozenset(listed("of per a an in the on by each for out at"))
-_SHOUTED = frozenset(listed("YES NO TRUE FALSE NONE EVEN ODD DNE NEITHER BOTH AM PM"))
+_SMALL_WORDS = frozenset(word_list("of per a an in the on by each for out at"))
+_SHOUTED = frozenset(word_list("YES NO TRUE FALSE NONE EVEN ODD DNE NEITHER BOTH AM PM"))
 _ARTICLES = frozenset({"a", "an", "the"})
 _PLURALS = {"ies": "y", "sses": "ss", "ches": "ch", "xes": "x", "people": "person", "men": "man", "children": "child"}
 _MAX_WORDS = 6
 
 
 def noun_of(text: str) -> str | None:
-    """Return what is counted, as one word in the singular, empty for `square units`; None if words are no noun."""
+    """Return the counted noun as one word in the singular, empty for `square units`; None if words are no noun."""
     if text in CURRENCIES:
         return CURRENCIES[text]
     base = _POWER.sub("", text)
@@ -108,7 +108,7 @@ def units_of(text: str) -> tuple[Unit, ...]:
     return () if is_word else parse_units(text)
 
 
-_FILLERS_OF_UNITS = frozenset(listed("the a an of in to due toward towards is direction directed and"))
+_FILLERS_OF_UNITS = frozenset(word_list("the a an of in to due toward towards is direction directed and"))
 _WORD_AFTER_UNIT = re.compile(r"(?=.*[aeiouy])[^\W\d_]{3,}|up|in|to|of|it|is|at|on|by|as|so|an?", re.IGNORECASE)
 # What belongs to a value as a sign does.
 _DIRECTION = re.compile(
@@ -141,7 +141,7 @@ def same_beside(right: str, given: str) -> bool:
 
 def is_symbol_of_unit(word: str) -> bool:
     """Whether letters are one unit, not several that are glued: `cm`, but not `gh`."""
-    return named(word) is not None
+    return unit_named(word) is not None
 
 
 def are_names(text: str) -> bool:
@@ -169,7 +169,7 @@ def spelled_number(words: str) -> Fraction | None:
 
 
 def _whole(words: list[str]) -> Fraction | None:
-    """Return the whole number that words spell, None if they spell none."""
+    """Return the whole number that words spell; None if they do not spell one."""
     total = part = 0
     last, largest = 1_000, 10**15
     for at, word in enumerate(words):
@@ -213,7 +213,7 @@ _END_MARKS = frozenset({".", ",", ";", ":"})
 
 
 def labeled(text: str) -> tuple[str, str] | None:
-    r"""Return the letter of a choice and the value after it, as in `\textbf{(B)}\ 12`; None if there are none."""
+    r"""Return the letter of a choice and the value after it, as in `\textbf{(B)}\ 12`; None for any other text."""
     match = _CHOICE.fullmatch(text)
     return (match[1], match[2]) if match else None
 
@@ -246,7 +246,7 @@ def _with_condition(tokens: list[Token]) -> list[Token]:
 
 
 def _closing(tokens: list[Token]) -> int | None:
-    """Return the place of the brace that closes the first token; None if that is no brace."""
+    """Return the place of the brace that closes the first token; None if the first token is no brace."""
     depth = 0
     for at, token in enumerate(tokens):
         depth += (token.text == "{") - (token.text == "}")

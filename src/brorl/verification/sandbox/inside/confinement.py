@@ -1,22 +1,188 @@
-"""What confines a process of the sandbox: limits, another user, no privileges, Landlock, seccomp.
+"""What confines a process of the sandbox: limits, another user, no privileges, Landlock, and a filter of system calls.
 
 Landlock and seccomp each deny the files, the network and the other processes. The level UNSAFE adds a limit of memory
 and a session, and TRUSTED, for functions of the user, a session: there, the server inherits the orphans of processes.
+The filter is a list of allowed system calls, some with conditions on their arguments, in classic BPF. Any other call
+fails with EPERM; one by the numbers of another architecture kills the process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import platform
 import resource
 import signal
 import stat
 import struct
 import sys
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from brorl.verification.sandbox.inside.seccomp import Filter
+# fmt: off
+# Calls that are missing here fail with EPERM. Among them are fork, execve, kill, tgkill, ptrace, socket, connect,
+# sendmsg, prctl, chmod, rename, unlink, mount, io_uring_setup, bpf, memfd_create and timer_create.
+ALWAYS: dict[str, tuple[int | None, int | None]] = {
+    # Descriptors that the program has.
+    "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67),
+    "preadv": (295, 69), "lseek": (8, 62), "close": (3, 57), "close_range": (436, 436), "dup": (32, 23),
+    "dup2": (33, None), "dup3": (292, 24), "fstat": (5, 80), "fsync": (74, 82), "fadvise64": (221, 223),
+    "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create1": (291, 20),
+    "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22), "pipe": (22, None),
+    "pipe2": (293, 59), "eventfd2": (290, 19), "recvfrom": (45, 207), "shutdown": (48, 210),
+    "getsockname": (51, 204),
+    # Names of files: whether one exists, never its content. Imports need it.
+    "newfstatat": (262, 79), "stat": (4, None), "lstat": (6, None), "statx": (332, 291), "access": (21, None),
+    "faccessat": (269, 48), "faccessat2": (439, 439), "getcwd": (79, 17), "getdents64": (217, 61),
+    # Memory.
+    "mmap": (9, 222), "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216), "madvise": (28, 233),
+    "brk": (12, 214), "membarrier": (324, 283),
+    # Signals within the process.
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigsuspend": (130, 133),
+    "rt_sigpending": (127, 136), "rt_sigtimedwait": (128, 137), "sigaltstack": (131, 132),
+    "restart_syscall": (219, 128), "pause": (34, None), "alarm": (37, None), "setitimer": (38, 103),
+    "getitimer": (36, 102),
+    # Time.
+    "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "clock_gettime": (228, 113), "clock_getres": (229, 114),
+    "gettimeofday": (96, 169), "time": (201, None), "times": (100, 153), "getrusage": (98, 165),
+    # The process itself.
+    "getpid": (39, 172), "gettid": (186, 178), "getppid": (110, 173), "getuid": (102, 174), "geteuid": (107, 175),
+    "getgid": (104, 176), "getegid": (108, 177), "getgroups": (115, 158), "getpgrp": (111, None), "uname": (63, 160),
+    "sysinfo": (99, 179), "getcpu": (309, 168), "getrandom": (318, 278), "getrlimit": (97, 163),
+    "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "futex": (202, 98), "set_robust_list": (273, 99),
+    "rseq": (334, 293), "exit": (60, 93), "exit_group": (231, 94),
+}
+
+SOMETIMES: dict[str, tuple[int | None, int | None]] = {
+    "open": (2, None), "openat": (257, 56), "clone": (56, 220), "clone3": (435, 435), "fcntl": (72, 25),
+    "ioctl": (16, 29), "prlimit64": (302, 261), "setrlimit": (160, 164), "socketpair": (53, 199),
+    "sendto": (44, 206),
+}
+# fmt: on
+
+
+_ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the table, AUDIT_ARCH
+_X32 = 0x40000000  # calls of the x32 ABI, which x86-64 kernels also answer
+
+_LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
+_JUMP_EQUAL, _JUMP_AT_LEAST = 0x15, 0x35
+_ALLOW, _KILL = 0x7FFF0000, 0x80000000
+_FAIL = 0x00050000  # plus the error number
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in `struct seccomp_data`
+_EVERY_BIT = 0xFFFFFFFF
+
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+
+
+class Condition(NamedTuple):
+    """A condition on one argument: argument & mask == value."""
+
+    argument: int  # index of the argument
+    value: int  # its value, 32 bits
+    mask: int = _EVERY_BIT  # The bits that count. The high half of an argument does not count unless `high` is set.
+    high: bool = False  # compare the high half of the argument, for pointers
+
+
+def _null(argument: int) -> tuple[Condition, ...]:
+    return Condition(argument, 0), Condition(argument, 0, high=True)
+
+
+# Threads share the memory and end with the process. No new process, no namespace, no descriptor of a process.
+_CLONE_THREAD, _CLONE_VM = 0x00010000, 0x00000100
+_CLONE_OTHERS = 0x7E020000 | 0x00000080 | 0x00001000 | 0x00002000 | 0x00004000 | 0x00800000
+# O_WRONLY, O_RDWR, O_CREAT and O_TRUNC (O_TMPFILE needs one of the first two).
+_OPEN_FOR_WRITING = 0o1 | 0o2 | 0o100 | 0o1000
+_DUPFD, _GETFD, _SETFD, _GETFL, _SETFL, _DUPFD_CLOEXEC = 0, 1, 2, 3, 4, 1030
+_O_ASYNC = 0o20000  # the kernel would send a signal
+_TCGETS, _TIOCGWINSZ, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX = 0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451
+_RLIMIT_STACK = 3
+_AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
+
+_CONDITIONAL: list[tuple[str, tuple[Condition, ...]]] = [
+    ("clone", (Condition(0, _CLONE_THREAD | _CLONE_VM, _CLONE_THREAD | _CLONE_VM | _CLONE_OTHERS),)),
+    *(("fcntl", (Condition(1, command),)) for command in (_DUPFD, _GETFD, _SETFD, _GETFL, _DUPFD_CLOEXEC)),
+    ("fcntl", (Condition(1, _SETFL), Condition(2, 0, _O_ASYNC))),
+    *(
+        ("ioctl", (Condition(1, request),))
+        for request in (_TCGETS, _TIOCGWINSZ, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX)
+    ),
+    # Limits can be read. The one of the stack can be changed; another one could feign an infrastructure failure.
+    ("prlimit64", (Condition(0, 0), *_null(2))),
+    ("prlimit64", (Condition(0, 0), Condition(1, _RLIMIT_STACK))),
+    ("setrlimit", (Condition(0, _RLIMIT_STACK),)),
+    # A pair of sockets within the process, which event loops need; nothing can be sent to an address.
+    ("socketpair", (Condition(0, _AF_UNIX), Condition(1, _SOCK_STREAM, _SOCK_TYPE))),
+    ("sendto", _null(4)),
+]
+_READING = [
+    ("open", (Condition(1, 0, _OPEN_FOR_WRITING),)),
+    ("openat", (Condition(2, 0, _OPEN_FOR_WRITING),)),
+]
+_UNKNOWN = "clone3"  # its flags are in memory, where a filter cannot look; the C library then uses `clone`
+
+
+def make_filter(reading: bool, machine: str | None = None) -> bytes:
+    """Return the filter as an array of `struct sock_filter`; with `reading`, files can be opened for reading.
+
+    It is for the architecture that `platform.machine` names. One without a table of system calls is an OSError.
+    """
+    machine = machine or platform.machine()
+    if machine not in _ARCHITECTURES:
+        raise OSError(errno.ENOSYS, f"no table of system calls for {machine!r}")
+    column, architecture = _ARCHITECTURES[machine]
+    steps_of = {numbers[column]: [_step(_RETURN, _ALLOW)] for numbers in ALWAYS.values()}
+    for name, conditions in _CONDITIONAL + (_READING if reading else []):
+        steps_of.setdefault(SOMETIMES[name][column], []).extend(_rule(conditions))
+    for name in {name for name, _ in _CONDITIONAL + _READING}:
+        steps_of.setdefault(SOMETIMES[name][column], []).append(_step(_RETURN, _FAIL | errno.EPERM))
+    steps_of[SOMETIMES[_UNKNOWN][column]] = [_step(_RETURN, _FAIL | errno.ENOSYS)]
+    numbers = {number: steps for number, steps in steps_of.items() if number is not None}
+    program = [
+        _step(_LOAD, _ARCHITECTURE),
+        _step(_JUMP_EQUAL, architecture, 1, 0),
+        _step(_RETURN, _KILL),
+        _step(_LOAD, _NUMBER),
+        *_search(_ranges(numbers)),
+    ]
+    return b"".join(program)
+
+
+def _ranges(steps_of: dict[int, list[bytes]]) -> list[tuple[int, list[bytes]]]:
+    """Return the first number of each range of calls with equal steps, in order; calls without steps fail."""
+    fail, kill = [_step(_RETURN, _FAIL | errno.EPERM)], [_step(_RETURN, _KILL)]
+    ranges: list[tuple[int, list[bytes]]] = []
+    for number in range(max(steps_of) + 2):
+        steps = steps_of.get(number, fail)
+        if not ranges or steps != ranges[-1][1]:
+            ranges.append((number, steps))
+    return [*ranges, (_X32, kill)]
+
+
+def _search(ranges: list[tuple[int, list[bytes]]]) -> list[bytes]:
+    """Return a binary search for the range of the loaded number: the kernel runs the filter once per call number."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    below, above = _search(ranges[:middle]), _search(ranges[middle:])
+    return [_step(_JUMP_AT_LEAST, ranges[middle][0], len(below), 0), *below, *above]
+
+
+def _rule(conditions: tuple[Condition, ...]) -> list[bytes]:
+    """Return the steps that allow a call if all conditions hold, and otherwise continue after them."""
+    body = [_step(_RETURN, _ALLOW)]
+    for condition in reversed(conditions):  # a failed comparison skips the rest
+        compare = _step(_JUMP_EQUAL, condition.value, 0, len(body))
+        mask = [] if condition.mask == _EVERY_BIT else [_step(_AND, condition.mask)]
+        offset = _ARGUMENTS + 8 * condition.argument + 4 * condition.high
+        body = [_step(_LOAD, offset), *mask, compare, *body]
+    return body
+
+
+def _step(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, operand)
+
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on all architectures
 _CREATE_RULESET_VERSION, _RULE_PATH_BENEATH = 1, 1
@@ -30,8 +196,8 @@ _PACKAGES = ("site-packages", "dist-packages")
 
 def landlock_version() -> int:
     """Return the version of the kernel's interface; 0 if there is none."""
-    version: int = _libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _CREATE_RULESET_VERSION)
-    return max(0, version)
+    ask = ctypes.CDLL(None, use_errno=True).syscall
+    return max(0, int(ask(_CREATE_RULESET, None, ctypes.c_size_t(0), _CREATE_RULESET_VERSION)))
 
 
 class Ruleset:
@@ -44,7 +210,7 @@ class Ruleset:
     """
 
     def __init__(self, directories: Sequence[str]) -> None:
-        self._syscall = _libc().syscall
+        self._syscall = ctypes.CDLL(None, use_errno=True).syscall
         version = landlock_version()
         rights = (1 << max((n for since, n in _RIGHTS_OF.items() if since <= version), default=0)) - 1
         net = _BIND_TCP | _CONNECT_TCP if version >= 4 else 0
@@ -89,10 +255,6 @@ def _entries(directory: str) -> Iterator[str]:
             yield entry.path
 
 
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
 LANDLOCK, SECCOMP, UNSAFE, TRUSTED = "landlock", "seccomp", "unsafe", "trusted"
 MAX_DESCRIPTORS = 64
 MAX_THREADS = 64
@@ -126,7 +288,8 @@ class Confinement:
         with contextlib.suppress(ValueError):
             resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
         if self._linux:
-            self._address_space = _address_space()
+            with open("/proc/self/statm", encoding="ascii") as file:
+                self._address_space = int(file.read().split()[0]) * resource.getpagesize()
             _prefer_for_killing()
         elif self.confined:
             raise OSError(f"no confinement on {sys.platform}")
@@ -146,7 +309,11 @@ class Confinement:
             self._drop_capabilities()
         self._must(_PR_SET_NO_NEW_PRIVS, 1)
         self._must(_PR_SET_DUMPABLE, 0)
-        self._filter = Filter(reading=level == LANDLOCK)
+        program = make_filter(reading=level == LANDLOCK)
+        self._steps = ctypes.create_string_buffer(program, len(program))
+        # struct sock_fprog: the number of steps, padding, a pointer
+        filter_program = struct.pack("=H6xQ", len(program) // 8, ctypes.addressof(self._steps))
+        self._filter = ctypes.create_string_buffer(filter_program, len(filter_program))
         self._ruleset = None
         if level == LANDLOCK:
             if not landlock_version():
@@ -156,7 +323,7 @@ class Confinement:
     def enter(self, memory_bytes: int, cpu_seconds: int, core: int | None) -> None:
         """Confine this fork before any untrusted code; OSError if the kernel rejects a part, and it then runs nothing.
 
-        The address space is counted beyond that of the server; the threads share one core, unless it is None.
+        The memory is added to the address space of the server; the threads share one core, unless it is None.
         """
         os.setsid()
         if core is not None:
@@ -175,8 +342,9 @@ class Confinement:
         if self.confined and self._ruleset:
             self._ruleset.enforce()
         os.closerange(3, MAX_DESCRIPTORS - 2)
-        if self.confined:
-            self._filter.install()
+        filtered = (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER)
+        if self.confined and self._prctl(*filtered, ctypes.addressof(self._filter), 0, 0):
+            raise OSError(ctypes.get_errno(), f"seccomp: {os.strerror(ctypes.get_errno())}")
 
     def _change_user(self) -> None:
         """Become a user that no file and no other process has."""
@@ -205,11 +373,6 @@ def _limit(which: int, soft: int, hard: int | None = None) -> None:
     hard = soft if hard is None else hard
     hard = hard if maximum == resource.RLIM_INFINITY else min(hard, maximum)
     resource.setrlimit(which, (min(soft, hard), hard))
-
-
-def _address_space() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def _open_to_all(directory: str) -> bool:

@@ -81,7 +81,7 @@ def _extension_files() -> dict[str, str]:
 
 
 def _load(path: str) -> int | None:
-    """Load a library without running any code of a module; None if it cannot be loaded, as outside of the server."""
+    """Load a library without running code of a module; None if it cannot be loaded."""
     with contextlib.suppress(OSError):
         return ctypes.CDLL(path)._handle
     return None

@@ -1,4 +1,4 @@
-"""What a trusted process calls: functions of the user by their path. It contains accidents, not adversaries."""
+"""Calls of functions by their path in a trusted process, which contains accidents, not adversaries."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _scalar(value: Any) -> object:
 
 
 def load(name: str) -> Callable[..., object]:
-    """Import a function by `package.module:function`, also of the current directory, or `path/to/file.py:function`."""
+    """Import `package.module:function`, found in the current directory too, or `path/to/file.py:function`."""
     module_name, _, attribute = name.rpartition(":")
     if not module_name or not attribute:
         raise ValueError("not of the form package.module:function or path/to/file.py:function")

@@ -40,9 +40,9 @@ READY, UNCONFINED, FAILED, VALUE, ASKED = 11, 12, 13, 14, 15
 
 
 class Frame(NamedTuple):
-    """One message on a pipe; its token is that of the request that it is or belongs to, 0 before the first.
+    """One message on a pipe, with the random token of its request, 0 before the first one.
 
-    A reply repeats its request's random token: a program cannot reply to a request that it has not received.
+    A reply repeats the token: a program cannot reply to a request that it has not received.
     """
 
     kind: int

@@ -1,4 +1,4 @@
-"""The checks of answers: calls with expected values, also those that test code asserts.
+"""Calls of an answer with their expected values, among them the calls that test code asserts.
 
 Values arrive as exact builtin types or as `Elements`: nothing here runs a method of the answer.
 """
@@ -104,7 +104,7 @@ _EQUAL = ValueRule()
 
 
 @dataclass(frozen=True)
-class Check:
+class ExpectedCall:
     """One call and its expected value."""
 
     arguments: tuple[object, ...]  # positional arguments
@@ -140,8 +140,8 @@ def _largest_size(expected: object) -> Size:
     return Size(_COMPLEX_BYTES if is_small else _LARGEST_FLOAT_BYTES + len(encode(expected)), _COMPLEX_PARTS)
 
 
-def parse_checks(test: TestCode) -> tuple[Check, ...] | None:
-    """Return the checks of test code that only asserts values of calls, all of them literals; None for any other."""
+def parse_calls(test: TestCode) -> tuple[ExpectedCall, ...] | None:
+    """Return the calls of test code that only asserts their values, all of them literals; None for other test code."""
     names = {test.function, "candidate"}
     try:
         body = ast.parse(test.code).body
@@ -152,12 +152,12 @@ def parse_checks(test: TestCode) -> tuple[Check, ...] | None:
                 ast.Expr(value=ast.Call(func=ast.Name(id=called), args=[ast.Name(id=passed)], keywords=[])),
             ] if called == name and passed in names and ast.unparse(arguments) == "candidate":  # of HumanEval
                 body = [*before, *inner]
-        return tuple(check for statement in body for check in _checks(statement, names)) or None
+        return tuple(call for statement in body for call in _calls(statement, names)) or None
     except (TypeError, SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
         return None
 
 
-def _checks(statement: ast.stmt, names: set[str]) -> list[Check]:
+def _calls(statement: ast.stmt, names: set[str]) -> list[ExpectedCall]:
     if any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(statement)):
         raise ValueError("no value of a program")
     match statement:
@@ -172,5 +172,5 @@ def _checks(statement: ast.stmt, names: set[str]) -> list[Check]:
                 comparators=[expected],
             )
         ) if name in names:
-            return [Check(ast.literal_eval(ast.Tuple(arguments)), ast.literal_eval(expected))]
+            return [ExpectedCall(ast.literal_eval(ast.Tuple(arguments)), ast.literal_eval(expected))]
     raise ValueError("not an assertion on literals")
