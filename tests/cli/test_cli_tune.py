@@ -26,7 +26,7 @@ from brorl.format import Estimate
 from brorl.tuning import race as module
 from brorl.tuning.answer import TuningResult, recipe_for
 from brorl.tuning.race import StartPilot, with_tuning_prompts
-from brorl.tuning.spec import OWN, RUNGS, TuningSpec, candidates
+from brorl.tuning.spec import OWN, RUNGS, TuningSpec, candidates, left_out
 from case_tables import table
 from run_support import SMALL, command, refused
 
@@ -166,24 +166,30 @@ def test_budgets_are_times(text: str | float, seconds: float) -> None:
 @pytest.mark.parametrize("aim", ["pass@1", "pass@k", "coverage"])
 def test_the_candidates_are_the_own_recipe_with_other_n_objectives_and_rates(aim: Any) -> None:
     config = make_config(read_recipe("quickstart-16"), {}, "")
-    arms = candidates(config, {16: 60, 128: 20, 512: 10}, aim)
+    prompts = {16: 60, 128: 20, 512: 4 * config.optimizer.mini_batches}
+    arms = candidates(config, prompts, aim)
     assert [arm.name for arm in arms] == [OWN, *(f"candidate {i}" for i in range(1, 9))]
     assert arms[0].config == config
     ends = {"pass@1": 1, "pass@k": 16, "coverage": None}
-    tried = set()
+    tried, rate = set(), config.optimizer.learning_rate
     for arm in arms[1:]:
         changed = arm.config
-        tried.add((changed.rollouts_per_prompt, changed.advantage.estimator, changed.optimizer.learning_rate))
+        factor = round(changed.optimizer.learning_rate / rate, 4)
+        tried.add((changed.rollouts_per_prompt, changed.advantage.estimator, factor))
         assert changed.optimizer.schedule == "cosine"
         assert changed.data == config.data
         if changed.advantage.estimator == "maxrl":
-            assert changed.prompts_per_step == {16: 60, 128: 20, 512: 10}[changed.rollouts_per_prompt]
+            assert changed.prompts_per_step == prompts[changed.rollouts_per_prompt]
             assert changed.advantage.final_order == ends[aim]
         else:
             assert changed.advantage == config.advantage
-    assert len(tried) == 8
-    assert {n for n, _, _ in tried} == {16, 128, 512}
-    assert len(candidates(config, {16: 60}, aim)) == 1 + 2 * 2  # N that do not fit are left out
+    of_own = {(16, config.advantage.estimator, factor) for factor in (3, 10)}
+    assert tried == of_own | {(n, "maxrl", factor) for n in (16, 128, 512) for factor in (1, 3)}
+    assert left_out(config, prompts) == ""
+    few = {16: 4, 128: 4 * config.optimizer.mini_batches - 1}
+    arms = candidates(config, few, aim)  # the own N is tried however few prompts it has
+    assert [arm.config.rollouts_per_prompt for arm in arms] == [16] * 5
+    assert left_out(config, few).endswith(f": N = 128 ({few[128]} in the same time) and N = 512 (no in the same time)")
 
 
 def test_no_candidate_is_tried_twice() -> None:
@@ -278,7 +284,7 @@ def test_a_candidate_takes_over_no_option_of_the_own_objective(aim: Any, advanta
 
 def test_a_recipe_with_phases_gets_candidates_without() -> None:
     arms = candidates(make_config(read_recipe("plateau-512"), {}, ""), {16: 60}, "pass@1")
-    assert [bool(arm.config.phases) for arm in arms] == [True, False, True, False, True]
+    assert [bool(arm.config.phases) for arm in arms] == [True, False, False, True, True]
 
 
 @pytest.mark.parametrize(*table(__file__, "bad_input_is_refused_before_any_work"))

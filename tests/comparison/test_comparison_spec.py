@@ -2,12 +2,15 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from brorl.comparison.arm_recipes import run_config
 from brorl.comparison.results import TOLERANCE
 from brorl.comparison.spec import Arguments, ComparisonSpec, fit_budget, spec_for
+from brorl.cost import Budget
 from brorl.errors import UserError
 
 SWEEP = {"rollouts_per_prompt": [16, 512], "prompts_per_step": [512, 16]}
@@ -20,6 +23,14 @@ def planned(**arguments: Any) -> tuple[ComparisonSpec, Arguments]:
 
 def prompts(plan: ComparisonSpec) -> list[int]:
     return [arm.config.prompts_per_step for arm in plan.arms]
+
+
+def test_the_budget_of_a_comparison_ends_a_recipe_without_an_end() -> None:
+    recipes = [{"steps": None, "rollouts_per_prompt": n} for n in (16, 512)]
+    spec = spec_for(None, Arguments(tuple(recipes), budget=60))
+    configs = [run_config(arm, 0, Path("run"), Budget("seconds", spec.budget)) for arm in spec.arms]
+    assert [(config.steps, config.budget.limit) for config in configs] == [(None, 60), (None, 60)]
+    assert len(spec_for(None, Arguments((recipes[0],))).arms) == 2
 
 
 def test_steps_that_fit_change_nothing() -> None:

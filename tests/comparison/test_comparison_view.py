@@ -36,7 +36,8 @@ def test_runs_in_progress_are_printed_when_nothing_else_was(tmp_path: Path, monk
     monkeypatch.setattr(run_processes, "QUIET_S", 0.0)
     view = ComparisonView(Console(file=out), [progress.run])
     view.runs_progressed([progress])
-    assert "N=16 seed 0 20%; about" in out.getvalue()
+    view.runs_progressed([progress])  # while the run is evaluated
+    assert out.getvalue().count("N=16 seed 0 20%; about") == 1
 
     out = io.StringIO()
     monkeypatch.setattr(run_processes, "QUIET_S", 3600.0)

@@ -1,7 +1,7 @@
 """The runs of a comparison as child processes, several in parallel, and the console output meanwhile.
 
 Each run is in a slot with its own cores or GPU. An unfinished run is resumed and a complete one is left alone. In a
-file or pipe, the runs in progress are a line after every 30 seconds without output.
+file or pipe, the runs in progress are a line after 30 seconds without output, if one of them has moved on.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class ComparisonView:
         self._width = max((len(run.arm) for run in runs), default=0)
         self._started = perf_counter()
         self._last_output = self._started
+        self._last_fractions = ""
         self._in_progress = 0.0
         self._status = console.status("starting")
 
@@ -109,7 +110,9 @@ class ComparisonView:
         fractions = ", ".join(f"{p.run.arm} seed {p.run.seed} {p.fraction:.0%}" for p in running)
         line = f"{fractions}{'' if not left else f'; about {duration(left)} left'}"
         self._status.update(Text(line))
-        if not self._console.is_terminal and running and perf_counter() - self._last_output >= QUIET_S:
+        quiet = not self._console.is_terminal and perf_counter() - self._last_output >= QUIET_S
+        if quiet and fractions not in ("", self._last_fractions):  # an evaluation spends nothing of the budget
+            self._last_fractions = fractions
             self._print(line)
 
     def stopping(self, num_runs: int) -> None:

@@ -45,6 +45,7 @@ from brorl.tuning.spec import (
     TuneClock,
     TuningSpec,
     candidates,
+    left_out,
     room_after,
     standings,
 )
@@ -223,7 +224,7 @@ def begin(
     arms, used = tuple(candidates(config, pilot.prompts, aim)), perf_counter() - started
     plan = TuningSpec(
         aim, k, seconds, 0.0, seeds, len(slots), machine_of(slots, arms[:1]), start, tuning, arms,
-        evaluation_seconds=pilot.evaluation_seconds, used_seconds=used,
+        evaluation_seconds=pilot.evaluation_seconds, used_seconds=used, note=left_out(config, pilot.prompts),
     )  # fmt: skip
     plan = with_sizes(plan, pilot.step_seconds)
     check_arms(plan.arms, "seconds", seeds, len(slots))
@@ -263,6 +264,7 @@ def _announce(plan: TuningSpec, folder: Path, console: Console) -> None:
         f"race: {len(plan.arms)} arms, about {duration(clock.whole_seconds - final)}; final: 2 arms with {plan.seeds} "
         f"seeds, about {duration(final)}",
         *(f"{arm.name}: {arm.title}" for arm in plan.arms),
+        *filter(None, [plan.note]),
     ]
     for line in lines:
         console.print(line, soft_wrap=True, markup=False)
