@@ -118,11 +118,11 @@ def open_trackers(
     echo: Echo,
     history: Sequence[Record] = (),
 ) -> Trackers:
-    """Open the trackers of a new or resumed run, and send them the steps that they miss.
+    """Open the trackers of a new or resumed run, and send them the steps that they lack.
 
-    A run that went back to a checkpoint repeats some steps. TensorBoard replaces these steps. Weights & Biases and
-    trackio cannot, and keep the first version; if runs are bitwise reproducible, only times differ. The history is all
-    metrics records up to the checkpoint.
+    A run that went back to a checkpoint repeats some steps. TensorBoard replaces these steps; Weights & Biases and
+    trackio keep the first version. In bitwise reproducible runs only the times differ. `history` has all metrics
+    records up to the checkpoint.
     """
     for name in names:
         require_package(name)

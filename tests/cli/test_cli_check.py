@@ -120,7 +120,7 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
 
     monkeypatch.setattr(step_forecast, "sample", seen)
     monkeypatch.setattr(step_forecast, "_SECONDS", float("inf"))
-    forecast = step_forecast.forecast_step(parts, 64, tmp_path)
+    forecast = step_forecast.forecast_step(parts, tmp_path)
     trees = [group.tree for group in sampled[-1].groups]  # type: ignore[attr-defined]
     assert [tree.num_rollouts for tree in trees] == [64] * 8  # the last step is as large as the step in question
     nodes, responses = sum(t.num_unique_tokens for t in trees), sum(t.num_responses for t in trees)
@@ -132,7 +132,7 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
     assert forecast.num_rollouts == sum(tree.num_rollouts for one in sampled[1:] for tree in trees_of(one))
 
     monkeypatch.setattr(step_forecast, "MAX_TOKENS", 3)
-    cut = step_forecast.forecast_step(parts, 64, tmp_path)
+    cut = step_forecast.forecast_step(parts, tmp_path)
     unfinished = sum(int(t.leaf_count[~t.finished].sum()) for t in trees_of(sampled[-1]))
     added = unfinished * (config.sampling.max_new_tokens - 3) * (cost["generation"] + cost["training"])
     assert cut.max_seconds == pytest.approx(cut.seconds["total"] + added, rel=1e-6)
@@ -141,7 +141,7 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
 
     monkeypatch.setattr(step_forecast, "MAX_TOKENS", 128)
     few = replace(parts, config=recipe(parts.config, max_responses_per_outcome=2))
-    limited = step_forecast.forecast_step(few, 64, tmp_path)
+    limited = step_forecast.forecast_step(few, tmp_path)
     nodes = np.mean([  # of trees of 4 of the 64 rollouts
         RolloutTree.from_responses((1,), [rollouts[i] for i in rng.choice(64, 4, replace=False)]).num_unique_tokens
         for tree in trees_of(sampled[-1])
@@ -204,7 +204,7 @@ def trees_of(sampled: object) -> list[RolloutTree]:
 def test_prompts_that_dynamic_sampling_drops_cost_too(tmp_path: Path) -> None:
     config = config_of("--rollouts_per_prompt=16", "--prompts_per_step=8")
     parts = LocalParts.load(config, prepare(config, config.model))
-    forecast = step_forecast.forecast_step(parts, 16, tmp_path)
+    forecast = step_forecast.forecast_step(parts, tmp_path)
     assert forecast.kept_fraction is not None
     assert 0.2 < forecast.kept_fraction < 1
     assert mean_rounds(forecast.kept_fraction, 8) >= 1

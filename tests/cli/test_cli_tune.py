@@ -204,10 +204,10 @@ def test_no_candidate_is_tried_twice() -> None:
 def test_the_race_and_the_final_fit_in_the_budget(num_slots: int, evaluation_seconds: float) -> None:
     arms = tuple(ArmRecipe(f"{number}", make_config(read_recipe("quickstart"), {}, "")) for number in range(9))
     budget, spent = 7200.0, 100.0
-    plan = module.with_sizes(
+    spec = module.with_sizes(
         TuningSpec("pass@1", 1, budget, 0.0, 3, num_slots, "here", {}, (0, 3), arms, evaluation_seconds, spent), 0.3
     )
-    seconds, left, each, number = spent, len(plan.arms), plan.run_seconds, len(plan.arms)
+    seconds, left, each, number = spent, len(spec.arms), spec.run_seconds, len(spec.arms)
     for rung, fraction in enumerate(RUNGS):
         lasts = each * (fraction - (0.0, *RUNGS)[rung]) + (1 if rung else 3) * evaluation_seconds
         seconds += -(-left // num_slots) * lasts
@@ -236,7 +236,7 @@ def test_a_race_leaves_out_prompts_that_were_not_verified_in_every_run(
 ) -> None:
     config = make_config(read_recipe("quickstart"), {"evaluation.rollouts_per_prompt": 8, "evaluation.ks": [1]}, "")
     arms = tuple(ArmRecipe(name, config) for name in (OWN, "other"))
-    plan = TuningSpec("pass@1", 1, 60.0, 8.0, 2, 1, "here", {}, (0, 3), arms)
+    spec = TuningSpec("pass@1", 1, 60.0, 8.0, 2, 1, "here", {}, (0, 3), arms)
     lost = {OWN: None, "other": np.array([0, 2, 0])}
 
     def read(directory: Path, seed: int, _: Budget) -> tuple[RunScores, None]:
@@ -245,11 +245,11 @@ def test_a_race_leaves_out_prompts_that_were_not_verified_in_every_run(
         return RunScores(seed, scores, costs[-1], {}, 0, 0, None, str(directory)), None
 
     monkeypatch.setattr(module, "read_run", read)
-    courses = module._courses(plan, [plan.race_run(tmp_path, arm, 0.25) for arm in arms])
+    courses = module._courses(spec, [spec.race_run(tmp_path, arm, 0.25) for arm in arms])
     assert [course.rung for course in courses] == [0.75, 0.75]
     lost["other"] = np.ones(3, int)
     with pytest.raises(UserError, match="could not be verified"):
-        module._courses(plan, [plan.race_run(tmp_path, arm, 0.25) for arm in arms])
+        module._courses(spec, [spec.race_run(tmp_path, arm, 0.25) for arm in arms])
 
 
 def test_the_recipe_of_the_answer_can_be_trained(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ def planned(**arguments: Any) -> tuple[ComparisonSpec, Arguments]:
     return spec_for(None, asked), asked
 
 
-def prompts(plan: ComparisonSpec) -> list[int]:
-    return [arm.config.prompts_per_step for arm in plan.arms]
+def prompts(spec: ComparisonSpec) -> list[int]:
+    return [arm.config.prompts_per_step for arm in spec.arms]
 
 
 def test_the_budget_of_a_comparison_ends_a_recipe_without_an_end() -> None:
@@ -34,51 +34,51 @@ def test_the_budget_of_a_comparison_ends_a_recipe_without_an_end() -> None:
 
 
 def test_steps_that_fit_change_nothing() -> None:
-    plan, asked = planned(budget=30)
-    assert fit_budget(plan, asked, {"N=16": 1.2, "N=512": 0.1}) == plan
+    spec, asked = planned(budget=30)
+    assert fit_budget(spec, asked, {"N=16": 1.2, "N=512": 0.1}) == spec
 
 
 @pytest.mark.parametrize("cost", [0.4, 1.6, 47.0])
 def test_a_budget_that_was_not_given_is_that_of_24_steps_and_at_least_30_seconds(cost: float) -> None:
-    plan, asked = planned()
-    fitted = fit_budget(plan, asked, {"N=16": cost, "N=512": 0.1})
+    spec, asked = planned()
+    fitted = fit_budget(spec, asked, {"N=16": cost, "N=512": 0.1})
     assert prompts(fitted) == [512, 16]
     assert fitted.budget == pytest.approx(max(30.0, 24 * cost), rel=0.1)
     assert fitted.budget >= max(30.0, 24 * cost)
     assert fitted.eval_points[-1] == fitted.budget
     assert len(fitted.eval_points) == 8
-    plan, asked = planned(match="steps")
-    assert plan.budget == 24
+    spec, asked = planned(match="steps")
+    assert spec.budget == 24
     assert planned(marks=[10.0, 40.0])[0].budget == 40
 
 
 @pytest.mark.parametrize("unit", ["seconds", "samples", "unique_tokens"])
 @pytest.mark.parametrize("cost", [1.6, 8.0, 20.0])
 def test_a_budget_that_is_too_small_is_refused_with_one_that_is_enough(unit: Any, cost: float) -> None:
-    plan, asked = planned(match=unit, budget=30)
+    spec, asked = planned(match=unit, budget=30)
     costs = {"N=16": cost, "N=512": cost / 2}
     with pytest.raises(UserError, match=f"a step of N=16 takes .*, more than {TOLERANCE:.0%} of 30 ") as refusal:
-        fit_budget(plan, asked, costs)
+        fit_budget(spec, asked, costs)
     (enough,) = re.findall(r"budget=([\d.]+)", str(refusal.value))
-    plan, asked = planned(match=unit, budget=float(enough))
-    assert fit_budget(plan, asked, costs) == plan
+    spec, asked = planned(match=unit, budget=float(enough))
+    assert fit_budget(spec, asked, costs) == spec
     (percent,) = re.findall(r"to (\d+)% or less", str(refusal.value))
-    plan, asked = planned(match=unit, budget=30)  # a step is as long as it has prompts
-    assert fit_budget(plan, asked, {arm: (int(percent) - 0.5) / 100 * cost for arm, cost in costs.items()}) == plan
+    spec, asked = planned(match=unit, budget=30)  # a step is as long as it has prompts
+    assert fit_budget(spec, asked, {arm: (int(percent) - 0.5) / 100 * cost for arm, cost in costs.items()}) == spec
 
 
 @pytest.mark.parametrize(("own", "values"), [(16, [16, 512]), (64, [64, 512]), (512, [16, 512]), (2048, [16, 2048])])
 def test_one_recipe_is_compared_at_its_own_n_and_at_another(own: int, values: list[int]) -> None:
-    plan = spec_for(None, Arguments(("quickstart",), budget="5m", overrides={"rollouts_per_prompt": own}))
-    assert [arm.config.rollouts_per_prompt for arm in plan.arms] == values
-    assert plan.budget == 300
-    assert "one recipe at two N" in plan.notes[0]
+    spec = spec_for(None, Arguments(("quickstart",), budget="5m", overrides={"rollouts_per_prompt": own}))
+    assert [arm.config.rollouts_per_prompt for arm in spec.arms] == values
+    assert spec.budget == 300
+    assert "one recipe at two N" in spec.notes[0]
 
 
 def test_a_folder_continues_with_the_command_that_began_it(tmp_path: Any) -> None:
     """Also if its plan chose the budget; another budget or other prompts are refused."""
-    plan, asked = planned()
-    fitted = fit_budget(plan, asked, {"N=16": 4.7, "N=512": 1.0})
+    spec, asked = planned()
+    fitted = fit_budget(spec, asked, {"N=16": 4.7, "N=512": 1.0})
     assert fitted.notes
     fitted = replace(fitted, machine="a machine", jobs=1)
     fitted.write(tmp_path)

@@ -55,8 +55,8 @@ def test_a_busy_machine_is_told_where_seconds_are_matched(
 ) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0), raising=False)
     out = io.StringIO()
-    plan = spec_for(None, Arguments(overrides=settings))
-    ComparisonView(Console(file=out), []).announce(plan, Path("out"), 1)
+    spec = spec_for(None, Arguments(overrides=settings))
+    ComparisonView(Console(file=out), []).announce(spec, Path("out"), 1)
     assert ("engine={'clock': 'cpu'} engine={'threads': 1}" in out.getvalue()) == is_warned
 
 

@@ -23,7 +23,7 @@ from brorl.errors import UserError
 from brorl.format import visible_text
 from brorl.reporting import charts as page_charts
 from brorl.reporting.charts import Chart
-from brorl.reporting.html import compressed, fill, to_json
+from brorl.reporting.frame import compressed, fill, to_json
 from brorl.reporting.page import ROLLOUT_BYTES, event_marks, left_out, make_page
 from brorl.reporting.page_rollouts import (
     choose_evaluations,

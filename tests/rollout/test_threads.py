@@ -99,7 +99,7 @@ def test_the_same_step_is_timed_with_each_number_of_threads(tmp_path: Path, monk
     monkeypatch.setattr(step_forecast, "sample", slow_sample)
     monkeypatch.setattr(StepTimer, "finish", slow_finish)
     monkeypatch.setattr(step_forecast, "perf_counter", lambda: clock[0])
-    forecast = step_forecast.forecast_step(parts, 16, tmp_path, (1, 3))
+    forecast = step_forecast.forecast_step(parts, tmp_path, (1, 3))
     assert forecast.seconds_of_threads == {1: 11.0, 3: 33.0}
     assert torch.get_num_threads() == 1
     assert learned[-1] is learned[-2]  # the same rollouts

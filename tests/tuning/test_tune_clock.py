@@ -15,7 +15,7 @@ from brorl.tuning import race as module
 from brorl.tuning.spec import NUM_EVALUATIONS, RUNGS, TuneClock, TuningSpec, room_after
 
 
-def plan_of(
+def spec_of(
     seconds: float, run_seconds: float, arms: int = 4, seeds: int = 3, jobs: int = 2, **more: Any
 ) -> TuningSpec:
     config = make_config(read_recipe("quickstart"), {"engine.clock": more.pop("clock", "wall")}, "")
@@ -35,12 +35,12 @@ def test_the_race_and_the_final_end_before_the_deadline(
     monkeypatch.setattr("brorl.tuning.spec.perf_counter", lambda: now)
 
     def wave(fraction: float, evaluations: int) -> float:
-        return startup + fraction * plan.run_seconds * stretch + evaluations * 2 * plan.evaluation_seconds
+        return startup + fraction * spec.run_seconds * stretch + evaluations * 2 * spec.evaluation_seconds
 
     for seconds in (300.0, 1800.0):
-        plan = plan_of(seconds, seconds / 12, 8, jobs=jobs, clock=clock_setting, evaluation_seconds=1.0)
-        now, left = 0.0, len(plan.arms)
-        clock = TuneClock.start(plan)
+        spec = spec_of(seconds, seconds / 12, 8, jobs=jobs, clock=clock_setting, evaluation_seconds=1.0)
+        now, left = 0.0, len(spec.arms)
+        clock = TuneClock.start(spec)
         for rung, fraction in enumerate(RUNGS):
             if rung and clock.rung_seconds(rung) > clock.left_to_race:
                 break
@@ -49,15 +49,15 @@ def test_the_race_and_the_final_end_before_the_deadline(
             now += min(took, clock.left_to_race if rung else clock.left)
             if not rung:
                 clock.observe(took)
-            left = room_after(rung, len(plan.arms))
+            left = room_after(rung, len(spec.arms))
         size = clock.size_of_final()
         if size is None:
             assert startup >= 20
             continue
         run_seconds, seeds = size
         assert 2 <= seeds <= 3
-        assert plan.run_seconds / 2 <= run_seconds <= plan.run_seconds
-        now += ceil(2 * seeds / jobs) * wave(run_seconds / plan.run_seconds, NUM_EVALUATIONS)
+        assert spec.run_seconds / 2 <= run_seconds <= spec.run_seconds
+        now += ceil(2 * seeds / jobs) * wave(run_seconds / spec.run_seconds, NUM_EVALUATIONS)
         assert now <= clock.deadline * 1.001 <= seconds  # amounts are rounded to four digits
         ends.append(now)
     if startup <= 2:
@@ -69,7 +69,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(module, "slots_for", lambda *_: [])
     monkeypatch.setattr(module, "machine_of", lambda *_: "here")
     (tmp_path / "out").mkdir()
-    plan_of(300.0, 20.0, used_seconds=30.0).write(tmp_path / "out")
+    spec_of(300.0, 20.0, used_seconds=30.0).write(tmp_path / "out")
     return tmp_path / "out"
 
 
@@ -88,8 +88,8 @@ def test_a_race_that_is_stopped_in_its_first_part_has_no_answer(folder: Path, mo
 def test_a_final_that_is_stopped_has_the_seeds_that_are_complete_in_both_arms(
     complete: list[int], seeds: int, folder: Path
 ) -> None:
-    plan = plan_of(300.0, 20.0)
-    compared = plan.final(plan.arms[1], 20.0, 3)
+    spec = spec_of(300.0, 20.0)
+    compared = spec.final(spec.arms[1], 20.0, 3)
     line = {"step": 1, "sampling": {"samples": 1, "sampled_tokens": 1, "unique_tokens": 1}}
     for run in compared.runs_in(folder / "final"):
         run.directory.mkdir(parents=True)

@@ -312,7 +312,7 @@ def _forecast(config: TrainConfig, inputs: RunInputs, echo: Echo) -> StepForecas
     with ExitStack() as ends, TemporaryDirectory(prefix="brorl-check-") as scratch:
         parts = LocalParts.load(config, inputs, on_end=ends.callback, echo=echo)
         threads = numbers_of_threads(config)
-        return forecast_step(parts, config.rollouts_per_prompt, Path(scratch), threads)
+        return forecast_step(parts, Path(scratch), threads)
 
 
 def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:

@@ -1,4 +1,4 @@
-"""`brorl.compare`: train arms from one checkpoint with one budget, and conclude which is better."""
+"""`brorl.compare`: train arms from one checkpoint with one budget, and conclude which arm is better."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ def compare(
     progress: bool = True,
     **overrides: Any,
 ) -> FinishedComparison:
-    """Train arms from one checkpoint with one budget, and return which is better.
+    """Train arms from one checkpoint with one budget, and return which arm is better.
 
-    Three steps of every arm come first: a budget that is too small for their length is raised, with a line that states
-    it, or refused if it was given. The runs are child processes on their own cores or GPUs. A stopped comparison
-    continues with the same call, or with its folder as the only argument; finished runs are not repeated.
+    Three steps of every arm are timed first. If the budget is too small for steps of this length, a budget that was
+    given is refused, and any other is raised, with a note. The runs are child processes on their own cores or GPUs. A
+    stopped comparison continues with the same call, or with its folder as the only argument. Finished runs are not
+    repeated.
 
     Args:
         arms: Two or more recipes (names, files, nested settings, configs); one recipe, with `sweep` or to compare its
@@ -51,8 +52,8 @@ def compare(
         match: Unit in which every run gets the same budget (default: seconds).
         budget: Budget of each run, in that unit; seconds also as 90s, 5m or 8h (default: 24 steps of every arm, and at
             least 30 seconds).
-        marks: Evaluation points: how many (default: 8), each a factor of the square root of 2 from the next and the
-            last at the budget; or the amounts at which to evaluate.
+        marks: Evaluation points: their number (default: 8), each a factor of the square root of 2 from the next, with
+            the last one at the budget; or the amounts at which to evaluate.
         seeds: Runs of each arm (default: 5). More seeds can be added to a folder later.
         jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit, 1 with a cluster; an unfinished
             comparison keeps its number).
@@ -71,24 +72,24 @@ def compare(
 
     model = None if checkpoint is None else resolve_checkpoint(str(checkpoint)).model
     arguments = Arguments(arms, sweep, model, match, budget, marks, seeds, flat_settings(overrides))
-    folder, plan = _folder_and_plan(arguments, output_dir)
+    folder, spec = _folder_and_spec(arguments, output_dir)
     console = Console(highlight=False, quiet=not progress)
-    view = ComparisonView(console, plan.runs_in(folder))
-    if plan.machine and len(view.complete) == len(plan.runs_in(folder)):
+    view = ComparisonView(console, spec.runs_in(folder))
+    if spec.machine and len(view.complete) == len(spec.runs_in(folder)):
         view.print_complete()
         return finished_comparison(folder)
-    slots = slots_for(plan.jobs or None if jobs is None else jobs, plan.arms)
-    machine = machine_of(slots, plan.arms)
-    if plan.unit == "seconds" and plan.machine not in ("", machine):
+    slots = slots_for(spec.jobs or None if jobs is None else jobs, spec.arms)
+    machine = machine_of(slots, spec.arms)
+    if spec.unit == "seconds" and spec.machine not in ("", machine):
         raise UserError(
-            f"{folder} was started on {plan.machine}, and this is {machine}: a comparison in seconds cannot continue "
+            f"{folder} was started on {spec.machine}, and this is {machine}: a comparison in seconds cannot continue "
             f"here; use the same {option('jobs')}, or start a new one in another {option('output-dir')}"
         )
-    check_arms(plan.arms, plan.unit, plan.seeds, len(slots))
-    if not plan.machine:
-        plan = fitted(plan, arguments, folder, slots, console)
-        view = ComparisonView(console, plan.runs_in(folder))
-    run_comparison(folder, replace(plan, machine=machine, jobs=len(slots)), slots, view)
+    check_arms(spec.arms, spec.unit, spec.seeds, len(slots))
+    if not spec.machine:
+        spec = fitted(spec, arguments, folder, slots, console)
+        view = ComparisonView(console, spec.runs_in(folder))
+    run_comparison(folder, replace(spec, machine=machine, jobs=len(slots)), slots, view)
     return finished_comparison(folder)
 
 
@@ -101,7 +102,7 @@ def compare_command(
         arms: Two or more recipes (files, built-in names); one recipe, with --sweep or to compare its N with 512 (with
             16 if it is 512 or more); or the folder of a comparison, to continue it (default: plateau-16 plateau-512).
         sweep: One arm per value of a setting; repeat it for settings that change together.
-        marks: Evaluation points during training: how many, geometrically, or at which amounts (default: 8).
+        marks: Evaluation points during training: their number, spaced geometrically, or amounts (default: 8).
         options: Those of `compare`.
     """
     finished = compare(*arms, sweep=_sweep(sweep), marks=_marks(marks), **options)
@@ -110,7 +111,7 @@ def compare_command(
 
 
 def _marks(text: str | None) -> int | list[float] | None:
-    """Return a number of evaluation points, or the amounts."""
+    """Return the number of evaluation points, or their amounts."""
     if text is None:
         return None
     try:
@@ -138,8 +139,8 @@ def _sweep(options: Sequence[str]) -> dict[str, list[Any]]:
     return sweep
 
 
-def _folder_and_plan(arguments: Arguments, output_dir: str | Path | None) -> tuple[Path, ComparisonSpec]:
-    """Return the folder, which is new or contains the same comparison, and the plan."""
+def _folder_and_spec(arguments: Arguments, output_dir: str | Path | None) -> tuple[Path, ComparisonSpec]:
+    """Return the folder, which is new or contains the same comparison, and the spec."""
     from brorl.comparison.spec import spec_for, spec_in
 
     first = arguments.arms[0] if len(arguments.arms) == 1 else None

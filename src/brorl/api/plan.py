@@ -1,4 +1,4 @@
-"""`brorl.plan`: the N and the prompts per step for a time budget, measured here; also the body of `brorl plan`."""
+"""`brorl.plan`: the N and the prompts per step for a time budget, from measurements on this machine."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def plan(
 ) -> PlanResult:
     """Compare N, the rollouts per prompt, on this machine, and recommend one for a time budget.
 
-    It takes a pilot, times a few steps, and writes `plan.json`. The model does not change. Ctrl-C stops it without a
-    plan.
+    The plan is made from a pilot and a few timed steps, and written to `plan.json`. The model does not change. Ctrl-C
+    stops without a plan.
 
     Args:
         checkpoint: A model (`quickstart`, a folder, a hub id), a run, or a checkpoint in a run; None is the recipe's
@@ -166,7 +166,7 @@ def _note(is_default: bool, given: Mapping[str, Any]) -> list[str]:
 
 
 def _announcement(config: TrainConfig, parts: LocalParts, pilot_prompts: int, pilot_rollouts: int) -> list[str]:
-    """Return the plan's model, recipe and amount of work as lines."""
+    """Return lines with the model, the recipe and the amount of work."""
     pilot = pilot_prompts * pilot_rollouts
     step = config.rollouts_per_prompt * config.prompts_per_step
     parameters = sum(p.numel() for p in parts.model.parameters())

@@ -123,10 +123,10 @@ _PANELS = {  # quantity: title, label of the axis, scale
 
 
 class Curve(NamedTuple):
-    """One quantity of one N at S recorded steps: its mean over the seeds, and their standard deviation."""
+    """One quantity of one N at S recorded steps: its mean and standard deviation over the seeds."""
 
     mean: NDArray[np.float64]
-    spread: NDArray[np.float64]  # with the number of seeds minus 1; 0 with one seed
+    spread: NDArray[np.float64]  # the divisor is the number of seeds minus 1; 0 with one seed
 
 
 def curves(results: Sequence[SimulationResult], quantity: str) -> dict[int, Curve]:
@@ -191,7 +191,7 @@ def draw_figure(results: Sequence[SimulationResult]) -> Figure:
 
 
 def end_point_table(results: Sequence[SimulationResult]) -> Table:
-    """Return the table of start and end for each N; with several seeds, ends have their standard deviation."""
+    """Return the table of start and end for each N, with the standard deviation over several seeds."""
     mass, improved, drop = (curves(results, quantity) for quantity in _PANELS)
     seeds = len({r.settings.seed for r in results})
 
@@ -217,7 +217,7 @@ def end_point_table(results: Sequence[SimulationResult]) -> Table:
 
 
 def terms_table(results: Sequence[SimulationResult]) -> Table | None:
-    """Return the terms of Theorem 1 at the first step for each N, means over seeds; None if they are not defined."""
+    """Return the mean terms of Theorem 1 at the first step for each N; None if they are not defined."""
     rows = []
     for rollouts in sorted({r.settings.rollouts for r in results}):
         terms = [r.first_step for r in results if r.settings.rollouts == rollouts and r.first_step is not None]
@@ -236,7 +236,7 @@ def terms_table(results: Sequence[SimulationResult]) -> Table | None:
 
 
 def write_simulation(results: Sequence[SimulationResult], directory: Path) -> None:
-    """Write both files; the figure first, because it takes the longest."""
+    """Write both files, the figure first, because it takes the longest."""
     picture = io.BytesIO()  # the same numbers, the same bytes
     draw_figure(results).savefig(picture, format="png", dpi=130, metadata={"Software": None})
     replace_file(directory / "simulation.png", picture.getvalue())

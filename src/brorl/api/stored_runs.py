@@ -118,12 +118,12 @@ class Samples:
     run: Path
     step: int
     rows: tuple[PromptRow, ...]
-    number: int | None  # of the prompt whose responses are shown; None if no prompt has responses of the kind
+    number: int | None  # number of the prompt whose responses are shown; None if no prompt has responses of the kind
     group: StoredGroup | None  # its rollouts
-    chosen: bool  # whether the caller chose this prompt; the list of prompts is then left out
-    folder: Folder  # "rollouts" of training, or responses of "evaluations"
-    kind: Kind  # of the responses to show
-    limit: int  # most responses to show
+    chosen: bool  # whether the caller chose this prompt, which leaves out the list of prompts
+    folder: Folder
+    kind: Kind  # the kind of responses to show
+    limit: int  # maximum number of responses to show
 
     def __repr__(self) -> str:
         return f"Samples({str(self.run)!r}: {len(self.rows)} prompts at step {self.step})"
@@ -194,7 +194,7 @@ def find_samples(
 
 
 def unsolved_examples(run: Path, step: int, number: int = 2) -> list[str]:
-    """Return lines with the most frequent response to the first prompts of a step without a correct rollout.
+    """Return lines with the most frequent response to the first prompts of a step.
 
     There are none if a rollout of the step was correct, or if the step is not stored.
     """
@@ -287,7 +287,7 @@ def _response(group: StoredGroup, i: int) -> Iterator[RenderableType]:
 
 
 def _answer(verdict: Verdict) -> str:
-    """Return the extracted answer; nothing for a verifier without one, such as a function that returns a bool."""
+    """Return the extracted answer, or an empty text if the verifier extracts none."""
     if verdict.extracted is not None:
         return f"extracted answer: {_beginning(verdict.extracted)}"
     return "no answer found" if verdict.reason in (NO_ANSWER, NO_CODE) else ""

@@ -37,19 +37,19 @@ def tune(
     progress: bool = True,
     **overrides: Any,
 ) -> TuningResult:
-    """Find the N, objective and learning rate that end highest for an aim, and test it against your recipe.
+    """Find the N, objective and learning rate that end highest for an aim, and test them against your recipe.
 
-    A pilot measures what there is to find, and how many prompts fit at each N. Candidates then race on tuning prompts:
-    after a quarter, a half and all of their budget the best go on. The winner is compared with your recipe on other
-    held-out prompts and seeds. A command that was stopped after the pilot continues with its folder as the only
+    A pilot measures how much there is to gain, and how many prompts fit into a step at each N. Candidates then race on
+    tuning prompts: after a quarter, a half and all of their budget the best go on. The winner is compared with your
+    recipe on other held-out prompts and seeds. After the pilot, a stopped tuning continues with its folder as the only
     argument.
 
     Args:
         start: A recipe (name or YAML file), or the model to start from: a model, a run (its last checkpoint), or a
             checkpoint in one; or the folder of an unfinished `tune` (default: quickstart).
         recipe: The recipe, if `start` is a model (default: the run's, or quickstart).
-        aim: What is to end highest: `pass@1`, `pass@k` (pass@16), or `coverage` (pass@k of the largest k) (default:
-            pass@1).
+        aim: The score that is to end highest: `pass@1`, `pass@k` (pass@16), or `coverage` (pass@k of the largest k)
+            (default: pass@1).
         budget: Time for everything: seconds, or a number with s, m or h (default: 30m). Then runs are stopped, and the
             answer rests on the complete ones. An unfinished tuning may get another budget.
         seeds: Runs of each of the two arms of the final, >= 2 (default: 5).
@@ -70,7 +70,7 @@ def tune(
     folder = _folder(start, output_dir)
     console = Console(highlight=False, quiet=not progress)
     seconds = _seconds("30m" if budget is None else budget)
-    plan: TuningSpec | TuningResult
+    spec: TuningSpec | TuningResult
     if (folder / TUNE_FILE).is_file():
         asked = {"aim": aim, "seeds": seeds, "recipe": recipe, **overrides}
         if changed := next((name for name, value in asked.items() if value is not None), None):
@@ -78,9 +78,9 @@ def tune(
                 f"{folder} is a tuning already, and {option(changed)} would change it; only {option('jobs')} and "
                 f"{option('budget')} may"
             )
-        plan = TuningSpec.read(folder)
+        spec = TuningSpec.read(folder)
         if budget is not None:
-            plan = replace(plan, seconds=seconds)
+            spec = replace(spec, seconds=seconds)
     else:
         if aim not in (None, *AIMS):
             raise UserError(f"{option('aim')} must be one of {', '.join(AIMS)}, got {aim}")
@@ -88,11 +88,11 @@ def tune(
             raise UserError(f"{option('seeds')}: at least 2 are needed, got {seeds}")
         config = _own_config(start, recipe, flat_settings(overrides))
         with output_folder(folder):
-            plan = begin(config, folder, aim or "pass@1", seconds, seeds or 5, jobs, progress)
-        if isinstance(plan, TuningResult):
-            console.print(f"\n{plan.answer}", soft_wrap=True, markup=False)
-            return plan
-    result = train_race(plan, folder, jobs, console)
+            spec = begin(config, folder, aim or "pass@1", seconds, seeds or 5, jobs, progress)
+        if isinstance(spec, TuningResult):
+            console.print(f"\n{spec.answer}", soft_wrap=True, markup=False)
+            return spec
+    result = train_race(spec, folder, jobs, console)
     console.print(result, soft_wrap=True)
     return result
 

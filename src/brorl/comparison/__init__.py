@@ -1,1 +1,1 @@
-"""Everything of `brorl compare`: arms, plan, runs, statistics, tables, text and figures."""
+"""Everything of `brorl compare`: arm recipes, spec, runs, statistics, tables, text and figures."""

@@ -25,30 +25,30 @@ from brorl.cost import UNIT_WORDS, Unit, amount, short_amount
 from brorl.evaluation.paired import PairedDifference
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate, exact, interval, listed, p_value, signed
-from brorl.reporting.html import Answer, answer_page
+from brorl.reporting.frame import Answer, answer_page
 from brorl.storage import json_ready, replace_file, storage_errors
 from brorl.table import Result, Table
 
 _ROLLOUTS = "rollouts_per_prompt"
 _EXPECTED = {_ROLLOUTS, "prompts_per_step"}  # settings that a comparison of N changes
-_SLOW = 0.7  # a run with fewer steps than this fraction of its siblings' in the same seconds was disturbed
-_FEWEST_SIBLINGS = 3  # runs of an arm whose median is meaningful
-MOST_CAVEATS = 3  # that are shown; the record has all
+_SLOW = 0.7  # a run with fewer steps than this fraction of its siblings' steps was disturbed
+_FEWEST_SIBLINGS = 3  # fewer runs of an arm have no meaningful median
+MOST_CAVEATS = 3  # are shown; the record has all
 
 
 def sentences_of(results: ComparisonResults) -> tuple[str, ...]:
-    """Return the answer, and what the letters stand for if the arms have letters as names."""
+    """Return the answer, and a key if the arms have letters as names."""
     key = [f"{'; '.join(f'{letter} is {name}' for letter, name in results.key.items())}."] if results.key else []
     return answer_of(results), *key
 
 
 def answer_of(results: ComparisonResults) -> str:
-    """Return the answer in one sentence: of two arms whether the second won, of more which is best at the budget."""
+    """Return the answer in one sentence: whether the second of two arms won, or which of more arms is best."""
     return _sweep_answer(results) if results.pair is None else _pair_answer(results, results.pair[1])
 
 
 def caveats_of(results: ComparisonResults) -> tuple[str, ...]:
-    """Return everything that limits the answer, the gravest first: faults of this comparison, then its certainty."""
+    """Return everything that limits the answer, the gravest first: faults of the comparison, then its certainty."""
     comparison = results.comparison
     unit, whole = comparison.unit, amount(results.budget, comparison.unit)
     ended = [
@@ -76,7 +76,7 @@ def caveats_of(results: ComparisonResults) -> tuple[str, ...]:
 
 
 def match_words(results: ComparisonResults) -> str:
-    """Return the unit in which the arms are matched, or the arms that are not, with the fix."""
+    """Return the unit in which the arms are matched, or the arms that are not matched, with the fix."""
     unit, budget = results.comparison.unit, results.budget
     at_budget = [(name, points[-1]) for name, points in results.at_eval_points.items()]
     unmatched = [(name, at.costs[unit].most) for name, at in at_budget if not at.matched]
@@ -132,7 +132,7 @@ def _sweep_answer(results: ComparisonResults) -> str:
 
 
 def _slow_runs(results: ComparisonResults) -> Iterator[str]:
-    """Name runs that made far fewer steps in the same seconds than their siblings: the machine had other work."""
+    """Name runs that made far fewer steps than their siblings in the same seconds, because the machine was busy."""
     comparison = results.comparison
     for arm in comparison.arms if comparison.unit == "seconds" else ():
         steps = {
@@ -149,7 +149,7 @@ def _slow_runs(results: ComparisonResults) -> Iterator[str]:
 
 
 def _changed_at_equal_budget(results: ComparisonResults) -> str:
-    """Return a sentence if the conclusion is another one where all runs had spent exactly the same of the budget."""
+    """Return a sentence if the conclusion changes where all runs had spent exactly the same."""
     unit = results.comparison.unit
     equal = next((e for e in results.at_equal_cost if e.unit == unit), None)
     there = None if equal is None else equal.differences[1]
@@ -168,7 +168,7 @@ def _changed_at_equal_budget(results: ComparisonResults) -> str:
 
 
 def unverified_words(comparison: Comparison) -> str:
-    """Return the number of held-out prompts that are left out because responses could not be verified, if any."""
+    """Return a sentence about the held-out prompts that are left out, if any."""
     if not comparison.num_left_out:
         return ""
     number = len(comparison.prompts) + comparison.num_left_out
@@ -179,7 +179,7 @@ def unverified_words(comparison: Comparison) -> str:
 
 
 def _certainty(results: ComparisonResults) -> Iterator[str]:
-    """Yield the number of seeds, the variation that the intervals cover, and the test that disagrees, if any."""
+    """Yield the seeds, the variation that the intervals cover, and a test that disagrees."""
     pair = None if results.pair is None else results.pair[1]
     one_seed = min(len(arm.runs) for arm in results.comparison.arms) == 1
     covers = {
@@ -202,7 +202,7 @@ def _certainty(results: ComparisonResults) -> Iterator[str]:
 
 
 def _seeds_needed(results: ComparisonResults) -> str:
-    """Return the seeds that a difference of 0.02 in pass@1 takes: of several later arms, those of the largest need."""
+    """Return the seeds that show a difference of 0.02 in pass@1, for the arm that needs the most."""
     known = {arm: needed for arm, needed in results.seeds_needed.items() if needed is not None}
     if not known:
         return (
@@ -222,7 +222,7 @@ def _seeds_needed(results: ComparisonResults) -> str:
 
 
 def _differing_settings(comparison: Comparison) -> str:
-    """Warn that several settings differ, unless only N and the prompts per step do."""
+    """Warn if several settings differ, and not only N and the prompts per step."""
     names = sorted({name for arm in comparison.arms for name in arm.differs})
     others = [name for name in names if name not in _EXPECTED]
     if not others or len(names) == 1:
@@ -257,8 +257,8 @@ class NextCommand:
 def next_command(results: ComparisonResults, folder: Path) -> NextCommand:
     """Return the command that follows a comparison.
 
-    A pair without a shown difference needs more seeds, if its prompts are enough for them. All others need a larger
-    budget: to be matched, or because a longer run may rank the arms differently.
+    Two arms without a shown difference need more seeds, if more seeds can show one. All other arms need a larger
+    budget: to be matched, or because a longer run may rank them differently.
     """
     comparison = results.comparison
     recipes = [f"{arm.runs[0].path}.yaml" for arm in comparison.arms]
@@ -328,7 +328,7 @@ def comparison_record(results: ComparisonResults) -> dict[str, Any]:
 
 
 def _run(run: RunScores, results: ComparisonResults) -> dict[str, Any]:
-    """Return a run with all its evaluations, also those between the evaluation points."""
+    """Return a run with all its evaluations, also between the evaluation points."""
     num_samples = results.comparison.num_samples
     evaluations = [
         {
@@ -349,7 +349,7 @@ class FinishedComparison(Result):
     path: Path  # its folder
     results: ComparisonResults  # all numbers, with 95% intervals
     answer: tuple[str, ...]  # the answer; and what the letters stand for, if the arms have letters as names
-    caveats: tuple[str, ...]  # what limits the answer, at most three sentences or so
+    caveats: tuple[str, ...]  # what limits the answer, at most three
     tables: tuple[Table, ...]  # the tables; the first one shows the answer
     files: tuple[Path, ...]  # `comparison.json`, `comparison.png` and `comparison.html`
     next: NextCommand  # the command that follows, with the reason for it

@@ -1,7 +1,6 @@
-"""The arms of a comparison as checked configs that differ only where they should.
+"""The recipes of the arms of a comparison, which differ only where they should.
 
-Arms that cannot be compared are an error before anything is trained: another start, other held-out prompts, another way
-of sampling them.
+Arms that start from different models, or are evaluated differently, are an error before anything is trained.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class ArmRecipe:
     """An arm before it is run."""
 
     name: str  # its short name
-    config: TrainConfig  # its settings, without seed, output directory and budget
+    config: TrainConfig  # its settings; every run has its own seed, output directory and budget
     title: str = ""  # its full name if the short name is a letter; else empty
 
     @property
@@ -50,7 +49,7 @@ class ArmRecipe:
 
 
 def _owned() -> dict[str, str]:
-    """Return the settings that the comparison decides, with the options to use instead."""
+    """Return the settings that a comparison decides, with the options to use instead."""
     return {
         "seed": f"{option('seeds', 'N')}, which runs seeds 0 to N-1",
         "output_dir": option("output-dir"),
@@ -65,7 +64,7 @@ def _owned() -> dict[str, str]:
 
 
 def reject_owned(overrides: Mapping[str, Any]) -> None:
-    """Raise a UserError for a setting that the comparison decides, with the option to use instead."""
+    """Raise a UserError for a setting that a comparison decides."""
     owned = _owned()
     if name := next((name for name in overrides if name in owned), None):
         raise UserError(f"{option(name)} is decided by the comparison; use {owned[name]}")
@@ -73,20 +72,20 @@ def reject_owned(overrides: Mapping[str, Any]) -> None:
 
 def read_arms(recipes: Sequence[ConfigOrPath], settings: Mapping[str, Any]) -> list[ArmRecipe]:
     """Read one arm per recipe, with settings for all of them."""
-    plans = []
+    arms = []
     for number, recipe in enumerate(recipes, 1):
         if not isinstance(recipe, str | Path):
-            plans.append(ArmRecipe(f"arm {number}", _arm_config(raw_settings(recipe), settings, f"arm {number}")))
+            arms.append(ArmRecipe(f"arm {number}", _arm_config(raw_settings(recipe), settings, f"arm {number}")))
             continue
         _reject_folder(recipe)
-        plans.append(ArmRecipe(Path(recipe).stem, _arm_config(read_recipe(str(recipe)), settings, str(recipe))))
-    return _named(plans)
+        arms.append(ArmRecipe(Path(recipe).stem, _arm_config(read_recipe(str(recipe)), settings, str(recipe))))
+    return _named(arms)
 
 
 def sweep_arms(
     recipe: ConfigOrPath, settings: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]
 ) -> list[ArmRecipe]:
-    """Make one arm of a recipe per value of the swept settings, which change together, with settings for all arms."""
+    """Make one arm per value of the swept settings, which change together, with settings for all arms."""
     if isinstance(recipe, str | Path):
         _reject_folder(recipe)
     reject_owned(sweep)
@@ -99,20 +98,20 @@ def sweep_arms(
     if both := next((name for name in sweep if name in settings), None):
         raise UserError(f"{option(both)} and {option('sweep')} {both} both set it; remove one")
     rows = list(zip(*sweep.values(), strict=True))
-    arms = [*map(repr, rows)]
-    if repeated := next((arm for arm in arms if arms.count(arm) > 1), None):
+    shown = [*map(repr, rows)]
+    if repeated := next((values for values in shown if shown.count(values) > 1), None):
         raise UserError(
             f"{option('sweep')}: two arms would have the same values {repeated}; every arm needs different values"
         )
     given_settings = raw_settings(recipe)
     name_of_recipe = str(recipe) if isinstance(recipe, str | Path) else "the recipe"
-    plans = []
+    arms = []
     for values in rows:
         chosen = dict(zip(sweep, values, strict=True))
         differing = {key: value for key, value in chosen.items() if len({*map(str, sweep[key])}) > 1}
         name = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in differing.items())
-        plans.append(ArmRecipe(name, _arm_config(given_settings, {**settings, **chosen}, name_of_recipe)))
-    return _named(plans)
+        arms.append(ArmRecipe(name, _arm_config(given_settings, {**settings, **chosen}, name_of_recipe)))
+    return _named(arms)
 
 
 def _arm_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], name: str) -> TrainConfig:
@@ -122,7 +121,7 @@ def _arm_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], name:
 
 
 def _reject_folder(recipe: str | Path) -> None:
-    """Raise a UserError for a folder that does not only hide a recipe of its name."""
+    """Raise a UserError for a folder, unless a built-in recipe has its name."""
     if Path(recipe).is_dir() and str(recipe) not in builtin_recipes():
         told = (
             f"the recipe of a run is {recipe}/config.yaml"
@@ -132,19 +131,19 @@ def _reject_folder(recipe: str | Path) -> None:
         raise UserError(f"{recipe} is a folder, and an arm is a recipe; {told}")
 
 
-def _named(plans: Sequence[ArmRecipe]) -> list[ArmRecipe]:
-    """Name arms by their N if each has its own, else by recipe or swept values if all are short, else A, B, C, ..."""
-    rollouts = [plan.config.rollouts_per_prompt for plan in plans]
-    names = [plan.name for plan in plans]
-    if len({*rollouts}) == len(plans):
+def _named(arms: Sequence[ArmRecipe]) -> list[ArmRecipe]:
+    """Name the arms by their N if all differ, else by their recipes or values if these are short, else A, B, C, ..."""
+    rollouts = [arm.config.rollouts_per_prompt for arm in arms]
+    names = [arm.name for arm in arms]
+    if len({*rollouts}) == len(arms):
         names = [f"N={n}" for n in rollouts]
-    elif len({*names}) < len(plans):
+    elif len({*names}) < len(arms):
         names = [f"{i}: {name}" for i, name in enumerate(names, 1)]
-    return [replace(plan, name=name, title=title) for plan, (name, title) in zip(plans, labeled(names), strict=True)]
+    return [replace(arm, name=name, title=title) for arm, (name, title) in zip(arms, labeled(names), strict=True)]
 
 
 def labeled(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the short name and the title of each arm: the names without titles if all are short, else A, B, C, ..."""
+    """Return each arm's short name and title: its name and no title if all names are short, else A, B, C, ..."""
 
     def letters(index: int) -> str:  # A to Z, then AA, AB, ...
         more, last = divmod(index, 26)
@@ -155,18 +154,18 @@ def labeled(names: Sequence[str]) -> list[tuple[str, str]]:
     return [(letters(i), name) for i, name in enumerate(names)]
 
 
-def check_arms(plans: Sequence[ArmRecipe], unit: Unit, seeds: int, jobs: int) -> None:
-    """Raise a UserError if arms cannot be compared in a unit, or cannot run: the memory of `jobs` runs adds up."""
-    if len(plans) < 2:
+def check_arms(arms: Sequence[ArmRecipe], unit: Unit, seeds: int, jobs: int) -> None:
+    """Raise a UserError if arms cannot be compared in a unit, or if `jobs` of their runs do not fit into memory."""
+    if len(arms) < 2:
         raise UserError(f"a comparison needs two recipes, or one recipe and {option('sweep', 'KEY=VALUE,VALUE,...')}")
-    if len(plans) == 2 and not differences([plan.config for plan in plans])[0]:
+    if len(arms) == 2 and not differences([arm.config for arm in arms])[0]:
         raise UserError(
-            f"{plans[0].full_name} and {plans[1].full_name} do not differ in any setting; there is nothing to compare"
+            f"{arms[0].full_name} and {arms[1].full_name} do not differ in any setting; there is nothing to compare"
         )
-    first = plans[0]
-    for plan in plans[1:]:
-        _check_same(first, plan, unit)
-    _check_ready(plans, seeds, jobs)
+    first = arms[0]
+    for arm in arms[1:]:
+        _check_same(first, arm, unit)
+    _check_ready(arms, seeds, jobs)
 
 
 def _check_same(first: ArmRecipe, other: ArmRecipe, unit: Unit) -> None:
@@ -177,10 +176,10 @@ def _check_same(first: ArmRecipe, other: ArmRecipe, unit: Unit) -> None:
             f"must start from the same checkpoint: {option('from', first.config.model)}"
         )
     theirs = _measured_by(other.config)
-    clocks = [plan.config.engine.clock for plan in (first, other)]
+    clocks = [arm.config.engine.clock for arm in (first, other)]
     if unit == "seconds" and clocks[0] != clocks[1]:
         raise UserError(
-            f"the seconds of the arms are those of different clocks: engine.clock is {clocks[0]} for {first.full_name} "
+            f"the seconds of the arms come from different clocks: engine.clock is {clocks[0]} for {first.full_name} "
             f"and {clocks[1]} for {other.full_name}; give one value for both: {option('engine.clock', '...')}"
         )
     different = {name: value for name, value in _measured_by(first.config).items() if value != theirs[name]}
@@ -197,7 +196,7 @@ def _check_same(first: ArmRecipe, other: ArmRecipe, unit: Unit) -> None:
 
 
 def _measured_by(config: TrainConfig) -> dict[str, Any]:
-    """Return the settings that decide the result of an evaluation."""
+    """Return the settings that change the result of an evaluation."""
     evaluation = config.evaluation.model_dump(exclude={"every", "keep_best", "best_k", "patience"})
     evaluation["max_new_tokens"] = config.max_evaluated_tokens
     verification = config.verification.model_dump(exclude={"workers"})
@@ -211,23 +210,23 @@ def _measured_by(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _check_ready(plans: Sequence[ArmRecipe], seeds: int, jobs: int) -> None:
-    """Read the data of every arm, and predict its memory; no weights are loaded."""
+def _check_ready(arms: Sequence[ArmRecipe], seeds: int, jobs: int) -> None:
+    """Read the data and predict the memory of every arm, without loading weights."""
     needed: list[int] = []
     held_out: list[list[dict[str, str]]] = []
-    for plan in plans:
-        check_ray(plan.config)
-        inputs = prepare(plan.config, plan.config.model)
+    for arm in arms:
+        check_ray(arm.config)
+        inputs = prepare(arm.config, arm.config.model)
         held_out.append(held_out_record(inputs.prompts.held_out))
-        if not plan.config.cluster.enabled:  # else other machines hold the parts
+        if not arm.config.cluster.enabled:  # else other machines hold the parts
             needed += [inputs.memory.certain_bytes] * seeds
-    for plan, asked in zip(plans, held_out, strict=True):
+    for arm, asked in zip(arms, held_out, strict=True):
         if asked != held_out[0]:
             raise UserError(
-                f"{plan.full_name} holds out other prompts than {plans[0].full_name}, so their scores cannot be "
+                f"{arm.full_name} holds out other prompts than {arms[0].full_name}, so their scores cannot be "
                 "compared; give both the same data, data.held_out_fraction, data.split_seed and prompt settings"
             )
-    device = choose_device(plans[0].config.device)
+    device = choose_device(arms[0].config.device)
     available = available_bytes(device)
     largest = sorted(needed, reverse=True)
     together = sum(largest[:jobs])
@@ -240,28 +239,28 @@ def _check_ready(plans: Sequence[ArmRecipe], seeds: int, jobs: int) -> None:
         )
 
 
-def run_config(plan: ArmRecipe, seed: int, directory: Path, budget: Budget) -> TrainConfig:
+def run_config(arm: ArmRecipe, seed: int, directory: Path, budget: Budget) -> TrainConfig:
     """Return the settings of one run of an arm."""
-    stalling = any(phase.until_coverage_stalls for phase in plan.config.phases)
-    patience = plan.config.reference.reset_patience or plan.config.evaluation.patience
-    counts_evaluations = patience or plan.config.collapse.stop or stalling
+    stalling = any(phase.until_coverage_stalls for phase in arm.config.phases)
+    patience = arm.config.reference.reset_patience or arm.config.evaluation.patience
+    counts_evaluations = patience or arm.config.collapse.stop or stalling
     own: dict[str, Any] = {
         "seed": seed,
         "output_dir": str(directory.absolute()),
         "steps": None,  # the budget alone ends a run
-        "evaluation.every": plan.config.evaluation.every if counts_evaluations else 0,
+        "evaluation.every": arm.config.evaluation.every if counts_evaluations else 0,
         "report": False,
         "budget.unit": budget.unit,
         "budget.limit": budget.limit,
         "budget.marks": list(budget.eval_points),
         "budget.pause_at": None,
-        "tracking.run_name": f"{plan.full_name} seed {seed}",
+        "tracking.run_name": f"{arm.full_name} seed {seed}",
     }
-    return with_settings(plan.config, own, plan.name)
+    return with_settings(arm.config, own, arm.name)
 
 
 def differences(configs: Sequence[TrainConfig]) -> list[dict[str, str]]:
-    """Return, for each config, its values of the settings in which the configs differ."""
+    """Return each config's values of the settings in which the configs differ."""
     flat = [
         {name: str(value) for name, value in flat_settings(config.model_dump(mode="json")).items()}
         | {"phases": _phases_text(config)}
@@ -277,7 +276,7 @@ def differences(configs: Sequence[TrainConfig]) -> list[dict[str, str]]:
 
 
 def _phases_text(config: TrainConfig) -> str:
-    """Return the phases in a few words: names, advantages and ends."""
+    """Return the names, advantages and ends of the phases as text."""
     texts = []
     for phase in config.phases:
         end = "" if phase is config.phases[-1] else f" until {phase.until:g}"

@@ -33,7 +33,7 @@ _RAMP = LinearSegmentedColormap.from_list("rollouts", ["#d3901c", "#cf5a3c", "#9
 
 
 def arm_colors(comparison: Comparison) -> dict[str, str]:
-    """Return a color for each arm: two that are far apart; of more a ramp by N; else any."""
+    """Return a color for each arm: for two arms distant colors, for arms ordered by N a ramp, else any."""
     arms = comparison.arms
     if len(arms) == 2:
         return {arms[0].name: _ORANGE, arms[1].name: _BLUE}
@@ -44,7 +44,7 @@ def arm_colors(comparison: Comparison) -> dict[str, str]:
 
 
 def key_handles(results: ComparisonResults) -> list[Line2D]:
-    """Return entries of a legend for the arms that have letters as names."""
+    """Return the entries of a legend that explains the letters of arms."""
     colors = arm_colors(results.comparison)
     return [
         Line2D([], [], linestyle="none", marker="s", markersize=6, color=colors[letter], label=f"{letter}: {name}")
@@ -53,7 +53,7 @@ def key_handles(results: ComparisonResults) -> list[Line2D]:
 
 
 def draw_start(axis: Axes, start: float, *, below: bool, fontsize: float) -> None:
-    """Draw the score of the start as a dotted line with its value, which stands below the line or above it."""
+    """Draw the score of the start as a dotted line, with its value below or above the line."""
     axis.axhline(start, color=GREY, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
     axis.annotate(
         f"start {start:.3f}", (1, start), xycoords=("axes fraction", "data"), xytext=(-2, -10 if below else 3),
@@ -63,7 +63,7 @@ def draw_start(axis: Axes, start: float, *, below: bool, fontsize: float) -> Non
 
 
 def label_ends(axis: Axes, end: float, labels: Mapping[str, tuple[float, str]], colors: Mapping[str, str]) -> None:
-    """Write each arm's label at the end of its line, apart from the others; limits must be set before."""
+    """Write the labels of the arms at the ends of their lines without overlap; the limits must be set before."""
     low, high = axis.get_ylim()
     order = sorted(labels, key=lambda name: labels[name][0])
     height_A = apart(np.array([(labels[name][0] - low) / (high - low) for name in order]), 0.062)
@@ -76,9 +76,9 @@ def label_ends(axis: Axes, end: float, labels: Mapping[str, tuple[float, str]], 
 
 
 def apart(height_A: FloatArray, gap: float) -> FloatArray:
-    """Move rising heights as little as leaves a gap between neighbors and all of them between 0 and 1.
+    """Move rising heights by the least squares that leave a gap between neighbors, within 0 and 1.
 
-    It is the least-squares solution. If there are too many heights for the bounds, the gaps are smaller.
+    If there are too many heights for the bounds, the gaps are smaller.
     """
     last = len(height_A) - 1
     shift_A = min(gap, 1 / max(last, 1)) * np.arange(len(height_A))
@@ -108,7 +108,7 @@ def cost_axis(axis: Axes, unit: Unit, *, max_ticks: int = 5) -> None:
 
 
 def tick_seconds(least: float) -> float:
-    """Return the least distance of ticks that reads well and is at least this one."""
+    """Return the smallest round distance of ticks that is at least `least`."""
     numbers = [(unit, number) for unit in (0.01, 1, 60, 3600) for number in (1, 2, 5, 10, 20, 30)]
     return next((unit * number for unit, number in numbers if unit * number >= least), 86_400 * ceil(least / 86_400))
 
@@ -140,8 +140,8 @@ def make_figure(results: ComparisonResults, title: str) -> Figure:
 def _curves(comparison: Comparison, unit: Unit, k: int = 1) -> dict[str, tuple[FloatArray, FloatArray]]:
     """Return the pass@k of each arm's runs against their mean cost, from the start on.
 
-    A run that ended early stands at the evaluation point in the comparison's unit, because its last score counts there,
-    and at its real cost in the other units.
+    In the unit of the comparison, a run that ended early is drawn at the evaluation point, where its last score counts;
+    in the other units it is drawn at its real cost.
     """
     curves = {}
     for arm in comparison.arms:
@@ -176,9 +176,9 @@ def _draw_scores(part: SubFigure, results: ComparisonResults) -> None:
 
 
 def _draw_other_units(part: SubFigure, results: ComparisonResults) -> None:
-    """Draw pass@1 against the units that the budget does not count, in which the arms are not matched.
+    """Draw pass@1 against the units in which the arms are not matched, and coverage against pass@1.
 
-    Next to them, coverage against pass@1: arms on one line differ only in how far they have come.
+    Arms on one line in the last panel differ only in how far they have come.
     """
     comparison = results.comparison
     units: list[Unit] = [unit for unit in UNITS if unit != comparison.unit]
@@ -218,7 +218,7 @@ def _draw_lines(
     *,
     small: bool = False,
 ) -> None:
-    """Draw a line with a band over runs for every arm, and a diamond where a phase begins if the axis is of costs."""
+    """Draw a line with a band over runs for every arm; on an axis of costs, a diamond marks the begin of a phase."""
     colors = arm_colors(comparison)
     for arm in comparison.arms:
         (cost_M, score_MS), color = curves[arm.name], colors[arm.name]

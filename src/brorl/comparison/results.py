@@ -1,7 +1,6 @@
-"""All numbers of a comparison, computed once for its tables, text, record and figure.
+"""All numbers of a comparison, computed once for its tables, answer, record and figure.
 
-Runs are matched if their costs in the unit of the budget are equal up to the length of a step. An overshoot beyond the
-tolerance is never called matched. A ratio is None if no run has its denominator.
+Runs are matched if none spent more than the budget plus a tolerance. A ratio is None if no run has its denominator.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Spread:
 
 
 def is_matched(arm: Arm, unit: Unit, eval_point: float) -> bool:
-    """Return whether no run spent over `TOLERANCE` more than an evaluation point; one that ended early did not."""
+    """Return whether every run spent at most `TOLERANCE` more than an evaluation point."""
     limit = eval_point * (1 + TOLERANCE)
     return all(score_at(run, unit, eval_point).cost.of(unit) <= limit for run in arm.runs)
 
@@ -74,7 +73,7 @@ def costs_at(arm: Arm, unit: Unit, eval_point: float) -> dict[str, Spread]:
 
 
 def use_of_samples(comparison: Comparison, arm: Arm | None = None) -> dict[str, Spread | None]:
-    """Return what an arm's samples and tokens were used for; without an arm, the tokens of the start.
+    """Return the use of an arm's samples and tokens; without an arm, of the tokens of the start.
 
     `samples_per_s` counts the whole run and `generated_per_s` generation alone (the paper's throughput);
     `mixed_fraction` is the paper's dynamic-sampling pass rate. `tokens_per_response` and `correct_per_1000_tokens` are
@@ -107,10 +106,10 @@ class CoverageChange:
     arm: str
     gained: Spread  # prompts solved now and not at the start, over runs
     lost: Spread  # prompts solved at the start and not now
-    by_chance: Spread  # gains (and as many losses) to expect if no pass rate had changed
+    by_chance: Spread  # gains, and as many losses, that unchanged pass rates would give
     expected: Spread  # prompts that k attempts are expected to solve now (the sum of pass@k)
-    expected_change: Estimate  # that minus the same at the start, with a 95% interval, in prompts
-    # the same with an interval corrected for the number of arms; in its conclusion the start is A
+    expected_change: Estimate  # `expected` minus its value at the start, in prompts, with a 95% interval
+    # the same change with an interval corrected for the number of arms; in its conclusion the start is A
     corrected: CorrectedInterval
 
 
@@ -149,7 +148,7 @@ def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_
 
 @dataclass(frozen=True)
 class EqualCost:
-    """An arm against the first where each of their runs had spent the same; None where a score is not known."""
+    """An arm against the first one at equal cost of all their runs; a score that is not known is None."""
 
     arm: str
     unit: Unit
@@ -217,7 +216,7 @@ class BestArm:
 
 
 def frontier(comparison: Comparison, k: int = 1) -> tuple[BestArm, ...]:
-    """Find the best arm by pass@k at each evaluation point; arms that are not matched there are left out.
+    """Find the best of the matched arms by pass@k at each evaluation point.
 
     The best arm's lead over the second is tested after both were picked. Among arms that do not differ the gap of the
     best two is smaller than that of any other two, so picking does not raise the rate of false leads at an evaluation
@@ -268,13 +267,13 @@ class ComparisonResults:
     scores: BudgetScores  # on all held-out prompts, for every k
     tasks: Mapping[str, BudgetScores]  # by task, for the smallest and the largest k; empty if there is one
     at_eval_points: Mapping[str, tuple[ArmScores, ...]]  # by arm
-    # each later arm minus the first where both had spent the same: of the budget's unit, then of each other unit
+    # each later arm minus the first at equal cost: in the unit of the budget, then in each other unit
     at_equal_cost: tuple[EqualCost, ...]
     best: Mapping[int, tuple[BestArm, ...]]  # the best arm of each evaluation point, by k: the smallest and the largest
-    use: Mapping[str, Mapping[str, Spread | None]]  # of samples, by the start and the arms (`use_of_samples`)
+    use: Mapping[str, Mapping[str, Spread | None]]  # `use_of_samples` of the start and of each arm
     coverage: tuple[CoverageChange, ...]  # prompts gained and lost since the start, by arm
-    # by later arm, the seeds with which a difference of 0.02 from the first arm in pass@1 at the budget is shown,
-    # without correction; None if the arms have one seed or there is one prompt
+    # the seeds that show a difference of 0.02 from the first arm in pass@1 at the budget, by later arm, without
+    # correction; None if the arms have one seed or there is one prompt
     seeds_needed: Mapping[str, SeedsNeeded | None]
 
     @property
@@ -284,7 +283,7 @@ class ComparisonResults:
 
     @property
     def pair(self) -> Mapping[int, PairedDifference] | None:
-        """The second arm minus the first at the budget, by k, if these are the only arms."""
+        """The second of two arms minus the first at the budget, by k; None for more arms."""
         differences = self.scores.differences
         return next(iter(differences.values())) if len(differences) == 1 else None
 

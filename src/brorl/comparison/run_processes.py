@@ -30,26 +30,25 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-import brorl
 from brorl.comparison.arm_recipes import ArmRecipe, run_config
 from brorl.comparison.scores import ArmRun, RunProgress, progress_of
 from brorl.comparison.spec import TRIAL, Arguments, ComparisonSpec, arm_folders, fit_budget
 from brorl.config.reading import dump_yaml, with_settings
 from brorl.console.screen import QUIET_S
-from brorl.cost import UNIT_WORDS, Budget, amount
+from brorl.cost import Budget
 from brorl.errors import UserError, option
-from brorl.format import counted, duration, plain
+from brorl.format import counted, duration
 from brorl.model.load import choose_device
 from brorl.runs.checkpoint import last_checkpoint
 from brorl.runs.run_directory import RunDirectory, processor_name
 from brorl.storage import output_folder, replace_file, storage_errors
 from brorl.training.stop_request import on_stop, stop_signals
 
-_BUSY = 0.25  # of the cores that a comparison uses: more other work than that slows its steps
+_BUSY = 0.25  # other work on more than this fraction of the cores of a comparison slows its steps
 
 
 class ComparisonView:
-    """One line for each run that has ended, and the runs in progress."""
+    """Prints a line for each run that has ended, and the runs in progress."""
 
     def __init__(self, console: Console, runs: Sequence[ArmRun]) -> None:
         self._console, self._runs, self._num_runs = console, runs, len(runs)
@@ -62,27 +61,12 @@ class ComparisonView:
         self._in_progress = 0.0
         self._status = console.status("starting")
 
-    def announce(self, plan: ComparisonSpec, folder: Path, num_cores: int) -> None:
-        """Print the plan, and show runs in progress from here on; the runs use `num_cores` cores (0: GPUs)."""
-        names = (" against " if len(plan.arms) == 2 else ", ").join(arm.name for arm in plan.arms)
-        self._print(
-            f"brorl {brorl.__version__}: {names}, from {plan.arms[0].config.model}, "
-            f"{amount(plan.budget, plan.unit)} of training each, {counted(plan.seeds, 'seed')}"
-        )
-        self._print(f"{counted(self._num_runs, 'run')} in all; {plan.machine}")
-        self._print(f"evaluated at {', '.join(map(plain, plan.eval_points))} {UNIT_WORDS[plan.unit]}; folder {folder}")
-        for note in plan.notes:
-            self._print(note)
-        for arm in plan.arms:
-            if arm.title:
-                self._print(f"{arm.name}: {arm.title}")
-        if plan.unit == "seconds":
-            self._print(
-                "evaluations and startup take extra time; keep the machine free of other work, because seconds are "
-                "matched"
-            )
-            if plan.arms[0].config.engine.clock == "wall" and num_cores:
-                self._warn_of_load(num_cores)
+    def announce(self, spec: ComparisonSpec, folder: Path, num_cores: int) -> None:
+        """Print the spec, and show runs in progress from here on; the runs use `num_cores` cores (0: GPUs)."""
+        for line in spec.announcement(folder):
+            self._print(line)
+        if spec.unit == "seconds" and spec.arms[0].config.engine.clock == "wall" and num_cores:
+            self._warn_of_load(num_cores)
         if self.complete:
             self.print_complete()
         if self._console.is_terminal and len(self.complete) < self._num_runs:
@@ -117,8 +101,8 @@ class ComparisonView:
 
     def stopping(self, num_runs: int) -> None:
         """Print that runs will stop."""
-        runs = "1 run finishes its step and saves" if num_runs == 1 else f"{num_runs} runs finish their steps and save"
-        self._print(f"\nstopping: {runs}; Ctrl-C again discards the steps in progress")
+        what = "1 run finishes its step and saves" if num_runs == 1 else f"{num_runs} runs finish their steps and save"
+        self._print(f"\nstopping: {what}; Ctrl-C again discards the steps in progress")
 
     @contextmanager
     def running(self, command: str) -> Iterator[None]:
@@ -162,7 +146,7 @@ class ComparisonView:
 
 @dataclass(frozen=True)
 class Slot:
-    """The resources of one run: the cores that it may use (empty: no limit), and the only accelerator (None: all)."""
+    """The cores that one run may use (empty: all), and its only accelerator (None: all)."""
 
     cores: frozenset[int] = frozenset()
     device: str | None = None
@@ -190,12 +174,12 @@ def _reject_more(jobs: int | None, most: int, why: str) -> None:
 
 
 def _num_machines(arms: Sequence[ArmRecipe]) -> int:
-    """Return the machines of the largest cluster of an arm; 0 without a cluster."""
+    """Return the number of machines in the largest cluster of an arm; 0 without a cluster."""
     return max(arm.config.cluster.nodes for arm in arms)
 
 
 def machine_of(slots: Sequence[Slot], arms: Sequence[ArmRecipe]) -> str:
-    """Return the processor or accelerator and the slots of runs, in the wording of existing folders."""
+    """Return the processor or accelerator, and the slots of the runs, as `compare.json` has them."""
     if not slots[0].cores and torch.cuda.is_available():
         place, name = "a GPU of its own", torch.cuda.get_device_name()
     else:
@@ -223,8 +207,7 @@ def cpu_slots(num: int | None, threads: int) -> list[Slot]:
     if num > 1 and threads > each:
         raise UserError(
             f"{option('jobs', num)}: each run would get {each} of {len(cores)} cores, and engine.threads = {threads}; "
-            "use "
-            f"{option('jobs', max(len(cores) // threads, 1))}, or {option('engine.threads', each)}"
+            f"use {option('jobs', max(len(cores) // threads, 1))}, or {option('engine.threads', each)}"
         )
     return [Slot(frozenset(cores[i * each : (i + 1) * each])) for i in range(num)]
 
@@ -232,34 +215,28 @@ def cpu_slots(num: int | None, threads: int) -> list[Slot]:
 _POLL_S = 0.5
 _DISCARDED_BY, _KILLED_BY = 2, 3  # signals sent to the comparison: the steps in progress, and the runs
 _STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-_PRELOADED = (  # in the process that all runs are forked from: a run starts at once
-    "brorl.api.training_session",
-    "brorl.console.progress",
-    "brorl.trackers",
-    "pyarrow.parquet",
+_PRELOADED = [  # in the process that all runs are forked from, so that a run starts at once
+    "brorl.api.training_session", "brorl.console.progress", "brorl.trackers", "pyarrow.parquet",
     "transformers.models.llama.modeling_llama",
-)
+]  # fmt: skip
 
 
 def run_comparison(
     folder: Path,
-    plan: ComparisonSpec,
+    spec: ComparisonSpec,
     slots: Sequence[Slot],
     view: ComparisonView,
     again: str | None = None,
     deadline: float | None = None,
 ) -> bool:
-    """Run all runs to completion or to a deadline, and return whether they are complete.
-
-    The folder is locked meanwhile; `again` is the command that continues it.
-    """
+    """Do `finish_runs` for the runs of a spec, in a locked folder; `again` is the command that continues it."""
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with RunDirectory(folder).locked():
-        plan.write(folder)
-        view.announce(plan, folder, sum(len(slot.cores) for slot in slots))
+        spec.write(folder)
+        view.announce(spec, folder, sum(len(slot.cores) for slot in slots))
         with view.running(again or f"brorl compare {shlex.quote(str(folder))}"):
-            left = [run for run in plan.runs_in(folder) if run not in view.complete]
+            left = [run for run in spec.runs_in(folder) if run not in view.complete]
             return finish_runs(left, slots, view, deadline)
 
 
@@ -268,7 +245,7 @@ def finish_runs(
 ) -> bool:
     """Run all runs to completion, one in each slot at a time, and return whether they are complete.
 
-    At a deadline (on the clock of `time.perf_counter`) they are stopped; steps in progress are discarded.
+    At a deadline on the clock of `time.perf_counter` the runs are stopped, and steps in progress are discarded.
 
     Raises:
         UserError: If a run failed. The others stop after their step, and all of them can be continued.
@@ -314,7 +291,7 @@ def _start(run: ArmRun, slot: Slot) -> ForkServerProcess:
         shutil.rmtree(run.directory, ignore_errors=True)
     command = ["resume", str(run.directory), *run.resume_with] if begun else ["train", str(run.recipe)]
     context = get_context("forkserver")
-    context.set_forkserver_preload(list(_PRELOADED))
+    context.set_forkserver_preload(_PRELOADED)
     process = context.Process(target=_work, args=(command, slot, str(_errors_of(run))))
     # The process that forks the runs inherits the mask. A signal to all processes of a job must not end it, because the
     # exit codes of the runs would be lost. The resource tracker undoes the mask when it starts, so it starts before.
@@ -343,7 +320,12 @@ def _work(command: list[str], slot: Slot, errors: str) -> None:
         os.close(file)
     parent = parent_process()
     assert parent is not None
-    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+    def end_with_the_comparison() -> None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGINT)  # which stops this process after its step
+
+    threading.Thread(target=end_with_the_comparison, daemon=True).start()
     if slot.device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = slot.device
     if slot.cores:
@@ -356,12 +338,6 @@ def _work(command: list[str], slot: Slot, errors: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts a job in the background ignores it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     runpy.run_module("brorl", run_name="__main__")
-
-
-def _end_with(sentinel: int) -> None:
-    """Stop this process after its step when the comparison has ended."""
-    wait([sentinel])
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _errors_of(run: ArmRun) -> Path:
@@ -388,39 +364,28 @@ def _stop(processes: Sequence[ForkServerProcess], stops: Sequence[int]) -> None:
     while any(process.exitcode is None for process in processes):
         while passed_on < max(len(stops), 1):  # at least once, because a run may have failed
             passed_on += 1
+            number = signal.SIGINT if passed_on < _KILLED_BY else signal.SIGKILL
             for process in processes:
-                _pass_on(process, signal.SIGINT if passed_on < _KILLED_BY else signal.SIGKILL)
+                if process.pid is not None and process.exitcode is None:
+                    with suppress(ProcessLookupError):
+                        os.kill(process.pid, number)
         wait([process.sentinel for process in processes if process.exitcode is None], _POLL_S)
 
 
-def _pass_on(process: ForkServerProcess, number: signal.Signals) -> None:
-    if process.pid is not None and process.exitcode is None:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, number)
-
-
-_STEPS = 3  # whose median is the cost of a step: the first one contains startup
+_STEPS = 3  # the cost of a step is their median, because the first one contains startup
 _QUICK = {"evaluation.num_prompts": 1, "tracking.to": []}
 
 
 def fitted(
-    plan: ComparisonSpec, arguments: Arguments, folder: Path, slots: Sequence[Slot], console: Console
+    spec: ComparisonSpec, arguments: Arguments, folder: Path, slots: Sequence[Slot], console: Console
 ) -> ComparisonSpec:
-    """Return the plan with a budget that fits a few steps of every arm; steps as the unit always fit."""
-    if plan.unit == "steps":
-        return plan
+    """Return the spec with a budget that fits the cost of a step, which a few steps of every arm show."""
+    if spec.unit == "steps":  # any budget fits
+        return spec
     console.print("a few steps of each arm, for their cost", markup=False)
-    with output_folder(folder), RunDirectory(folder).locked():
-        cost_of = costs_of_steps(plan, folder, slots)
-        return fit_budget(plan, arguments, cost_of) if cost_of else plan
-
-
-def costs_of_steps(plan: ComparisonSpec, folder: Path, slots: Sequence[Slot]) -> dict[str, float]:
-    """Return the cost of a step by arm, in the unit of the plan; without arms that made none."""
-    folders = arm_folders(plan.arms)
-    with TemporaryDirectory(prefix=TRIAL, dir=folder) as scratch:
-        runs = []
-        for arm in plan.arms:
+    folders, runs = arm_folders(spec.arms), []
+    with output_folder(folder), RunDirectory(folder).locked(), TemporaryDirectory(prefix=TRIAL, dir=folder) as scratch:
+        for arm in spec.arms:
             directory = Path(scratch) / folders[arm.name]
             run = ArmRun(arm.name, 0, directory.with_name(f"{directory.name}.yaml"), directory, Budget("steps", _STEPS))
             config = with_settings(run_config(arm, 0, directory, run.budget), _QUICK)
@@ -429,5 +394,6 @@ def costs_of_steps(plan: ComparisonSpec, folder: Path, slots: Sequence[Slot]) ->
                 replace_file(run.recipe, dump_yaml(config).encode())
             runs.append(run)
         finish_runs(runs, slots, ComparisonView(Console(quiet=True), runs))
-        costs = {run.arm: progress_of(run).costs_of_steps(plan.unit) for run in runs}
-    return {arm: median(of_arm) for arm, of_arm in costs.items() if of_arm}
+        costs = {run.arm: progress_of(run).costs_of_steps(spec.unit) for run in runs}
+    cost_of = {arm: median(of_arm) for arm, of_arm in costs.items() if of_arm}
+    return fit_budget(spec, arguments, cost_of) if cost_of else spec

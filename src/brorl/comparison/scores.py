@@ -1,7 +1,7 @@
-"""The values of a comparison: arms with runs of several seeds, their scores and costs, as read from its folder.
+"""The scores and costs of a comparison's arms, and of their runs with several seeds, as read from its folder.
 
-A run without a score at an evaluation point is an error, unless it ended early: then its last score counts. Dimensions:
-A arms, S seeds (runs of an arm), M evaluation points, P held-out prompts, n responses per prompt.
+A run that ended early keeps its last score; any other run without a score at an evaluation point is an error.
+Dimensions: A arms, S seeds (runs of an arm), M evaluation points, P held-out prompts, n responses per prompt.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RunScores:
     groups_mixed: int  # mixed groups among them
     ended_early: str | None  # why the run ended before its budget was spent; None if it did not
     path: str
-    # cost at which each phase of its objective after the first began, by the phase's title
+    # the cost at which each later phase of its objective began, by the title of the phase
     phase_begins: Mapping[str, Cost] = field(default_factory=dict)
 
 
@@ -71,10 +71,10 @@ class Arm:
     num_rollouts: int  # N
     prompts_per_step: int  # groups that a step trains on
     differs: Mapping[str, str]  # settings in which the arms differ, with this arm's values as text
-    runs: tuple[RunScores, ...]  # its runs, by seed
+    runs: tuple[RunScores, ...]  # in the order of their seeds
 
     def phase_begins(self, unit: Unit) -> dict[str, float]:
-        """Return the mean cost at which its runs began each phase after the first, by the phase's title."""
+        """Return the mean cost at which its runs began each later phase, by the title of the phase."""
         titles = dict.fromkeys(title for run in self.runs for title in run.phase_begins)
         begins = {t: [r.phase_begins[t].of(unit) for r in self.runs if t in r.phase_begins] for t in titles}
         return {title: sum(costs) / len(costs) for title, costs in begins.items()}
@@ -93,8 +93,7 @@ class Comparison:
     ks: tuple[int, ...]  # the reported pass@k, rising, each at most n
     arms: tuple[Arm, ...]  # the arms; of two, the second is measured against the first
     machine: str  # processor or accelerator, and how many runs were made in parallel
-    # held-out prompts that are not among `prompts`: in an evaluation of a run some of the responses could not
-    # be verified because of an infrastructure failure
+    # held-out prompts that `prompts` leaves out, because an infrastructure failure left responses unverified
     num_left_out: int = 0
     notes: tuple[str, ...] = ()  # what was chosen or changed for the arms and the budget, a sentence each
 
@@ -113,7 +112,7 @@ class Comparison:
 
 
 def score_at(run: RunScores, unit: Unit, spent: float) -> Score:
-    """Return the first evaluation of a run at which it had spent an amount of a unit; 0 is the start.
+    """Return the first evaluation at which a run had spent an amount of a unit; 0 is the start.
 
     Raises:
         ValueError: If the run was not evaluated there and did not end early.
@@ -154,10 +153,9 @@ def start_scores(comparison: Comparison, k: int = 1) -> FloatArray:
 
 
 def starts_by_seed(arms: Sequence[Arm]) -> list[list[Score]]:
-    """Return the evaluations of the checkpoint that runs begin with, those of one seed together.
+    """Return the evaluations of the checkpoint with which runs begin, grouped by seed.
 
-    Runs of one seed evaluate the same model on the same prompts with the same random numbers, whatever their arm: that
-    is one evaluation made several times. The results differ only if the runs are evaluated differently.
+    Runs of one seed repeat one evaluation, whatever their arm: the same model, prompts and random numbers.
     """
     starts: dict[int, list[Score]] = {}
     for arm in arms:
@@ -172,7 +170,7 @@ def have_same_seeds(a: Arm, b: Arm) -> bool:
     return sorted(seeds_a) == sorted(seeds_b) and len(set(seeds_a)) == len(seeds_a)
 
 
-Setup = tuple[tuple[HeldOutPrompt, ...], int, tuple[int, ...]]  # of the evaluations of a run:
+Setup = tuple[tuple[HeldOutPrompt, ...], int, tuple[int, ...]]  # what a run is evaluated on, as SETUP names it
 SETUP = ("held-out prompts", "samples per prompt", "pass@k")
 
 
@@ -216,7 +214,7 @@ def verified_prompts(scores: Sequence[Score]) -> IntArray:
 
 
 def read_run(path: Path, seed: int, budget: Budget) -> tuple[RunScores, Setup] | None:
-    """Read the run of a seed, and what it was evaluated on; None if it has not spent the budget.
+    """Read the run of a seed and its setup; return None if it has not spent the budget.
 
     Raises:
         UserError: If the metrics hold no results by prompt, or the held-out prompts are missing.
@@ -270,7 +268,7 @@ class ArmRun:
 
     arm: str
     seed: int
-    recipe: Path  # with all its settings
+    recipe: Path  # the file with all its settings
     directory: Path
     budget: Budget
     resume_with: tuple[str, ...] = ()  # options of the command that resumes it

@@ -1,12 +1,12 @@
-"""The plan of a comparison: arms, budget, evaluation points and seeds, from arguments or from a folder.
+"""The spec of a comparison: arms, budget, evaluation points and seeds, from arguments or from a folder.
 
-What was not given is chosen. Contradictions are errors, and so is a folder with another comparison.
+What was not given is chosen. Contradictions and a folder with another comparison are errors.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
@@ -19,7 +19,7 @@ from brorl.comparison.scores import SETUP, Arm, ArmRun, Comparison, RunScores, S
 from brorl.config.reading import ConfigOrPath, dump_yaml, make_config
 from brorl.cost import UNIT_WORDS, UNITS, Budget, Unit, amount
 from brorl.errors import UserError, option
-from brorl.format import exact, in_seconds, plain
+from brorl.format import counted, exact, in_seconds, plain
 from brorl.runs.run_directory import SPEC_FILE
 from brorl.storage import json_ready, replace_file, storage_errors
 
@@ -39,7 +39,7 @@ _LONGEST_NAME = 60  # of a folder of an arm
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of `brorl.compare` that make a new plan; None and empty ones are not given."""
+    """The arguments of `brorl.compare` that make a new spec; those that are None or empty were not given."""
 
     arms: tuple[ConfigOrPath, ...] = ()
     sweep: Mapping[str, Sequence[Any]] | None = None
@@ -77,6 +77,23 @@ class ComparisonSpec:
                 runs.append(ArmRun(arm.name, seed, directory.with_name(f"seed-{seed}.yaml"), directory, budget))
         return runs
 
+    def announcement(self, folder: Path) -> Iterator[str]:
+        """Yield the lines that tell what will run."""
+        names = (" against " if len(self.arms) == 2 else ", ").join(arm.name for arm in self.arms)
+        yield (
+            f"brorl {brorl.__version__}: {names}, from {self.arms[0].config.model}, {amount(self.budget, self.unit)} "
+            f"of training each, {counted(self.seeds, 'seed')}"
+        )
+        yield f"{counted(self.seeds * len(self.arms), 'run')} in all; {self.machine}"
+        yield f"evaluated at {', '.join(map(plain, self.eval_points))} {UNIT_WORDS[self.unit]}; folder {folder}"
+        yield from self.notes
+        yield from (f"{arm.name}: {arm.title}" for arm in self.arms if arm.title)
+        if self.unit == "seconds":
+            yield (
+                "evaluations and startup take extra time; keep the machine free of other work, because seconds are "
+                "matched"
+            )
+
     def write(self, folder: Path) -> None:
         """Write `compare.json` and a recipe for every run."""
         arm_of = {arm.name: arm for arm in self.arms}
@@ -89,7 +106,7 @@ class ComparisonSpec:
 
 
 def arm_folders(arms: Sequence[ArmRecipe]) -> dict[str, str]:
-    """Return the folder of each arm by its name: the name itself if it is valid and unique as a folder's name."""
+    """Return the folder of each arm by its name, after which it is called if such names are valid and unique."""
     slugs = ["".join(c if c.isalnum() or c in "=.-" else "_" for c in arm.name) for arm in arms]
     plain = len({slug.lower() for slug in slugs}) == len(slugs) and max(map(len, slugs)) <= _LONGEST_NAME
     return {
@@ -99,7 +116,7 @@ def arm_folders(arms: Sequence[ArmRecipe]) -> dict[str, str]:
 
 
 def spec_in(folder: Path, arguments: Arguments) -> ComparisonSpec:
-    """Read the plan of a folder; `seeds` may add to its seeds, and no other argument may be given."""
+    """Read the spec of a folder; `seeds` may add to its seeds, and no other argument may be given."""
     options = {"sweep": "sweep", "checkpoint": "from", "match": "match", "budget": "budget", "marks": "marks"}
     given = [option(named) for name, named in options.items() if getattr(arguments, name)]
     given += [option(name) for name in arguments.overrides or ()]
@@ -112,24 +129,24 @@ def spec_in(folder: Path, arguments: Arguments) -> ComparisonSpec:
 
 
 def spec_for(folder: Path | None, arguments: Arguments) -> ComparisonSpec:
-    """Make the plan of a comparison in a folder that is empty or has the same comparison."""
-    plan = _new_spec(arguments)
+    """Make the spec of a comparison in a folder that is empty or has the same comparison."""
+    spec = _new_spec(arguments)
     if folder is None or not folder.exists():
-        return plan
+        return spec
     if (folder / SPEC_FILE).is_file():
         before = read_spec(folder)
-        _require_same(folder, before, plan, arguments)
+        _require_same(folder, before, spec, arguments)
         return _with_seeds(before, arguments.seeds, folder)
     if not folder.is_dir() or any(not path.name.startswith(TRIAL) for path in folder.iterdir()):
         raise UserError(f"{option('output-dir', folder)} exists and is not empty; choose another folder")
-    return plan
+    return spec
 
 
-def write_spec(plan: Any, file: Path) -> None:
-    """Write the fields of a plan that has arms."""
-    arms = [{"name": arm.name, "title": arm.title, "settings": arm.config.model_dump(mode="json")} for arm in plan.arms]
+def write_spec(spec: Any, file: Path) -> None:
+    """Write the fields of a spec that has arms."""
+    arms = [{"name": arm.name, "title": arm.title, "settings": arm.config.model_dump(mode="json")} for arm in spec.arms]
     replace_file(
-        file, json.dumps(json_ready({"brorl": brorl.__version__, **vars(plan), "arms": arms}), indent=2).encode()
+        file, json.dumps(json_ready({"brorl": brorl.__version__, **vars(spec), "arms": arms}), indent=2).encode()
     )
 
 
@@ -151,7 +168,7 @@ def read_fields(file: Path, noun: str) -> dict[str, Any]:
 
 
 def read_spec(folder: Path) -> ComparisonSpec:
-    """Read the plan of a comparison."""
+    """Read the spec of a comparison."""
     if not (folder / SPEC_FILE).is_file():
         raise UserError(f"{folder} is not a comparison (no {SPEC_FILE}); give the folder that `brorl compare` made")
     return ComparisonSpec(**read_fields(folder / SPEC_FILE, "comparison"))
@@ -163,16 +180,16 @@ def read_comparison(folder: Path) -> Comparison:
     Raises:
         UserError: If a run is not complete, or was evaluated otherwise than another.
     """
-    plan = read_spec(folder)
-    runs: dict[str, list[RunScores]] = {arm.name: [] for arm in plan.arms}
+    spec = read_spec(folder)
+    runs: dict[str, list[RunScores]] = {arm.name: [] for arm in spec.arms}
     setups: dict[str, Setup] = {}
-    for run in plan.runs_in(folder):
+    for run in spec.runs_in(folder):
         if (read := read_run(run.directory, run.seed, run.budget)) is not None:
             runs[run.arm].append(read[0])
             setups[read[0].path] = read[1]
-    if arm := next((name for name, of_arm in runs.items() if len(of_arm) < plan.seeds), None):
+    if arm := next((name for name, of_arm in runs.items() if len(of_arm) < spec.seeds), None):
         raise UserError(
-            f"{folder}: {len(runs[arm])} of {plan.seeds} runs of {arm} are complete; continue with: brorl compare "
+            f"{folder}: {len(runs[arm])} of {spec.seeds} runs of {arm} are complete; continue with: brorl compare "
             f"{folder}"
         )
     first, setup = next(iter(setups.items()))
@@ -184,12 +201,12 @@ def read_comparison(folder: Path) -> Comparison:
             arm.name, arm.title, arm.config.rollouts_per_prompt, arm.config.prompts_per_step, differs,
             tuple(runs[arm.name]),
         )
-        for arm, differs in zip(plan.arms, differences([arm.config for arm in plan.arms]), strict=True)
+        for arm, differs in zip(spec.arms, differences([arm.config for arm in spec.arms]), strict=True)
     )  # fmt: skip
     return without_unverified(
         Comparison(
-            plan.arms[0].config.model, plan.unit, plan.budget, plan.eval_points, *setup, arms, plan.machine,
-            notes=plan.notes,
+            spec.arms[0].config.model, spec.unit, spec.budget, spec.eval_points, *setup, arms, spec.machine,
+            notes=spec.notes,
         )
     )  # fmt: skip
 
@@ -237,26 +254,26 @@ def _number(given: str | float) -> float | None:
         return None
 
 
-def fit_budget(plan: ComparisonSpec, arguments: Arguments, cost_of: Mapping[str, float]) -> ComparisonSpec:
-    """Return the plan with a budget that is not much exceeded by the last step of a run.
+def fit_budget(spec: ComparisonSpec, arguments: Arguments, cost_of: Mapping[str, float]) -> ComparisonSpec:
+    """Return the spec with a budget that is not much exceeded by the last step of a run.
 
     A budget that was not given rises. `cost_of` is the cost of a step by arm, in the unit of the budget.
 
     Raises:
         UserError: If a budget that was given is too small.
     """
-    unit, slowest = plan.unit, max(cost_of, key=cost_of.__getitem__)
+    unit, slowest = spec.unit, max(cost_of, key=cost_of.__getitem__)
     least = _two_digits(_MARGIN * cost_of[slowest] / TOLERANCE)
-    if least <= plan.budget:
-        return plan
+    if least <= spec.budget:
+        return spec
     step = f"a step of {slowest} takes {plain(cost_of[slowest], 2)} {UNIT_WORDS[unit]}"
     if arguments.budget is None and (arguments.marks is None or isinstance(arguments.marks, int)):
         note = f"the budget is {amount(least, unit)}, because {step}; another one: {option('budget', 'X')}"
-        return replace(plan, budget=least, eval_points=_points_of(arguments, least, unit), notes=(*plan.notes, note))
+        return replace(spec, budget=least, eval_points=_points_of(arguments, least, unit), notes=(*spec.notes, note))
     raise UserError(
-        f"{step}, more than {TOLERANCE:.0%} of {amount(plan.budget, unit)}, so the arms would not be matched; give "
+        f"{step}, more than {TOLERANCE:.0%} of {amount(spec.budget, unit)}, so the arms would not be matched; give "
         f"{option('budget', exact(least))} or more, or lower prompts_per_step of all arms by one factor, to "
-        f"{plan.budget / least:.0%} or less"
+        f"{spec.budget / least:.0%} or less"
     )
 
 

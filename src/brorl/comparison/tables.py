@@ -1,6 +1,6 @@
-"""The tables of a comparison, in the layout of the paper's.
+"""The tables of a comparison, in the layout of the paper's tables.
 
-Long lists (all evaluation points of all runs, all prompts) are only in the record.
+All evaluations of all runs and all prompts are only in the record.
 
 Source: the layout of BroRL (arXiv 2510.01180), Tables 1 to 5.
 """
@@ -21,9 +21,9 @@ _LONGEST_VALUE = 9  # characters of a setting in a column
 
 
 def tables_of(results: ComparisonResults) -> list[Table]:
-    """Return the tables of a comparison, the one that shows the answer first.
+    """Return the tables of a comparison. The first one shows the answer.
 
-    Of two arms that is pass@k at the budget with the difference, of more the costs and scores of the arms.
+    For two arms it is the table of pass@k at the budget; for more, of the costs and scores of the arms.
     """
     costs, pair = cost_table(results), results.pair is not None
     first = [pass_table(results), costs, paired_table(results)] if pair else [costs]
@@ -35,7 +35,7 @@ def tables_of(results: ComparisonResults) -> list[Table]:
         *(task_table(results, k) for k in results.end_ks if results.tasks),
         coverage_table(results),
     ]
-    if results.key:  # what the letters mean comes early
+    if results.key:  # the letters are explained early
         return [first[0], *settings, *first[1:], *others]
     return [*first, *others, *settings]
 
@@ -72,7 +72,7 @@ def cost_table(results: ComparisonResults) -> Table:
     return Table(title, columns, tuple(rows), tuple(notes))
 
 
-# the columns of the use of samples: heading, and how its numbers are written
+# the columns of the use of samples: the heading, and the format of the numbers
 _USE: dict[str, tuple[str, Callable[[float], str]]] = {
     "mixed_fraction": ("mixed\ngroups", "{:.1%}".format),
     "samples_per_s": ("samples\n/s", short),
@@ -145,7 +145,7 @@ def _test(test: TTest | None) -> tuple[str, str, str]:
 
 
 def _marked(difference: Estimate, corrected: CorrectedInterval, digits: int = 3) -> str:
-    """Return a difference with its own 95% interval and the mark of what it shows."""
+    """Return a difference with its own 95% interval, and a mark if it is shown."""
     mark = "" if conclusion_of(difference) == "no difference shown" else " *"
     if corrected.num_intervals > 1 and corrected.conclusion != "no difference shown":
         mark = " **"
@@ -153,7 +153,7 @@ def _marked(difference: Estimate, corrected: CorrectedInterval, digits: int = 3)
 
 
 def _marks_note(num_intervals: int) -> str:
-    """Explain the marks of a table of so many differences."""
+    """Explain the marks in a table with this number of differences."""
     own = "Marks: * the difference's own 95% interval, as printed, excludes 0"
     if num_intervals == 1:
         return f"{own}."
@@ -213,7 +213,7 @@ def frontier_table(results: ComparisonResults, k: int) -> Table:
 
 
 def task_table(results: ComparisonResults, k: int) -> Table:
-    """Make the table of pass@k by task; of two arms with the difference."""
+    """Make the table of pass@k by task, with the difference of two arms."""
     is_pair, rows = results.pair is not None, []
     for task, scores in results.tasks.items():
         differences = [signed(by_k[k].difference) for by_k in scores.differences.values()] if is_pair else []
@@ -249,13 +249,13 @@ def coverage_table(results: ComparisonResults) -> Table:
 
 
 def spread_text(values: Spread) -> str:
-    """Return a mean over runs with its range; the number alone if all runs have the same."""
+    """Return a mean over runs with its range, or the number that all runs have."""
     low, high = (f"{v:,.0f}" if v == round(v) else f"{v:,.1f}" for v in (values.least, values.most))
     return low if values.least == values.most else f"{values.mean:,.1f} ({low}-{high})"
 
 
 def settings_table(results: ComparisonResults) -> Table:
-    """Make the table of the settings in which the arms differ; a row for each arm if the values are long."""
+    """Make the table of the settings in which the arms differ, with a row for each arm if the values are long."""
     arms = results.comparison.arms
     title = "Settings in which the arms differ"
     values = [_shown_settings(arm) for arm in arms]

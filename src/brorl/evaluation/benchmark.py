@@ -31,15 +31,15 @@ class PromptResult:
     prompt_id: str  # name of the prompt
     data_set: str  # its dataset
     domain: str  # its domain, which decides the verifier
-    num_samples: int  # responses, duplicates included, n
-    num_correct: int  # correct responses, 0 to the number of verified ones
+    num_samples: int  # n responses, duplicates included
+    num_correct: int  # correct responses, 0 to `num_verified`
     num_truncated: int  # truncated responses, 0 to n
-    num_distinct: int  # distinct responses. Each is verified once.
+    num_distinct: int  # distinct responses, each of which is verified once
     sampled_tokens: int  # tokens of all responses
     unique_tokens: int  # tokens computed
-    verifier_timeouts: int  # distinct responses whose verification timed out. They count as incorrect.
-    verifier_failures: int  # distinct responses whose verification failed otherwise. They count as incorrect.
-    # responses that could not be verified because of infrastructure failures, 0 to n. They do not count.
+    verifier_timeouts: int  # distinct responses whose verification timed out; they count as incorrect
+    verifier_failures: int  # distinct responses whose verification failed otherwise; they count as incorrect
+    # responses that could not be verified because of infrastructure failures, 0 to n; they do not count
     num_unverified: int = 0
 
     @property
@@ -54,8 +54,8 @@ class Summary:
 
     num_prompts: int  # number of prompts, P
     num_samples: int  # responses per prompt, n
-    # pass@k for each k: the mean over prompts of unbiased estimates, with its interval. A prompt with fewer than k
-    # verified responses does not count for this k; a k without any prompt is missing.
+    # pass@k by k: the mean of unbiased estimates over prompts, with its interval. Prompts with fewer than k verified
+    # responses do not count, and a k without a prompt is missing.
     pass_at: dict[int, Estimate]
     solved: int  # prompts with at least one correct response
     tokens_per_response: float  # mean number of tokens of a response
@@ -66,9 +66,9 @@ class Summary:
     sampled_tokens: int  # tokens of all responses
     unique_tokens: int  # tokens computed
     seconds: float | None  # time of sampling, verifying and storing; None if it is unknown
-    # responses that could not be verified because of infrastructure failures. They do not count.
+    # responses that could not be verified because of infrastructure failures; they do not count
     num_unverified: int = 0
-    # prompts that do not count, by k; only the k with such prompts
+    # the number of prompts that do not count, for each k with such prompts
     left_out: dict[int, int] = field(default_factory=dict)
 
 
@@ -97,7 +97,7 @@ def count(group: Group) -> PromptResult:
 
 
 def summarize(results: Sequence[PromptResult], ks: Sequence[int], seconds: float | None) -> Summary:
-    """Average over prompts, all with the same number of responses."""
+    """Average over prompts with the same number of responses."""
     numbers = {result.num_samples for result in results}
     if len(numbers) != 1:
         raise ValueError(
@@ -135,9 +135,9 @@ _RECORDED = (
 class Benchmark:
     """Held-out prompts and the settings of their evaluation."""
 
-    prompts: Sequence[Prompt]  # the prompts
-    grader: Grader  # verifies responses
-    sampling: SamplingParams  # sampling parameters
+    prompts: Sequence[Prompt]
+    grader: Grader
+    sampling: SamplingParams
     num_rollouts: int  # responses per prompt, n
     ks: tuple[int, ...]  # values of k for pass@k, each 1 to n
     seed: int  # seed of the sampling, the same for every evaluation
@@ -147,7 +147,7 @@ class Benchmark:
     def from_recipe(
         cls, config: TrainConfig, prompts: Sequence[Prompt], grader: Grader, observe: Observe = unobserved
     ) -> Benchmark | None:
-        """Make the evaluation of the held-out prompts of a run; None without any."""
+        """Make the evaluation of a run's held-out prompts; return None if there are none."""
         if not prompts:
             return None
         settings = config.evaluation
@@ -161,7 +161,7 @@ class Benchmark:
         return fingerprint(self.prompts)
 
     def answer(self, sampler: Sampler) -> tuple[list[Group], float]:
-        """Sample and verify responses to all prompts; return their groups, in order, and the wall time in seconds."""
+        """Sample and verify responses to all prompts; return the groups, in order, and the wall time in seconds."""
         started = perf_counter()
         self.observe(Phase("evaluating"))
         token_ids = [p.token_ids for p in self.prompts]
@@ -173,7 +173,7 @@ class Benchmark:
     def record(self, groups: Sequence[Group], seconds: float) -> dict[str, Any] | None:
         """Return the numbers of an evaluation as docs/reference/metrics.md lists them.
 
-        None if no prompt has enough verified responses for a k.
+        Return None if no prompt has enough verified responses for some k.
         """
         results = list(map(count, groups))
         overall = asdict(summarize(results, self.ks, seconds))

@@ -7,8 +7,8 @@ averaged over prompts) / S,
     half-width^2 = t(P - 1)^2 v_P + t(S - 1)^2 v_S,    t(d) the 97.5% quantile of Student's t with d degrees of freedom.
 
 At another level L, t(d) is the quantile at 1 - (1 - L) / 2. If runs of the arms are not paired, the v_S of the two arms
-are separate parts. docs/explanation/comparing.md shows why it covers at least L, and how often narrower intervals do
-not. Scores of different prompts are an error. With a single number the interval is as wide as possible.
+are separate parts. docs/explanation/comparing.md shows why the interval covers at least L, and how often narrower
+intervals do not. With a single number the interval is as wide as possible.
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ class PairedDifference:
     difference: Estimate  # mean of B minus A with the 95% interval that the conclusion uses
     # the parts of the variance of that mean, from which `at_level` makes intervals at other levels
     parts: VarianceParts
-    # The variation in that interval: prompts, seeds, both. With one seed an arm it shows which of the trained models
-    # is better, not which setting.
+    # the sources of variation in that interval; with one seed per arm it shows which trained model is better, not which
+    # setting
     covers: Covers
-    conclusion: Conclusion  # which arm leads: the interval excludes 0
-    # The paper's t-test over prompts of seed-averaged scores; None for one prompt. It takes the trained models as
-    # given.
+    conclusion: Conclusion  # an arm leads if the interval excludes 0
+    # the paper's t-test over prompts of seed-averaged scores, which takes the trained models as given; None for one
+    # prompt
     prompt_test: TTest | None
-    # t-test over seeds of prompt-averaged scores; None if an arm has one seed. It takes the prompts as given.
+    # t-test over seeds of prompt-averaged scores, which takes the prompts as given; None if an arm has one seed
     seed_test: TTest | None
     seed_interval: Estimate | None  # the mean difference with the 95% interval of that test
     seeds_paired: bool  # whether the arms have the same seeds, so that runs are paired
@@ -139,7 +139,7 @@ class SeedsNeeded:
 
     half_width: float  # the half-width: the smallest measured difference that is shown
     seeds: int
-    prompts: int  # held-out prompts: those of the comparison if `enough_prompts`, else more
+    prompts: int  # held-out prompts: as many as the comparison has if `enough_prompts`, else more
     enough_prompts: bool  # whether the prompts of the comparison are enough, with this many seeds
 
 
@@ -178,7 +178,7 @@ def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_p
 def difference_interval(
     score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_paired: bool, level: float = 0.95
 ) -> Estimate:
-    """Return only the `difference` of `paired_difference`, at any level; other arguments and errors are the same."""
+    """Return only the `difference` of `paired_difference`, at any level."""
     return paired_difference(score_a_SP, score_b_SP, seeds_paired=seeds_paired).at_level(level)
 
 
@@ -192,8 +192,8 @@ def conclusion_of(difference: Estimate) -> Conclusion:
 def mean_over_runs(value_SP: FloatArray, lowest: float = 0.0, highest: float = 1.0, level: float = 0.95) -> Estimate:
     """Average numbers of runs and prompts, shape [S, P], with an interval over prompts and seeds by the same method.
 
-    With one run the interval is over prompts alone, with one prompt over seeds alone; with one number it is the whole
-    possible range, from `lowest` to `highest`.
+    With one run the interval is over prompts alone, and with one prompt over seeds alone. With one number it is the
+    whole range from `lowest` to `highest`.
     """
     values = _checked(value_SP)
     return VarianceParts.of(values.mean(0), [values.mean(1)]).interval(float(values.mean()), (lowest, highest), level)
@@ -216,11 +216,11 @@ def seeds_needed(parts: VarianceParts, half_width: float = 0.02) -> SeedsNeeded 
 
         t(S - 1)^2 v / S + t(P - 1)^2 v_P <= half_width^2,
 
-    and the sum over both arms instead of v if runs are not paired. If the part of the prompts alone is above half of
-    half_width^2, no number of seeds is enough, or very many. The prompts are then the fewest whose part is at most half
-    of it, and the seeds the fewest with these prompts. A true difference of the half-width is shown in about half of
-    the comparisons. A variance that was measured with few seeds is known roughly, and so is the number of seeds.
-    None if the parts of prompts and seeds are not both known.
+    and if runs are not paired, the sum over both arms instead of v. If the part of the prompts alone is above half of
+    half_width^2, no number of seeds is enough, or only a very large one. The result then has the fewest prompts whose
+    part is at most half of it, and the fewest seeds with these prompts. A true difference of the half-width is shown in
+    about half of the comparisons. Few seeds measure the variance roughly, so the result is rough too. It is None if the
+    parts of prompts and seeds are not both known.
     """
     prompts = parts.prompts
     if prompts is None or not parts.seeds:

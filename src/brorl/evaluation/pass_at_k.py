@@ -26,7 +26,7 @@ def pass_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: in
 
 
 def pass_at_k_of_each(num_correct_P: NDArray[np.int64], num_rollouts_P: NDArray[np.int64], k: int) -> FloatArray:
-    """Estimate pass@k of the prompts with at least k responses, which may differ in their numbers, in their order."""
+    """Estimate pass@k of the prompts with at least k responses, in order; the numbers of responses may differ."""
     enough_P = num_rollouts_P >= k
     value_P = np.empty(num_correct_P.size)
     for n in np.unique(num_rollouts_P[enough_P]).tolist():

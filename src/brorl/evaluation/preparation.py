@@ -1,4 +1,4 @@
-"""The checked inputs of an evaluation: cheap checks of the data, verifiers, tokenizer, memory and references first."""
+"""The inputs of an evaluation, checked before the model is loaded, the cheapest checks first."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class EvaluationInputs(NamedTuple):
     """An evaluation before its model is loaded."""
 
     request: Request  # the model, the data and the settings
-    tokenizer: PreTrainedTokenizerBase  # tokenizer of the model
+    tokenizer: PreTrainedTokenizerBase
     batches: list[PromptBatch]  # all prompts, in batches
     verifiers: Mapping[str, Verifier]  # verifier of each domain
-    sampling: SamplingParams  # sampling parameters
-    settings: dict[str, Any]  # everything except the weights that decides the responses and verdicts, as JSON values
+    sampling: SamplingParams
+    settings: dict[str, Any]  # everything that the responses and verdicts depend on, except the weights, as JSON values
     unreadable: dict[str, list[str]]  # ids of questions whose reference answer the verifier cannot read, by dataset
     notes: list[str]  # lines for the user
 
@@ -95,16 +95,16 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
 
 
 def prompts_per_batch(num_rollouts: int, max_new_tokens: int) -> int:
-    """Return the number of prompts in a batch: fewer if their responses may be long, so that less work can be lost."""
+    """Return the number of prompts in a batch; long responses get small batches, so that less work can be lost."""
     return min(_MAX_PROMPTS, max(_MIN_PROMPTS, _BATCH_TOKENS // (num_rollouts * max_new_tokens)))
 
 
 def _render(
     sets: Sequence[SourceQuestions], request: Request, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[dict[str, list[Prompt]], list[str]]:
-    """Turn questions into prompts by dataset; return lines about dropped prompts and added instructions too."""
+    """Return the prompts by dataset, and lines about dropped prompts and added instructions."""
     prompts_of: dict[str, list[Prompt]] = {}
-    names_of: dict[str, list[str]] = {}  # of the datasets, by the text that a usual template adds to their questions
+    names_of: dict[str, list[str]] = {}  # names of datasets, by the text that a usual template adds to their questions
     notes: list[str] = []
     own, longest = request.config.prompt, request.config.data.max_prompt_tokens
     for one in sets:
@@ -130,7 +130,7 @@ def _render(
 def _response_limit(
     request: Request, prompts_of: Mapping[str, Sequence[Prompt]], model_config: PreTrainedConfig
 ) -> int:
-    """Return the length limit of a response: the given one, the run's, or the model's, at most the paper's."""
+    """Return the length limit of a response: the user's, the run's, or the model's up to the paper's."""
     config = request.config
     if config.evaluation.max_new_tokens:
         return config.evaluation.max_new_tokens
@@ -178,7 +178,7 @@ def _settings(
     sampling: SamplingParams,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Return every setting that determines the responses and verdicts; the weights are not part of it."""
+    """Return every setting that the responses and verdicts depend on, except the weights."""
     config, verification = request.config, request.config.verification
     sampling_device = device.type
     if config.cluster.enabled:

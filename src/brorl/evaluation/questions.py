@@ -32,7 +32,7 @@ class SourceQuestions:
     """The questions of one source."""
 
     source: CountdownSource | GymSource | FileSource
-    weight: float  # its fraction of the training prompts, relative to other sources; 0 if it is only evaluated on
+    weight: float  # relative to the weights of other sources in training; 0 if it is only evaluated on
     train: Sequence[Question]  # questions to train on
     held_out: Sequence[Question]  # questions to evaluate on, in a seeded order; at most `evaluation.num_prompts`
     num_held_out: int = 0  # number of questions held out, evaluated on or not
@@ -43,7 +43,7 @@ class SourceQuestions:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the source."""
         return self.source.label
 
     @property
@@ -84,7 +84,7 @@ def build_questions(config: TrainConfig) -> list[SourceQuestions]:
 def read_questions(
     source: CountdownSource | GymSource | FileSource, config: TrainConfig, held_out: float = 1.0, weight: float = 0.0
 ) -> SourceQuestions:
-    """Read a source, and hold out a fraction of its questions; of puzzles, the fraction of the config."""
+    """Read a source, and hold out a fraction of its questions; for puzzles it is the fraction of the config."""
     data, last = config.data, _last_evaluated(config)
     if isinstance(source, CountdownSource):
         targets = range(source.min_target, source.max_target + 1)
@@ -123,7 +123,7 @@ def check_split(config: TrainConfig, sources: Sequence[SourceQuestions]) -> None
 
 
 def check_domain_names(config: TrainConfig, domains: Iterable[str]) -> None:
-    """Reject settings for domains that the data of the recipe does not have."""
+    """Reject settings for domains that are not in the data."""
     known = sorted({*domains})
     for setting, named in (
         ("rewards.domain_weights", config.rewards.domain_weights),
@@ -159,7 +159,7 @@ def dropped_line(name: str, num_rows: int, dropped: Mapping[str, int]) -> str:
 
 
 def _last_evaluated(config: TrainConfig) -> int:
-    """Return the number of a source's held-out questions that are skipped or evaluated; 0 without evaluation."""
+    """Return how many held-out questions of a source are skipped or evaluated; 0 without evaluation."""
     evaluation = config.evaluation
     return evaluation.skip_prompts + evaluation.num_prompts if evaluation.num_prompts else 0
 
@@ -170,7 +170,7 @@ def all_questions(sources: Sequence[SourceQuestions]) -> list[Question]:
 
 
 def check_left(config: TrainConfig, sources: Sequence[SourceQuestions], verifiers: Mapping[str, Verifier]) -> None:
-    """Do `check_split`; an unreadable reference answer is reported first: it is the more basic fault of a file."""
+    """Do `check_split`, but report an unreadable reference answer first, because it is the more basic fault."""
     try:
         check_split(config, sources)
     except UserError:
@@ -183,7 +183,7 @@ def find_unreadable(
 ) -> dict[str, list[tuple[Question, str]]]:
     """Return the questions of public datasets whose reference no response can match, with the problem, by source.
 
-    The first one in the user's own data is an error.
+    Such a question in the user's own data is an error.
     """
     check_references(verifiers, all_questions([source for source in sources if not source.published]))
     public = {one.name: unreadable_references(verifiers, all_questions([one])) for one in sources if one.published}
@@ -208,13 +208,13 @@ DataSource: TypeAlias = FileSource | GymSource | CountdownSource
 class Request:
     """The model, the data and the settings of an evaluation."""
 
-    # Settings; those of the checkpoint's run if it has one. `evaluation.max_new_tokens` is null if neither the user
-    # nor the run sets it.
+    # the settings of the checkpoint's run, if it has one; `evaluation.max_new_tokens` is None if neither the user nor
+    # the run sets it
     config: TrainConfig
-    data: tuple[str, ...]  # datasets as the user named them; none for the questions that the run held out
-    belongs_to_run: bool  # whether the prompt format is that of a run or of the shipped model's recipe
+    data: tuple[str, ...]  # datasets as the user named them; empty for the questions that the run held out
+    belongs_to_run: bool  # whether a run or the shipped model's recipe sets the prompt format
     own_template: bool  # whether the user set prompt.template or prompt.domain_templates
-    limit: int | None = None  # most prompts of each dataset; None for all
+    limit: int | None = None  # maximum number of prompts of each dataset; None for all
 
     def format_of(self, one: SourceQuestions) -> PromptFormat:
         """Return the prompt format of a dataset.
@@ -231,7 +231,7 @@ class Request:
 
 
 def read_sets(request: Request) -> list[SourceQuestions]:
-    """Read all datasets; their questions are the held-out ones."""
+    """Read all datasets; all their questions are held out."""
     limit = _NO_LIMIT if request.limit is None else request.limit
     config = _copy(request.config, evaluation={"num_prompts": limit, "skip_prompts": 0})
     if not request.data:
@@ -300,7 +300,7 @@ def parse_data(text: str) -> DataSource:
 
 
 def _as_guessed(text: str, source: DataSource, config: TrainConfig) -> DataSource:
-    """Return a file that --data names by its path alone with guessed columns and domain, as `brorl init` guesses them.
+    """Guess the columns and the domain of a file that --data names by its path alone, as `brorl init` does.
 
     Answers that no built-in verifier reads belong to the user's function, if there is one.
     """
@@ -319,7 +319,7 @@ def _as_guessed(text: str, source: DataSource, config: TrainConfig) -> DataSourc
 
 @contextmanager
 def naming_data(text: str, source: DataSource) -> Iterator[None]:
-    """Name the option --data, instead of a setting of a recipe, in an error of the dataset of its value `text`."""
+    """Let errors about a dataset name the option --data and its value `text`, not a setting of a recipe."""
     named: list[str] = []  # settings in an error
 
     def words(key: str, value: object) -> str:
@@ -340,7 +340,7 @@ def naming_data(text: str, source: DataSource) -> Iterator[None]:
 
 
 def read_all_questions(data: str, overrides: Mapping[str, Any]) -> tuple[TrainConfig, list[Question]]:
-    """Read all questions of a recipe, a run or a dataset as `parse_data` reads it, with its settings."""
+    """Read the settings and all questions of a recipe, of a run, or of a dataset that `parse_data` reads."""
     run = Path(data).expanduser() / "config.yaml"
     recipe = str(run) if is_file(run) else data
     if recipe in builtin_recipes() or Path(recipe).suffix in (".yaml", ".yml"):

@@ -44,7 +44,7 @@ class PromptBatch:
     index: int  # number of the batch, from 0
     data_set: str  # the dataset
     prompts: tuple[Prompt, ...]  # its prompts
-    seed: int  # seed of the sampling. It depends on the evaluation's seed, the dataset and the place in it alone.
+    seed: int  # of the sampling; it depends only on the evaluation's seed, the dataset and the place in the dataset
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class StoredBatch:
 
 
 def split_into_batches(prompts_of: Mapping[str, Sequence[Prompt]], size: int, seed: int) -> list[PromptBatch]:
-    """Split the prompts of datasets into batches, which depend on no later prompts of the dataset and on no others."""
+    """Split the prompts of datasets into batches; a batch does not depend on later prompts or other datasets."""
     batches: list[PromptBatch] = []
     for name, prompts in prompts_of.items():
         for number, start in enumerate(range(0, len(prompts), size)):
@@ -70,7 +70,7 @@ def split_into_batches(prompts_of: Mapping[str, Sequence[Prompt]], size: int, se
 class ResponseStore:
     """The folder of an evaluation."""
 
-    path: Path  # the folder. It exists.
+    path: Path  # the folder, which exists
 
     @property
     def settings_file(self) -> Path:
@@ -90,7 +90,7 @@ class ResponseStore:
     def check(self, settings: Mapping[str, Any], complete: bool = False) -> None:
         """Check that the folder is empty or contains an evaluation with these settings.
 
-        If they are not `complete`, the folder may have more.
+        If the settings are not `complete`, the folder may have more of them.
         """
         if not self.settings_file.is_file():
             others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".") and p.name != "env.json")
@@ -112,7 +112,7 @@ class ResponseStore:
                 )
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Store the settings, unless they are stored already, and remove the temporary files of a killed process."""
+        """Store the settings unless they are stored, and remove the temporary files of a killed process."""
         self.check(settings, complete=True)
         with storage_errors(self.settings_file, _RERUN):
             for left in (*self.path.glob(".*.tmp"), *self.responses.glob(".*.tmp")):
@@ -122,7 +122,7 @@ class ResponseStore:
             self.responses.mkdir(exist_ok=True)  # after the settings: `check` rejects a folder without them
 
     def add_session(self, environment: Mapping[str, Any]) -> None:
-        """Store versions, machine and command of this process before its first batch: another machine may continue."""
+        """Store versions, machine and command of this process; another machine may continue the evaluation."""
         sessions = [*self.sessions(), dict(environment)]
         with storage_errors(self.sessions_file, _RERUN):
             replace_file(self.sessions_file, json.dumps(sessions, indent=2).encode())
@@ -139,7 +139,7 @@ class ResponseStore:
         return self.responses / f"part-{batch.index:05d}.parquet"
 
     def read(self, batch: PromptBatch) -> StoredBatch | None:
-        """Return the counts of a batch; None if it is not stored."""
+        """Return the counts of a batch, or None if it is not stored."""
         file = self.file_of(batch)
         if not file.is_file():
             return None
@@ -156,7 +156,7 @@ class ResponseStore:
     def write(
         self, batch: PromptBatch, groups: Sequence[Group], texts: Sequence[Sequence[str]], stored: StoredBatch
     ) -> None:
-        """Store a batch. It is on disk when this returns."""
+        """Store a batch on disk."""
         metadata = {"results": [asdict(result) for result in stored.results], "seconds": stored.seconds}
         table = responses_table(batch.index, groups, texts).drop_columns(["step", "reward"])
         table = table.add_column(0, "data_set", pa.array([batch.data_set] * len(table), pa.string()))
@@ -181,14 +181,14 @@ def _shown(value: Any) -> str:
 class EvaluatedModel:
     """A model under evaluation, with the grader of its responses."""
 
-    engine: Engine  # samples responses
-    sampling: SamplingParams  # sampling parameters
-    num_rollouts: int  # responses per prompt, n
-    grader: Grader  # verifies responses
+    engine: Engine
+    sampling: SamplingParams
+    num_rollouts: int  # n responses per prompt
+    grader: Grader
     observe: Observe = unobserved  # called at the start of each phase
 
     def evaluate(self, batch: PromptBatch, store: ResponseStore) -> StoredBatch:
-        """Sample, verify and store a batch; if most responses could not be verified, stop without storing it."""
+        """Sample, verify and store a batch; raise an error if most responses could not be verified."""
         started = perf_counter()
         self.observe(Phase("generation", f"{len(batch.prompts)} prompts of {batch.data_set}"))
         token_ids = [prompt.token_ids for prompt in batch.prompts]
@@ -211,7 +211,7 @@ class EvaluatedModel:
 def evaluate_batches(
     batches: Sequence[PromptBatch], model: EvaluatedModel, store: ResponseStore, echo: Echo = lambda _: None
 ) -> list[StoredBatch]:
-    """Evaluate all batches that are not stored yet, with a line of progress after each; return the counts of all."""
+    """Evaluate the batches that are not stored, with a line of progress after each; return the counts of all."""
     stored = [store.read(batch) for batch in batches]
     left = sum(len(batch.prompts) for batch, read in zip(batches, stored, strict=True) if read is None)
     started, new = perf_counter(), 0
@@ -245,7 +245,7 @@ class EvaluationSummary:
 def default_ks(num_rollouts: int) -> tuple[int, ...]:
     """Return 1 and the powers of 2 up to half the number of samples, at most 256.
 
-    For larger k the estimate averages few subsets, which share most of their responses.
+    For a larger k the estimate averages few subsets, which share most of their responses.
     """
     return (1, *(2**i for i in range(1, 9) if 2 ** (i + 1) <= num_rollouts))
 
@@ -273,12 +273,11 @@ class EvaluationResult(Result):
     path: Path  # folder with `evaluation.json` and every response
     summary: EvaluationSummary  # pass@k with 95% intervals, and totals: over all prompts, by dataset, by domain
     prompts: Sequence[PromptResult]  # the counts of every prompt
-    settings: Mapping[str, Any]  # everything that decides the responses
+    settings: Mapping[str, Any]  # everything that the responses depend on
     # ids of questions whose reference answer the verifier cannot read, by dataset
     unreadable: Mapping[str, Sequence[str]]
     sessions: Sequence[Mapping[str, Any]]  # versions, machine and command of each process that sampled
-    # how the settings differ from those of the run's own evaluations, and the command that repeats them; empty if they
-    # do not differ, or the model is not from a run
+    # how the settings differ from the run's own evaluations; empty if they do not differ, or without a run
     differences: Sequence[str] = ()
 
     def parts(self) -> Iterator[Table | str]:
@@ -343,7 +342,7 @@ def response_table(result: EvaluationResult) -> Table:
 
 
 def remarks(result: EvaluationResult) -> list[str]:
-    """Return warnings about the numbers: failed verifications, truncated responses, sessions on different machines."""
+    """Return warnings about failed verifications, truncated responses, and sessions on different machines."""
     overall, sessions = result.summary.overall, result.sessions
     lines = []
     if overall.verifier_timeouts or overall.verifier_failures:
@@ -372,7 +371,7 @@ def remarks(result: EvaluationResult) -> list[str]:
 
 
 def shown_ks(ks: Sequence[int]) -> list[int]:
-    """Return the k of the table: all up to three, else the smallest, the one in the middle and the largest."""
+    """Return the k of the table: up to three k are all shown, else the smallest, the middle and the largest."""
     ordered = sorted(ks)
     return ordered if len(ordered) <= 3 else [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
 

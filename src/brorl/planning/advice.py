@@ -1,4 +1,4 @@
-"""A plan as tables, sentences and JSON. The numbers are those of the pilot and the recommendation."""
+"""The result of a plan as tables, sentences, commands and JSON."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ class PlanResult(Result):
     model: str  # name of the model
     device: str  # device of the measurements
     path: Path  # the folder of `plan.json`
-    # the command that trains with the recommendation; None if no N fits in the budget, or if the recipe has no name
-    # on the command line
+    # the command that trains with the recommendation; None if no N fits in the budget, or if the recipe is no file
     train_command: str | None = None
-    compare_command: str | None = None  # the command that measures the plan; None if there is nothing to compare
+    compare_command: str | None = None  # the command that tests the plan; None if there is nothing to compare
 
     @property
     def recommended(self) -> PlanRow | None:
@@ -57,8 +56,8 @@ class PlanResult(Result):
     ) -> PlanResult:
         """Take a pilot (prompts, and rollouts of each), time some steps, and make the plan from them.
 
-        The recipe's own number of rollouts is compared too, and those that its objective refuses are left out. Without
-        `seconds_per_step`, the budget of a step is the time of the recipe's own.
+        The recipe's own N is compared too, and an N that its objective refuses is left out. Without `seconds_per_step`,
+        the budget is the time of the recipe's own step.
 
         Raises:
             NoMixedGroupError: If no group of the pilot is mixed.
@@ -110,7 +109,7 @@ def fraction_table(report: PlanResult) -> Table:
 
 
 def _beyond_pilot(report: PlanResult) -> tuple[str, ...]:
-    """Return the note on numbers of rollouts with a star, if there are any."""
+    """Return the note that explains a star at N, if there is one."""
     pilot = report.measured.summary.num_rollouts
     note = f"* beyond the pilot's {pilot} rollouts: predicted from a fit"
     return (note,) if any(row.extrapolated for row in report.plan.rows) else ()
@@ -177,7 +176,7 @@ def _against_recipe(plan: RolloutPlan, chosen: PlanRow, settings: StepSettings) 
 
 
 def _alternatives(plan: RolloutPlan, chosen: PlanRow) -> Iterator[str]:
-    """Name every N that is tied with the best one, or else the second best."""
+    """Name every N that is tied with the best one, or else the second best N."""
     others = [r for r in plan.rows if r is not chosen and r.budget_prompts]
     if len(plan.tied) > 1:
         *tied, last = [str(plan.rows[i].num_rollouts) for i in plan.tied]
@@ -195,7 +194,7 @@ def _alternatives(plan: RolloutPlan, chosen: PlanRow) -> Iterator[str]:
 
 
 def _limits(report: PlanResult, chosen: PlanRow) -> str:
-    """Return how certain the plan is, and how to make it more certain."""
+    """Return how certain the plan is, and what makes it more certain."""
     plan, summary = report.plan, report.measured.summary
     more = option("pilot-prompts", 4 * summary.num_prompts)
     reasons = []
@@ -214,7 +213,7 @@ def _limits(report: PlanResult, chosen: PlanRow) -> str:
 
 
 def plan_record(report: PlanResult) -> dict[str, Any]:
-    """Return the content of `plan.json`; a missing value or end of an interval is null."""
+    """Return the content of `plan.json`; missing numbers and infinite ends of intervals are null."""
     plan = report.plan
     numbers = [row.num_rollouts for row in plan.rows]
     record: dict[str, Any] = json_ready({
@@ -246,7 +245,7 @@ def plan_record(report: PlanResult) -> dict[str, Any]:
 
 
 def format_noise(estimate: Estimate) -> str:
-    """Format a relative noise with its interval; only its lower bound if the mean gradient may be 0."""
+    """Format a relative noise with its interval, or its lower bound alone if the mean gradient may be 0."""
     if isnan(estimate.value) or isnan(estimate.low):
         return ""
     if isinf(estimate.value):
@@ -272,9 +271,9 @@ _LARGE_N = 512
 def next_commands(
     report: PlanResult, recipe: str | Path, given: Mapping[str, Any], is_of_a_run: bool
 ) -> tuple[str | None, str | None]:
-    """Return the commands that train with the recommendation and that measure the plan, as far as they exist.
+    """Return the command that trains with the recommendation and the command that tests the plan, if they exist.
 
-    `given` has the settings that replace those of the recipe, which may be that of a run.
+    `given` has the settings that replace settings of the recipe, which may be the recipe of a run.
     """
     plan = report.plan
     row = plan.recommended

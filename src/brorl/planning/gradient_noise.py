@@ -101,7 +101,7 @@ def noise_moments(products: GradientProducts, weight_BP: FloatArray | None = Non
 def mean_gradient_p_value(products: GradientProducts, generator: np.random.Generator) -> float:
     """Return the fraction of random signs of the prompts' gradients that give at least the measured |G|^2.
 
-    If the gradients were distributed symmetrically around 0, this would be uniform on [0, 1].
+    It is uniform on [0, 1] if the gradients are distributed symmetrically around 0.
     """
     sign_FP = generator.choice([-1.0, 1.0], (_FLIPS, products.across_P.size))
     flipped_F = np.einsum("fp,fp->f", sign_FP @ products.gram_PP, sign_FP)  # the diagonal adds the same to each
@@ -140,9 +140,9 @@ def prompt_gradient(
     """Return the policy gradient of one prompt: (1/N) sum_i w(N, c) (r_i - mean of r) grad log pi(y_i).
 
     With the weight of RLOO its mean over draws does not depend on N. Up to a factor it is the gradient of the learner's
-    loss at ratio 1. `count_L` (shape [L]) has how often each distinct response of the group is among the N rollouts.
-    The model's gradients are overwritten. A long gradient is a random projection onto fewer numbers, the same for all
-    gradients of a model, which keeps inner products in the mean.
+    loss at ratio 1. `count_L` (shape [L]) counts each distinct response of the group among the N rollouts. The model's
+    gradients are overwritten. A long gradient is projected at random onto fewer numbers. The projection is the same for
+    all gradients of a model, and keeps inner products in the mean.
     """
     model.zero_grad(set_to_none=True)
     num_rollouts = int(count_L.sum())
@@ -167,7 +167,7 @@ def _accumulate(model: PreTrainedModel, tree: RolloutTree, weight_M: FloatArray,
 
 
 def _sketch(parameters: Sequence[Tensor]) -> FloatArray:
-    """Return the gradient as one vector; a long one as a count sketch: random signs, summed into `_SKETCH` entries."""
+    """Return the gradient as a vector, or if it is long, as a count sketch: random signs, summed into `_SKETCH`."""
     total = sum(p.numel() for p in parameters)
     device = parameters[0].device
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]

@@ -1,7 +1,7 @@
-"""The pilot of a plan: a few rollouts of a few training prompts, graded, counted, and what they mean for other N.
+"""The pilot of a plan: a few rollouts of a few training prompts, graded and counted, with predictions for other N.
 
-The draws have their own seeds. Means over prompts have equal weights, or random ones in B replicates. A replicate uses
-the same weights for pass rates and sizes, which keeps their dependence.
+The draws have their own seeds. Means over prompts have equal weights, or random weights in B replicates. A replicate
+uses the same weights for pass rates and sizes, which keeps their dependence.
 """
 
 from __future__ import annotations
@@ -22,22 +22,10 @@ from brorl.errors import UserError, option
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.format import Estimate
 from brorl.planning.gradient_noise import GradientProducts, gradient_products
-from brorl.planning.step_cost import (
-    StepCost,
-    StepTimer,
-    StepTiming,
-    _time_steps,
-    sample,
-    timing_sizes,
-)
+from brorl.planning.step_cost import StepCost, StepTimer, StepTiming, sample, time_steps, timing_sizes
 from brorl.seeds import seed_sequence
 from brorl.theory.coverage import growth_ratios, tree_growth
-from brorl.theory.pass_rates import (
-    PassRates,
-    fit_without_spikes,
-    fractions_of_any_shape,
-    refit_fractions,
-)
+from brorl.theory.pass_rates import PassRates, fit_without_spikes, fractions_of_any_shape, refit_fractions
 from brorl.training.local_parts import LocalParts
 from brorl.tree import fraction_cut
 
@@ -45,7 +33,7 @@ _SEED_TAG = 0x9140  # keeps the pilot's draws apart from those of training
 
 
 def generator_of(parts: LocalParts, purpose: int) -> np.random.Generator:
-    """Return a generator for one purpose of the pilot, a function of the run's seed alone."""
+    """Return a generator for one purpose of the pilot, which depends on the run's seed alone."""
     return np.random.default_rng(seed_sequence(parts.config.seed, _SEED_TAG, purpose))
 
 
@@ -85,7 +73,7 @@ class PilotCounts:
     """The pilot, prompt by prompt (P prompts, J numbers of rollouts to compare)."""
 
     num_rollouts: int  # rollouts of each prompt in the pilot, n
-    correct_P: IntArray  # correct ones, shape [P]
+    correct_P: IntArray  # correct rollouts, shape [P]
     length_P: FloatArray  # mean length of a rollout in tokens, shape [P]
     wanted_J: IntArray  # numbers of rollouts to compare, ascending, shape [J]
     nodes_PJ: FloatArray  # expected nodes of the prompt's tree, shape [P, J]
@@ -119,20 +107,20 @@ class PilotCounts:
 
 @dataclass(frozen=True)
 class ExpectedCounts:
-    """Means over prompts at each N, with equal weights (B = 1) or in B replicates; each of shape [B, J]."""
+    """Means over prompts at each N, with equal weights (B = 1) or in B replicates, each of shape [B, J]."""
 
     mixed: FloatArray  # fraction of mixed groups
     solved: FloatArray  # fraction of prompts with a success
     nodes: FloatArray  # tree nodes of a sampled group
     responses: FloatArray  # distinct responses of a sampled group
     tokens: FloatArray  # sampled tokens of a group, duplicates counted
-    trained: FloatArray  # nodes of a kept group in the loss: each prompt is weighted by its chance to be kept
+    trained: FloatArray  # nodes of a kept group in the loss, where a prompt has the weight of its chance to be kept
 
 
 def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = None) -> ExpectedCounts:
-    """Average over the pilot's prompts, with equal weights or with those of B replicates.
+    """Average over the pilot's prompts, with equal weights or with the weights of B replicates.
 
-    Beyond the pilot's rollouts, fractions continue with the fit to its pass rates, refitted per replicate.
+    Beyond the pilot's rollouts, fractions continue with the fit to its pass rates; each replicate has its own fit.
     """
     wanted_J, n, correct_P = counts.wanted_J, counts.num_rollouts, counts.correct_P
     weight = np.ones((1, correct_P.size)) if weight_BP is None else weight_BP
@@ -169,8 +157,8 @@ def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = N
 def _continued(measured_B: FloatArray, fitted_BJ: FloatArray) -> FloatArray:
     """Continue a measured fraction by a fit whose first column is at the same N, shape [B, J - 1].
 
-    The fit does not pass through the measured fraction, and may lie below it at a larger N. So it only gives the part
-    of the rest, 1 - fraction, that is left there, which falls with N.
+    The fit does not pass through the measured fraction, and may lie below it at a larger N. So the fit only decides
+    which part of the rest, 1 - fraction, is left at each N.
     """
     rest_BJ = np.maximum(1.0 - fitted_BJ, 0.0)
     left_BJ = rest_BJ[:, 1:] / np.maximum(rest_BJ[:, :1], np.finfo(np.float64).tiny)
@@ -179,7 +167,7 @@ def _continued(measured_B: FloatArray, fitted_BJ: FloatArray) -> FloatArray:
 
 
 def with_interval(value: float, replicates_B: FloatArray) -> Estimate:
-    """Return a value with the 95% interval of its replicates, extended to include the value."""
+    """Return a value with the 95% interval of its replicates, extended to the value if needed."""
     low, high = np.quantile(replicates_B, [0.025, 0.975])
     return Estimate(float(value), float(min(low, value)), float(max(high, value)))
 
@@ -189,9 +177,9 @@ def fraction_estimates(
 ) -> tuple[list[Estimate], list[Estimate]]:
     """Return the fractions of mixed groups and of prompts with a success at each N, with intervals.
 
-    Beyond the pilot the intervals include three readings of the prompts with a single outcome: that outcome is certain,
-    so that the fractions stay as they are at n; they are the tail of a plain Beta; they follow the most likely
-    distribution of any shape.
+    Beyond the pilot the intervals include three readings of the prompts with a single outcome: their outcome is
+    certain, so the fractions stay as they are at n; the prompts are the tail of a plain Beta; or they follow the most
+    likely distribution of any shape.
     """
     n, correct_P = counts.num_rollouts, counts.correct_P
     tail = fit_without_spikes(correct_P, n)
@@ -216,9 +204,9 @@ def fraction_estimates(
 def _trained_nodes(
     group: Group, nodes_J: FloatArray, wanted: IntArray, size: int, generator: np.random.Generator
 ) -> FloatArray:
-    """Return the nodes in the loss at each N: all, or those of at most `size` responses of each verdict.
+    """Return the nodes in the loss at each N: all nodes, or the nodes of at most `size` responses of each verdict.
 
-    The number of nodes per chosen response is that of a choice among the pilot's responses: an approximation.
+    The nodes per chosen response are approximated by a choice among the pilot's responses.
     """
     tree = group.tree
     if not size:
@@ -265,7 +253,7 @@ def measure(
 ) -> PlanMeasurements:
     """Take the pilot and time some steps, which store rollouts in the empty folder `scratch`.
 
-    `num_prompts` is at least 2, `num_rollouts` even and at least 4, `wanted` (shape [J]) ascending.
+    `num_prompts` is at least 2, `num_rollouts` is even and at least 4, and `wanted` ascends (shape [J]).
 
     Raises:
         NoMixedGroupError: If no group has both correct and incorrect rollouts.
@@ -293,7 +281,7 @@ def measure(
     sizes = timing_sizes(num_prompts, num_rollouts, parts.config.prompts_per_step, int(wanted[-1]), quick)
     for n, p in sizes:
         timer.time(prompts[:p], n, seed=1)  # warms up
-    timings = _time_steps(timer, prompts, sizes, calls[1:])
+    timings = time_steps(timer, prompts, sizes, calls[1:])
     return PlanMeasurements(
         counts=PilotCounts.of(parts, groups, wanted, products),
         summary=PilotSummary.of(groups, sum(s["generation"] for s in seconds)),

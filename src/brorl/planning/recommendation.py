@@ -1,8 +1,8 @@
 """The recommendation: N and number of prompts for a time budget, from the measurements of a pilot.
 
-It is the N and number of prompts whose batch gradient has the least relative noise for the same seconds per step, with
-every N that the pilot cannot distinguish from it. All intervals come from resampling the pilot's prompts. The plan
-holds for the current policy. It does not predict the final performance of a run.
+It is the pair whose batch gradient has the least relative noise for the same seconds per step, with every N that the
+pilot cannot distinguish from it. All intervals come from resampling the pilot's prompts. The plan holds for the current
+policy, and does not predict the final performance of a run.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from brorl.planning.step_cost import StepCost, Work, mean_rounds
 from brorl.theory.pass_rates import PassRates, fit_pass_rates
 
 _REPLICATES = 400
-_MIN_TIME_ERROR = 0.05  # the seconds of a step are never known better than this
+_MIN_TIME_ERROR = 0.05  # relative; the seconds of a step are never known better
 _SIGNIFICANT = 0.025
-NEARLY_BEST = 1.1  # an uncertain pilot must not recommend the largest N
-_MIN_FRACTION = 1e-9  # in a replicate; a step without mixed groups then takes practically forever
+NEARLY_BEST = 1.1  # times the least noise; otherwise an uncertain pilot would recommend the largest N
+_MIN_FRACTION = 1e-9  # of mixed groups in a replicate; without any, a step takes practically forever
 _MISSING = Estimate(np.nan, np.nan, np.nan)
 
 
@@ -62,13 +62,13 @@ class PlanRow:
     mixed: Estimate  # fraction of mixed groups
     solved: Estimate  # fraction of prompts with at least one success
     unique_tokens: Estimate  # tree nodes of a sampled group
-    unique_fraction: float  # the same as a fraction of its sampled tokens
+    unique_fraction: float  # these nodes as a fraction of its sampled tokens
     trained_nodes: float  # tree nodes of a kept group in the loss
     seconds: dict[str, float]  # seconds of a step with the recipe's number of prompts, by phase and in total
     budget_prompts: int  # prompts per step that fit in the time budget; 0 if too few fit
     budget_seconds: float  # seconds of a step with these prompts
     budget_noise: Estimate  # relative gradient noise of that step; the upper end is infinite where |G|^2 may be 0
-    to_best: Estimate  # its noise divided by that of the best N
+    to_best: Estimate  # its noise divided by the noise of the best N
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class RolloutPlan:
     recipe: int  # index of the recipe's own N
     best: int | None  # index of the N with the least noise at the budget; None if no N fits
     tied: list[int]  # indices that the pilot cannot distinguish from the best, including the best
-    # the largest of them with at most `NEARLY_BEST` times the least noise, since coverage of rare successes grows with
-    # N; None if no N fits
+    # the largest tied N with at most `NEARLY_BEST` times the least noise, as coverage of rare successes grows with N;
+    # None if no N fits
     chosen: int | None
     pass_rates: PassRates  # the fit of the fractions beyond the pilot
     moments: NoiseMoments  # squared length and variances of the gradient
@@ -115,7 +115,7 @@ class _Steps:
         return mean_rounds(round(fraction, 3) or fraction, num_prompts)
 
     def work(self, expected: ExpectedCounts, row: Any, column: int, num_prompts: float, rounds: float) -> Work:
-        """Return the work of a step that trains on `num_prompts` groups; in arrays for a slice of rows."""
+        """Return the work of a step that trains on `num_prompts` groups; arrays for a slice of rows."""
         fraction = expected.mixed[row, column] if self.settings.dynamic_sampling else 1.0
         at = (row, column)
         return Work.of_step(
@@ -136,7 +136,7 @@ class _Steps:
     def redrawn_prompts(self, drawn: ExpectedCounts, column: int, num_prompts: int) -> FloatArray:
         """Return the number of prompts that takes the same time in each replicate, not rounded, shape [B].
 
-        At a given number of rounds the cost is affine in the number of prompts. Where no prompts fit, return ones.
+        At a given number of rounds the cost is affine in the number of prompts. If no prompts fit, all numbers are 1.
         """
         if not num_prompts:
             return np.ones(drawn.nodes.shape[0])
@@ -151,7 +151,7 @@ class _Steps:
 
 @dataclass(frozen=True)
 class _Noise:
-    """Noise times prompts times |G|^2, in the mean and in B replicates."""
+    """Noise times prompts times |G|^2, over all prompts and in B replicates."""
 
     moments: NoiseMoments
     moments_B: NoiseMoments
@@ -160,7 +160,7 @@ class _Noise:
     seen: bool
 
     def of(self, column: int, prompts: float, prompts_B: FloatArray | float) -> Estimate:
-        """Divide by |G|^2. No upper end where |G|^2 may be 0, and only a lower end where it is not significant."""
+        """Divide by |G|^2; the upper end is infinite if |G|^2 may be 0, the value too if |G|^2 is not significant."""
         signal, signal_B = float(self.moments.mean_squared), self.moments_B.mean_squared
         above_B = np.where(signal_B > 0, signal_B, 1.0)
         low, high = _ends(np.where(signal_B > 0, self.excess_BJ[:, column] / prompts_B / above_B, np.inf))
@@ -225,7 +225,7 @@ def prompts_that_fit(seconds_of: Callable[[int], float], budget: float, minimum:
 def compare(
     excess_J: FloatArray, prompts_J: IntArray, noise_BJ: FloatArray, time_error: float
 ) -> tuple[int | None, list[int], FloatArray]:
-    """Find the lowest noise (None if nothing fits), every N that is tied with it, and the replicates' ratios to it.
+    """Find the N of the least noise (None if nothing fits), every N that is tied with it, and the replicates' ratios.
 
     Noise is `excess_J / prompts_J` up to a factor, where prompts fit. N is tied with the best if the lower end of the
     95% interval of its noise divided by the best's is at most 1 + `time_error`.
@@ -269,6 +269,6 @@ def _to_best(excess_J: FloatArray, prompts: list[int], ratio_BJ: FloatArray, col
 
 
 def _ends(values_B: FloatArray) -> tuple[float, float]:
-    """Return the ends of the 95% interval of some replicates, each one of the replicates: some may be infinite."""
+    """Return the ends of the 95% interval of replicates; each end is a replicate, because some may be infinite."""
     low, high = np.quantile(values_B, 0.025, method="lower"), np.quantile(values_B, 0.975, method="higher")
     return float(low), float(high)

@@ -42,12 +42,13 @@ _FEATURES = {  # what the seconds of each phase are affine in; None is a constan
     "storing": (None, "responses"),
     "diagnostics": (None, "unique_tokens"),
 }
-_CHAINS, _STEPS, _WARM_UP, _MAX_ROUNDS = 64, 24, 4, 2000
+_CHAINS, _STEPS, _WARM_UP, _MAX_ROUNDS = 64, 24, 4, 2000  # of the simulation of dynamic sampling
+_REPEATS = 3  # of a timed step
 
 
 @dataclass(frozen=True)
 class Work:
-    """Amounts of work in one call of every phase."""
+    """The work of one call of every phase."""
 
     groups: float  # groups to sample, verify and store
     unique_tokens: float  # their tree nodes
@@ -156,15 +157,15 @@ def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
 
 @dataclass(frozen=True)
 class SampledGroups:
-    """Groups of one call of the engine, with the time of each phase."""
+    """The groups that one call of the engine sampled, with the time of each phase."""
 
-    groups: list[Group]  # the groups all of whose rollouts were verified: a plan compares groups of one size
+    groups: list[Group]  # without those that have unverified rollouts: a plan compares groups of one size
     num_incomplete: int  # number of prompts that were left out
     clock: Stopwatch  # the time of each phase
 
 
 def sample(parts: LocalParts, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> SampledGroups:
-    """Sample and grade N rollouts of each prompt as a step does; the seed is that of the draws.
+    """Sample and grade N rollouts of each prompt as a step does, with a seed for the draws.
 
     Raises:
         UnverifiedResponsesError: If no prompt has all of its rollouts verified.
@@ -182,9 +183,6 @@ def sample(parts: LocalParts, prompts: Sequence[Prompt], num_rollouts: int, seed
             f"{reasons.most_common(1)[0][0]}); free memory and processes, then rerun the command"
         )
     return SampledGroups(complete, len(prompts) - len(complete), clock)
-
-
-_REPEATS = 3
 
 
 def timing_sizes(
@@ -243,7 +241,7 @@ class StepTimer:
         return StepTiming(groups[0].tree.num_rollouts, work, seconds)
 
 
-def _time_steps(
+def time_steps(
     timer: StepTimer, prompts: Sequence[Prompt], sizes: Sequence[tuple[int, int]], pilot: Sequence[SampledGroups]
 ) -> list[StepTiming]:
     """Time a step of each size a few times, alternating, and finish calls of the pilot in between."""
@@ -255,14 +253,12 @@ def _time_steps(
             timed.setdefault((n, p), []).append(timer.time(prompts[start : start + p], n, seed=repeat))
         if repeat < len(pilot):
             timed.setdefault(pilot_size, []).append(timer.finish(pilot[repeat]))
-    return [_median(timings) for _, timings in sorted(timed.items())]
-
-
-def _median(timings: Sequence[StepTiming]) -> StepTiming:
-    """Return the mean work and the median seconds of repeats."""
-    work = Work(*np.mean([astuple(t.work) for t in timings], axis=0).tolist())
-    seconds = {phase: float(np.median([t.seconds[phase] for t in timings])) for phase in timings[0].seconds}
-    return StepTiming(timings[0].num_rollouts, work, seconds)
+    timings = []
+    for (num_rollouts, _), repeats in sorted(timed.items()):
+        work = Work(*np.mean([astuple(t.work) for t in repeats], axis=0).tolist())
+        seconds = {phase: float(np.median([t.seconds[phase] for t in repeats])) for phase in repeats[0].seconds}
+        timings.append(StepTiming(num_rollouts, work, seconds))
+    return timings
 
 
 MAX_TOKENS = 128  # of a measured response
@@ -292,16 +288,14 @@ class StepForecast:
     seconds_of_threads: Mapping[int, float]  # seconds of the same small step by the number of CPU threads
 
 
-def forecast_step(
-    parts: LocalParts, rollouts_per_prompt: int, scratch: Path, threads: Sequence[int] = ()
-) -> StepForecast:
-    """Run small steps and extrapolate to a whole one.
+def forecast_step(parts: LocalParts, scratch: Path, threads: Sequence[int] = ()) -> StepForecast:
+    """Run small steps and extrapolate to a whole one; time a small step with each of some numbers of CPU threads, too.
 
     Rollouts are cut after `MAX_TOKENS` tokens to keep the measurement short; the forecast bounds the time of longer
     responses. A model whose first step is slow takes one more, which is smaller. The small steps train the model, which
     must be discarded.
     """
-    limit = parts.config.sampling.max_new_tokens
+    limit, rollouts_per_prompt = parts.config.sampling.max_new_tokens, parts.config.rollouts_per_prompt
     parts, brief = _cut(parts, MAX_TOKENS), _cut(parts, _FEW_TOKENS)
     timer = StepTimer(parts, parts.model, scratch)
     sizes = sorted({(min(n, rollouts_per_prompt), min(p, parts.config.prompts_per_step)) for n, p in _SIZES})
@@ -317,7 +311,7 @@ def forecast_step(
         if is_slow and timings:  # the second size of a slow model is smaller than the first
             num_rollouts, num_prompts = max(2, sizes[0][0] // 2), max(1, sizes[0][1] // 2)
         sampled = sample(parts, parts.stream.take(num_prompts), num_rollouts, seed)
-        groups = max(groups, sampled.groups, key=_num_rollouts)
+        groups = max(groups, sampled.groups, key=lambda some: sum(group.tree.num_rollouts for group in some))
         timings.append(timer.finish(sampled))
     measured_seconds = perf_counter() - started
     timed = (parts, *sizes[-1]) if measured_seconds < _SECONDS else (brief, *sizes[0])
@@ -331,7 +325,13 @@ def forecast_step(
     limited = parts.config.optimizer.max_responses_per_outcome  # then the trained nodes do not grow with N
     num_trained = min(2 * limited, rollouts_per_prompt) if limited else rollouts_per_prompt
     work = _whole_step(parts, groups, rollouts_per_prompt, num_trained, fraction)
-    longest = _with_longer(work, longer * cut_before, rollouts_per_prompt, num_trained)
+    added = longer * cut_before  # tokens of every response, none of them shared
+    longest = replace(
+        work,
+        unique_tokens=work.unique_tokens + work.groups * rollouts_per_prompt * added,
+        sampled_tokens=work.sampled_tokens + work.groups * rollouts_per_prompt * added,
+        trained_nodes=work.trained_nodes + work.trained_groups * num_trained * added,
+    )
     return StepForecast(
         seconds=cost.seconds(work),
         max_seconds=cost.seconds(longest)["total"],
@@ -352,10 +352,6 @@ def _cut(parts: LocalParts, max_tokens: int) -> LocalParts:
     most = min(sampling.max_new_tokens, max(max_tokens, sampling.min_new_tokens))
     config = parts.config.model_copy(update={"sampling": sampling.model_copy(update={"max_new_tokens": most})})
     return replace(parts, config=config)
-
-
-def _num_rollouts(groups: Sequence[Group]) -> int:
-    return sum(group.tree.num_rollouts for group in groups)
 
 
 def _time_threads(
@@ -411,15 +407,4 @@ def _whole_step(
         trained=trained,
         updates=parts.config.optimizer.mini_batches,
         rounds=1.0 if fraction is None else mean_rounds(fraction, parts.config.prompts_per_step),
-    )
-
-
-def _with_longer(work: Work, longer: float, rollouts_per_prompt: int, num_trained: int) -> Work:
-    """Return the work if every response has `longer` more tokens, none of them shared."""
-    added = longer * rollouts_per_prompt  # tokens of a group
-    return replace(
-        work,
-        unique_tokens=work.unique_tokens + work.groups * added,
-        sampled_tokens=work.sampled_tokens + work.groups * added,
-        trained_nodes=work.trained_nodes + work.trained_groups * longer * num_trained,
     )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from brorl.evaluation.pass_at_k import pass_at_k_of_each
 from brorl.format import counted, visible_text
-from brorl.reporting.html import resource
+from brorl.reporting.frame import resource
 from brorl.reporting.summary import reason, why_no_evaluation, why_no_held_out_check, why_no_step, why_no_update
 from brorl.runs.run_directory import Record, RunRecord, number
 
@@ -49,9 +49,9 @@ def lines(runs: Sequence[RunRecord], quantities: Mapping[str, Quantity]) -> tupl
 
 
 def _values(record: Record, quantity: Quantity) -> list[float]:
-    """Return a quantity, with the ends of its interval if it has one; nothing if the record lacks a part of it.
+    """Return a quantity, with the ends of its interval if it has one; empty if the record lacks a part of it.
 
-    A step that carried groups filled has sampled nothing, and its means over rollouts are none.
+    A step that used carried groups alone has sampled nothing, so it has no means over rollouts.
     """
     names = [quantity] if isinstance(quantity, str) else quantity
     if number(record, "sampling", "samples") == 0 and any(str(name).startswith("sampling.") for name in names):
@@ -66,7 +66,7 @@ def _values(record: Record, quantity: Quantity) -> list[float]:
 
 
 def line(runs: Sequence[RunRecord], i: int, label: str, j: int, points: Sequence[tuple[int, float]]) -> Trace:
-    """Return a line over the course of run `i`: quantity `j` at some metrics records."""
+    """Return a line of quantity `j` over the course of run `i`, at some of its metrics records."""
     several = len(runs) > 1
     return {
         "type": "scatter",
@@ -123,7 +123,7 @@ def pass_at_curves(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
 
 
 def _pass_at_curve(evaluation: Record, name: str, color: str, dash: str) -> list[Trace]:
-    """Return one curve: points with intervals at the reported k, and a line through more k if counts are stored."""
+    """Return points with intervals at the reported k, and if counts are stored, a line through more k."""
     rows = sorted((int(k), v["value"], v["low"], v["high"]) for k, v in evaluation["pass_at"].items())
     shared = {"line": {"width": 2, "dash": dash}, "legendgroup": plotly_text(name)}
     points = _scatter(name, [r[0] for r in rows], [r[1] for r in rows], color) | shared
@@ -145,9 +145,9 @@ def _verified(evaluation: Record) -> NDArray[np.int64]:
 
 
 def held_out_points(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
-    """Return the fraction of correct responses to held-out prompts, at the first and the last evaluation.
+    """Return each held-out prompt's fraction of correct responses at the first and at the last evaluation.
 
-    Prompts with the same two fractions are one point, whose area is their number.
+    Prompts with the same two fractions are one point, whose area is the number of prompts.
     """
     traces = []
     for i, run in enumerate(runs):
@@ -170,7 +170,7 @@ def held_out_points(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
 
 
 def _differing(texts: Sequence[str]) -> list[str]:
-    """Return the parts of prompts that are not the same in all: without the system prompt and the template."""
+    """Return the prompts without the beginning and the end that all share: the system prompt and the template."""
     if len(texts) < 2:
         return list(texts)
     start = _common(texts)
@@ -179,13 +179,13 @@ def _differing(texts: Sequence[str]) -> list[str]:
 
 
 def _common(texts: Sequence[str]) -> int:
-    """Return the number of characters with which all texts begin: as many as the first and the last in order share."""
+    """Return the number of characters with which all texts begin, as the first and the last in order show."""
     low, high = min(texts), max(texts)
     return next((at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
 
 
 def _prompts_text(questions: Sequence[str], prompts: Sequence[int]) -> str:
-    """Return the number of some held-out prompts, and the ends of the first of them if they are known."""
+    """Return the number of some held-out prompts, and the ends of the first prompts if they are known."""
     shown = [questions[prompt].strip()[-80:] for prompt in prompts[:_PROMPTS_SHOWN]] if questions else []
     lines = [counted(len(prompts), "prompt"), *(plotly_text(visible_text(text, one_line=True)) for text in shown)]
     return "<br>".join(lines + ["..."] * (0 < len(shown) < len(prompts)))
@@ -208,13 +208,13 @@ def mixed_lines(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
 
 
 def _by_number(record: Record, name: str) -> dict[int, float]:
-    """Return a pooled number of the coverage by N; empty if there is none."""
+    """Return a pooled number of the coverage by N, if there is one."""
     by_number = (record.get("coverage") or {}).get("pooled", {}).get(name) or {}
     return {int(n): float(value) for n, value in by_number.items()}
 
 
 def against_n(runs: Sequence[RunRecord], name: str, label: str) -> tuple[Trace, ...]:
-    """Return means of a pooled number of the coverage over the groups of the last steps, by N."""
+    """Return the means of a pooled number of the coverage over the groups of the last steps, by N."""
     traces = []
     for i, run in enumerate(runs):
         last = [(r["sampling"]["groups"], values) for r in run.steps if (values := _by_number(r, name))][-LAST_STEPS:]
@@ -230,7 +230,7 @@ def against_n(runs: Sequence[RunRecord], name: str, label: str) -> tuple[Trace, 
 def success_histogram(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
     """Count the prompts of each step by their number or fraction of correct rollouts; None if nothing was measured.
 
-    `labels` are of the B bars; each run has `steps` and `counts`, shape [steps, B].
+    The B bars have `labels`; each run has `steps`, and `counts` of shape [steps, B].
     """
     measured = [
         [
@@ -249,7 +249,7 @@ def success_histogram(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
     labels = [str(k) for k in range(maximum + 1)] if single else fractions
 
     def count(num_correct: NDArray[np.int64], num_rollouts: NDArray[np.int64]) -> list[int]:
-        # A tenth includes its upper end; the last bar is that of prompts with correct rollouts only.
+        # A tenth includes its upper end; the last bar counts prompts with correct rollouts only.
         tenth = -(-10 * num_correct // num_rollouts) + (num_correct == num_rollouts)
         counts: list[int] = np.bincount(num_correct if single else tenth, minlength=len(labels)).tolist()
         return counts
@@ -284,8 +284,8 @@ class Chart:
     empty: str
     layout: dict[str, Any]  # of plotly, without colors
     by_progress: bool  # whether x is the course of the run, in a unit that the reader chooses
-    marks: bool  # whether resets of the reference, and where a phase begins, are marked
-    histogram: dict[str, Any] | None = None  # counts of each step, which the reader chooses with a slider
+    marks: bool  # whether resets of the reference and begins of phases are marked
+    histogram: dict[str, Any] | None = None  # counts by step; a slider chooses the step
 
 
 def charts_of(runs: Sequence[RunRecord]) -> dict[str, list[Chart]]:
@@ -325,7 +325,7 @@ def _chart(runs: Sequence[RunRecord], name: str, texts: Mapping[str, Any]) -> Ch
 
 
 def _traces(runs: Sequence[RunRecord], name: str, texts: Mapping[str, Any], k: int) -> tuple[Trace, ...]:
-    """Return what a chart draws: the lines that `charts.toml` names, or those of a chart of its own kind."""
+    """Return the traces of a chart: the lines that `charts.toml` names, or the traces of a special chart."""
     match name:
         case "reward":
             return smoothed(runs, lines(runs, texts["lines"]))
@@ -377,7 +377,7 @@ def _seconds(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
 
 
 def _pass_at(runs: Sequence[RunRecord], k: str) -> dict[str, Quantity]:
-    """Return where pass@k of the weights, and of averaged ones if there are any, stands in a metrics record."""
+    """Return the places in a metrics record of pass@k of the weights, and of averaged weights if there are any."""
     found = {f"pass@{k} with 95% interval": _estimate("pass_at", k)}
     if any("ema_evaluation" in record for run in runs for record in run.records):
         found["averaged weights"] = _estimate("pass_at", k, of="ema_evaluation")
@@ -385,5 +385,5 @@ def _pass_at(runs: Sequence[RunRecord], k: str) -> dict[str, Quantity]:
 
 
 def _estimate(*path: str, of: str = "evaluation") -> Quantity:
-    """Return where the value and the ends of an estimate of an evaluation stand in a metrics record."""
+    """Return the places in a metrics record of the value and the ends of an estimate."""
     return [(of, *path, end) for end in ("value", "low", "high")]

@@ -1,8 +1,8 @@
 """Rollout trees of one prompt as an outline: chains of tokens with counts, probabilities and correct fractions.
 
-Several trees of the same prompt, such as those before and after training, share one outline. A branch is a chain of
-tokens without a fork. The probability of a branch is that of its text up to there, under the policy that sampled it.
-Paths may have any number of forks, so nothing here recurses.
+Several trees of the same prompt, such as before and after training, share one outline. A branch is a chain of tokens
+without a fork. Its probability is the probability of the text up to its end, under the policy that sampled it. Paths
+may have any number of forks, so nothing here recurses.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from brorl.tree import RolloutTree
 
 @dataclass(eq=False)
 class Branch:
-    """A chain of tokens, and what follows it; one number for each of K trees."""
+    """A chain of tokens and the branches that follow it, with one number for each of K trees."""
 
     tokens: list[int]
     count_K: list[int]  # rollouts that pass through it
     correct_K: list[int]  # correct ones among them
-    probability_K: list[float]  # of its text; NaN if a tree has no rollout here
+    probability_K: list[float]  # of the text up to its end; NaN if a tree has no rollout here
     ends: bool  # whether responses end with it
-    branches: list[Branch] = field(default_factory=list, repr=False)  # by falling count in the last tree
+    branches: list[Branch] = field(default_factory=list, repr=False)  # in the order of falling counts in the last tree
 
     @property
     def size(self) -> int:
@@ -56,7 +56,7 @@ class Line:
 
 
 def outline_of(trees: Sequence[RolloutTree], correct: Sequence[NDArray[np.bool_]]) -> Branch:
-    """Join K trees of one prompt; `correct` says for each of them which distinct responses are correct."""
+    """Join K trees of one prompt; `correct` marks the correct distinct responses of each tree."""
     if not trees:
         raise ValueError("an outline needs at least one tree")
     number = len(trees)
@@ -96,10 +96,10 @@ def _join(branch: Branch) -> None:
 
 
 def lines_of(root: Branch, decode: Callable[[Sequence[int]], str], num_lines: int) -> list[Line]:
-    """Draw an outline in at most about `num_lines` lines: the branches with the most rollouts."""
+    """Draw the branches with the most rollouts in about `num_lines` lines or fewer."""
     shown = {id(branch) for branch in _largest(root, num_lines)}
     lines: list[Line] = []
-    waiting: list[tuple[Branch | str, str, str]] = [(root, "", "")]  # what is drawn, its stem, and that of what follows
+    waiting: list[tuple[Branch | str, str, str]] = [(root, "", "")]  # what is drawn, its stem, and the stem below it
     while waiting:
         branch, stem, below = waiting.pop()
         if isinstance(branch, str):
@@ -117,7 +117,7 @@ def lines_of(root: Branch, decode: Callable[[Sequence[int]], str], num_lines: in
 
 
 def _largest(root: Branch, number: int) -> list[Branch]:
-    """Return the branches with the most rollouts in any tree; a branch never without the one above it."""
+    """Return the branches with the most rollouts in any tree, each after the branch above it."""
     found: list[Branch] = []
     order = count()  # of equal branches, the first one found
     candidates = [(0, next(order), root)]

@@ -1,7 +1,7 @@
 """The rollouts on the page: some steps of a run, each with its prompts' trees, within a number of bytes.
 
-Steps of training are evenly spaced; evaluations are the first, the best and the last. A step that is too large loses
-its rarest responses first, then prompts. Omitted items are counted.
+The steps of training are evenly spaced; the evaluations are the first, the best and the last one. A step that is too
+large loses its rarest responses first, then prompts. The page tells how many are left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from brorl.reporting.html import compressed
+from brorl.reporting.frame import compressed
 from brorl.reporting.summary import best_evaluation
 from brorl.runs.run_directory import RunRecord
 from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
@@ -28,7 +28,7 @@ TokenText = Callable[[int], tuple[str, bool]]  # the text that a token adds, and
 
 @dataclass(frozen=True)
 class StepRollouts:
-    """A step's rollouts, ready to be embedded: how many are in the data, and how many the step has."""
+    """The encoded rollouts of a step: how many are in the data, and how many the step has."""
 
     step: int
     data: str  # compressed JSON in base64
@@ -39,7 +39,7 @@ class StepRollouts:
 
 
 def load_tokenizer(run: Path) -> Any:
-    """Return the tokenizer of a run's last checkpoint; None if there is none that can be read."""
+    """Return the tokenizer of a run's last checkpoint, or None if there is none or it cannot be read."""
     files = sorted((run / "checkpoints").glob("*/tokenizer.json"))
     if not files:
         return None
@@ -67,7 +67,7 @@ def token_text(tokenizer: Any) -> TokenText:
 
 
 def choose_rollouts(run: Path, text_of: TokenText, max_bytes: int, max_steps: int) -> tuple[StepRollouts, ...]:
-    """Choose as many evenly spaced steps of training as fit, the first and the last among them."""
+    """Choose as many evenly spaced steps of training as fit, with the first and the last one."""
     stored = stored_steps(run)
     # At most a quarter of the bytes per step keeps at least four steps: progress shows between steps.
     encode = cache(lambda step: encode_step(run, step, text_of, max_bytes // min(4, len(stored))))
@@ -88,7 +88,7 @@ def choose_rollouts(run: Path, text_of: TokenText, max_bytes: int, max_steps: in
 
 
 def choose_evaluations(run: RunRecord, text_of: TokenText, max_bytes: int) -> tuple[StepRollouts, ...]:
-    """Choose the stored responses of the first, the best and the last evaluation; each may take an equal part."""
+    """Choose the stored responses of the first, the best and the last evaluation, with equal parts of the bytes."""
     stored = stored_steps(run.path, "evaluations")
     best = best_evaluation(run)
     chosen = sorted({*stored[:1], *stored[-1:], *([best["step"]] if best else [])} & set(stored))
@@ -97,7 +97,7 @@ def choose_evaluations(run: RunRecord, text_of: TokenText, max_bytes: int) -> tu
 
 
 def evenly_spaced(steps: Sequence[int], number: int) -> list[int]:
-    """Return `number` of the steps, evenly spaced by index: the last one, and from two on the first one."""
+    """Return `number` of the steps, evenly spaced by index, with the last one and, from two on, the first one."""
     if number >= len(steps):
         return list(steps)
     if number == 1:
@@ -128,7 +128,7 @@ def _spread(groups: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
 
 
 def _encode_group(group: StoredGroup, text_of: TokenText, max_nodes: int) -> dict[str, Any]:
-    """Return a group as plain values, with its most frequent responses that fit, at least one."""
+    """Return a group as plain values with as many of its most frequent responses as fit, at least one."""
     whole = group.tree
     leaves = np.arange(whole.num_responses)
     if whole.num_unique_tokens > max_nodes:
@@ -174,7 +174,7 @@ def _encode_group(group: StoredGroup, text_of: TokenText, max_nodes: int) -> dic
 
 
 def _text_if_needed(text: str, tokens: Sequence[int], text_of: TokenText) -> str | None:
-    """Return the stored text if the texts of the tokens, joined, differ from it."""
+    """Return the stored text if the joined texts of the tokens differ from it."""
     joined = "".join(piece for piece, special in map(text_of, tokens) if not special)
     return None if joined in (text, f" {text}") else text
 

@@ -100,7 +100,7 @@ def notes(run: RunRecord) -> list[str]:
 
 
 def steps_done(run: RunRecord) -> str:
-    """Return the number of steps of a run, and the planned number or the budget."""
+    """Return the number of steps of a run, with the planned number or the budget."""
     last, planned = (run.updates or run.records[:1])[-1]["step"], run.settings.get("steps")
     limit = run.settings.get("budget.limit")
     if limit not in (None, "null"):
@@ -109,9 +109,9 @@ def steps_done(run: RunRecord) -> str:
 
 
 def best_evaluation(run: RunRecord) -> Record | None:
-    """Return the line of the best evaluation of trained weights, by `evaluation.best_k`; the earliest of equal ones.
+    """Return the record of the best evaluation of trained weights by `evaluation.best_k`; of equal ones the earliest.
 
-    A line without an update is an evaluation of the weights of the step before.
+    A record without an update has an evaluation of the weights of the step before.
     """
     trained = [r for r in run.evaluations if r["step"] - ("update" not in r) > 0 and _best_k(run, r) in _ks(r)]
     return max(trained, key=lambda record: _score(record, _best_k(run, record)).value, default=None)
@@ -120,8 +120,8 @@ def best_evaluation(run: RunRecord) -> Record | None:
 def score_change(run: RunRecord, k: int) -> tuple[Direction, Estimate | None]:
     """Return how pass@k changed from the first to the last evaluation, and the difference with its 95% interval.
 
-    The interval is over the prompts that were verified at both; without counts of prompts there is none. A score rose
-    or fell if this interval excludes 0, or without it, if the intervals of the two scores do not overlap.
+    The interval is over the prompts that were verified in both evaluations; without counts of prompts there is none.
+    A score rose or fell if this interval excludes 0, or, without one, if the intervals of both scores do not overlap.
     """
     ends = [run.evaluations[index]["evaluation"] for index in (0, -1)]
     prompts = [end.get("prompts") or {} for end in ends]
@@ -154,14 +154,14 @@ def _score(record: Record, k: int) -> Estimate:
 
 
 def _scores(run: RunRecord) -> dict[int, list[Estimate]]:
-    """Return each pass@k of the first and of the last evaluation, or of the only one, k ascending."""
+    """Return each pass@k of the first and the last evaluation, or of the only one, in the order of k."""
     ends = run.evaluations[:1] + run.evaluations[1:][-1:]
     ks = sorted(k for k in _ks(ends[0]) if k in _ks(ends[-1])) if ends else []
     return {k: [_score(record, k) for record in ends] for k in ks}
 
 
 def _is_unfinished(run: RunRecord) -> bool:
-    """Return whether the settings leave the run more to do."""
+    """Return whether the run has not reached the end that its settings give."""
     planned, limit, unit = (run.settings.get(name, "null") for name in ("steps", "budget.limit", "budget.unit"))
     done, spent = run.records[-1]["step"], total_cost(run.records)
     left = [done < int(planned)] if planned != "null" else []
@@ -202,7 +202,7 @@ Why = Callable[[RunRecord], str]
 
 
 def reason(runs: Sequence[RunRecord], why: Why) -> str:
-    """Return why no run has a number: one sentence if the reason is the same for all runs, else one for each run."""
+    """Return why no run has a number: one sentence if all runs have the same reason, else one for each run."""
     whys = [why(run) for run in runs]
     if len(set(whys)) == 1:
         return whys[0]
@@ -265,6 +265,6 @@ def why_no_held_out_responses(run: RunRecord) -> str:
 
 
 def _not_due(run: RunRecord, setting: str) -> str:
-    """Return the first step that a setting names and the last step of the run, if the run is not there yet."""
+    """Return the first step that is due by a setting, and the last step of the run, if the run is not there yet."""
     every, done = run.settings.get(setting, ""), run.updates[-1]["step"]
     return f"step {every} ({setting}), and the run is at step {done}" if every.isdecimal() and done < int(every) else ""

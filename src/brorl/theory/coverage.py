@@ -1,4 +1,4 @@
-"""Coverage of one prompt by N rollouts: sampled and unsampled mass, and the same at other N.
+"""Coverage of one prompt by N rollouts: sampled and unsampled mass, nodes and responses, also at other N.
 
 The outcome space is the set of whole responses (finished, or cut at the length limit), so sampled masses are exact. The
 unsampled mass is estimated from the probability pi that a response is among the N, 1 - (1-p)^N.

@@ -1,12 +1,12 @@
 """Mass balance: the change of the total probability of the correct outcomes in one policy-gradient step.
 
 The change of the correct mass Q_pos, to first order in the learning rate, is split into its sources, with a bound on
-the higher orders. All of it holds for a tabular softmax, one free logit per outcome (a token, or a whole response), and
-samples drawn independently from the policy at temperature 1. Theorem 1 is about a surrogate that sums over the distinct
-sampled outcomes. The estimators that trainers use, with counts and baselines, are in `tests/theory`.
+the higher orders. It holds for a tabular softmax with one free logit per outcome (a token, or a whole response), and
+for samples drawn independently from the policy at temperature 1. Theorem 1 is about a surrogate that sums over the
+distinct sampled outcomes. The estimators that trainers use, with counts and baselines, are in `tests/theory`.
 
-The surrogate's 1/N is part of its step: at a fixed learning rate the whole change vanishes as N grows. Compare numbers
-of rollouts by the sign and the fractions of the terms, not by the size of the total.
+The surrogate has the factor 1/N, so at a fixed learning rate the whole change vanishes as N grows. Compare numbers of
+rollouts by the sign and the fractions of the terms, not by the size of the total.
 
 Notation: P the correct outcomes, A the sampled correct ones, B the sampled incorrect ones, U the unsampled ones; a mass
 is a sum of p, a second moment a sum of p^2.

@@ -1,4 +1,4 @@
-"""Pass rates of prompts from a pilot: the fraction of groups that will be mixed at another N.
+"""Pass rates of prompts from a pilot, and the fraction of groups that will be mixed at another N.
 
 Up to the pilot's n rollouts these are unbiased counts without a model. Beyond n they follow from a fit: pass rates are
 Beta(a, b), with a fraction of prompts at exactly 0 and another at exactly 1. Counts of n cannot distinguish a pass rate
@@ -83,7 +83,7 @@ def fit_pass_rates(correct_P: IntArray, num_rollouts: int) -> PassRates:
 
 
 def fit_without_spikes(correct_P: IntArray, num_rollouts: int) -> PassRates:
-    """Fit a plain Beta: the reading in which every prompt without a success only has a small pass rate."""
+    """Fit a plain Beta, in which every prompt without a success has a small pass rate."""
     histogram_K = _histogram(correct_P, num_rollouts)
     return _most_likely(num_rollouts, lambda log_GK: [log_GK @ histogram_K, np.zeros((len(log_GK), 2))])
 

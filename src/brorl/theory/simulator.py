@@ -1,6 +1,6 @@
 """The token-level simulator: one softmax over a vocabulary, N draws per step, a trainer's gradient step on the logits.
 
-There is no model and no prompt: a token is a whole response, and the correct tokens are those with index < num_correct.
+There is no model and no prompt. A token is a whole response, and the tokens with index < num_correct are correct.
 Invalid settings are rejected, and the simulation stops when the logits are no longer finite. The settings that the
 paper leaves open (optimizer constants, duplicates, whether the anchor is correct) default to the values that reproduce
 its Figure 3; docs/explanation/simulator.md has the numbers for the alternatives.

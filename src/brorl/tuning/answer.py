@@ -1,4 +1,4 @@
-"""The answer of a tuning: the recipe to train, and the page with the figures of the race and the final."""
+"""The answer of a tuning: a sentence, the recipe to train, and a page with the race and the final."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from brorl.config.reading import dump_yaml, with_settings
 from brorl.config.settings import TrainConfig
 from brorl.cost import amount
 from brorl.format import counted, duration, signed
-from brorl.reporting.html import Answer, answer_page
+from brorl.reporting.frame import Answer, answer_page
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table
 from brorl.tuning.spec import RUNGS, Standing, TuningSpec
@@ -58,7 +58,7 @@ class TuningResult(Result):
 
     path: Path  # the folder
     answer: str  # one sentence
-    plan: TuningSpec | None  # what was trained; None if there was nothing to find
+    spec: TuningSpec | None  # what was trained; None if there was nothing to find
     race: tuple[tuple[Standing, ...], ...]  # the arms at each rung
     final: FinishedComparison | None  # the winner against the user's recipe; None if the recipe won the race
     recipe: Path | None = None  # the recipe to train; None if the user's own is the best
@@ -71,8 +71,8 @@ class TuningResult(Result):
 
     def parts(self) -> Iterator[Any]:
         """Yield the race, the final, the files, and the answer."""
-        if self.plan is not None and self.race:
-            yield from (race_table(self.plan, self.race), "")
+        if self.spec is not None and self.race:
+            yield from (race_table(self.spec, self.race), "")
         if self.page is not None:
             yield f"tables and figures: open {self.page} in a browser"
         if self.train_command:
@@ -84,25 +84,25 @@ class TuningResult(Result):
 
 
 def conclude(
-    plan: TuningSpec,
+    spec: TuningSpec,
     folder: Path,
     race: tuple[tuple[Standing, ...], ...],
     winner: ArmRecipe,
     final: FinishedComparison | None,
     with_more_time: str,
 ) -> TuningResult:
-    """Write the answer, and the recipe if it is another than the user's.
+    """Conclude, and write the page, and the recipe if it is not the user's own.
 
-    The race has the standings at each rung that is complete. Without a final the recipe won, or there was no time; the
-    command `with_more_time` then continues.
+    The race has the standings at each complete rung. Without a final, the user's recipe won, or there was no time and
+    the command `with_more_time` continues.
     """
-    pair, recipe, whole = None if final is None else final.results.pair, None, f"within {duration(plan.seconds)}"
+    pair, recipe, whole = None if final is None else final.results.pair, None, f"within {duration(spec.seconds)}"
     if not race:
         answer = f"No answer {whole}: the first part of the race is not complete; continue with: {with_more_time}"
-    elif winner is plan.own:
+    elif winner is spec.own:
         answer = (
-            f"Keep your recipe: of {counted(len(plan.arms) - 1, 'candidate')} none was ahead of it in pass@{plan.k} "
-            f"after {amount(plan.run_seconds * RUNGS[len(race) - 1], 'seconds')} of training."
+            f"Keep your recipe: of {counted(len(spec.arms) - 1, 'candidate')} none was ahead of it in pass@{spec.k} "
+            f"after {amount(spec.run_seconds * RUNGS[len(race) - 1], 'seconds')} of training."
         )
     elif final is None or pair is None:
         answer = (
@@ -110,30 +110,30 @@ def conclude(
             f"on fresh prompts and seeds; continue with: {with_more_time}"
         )
     else:
-        ks = dict.fromkeys((plan.k, 1, max(plan.start)))
+        ks = dict.fromkeys((spec.k, 1, max(spec.start)))
         measured = ", ".join(f"{signed(pair[k].difference)} in pass@{k}" for k in ks)
-        if pair[plan.k].conclusion == "B leads":
+        if pair[spec.k].conclusion == "B leads":
             recipe = recipe_for(winner.config, final.results.budget, folder)
             answer = (
-                f"With a budget of {duration(plan.seconds)}: {winner.title} ends higher than your recipe "
-                f"({plan.own.title}) after {amount(final.results.budget, 'seconds')} of training each: {measured}, on "
+                f"With a budget of {duration(spec.seconds)}: {winner.title} ends higher than your recipe "
+                f"({spec.own.title}) after {amount(final.results.budget, 'seconds')} of training each: {measured}, on "
                 f"fresh prompts, {counted(min(len(arm.runs) for arm in final.arms), 'seed')} each."
             )
         else:
             answer = (
                 f"Keep your recipe: {winner.title} won the race, and on fresh prompts and seeds it is not shown to end "
-                f"higher in pass@{plan.k}: {measured}."
+                f"higher in pass@{spec.k}: {measured}."
             )
         if not final.results.matched:
             answer += f" {match_words(final.results)}"
-    result = TuningResult(folder, answer, plan, race, final, recipe, folder / "tune.html" if race else None)
+    result = TuningResult(folder, answer, spec, race, final, recipe, folder / "tune.html" if race else None)
     if result.page is not None:
-        _write_page(result, plan, result.page)
+        _write_page(result, spec, result.page)
     return result
 
 
 def recipe_for(config: TrainConfig, run_seconds: float, folder: Path) -> Path:
-    """Write the recipe that trains as a run of the tuning did, in a directory of its own."""
+    """Write the recipe of a training like that of a run of the tuning, in its own directory."""
     settings: dict[str, Any] = {
         "seed": 0, "steps": None, "output_dir": None, "tracking.run_name": None, "budget.unit": "seconds",
         "budget.limit": run_seconds, "budget.marks": [], "budget.pause_at": None,
@@ -144,9 +144,9 @@ def recipe_for(config: TrainConfig, run_seconds: float, folder: Path) -> Path:
     return recipe
 
 
-def _write_page(result: TuningResult, plan: TuningSpec, page: Path) -> None:
+def _write_page(result: TuningResult, spec: TuningSpec, page: Path) -> None:
     """Write the figure of the race and the page."""
-    final, figure, each = result.final, result.path / "race.png", amount(plan.run_seconds, "seconds")
+    final, figure, each = result.final, result.path / "race.png", amount(spec.run_seconds, "seconds")
     tables, files, more = ((), (), ()) if final is None else (final.tables, final.files, final.caveats)
     following = (
         ("to look at the runs of the race", f"brorl report {shlex.quote(str(result.path / 'race'))}/*/")
@@ -154,15 +154,15 @@ def _write_page(result: TuningResult, plan: TuningSpec, page: Path) -> None:
         else ("to train the winner", result.train_command)
     )
     remark = "The race has one seed and chose among many: its scores are of the tuning prompts, and prove nothing."
-    drawn = make_race_figure(result.race, plan.start[plan.k].value, plan.run_seconds, f"pass@{plan.k}")
+    drawn = make_race_figure(result.race, spec.start[spec.k].value, spec.run_seconds, f"pass@{spec.k}")
     with storage_errors(result.path):
         drawn.savefig(figure, **PNG)
         content = Answer(
             "brorl tune",
-            f"pass@{plan.k} after {each} of training",
+            f"pass@{spec.k} after {each} of training",
             [result.answer],
-            f"Every run gets {each} of training on {plan.machine}.",
-            [race_table(plan, result.race), *tables],
+            f"Every run gets {each} of training on {spec.machine}.",
+            [race_table(spec, result.race), *tables],
             [*(file for file in files if file.suffix == ".png"), figure],
             [remark, *more],
             following,
@@ -170,17 +170,17 @@ def _write_page(result: TuningResult, plan: TuningSpec, page: Path) -> None:
         replace_file(page, answer_page(content).encode())
 
 
-def race_table(plan: TuningSpec, race: Sequence[Sequence[Standing]]) -> Table:
-    """Return the arms with their scores at each rung and why they did not go on, the ones that got farthest first."""
-    reached = {arm.name: [s for rung in race for s in rung if s.arm == arm.name] for arm in plan.arms}
+def race_table(spec: TuningSpec, race: Sequence[Sequence[Standing]]) -> Table:
+    """Return the arms with their scores at each rung and why they were dropped, the arms that got farthest first."""
+    reached = {arm.name: [s for rung in race for s in rung if s.arm == arm.name] for arm in spec.arms}
     rows = []
     for arm in sorted(
-        plan.arms, key=lambda arm: (-len(reached[arm.name]), [-s.score for s in reached[arm.name][::-1]])
+        spec.arms, key=lambda arm: (-len(reached[arm.name]), [-s.score for s in reached[arm.name][::-1]])
     ):
         scores = [f"{standing.score:.3f}" for standing in reached[arm.name]]
         not_reached = ["-"] * (len(RUNGS) - len(scores))
         rows.append((arm.name, arm.title, *scores, *not_reached, reached[arm.name][-1].dropped or ""))
-    columns = ("arm", "settings", *(amount(plan.run_seconds * fraction, "seconds") for fraction in RUNGS), "dropped")
-    title = f"The race: held-out pass@{plan.k} on the tuning prompts"
+    columns = ("arm", "settings", *(amount(spec.run_seconds * fraction, "seconds") for fraction in RUNGS), "dropped")
+    title = f"The race: held-out pass@{spec.k} on the tuning prompts"
     notes = ("-: did not get there.",) if any("-" in row for row in rows) else ()
     return Table(title, columns, tuple(rows), notes, words=frozenset({0, 1, 5}))

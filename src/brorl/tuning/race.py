@@ -55,16 +55,16 @@ _FEWEST_PROMPTS = 16  # held out, for the race and for the final each
 
 @dataclass(frozen=True)
 class StartPilot:
-    """What the pilot found."""
+    """The measurements of the pilot."""
 
     start: dict[int, Estimate]  # pass@k on the tuning prompts, by k
-    prompts: dict[int, int]  # prompts per step that take as long as the recipe's, by N; without N that do not fit
-    step_seconds: float  # of the recipe
+    prompts: dict[int, int]  # by each N that fits, the prompts per step that take as long as a step of the recipe
+    step_seconds: float  # of a step of the recipe
     evaluation_seconds: float
 
 
 def with_tuning_prompts(config: TrainConfig) -> tuple[TrainConfig, tuple[int, int]]:
-    """Divide the held-out prompts of each source: those of the final stay the recipe's; the race gets the next ones."""
+    """Divide the held-out prompts of each source: the final keeps the recipe's prompts, and the race gets the next."""
     skip, wanted = config.evaluation.skip_prompts, config.evaluation.num_prompts
     everything = _evaluated_on(config, skip, 2**20)
     sizes = [len(source.held_out) for source in build_questions(everything) if source.held_out]
@@ -115,44 +115,44 @@ def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, progr
 
 _FEWEST = 4  # arms, the user's own recipe among them, unless there are fewer candidates
 _STEPS_TO_A_RUNG = 25  # of the user's recipe, at least, in the first part of the race
-_HEADROOM = 0.02  # of pass@k above pass@1; below it there is hardly anything to find
+_HEADROOM = 0.02  # if pass@k is less than this above pass@1, there is hardly anything to find
 _K = 16  # of the aim pass@k
 
 
-def train_race(plan: TuningSpec, folder: Path, jobs: int | None, console: Console) -> TuningResult:
-    """Train the race and the final, as far as there is time for them, and conclude. The folder is locked meanwhile."""
+def train_race(spec: TuningSpec, folder: Path, jobs: int | None, console: Console) -> TuningResult:
+    """Train the race and the final while there is time, and conclude; the folder is locked meanwhile."""
 
     @cache
     def slots() -> list[Slot]:
-        found = slots_for(plan.jobs if jobs is None else jobs, [plan.own])
-        if (machine := machine_of(found, [plan.own])) != plan.machine:
+        found = slots_for(spec.jobs if jobs is None else jobs, [spec.own])
+        if (machine := machine_of(found, [spec.own])) != spec.machine:
             raise UserError(
-                f"{folder} was started on {plan.machine}, and this is {machine}; use the same {option('jobs')} and "
+                f"{folder} was started on {spec.machine}, and this is {machine}; use the same {option('jobs')} and "
                 "machine"
             )
         return found
 
-    began, clock = perf_counter(), TuneClock.start(plan)
+    began, clock = perf_counter(), TuneClock.start(spec)
     with RunDirectory(folder).locked():
         try:
-            _announce(plan, folder, console)
-            race, final = _race(plan, folder, slots, clock, console), None
-            winner = plan.arm(race[-1][0].arm) if race else plan.own
-            if winner is not plan.own:
-                final = _final(plan, winner, folder, slots, clock, console)
-            return conclude(plan, folder, race, winner, final, _command_with_more_time(clock, folder))
+            _announce(spec, folder, console)
+            race, final = _race(spec, folder, slots, clock, console), None
+            winner = spec.arm(race[-1][0].arm) if race else spec.own
+            if winner is not spec.own:
+                final = _final(spec, winner, folder, slots, clock, console)
+            return conclude(spec, folder, race, winner, final, _command_with_more_time(clock, folder))
         finally:
-            replace(plan, used_seconds=plan.used_seconds + perf_counter() - began).write(folder)
+            replace(spec, used_seconds=spec.used_seconds + perf_counter() - began).write(folder)
 
 
 def _command_with_more_time(clock: TuneClock, folder: Path) -> str:
-    """Return the command that continues a tuning that had too little time, with what it needs at its speed."""
-    needed = 60 * ceil((clock.plan.used_seconds + 1.2 * clock.whole_seconds) / 60)
-    return f"{again(folder)} --budget {max(needed, 2 * ceil(clock.plan.seconds / 60) * 60) // 60}m"
+    """Return the command that continues a tuning with the time that it needs at its measured speed."""
+    needed = 60 * ceil((clock.spec.used_seconds + 1.2 * clock.whole_seconds) / 60)
+    return f"{again(folder)} --budget {max(needed, 2 * ceil(clock.spec.seconds / 60) * 60) // 60}m"
 
 
 def _final(
-    plan: TuningSpec,
+    spec: TuningSpec,
     winner: ArmRecipe,
     folder: Path,
     slots: Callable[[], list[Slot]],
@@ -164,7 +164,7 @@ def _final(
     if (path / SPEC_FILE).is_file():
         compared = spec_in(path, Arguments())
     elif size := clock.size_of_final():
-        compared = plan.final(winner, *size)
+        compared = spec.final(winner, *size)
         console.print(
             f"final: {winner.name} ({winner.title}) against {OWN}, {amount(compared.budget, 'seconds')} each, "
             f"{counted(compared.seeds, 'seed')} each, on other prompts",
@@ -186,7 +186,7 @@ def _final(
 
 
 def _complete_seeds(compared: ComparisonSpec, path: Path) -> int:
-    """Return the number of seeds of which the runs of both arms are complete; the first seeds are made first."""
+    """Return the number of seeds with complete runs of both arms; seeds run in order."""
     left = [run.seed for run in compared.runs_in(path) if not progress_of(run).ended]
     return min(left, default=compared.seeds)
 
@@ -199,7 +199,7 @@ def again(folder: Path) -> str:
 def begin(
     config: TrainConfig, folder: Path, aim: Aim, seconds: float, seeds: int, jobs: int | None, progress: bool
 ) -> TuningSpec | TuningResult:
-    """Take the pilot, choose the candidates, and write `tune.json`; or say that there is nothing to find."""
+    """Take the pilot, choose the candidates and write `tune.json`, or return that there is nothing to find."""
     started = perf_counter()
     config = with_settings(config, {"evaluation.ks": sorted({1, *config.evaluation.ks})})
     largest = max(config.evaluation.ks)
@@ -222,72 +222,72 @@ def begin(
         )
         return TuningResult(folder, answer, None, (), None)
     arms, used = tuple(candidates(config, pilot.prompts, aim)), perf_counter() - started
-    plan = TuningSpec(
+    spec = TuningSpec(
         aim, k, seconds, 0.0, seeds, len(slots), machine_of(slots, arms[:1]), start, tuning, arms,
         evaluation_seconds=pilot.evaluation_seconds, used_seconds=used, note=left_out(config, pilot.prompts),
     )  # fmt: skip
-    plan = with_sizes(plan, pilot.step_seconds)
-    check_arms(plan.arms, "seconds", seeds, len(slots))
-    plan = replace(plan, used_seconds=perf_counter() - started)
-    plan.write(folder)
-    return plan
+    spec = with_sizes(spec, pilot.step_seconds)
+    check_arms(spec.arms, "seconds", seeds, len(slots))
+    spec = replace(spec, used_seconds=perf_counter() - started)
+    spec.write(folder)
+    return spec
 
 
-def with_sizes(plan: TuningSpec, step_seconds: float) -> TuningSpec:
-    """Return the plan with the most arms for which the first part of the race is long enough, and the budget of a run.
+def with_sizes(spec: TuningSpec, step_seconds: float) -> TuningSpec:
+    """Return the spec with the most arms for which the first part of the race is long enough, and the budget of a run.
 
     The race and the final take the time that is left; `step_seconds` is of the recipe.
     """
-    least, left = _STEPS_TO_A_RUNG * step_seconds / RUNGS[0], plan.seconds - plan.used_seconds
+    least, left = _STEPS_TO_A_RUNG * step_seconds / RUNGS[0], spec.seconds - spec.used_seconds
     needed = 0.0
-    for number in range(len(plan.arms), min(_FEWEST, len(plan.arms)) - 1, -1):
-        some = replace(plan, arms=plan.arms[:number])
+    for number in range(len(spec.arms), min(_FEWEST, len(spec.arms)) - 1, -1):
+        some = replace(spec, arms=spec.arms[:number])
         fixed, whole = (TuneClock(replace(some, run_seconds=each), 0.0).whole_seconds for each in (0.0, 1.0))
         run_seconds = (left - fixed) / (whole - fixed)
         if run_seconds >= least:
             return replace(some, run_seconds=float(f"{run_seconds:.4g}"))
         needed = least * (whole - fixed) + fixed
     raise UserError(
-        f"{option('budget', duration(plan.seconds))} is too short: a step of the recipe takes {step_seconds:.2g} s, "
+        f"{option('budget', duration(spec.seconds))} is too short: a step of the recipe takes {step_seconds:.2g} s, "
         f"each run of the race needs {_STEPS_TO_A_RUNG} steps before it is judged, and an evaluation takes "
-        f"{plan.evaluation_seconds:.2g} s; give at least {duration(1.2 * needed + plan.used_seconds)}, more "
+        f"{spec.evaluation_seconds:.2g} s; give at least {duration(1.2 * needed + spec.used_seconds)}, more "
         f"{option('jobs')}, or a recipe with shorter steps or fewer held-out responses"
     )
 
 
-def _announce(plan: TuningSpec, folder: Path, console: Console) -> None:
-    """Print what will be trained and how long that takes."""
-    clock = TuneClock(plan, 0.0)
+def _announce(spec: TuningSpec, folder: Path, console: Console) -> None:
+    """Print the arms, and how long the race and the final take."""
+    clock = TuneClock(spec, 0.0)
     final = clock.final_seconds()
     lines = [
-        f"aim: pass@{plan.k} after {amount(plan.run_seconds, 'seconds')} of training; {plan.machine}; folder {folder}",
-        f"race: {len(plan.arms)} arms, about {duration(clock.whole_seconds - final)}; final: 2 arms with {plan.seeds} "
+        f"aim: pass@{spec.k} after {amount(spec.run_seconds, 'seconds')} of training; {spec.machine}; folder {folder}",
+        f"race: {len(spec.arms)} arms, about {duration(clock.whole_seconds - final)}; final: 2 arms with {spec.seeds} "
         f"seeds, about {duration(final)}",
-        *(f"{arm.name}: {arm.title}" for arm in plan.arms),
-        *filter(None, [plan.note]),
+        *(f"{arm.name}: {arm.title}" for arm in spec.arms),
+        *filter(None, [spec.note]),
     ]
     for line in lines:
         console.print(line, soft_wrap=True, markup=False)
 
 
 def _race(
-    plan: TuningSpec, folder: Path, slots: Callable[[], list[Slot]], clock: TuneClock, console: Console
+    spec: TuningSpec, folder: Path, slots: Callable[[], list[Slot]], clock: TuneClock, console: Console
 ) -> tuple[tuple[Standing, ...], ...]:
     """Train the arms from rung to rung, and return their standings; finished parts are not repeated.
 
     A rung that does not leave time for the final is not begun, and one that takes too long is stopped.
     """
-    arms, rungs = list(plan.arms), []
+    arms, rungs = list(spec.arms), []
     for rung, fraction in enumerate(RUNGS):
-        runs = [plan.race_run(folder, arm, fraction) for arm in arms]
+        runs = [spec.race_run(folder, arm, fraction) for arm in arms]
         waiting = [run for run in runs if not progress_of(run).ended]
         if waiting:
             if (folder / "final" / SPEC_FILE).is_file():  # begun by an earlier call, which had no time for this
                 break
             if rung and clock.rung_seconds(rung) > clock.left_to_race:
-                console.print(f"no time for the race up to {amount(plan.run_seconds * fraction, 'seconds')}")
+                console.print(f"no time for the race up to {amount(spec.run_seconds * fraction, 'seconds')}")
                 break
-            console.print(f"race, up to {amount(plan.run_seconds * fraction, 'seconds')}: {len(arms)} arms")
+            console.print(f"race, up to {amount(spec.run_seconds * fraction, 'seconds')}: {len(arms)} arms")
             view, began = ComparisonView(console, runs), perf_counter()
             with view.running(again(folder)):
                 if not finish_runs(waiting, slots(), view, began + (clock.left_to_race if rung else clock.left)):
@@ -295,14 +295,14 @@ def _race(
                     break
             if not rung and len(waiting) == len(runs):
                 clock.observe(perf_counter() - began)
-        room = room_after(rung, len(plan.arms)) if fraction < 1 else len(arms)
-        rungs.append(standings(_courses(plan, runs), fraction, room, OWN))
+        room = room_after(rung, len(spec.arms)) if fraction < 1 else len(arms)
+        rungs.append(standings(_courses(spec, runs), fraction, room, OWN))
         going = {standing.arm for standing in rungs[-1] if standing.dropped is None}
         arms = [arm for arm in arms if arm.name in going]
     return tuple(rungs)
 
 
-def _courses(plan: TuningSpec, runs: Sequence[ArmRun]) -> list[Course]:
+def _courses(spec: TuningSpec, runs: Sequence[ArmRun]) -> list[Course]:
     """Read the scores of runs at a rung, on the prompts whose responses were all verified in every run."""
     evaluations: list[list[Score]] = []
     for run in runs:
@@ -311,12 +311,12 @@ def _courses(plan: TuningSpec, runs: Sequence[ArmRun]) -> list[Course]:
             raise UserError(f"the run {run.directory} has no evaluation at its rung; rerun the command")
         evaluations.append([score_at(read[0], "seconds", spent) for spent in (0.0, *run.budget.eval_points)])
     kept = verified_prompts([score for of_run in evaluations for score in of_run])
-    n = plan.own.config.evaluation.rollouts_per_prompt
+    n = spec.own.config.evaluation.rollouts_per_prompt
     return [
         Course(
             run.arm,
-            str(plan.arm(run.arm).config.advantages),
-            *(float(pass_at_k(score.num_correct_P[kept], n, plan.k).mean()) for score in of_run),
+            str(spec.arm(run.arm).config.advantages),
+            *(float(pass_at_k(score.num_correct_P[kept], n, spec.k).mean()) for score in of_run),
         )
         for run, of_run in zip(runs, evaluations, strict=True)
     ]

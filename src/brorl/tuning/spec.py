@@ -39,7 +39,7 @@ RUNGS = (0.25, 0.5, 1.0)  # fractions of the budget; each is evaluated at its ha
 
 
 def room_after(rung: int, num_arms: int) -> int:
-    """Return how many of the arms that entered a race may go on after a rung, the user's own included: 2 or more."""
+    """Return how many of the arms of a race may go on after a rung, the user's own included; at least 2."""
     return min(max(2, ceil(num_arms / (2 << rung))), num_arms)
 
 
@@ -48,13 +48,13 @@ class Course:
     """The mean scores of an arm on the tuning prompts."""
 
     arm: str
-    objective: str  # arms of one objective have scores that can be compared on the way
-    start: float  # at the start
+    objective: str  # scores can be compared before the end within one objective alone
+    start: float  # its score at the start
     half: float  # at half of the rung's cost
     rung: float  # at the rung
 
     def projected(self, fraction: float) -> float:
-        """Return the score to expect at the end, from a rung at a fraction of the budget."""
+        """Return the expected score at the end, from a rung at a fraction of the budget."""
         if (self.half - self.start) * (self.rung - self.half) <= 0:
             return self.rung
         exponent = min(log2((self.rung - self.start) / (self.half - self.start)), 1.0)
@@ -67,11 +67,11 @@ class Standing:
 
     arm: str
     score: float  # its mean score at the rung
-    dropped: str | None  # why it does not go on; None if it does
+    dropped: str | None  # why it does not go on; None if it goes on
 
 
 def standings(courses: Sequence[Course], fraction: float, room: int, own: str) -> tuple[Standing, ...]:
-    """Decide which `room` arms go on at a rung, the own arm among them; return all from the best score to the lowest.
+    """Decide which `room` arms go on at a rung, the own arm among them, and return all by falling score.
 
     At the end of the budget, arms of all objectives are compared.
     """
@@ -138,7 +138,7 @@ def _settings(
 
 
 def _objective(aim: Aim) -> dict[str, Any]:
-    """Return the objective that the study found best for an aim: MaxRL, with an order that ends where the aim is."""
+    """Return the objective that the study found best for an aim: MaxRL, with an order that ends at the aim's k."""
     return {"advantage": AdvantageSettings(estimator="maxrl", final_order=_FINAL_ORDERS[aim]).model_dump(mode="json")}
 
 
@@ -152,8 +152,8 @@ def _title(config: TrainConfig) -> str:
 
 
 _TUNING_SEED = 1000  # of the race; the final has the seeds from 0
-_POINTS = (RUNGS[0] / 2, *RUNGS)  # at which a run is evaluated: the rungs and their halves
-NUM_EVALUATIONS = 1 + len(_POINTS)  # of a run to the end, that of the start included
+_POINTS = (RUNGS[0] / 2, *RUNGS)  # fractions at which a run is evaluated: the rungs and their halves
+NUM_EVALUATIONS = 1 + len(_POINTS)  # of a whole run, with the evaluation of the start
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class TuningSpec:
     seconds: float  # of the whole command
     run_seconds: float  # of each run
     seeds: int  # of the final
-    jobs: int  # runs at a time
+    jobs: int  # runs at the same time
     machine: str
     start: Mapping[int, Estimate]  # held-out pass@k of the start
     tuning_prompts: tuple[int, int]  # evaluation.skip_prompts and num_prompts of the race
@@ -190,7 +190,7 @@ class TuningSpec:
         return ComparisonSpec(arms, "seconds", run_seconds, points, seeds, (), (), *where)
 
     def race_run(self, folder: Path, arm: ArmRecipe, fraction: float) -> ArmRun:
-        """Return a run of the race up to a rung, with its recipe written. It is evaluated at half of each rung, too."""
+        """Write the recipe of a run of the race, and return the run up to a rung."""
         directory = folder / "race" / arm.name.replace(" ", "_")
         points = tuple(self.run_seconds * fraction for fraction in _POINTS)
         config = run_config(arm, _TUNING_SEED, directory, Budget("seconds", self.run_seconds, points))
@@ -213,31 +213,31 @@ class TuningSpec:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the plan of a folder."""
+        """Read the spec of a folder."""
         content = read_fields(folder / TUNE_FILE, "tuning")
         content["start"] = {int(k): Estimate(**estimate) for k, estimate in content["start"].items()}
         return cls(**content)
 
 
-USED = 0.85  # of the time without evaluations goes to training; the rest to starting and to last steps
+USED = 0.85  # the fraction of the time without evaluations that goes to training; the rest is startup and last steps
 FEWEST_SEEDS = 2  # of a final
-_CONCLUDING = 0.03  # of the whole budget is for the tables and figures of the answer
-_SHORTEST = 0.5  # of the planned budget of a run: a final has fewer seeds rather than shorter runs
+_CONCLUDING = 0.03  # the fraction of the whole budget for the tables and figures of the answer
+_SHORTEST = 0.5  # fraction of the planned budget of a run; instead of shorter runs a final has fewer seeds
 _FIRST_EVALUATIONS = 3  # of a run in the first rung; later rungs have one
 
 
 @dataclass
 class TuneClock:
-    """Measures how long runs take besides their training, and plans the rest of the budget accordingly."""
+    """Divides the rest of the budget, from the measured time that runs take besides their training."""
 
-    plan: TuningSpec
+    spec: TuningSpec
     deadline: float  # of the runs, on the clock of `time.perf_counter`
-    extra: float | None = None  # measured seconds of a run of the first rung, less its training; None before
+    extra: float | None = None  # seconds of a run of the first rung beyond its training; None until it is measured
 
     @classmethod
-    def start(cls, plan: TuningSpec) -> TuneClock:
-        """Start with what earlier calls have left of the budget."""
-        return cls(plan, perf_counter() + plan.seconds * (1 - _CONCLUDING) - plan.used_seconds)
+    def start(cls, spec: TuningSpec) -> TuneClock:
+        """Start with the budget that earlier calls have left."""
+        return cls(spec, perf_counter() + spec.seconds * (1 - _CONCLUDING) - spec.used_seconds)
 
     @property
     def left(self) -> float:
@@ -251,13 +251,13 @@ class TuneClock:
 
     def rung_seconds(self, rung: int) -> float:
         """Return the time that a rung should take."""
-        entering = room_after(rung - 1, len(self.plan.arms)) if rung else len(self.plan.arms)
+        entering = room_after(rung - 1, len(self.spec.arms)) if rung else len(self.spec.arms)
         length = RUNGS[rung] - (RUNGS[rung - 1] if rung else 0.0)
-        return ceil(entering / self.plan.jobs) * self._run_seconds(length, 1 if rung else _FIRST_EVALUATIONS)
+        return ceil(entering / self.spec.jobs) * self._run_seconds(length, 1 if rung else _FIRST_EVALUATIONS)
 
     def final_seconds(self, fraction: float = 1.0) -> float:
         """Return the time that the final should take, with a fraction of the planned budget of each run."""
-        return self._waves(self.plan.seeds) * self._run_seconds(fraction, NUM_EVALUATIONS)
+        return self._waves(self.spec.seeds) * self._run_seconds(fraction, NUM_EVALUATIONS)
 
     @property
     def whole_seconds(self) -> float:
@@ -265,30 +265,30 @@ class TuneClock:
         return sum(map(self.rung_seconds, range(len(RUNGS)))) + self.final_seconds()
 
     def observe(self, seconds: float) -> None:
-        """Take the time that the first rung took."""
-        waves = ceil(len(self.plan.arms) / self.plan.jobs)
-        self.extra = max(seconds / waves - RUNGS[0] * self.plan.run_seconds, 0.0)
+        """Measure `extra` from the seconds of the first rung."""
+        waves = ceil(len(self.spec.arms) / self.spec.jobs)
+        self.extra = max(seconds / waves - RUNGS[0] * self.spec.run_seconds, 0.0)
 
     def size_of_final(self) -> tuple[float, int] | None:
-        """Return the budget of a run and the seeds of a final that fits in what is left; None if none does."""
-        for seeds in range(self.plan.seeds, FEWEST_SEEDS - 1, -1):
+        """Return the budget of a run and the seeds of a final that fits into the time left; None if none fits."""
+        for seeds in range(self.spec.seeds, FEWEST_SEEDS - 1, -1):
             each = self.left / self._waves(seeds)
             shortest, whole = (self._run_seconds(fraction, NUM_EVALUATIONS) for fraction in (_SHORTEST, 1.0))
             if each >= shortest:
                 part = min((each - shortest) / (whole - shortest), 1.0)
                 fraction = _SHORTEST + (1 - _SHORTEST) * part
-                return float(f"{fraction * self.plan.run_seconds:.4g}"), seeds
+                return float(f"{fraction * self.spec.run_seconds:.4g}"), seeds
         return None
 
     def _waves(self, seeds: int) -> int:
-        return ceil(2 * seeds / self.plan.jobs)
+        return ceil(2 * seeds / self.spec.jobs)
 
     def _run_seconds(self, fraction: float, evaluations: int) -> float:
         """Return the time of a run with a fraction of the planned budget; it is linear in the fraction from 1/4 on."""
-        training = fraction * self.plan.run_seconds
+        training = fraction * self.spec.run_seconds
         if self.extra is None:
-            return training / USED + evaluations * self.plan.evaluation_seconds
+            return training / USED + evaluations * self.spec.evaluation_seconds
         more = evaluations / _FIRST_EVALUATIONS
-        if self.plan.own.config.engine.clock == "cpu":  # the extra is also time in which the run had no core
+        if self.spec.own.config.engine.clock == "cpu":  # the extra is also time in which the run had no core
             more = max(more, fraction / RUNGS[0])
         return training + max(more, 1.0) * self.extra

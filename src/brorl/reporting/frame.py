@@ -1,4 +1,4 @@
-"""The frame of every page, one complete HTML file that its policy forbids all requests, and the page of an answer."""
+"""The frame of every page, a complete HTML file whose policy forbids all requests, and the page of an answer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fill(template: str, parts: Mapping[str, str]) -> str:
     return re.sub(r"\{\{([A-Z_]+)\}\}", lambda match: parts[match[1]], template)
 
 
-def page(
+def framed_page(
     command: str,
     name: str,
     summary: str,
@@ -56,10 +56,10 @@ def page(
     credit: str = "",
     scripts: str = "",
 ) -> str:
-    """Return a page: what stands above the first heading, then the sections.
+    """Return a page with a summary above its sections.
 
-    `summary` is the HTML of the first section, which has no heading; `mark` a comment in the first line;
-    `controls` HTML of the header; `credit` a sentence at the end; `scripts` HTML after all sections.
+    `summary`, `controls` of the header, and `scripts` after the sections are HTML; `mark` is a comment in the first
+    line, and `credit` a sentence at the end.
     """
     shown = [f'<section id="summary" aria-label="Summary">\n{summary}\n</section>']
     shown += [
@@ -104,13 +104,13 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a page of an answer shows, in this order."""
+    """The parts of the page of an answer, in their order."""
 
     command: str  # the command that found it: brorl compare
     title: str
     sentences: Sequence[str]  # the answer first
     basis: str  # what was matched
-    tables: Sequence[Table]  # in the order of reading; the first stands above the figures
+    tables: Sequence[Table]  # the first one is above the figures
     figures: Sequence[Path]  # PNG files
     caveats: Sequence[str]  # what limits the answer
     following: tuple[str, str]  # what the next command is for, and the command
@@ -137,4 +137,4 @@ def answer_page(content: Answer) -> str:
         Section("caveats", "Caveats", f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in content.caveats)}</ul>"),
         Section("next", "Next", f'<p>{why}:</p>\n<pre class="prompt-text text">{command}</pre>'),
     ]
-    return page(content.command, content.title, "\n".join(summary), sections)
+    return framed_page(content.command, content.title, "\n".join(summary), sections)
