@@ -42,12 +42,12 @@ def test_groups_come_back_as_they_were(
         assert [(v.correct, v.score, v.extracted, v.reason) for v in group.verdicts] == said
         assert group.texts == tuple(texts)
         assert np.array_equal(group.reward_L, made.reward_L)
-        assert (group.step, group.prompt_id, group.prompt) == (STEP, made.prompt.id, made.prompt.text)
+        assert (group.prompt_id, group.prompt) == (made.prompt.id, made.prompt.text)
         assert group.domain == made.prompt.domain
         assert group.question == made.prompt.question != group.prompt
         assert group.num_correct == made.num_correct
         cut = sum(count for done, count in zip(made.tree.finished, made.tree.leaf_count, strict=True) if not done)
-        assert group.num_truncated == cut
+        assert group.tree.num_truncated == cut
         paths = [made.tree.path(int(leaf)) for leaf in made.tree.leaf]
         means = [sum(float(np.float32(made.tree.logprob[n])) for n in path) / len(path) for path in paths]
         np.testing.assert_allclose(group.mean_logprob_L, means, rtol=1e-12)

@@ -173,7 +173,7 @@ def find_samples(
     nearest: tuple[float, int, StoredGroup] | None = None  # to the choice
     for index, group in enumerate(read_groups(run, step, folder), 1):
         tree = group.tree
-        counts = (group.num_correct, tree.num_rollouts, group.num_verified, tree.num_responses, group.num_truncated)
+        counts = (group.num_correct, tree.num_rollouts, group.num_verified, tree.num_responses, tree.num_truncated)
         rows.append(PromptRow(index, group.prompt_id, group.question, *counts))
         if prompt is None:
             distance = abs(rows[-1].pass_rate - 0.5) if _of_kind(group, kind).size else inf

@@ -146,7 +146,7 @@ def _encode_group(group: StoredGroup, text_of: TokenText, max_nodes: int) -> dic
         "rollouts": whole.num_rollouts,
         "verified": group.num_verified,
         "right": group.num_correct,
-        "cut": group.num_truncated,
+        "cut": whole.num_truncated,
         "responses": whole.num_responses,
         "token": tree.token.tolist(),
         "depth": tree.depth.tolist(),

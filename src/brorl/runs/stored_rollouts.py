@@ -40,9 +40,8 @@ Folder = Literal["rollouts", "evaluations"]
 
 @dataclass(frozen=True, eq=False)
 class StoredGroup:
-    """All rollouts of one prompt in one step."""
+    """All rollouts of one prompt in one step, as they are stored: with texts, and without the tokens of the prompt."""
 
-    step: int  # the step that sampled them
     prompt_id: str  # name of the prompt
     domain: str  # its domain
     prompt: str  # the text that the model read
@@ -72,11 +71,6 @@ class StoredGroup:
     def num_correct(self) -> int:
         """Number of correct rollouts."""
         return int(self.tree.leaf_count[self.correct_L].sum())
-
-    @property
-    def num_truncated(self) -> int:
-        """Number of truncated rollouts."""
-        return self.tree.num_truncated
 
     @cached_property
     def mean_logprob_L(self) -> FloatArray:
@@ -151,7 +145,7 @@ def read_groups(run: Path, step: int, folder: Folder = "rollouts") -> Iterator[S
         if left < 0 or row["prompt_id"] != rows[0]["prompt_id"]:
             raise _damaged(file, f"the counts of prompt {rows[0]['prompt_id']!r} do not add up to its rollouts")
         if left == 0:
-            yield _group(file, step, rows)
+            yield _group(file, rows)
             rows = []
     if rows:
         raise _damaged(file, f"the counts of prompt {rows[0]['prompt_id']!r} do not add up to its rollouts")
@@ -170,7 +164,7 @@ def step_list(steps: Sequence[int]) -> str:
     return f"steps {', '.join(shown)}"
 
 
-def _group(file: Path, step: int, rows: Sequence[Row]) -> StoredGroup:
+def _group(file: Path, rows: Sequence[Row]) -> StoredGroup:
     first = rows[0]
     try:
         tree = RolloutTree.from_responses(
@@ -188,7 +182,6 @@ def _group(file: Path, step: int, rows: Sequence[Row]) -> StoredGroup:
     if written != [(t, done) for (t, _), done in zip(tree.responses(), tree.finished.tolist(), strict=True)]:
         raise _damaged(file, f"the responses of prompt {first['prompt_id']!r} are not in the order of their tree")
     return StoredGroup(
-        step=step,
         prompt_id=first["prompt_id"],
         domain=first["domain"],
         prompt=first["prompt"],
