@@ -1,12 +1,22 @@
-"""Factors and mismatch against loops over the N rollouts, and against sums over a whole vocabulary."""
+"""The factors of importance between two policies, and those of a subset of the responses."""
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 
-from brorl.algorithms.importance import importance_factors, mismatch, mismatch_sums
+from brorl.algorithms.importance import (
+    choose,
+    choose_responses,
+    importance_factors,
+    inclusion_probabilities,
+    mismatch,
+    mismatch_sums,
+)
+from brorl.algorithms.losses import node_weights
 from brorl.algorithms.settings import ImportanceCorrection
 from brorl.tree import RolloutTree
 from small_models import random_tree, rollouts
@@ -68,3 +78,108 @@ def test_unknown_log_probs_and_senseless_bounds_are_refused(rng: np.random.Gener
             ImportanceCorrection(correction="mask", low=low, high=high)
     with pytest.raises(ValueError, match="'none', 'truncate', 'mask' or 'sequence_mask'"):
         ImportanceCorrection(correction="clip")  # type: ignore[arg-type]
+
+
+class JobOptions:
+    """A generator that hands out given uniform numbers."""
+
+    def __init__(self, *numbers: float) -> None:
+        self._numbers = iter(numbers)
+
+    def random(self) -> float:
+        return next(self._numbers)
+
+
+def intervals(pi_L: np.ndarray) -> Iterator[tuple[float, float]]:
+    """The (middle, length) of each interval of offsets in which the choice cannot change."""
+    edges = np.unique(np.concatenate([[0.0, 1.0], np.cumsum(pi_L) % 1.0]))
+    for low, high in pairwise(edges):
+        if high - low > 1e-13:
+            yield (low + high) / 2, high - low
+
+
+def random_weights(rng: np.random.Generator, size: int) -> np.ndarray:
+    weight = rng.exponential(size=size) ** 3  # heavy tail, so that some are certain
+    weight[rng.random(size) < 0.2] = 0.0
+    return weight
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 5, 12, 100])
+def test_inclusion_probabilities_solve_the_cap_equation(wanted: int, rng: np.random.Generator) -> None:
+    """Reference: bisection on c such that the min(1, c w) add up to the wanted number."""
+    for _ in range(40):
+        weight = random_weights(rng, 20)
+        low, high = 0.0, 1e30
+        for _ in range(400):
+            c = (low + high) / 2 if high < 1e29 else max(2 * low, 1e-12)
+            if np.minimum(1, c * weight).sum() < wanted and c < 1e28:
+                low = c
+            else:
+                high = c
+        pi_L = inclusion_probabilities(weight, wanted)
+        np.testing.assert_allclose(pi_L, np.minimum(1, high * weight), rtol=1e-9, atol=1e-12)
+        assert pi_L.sum() == pytest.approx(min(wanted, np.count_nonzero(weight)), rel=1e-12)
+        assert (pi_L[weight == 0] == 0).all()
+        assert pi_L.max(initial=0) <= 1
+
+
+def test_every_entry_is_chosen_with_exactly_its_probability(rng: np.random.Generator) -> None:
+    for wanted in (1, 3, 7):
+        for _ in range(20):
+            pi_L = inclusion_probabilities(random_weights(rng, 15), wanted)
+            fraction, total = np.zeros(15), 0.0
+            for offset, length in intervals(pi_L):
+                chosen = choose(pi_L, JobOptions(offset))
+                assert abs(chosen.size - pi_L.sum()) < 1
+                assert (np.diff(chosen) > 0).all()
+                fraction[chosen] += length
+                total += length
+            assert total == pytest.approx(1, abs=1e-11)
+            np.testing.assert_allclose(fraction, pi_L, rtol=1e-9, atol=1e-11)
+
+
+def test_empirical_inclusion_frequencies_with_a_real_generator() -> None:
+    generator = np.random.default_rng(7)
+    pi_L = inclusion_probabilities(random_weights(generator, 30), 6)
+    fraction = sum(np.bincount(choose(pi_L, generator), minlength=30) for _ in range(20_000)) / 20_000
+    assert (np.abs(fraction - pi_L) <= 5 * np.sqrt(pi_L * (1 - pi_L) / 20_000)).all()
+
+
+def all_choices(
+    tree: RolloutTree, advantage_L: np.ndarray, correct_L: np.ndarray, size: int
+) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
+    """(probability, chosen, factors) of every outcome; the two verdicts draw one uniform number each."""
+    total_L = tree.leaf_count * advantage_L
+    offsets = [
+        list(intervals(inclusion_probabilities(np.abs(total_L[correct_L == verdict]), size)))
+        for verdict in (False, True)
+    ]
+    for (u, p), (v, q) in product(*offsets):
+        yield p * q, *choose_responses(total_L, correct_L, size, JobOptions(u, v))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_node_weights_are_unbiased_and_few(size: int, rng: np.random.Generator) -> None:
+    tree = random_tree(rng, num_rollouts=15)
+    correct_L = rng.random(tree.num_responses) < 0.4
+    advantage_L = np.where(correct_L, 1.0, -1.0) * rng.exponential(size=tree.num_responses)
+    full, mean = node_weights(tree, advantage_L), [np.zeros(tree.num_unique_tokens) for _ in range(2)]
+    outcomes = 0
+    for probability, chosen, factor_K in all_choices(tree, advantage_L, correct_L, size):
+        smaller, node_index = tree.select(chosen)
+        for m, weight in zip(mean, node_weights(smaller, advantage_L[chosen] * factor_K), strict=True):
+            m[node_index] += probability * weight
+        for verdict in (False, True):
+            there = int((correct_L == verdict).sum())
+            assert min(size, there) - 1 < (correct_L[chosen] == verdict).sum() < min(size, there) + 1
+        outcomes += 1
+    assert outcomes > 1
+    for m, weight in zip(mean, full, strict=True):
+        np.testing.assert_allclose(m, weight, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("correct", [lambda n: np.ones(n, bool), lambda n: np.zeros(n, bool)])
+def test_a_verdict_that_nobody_has_is_no_obstacle(correct: Callable, rng: np.random.Generator) -> None:
+    chosen, factor_K = choose_responses(rng.normal(size=9), correct(9), 3, rng)
+    assert 2 <= chosen.size <= 4
+    assert (factor_K >= 1).all()
