@@ -112,13 +112,13 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
     config = config_of("--rollouts_per_prompt=64", "--prompts_per_step=8", "--dynamic_sampling.enabled=false")
     parts = LocalParts.load(config, prepare(config, config.model))
     sampled = []
-    sample = step_forecast.sample
+    sample = step_forecast.sample_groups
 
     def seen(*arguments: object) -> object:
         sampled.append(sample(*arguments))  # type: ignore[arg-type]
         return sampled[-1]
 
-    monkeypatch.setattr(step_forecast, "sample", seen)
+    monkeypatch.setattr(step_forecast, "sample_groups", seen)
     monkeypatch.setattr(step_forecast, "_SECONDS", float("inf"))
     forecast = step_forecast.forecast_step(parts, tmp_path)
     trees = [group.tree for group in sampled[-1].groups]  # type: ignore[attr-defined]

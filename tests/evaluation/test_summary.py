@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from brorl.algorithms.groups import Group
-from brorl.evaluation.benchmark import PromptResult, count, summarize
+from brorl.evaluation.benchmark import PromptResult, count_responses, summarize
 from brorl.evaluation.pass_at_k import mean_with_interval, pass_at_k_of_each
 from brorl.evaluation.responses import (
     EvaluationResult,
@@ -96,7 +96,7 @@ def test_counts_of_a_tree_are_those_of_its_rollouts(rng: np.random.Generator) ->
     for (tokens, _), done in zip(tree.responses(), tree.finished.tolist(), strict=True):
         reason_of[tokens, done] = str(rng.choice(reasons))
     verdicts = [Verdict(r == "correct", 0.0, None, r, 0.0) for r in reason_of.values()]
-    found = count(Group.of_verdicts(Prompt("a:1", "x", (9,), "r", "math", "a"), tree, verdicts))
+    found = count_responses(Group.of_verdicts(Prompt("a:1", "x", (9,), "r", "math", "a"), tree, verdicts))
     every = [reason_of[tuple(r), f] for r, f in zip(rollouts, finished, strict=True)]
     assert found.num_correct == every.count("correct")
     assert found.num_truncated == finished.count(False)

@@ -18,7 +18,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
 from brorl.planning.gradient_noise import NoiseMoments, gradient_products, noise_moments, prompt_gradient
 from brorl.planning.pilot import NoMixedGroupError, PilotCounts, generator_of, measure
-from brorl.planning.step_cost import mean_rounds, sample, timing_sizes
+from brorl.planning.step_cost import mean_rounds, sample_groups, timing_sizes
 from brorl.prompts.prompt import Prompt, PromptStream
 from brorl.rollout.native_engine import NativeEngine
 from brorl.training.collector import SyncCollector
@@ -169,7 +169,7 @@ def test_moments_are_those_of_all_responses_there_are(rng: np.random.Generator) 
     found = []
     scratch = deepcopy(model)
     for _ in range(30):
-        groups = sample(parts, some, 10, int(rng.integers(1 << 30))).groups
+        groups = sample_groups(parts, some, 10, int(rng.integers(1 << 30))).groups
         found.append(noise_moments(gradient_products(scratch, groups, parts, rng)))
     for name in ("mean_squared", "prompt_squared", "within"):
         values = np.array([float(getattr(m, name)) for m in found])
@@ -294,7 +294,7 @@ def test_rounds_are_those_of_the_collector(rng: np.random.Generator) -> None:
     class Coins:
         rounds, version = 0, 0
 
-        def sample(self, asked: Sequence[Sequence[int]], *_: object) -> list[RolloutTree]:
+        def sample_groups(self, asked: Sequence[Sequence[int]], *_: object) -> list[RolloutTree]:
             self.rounds += 1
             return [RolloutTree.from_responses(p, [[2 if rng.random() < fraction else 1], [1]]) for p in asked]
 
@@ -318,7 +318,7 @@ def test_rounds_are_those_of_the_collector(rng: np.random.Generator) -> None:
 def test_nodes_of_a_limited_number_of_responses(rng: np.random.Generator) -> None:
     parts = make_parts(small_model(vocab_size=5))
     some = prompts(6)
-    groups = sample(parts, some, 40, 5).groups
+    groups = sample_groups(parts, some, 40, 5).groups
     wanted = np.array([8, 40, 400])
     products = gradient_products(deepcopy(parts.model), groups, parts, rng)
     few = replace(parts, config=recipe(parts.config, max_responses_per_outcome=2))

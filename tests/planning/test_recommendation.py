@@ -7,8 +7,8 @@ import pytest
 
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.planning.gradient_noise import GradientProducts
-from brorl.planning.pilot import PilotCounts, expect, fraction_estimates
-from brorl.planning.recommendation import StepSettings, _Steps, compare, make_plan, prompts_that_fit
+from brorl.planning.pilot import PilotCounts, expected_counts, fraction_estimates
+from brorl.planning.recommendation import StepSettings, _Steps, least_noise, make_plan, prompts_that_fit
 from brorl.planning.step_cost import AffineCost, StepCost, mean_rounds
 from brorl.theory.pass_rates import PassRates, fit_pass_rates, fit_without_spikes, fractions_of_any_shape
 
@@ -64,7 +64,7 @@ def test_averages_by_loops(rng: np.random.Generator) -> None:
     counts = replace(counts, trained_PJ=counts.nodes_PJ * rng.uniform(0.2, 1, counts.nodes_PJ.shape))
     fit = fit_pass_rates(counts.correct_P, N)
     weight = rng.multinomial(40, np.full(40, 1 / 40), 3).astype(float)
-    point, drawn = expect(counts, fit), expect(counts, fit, weight)
+    point, drawn = expected_counts(counts, fit), expected_counts(counts, fit, weight)
     for found, weights in ((point, np.ones((1, 40))), (drawn, weight)):
         for b, w in enumerate(weights):
             for j, n in enumerate(WANTED.tolist()):
@@ -101,7 +101,7 @@ def test_shares_never_fall_with_n(rng: np.random.Generator) -> None:
     fit = fit_pass_rates(correct, N)
     assert fit.mixed(17) < ((correct > 0) & (correct < N)).mean() - 0.03
     weight = rng.multinomial(16, np.full(16, 1 / 16), 20).astype(float)
-    for found in (expect(counts, fit), expect(counts, fit, weight)):
+    for found in (expected_counts(counts, fit), expected_counts(counts, fit, weight)):
         assert (np.diff(found.mixed) >= -1e-12).all()
         assert (np.diff(found.solved) >= -1e-12).all()
         assert found.mixed.max() <= 1
@@ -122,7 +122,7 @@ def test_intervals_cover_the_truth(rng: np.random.Generator) -> None:
         counts = replace(counts, correct_P=rng.binomial(N, rate))
         weight = rng.multinomial(48, np.full(48, 1 / 48), 60).astype(float)
         fit = fit_pass_rates(counts.correct_P, N)
-        estimates = fraction_estimates(counts, expect(counts, fit), expect(counts, fit, weight))
+        estimates = fraction_estimates(counts, expected_counts(counts, fit), expected_counts(counts, fit, weight))
         for row, (found, fraction) in enumerate(zip(estimates, (truth.mixed, truth.solved), strict=True)):
             covered[row] += [e.low <= fraction(int(n)) <= e.high for e, n in zip(found, WANTED, strict=True)]
     assert (covered >= 0.5 * repeats).all(), covered
@@ -131,7 +131,7 @@ def test_intervals_cover_the_truth(rng: np.random.Generator) -> None:
 def test_beyond_the_pilot_intervals_hold_every_reading(rng: np.random.Generator) -> None:
     counts = replace(pilot(rng), correct_P=np.array([0] * 15 + [1, 2, 3, 5, 8] * 5))
     fit = fit_pass_rates(counts.correct_P, N)
-    mixed, _ = fraction_estimates(counts, expect(counts, fit), expect(counts, fit, np.ones((2, 40))))
+    mixed, _ = fraction_estimates(counts, expected_counts(counts, fit), expected_counts(counts, fit, np.ones((2, 40))))
     readings = fractions_of_any_shape(counts.correct_P, N, WANTED)[0]
     assert mixed[3].low <= readings[3] <= mixed[3].high
     assert mixed[3].low <= 25 / 40  # prompts without a success never have one
@@ -161,16 +161,16 @@ def test_ties_are_what_the_uncertainty_allows() -> None:
     noise[:4, 2] = 1.02  # the 2.5% quantile of the ratio
     prompts = np.array([1, 1, 1, 0])
     excess = noise[50]
-    assert compare(excess, prompts, noise, 0.05)[:2] == (1, [1, 2])
-    assert compare(excess, prompts, noise, 0.01)[:2] == (1, [1])
-    assert compare(excess, prompts, noise, 1.0)[:2] == (1, [0, 1, 2])
-    assert compare(excess, np.zeros(4, np.int64), noise, 1.0)[:2] == (None, [])
-    assert compare(excess, np.array([4, 1, 1, 0]), noise / [4, 1, 1, 1], 0.05)[:2] == (0, [0])
+    assert least_noise(excess, prompts, noise, 0.05)[:2] == (1, [1, 2])
+    assert least_noise(excess, prompts, noise, 0.01)[:2] == (1, [1])
+    assert least_noise(excess, prompts, noise, 1.0)[:2] == (1, [0, 1, 2])
+    assert least_noise(excess, np.zeros(4, np.int64), noise, 1.0)[:2] == (None, [])
+    assert least_noise(excess, np.array([4, 1, 1, 0]), noise / [4, 1, 1, 1], 0.05)[:2] == (0, [0])
 
 
 def test_a_replicate_without_noise_in_the_best_counts_against_the_others() -> None:
     noise = np.array([[0.0, 0.0, 2.0]] * 10 + [[1.0, 3.0, 2.0]] * 10)
-    best, tied, ratio = compare(np.array([0.5, 1.5, 2.0]), np.ones(3, np.int64), noise, 0.05)
+    best, tied, ratio = least_noise(np.array([0.5, 1.5, 2.0]), np.ones(3, np.int64), noise, 0.05)
     assert best == 0
     np.testing.assert_array_equal(ratio[:10], [[1.0, 1.0, np.inf]] * 10)
     np.testing.assert_array_equal(ratio[10:], [[1.0, 3.0, 2.0]] * 10)
@@ -244,8 +244,8 @@ def test_prompts_that_take_as_long_in_a_replicate(rng: np.random.Generator) -> N
     fit = fit_pass_rates(counts.correct_P, N)
     weight = rng.multinomial(40, np.full(40, 1 / 40), 6).astype(float)
     weight[0] = 1 + 3 * (counts.nodes_PJ[:, 0] > np.median(counts.nodes_PJ[:, 0]))
-    drawn = expect(counts, fit, weight)
-    steps = _Steps(step_cost, SETTINGS, expect(counts, fit))
+    drawn = expected_counts(counts, fit, weight)
+    steps = _Steps(step_cost, SETTINGS, expected_counts(counts, fit))
     for column in range(WANTED.size):
         redrawn = steps.redrawn_prompts(drawn, column, 8)
         assert redrawn[0] < 8  # larger trees, fewer prompts

@@ -82,7 +82,7 @@ def test_a_resume_has_the_threads_that_the_run_chose(small: int, monkeypatch: py
 @pytest.mark.slow
 def test_the_same_step_is_timed_with_each_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, drawn, learned = [0.0], [], []
-    sample, finish = step_forecast.sample, StepTimer.finish
+    sample, finish = step_forecast.sample_groups, StepTimer.finish
 
     def slow_sample(*arguments: Any, **options: Any) -> Any:
         clock[0] += torch.get_num_threads()
@@ -96,7 +96,7 @@ def test_the_same_step_is_timed_with_each_number_of_threads(tmp_path: Path, monk
 
     config = config_of(rollouts_per_prompt=16, prompts_per_step=8)
     parts = LocalParts.load(config, prepare(config, config.model))
-    monkeypatch.setattr(step_forecast, "sample", slow_sample)
+    monkeypatch.setattr(step_forecast, "sample_groups", slow_sample)
     monkeypatch.setattr(StepTimer, "finish", slow_finish)
     monkeypatch.setattr(step_forecast, "perf_counter", lambda: clock[0])
     forecast = step_forecast.forecast_step(parts, tmp_path, (1, 3))

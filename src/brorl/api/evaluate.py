@@ -119,7 +119,7 @@ def make_request(
     sampled: Mapping[str, Any],
     given: Mapping[str, Any],
 ) -> Request:
-    """Return the settings of an evaluation, checked: those of the checkpoint's run with the given ones."""
+    """Return the checked settings of an evaluation: the settings of the checkpoint's run, replaced by given ones."""
     from brorl.evaluation.questions import Request
 
     samples, limit = sampled["samples"], given.get("evaluation.num_prompts")

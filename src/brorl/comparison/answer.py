@@ -25,7 +25,7 @@ from brorl.cost import UNIT_WORDS, Unit, amount, short_amount
 from brorl.evaluation.paired import PairedDifference
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate, exact, interval, listed, p_value, signed
-from brorl.reporting.frame import Answer, answer_page
+from brorl.reporting.frame import AnswerParts, answer_page
 from brorl.storage import json_ready, replace_file, storage_errors
 from brorl.table import Result, Table
 
@@ -300,7 +300,9 @@ def comparison_page(results: ComparisonResults, figures: Sequence[Path], followi
     caveats = [line for line in caveats_of(results)[:MOST_CAVEATS] if line != matched]
     next_step = following.why, following.command
     return answer_page(
-        Answer("brorl compare", title, sentences_of(results), matched, tables_of(results), figures, caveats, next_step)
+        AnswerParts(
+            "brorl compare", title, sentences_of(results), matched, tables_of(results), figures, caveats, next_step
+        )
     )
 
 

@@ -77,7 +77,7 @@ _TOTALS = (
 )  # fmt: skip
 
 
-def count(group: Group) -> PromptResult:
+def count_responses(group: Group) -> PromptResult:
     """Count the correct, truncated and distinct responses of a verified group, and their tokens."""
     prompt, tree, reasons = group.prompt, group.tree, [verdict.reason for verdict in group.verdicts]
     return PromptResult(
@@ -123,7 +123,7 @@ def summarize(results: Sequence[PromptResult], ks: Sequence[int], seconds: float
     )
 
 
-_SEED_OFFSET = 1_000_003  # keeps the draws apart from those of training
+_SEED_OFFSET = 1_000_003  # keeps the draws apart from the draws of training
 _VALUES_OF_A_TENSOR = 65_536
 _RECORDED = (
     "pass_at", "num_prompts", "num_samples", "solved", "truncation_rate", "verifier_timeouts", "verifier_failures",
@@ -175,7 +175,7 @@ class Benchmark:
 
         Return None if no prompt has enough verified responses for some k.
         """
-        results = list(map(count, groups))
+        results = list(map(count_responses, groups))
         overall = asdict(summarize(results, self.ks, seconds))
         if len(overall["pass_at"]) < len(self.ks):
             return None

@@ -23,7 +23,7 @@ from pyarrow import parquet
 from brorl.activity import Echo, Observe, Phase, unobserved
 from brorl.algorithms.groups import Group
 from brorl.errors import UnverifiedResponsesError, UserError, first_line, option
-from brorl.evaluation.benchmark import PromptResult, Summary, count, summarize
+from brorl.evaluation.benchmark import PromptResult, Summary, count_responses, summarize
 from brorl.format import counted, duration, interval, short_repr
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.engine import Engine
@@ -203,7 +203,7 @@ class EvaluatedModel:
                 f"{reasons.most_common(1)[0][0]}); free memory and processes, then rerun the command to continue"
             )
         texts = [self.grader.texts(tree) for tree in trees]
-        stored = StoredBatch(tuple(map(count, groups)), perf_counter() - started)
+        stored = StoredBatch(tuple(map(count_responses, groups)), perf_counter() - started)
         store.write(batch, groups, texts, stored)
         return stored
 

@@ -22,14 +22,14 @@ from brorl.errors import UserError, option
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.format import Estimate
 from brorl.planning.gradient_noise import GradientProducts, gradient_products
-from brorl.planning.step_cost import StepCost, StepTimer, StepTiming, sample, time_steps, timing_sizes
+from brorl.planning.step_cost import StepCost, StepTimer, StepTiming, sample_groups, time_steps, timing_sizes
 from brorl.seeds import seed_sequence
 from brorl.theory.coverage import growth_ratios, tree_growth
 from brorl.theory.pass_rates import PassRates, fit_without_spikes, fractions_of_any_shape, refit_fractions
 from brorl.training.local_parts import LocalParts
 from brorl.tree import fraction_cut
 
-_SEED_TAG = 0x9140  # keeps the pilot's draws apart from those of training
+_SEED_TAG = 0x9140  # keeps the pilot's draws apart from the draws of training
 
 
 def generator_of(parts: LocalParts, purpose: int) -> np.random.Generator:
@@ -117,7 +117,7 @@ class ExpectedCounts:
     trained: FloatArray  # nodes of a kept group in the loss, where a prompt has the weight of its chance to be kept
 
 
-def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = None) -> ExpectedCounts:
+def expected_counts(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = None) -> ExpectedCounts:
     """Average over the pilot's prompts, with equal weights or with the weights of B replicates.
 
     Beyond the pilot's rollouts, fractions continue with the fit to its pass rates; each replicate has its own fit.
@@ -262,7 +262,9 @@ def measure(
     size = ceil(num_prompts / _CALLS)
     seeds = [int(generator_of(parts, 10 + i).integers(1 << 62)) for i in range(_CALLS)]
     starts = range(0, num_prompts, size)
-    calls = [sample(parts, prompts[i : i + size], num_rollouts, seed) for i, seed in zip(starts, seeds, strict=False)]
+    calls = [
+        sample_groups(parts, prompts[i : i + size], num_rollouts, seed) for i, seed in zip(starts, seeds, strict=False)
+    ]
     groups = [g for call in calls for g in call.groups]
     if incomplete := sum(call.num_incomplete for call in calls):
         announce(f"left out {incomplete} of {num_prompts} prompts: some of their rollouts could not be verified")

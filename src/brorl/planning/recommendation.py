@@ -19,7 +19,7 @@ from brorl.arrays import FloatArray, IntArray
 from brorl.config.settings import TrainConfig
 from brorl.format import Estimate
 from brorl.planning.gradient_noise import NoiseMoments, mean_gradient_p_value, noise_moments
-from brorl.planning.pilot import ExpectedCounts, PilotCounts, expect, fraction_estimates, with_interval
+from brorl.planning.pilot import ExpectedCounts, PilotCounts, expected_counts, fraction_estimates, with_interval
 from brorl.planning.step_cost import StepCost, Work, mean_rounds
 from brorl.theory.pass_rates import PassRates, fit_pass_rates
 
@@ -182,7 +182,7 @@ def make_plan(
     fit = fit_pass_rates(counts.correct_P, counts.num_rollouts)
     num_pilot = counts.correct_P.size
     weight_BP = generator.multinomial(num_pilot, np.full(num_pilot, 1 / num_pilot), _REPLICATES).astype(np.float64)
-    point, drawn = expect(counts, fit), expect(counts, fit, weight_BP)
+    point, drawn = expected_counts(counts, fit), expected_counts(counts, fit, weight_BP)
     p_value = mean_gradient_p_value(counts.products, generator)
     noise = _noise(counts, settings, point, drawn, weight_BP, seen=p_value <= _SIGNIFICANT)
 
@@ -192,7 +192,7 @@ def make_plan(
     prompts = [prompts_that_fit(partial(steps.total, j), budget, minimum, maximum) for j in columns]
     redrawn_BJ = np.stack([steps.redrawn_prompts(drawn, j, prompts[j]) for j in columns], axis=1)
     time_error = max(cost.worst_error, _MIN_TIME_ERROR)
-    best, tied, ratio_BJ = compare(noise.excess_J, np.array(prompts), noise.excess_BJ / redrawn_BJ, time_error)
+    best, tied, ratio_BJ = least_noise(noise.excess_J, np.array(prompts), noise.excess_BJ / redrawn_BJ, time_error)
     mixed, solved = fraction_estimates(counts, point, drawn)
     rows = [
         PlanRow(
@@ -222,7 +222,7 @@ def prompts_that_fit(seconds_of: Callable[[int], float], budget: float, minimum:
     return minimum + number - 1 if number else 0
 
 
-def compare(
+def least_noise(
     excess_J: FloatArray, prompts_J: IntArray, noise_BJ: FloatArray, time_error: float
 ) -> tuple[int | None, list[int], FloatArray]:
     """Find the N of the least noise (None if nothing fits), every N that is tied with it, and the replicates' ratios.

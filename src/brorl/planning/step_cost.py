@@ -27,9 +27,7 @@ from brorl.errors import UnverifiedResponsesError
 from brorl.prompts.prompt import Prompt
 from brorl.runs.run_directory import RunDirectory
 from brorl.theory.coverage import tree_growth
-from brorl.theory.pass_rates import (
-    fit_pass_rates,
-)
+from brorl.theory.pass_rates import fit_pass_rates
 from brorl.training.collector import MEMORY, prompts_of_round
 from brorl.training.diagnostics import coverage_record
 from brorl.training.local_parts import LocalParts
@@ -164,7 +162,7 @@ class SampledGroups:
     clock: Stopwatch  # the time of each phase
 
 
-def sample(parts: LocalParts, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> SampledGroups:
+def sample_groups(parts: LocalParts, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> SampledGroups:
     """Sample and grade N rollouts of each prompt as a step does, with a seed for the draws.
 
     Raises:
@@ -212,7 +210,7 @@ class StepTimer:
 
     def time(self, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> StepTiming:
         """Run a step."""
-        return self.finish(sample(self._parts, prompts, num_rollouts, seed))
+        return self.finish(sample_groups(self._parts, prompts, num_rollouts, seed))
 
     def finish(self, sampled: SampledGroups) -> StepTiming:
         """Run the phases after sampling and verification."""
@@ -273,14 +271,12 @@ class StepForecast:
     """The expected seconds of a step."""
 
     seconds: dict[str, float]  # seconds by phase and their total, for responses of the measured lengths
-    # total if every cut response is as long as the length limit allows; equal to the total if no response was cut
-    # before it
-    max_seconds: float
+    max_seconds: float  # the total if every response that was cut reaches the length limit
     fraction_cut: float  # measured responses that were cut before the length limit, as a fraction of all
     fraction_at_limit: float  # measured responses that were cut at the length limit itself, as a fraction of all
     groups: Sequence[Group]  # the groups of the largest measured step
-    # expected fraction of mixed groups; None if it is not known, and the seconds are for a step that keeps all groups:
-    # every group is trained on, responses were cut (they count as incorrect), or no measured group was mixed
+    # expected fraction of mixed groups; None if every group is trained on, responses were cut (they count as incorrect)
+    # or no measured group was mixed: the seconds are then for a step that keeps all groups
     kept_fraction: float | None
     num_rollouts: int  # measured rollouts
     num_prompts: int  # largest number of prompts in a measured step
@@ -300,7 +296,7 @@ def forecast_step(parts: LocalParts, scratch: Path, threads: Sequence[int] = ())
     timer = StepTimer(parts, parts.model, scratch)
     sizes = sorted({(min(n, rollouts_per_prompt), min(p, parts.config.prompts_per_step)) for n, p in _SIZES})
     num_rollouts, num_prompts = sizes[0]  # a step to warm up: imports and one-time setup are not part of a step
-    timer.finish(sample(brief, parts.stream.take(num_prompts), num_rollouts, 0))
+    timer.finish(sample_groups(brief, parts.stream.take(num_prompts), num_rollouts, 0))
     started = perf_counter()
     timings: list[StepTiming] = []
     groups: list[Group] = []
@@ -310,7 +306,7 @@ def forecast_step(parts: LocalParts, scratch: Path, threads: Sequence[int] = ())
             break
         if is_slow and timings:  # the second size of a slow model is smaller than the first
             num_rollouts, num_prompts = max(2, sizes[0][0] // 2), max(1, sizes[0][1] // 2)
-        sampled = sample(parts, parts.stream.take(num_prompts), num_rollouts, seed)
+        sampled = sample_groups(parts, parts.stream.take(num_prompts), num_rollouts, seed)
         groups = max(groups, sampled.groups, key=lambda some: sum(group.tree.num_rollouts for group in some))
         timings.append(timer.finish(sampled))
     measured_seconds = perf_counter() - started
@@ -320,7 +316,10 @@ def forecast_step(parts: LocalParts, scratch: Path, threads: Sequence[int] = ())
     cut = fraction_cut([group.tree for group in groups])
     cut_before = cut if longer else 0.0
     known = parts.config.dynamic_sampling.enabled and not cut_before
-    fraction = _kept_fraction(groups, rollouts_per_prompt) if known else None
+    fraction = None
+    if known and any(group.is_mixed for group in groups):
+        correct_P = np.array([group.num_correct for group in groups])
+        fraction = fit_pass_rates(correct_P, groups[0].tree.num_rollouts).mixed(rollouts_per_prompt) or None
     cost = StepCost.fit(timings, timer.per_step)
     limited = parts.config.optimizer.max_responses_per_outcome  # then the trained nodes do not grow with N
     num_trained = min(2 * limited, rollouts_per_prompt) if limited else rollouts_per_prompt
@@ -359,9 +358,9 @@ def _time_threads(
 ) -> dict[int, float]:
     """Run the same step with each number of CPU threads, and return the mean seconds of each."""
     before, prompts = torch.get_num_threads(), parts.stream.take(num_prompts)
-    sampled = sample(parts, prompts, num_rollouts, seed=0)
+    sampled = sample_groups(parts, prompts, num_rollouts, seed=0)
     works: list[Callable[[], object]] = [
-        lambda: sample(parts, prompts, num_rollouts, seed=0),
+        lambda: sample_groups(parts, prompts, num_rollouts, seed=0),
         lambda: timer.finish(sampled),  # afterwards: learning changes the rollouts of the next sampling
     ]
     means = dict.fromkeys(threads, 0.0)
@@ -379,15 +378,6 @@ def _time_threads(
     finally:
         torch.set_num_threads(before)
     return means
-
-
-def _kept_fraction(groups: Sequence[Group], rollouts_per_prompt: int) -> float | None:
-    """Return the expected fraction of mixed groups; None if no measured group is mixed."""
-    if not any(group.is_mixed for group in groups):
-        return None
-    correct_P = np.array([group.num_correct for group in groups])
-    fraction = fit_pass_rates(correct_P, groups[0].tree.num_rollouts).mixed(rollouts_per_prompt)
-    return fraction if fraction > 0 else None
 
 
 def _whole_step(

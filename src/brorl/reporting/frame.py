@@ -19,7 +19,7 @@ from brorl.table import Table
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A section of a page."""
 
     id: str
@@ -49,7 +49,7 @@ def framed_page(
     command: str,
     name: str,
     summary: str,
-    sections: Sequence[Section],
+    sections: Sequence[PageSection],
     *,
     mark: str = "",
     controls: str = "",
@@ -103,7 +103,7 @@ def _plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerParts:
     """The parts of the page of an answer, in their order."""
 
     command: str  # the command that found it: brorl compare
@@ -116,7 +116,7 @@ class Answer:
     following: tuple[str, str]  # what the next command is for, and the command
 
 
-def answer_page(content: Answer) -> str:
+def answer_page(content: AnswerParts) -> str:
     """Return the page of an answer."""
     answer, *more = map(escape, content.sentences)
     first, *others = [
@@ -132,9 +132,11 @@ def answer_page(content: Answer) -> str:
     summary += [f'<p class="explanation">{escape(content.basis)}</p>', first]
     why, command = map(escape, content.following)
     sections = [
-        Section("figure", "Figure", figures),
-        Section("tables", "Tables", "".join(others)),
-        Section("caveats", "Caveats", f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in content.caveats)}</ul>"),
-        Section("next", "Next", f'<p>{why}:</p>\n<pre class="prompt-text text">{command}</pre>'),
+        PageSection("figure", "Figure", figures),
+        PageSection("tables", "Tables", "".join(others)),
+        PageSection(
+            "caveats", "Caveats", f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in content.caveats)}</ul>"
+        ),
+        PageSection("next", "Next", f'<p>{why}:</p>\n<pre class="prompt-text text">{command}</pre>'),
     ]
     return framed_page(content.command, content.title, "\n".join(summary), sections)

@@ -19,7 +19,7 @@ from brorl.cost import cost_of_step
 from brorl.errors import UserError, option
 from brorl.format import visible_text
 from brorl.reporting.charts import Chart, charts_of, plotly_text
-from brorl.reporting.frame import Section, fill, framed_page, resource, to_json
+from brorl.reporting.frame import PageSection, fill, framed_page, resource, to_json
 from brorl.reporting.page_rollouts import StepRollouts, choose_evaluations, choose_rollouts, load_tokenizer, token_text
 from brorl.reporting.summary import (
     COSTS,
@@ -124,14 +124,14 @@ def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> 
         runs, [(evaluations_shown(part.run, part.evaluations), left_out(part.run, part.rollouts)) for part in parts]
     )
     sections = [
-        Section("learning", "Learning", f'<div class="cards">{cards["learning"]}</div>'),
-        Section(
+        PageSection("learning", "Learning", f'<div class="cards">{cards["learning"]}</div>'),
+        PageSection(
             "coverage", "Coverage of N rollouts", f'{_note(_GROUP_NOTE)}<div class="cards">{cards["coverage"]}</div>'
         ),
-        Section("cost", "Cost", f'<div class="cards">{cards["cost"]}</div>'),
-        Section("optimization", "Optimization", f'<div class="cards">{cards["optimization"]}</div>'),
-        Section("rollouts", "Rollouts", fill(resource("browser.html"), {"LEFT_OUT": omitted})),
-        Section("settings", "Settings and machine", f"{_settings(runs)}\n<h3>Machine</h3>\n{_machine(runs)}"),
+        PageSection("cost", "Cost", f'<div class="cards">{cards["cost"]}</div>'),
+        PageSection("optimization", "Optimization", f'<div class="cards">{cards["optimization"]}</div>'),
+        PageSection("rollouts", "Rollouts", fill(resource("browser.html"), {"LEFT_OUT": omitted})),
+        PageSection("settings", "Settings and machine", f"{_settings(runs)}\n<h3>Machine</h3>\n{_machine(runs)}"),
     ]
     return framed_page(
         "brorl report",
@@ -211,7 +211,7 @@ def _notes(runs: Sequence[RunRecord]) -> str:
 
 
 def _items(runs: Sequence[RunRecord], texts: Sequence[Sequence[str]]) -> str:
-    """Return the items of a list, given those of each run; those of several runs begin with the run's name."""
+    """Return the items of a list from the texts of each run; the items of several runs begin with the run's name."""
     return "".join(
         f"<li>{f'<b>{escape(run.name)}</b>: ' if len(runs) > 1 else ''}{escape(text)}</li>"
         for run, some in zip(runs, texts, strict=True)

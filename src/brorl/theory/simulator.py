@@ -121,9 +121,9 @@ class SimulationResult:
     settings: SimulationSettings  # its settings
     step: IntArray  # gradient steps taken before each record, shape [S]; the first is 0
     correct_mass: FloatArray  # total probability of the correct tokens, Q_pos, shape [S]
-    # fraction of the correct tokens whose probability is above that of step 0, shape [S], 0 to 1
+    # fraction of the correct tokens whose probability is above its value at step 0, shape [S], 0 to 1
     fraction_improved: FloatArray
-    worst_drop: FloatArray  # largest fall of a correct token's probability below that of step 0, shape [S]; <= 0
+    worst_drop: FloatArray  # largest fall of a correct token's probability below step 0, shape [S]; <= 0
     # the terms of Theorem 1 for the draws of the first step; None if the rewards are not on both sides of 0
     first_step: MassBalance | None
 

@@ -18,7 +18,7 @@ from brorl.config.reading import dump_yaml, with_settings
 from brorl.config.settings import TrainConfig
 from brorl.cost import amount
 from brorl.format import counted, duration, signed
-from brorl.reporting.frame import Answer, answer_page
+from brorl.reporting.frame import AnswerParts, answer_page
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table
 from brorl.tuning.spec import RUNGS, Standing, TuningSpec
@@ -133,7 +133,7 @@ def conclude(
 
 
 def recipe_for(config: TrainConfig, run_seconds: float, folder: Path) -> Path:
-    """Write the recipe of a training like that of a run of the tuning, in its own directory."""
+    """Write a recipe that trains as a run of the tuning did, in its own directory."""
     settings: dict[str, Any] = {
         "seed": 0, "steps": None, "output_dir": None, "tracking.run_name": None, "budget.unit": "seconds",
         "budget.limit": run_seconds, "budget.marks": [], "budget.pause_at": None,
@@ -157,7 +157,7 @@ def _write_page(result: TuningResult, spec: TuningSpec, page: Path) -> None:
     drawn = make_race_figure(result.race, spec.start[spec.k].value, spec.run_seconds, f"pass@{spec.k}")
     with storage_errors(result.path):
         drawn.savefig(figure, **PNG)
-        content = Answer(
+        content = AnswerParts(
             "brorl tune",
             f"pass@{spec.k} after {each} of training",
             [result.answer],

@@ -159,7 +159,7 @@ def _final(
     clock: TuneClock,
     console: Console,
 ) -> FinishedComparison | None:
-    """Compare the winner with the user's recipe; None if there is no time for two seeds of both."""
+    """Compare the winner with the user's recipe; return None if there is no time for two seeds of both."""
     path = folder / "final"
     if (path / SPEC_FILE).is_file():
         compared = spec_in(path, Arguments())
