@@ -6,7 +6,7 @@ The way of a response, by module; each of its steps passes on what the next one 
 - `domains.table`: an answer, which is what follows the thought; further terms of the reward come back here.
 - `domains.math`, `code`, ...: the verifier of the domain finds what the answer says. A `VerdictCache` knows what was
   decided before, and a verifier decides some answers itself.
-- `sandbox.pool`: everything else goes to workers. `WorkerPool` calls trusted functions (`domains.math_worker`, a user's
+- `sandbox.pool`: everything else goes to workers. `WorkerPool` calls trusted functions (`domains.formula`, a user's
   own), `ProgramPool` runs judges of untrusted programs (`domains.code_judges`). Both are runs of judges
   (`sandbox.worker`): functions of a worker, each in a thread.
 - `sandbox.worker`: one fork server (`sandbox.server`) and its processes (`sandbox.process`), with limits of time,

@@ -11,9 +11,10 @@ import pytest
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
 from brorl.verdict import Verdict
+from brorl.verification.domains.marked_answer import find_answer
 from brorl.verification.gym.answers import EVALUATED, GUARDS
 from brorl.verification.gym.task import GymTask
-from brorl.verification.gym.verifier import GymVerifier, extract_answer
+from brorl.verification.gym.verifier import GymVerifier
 from brorl.verification.sandbox.pool import ProgramPool, VerifierCall, WorkerPool
 from brorl.verification.sandbox.request import Fault, JudgeTimeout, Limits, LostError, Reply, Undecided
 from brorl.verification.sandbox.worker import Judge, T, Worker
@@ -34,7 +35,7 @@ def prompt(task: GymTask) -> Prompt:
 
 @each_row(*table(__file__, "the_answer_of_a_response"))
 def test_the_answer_of_a_response(response: str, answer: str | None) -> None:
-    assert extract_answer(response) == answer
+    assert ((find_answer(response) or "").strip() or None) == answer
 
 
 @pytest.fixture

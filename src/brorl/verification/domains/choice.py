@@ -51,17 +51,12 @@ _HEDGE = re.compile(
     re.IGNORECASE,
 )
 _LABEL = re.compile(
-    r"(?:the )?(?:(?:correct|final|right|best) )?(?:answer|option|choice)(?: is ?:?|:) *", re.IGNORECASE
+    r"^(?:the )?(?:(?:correct|final|right|best) )?(?:answer|option|choice)(?: is ?:?|:) *", re.IGNORECASE
 )
 _LETTER = re.compile(
     r"(?:(?:option|choice|answer|letter) )?(?:[(\[] ?([A-Z]) ?[)\]]|([A-Z])(?![A-Z0-9]))(.*)", re.IGNORECASE
 )
 _JOINT = re.compile(r"^(?:[\s.,;:=)\]]|-(?=\s))+")  # between a letter and the text of its option
-
-
-_EMPHASIS = re.compile(  # words of a denial that deny nothing
-    r"\b(?:none other than|(?:there is )?no doubt(?: that)?|without (?:a |any )?doubt)\b", re.IGNORECASE
-)
 
 
 class ChosenOption(NamedTuple):
@@ -96,7 +91,7 @@ def _in_box(response: str, box: Box, choices: Choices) -> ChosenOption:
     """Read the last box, the boxes before it in its paragraph, and the words after it."""
     before, after = response[max(box.start - _READ, 0) : box.start], response[box.end : box.end + _READ]
     option = _option(box.content, choices)
-    denied = denial_before(_EMPHASIS.sub("", before)) or denial_after(after)
+    denied = denial_before(before) or denial_after(after)
     beside = _BOX.finditer(before, before.rfind("\n\n") + 1)
     named = {option, *(_option(match[1], choices) for match in beside if not _is_denied(before, match))}
     later = {_with_reason(after[marker.end() :].partition("\n")[0], choices) for marker in _MARKER.finditer(after)}
@@ -144,7 +139,7 @@ def _option(statement: str, choices: Choices) -> int | None:
     """Return the index of the option that a statement names; None if it names none, or has anything else."""
     if len(statement) > _READ or "\n" in statement.replace("</answer>", "").strip():
         return None
-    text = _LABEL.sub("", _clean(statement), count=1) if _LABEL.match(_clean(statement)) else _clean(statement)
+    text = _LABEL.sub("", _clean(statement), count=1)
     option = _option_of_text(text, choices)
     if option is not None and (len(text) > 1 or not text.isalpha()):
         return option

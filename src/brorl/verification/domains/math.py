@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from math import inf
-from pathlib import Path
 
 from brorl.prompts.answer_forms import Box, find_last_box, has_open_box
 from brorl.prompts.prompt import Prompt
@@ -261,10 +260,7 @@ def _last_number(tail: str) -> str | None:
 SEVERAL_ANSWERS = "no single answer"
 MAX_ANSWER = 2_000
 """Characters of the longest answer that is compared."""
-_COMPARE, _ARE_READABLE = (
-    f"{Path(__file__).with_name('math_worker.py')}:{name}" for name in ("compare", "are_readable")
-)
-_COMPARING = "brorl.verification.domains.formula.agreement"  # what they import
+_AGREEMENT = "brorl.verification.domains.formula.agreement"  # only workers import it
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _WORD = re.compile(r"(?![iI]+$)[A-Za-z]{1,40}")  # a product of variables; `II` may be i times i
@@ -290,7 +286,7 @@ class MathVerifier:
     def __init__(self, pool: WorkerPool, cache_size: int = 200_000, limit_s: float | None = None) -> None:
         self._cache = VerdictCache(cache_size)
         self._pool = pool
-        pool.expect(_COMPARING)
+        pool.expect(_AGREEMENT)
         self._limit_s = pool.timeout_s / 2 if limit_s is None else limit_s
         if not self._limit_s > 0:
             raise ValueError(f"limit_s must be above 0, got {limit_s}")
@@ -313,8 +309,8 @@ class MathVerifier:
         return self._cache.verify_all(items, find, decide)
 
     def compare(self, pairs: Sequence[tuple[str, str, float | None]]) -> list[Reply]:
-        """Compare references and answers with a tolerance in workers; see `math_worker.compare`."""
-        return self._pool.map(_COMPARE, pairs, self._limit_s)
+        """Compare references and answers with a tolerance in workers; see `agreement.compare`."""
+        return self._pool.map(f"{_AGREEMENT}:compare", pairs, self._limit_s)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find the references that cannot be read, each distinct one once; a LoadError says that workers were lost."""
@@ -322,7 +318,7 @@ class MathVerifier:
         unchecked = [r for r in doubtful if len(r) <= MAX_ANSWER]
         good: set[str] = set()
         for _ in range(2):  # a second time for those that failed on a busy machine
-            results = self._pool.map(_ARE_READABLE, [tidy(r) for r in unchecked], self._limit_s)
+            results = self._pool.map(f"{_AGREEMENT}:are_readable", [tidy(r) for r in unchecked], self._limit_s)
             good |= {reference for reference, result in zip(unchecked, results, strict=True) if result.value is True}
             if lost := [result.failure for result in results if is_unverified(result.failure or "")]:
                 raise LoadError(f"cannot check reference answers ({lost[0]}); free memory and processes, then rerun")

@@ -108,22 +108,11 @@ def _groups(pairs: Sequence[Pair], task_of: Mapping[str, GymTask]) -> list[list[
     return alone + [shared[i : i + _ANSWERS_PER_PROCESS] for i in range(0, len(shared), _ANSWERS_PER_PROCESS)]
 
 
-def extract_answer(response: str) -> str | None:
-    r"""Return the answer in a response, without space around it.
-
-    It is the text between the last `</answer>` and the last `<answer>` before it; else the content of the last
-    `\boxed{}`; else the whole response. None if nothing is left, words beside the tags or the box deny it or take it
-    back, or the only box is not closed.
-    """
-    found = find_answer(response)
-    return None if found is None else found.strip() or None
-
-
 def _find_answer(task: GymTask, response: str) -> Verdict | str:
     """Return the answer in a response, or the verdict if it is missing, too long, or the dataset's own."""
-    answer = extract_answer(response)
-    if answer is None or len(answer) > _MAX_ANSWER:
-        return verdict_of(NO_ANSWER if answer is None else TOO_LONG)
+    answer = (find_answer(response) or "").strip()
+    if not answer or len(answer) > _MAX_ANSWER:
+        return verdict_of(TOO_LONG if answer else NO_ANSWER)
     is_own = task.answer is not None and answer == task.answer.strip()
     return verdict_of(CORRECT, answer) if is_own else answer
 

@@ -6,8 +6,11 @@ brackets is a set. Texts are equal word by word. Everything else differs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
+from types import FrameType
 
 from brorl.verification.domains.formula.expressions import (
     Apply,
@@ -24,7 +27,6 @@ from brorl.verification.domains.formula.expressions import (
     Text,
     UndefinedError,
     as_quantity,
-    evaluate,
     is_decimal,
     to_expression,
     variables,
@@ -45,8 +47,8 @@ from brorl.verification.domains.formula.names import (
 )
 from brorl.verification.domains.formula.normal import (
     along_axes,
-    at_point,
     converted,
+    have_other_units,
     is_equation,
     members_of,
     normal,
@@ -55,7 +57,7 @@ from brorl.verification.domains.formula.normal import (
     turned,
 )
 from brorl.verification.domains.formula.tokens import UnreadableError
-from brorl.verification.domains.formula.values import IMAGINARY, is_rounded, same_value, within
+from brorl.verification.domains.formula.values import IMAGINARY, is_multiple, is_rounded, same_value, within
 from brorl.verification.domains.formula.words import labeled, same_beside, same_words, units_of
 from brorl.verification.domains.units import conversions
 
@@ -63,7 +65,44 @@ CORRECT, WRONG, SEVERAL, OTHER_UNIT = "correct", "wrong answer", "no single answ
 UNREAD, UNREAD_REFERENCE = "not parsed", "reference not parsed"
 _PI = Symbol("\\pi")
 _MAX_MEMBERS = 500
+_REFIRE_S = 0.1  # the alarm goes off again: a bare `except` or a destructor may swallow its exception
 _ROUNDING = Fraction(1, 1_000_000)  # the least tolerance of numbers that are not both whole
+
+
+class _OverrunError(BaseException):
+    """The time is up; not an Exception, which libraries catch in many places."""
+
+
+def compare(pairs: Sequence[tuple[str, str, float | None]], limit_s: float) -> list[str]:
+    """Return the reason of the verdict on each reference, answer and tolerance, as `agree` does, or `timeout`.
+
+    Only workers call this: its alarm needs the main thread. The limit is CPU time for each comparison in seconds, above
+    0; C code may exceed it.
+    """
+    return [str(_within(limit_s, partial(agree, *pair)) or "timeout") for pair in pairs]
+
+
+def are_readable(references: Sequence[str], limit_s: float) -> list[bool]:
+    """Whether each reference can be read within the CPU time, and has a value if it is no text."""
+    return [bool(_within(limit_s, partial(is_readable, reference))) for reference in references]
+
+
+def _within(limit_s: float, call: Callable[[], object]) -> object:
+    """Return the value of a call; None if it does not end in time."""
+    try:
+        signal.signal(signal.SIGPROF, _ring)
+        signal.setitimer(signal.ITIMER_PROF, limit_s, _REFIRE_S)
+        try:
+            return call()
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    except _OverrunError:
+        signal.setitimer(signal.ITIMER_PROF, 0)  # the alarm went off again before it was stopped
+        return None
+
+
+def _ring(_number: int, _frame: FrameType | None) -> None:
+    raise _OverrunError
 
 
 def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
@@ -75,7 +114,7 @@ def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
     if choice := labeled(reference):
         return _agree_with_choice(*choice, answer, tolerance)
     right, given = read(reference), read(answer)
-    if isinstance(right, Text) and not _has_words(right.words):
+    if isinstance(right, Text) and not any(map(str.isalnum, right.words)):
         return UNREAD_REFERENCE
     names = variables(right)
     is_complex = IMAGINARY in names and "j" not in names
@@ -85,18 +124,10 @@ def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
         return CORRECT
     if isinstance(given, Text) and not isinstance(right, Text):
         return UNREAD
-    if tolerance is not None and _have_other_units(right, given):
+    if tolerance is not None and have_other_units(right, given):
         return OTHER_UNIT
     several = isinstance(given, Listing) and not isinstance(right, Listing | Bracketed)
     return SEVERAL if several or isinstance(given, Relation) else WRONG
-
-
-def _have_other_units(right: Form, given: Form) -> bool:
-    """Whether two quantities have units that do not convert to each other."""
-    one, other = as_quantity(right), as_quantity(given)
-    if one is None or other is None or not (one.unit and other.unit):
-        return False
-    return not any(conversions(a, b) for a in units_of(other.unit) for b in units_of(one.unit))
 
 
 def _agree_with_choice(letter: str, value: str, answer: str, tolerance: float | None) -> str:
@@ -114,12 +145,8 @@ def is_readable(reference: str) -> bool:
     form = read(reference)
     if isinstance(form, Text):
         is_balanced = all(reference.count(a) == reference.count(b) for a, b in ("{}", ("\\begin", "\\end")))
-        return is_balanced and _has_words(form.words)
+        return is_balanced and any(map(str.isalnum, form.words))
     return Comparison(False, None).agrees(form, form)
-
-
-def _has_words(text: str) -> bool:
-    return any(character.isalnum() for character in text)
 
 
 class Comparison:
@@ -305,10 +332,8 @@ class Comparison:
         if not sides or not self._is_chain(sides, signs):
             return False
         exacts = [side for side, sign in zip(sides, ("=", *signs), strict=True) if sign != "\\approx"]
-        return any(
-            self.same(right, side)
-            for side in (sides if isinstance(right, Expression) and is_decimal(right) else exacts)
-        )
+        said = sides if isinstance(right, Expression) and is_decimal(right) else exacts
+        return any(self.same(right, side) for side in said)
 
     def _is_chain(self, sides: Sequence[Form], signs: Sequence[str]) -> bool:
         """Whether the sides of a chain are equal, or rounded where it says so."""
@@ -355,20 +380,7 @@ class Comparison:
             signs.append(greater.signs[0])
         if signs[0] != signs[1] or variables(sides[0]) != variables(sides[1]):
             return False
-        return self._is_multiple(sides[0], sides[1], is_positive=signs[0] in (">", "\\ge"))
-
-    def _is_multiple(self, right: Expression, given: Expression, is_positive: bool) -> bool:
-        """Whether one expression is a constant times the other one."""
-        point = {name: Fraction(1_009 + 97 * k, 613) for k, name in enumerate(sorted(variables(right)))}
-        try:
-            ratio = evaluate(given, point) / evaluate(right, point)
-        except (UndefinedError, ZeroDivisionError, KeyError):
-            return False
-        if ratio == 0 or (is_positive and not ratio > 0):
-            return False
-        return same_value(
-            Apply("*", (right, at_point(given, point))), Apply("*", (given, at_point(right, point))), self._is_complex
-        )
+        return is_multiple(sides[0], sides[1], is_positive=signs[0] in (">", "\\ge"), is_complex=self._is_complex)
 
     def _same_assignments(self, right: Form, given: Form) -> bool | None:
         """Compare `x = 1, y = 2` with such a list, or with values in order; None if neither form is such a list."""

@@ -82,7 +82,6 @@ class Cursor:
         return written(self.tokens[start : self.at - 1]).replace(" ", "")
 
 
-_MAX_EXPONENT = 4_000  # of ten
 NAMES = frozenset(FUNCTIONS) | frozenset(INTEGER_FUNCTIONS) | {"log"}
 _CONSTANTS = {"pi": "\\pi", "infinity": "\\infty", "inf": "\\infty", "infty": "\\infty"}
 _SHORT = {"pi"} | NAMES - set(word_list("Re Im abs lg sec max min sign floor ceil"))
@@ -97,9 +96,9 @@ GREEK = frozenset(
 MARKS = frozenset(
     word_list("hat vec overline tilde dot ddot angle triangle widehat odot overleftrightarrow overset measuredangle")
 )
+CURRENCY_OF = {"\\$": "dollar", "\\euro": "euro", "\\pounds": "pound", "\\yen": "yen", "\\rupee": "rupee"}
 _PAIRS = (("(", ")"), ("\\{", "\\}"))
 _PERIOD = re.compile(r"\.\d{0,30}?(\d{1,6}?)\1{1,30}$")  # of a decimal that dots go on with
-_ORDINALS = {1: "st", 2: "nd", 3: "rd"}
 
 
 class AtomReader(Cursor):
@@ -119,16 +118,14 @@ class AtomReader(Cursor):
         if token.kind == "name" and len(token.text) > 1 and token.text not in _CONSTANTS:
             self.tokens[self.at : self.at + 1] = [Token("name", token.text[0]), Token("name", token.text[1:])]
         token = self.peek()
-        if token.kind == "name" and len(token.text) == 1:
+        if token.kind == "number" or (token.kind == "name" and len(token.text) == 1):
             self.take()
-            return Symbol(token.text)
-        if token.kind == "number":
-            self.take()
-            return _number(token.text)
+            return _number(token.text) if token.kind == "number" else Symbol(token.text)
         return to_expression(self.primary())
 
     def primary(self) -> Form:
-        """Read a number, a letter, a function, or a group in brackets."""
+        """Read a number, a letter, a function, or a group in brackets, after the sign of a currency."""
+        self.accept(*CURRENCY_OF)
         token = self.peek()
         if token.kind == "number":
             return self.number()
@@ -202,13 +199,13 @@ class AtomReader(Cursor):
 
     def _one_character(self) -> str:
         token = self.take()
-        if token.kind in ("name", "number") and len(token.text) > 1:
-            self.at -= 1
-            self.tokens[self.at] = Token(token.kind, token.text[1:])
-            return token.text[0]
-        if token.kind in ("name", "number", "command"):
+        if token.kind not in ("name", "number", "command"):
+            raise UnreadableError("no subscript")
+        if token.kind == "command" or len(token.text) == 1:
             return token.text
-        raise UnreadableError("no subscript")
+        self.at -= 1
+        self.tokens[self.at] = Token(token.kind, token.text[1:])
+        return token.text[0]
 
     def command(self) -> Form:
         """Read what a command of LaTeX begins."""
@@ -258,8 +255,8 @@ class AtomReader(Cursor):
         top, under = self.argument(), self.argument()
         if isinstance(top, Symbol) and top.name == "d":
             raise UnreadableError("a derivative")
-        text = written(self.tokens[start : self.at])
-        if match := re.fullmatch(r"\{d([a-zA-Z])\}\{d([a-zA-Z])\}", text.replace(" ", "")):
+        text = written(self.tokens[start : self.at]).replace(" ", "")
+        if match := re.fullmatch(r"\{d([a-zA-Z])\}\{d([a-zA-Z])\}", text):
             return Symbol(f"d{match[1]}/d{match[2]}")
         return Apply("/", (top, under))
 
@@ -358,7 +355,7 @@ class AtomReader(Cursor):
 
 def _number(text: str) -> Number:
     mantissa, _, power = text.lower().partition("e")
-    if abs(int(power or 0)) > _MAX_EXPONENT:
+    if abs(int(power or 0)) > 4_000:
         raise UnreadableError("too large")
     mantissa = mantissa.removesuffix(".")
     return Number(Fraction(mantissa) * Fraction(10) ** int(power or 0), not text.removesuffix(".").isdigit())
@@ -376,7 +373,9 @@ def based(digits: str, base: str) -> Form:
 def ordinal(number: Number, suffix: str) -> Number:
     """Return the number of `5th`."""
     last = int(number.value) % 100
-    if number.value.denominator != 1 or suffix != ("th" if 10 < last < 14 else _ORDINALS.get(last % 10, "th")):
+    if number.value.denominator != 1 or suffix != (
+        "th" if 10 < last < 14 else {1: "st", 2: "nd", 3: "rd"}.get(last % 10, "th")
+    ):
         raise UnreadableError("no ordinal")
     return Number(number.value)
 

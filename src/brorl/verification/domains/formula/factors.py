@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from brorl.verification.domains.formula.atoms import (
+    CURRENCY_OF,
     GREEK,
     MARKS,
     NAMES,
@@ -106,6 +107,7 @@ class FactorReader(AtomReader):
 
     def mixed_number(self) -> Form:
         r"""Read a factor, or a mixed number such as `1\frac{1}{2}` and `1 1/2`."""
+        self.accept(*CURRENCY_OF)
         first, start = self.peek(), self.at
         whole = self.power()
         if not (first.kind == "number" and first.text.isdigit() and self.at == start + 1 and isinstance(whole, Number)):

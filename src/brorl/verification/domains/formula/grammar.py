@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from brorl.verification.domains.formula.atoms import WORDS_OF_FORMULAS
+from brorl.verification.domains.formula.atoms import CURRENCY_OF, WORDS_OF_FORMULAS
 from brorl.verification.domains.formula.expressions import (
     Apply,
     Bracketed,
@@ -62,7 +62,6 @@ _SAME_WORDS = (
     (re.compile(r"(?:there (?:is|are) )?no (?:real )?solutions?(?: exists?)?", re.IGNORECASE), "no solution"),
     (re.compile(r"(?:it )?does not exist", re.IGNORECASE), "DNE"),
 )
-_CURRENCIES = {"\\$": "dollar", "\\euro": "euro", "\\pounds": "pound", "\\yen": "yen", "\\rupee": "rupee"}
 _MAX_TAIL = 24
 
 
@@ -208,7 +207,7 @@ class Reader(FactorReader):
         if self.peek().text.lower() in ("negative", "minus") and self.peek(1).kind != "name":
             self.tokens[self.at] = Token("mark", "-")
         currency = next(
-            (_CURRENCIES[t.text] for t in self.tokens[self.at : self.at + 2] if t.text in _CURRENCIES), None
+            (CURRENCY_OF[t.text] for t in self.tokens[self.at : self.at + 2] if t.text in CURRENCY_OF), None
         )
         form = self.sum()
         while (sign := self._set_sign(form)) is not None:
@@ -220,21 +219,11 @@ class Reader(FactorReader):
             return self._ratio(form)
         if isinstance(form, Expression):
             form = self._with_unit(start, form)
-            if self.peek().text in _CURRENCIES:
-                currency = _CURRENCIES[self.take().text]
+            if self.peek().text in CURRENCY_OF:
+                currency = CURRENCY_OF[self.take().text]
             if currency and not isinstance(form, Quantity):
                 form = Quantity(to_expression(form), currency, None)
         return form
-
-    def primary(self) -> Form:
-        """Read a factor; the sign of a currency before it is no part of its value."""
-        self.accept(*_CURRENCIES)
-        return super().primary()
-
-    def mixed_number(self) -> Form:
-        """Read a factor, or a mixed number, after the sign of a currency."""
-        self.accept(*_CURRENCIES)
-        return super().mixed_number()
 
     def _ratio(self, first: Form) -> Form:
         items, texts = [to_expression(first)], [self.tokens[self.at - 1].text]

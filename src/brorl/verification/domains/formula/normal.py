@@ -28,6 +28,7 @@ from brorl.verification.domains.formula.expressions import (
     Relation,
     Symbol,
     Text,
+    as_quantity,
     has_two_signs,
     is_decimal,
     to_expression,
@@ -42,9 +43,9 @@ from brorl.verification.domains.formula.names import (
     vector_of,
     without_conditions,
 )
-from brorl.verification.domains.formula.values import order_key, same_value
+from brorl.verification.domains.formula.values import at_point, order_key, same_value
 from brorl.verification.domains.formula.words import units_of
-from brorl.verification.domains.units import Conversion
+from brorl.verification.domains.units import Conversion, conversions
 
 _ALL = frozenset(
     {"all real numbers", "all reals", "any real number", "real numbers", "every real number", "all real x"}
@@ -328,17 +329,6 @@ def percent_of(expression: Expression) -> Expression | None:
     return None
 
 
-def at_point(expression: Expression, point: dict[str, Fraction]) -> Expression:
-    """Return an expression with values for its variables, as a function of new ones."""
-    if isinstance(expression, Symbol):
-        return Number(point[expression.name]) if expression.name in point else expression
-    if isinstance(expression, Apply):
-        head = expression.arguments[:1] if expression.operation == "call" else ()
-        others = expression.arguments[len(head) :]
-        return Apply(expression.operation, (*head, *(at_point(one, point) for one in others)))
-    return expression
-
-
 def along_axes(form: Form, vector: Form) -> Sequence[Form] | None:
     r"""Return the parts of `3\mathbf{i}+4\mathbf{j}` if the other form is a vector; None for any other form."""
     parts = vector_of(vector)
@@ -348,6 +338,14 @@ def along_axes(form: Form, vector: Form) -> Sequence[Form] | None:
     along = [at_point(form, {axis: Fraction(axis == one) for axis in axes}) for one in axes]
     total = Apply("+", tuple(Apply("*", (Symbol(axis), part)) for axis, part in zip(axes, along, strict=True)))
     return along if len(axes) == len(parts) and same_value(total, form) else None
+
+
+def have_other_units(right: Form, given: Form) -> bool:
+    """Whether two quantities have units that do not convert to each other."""
+    one, other = as_quantity(right), as_quantity(given)
+    if one is None or other is None or not (one.unit and other.unit):
+        return False
+    return not any(conversions(a, b) for a in units_of(other.unit) for b in units_of(one.unit))
 
 
 def converted(value: Expression, way: Conversion) -> Expression:

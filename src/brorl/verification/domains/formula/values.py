@@ -198,3 +198,27 @@ def _value(expression: Expression, base: Any = mp.e) -> Any:
             return None if variables(expression) else evaluate(expression, {LOG: +base})
         except UndefinedError:
             return None
+
+
+def at_point(expression: Expression, point: dict[str, Fraction]) -> Expression:
+    """Return an expression with values for its variables, as a function of new ones."""
+    if isinstance(expression, Symbol):
+        return Number(point[expression.name]) if expression.name in point else expression
+    if isinstance(expression, Apply):
+        head = expression.arguments[:1] if expression.operation == "call" else ()
+        others = expression.arguments[len(head) :]
+        return Apply(expression.operation, (*head, *(at_point(one, point) for one in others)))
+    return expression
+
+
+def is_multiple(right: Expression, given: Expression, is_positive: bool, is_complex: bool) -> bool:
+    """Whether one expression is a constant times the other one."""
+    point = {name: Fraction(1_009 + 97 * k, 613) for k, name in enumerate(sorted(variables(right)))}
+    try:
+        ratio = evaluate(given, point) / evaluate(right, point)
+    except (UndefinedError, ZeroDivisionError, KeyError):
+        return False
+    if ratio == 0 or (is_positive and not ratio > 0):
+        return False
+    one, other = Apply("*", (right, at_point(given, point))), Apply("*", (given, at_point(right, point)))
+    return same_value(one, other, is_complex)
