@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from brorl.config.reading import make_config, read_recipe
 from brorl.evaluation.questions import build_questions
-from brorl.prompts.countdown import COUNTDOWN_DOMAIN, countdown_puzzles
-from brorl.prompts.prompt import Prompt
+from brorl.prompts.countdown import countdown_puzzles
+from brorl.prompts.prompt import COUNTDOWN_DOMAIN, Prompt
 from brorl.verdict import OUT_OF_MEMORY, TIMEOUT, Verdict
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.verifier import Verifier

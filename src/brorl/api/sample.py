@@ -12,8 +12,8 @@ from brorl.api.arguments import WITHOUT_TRAINING, resolve_checkpoint
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
-from brorl.prompts.countdown import COUNTDOWN_DOMAIN, CountdownPuzzle
-from brorl.prompts.prompt import Question
+from brorl.prompts.countdown import CountdownPuzzle
+from brorl.prompts.prompt import COUNTDOWN_DOMAIN, Question
 from brorl.prompts.settings import FileSource
 from brorl.table import Result, Table
 

@@ -23,7 +23,6 @@ from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource, PromptFormat
 from brorl.storage import is_file
 from brorl.verification.gym.task import BENCHMARKS as GYM_BENCHMARKS
-from brorl.verification.gym.task import read_gym
 from brorl.verification.verifier import Verifier, check_references, unreadable_references
 
 
@@ -93,6 +92,8 @@ def read_questions(
         train, kept = (countdown_questions(part, source.label) for part in parts)
         return SourceQuestions(source, weight, train, kept[:last], len(kept))
     if isinstance(source, GymSource):
+        from brorl.verification.gym.task import read_gym
+
         groups = {"data.sources": data.sources, "evaluation.sources": config.evaluation.sources}
         places = [f"{name}[{at}]" for name, group in groups.items() for at, item in enumerate(group) if item is source]
         reading = read_gym(source, config.verification.workers or None, *places[:1])

@@ -10,9 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from brorl.prompts.prompt import Question, Split, uniform_hash
-
-COUNTDOWN_DOMAIN = "countdown"
+from brorl.prompts.prompt import COUNTDOWN_DOMAIN, Question, Split, uniform_hash
 
 # A rational number as (numerator, denominator): reduced, denominator positive. Ten times faster than Fraction.
 _Rational = tuple[int, int]

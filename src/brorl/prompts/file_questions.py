@@ -19,7 +19,17 @@ from typing import Any
 
 from brorl.errors import UserError, of_source
 from brorl.format import short_repr
-from brorl.prompts.prompt import JSON_NAMES, DroppedRow, Message, Question, SourceReading
+from brorl.prompts.prompt import (
+    CODE_DOMAIN,
+    GYM_DOMAIN,
+    INSTRUCTIONS_DOMAIN,
+    JSON_NAMES,
+    SCIENCE_DOMAIN,
+    DroppedRow,
+    Message,
+    Question,
+    SourceReading,
+)
 from brorl.prompts.public_data import find_layout, layouts_of, read_layout, reasons
 from brorl.prompts.rows import MISSING, Row, is_local, read_rows
 from brorl.prompts.science import choice_question, read_options, right_option
@@ -36,7 +46,7 @@ USUAL_NAMES = {
         "reward_model", "output", "response",
     ),
 }  # fmt: skip
-_JSON_DOMAINS = ("code", "gym", "ifeval", "science")  # their references can be JSON text
+_JSON_DOMAINS = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN, SCIENCE_DOMAIN)  # their references can be JSON text
 _FORM = '[{"role": "user", "content": "..."}]'
 
 

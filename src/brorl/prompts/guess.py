@@ -17,18 +17,17 @@ from typing import Any, Literal, NamedTuple, get_args
 from brorl.errors import UserError, of_source
 from brorl.format import short_repr
 from brorl.prompts.answer_forms import last_box
-from brorl.prompts.countdown import COUNTDOWN_DOMAIN, is_countdown_reference
+from brorl.prompts.countdown import is_countdown_reference
 from brorl.prompts.file_questions import USUAL_NAMES
-from brorl.prompts.prompt import DroppedRow, Question
+from brorl.prompts.prompt import COUNTDOWN_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN, DroppedRow, Question
 from brorl.prompts.public_data import LAYOUTS, read_layout
 from brorl.prompts.rows import MISSING, Row, is_missing, read_rows
-from brorl.prompts.science import CHOICE_DOMAIN, Options, is_label, read_options, right_option, whole_number
+from brorl.prompts.science import Options, is_label, read_options, right_option, whole_number
 from brorl.prompts.settings import FileSource
 from brorl.storage import split_revision
 
 _ROWS = 200  # rows that the guess is made from
 _MARKER = "####"  # stands before the answer in GSM8K's form
-_MATH_DOMAIN = "math"
 _MOSTLY = 0.9
 _LONGEST_ANSWER = 200  # characters; longer texts are solutions, not answers
 _MATH_WORDS = {"pi", "sqrt", "frac", "sin", "cos", "tan", "log", "exp", "inf", "and", "or"}
@@ -242,12 +241,12 @@ def guess_meaning(
     rows = list(islice(every(), _ROWS))
     given = prompt_column or answer_column or domain or options_column
     fitting = None if given else _fitting_layout(path, rows)
-    if fitting and fitting.domain != _MATH_DOMAIN:
+    if fitting and fitting.domain != MATH_DOMAIN:
         return fitting
     try:
-        if options_column or domain in (None, CHOICE_DOMAIN):
+        if options_column or domain in (None, SCIENCE_DOMAIN):
             groups = option_groups(rows, options_column)
-            known = domain or CHOICE_DOMAIN
+            known = domain or SCIENCE_DOMAIN
             source = find_choices(path, rows, every(), groups, answer_column, first_option, known)
             if source is not None:
                 return _choice_guess(path, rows, source, prompt_column)
@@ -352,11 +351,11 @@ def _can_be(value: Any, what: str) -> bool:
 def _domain(path: str, column: str, texts: Sequence[str], words: Sequence[str]) -> tuple[str, str]:
     """Return the domain that the answers belong to, and why."""
     if not texts:
-        return _MATH_DOMAIN, "there is no answer"
+        return MATH_DOMAIN, "there is no answer"
     if all(is_countdown_reference(text) for text in texts):
         return COUNTDOWN_DOMAIN, "the answers are puzzles such as `3 5 7 -> 22`"
     if words:
-        return _MATH_DOMAIN, f"which compares {' and '.join(words)} as words, in upper or lower case"
+        return MATH_DOMAIN, f"which compares {' and '.join(words)} as words, in upper or lower case"
     solutions = [text for text in texts if len(text) > _LONGEST_ANSWER]
     if solutions and all(last_box(text) is not None for text in solutions):
         raise UserError(
@@ -364,7 +363,7 @@ def _domain(path: str, column: str, texts: Sequence[str], words: Sequence[str]) 
             f"into another column and name it with {of_source('answer_column')}"
         )
     if sum(map(_looks_mathematical, texts)) >= _MOSTLY * len(texts):
-        return _MATH_DOMAIN, "the answers look like numbers or formulas"
+        return MATH_DOMAIN, "the answers look like numbers or formulas"
     strange = next(text for text in texts if not _looks_mathematical(text))
     raise UserError(
         f"{path}: the answers in column {column!r}, such as {strange[:60]!r}, do not look like numbers or formulas; "

@@ -20,7 +20,6 @@ from typing import Any, Literal, get_args
 from brorl.format import short_repr
 from brorl.prompts.prompt import read_json
 
-INSTRUCTIONS_DOMAIN = "ifeval"
 Relation = Literal["less than", "at least", "at most", "exactly", "around"]
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
 LANGUAGES = (

@@ -22,6 +22,11 @@ from pydantic import TypeAdapter, ValidationError
 from brorl.format import short_repr
 from brorl.seeds import seed_sequence
 
+CODE_DOMAIN, COUNTDOWN_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN = (
+    "code", "countdown", "gym", "ifeval", "math", "science",
+)  # fmt: skip
+"""The built-in domains."""
+
 JSON_NAMES = {
     list: "a list", dict: "an object", str: "text", int: "a number", float: "a number", bool: "true or false",
     type(None): "null",

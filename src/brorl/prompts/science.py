@@ -14,7 +14,7 @@ from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from brorl.format import short_repr
-from brorl.prompts.prompt import DroppedRow, Question, question_of, read_json, uniform_hash
+from brorl.prompts.prompt import SCIENCE_DOMAIN, DroppedRow, Question, question_of, read_json, uniform_hash
 from brorl.prompts.rows import decoded, is_missing
 
 # `all of the above` makes sense only at the end, and `both A and B` only in the order of the data.
@@ -130,8 +130,6 @@ def read_science_reference(text: str) -> Choices | MeasuredAnswer:
     return Choices(tuple(options), letters.index(answer))
 
 
-CHOICE_DOMAIN = "science"
-"""Domain of questions with options, whose references are `Choices`."""
 _TEXTS = ("text", "value", "content", "option", "choices")
 _LABELS = ("label", "key", "id", "letter")
 _AROUND = "()[].:' \t\n"
@@ -262,7 +260,7 @@ def choice_question(question: str, texts: Sequence[str], right: int, seed: int) 
         raise DroppedRow(str(error).removeprefix("has ")) from None
     if not question.strip():
         raise DroppedRow("no question")
-    return question_of(question if shown else choices.under(question), choices.to_text(), CHOICE_DOMAIN)
+    return question_of(question if shown else choices.under(question), choices.to_text(), SCIENCE_DOMAIN)
 
 
 def shows_options(text: str, options: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from brorl.errors import UserError, of_source
-from brorl.prompts.prompt import Message, Question
+from brorl.prompts.prompt import MATH_DOMAIN, SCIENCE_DOMAIN, Message, Question
 from brorl.section import Names, Section, listed
 from brorl.storage import exists, split_revision
 
@@ -137,10 +137,10 @@ class FileSource(Section):
             raise ValueError(f"{of_source('options_column')} has an empty name; name columns, or remove it")
         if self.answer_after is not None:
             raise ValueError(f"{of_source('answer_after')} has no effect with options_column; remove one of them")
-        if self.domain == "math" and self.domain_column is None:
+        if self.domain == MATH_DOMAIN and self.domain_column is None:
             raise ValueError(
                 f"{of_source('options_column')} needs the verifier of multiple choice; set "
-                f"{of_source('domain', 'science')}"
+                f"{of_source('domain', SCIENCE_DOMAIN)}"
             )
 
 

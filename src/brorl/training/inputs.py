@@ -33,8 +33,7 @@ from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_choices import MemoryChoices
 from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, Workload, check, predict_memory
 from brorl.model.source import find_model, read_config
-from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
-from brorl.prompts.prompt import Prompt, PromptStream
+from brorl.prompts.prompt import INSTRUCTIONS_DOMAIN, Prompt, PromptStream
 from brorl.prompts.rendering import drop_long, model_positions, prompt_problems, render
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.seeds import derived_seed

@@ -17,11 +17,15 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from brorl.errors import UserError, of_source
 from brorl.format import counted
-from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
-from brorl.prompts.prompt import Prompt, Question
+from brorl.prompts.prompt import (
+    CODE_DOMAIN,
+    GYM_DOMAIN,
+    INSTRUCTIONS_DOMAIN,
+    MATH_DOMAIN,
+    Prompt,
+    Question,
+)
 from brorl.verdict import Verdict
-
-CODE_DOMAIN, GYM_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN = "code", "gym", "math", "science"
 
 Key = TypeVar("Key", bound=Hashable)
 

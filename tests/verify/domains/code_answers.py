@@ -1,10 +1,9 @@
 """Answers to programming questions, for the tests of the verifier of programs."""
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
-from brorl.prompts.prompt import Prompt
+from brorl.prompts.prompt import CODE_DOMAIN, Prompt
 from brorl.verdict import Verdict
 from brorl.verification.domains.code import CodeVerifier
-from brorl.verification.verifier import CODE_DOMAIN
 
 Tests = StdinCases | CallCases | TestCode
 SUMS = StdinCases(("1 2\n", "3 4\n", "-1 1\n"), ("3\n", "7\n", "0\n"))

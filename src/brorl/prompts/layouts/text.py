@@ -9,12 +9,19 @@ from typing import Any
 
 from brorl.format import short_repr
 from brorl.prompts.answer_forms import last_box
-from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN, KINDS, Instructions
-from brorl.prompts.prompt import Cells, DroppedRow, Question, question_of
+from brorl.prompts.instructions import KINDS, Instructions
+from brorl.prompts.prompt import (
+    INSTRUCTIONS_DOMAIN,
+    MATH_DOMAIN,
+    SCIENCE_DOMAIN,
+    Cells,
+    DroppedRow,
+    Question,
+    question_of,
+)
 from brorl.prompts.rows import cell_of, decoded
-from brorl.prompts.science import CHOICE_DOMAIN, MeasuredAnswer, choice_question, read_options, right_option
+from brorl.prompts.science import MeasuredAnswer, choice_question, read_options, right_option
 
-MATH_DOMAIN = "math"
 MARKER = "####"  # before the answer in GSM8K's form
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3})")
 _AROUND = re.compile(  # what DAPO and PRIME put around a problem
@@ -174,7 +181,7 @@ def scp(row: Cells, _seed: int) -> Question:
     answer = answer.strip(" $*").removesuffix(".").strip(" $*")
     is_short = _CHECKABLE.search(answer) and len(answer) <= _MAX_ANSWER
     return question_of(
-        _text(row, "problem"), answer if is_short else "", CHOICE_DOMAIN, "no short answer in the solution"
+        _text(row, "problem"), answer if is_short else "", SCIENCE_DOMAIN, "no short answer in the solution"
     )
 
 
@@ -182,7 +189,7 @@ def scibench(row: Cells, _seed: int) -> Question:
     """Read a number with its unit, which is accepted within 5%."""
     problem, number, unit = (_text(row, column) for column in ("problem_text", "answer_number", "unit"))
     value = f"{number} {unit.replace('$', '').strip()}".strip()
-    return question_of(problem, MeasuredAnswer(value, _SCIBENCH_TOLERANCE).to_text() if number else "", CHOICE_DOMAIN)
+    return question_of(problem, MeasuredAnswer(value, _SCIBENCH_TOLERANCE).to_text() if number else "", SCIENCE_DOMAIN)
 
 
 _UNKNOWN_KIND = "an instruction that is not one of the 25 kinds of IFEval"

@@ -17,9 +17,15 @@ from typing import Any
 from brorl.algorithms.settings import RewardShaping
 from brorl.errors import UserError, of_source
 from brorl.format import listed
-from brorl.prompts.countdown import COUNTDOWN_DOMAIN
-from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
-from brorl.prompts.prompt import Prompt
+from brorl.prompts.prompt import (
+    CODE_DOMAIN,
+    COUNTDOWN_DOMAIN,
+    GYM_DOMAIN,
+    INSTRUCTIONS_DOMAIN,
+    MATH_DOMAIN,
+    SCIENCE_DOMAIN,
+    Prompt,
+)
 from brorl.verdict import CORRECT, RAISED, RETURNED, UNFINISHED, WRONG, Verdict, is_unverified, verdict_of
 from brorl.verification.sandbox.inside.confinement import UNSAFE
 from brorl.verification.sandbox.inside.functions import REWARD
@@ -28,7 +34,7 @@ from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool,
 from brorl.verification.sandbox.request import Reply
 from brorl.verification.settings import VerificationSettings
 from brorl.verification.thoughts import ThoughtTags
-from brorl.verification.verifier import CODE_DOMAIN, GYM_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN, TrialResponses, Verifier
+from brorl.verification.verifier import TrialResponses, Verifier
 
 _KEYS = ("correct", "score", "extracted", "reason")
 

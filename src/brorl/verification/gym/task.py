@@ -20,11 +20,10 @@ from typing import Any, Self
 import numpy as np
 
 from brorl.errors import UserError
-from brorl.prompts.prompt import Question, SourceReading, read_json
+from brorl.prompts.prompt import GYM_DOMAIN, Question, SourceReading, read_json
 from brorl.prompts.settings import ALL, PRORL, GymSource
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 from brorl.verification.sandbox.values import decode, encode
-from brorl.verification.verifier import GYM_DOMAIN
 
 OUT_OF_DISTRIBUTION = ("acre", "boxnet", "game_of_life_halting")
 """Datasets that ProRL evaluated on and did not train on (arXiv 2505.24864, Table 3)."""
