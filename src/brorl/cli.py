@@ -33,7 +33,7 @@ from brorl.training.stop_request import on_stop, stop_signals
 class Command(NamedTuple):
     """A command; functions and tuples are named `module:name`, without the package."""
 
-    summary: str  # what it does
+    summary: str  # what the command does
     function: str  # its arguments are the options of the command
     inherits: tuple[str, ...] = ()  # functions whose arguments are options too
     omit: tuple[str, ...] = ()  # arguments that do not become options
@@ -113,7 +113,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line without the program's name, by default that of the process, and return its exit code."""
+    """Run a command line, given without the program's name (default: the process's), and return its exit code."""
     try:
         with shell_words(), on_stop(_interrupt, [number for number in stop_signals() if number != signal.SIGINT]):
             code = _run(list(sys.argv[1:] if arguments is None else arguments))
@@ -352,7 +352,7 @@ def _overrides_of(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value_of(name: str, text: str, kind: Any) -> Any:
-    """Return the value of a setting: text as it is, others as YAML, and lists also without their brackets."""
+    """Return the value of a setting: unchanged for text, and otherwise read as YAML; lists need no brackets."""
     from brorl.config.reading import parse_yaml
 
     if kind in (str, str | None) and text != "null":

@@ -110,7 +110,7 @@ def shell_words() -> Iterator[None]:
 
 
 def option(name: str, value: object = None) -> str:
-    """Return an argument with a value: `--budget 600` in a shell, `budget=600` in Python; without one, its name.
+    """Return an argument with its value, if one is given: `--budget 600` in a shell, `budget=600` in Python.
 
     `name` is the option without its dashes. A value in capitals such as `FILE` is a placeholder, and `KEY=V,V` is a
     placeholder of a mapping to lists.

@@ -16,7 +16,7 @@ from typing import Any
 
 _WIDTH = 80  # columns of a terminal
 _PAGE = '<pre style="white-space:pre; overflow-x:auto; line-height:1.2">{code}</pre>'
-_HEADING = 9  # characters that a heading may always take; a longer one is broken unless the cells below are as long
+_HEADING = 9  # characters that a heading may take; a longer one is broken unless the cells are as long
 
 
 class Result:

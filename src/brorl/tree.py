@@ -61,7 +61,7 @@ class RolloutTree:
             raise ValueError("a tree needs at least one response")
 
     def __reduce__(self) -> tuple[type[RolloutTree], tuple[Any, ...]]:
-        """Pickle the fields alone: not what is cached, and the copy's arrays are read-only too."""
+        """Pickle only the fields, without cached values; the arrays of a copy are read-only too."""
         return type(self), (self.prompt_ids, *(getattr(self, name) for name in _DTYPES))
 
     @classmethod

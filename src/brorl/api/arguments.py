@@ -166,7 +166,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def recipe(self) -> str | None:
-        """The recipe whose prompts belong to the model: the run's, or quickstart for a shipped model; else None."""
+        """The recipe whose prompts belong to the model: the run's, quickstart for a shipped model, or None."""
         if self.run_config is not None:
             return str(self.run_config)
         return None if shipped_folder(self.model) is None else "quickstart"

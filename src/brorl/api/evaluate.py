@@ -67,7 +67,7 @@ def evaluate(
         ks: Values of k for pass@k, each 1 to n. By default 1 and the powers of 2 up to n / 2, at most 256.
         temperature: Divisor of the logits, at least 0; 0 is greedy and needs one response per prompt.
         top_p: Nucleus mass, above 0 and at most 1.
-        max_new_tokens: Length limit of a response in tokens, at least 1. By default the run's limit, else the longest
+        max_new_tokens: Length limit of a response in tokens, at least 1. By default the run's limit, or the longest
             that fits the model, at most 32,768.
         output_dir: Folder of the evaluation. A folder that contains this evaluation is continued. By default one in
             `runs/evaluations`, named after the model and the settings.
@@ -99,7 +99,7 @@ def evaluate(
 
 
 def _sets(data: Any, checkpoint: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the datasets, and what was guessed of rows, which become a file."""
+    """Return the names of the datasets, and lines on the guesses about rows, which become a file."""
     if isinstance(data, str):
         return (data,), ()
     if isinstance(data, list | tuple) and all(isinstance(name, str) for name in data):

@@ -1,4 +1,4 @@
-"""A first recipe for a data file, with a comment on every setting, and the lines that say what was guessed.
+"""A first recipe for a data file, with a comment on every setting, and lines on the guesses about the data.
 
 The numbers suit a first run on a laptop; the comments name those of the paper.
 """
@@ -91,7 +91,7 @@ class FirstRecipe:
         ]) + "\n"  # fmt: skip
 
     def guesses(self) -> list[str]:
-        """Return lines that say what was guessed of the data."""
+        """Return lines on the guesses about the data."""
         guess, source = self.guess, self.source
         columns = {key: value for key, value in source.items() if key not in ("path", "domain")}
         lines = [

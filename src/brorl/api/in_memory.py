@@ -49,7 +49,7 @@ class ResolvedRecipe(NamedTuple):
 
     recipe: ConfigOrPath  # the given recipe, or a first one for the rows
     config: TrainConfig  # its settings with all overrides
-    lines: tuple[str, ...]  # what was guessed of the rows
+    lines: tuple[str, ...]  # lines on the guesses about the rows
 
 
 def resolve_in_memory(
@@ -300,7 +300,7 @@ def importable_path(function: Callable[..., object]) -> str | None:
 
 
 def source_of(function: Callable[..., object]) -> str:
-    """Return the text of a file that defines a function of a notebook and what it uses.
+    """Return the text of a file that defines a function of a notebook and everything that it uses.
 
     The file imports modules, and functions and classes of modules. It has the source of the notebook's functions and
     the values of its constants. Any other variable is an error, since a worker could not have it.

@@ -192,7 +192,7 @@ def _convert_file(
     domain: str | None,
     first_recipe: Callable[..., FirstRecipe],
 ) -> list[str]:
-    """Write the recipe of a trainer's config, for its own data or for a data file, and return what is to be known."""
+    """Write the recipe of a trainer's config, for its own data or for a data file, and return lines for the user."""
     given = _read_trainer_config(file)
     conversion = convert(given, str(file))
     own: dict[str, Any] = {"model": model} if model else {}

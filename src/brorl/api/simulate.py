@@ -39,7 +39,7 @@ def simulate(
         rollouts: Draws per step, N, one simulation each.
         seeds: Seeds, such as 0,1,2 or 0-4.
         output_dir: Folder for simulation.json, .csv and .png; an earlier simulation in it is replaced.
-        settings: Settings of the simulator; by default the paper's, and where it leaves one open, that of Figure 3.
+        settings: Settings of the simulator; by default the paper's, and Figure 3's where the paper leaves one open.
 
     Raises:
         UserError: If a setting does not fit.

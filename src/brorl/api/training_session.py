@@ -225,7 +225,7 @@ class TrainingSession:
 
 
 def command_name() -> str:
-    """Return `brorl` if the shell finds this installation; else the path of its script, or `PYTHON -m brorl`."""
+    """Return `brorl` if the shell finds this installation, or the path of its script, or `PYTHON -m brorl`."""
     script = Path(sys.executable).with_name("brorl")
     if not script.is_file():
         return f"{shlex.quote(sys.executable)} -m brorl"

@@ -32,11 +32,11 @@ class Conversion:
     settings: Mapping[str, Any]  # by dotted name
     without_counterpart: tuple[str, ...]  # keys that change what is trained and have no counterpart
     not_read: tuple[str, ...]  # the other keys that are not read
-    remarks: tuple[str, ...]  # sentences on what was chosen, and on what has to be done by hand
+    remarks: tuple[str, ...]  # sentences on choices, and on work that is left to the user
 
 
 def same(value: Any) -> Any:
-    """Return a value as it is."""
+    """Return the value unchanged."""
     return value
 
 
@@ -63,7 +63,7 @@ def file_source(path: str, subset: Any = None, split: Any = None, **columns: Any
 
 
 def distinct_names(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return sources with a number as the name of each whose path ends as that of an earlier one."""
+    """Return sources with distinct names: one whose path ends like an earlier one's gets a number."""
     stems = [Path(str(source["path"])).stem for source in sources]
     return [
         source if stems.index(stem) == place else {**source, "name": f"{stem}-{place + 1}"}
@@ -83,7 +83,7 @@ class Converter:
                 self.settings[name] = action(value) if callable(action) else self.one_of(key, action, value)
 
     def __call__(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key; without one or with null, the default."""
+        """Return the value of a key, or the default if the key is missing or null."""
         self._read.add(key)
         return default if self.given.get(key) is None else self.given[key]
 

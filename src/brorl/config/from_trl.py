@@ -289,7 +289,7 @@ def _data(config: Converter, verifier: str | None) -> None:
 
 
 def _rewards(config: Converter) -> str | None:
-    """Set TRL's weighted sum, and return the function that decides what is correct: its accuracy, or the first own one.
+    """Set TRL's weighted sum, and return the function that decides correctness: TRL's accuracy or the first own one.
 
     The weight of this verifier is a factor of all, by which the further terms are divided.
     """

@@ -77,7 +77,7 @@ class StatusLine:
         self._saved_step: int | None = None
 
     def start_training(self, saved_step: int) -> None:
-        """Prepare for the steps of a run after its last checkpoint; 0 if there is none."""
+        """Prepare for the steps of a run after its last checkpoint (0 without one)."""
         self._saved_step = saved_step
 
     def observe(self, activity: Activity) -> None:
@@ -166,7 +166,7 @@ class StatusLine:
 
 
 def join_fitting(parts: Sequence[str], width: int | None, separator: str = ", ") -> str:
-    """Join as many parts, from the first on, as fit into a width; None is no limit."""
+    """Join the first parts that fit into a width together; None is no limit."""
     line, *more = parts
     for part in more:
         longer = f"{line}{separator}{part}"

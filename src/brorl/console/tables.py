@@ -129,7 +129,7 @@ def cost_table(records: Sequence[Record]) -> Table:
 
 
 def held_out_check_lines(records: Sequence[Record]) -> list[str]:
-    """Return the mean effect of the checked updates on the probability of correct responses; no line without one."""
+    """Return the mean effect of the checked updates on the probability of correct responses, if there are any."""
     checks = [r["held_out_check"] for r in records if r.get("held_out_check", {}).get("change") is not None]
     if not checks:
         return []

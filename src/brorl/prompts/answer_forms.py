@@ -16,9 +16,9 @@ _MOSTLY = 0.9  # fraction of the questions that have to ask for a form
 class AnswerForm(NamedTuple):
     """A form of the answer."""
 
-    name: str  # its words, for messages
-    before: str  # what a response writes before the answer
-    after: str  # what it writes after it
+    name: str  # its name in messages
+    before: str  # the text before the answer
+    after: str  # the text after the answer
 
     def write(self, answer: str) -> str:
         """Return an answer in this form."""
@@ -53,7 +53,7 @@ def answer_forms(text: str) -> list[AnswerForm]:
 
 
 def asked_form(texts: Sequence[str]) -> AnswerForm | None:
-    """Return the form that nearly all of several questions ask for; None if there is none."""
+    """Return the form that nearly all of several questions ask for, or None."""
     counts = Counter(form for text in texts for form in answer_forms(text)[:1])
     asked = sum(counts.values()) >= _MOSTLY * len(texts)
     return counts.most_common(1)[0][0] if counts and asked else None
@@ -70,7 +70,7 @@ class Box(NamedTuple):
 
     start: int  # place of its backslash
     end: int  # place after its closing brace
-    content: str  # what is in it
+    content: str  # the text between its braces
 
 
 def last_box(text: str) -> str | None:

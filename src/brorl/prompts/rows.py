@@ -70,7 +70,7 @@ def is_missing(value: Any) -> bool:
 
 
 def decoded(value: Any) -> Any:
-    """Return the list or object that a text holds as JSON or as a Python literal; any other value as it is."""
+    """Return the list or object that a text holds as JSON or as a Python literal; return any other value unchanged."""
     if isinstance(value, str) and value.strip()[:1] + value.strip()[-1:] in ("[]", "{}"):
         for decode in (json.loads, ast.literal_eval):
             with warnings.catch_warnings():
@@ -174,7 +174,7 @@ def arrow_rows(
 ) -> Iterator[Row]:
     """Yield the rows of Arrow batches; a 32-bit float becomes its printed decimal, 0.1 and not 0.1000000015.
 
-    `name` begins the locations of rows; `columns` are the names of all columns, None for those of the batches.
+    `name` begins the locations of rows; `columns` are the names of all columns (None: those of the batches).
     """
     number = 0
     for batch in batches:

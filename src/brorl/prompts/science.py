@@ -249,7 +249,7 @@ def choice_question(question: str, texts: Sequence[str], right: int, seed: int) 
     """Return a question with its options below it and the `Choices` as its reference.
 
     The options are permuted by the question and the seed. A question that already has the options with their letters
-    stays as it is.
+    stays unchanged.
     """
     try:
         if shown := shows_options(question, texts):

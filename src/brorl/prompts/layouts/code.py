@@ -19,7 +19,7 @@ from typing import Any
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.layouts import text as texts
-from brorl.prompts.prompt import Cells, DroppedRow, Question, question_of
+from brorl.prompts.prompt import CODE_DOMAIN, Cells, DroppedRow, Question, question_of
 from brorl.prompts.rows import cell_of
 
 _MAX_PRIVATE_BYTES = 1 << 28
@@ -143,7 +143,7 @@ def live_code_bench(row: Cells, _seed: int) -> Question:
 
 
 class _TextUnpickler(pickle.Unpickler):
-    """Reads text alone: a pickle that names any class or function is an error."""
+    """Reads only text: a pickle that names any class or function is an error."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module}.{name}")
@@ -202,7 +202,7 @@ def mbpp_plus(row: Cells, _seed: int) -> Question:
 
 
 def mbpp(row: Cells, _seed: int) -> Question:
-    """Read a short function with assertions, of which the first is shown: all of them would be the whole answer."""
+    """Read a short function with assertions, and show only the first one: all of them would be the whole answer."""
     tests = [*(row["test_list"] or ()), *(row.get("challenge_test_list") or ())]
     before = row.get("test_imports") or [row.get("test_setup_code") or ""]
     text = _text(row, "text" if "text" in row else "prompt")
@@ -210,7 +210,7 @@ def mbpp(row: Cells, _seed: int) -> Question:
 
 
 def _mbpp(question: str, shown: Sequence[str], test: str, before: Sequence[str] | None, solution: str) -> Question:
-    """Return a question with the tests that are shown and the code of all of them."""
+    """Return a question that shows some of its tests, with the code of all of them."""
     named = re.search(r"\bassertion\((?:set\()?(\w+)\(\*inp\)", test) or re.search(
         r"\bassert\s+(?:\(|not\s+|(?:set|sorted|tuple|list|str|round|math\.isclose|abs)\()*(\w+)\(", "\n".join(shown)
     )
@@ -233,14 +233,14 @@ def _tests(question: str, cases: Any, seconds: float = 0.0) -> CodeTests:
 
 
 def _question(text: str, tests: CodeTests, starter: str | None = None) -> Question:
-    """Return a question; with code to start from, which can be empty, the form of the answer follows it."""
+    """Return a question; where there is code to start from, even if it is empty, the form of the answer follows it."""
     if starter is not None:
         code = f"Start from this code:\n\n```python\n{starter.strip()}\n```\n\n" if starter.strip() else ""
         form = _STDIN
         if isinstance(tests.tests, CallCases):
             form = f"Write the Python function `{tests.tests.function}`. {_ANSWER.format('code')}"
         text = f"{text.rstrip()}\n\n{code}{form}"
-    return question_of(text, tests.to_text(), "code")
+    return question_of(text, tests.to_text(), CODE_DOMAIN)
 
 
 def _text(row: Cells, column: str) -> str:
@@ -298,7 +298,7 @@ def _call_cases(question: str, function: Any, inputs: Sequence[Any], outputs: Se
 
 
 def _chosen(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
-    """Return the cases to keep: all of up to 100, else 100 at even distances; large ones while they fit."""
+    """Return the cases to keep: all if there are at most 100, or 100 at even distances; large ones while they fit."""
     if len(inputs) != len(outputs):
         raise DroppedRow(_UNREADABLE)
     number = len(inputs)
@@ -315,7 +315,7 @@ def _chosen(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
 
 
 def _read_json(text: Any, column: str) -> Any:
-    """Return a JSON value; a few rows of large datasets hold text that is none, or integers too long to read."""
+    """Return a JSON value; a few rows of large datasets hold other text, or integers too long to read."""
     if not isinstance(text, str):
         raise ValueError(f"{column} must be JSON text, got {text!r:.40}")
     try:
