@@ -119,17 +119,16 @@ def test_the_result_holds_and_shows_the_numbers_of_the_files(capfd: pytest.Captu
 
 
 @pytest.mark.slow
-def test_the_newest_run_is_resumed(reference: Path) -> None:
+def test_a_run_is_resumed_with_more_steps(reference: Path) -> None:
     brorl.train("quickstart", steps=2, progress=False, output_dir="runs/mine", **SETTINGS)
-    result = brorl.train(resume=True, progress=False, steps=STEPS)
+    result = brorl.train("runs/mine", resume=True, progress=False, steps=STEPS)
     assert result.path == Path("runs/mine")
     assert_same_run(result.path, reference)
-    with pytest.raises(UserError, match="no run in runs/ can be resumed"):
-        brorl.train(resume=True, progress=False)
     with pytest.raises(UserError, match="none is not a run directory"):
         brorl.train("none", resume=True)
-    with pytest.raises(UserError, match="needs a run directory as the first argument"):
-        brorl.train({}, resume=True)
+    for other in (None, {}):
+        with pytest.raises(UserError, match="needs a run directory as the first argument"):
+            brorl.train(other, resume=True)
 
 
 @pytest.mark.slow

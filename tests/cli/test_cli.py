@@ -2,13 +2,11 @@
 
 import argparse
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from time import time
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -315,52 +313,15 @@ def test_other_held_out_questions_are_refused_on_resume() -> None:
     assert "the held-out questions have changed since the run began" in outcome.err
 
 
-def last_active(name: str, hours_ago: float) -> Path:
-    """Make a folder of runs/ look as if it was last written to so long ago."""
-    folder = Path("runs", name)
-    for file in folder.iterdir():
-        os.utime(file, (time() - 3600 * hours_ago,) * 2)
-    return folder
-
-
-@pytest.mark.slow
-def test_resume_without_a_run_takes_the_newest_that_is_not_finished(short_run: Path) -> None:
-    shutil.copytree(short_run, "runs/old")
-    for name in ("newer", "finished"):
-        shutil.copytree("runs/old", f"runs/{name}")
-    for name in ("old", "newer"):  # as if they had been stopped after the first of 2 steps
-        config = Path("runs", name, "config.yaml")
-        config.write_text(config.read_text().replace("steps: 1\n", "steps: 2\n"))
-    for name in ("plan", "evaluations/model-1234", "simulation", "compare-1/arms/one/seed-0"):  # of other commands
-        Path("runs", name).mkdir(parents=True)
-    Path("runs/compare-1/arms/one/seed-0/config.yaml").write_text("steps: 3\n")
-    Path("runs/not-settings").mkdir()
-    Path("runs/not-settings/config.yaml").write_text("[")
-    last_active("old", 3), last_active("newer", 2), last_active("finished", 1)
-    Path("runs/old/report.html").write_text("written by hand, later")
-    assert "resuming runs/newer, the newest unfinished run in runs/" in command("resume").said
-    assert Path("runs/newer/checkpoints/step-000002/COMMIT").exists()
-    assert not Path("runs/old/checkpoints/step-000002").exists()
-
-    last_active("newer", 2)
-    assert "resuming runs/old," in command("resume").said
-    Path("runs/not-settings/config.yaml").unlink()
-    last_active("old", 3)
-    outcome = command("resume")  # all are finished now
+def test_resume_needs_a_run_and_leaves_alone_what_another_process_works_on(short_run: Path) -> None:
+    outcome = command("resume")
     assert (outcome.code, outcome.out) == (2, "")
-    said = "no run in runs/ can be resumed; the newest, runs/finished, is finished (1 step); train longer with: "
-    assert outcome.err == f"brorl: {said}brorl resume runs/finished --steps 2\n"
-    outcome = command("resume", "--steps=3")  # and with more steps none is
-    assert outcome.code == 0
-    assert "resuming runs/finished," in outcome.said
-
-
-def test_resume_without_a_run_leaves_alone_what_another_process_works_on(short_run: Path) -> None:
+    assert "the following arguments are required: RUN (see brorl resume --help)" in outcome.err
     shutil.copytree(short_run, "runs/only")
     with RunDirectory(Path("runs/only")).locked():
-        outcome = command("resume", "--steps=2")
+        outcome = command("resume", "runs/only", "--steps=2")
     assert outcome.code == 2
-    assert "the newest, runs/only, cannot be resumed: another process is working on runs/only" in outcome.err
+    assert "another process is working on runs/only" in outcome.err
 
 
 def test_a_run_that_a_tracker_refused_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

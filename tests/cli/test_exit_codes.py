@@ -9,7 +9,7 @@ from brorl.training.loop import Ending
 from run_support import command
 
 
-@pytest.mark.parametrize("name", ["train", "resume"])
+@pytest.mark.parametrize("arguments", [("train",), ("resume", "run")])
 @pytest.mark.parametrize("metrics", [(), ({"step": 1, "update": {}}, {"step": 2, "ended": "no group was mixed"})])
 @pytest.mark.parametrize(
     ("ending", "code"),
@@ -23,9 +23,13 @@ from run_support import command
     ],
 )
 def test_it_follows_from_the_ending_alone(
-    ending: Ending, code: int, metrics: tuple[dict[str, object], ...], name: str, monkeypatch: pytest.MonkeyPatch
+    ending: Ending,
+    code: int,
+    metrics: tuple[dict[str, object], ...],
+    arguments: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     result = TrainingResult(Path("run"), ending, "the machine is ill", metrics, (), None, None)
     monkeypatch.setattr("brorl.api.train.train", lambda *_, **__: result)
-    outcome = command(name)
+    outcome = command(*arguments)
     assert (outcome.code, outcome.out, outcome.err) == (code, "", "")

@@ -1,4 +1,4 @@
-"""Arguments of several commands: a recipe, a checkpoint, a run in `runs/` or its new directory. It needs no torch."""
+"""Arguments of several commands: a recipe, a checkpoint, the directory of a new run. It needs no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from brorl.config.reading import ConfigOrPath, make_config, raw_settings, read_recipe
+from brorl.config.reading import ConfigOrPath, make_config, raw_settings
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.settings import check_folder, shipped_folder
@@ -18,9 +18,6 @@ from brorl.storage import is_file
 
 if TYPE_CHECKING:
     from brorl.runs.run_directory import RunDirectory
-
-
-_ACTIVITY = ("config.yaml", "metrics.jsonl", "run.log")  # files that training writes; a report may come later
 
 
 def make_run_directory(output_dir: str | None, name: str) -> RunDirectory:
@@ -50,22 +47,6 @@ def refuse_used_folder(path: Path) -> None:
         raise _used(path)
 
 
-def newest_unfinished(overrides: Mapping[str, Any]) -> Path:
-    """Return the run under `runs/` with the newest files, among those that can be resumed with the overrides."""
-    runs = sorted((folder for folder in RUNS.glob("*") if (folder / "config.yaml").is_file()), key=_last_activity)
-    if not runs:
-        raise UserError(
-            f"there is no run in {RUNS}/ to resume; start one with brorl train, or give the run's directory"
-        )
-    reasons = []
-    for run in reversed(runs):
-        reason = _why_not(run, overrides)
-        if reason is None:
-            return run
-        reasons.append(reason)
-    raise UserError(f"no run in {RUNS}/ can be resumed; the newest, {runs[-1]}, {reasons[0]}")
-
-
 def _new_directory(base: Path) -> Path:
     """Make a directory that did not exist, even if another process makes directories at the same time."""
     for number in count(1):
@@ -80,36 +61,6 @@ def _used(path: Path) -> UserError:
     return UserError(
         f"output_dir {path} exists and is not empty; choose another, or resume the run in it: brorl resume {path}"
     )
-
-
-def _last_activity(run: Path) -> tuple[int, str]:
-    """Return the time of a run's newest file in nanoseconds, and its name to order equal times."""
-    return max((run / name).stat().st_mtime_ns for name in _ACTIVITY if (run / name).exists()), run.name
-
-
-def _why_not(run: Path, overrides: Mapping[str, Any]) -> str | None:
-    """Return why a run cannot be resumed; None if it can."""
-    from brorl.cost import total_cost
-    from brorl.runs.checkpoint import last_checkpoint, read_step
-    from brorl.runs.run_directory import RunDirectory
-
-    directory = RunDirectory(run)
-    try:
-        with directory.locked():
-            config = make_config(read_recipe(str(directory.config_file)), overrides, str(directory.config_file))
-            records = directory.read_metrics()
-    except UserError as error:
-        return f"cannot be resumed: {error}"
-    checkpoint = last_checkpoint(directory.checkpoints)
-    step = read_step(checkpoint) if checkpoint else 0
-    if config.steps is not None and step >= config.steps:
-        return (
-            f"is finished ({step:,} step{'s' * (step != 1)}); train longer with: brorl resume {run} --steps {2 * step}"
-        )
-    budget = config.total_budget
-    if budget.is_spent(total_cost(r for r in records if r["step"] <= step or "attempt" in r)):
-        return f"has spent its budget; train longer with: brorl resume {run} --budget.limit {2 * budget.limit:g}"
-    return None
 
 
 WITHOUT_TRAINING: Mapping[str, Any] = {

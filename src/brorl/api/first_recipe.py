@@ -38,7 +38,7 @@ _COMMENTS: Mapping[str, str] = {
     "rollouts_per_prompt": "N: 16 for a quick try, 512 in BroRL; compare them: brorl plan",
     "prompts_per_step": "small, for a laptop; BroRL has 128",
     "steps": "a first look; the runs of the paper take 419 to 3,000",
-    "checkpoint_every": "a stopped run resumes from the last checkpoint: brorl resume",
+    "checkpoint_every": "a stopped run resumes from the last checkpoint: brorl resume RUN",
     "data.sources.path": "relative to the folder in which brorl is started",
     "data.sources.prompt_column": "the question",
     "data.sources.options_column": "the options, which are written below the question",

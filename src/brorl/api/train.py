@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from brorl.api.arguments import (
     check_cheaply,
     make_run_directory,
-    newest_unfinished,
     recipe_name,
     refuse_used_folder,
     resolve_config,
@@ -24,7 +23,6 @@ from brorl.console.screen import Screen
 from brorl.cost import Cost, total_cost
 from brorl.errors import STOPPED, LearnerLostError, UserError
 from brorl.format import Estimate
-from brorl.runs import RUNS
 from brorl.table import Result, Table
 from brorl.verification.sandbox.inside.functions import IN_A_WORKER
 
@@ -110,7 +108,7 @@ def train(
 
     Args:
         config_or_path: Name of a built-in recipe, path of a YAML file, nested settings, or a config; None is
-            `quickstart`. With `resume`, a run directory; None is the newest unfinished run in `runs/`.
+            `quickstart`. With `resume`, a run directory.
         reward: A function that verifies responses, for all domains of the data (`verification.functions`): with TRL's
             signature, `reward(completions, **columns) -> list[float]`, or `verify(response, reference)`. Several terms
             are a mapping, `{"right": right, "brief": (brief, 0.2)}`: the first decides what is correct, and the
@@ -137,8 +135,8 @@ def train(
             "a worker that loads the file of a function called train; put the call under if __name__ == '__main__'"
         )
     if resume:
-        if not isinstance(config_or_path, str | Path | None):
-            raise UserError("resume=True needs a run directory as the first argument, or None for the newest run")
+        if not isinstance(config_or_path, str | Path):
+            raise UserError("resume=True needs a run directory as the first argument")
         return _resume(config_or_path, overrides, progress)
     from brorl.api.in_memory import FOLDER, resolve_in_memory
 
@@ -181,22 +179,18 @@ def train_command(config_or_path: str = _RECIPE, **overrides: Any) -> TrainingRe
     return train(config_or_path, **overrides)
 
 
-def resume_command(run: str | None = None, **overrides: Any) -> TrainingResult:
+def resume_command(run: str, **overrides: Any) -> TrainingResult:
     """Resume as a command.
 
     Args:
-        run: Run directory (default: the newest unfinished run in runs/).
+        run: Run directory.
         overrides: Settings.
     """
     return train(run, resume=True, **overrides)
 
 
-def _resume(path: str | Path | None, overrides: Mapping[str, Any], progress: bool) -> TrainingResult:
-    """Continue the run in a directory, or the newest one."""
-    if path is None:
-        path = newest_unfinished(overrides)
-        if progress:
-            print(f"resuming {path}, the newest unfinished run in {RUNS}/")  # noqa: T201
+def _resume(path: str | Path, overrides: Mapping[str, Any], progress: bool) -> TrainingResult:
+    """Continue the run in a directory."""
     config_file = Path(path) / "config.yaml"
     if not config_file.is_file():
         raise UserError(
