@@ -22,7 +22,6 @@ from brorl.prompts.prompt import Question, drop_evaluated, split_held_out
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource, PromptFormat
 from brorl.storage import is_file
-from brorl.verification.gym.task import BENCHMARKS as GYM_BENCHMARKS
 from brorl.verification.verifier import Verifier, check_references, unreadable_references
 
 
@@ -267,6 +266,7 @@ def _copy(config: TrainConfig, **sections: Mapping[str, Any]) -> TrainConfig:
 def _names() -> tuple[str, ...]:
     """Return the names of all benchmarks."""
     from brorl.prompts.public_data import BENCHMARKS
+    from brorl.verification.gym.task import BENCHMARKS as GYM_BENCHMARKS
 
     return (*BENCHMARKS, *GYM_BENCHMARKS)
 
@@ -274,6 +274,7 @@ def _names() -> tuple[str, ...]:
 def parse_data(text: str) -> DataSource:
     """Return what --data names: a benchmark, `NAME=PATH_OR_HUB_ID`, a puzzle, a file, a hub id, or a YAML mapping."""
     from brorl.prompts.public_data import BENCHMARKS, benchmark_source
+    from brorl.verification.gym.task import BENCHMARKS as GYM_BENCHMARKS
 
     name, equals, path = text.partition("=")
     if text in BENCHMARKS:
