@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from brorl.algorithms.groups import Group
+from brorl.api.evaluate import default_ks
 from brorl.evaluation.benchmark import PromptResult, count_responses, summarize
 from brorl.evaluation.pass_at_k import mean_with_interval, pass_at_k_of_each
 from brorl.evaluation.responses import (
     EvaluationResult,
-    default_ks,
     pass_table,
     remarks,
     response_table,

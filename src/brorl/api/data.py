@@ -38,7 +38,6 @@ from brorl.prompts.prompt import Prompt, Question
 from brorl.prompts.rendering import drop_long, model_positions, prompt_problems, render
 from brorl.storage import is_file
 from brorl.table import Result, Table
-from brorl.training.inputs import no_held_out_prompt, no_train_prompt
 from brorl.verification.domains.table import make_verifiers, untrusted_domains
 from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import Workers
@@ -317,6 +316,8 @@ def _errors(
     positions: int | None,
 ) -> Iterator[str]:
     """Yield the errors with which a run stops, in the order of its checks."""
+    from brorl.training.inputs import no_held_out_prompt, no_train_prompt  # imports torch
+
     for source, (train, held_out) in zip(sources, parts, strict=True):
         yield from (*train.problems, *held_out.problems)
         if train.prompts and not train.kept:

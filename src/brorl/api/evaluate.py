@@ -85,8 +85,6 @@ def evaluate(
         UserError: If a setting is wrong, or the data or the model cannot be read.
         KeyboardInterrupt: If the evaluation was stopped. The next call with the same arguments continues it.
     """
-    from brorl.evaluation.responses import default_ks
-
     sets, guessed = _sets(data, checkpoint)
     given = flat_settings(overrides)
     wanted = default_ks(samples) if ks is None else tuple(sorted(set(ks)))
@@ -96,6 +94,14 @@ def evaluate(
         for line in guessed:
             screen.echo(line, is_command=True)
         return _evaluate(str(checkpoint), request, output_dir, screen)
+
+
+def default_ks(num_rollouts: int) -> tuple[int, ...]:
+    """Return 1 and the powers of 2 up to half the number of samples, at most 256.
+
+    For a larger k the estimate averages few subsets, which share most of their responses.
+    """
+    return (1, *(2**i for i in range(1, 9) if 2 ** (i + 1) <= num_rollouts))
 
 
 def _sets(data: Any, checkpoint: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -18,7 +18,6 @@ from rich.text import Text
 
 from brorl.errors import UserError, option
 from brorl.format import visible_text
-from brorl.reporting.summary import why_no_held_out_responses, why_no_rollouts
 from brorl.runs.run_directory import check_run, read_run
 from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
 from brorl.verdict import NO_ANSWER, NO_CODE, Verdict
@@ -166,6 +165,8 @@ def find_samples(
     folder: Folder = "evaluations" if held_out else "rollouts"
     steps = stored_steps(run, folder)
     if not steps:
+        from brorl.reporting.summary import why_no_held_out_responses, why_no_rollouts  # imports scipy
+
         why = why_no_held_out_responses if held_out else why_no_rollouts
         raise UserError(f"{run} contains no {folder}: {why(read_run(run))}")
     step = steps[-1] if step is None else step

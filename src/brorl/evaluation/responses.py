@@ -242,14 +242,6 @@ class EvaluationSummary:
     by_domain: dict[str, Summary]  # for each domain, in alphabetical order
 
 
-def default_ks(num_rollouts: int) -> tuple[int, ...]:
-    """Return 1 and the powers of 2 up to half the number of samples, at most 256.
-
-    For a larger k the estimate averages few subsets, which share most of their responses.
-    """
-    return (1, *(2**i for i in range(1, 9) if 2 ** (i + 1) <= num_rollouts))
-
-
 def summarize_all(
     results: Sequence[PromptResult], ks: Sequence[int], seconds_of: Mapping[str, float]
 ) -> EvaluationSummary:
