@@ -19,12 +19,12 @@ from brorl.rollout.chosen_engine import OnEnd, load_engine
 from brorl.rollout.engine import Engine
 from brorl.runs.checkpoint import TrainerState, discard_unfinished
 from brorl.runs.run_directory import Record, RunDirectory
+from brorl.training.collapse import CollapseWatch
 from brorl.training.collector import Collector, SyncCollector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.inputs import input_lines, prepare
 from brorl.training.learner import Learner
 from brorl.training.local_parts import LocalParts
-from brorl.training.monitor import Monitor
 from brorl.training.run import TrainingRun, find_start, restore
 from brorl.training.schedule import Objective, Schedule
 from brorl.verification.grade import Grader
@@ -105,7 +105,7 @@ def build_run(
         schedule=Schedule(config),
         diagnostics=Diagnostics(config, collector.sampler, learner, inputs.grader, clock),
         benchmark=Benchmark.from_recipe(config, inputs.prompts.held_out, inputs.grader, observe),
-        monitor=Monitor(config.collapse, config.evaluation),
+        watch=CollapseWatch(config.collapse, config.evaluation.every),
         directory=directory,
         tokenizer=inputs.tokenizer,
         grader=inputs.grader,

@@ -1,4 +1,4 @@
-"""Signs of collapse, from metrics made here and from what a run leaves in its file."""
+"""Signs of collapse and the best evaluation, from metrics made here and from what a run leaves in its file."""
 
 import json
 import math
@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from brorl.evaluation.settings import EvaluationSettings
-from brorl.training.monitor import Monitor, advice, new_signs
+from brorl.training.collapse import CollapseWatch, advice, new_signs
+from brorl.training.schedule import Evaluations
 from brorl.training.settings import CollapseLimits
 from run_support import SMALL, command, metrics_without_times
 
@@ -28,7 +29,7 @@ def evaluation(step: int, one: float, many: float, key: type = int) -> dict[str,
     return {"step": step, "evaluation": {"pass_at": pass_at, "num_prompts": 50}}
 
 
-def recall(watch: Monitor, records: Sequence[dict[str, Any]]) -> None:
+def recall(watch: CollapseWatch | Evaluations, records: Sequence[dict[str, Any]]) -> None:
     for record in records:
         watch.add(record)
 
@@ -50,9 +51,9 @@ def test_entropy_below_a_share_of_its_start_is_told_once() -> None:
 
 
 def test_a_collapse_is_told_in_one_line() -> None:
-    watch = Monitor(SHORT, EvaluationSettings())
+    watch = CollapseWatch(SHORT, 10)
     recall(watch, [update(s, 1.0) for s in range(1, 16)] + [update(s, 0.01) for s in range(16, 21)])
-    text = watch.collapse(update(21, 0.01)) or ""
+    text = watch.line(update(21, 0.01)) or ""
     assert text.startswith("step 21: the model may be collapsing: the entropy fell")
     assert text.endswith(advice(["entropy"]))
     assert "\n" not in text
@@ -144,12 +145,12 @@ def test_the_file_of_a_run_says_the_same_as_its_memory(rng: np.random.Generator)
 def watched(every: int, records: Sequence[dict[str, Any]]) -> list[int]:
     """The steps at which a watch sees a sign of collapse, told line by line; a resumed one sees the same."""
     limits, seen = CollapseLimits(patience=2, stop=True), []
-    watch = Monitor(limits, EvaluationSettings(every=every))
+    watch = CollapseWatch(limits, every)
     for n, record in enumerate(records):
-        resumed = Monitor(limits, EvaluationSettings(every=every))
+        resumed = CollapseWatch(limits, every)
         recall(resumed, records[:n])
-        sign = watch.collapse(record)
-        assert resumed.collapse(record) == sign
+        sign = watch.line(record)
+        assert resumed.line(record) == sign
         seen += [record["step"]] if sign else []
         watch.add(record)
     return seen
@@ -172,55 +173,56 @@ def test_evaluations_of_attempts_without_a_group_do_not_count() -> None:
 
 
 def test_the_best_evaluation_of_a_step_that_found_nothing_is_that_of_the_weights_before_it() -> None:
-    watch = Monitor(CollapseLimits(), EvaluationSettings(every=1))
-    watch.add(evaluation(0, 0.9, 0.9))
-    watch.add(update(1) | evaluation(1, 0.3, 0.9))
-    watch.add(update(2) | evaluation(2, 0.2, 0.9))
-    assert watch.best_step == 1
-    watch.add(evaluation(3, 0.5, 0.9))  # no update: the weights are those of step 2
-    assert watch.best_step == 2
+    evaluations = Evaluations(EvaluationSettings(every=1))
+    evaluations.add(evaluation(0, 0.9, 0.9))
+    evaluations.add(update(1) | evaluation(1, 0.3, 0.9))
+    evaluations.add(update(2) | evaluation(2, 0.2, 0.9))
+    assert evaluations.best_step == 1
+    evaluations.add(evaluation(3, 0.5, 0.9))  # no update: the weights are those of step 2
+    assert evaluations.best_step == 2
 
 
 def test_a_larger_k_can_decide_which_evaluation_is_the_best() -> None:
     records = [update(s) | evaluation(s, s / 10, many) for s, many in ((1, 0.7), (2, 0.9), (3, 0.8), (4, 0.9))]
     for settings, best in ((EvaluationSettings(), 4), (EvaluationSettings(best_k=64, ks=(1, 64)), 2)):
-        watch = Monitor(CollapseLimits(), settings)
-        recall(watch, json.loads(json.dumps(records)))
-        assert watch.best_step == best
+        evaluations = Evaluations(settings)
+        recall(evaluations, json.loads(json.dumps(records)))
+        assert evaluations.best_step == best
 
 
 def test_regular_evaluations_without_a_new_best_end_the_run() -> None:
     """Those at marks do not count, neither as a best nor as one without; a resumed run counts the same."""
     settings = EvaluationSettings(every=10, patience=2, best_k=64, ks=(1, 64))
     scores = ((0, 0.5), (10, 0.6), (13, 0.9), (20, 0.7), (25, 0.1), (30, 0.7), (37, 0.1), (40, 0.6))
-    watch, records = Monitor(CollapseLimits(), settings), []
+    evaluations, records = Evaluations(settings), []
     for step, score in scores:
-        assert watch.stall() is None, step
+        assert evaluations.why_over() is None, step
         records.append(update(step) | evaluation(step, 0.9, score))
-        watch.add(records[-1])
-    assert watch.stall() == "2 evaluations in a row without a pass@64 above 0.700 (evaluation.patience = 2)"
-    resumed = Monitor(CollapseLimits(), settings)
+        evaluations.add(records[-1])
+    assert evaluations.why_over() == "2 evaluations in a row without a pass@64 above 0.700 (evaluation.patience = 2)"
+    resumed = Evaluations(settings)
     recall(resumed, json.loads(json.dumps(records)))
-    assert resumed.stall() == watch.stall()
-    again = Monitor(CollapseLimits(), settings)  # resumed after its end: it goes on for as long as before
-    recall(again, [*records[:-1], records[-1] | {"ended": watch.stall()}])
+    assert resumed.why_over() == evaluations.why_over()
+    again = Evaluations(settings)  # resumed after its end: it goes on for as long as before
+    recall(again, [*records[:-1], records[-1] | {"ended": evaluations.why_over()}])
     for step, stalls in ((45, False), (50, False), (55, False), (60, True)):
         again.add(update(step) | evaluation(step, 0.9, 0.6))
-        assert (again.stall() is not None) == stalls, step
-    never = Monitor(CollapseLimits(), EvaluationSettings(every=10))
+        assert (again.why_over() is not None) == stalls, step
+    never = Evaluations(EvaluationSettings(every=10))
     recall(never, records)
-    assert never.stall() is None
+    assert never.why_over() is None
 
 
 def test_a_best_at_the_end_of_a_run_counts_after_it_is_resumed() -> None:
-    watch = Monitor(CollapseLimits(), EvaluationSettings(every=10, patience=2))
+    evaluations = Evaluations(EvaluationSettings(every=10, patience=2))
     recall(
-        watch, [update(10) | evaluation(10, 0.3, 0.9), update(20) | evaluation(20, 0.8, 0.9) | {"ended": "collapse"}]
+        evaluations,
+        [update(10) | evaluation(10, 0.3, 0.9), update(20) | evaluation(20, 0.8, 0.9) | {"ended": "collapse"}],
     )
-    watch.add(update(30) | evaluation(30, 0.5, 0.9))
-    assert watch.stall() is None
-    watch.add(update(40) | evaluation(40, 0.5, 0.9))
-    assert watch.stall() == "2 evaluations in a row without a pass@1 above 0.800 (evaluation.patience = 2)"
+    evaluations.add(update(30) | evaluation(30, 0.5, 0.9))
+    assert evaluations.why_over() is None
+    evaluations.add(update(40) | evaluation(40, 0.5, 0.9))
+    assert evaluations.why_over() == "2 evaluations in a row without a pass@1 above 0.800 (evaluation.patience = 2)"
 
 
 @pytest.mark.slow

@@ -26,12 +26,12 @@ from brorl.runs.checkpoint import START, is_checkpoint, last_checkpoint, read_st
 from brorl.runs.run_directory import RunDirectory
 from brorl.sampling import SamplingParams
 from brorl.training.batch import Batch
+from brorl.training.collapse import CollapseWatch
 from brorl.training.collector import SyncCollector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner, StepMetrics
 from brorl.training.loop import Ending, Recorder, train
 from brorl.training.mini_batch import NUM_SUMS, means, no_sums
-from brorl.training.monitor import Monitor
 from brorl.training.run import TrainingRun, restore
 from brorl.training.schedule import Objective, ReferenceSchedule, Schedule
 from brorl.training.settings import BudgetSettings, CollapseLimits, DiagnosticsSettings, ReferenceSettings
@@ -141,7 +141,7 @@ def run_of(learner: Learner, engine: Engine, path: Path, stop_at: int = STEPS, *
         schedule=Schedule(config),
         diagnostics=Diagnostics(config, collector.sampler, learner, grader),
         benchmark=None,
-        monitor=Monitor(config.collapse, config.evaluation),
+        watch=CollapseWatch(config.collapse, config.evaluation.every),
         directory=RunDirectory(path),
         tokenizer=tokenizer,
         grader=grader,

@@ -62,7 +62,9 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
                 record = recorder.record(step, batch, held_out, metrics)
                 if recorder.evaluates(step):
                     record |= recorder.evaluate(step)
-                if why := reference.after_step(step, metrics.reference_kl, run.monitor.regular_score(record)):
+                if why := reference.after_step(
+                    step, metrics.reference_kl, run.schedule.evaluations.regular_score(record)
+                ):
                     learner.reset_reference(run.config.reference.reset_optimizer)
                     record["reference_reset"] = why
                 recorder.write(record)
@@ -101,12 +103,12 @@ class Recorder:
 
     def begin(self) -> None:
         """Write the line of step 0, with an evaluation, unless a resumed run has it already."""
-        monitor = self._run.monitor
-        if monitor.seen:
+        if self._run.watch.seen:
             return
         with self._stop.discarding():
             record = {"step": 0, **self.evaluate(0)}
-        self._run.schedule.reference.add(record, monitor.regular_score(record))
+        schedule = self._run.schedule
+        schedule.reference.add(record, schedule.evaluations.regular_score(record))
         self.write(record)
 
     def steps(self) -> Iterator[int]:
@@ -146,14 +148,15 @@ class Recorder:
 
     def write(self, record: Record) -> None:
         """Write a metrics record. A collapse is noted in it, and may end the run."""
-        run, monitor = self._run, self._run.monitor
-        if sign := monitor.collapse(record):
+        run, evaluations = self._run, self._run.schedule.evaluations
+        if sign := run.watch.line(record):
             record["collapse"] = sign
             if self._config.collapse.stop:
                 record["ended"] = sign
                 record |= {} if "evaluation" in record else self.evaluate(record["step"])
-        monitor.add(record)
-        if "ended" not in record and (why := monitor.stall()):
+        run.watch.add(record)
+        evaluations.add(record)
+        if "ended" not in record and (why := evaluations.why_over()):
             record["ended"] = why
         run.objective.add(record)
         run.directory.append_metrics(record)
@@ -166,7 +169,7 @@ class Recorder:
         pauses = schedule.pauses(self._spent_before, self._spent) and not over
         stopped = self._stop.requested and not over  # a later request ends the run before the next update
         due = is_due(self._step, config.checkpoint_every) or over or pauses or stopped or "ended" in record
-        if due or self._run.monitor.best_step == self._step:
+        if due or schedule.evaluations.best_step == self._step:
             self._save(regular=due)
         if "ended" in record:
             ending = Ending.COLLAPSED if "collapse" in record and config.collapse.stop else Ending.STALLED
@@ -189,7 +192,7 @@ class Recorder:
             self._save()
             lost = isinstance(reason, UnverifiedError)
             return Ending.UNVERIFIED if lost else Ending.NO_MIXED_GROUPS, str(reason)
-        if not self._run.monitor.seen:
+        if not self._run.watch.seen:
             return Ending.INTERRUPTED, "stopped before the first step"
         self._run.collector.rewind()
         self._save()
@@ -254,7 +257,7 @@ class Recorder:
 
     def _save(self, regular: bool = True) -> None:
         """Write a checkpoint after the last step, and mark the best one."""
-        run, best, folder = self._run, self._run.monitor.best_step, self._run.directory.checkpoints
+        run, best, folder = self._run, self._run.schedule.evaluations.best_step, self._run.directory.checkpoints
         run.observe(Phase("saving", f"step {self._step}"))
         state = TrainerState(
             step=self._step,

@@ -26,10 +26,10 @@ from brorl.runs.checkpoint import (
     read_step,
 )
 from brorl.runs.run_directory import Record, RunDirectory
+from brorl.training.collapse import CollapseWatch
 from brorl.training.collector import Collector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
-from brorl.training.monitor import Monitor
 from brorl.training.schedule import Objective, Schedule
 from brorl.verification.grade import Grader
 
@@ -43,11 +43,11 @@ class TrainingRun:
     collector: Collector  # gives each step its groups
     objective: Objective  # groups to advantages, in phases
     learner: Learner  # groups and advantages to an updated model
-    schedule: Schedule  # when the run pauses and ends, and the reference is reset
+    schedule: Schedule  # when the run is evaluated, pauses and ends, and the reference is reset
     # what measures; it does not change the training
     diagnostics: Diagnostics  # measures each step
     benchmark: Benchmark | None  # held-out prompts; None evaluates nothing
-    monitor: Monitor  # finds the best evaluation and signs of collapse
+    watch: CollapseWatch  # finds signs of collapse
     # what writes
     directory: RunDirectory  # the run's files
     tokenizer: PreTrainedTokenizerBase  # saved with every checkpoint
@@ -79,6 +79,7 @@ def check_start(config: TrainConfig) -> None:
 def restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
     """Restore the state of a checkpoint in the parts and the files of a run."""
     config, directory, learner, benchmark = run.config, run.directory, run.learner, run.benchmark
+    evaluations = run.schedule.evaluations
     try:
         state = load_state(checkpoint) if checkpoint else START
     except UserError as error:
@@ -102,11 +103,12 @@ def restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
     run.collector.publish(learner.weights(), version=state.step)
     directory.rewind(state.step if checkpoint else -1, state.collector.attempts)
     for record in directory.read_metrics():
-        run.monitor.add(record)
+        run.watch.add(record)
+        evaluations.add(record)
         run.objective.add(record)
-        run.schedule.reference.add(record, run.monitor.regular_score(record))
-    if run.monitor.best_step is not None:  # a kill may have come before the link
-        mark_best(directory.checkpoints, run.monitor.best_step)
+        run.schedule.reference.add(record, evaluations.regular_score(record))
+    if evaluations.best_step is not None:  # a kill may have come before the link
+        mark_best(directory.checkpoints, evaluations.best_step)
     return state
 
 

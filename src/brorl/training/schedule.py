@@ -1,4 +1,4 @@
-"""The schedule of a run: its phases, when it pauses and ends, and when the reference of the KL penalty is reset.
+"""The schedule of a run: its phases, its best evaluation, when it pauses and ends, and when the reference is reset.
 
 The decisions are functions of the metrics since the start, so a resumed run makes the same ones.
 """
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import median
+from typing import Any
 
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
@@ -17,6 +18,7 @@ from brorl.algorithms.settings import AdvantageSettings
 from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
 from brorl.cost import UNIT_WORDS, Cost
+from brorl.evaluation.settings import EvaluationSettings
 from brorl.runs.run_directory import Record
 from brorl.training.settings import PhaseSettings, ReferenceSettings
 
@@ -47,6 +49,64 @@ class Stall:
         """Return the stall after another evaluation."""
         is_best = isfinite(score) and (self.best is None or score > self.best)
         return Stall(score) if is_best else Stall(self.best, self.length + 1)
+
+
+def estimate_of(evaluation: dict[str, Any], k: int) -> Any:
+    """Return the estimate of pass@k, whose key is a number in memory and text in a file; None if there is none."""
+    estimates = evaluation["pass_at"]
+    return estimates.get(k, estimates.get(str(k)))
+
+
+class Evaluations:
+    """Which evaluation of a run is the best, and whether its regular evaluations still rise.
+
+    Regular evaluations alone count for the end of the run: those at evaluation points of the budget, or where a resumed
+    run had ended, must not change the training.
+    """
+
+    def __init__(self, settings: EvaluationSettings) -> None:
+        self._settings = settings
+        self._best: tuple[float, int] | None = None
+        self._stall = Stall()  # of the regular ones
+
+    @property
+    def best_step(self) -> int | None:
+        """Step of the best evaluation after an update, the earliest of equals; None if there is none to keep."""
+        return self._best[1] if self._best and self._settings.keep_best else None
+
+    def score(self, record: Record) -> float | None:
+        """Return the score of an evaluation: pass@k of `best_k`; None without an evaluation."""
+        evaluation = record.get("evaluation")
+        if not evaluation:
+            return None
+        estimate = estimate_of(evaluation, self._settings.best_k or min(map(int, evaluation["pass_at"])))
+        return float(estimate["value"]) if estimate else None
+
+    def regular_score(self, record: Record) -> float | None:
+        """Return the score of a regular evaluation; None without one."""
+        return self.score(record) if is_regular(record, self._settings.every) else None
+
+    def add(self, record: Record) -> None:
+        """Take the next line of the metrics."""
+        score = self.score(record)
+        step = record["step"] if "update" in record else record["step"] - 1  # the step whose weights were evaluated
+        if score is not None and step > 0 and (self._best is None or score > self._best[0]):
+            self._best = (score, step)
+        if (regular := self.regular_score(record)) is not None:
+            self._stall = self._stall.after(regular)
+        if "ended" in record:  # a run that is resumed after its end goes on until it stalls again
+            self._stall = Stall(self._stall.best)
+
+    def why_over(self) -> str | None:
+        """Return why the run ends after the last record, if its evaluations have stopped rising."""
+        patience = self._settings.patience
+        if patience is None or self._stall.length < patience:
+            return None
+        k = self._settings.best_k or min(self._settings.ks)
+        return (
+            f"{self._stall.length} evaluations in a row without a pass@{k} above {self._stall.best:.3f} "
+            f"(evaluation.patience = {patience})"
+        )
 
 
 class ReferenceSchedule:
@@ -119,10 +179,11 @@ class ReferenceSchedule:
 
 
 class Schedule:
-    """When a run pauses and ends, and when its reference is reset."""
+    """When a run is evaluated, pauses and ends, and when its reference is reset."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._config, self._budget, self._unit = config, config.total_budget, config.total_budget.unit
+        self.evaluations = Evaluations(config.evaluation)
         self.reference = ReferenceSchedule(config.reference)
 
     def pauses(self, before: Cost, spent: Cost) -> bool:

@@ -189,7 +189,7 @@ class BudgetSettings(Section):
 
 
 class CollapseLimits(Section):
-    """Warnings of a collapse of the model; `training/monitor.py` makes them.
+    """Warnings of a collapse of the model; `training/collapse.py` makes them.
 
     A tenth of the entropy: training sharpens every model (the quickstart keeps about half of its entropy while its
     pass@1 more than doubles), but one that has lost nine tenths draws nearly the same response every time, and then no

@@ -1,7 +1,7 @@
-"""The monitor of a run: the best evaluation, and signs of collapse, with advice.
+"""Signs of a collapse of the model, in the metrics of a run, with advice.
 
 Records may lack numbers (no evaluation, no reference). Sharpening is not a collapse: pass@k may fall while pass@1 still
-rises. The state depends on the metrics only; a resumed run rebuilds it from its file.
+rises. The signs depend on the metrics only, so a resumed run sees the same ones.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from math import isfinite
 from statistics import fmean, median
 from typing import Any
 
-from brorl.evaluation.settings import EvaluationSettings
 from brorl.runs.run_directory import Record
-from brorl.training.schedule import Stall, is_regular
+from brorl.training.schedule import estimate_of, is_regular
 from brorl.training.settings import CollapseLimits
 
 _KEPT = ("step", "update", "evaluation")
@@ -76,7 +75,7 @@ def _coverage_sign(evaluations: Sequence[dict[str, Any]], limits: CollapseLimits
     if not evaluations:
         return None
     largest = max((int(k) for k in evaluations[-1]["pass_at"]), default=1)
-    covered, single = ([_estimate(e, k) for e in evaluations] for k in (largest, 1))
+    covered, single = ([estimate_of(e, k) for e in evaluations] for k in (largest, 1))
     recent = covered[-num:]
     known = [estimate for estimate in covered if estimate]
     if largest == 1 or not all(recent):
@@ -95,12 +94,6 @@ def _coverage_sign(evaluations: Sequence[dict[str, Any]], limits: CollapseLimits
     )
 
 
-def _estimate(evaluation: dict[str, Any], k: int) -> Any:
-    """Return the estimate of pass@k, whose key is a number in memory and text in a file; None if there is none."""
-    estimates = evaluation["pass_at"]
-    return estimates.get(k, estimates.get(str(k)))
-
-
 def advice(signs: Collection[str]) -> str:
     """Return one line of advice for some signs, the most important first."""
     change = {
@@ -112,75 +105,38 @@ def advice(signs: Collection[str]) -> str:
     return f"Go back to checkpoints/best and train on with a lower optimizer.learning_rate; {steps}"
 
 
-class Monitor:
-    """Keeps the part of a run's metrics that the best evaluation and the signs of collapse depend on.
+class CollapseWatch:
+    """Keeps the part of a run's metrics that signs of collapse depend on.
+
+    Only regular evaluations count: those at evaluation points of the budget, or where a resumed run had ended, must not
+    change the training.
 
     Args:
-        limits: When a model counts as collapsing, and whether the run then ends.
-        evaluation: Which evaluation is the best, and how many without a new best end the run. Only regular evaluations
-            count for that and for a collapse: those at evaluation points of the budget, or where a resumed run had
-            ended, must not change the training.
+        limits: When a model counts as collapsing.
+        evaluate_every: Steps between regular evaluations.
     """
 
-    def __init__(self, limits: CollapseLimits, evaluation: EvaluationSettings) -> None:
-        self._limits, self._evaluation = limits, evaluation
+    def __init__(self, limits: CollapseLimits, evaluate_every: int) -> None:
+        self._limits, self._every = limits, evaluate_every
         self._records: list[Record] = []
-        self._best: tuple[float, int] | None = None
-        self._stall = Stall()  # of the regular evaluations
 
     @property
     def seen(self) -> int:
         """Number of lines seen."""
         return len(self._records)
 
-    @property
-    def best_step(self) -> int | None:
-        """Step of the best evaluation after an update, the earliest of equals; None if there is none to keep."""
-        return self._best[1] if self._best and self._evaluation.keep_best else None
+    def add(self, record: Record) -> None:
+        """Take the next line of the metrics."""
+        self._records.append(self._counting(record))
 
-    def score(self, record: Record) -> float | None:
-        """Return the score of an evaluation: pass@k of `best_k`; None without an evaluation."""
-        evaluation = record.get("evaluation")
-        if not evaluation:
-            return None
-        estimate = _estimate(evaluation, self._evaluation.best_k or min(map(int, evaluation["pass_at"])))
-        return float(estimate["value"]) if estimate else None
-
-    def regular_score(self, record: Record) -> float | None:
-        """Return the score of a regular evaluation; None without one. No other evaluation may change the training."""
-        return self.score(record) if is_regular(record, self._evaluation.every) else None
-
-    def collapse(self, record: Record) -> str | None:
+    def line(self, record: Record) -> str | None:
         """Return one line about the signs of collapse that are new with a metrics record, if there are any."""
         signs = new_signs([*self._records, self._counting(record)], self._limits)
         if not signs:
             return None
         return f"step {record['step']}: the model may be collapsing: {'; '.join(signs.values())}. {advice(signs)}"
 
-    def add(self, record: Record) -> None:
-        """Take the next line of the metrics."""
-        self._records.append(self._counting(record))
-        score = self.score(record)
-        step = record["step"] if "update" in record else record["step"] - 1  # the step whose weights were evaluated
-        if score is not None and step > 0 and (self._best is None or score > self._best[0]):
-            self._best = (score, step)
-        if (regular := self.regular_score(record)) is not None:
-            self._stall = self._stall.after(regular)
-        if "ended" in record:  # a run that is resumed after its end goes on until it stalls again
-            self._stall = Stall(self._stall.best)
-
-    def stall(self) -> str | None:
-        """Return why the run ends after the last record, if its evaluations have stopped rising."""
-        patience = self._evaluation.patience
-        if patience is None or self._stall.length < patience:
-            return None
-        k = self._evaluation.best_k or min(self._evaluation.ks)
-        return (
-            f"{self._stall.length} evaluations in a row without a pass@{k} above {self._stall.best:.3f} "
-            f"(evaluation.patience = {patience})"
-        )
-
     def _counting(self, record: Record) -> Record:
         """Return the part of a line that counts for a collapse."""
-        counts = is_regular(record, self._evaluation.every)
+        counts = is_regular(record, self._every)
         return {name: record[name] for name in _KEPT if name in record and (counts or name != "evaluation")}
