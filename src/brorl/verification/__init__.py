@@ -1,9 +1,9 @@
 """Verifiers: responses in, verdicts out.
 
-The way of a response, by module; each of its steps passes on what the next one needs, and no more:
+The way of a response, by module:
 
 - `grade`: trees and prompts. Each distinct text is verified once.
-- `domains.table`: an answer, which is what follows the thought; further terms of the reward come back here.
+- `domains.table`: answers, the texts after thoughts. Further terms of the reward come back here.
 - `domains.math`, `code`, ...: the verifier of the domain finds what the answer says. A `VerdictCache` knows what was
   decided before, and a verifier decides some answers itself.
 - `sandbox.pool`: everything else goes to workers. `WorkerPool` calls trusted functions (`domains.formula`, a user's

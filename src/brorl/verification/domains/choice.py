@@ -1,7 +1,7 @@
 r"""Finds the option that a response to a multiple-choice question names, by a strict grammar, in linear time.
 
 The right option is not read. The last box decides, else the last `the answer is`, else a last sentence such as `B is
-correct`, else the whole response (docs/how-to/verify_science.md). Any other word than a reason makes it no option.
+correct`, else the whole response (docs/how-to/verify_science.md). Words other than a reason make it no option.
 """
 
 from __future__ import annotations

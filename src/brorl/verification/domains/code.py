@@ -247,7 +247,7 @@ class _Plan:
 
 
 class CodeVerifier:
-    """Accepts programs that pass all tests; UserError if no sandbox holds on this machine.
+    """Accepts programs that pass all tests. Raises a UserError if no sandbox holds on this machine.
 
     A case takes `timeout_s` at most, and all cases ten times as long. With `partial_credit` all cases run, and the
     score is the fraction of those that passed.
@@ -272,7 +272,7 @@ class CodeVerifier:
         The reasons are `correct`, `no code block`, `answer too long`, `syntax error`, `wrong answer`,
         `raised ...`, `exited`, `timeout`, `timeout of all programs`, `out of memory`, `too much output`, `too many
         threads`, `broke the protocol of the sandbox`, `killed by signal ...` and `returned no plain value`. Verdicts
-        are kept, those of a case that ran into a limit of time for an hour: the limits can depend on the speed of the
+        are kept, but only for an hour if a case ran into a limit of time: limits can depend on the speed of the
         machine.
         """
         plans = {reference: _plan(reference) for reference in dict.fromkeys(prompt.reference for prompt, _ in items)}

@@ -66,7 +66,7 @@ _FUTURE = re.compile(r"^from[ \t]++__future__[ \t]++import[ \t]++(?:\([^()]{0,50
 def module(tests: CodeTests, code: str) -> str:
     """Return the code after its imports; those from `__future__` stay first.
 
-    A function that the tests call is never an imported one. Test code stays as the judge of its dataset runs it,
+    A function that the tests call is never imported. Test code stays as the judge of its dataset runs it,
     without imports.
     """
     function = "" if isinstance(tests.tests, StdinCases) else tests.tests.function
@@ -184,7 +184,7 @@ class _DecidedError(Exception):
 
 
 def _judge_cases(cases: Sequence[Callable[[], str]], clock: Clock, all_cases: bool) -> Outcome:
-    """Run cases, each a function that returns its problem; with `all_cases` also after one that failed."""
+    """Run cases, each a function that returns its problem, up to the first that fails or, with `all_cases`, all."""
     passed, problem = 0, ""
     for run in cases:
         if clock.is_over():
@@ -203,7 +203,7 @@ def _judge_cases(cases: Sequence[Callable[[], str]], clock: Clock, all_cases: bo
 
 
 def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool, worker: Worker) -> Outcome:
-    """Run a program on each input and compare its output; with `all_cases` also after one that failed."""
+    """Run a program on each input and compare its output, up to the first that fails or, with `all_cases`, on all."""
 
     def run(stdin: str, expected: str) -> str:
         limits = clock.limits(4 * len(expected.encode("utf-8", "replace")) + _MIN_OUTPUT_BYTES)
@@ -219,7 +219,7 @@ def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool, w
 def judge_calls(
     source: str, function: str, calls: Sequence[ExpectedCall], clock: Clock, all_cases: bool, worker: Worker
 ) -> Outcome:
-    """Make each call of a function and compare; with `all_cases` also after one that failed."""
+    """Make each call of a function and compare, up to the first that fails or, with `all_cases`, all."""
     function_name = _callable_name(source, function)
     is_loaded = False
 
@@ -298,7 +298,7 @@ def judge_first_call(test: TestCode, clock: Clock, worker: Worker) -> str | None
 
 
 def _run_tests(test: TestCode, answer: Callable[..., object], clock: Clock, worker: Worker) -> Reply:
-    """Run test code in a process without the answer, with a random state of its own."""
+    """Run test code in a process without the answer and with another random state."""
     seed = blake2b(test.code.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     # The stand-in for numpy binds no name; `math` needs no import.
     numpy = f"exec({_NUMPY!r}, {{}})" if "numpy" in test.code else ""

@@ -44,7 +44,7 @@ _STARTER = re.compile(
     re.IGNORECASE,
 )
 
-# What the Penn Treebank rules make a token of its own; a colon or comma before a digit belongs to a number.
+# Separate tokens by the rules of the Penn Treebank; a colon or comma before a digit belongs to a number.
 _SEPARATOR = re.compile(r"""(?:[\s?!;@#$%&()\[\]{}<>"“”«»„\u2018\u2019`…]|--|\.\.\.|''|[:,](?!\d))+""")
 _TWO_TOKENS = re.compile(
     r"(.*[^'])('S|'M|'D|'LL|'RE|'VE)|(.*)(N'T)|(CAN)(NOT)|(D')(YE)|(GIM|LEM)(ME)|(GON|WAN)(NA)|(GOT)(TA)|(MORE)('N)",

@@ -1,7 +1,7 @@
-r"""The answer that a response marks (tags, a box, emphasis, `The answer is`), and what denies or replaces it.
+r"""The answer that a response marks (tags, a box, emphasis, `The answer is`), and words that deny or replace it.
 
-The mark is the last `<answer>...</answer>`, else the last complete `\boxed{...}`. A response whose only box is not
-closed has no answer, and neither has one whose mark is denied: `not \boxed{4}`, `<answer>4</answer> is wrong`.
+The mark is the last `<answer>...</answer>`, else the last complete `\boxed{...}`. A response has no answer if its only
+box is not closed, or if its mark is denied: `not \boxed{4}`, `<answer>4</answer> is wrong`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _AFFIRMATIONS = re.compile(
     rf"{_NOT} be (?:anything|any \w+) (?:other|else) than|{_NOT}(?: \w+)? doubt|"
     rf"{_NOT}(?: an?)? (?:wrong|incorrect|mistake|error))$"
 )
-# Before `is` and the answer to a question for what is not true: `the statement that is not true is B`.
+# Words before `is` where the question asks for a false statement: `the statement that is not true is B`.
 _RELATIVE = re.compile(
     r"\b(?:that|which|what) (?:cannot|\w+n['\u2019]t|"
     r"(?:(?:is|are|was|were|be|can|could|should|does|do) )+(?:not )?\S+)$"
@@ -76,7 +76,7 @@ def _is_between(word: str) -> bool:
 
 
 def denial_before(text: str) -> str:
-    """Return the words at the end of a text that deny what follows it in its sentence, or name another answer."""
+    """Return the words at the end of a text that deny the answer after it, or name another answer."""
     line = text[-_READ_BESIDE:].rpartition("\n")[2].rstrip(_MARKS)
     if not line or line[-1] in ".!?":
         return ""
@@ -102,14 +102,14 @@ def denial_before(text: str) -> str:
 
 
 def denial_after(text: str) -> str:
-    """Return the words at the start of a text that deny what precedes it, or name another answer beside it."""
+    """Return the words at the start of a text that deny the answer before it, or name another answer."""
     denial = _AFTER.match(text[:_READ_BESIDE])
     return denial[0] if denial else ""
 
 
 _READ_AFTER = 2_000
 MARKER = re.compile(r"\banswer\b[*_]*\s*(?:\b(?:is|should\s+be|must\s+be)\b|[:=])[*_:=\s]*", re.IGNORECASE)
-"""What an answer follows: `The answer is`, `**Answer:**`."""
+"""The words before an answer: `The answer is`, `**Answer:**`."""
 _LATER = re.compile(
     rf"{MARKER.pattern}|\n####[ \t]*|"
     r"\b(?:correct|right|true|actual|final) (?:value|result|number|solution) (?:is|=)\s*|"

@@ -228,7 +228,7 @@ _NUCLIDE = (
 
 
 def same_chemistry(reference: str, answer: str) -> bool | None:
-    """Whether an answer is the formula, reaction, nuclide, configuration or element of a reference that is one.
+    """Whether an answer is the formula, reaction, nuclide, configuration or element that a reference is.
 
     None if the reference is something else. States of matter do not count, nor the order of the terms of a reaction.
     """

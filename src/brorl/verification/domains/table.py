@@ -82,9 +82,9 @@ class FunctionVerifier:
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses.
 
-        The reason is the function's, or `correct` or `wrong answer`, or after a failure `verifier raised ...`,
-        `verifier returned ...`, `timeout`, `out of memory`, `verifier crashed` or `unverified: ...`. A function that
-        cannot decide returns `False` with such a reason itself.
+        The reason comes from the function, or is `correct` or `wrong answer`. After a failure it is `verifier raised
+        ...`, `verifier returned ...`, `timeout`, `out of memory`, `verifier crashed` or `unverified: ...`. A function
+        that cannot decide returns `False` with such a reason itself.
         """
         return [_verdict(result) for result in self.replies(items)]
 

@@ -48,8 +48,8 @@ def check_source(
 ) -> list[str] | str:
     """Find the datasets of a source by their names and the names of sets, and check their settings.
 
-    Return the names, or the problem of the source after the name of a setting (`config: ...`). The number of
-    entries is over all datasets in turn, each from the first index on.
+    Return the names, or the problem of the source after the name of a setting (`config: ...`). The number counts
+    entries of all datasets, which take turns from the first index on.
     """
     known = sorted(set(DATASETS) - {_COMPOSED})
     names = known if ALL in given else list(dict.fromkeys(n for name in given for n in SETS.get(name, (name,))))

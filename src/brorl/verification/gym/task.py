@@ -139,8 +139,8 @@ def read_gym(source: GymSource, workers: int | None, location: str = "data.sourc
     """Generate the questions of a source, which errors name by its location.
 
     The questions are distinct, with the ids `name:index`, or `name:data_set:index` if there are several datasets.
-    Entries whose own answer is not accepted by the verifier are dropped and counted. A UserError, if Reasoning Gym is
-    not installed, a dataset or a setting does not exist, or nothing is left.
+    Entries whose own answer is not accepted by the verifier are dropped and counted. Raises a UserError if Reasoning
+    Gym is not installed, if a dataset or a setting does not exist, or if nothing is left.
     """
     require_reasoning_gym()
     try:

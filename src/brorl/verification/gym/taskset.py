@@ -28,10 +28,10 @@ _DECIMALS = 9  # of a reward: weights such as 0.7, 0.2 and 0.1 add up to 1
 def read_taskset(name: str, config: Mapping[str, Any], limit: int) -> Iterator[dict[str, Any]]:
     """Yield the first tasks of an installed taskset as rows of a data file; some tasksets never end.
 
-    Its settings are those under `env.taskset` in a config of `verifiers`. The columns are `prompt` (a text, or a list
-    of messages) and `answer` (the task as JSON text, for `score`). A UserError, if `verifiers` or the taskset is not
-    installed, the settings are wrong, the tasks have more than one turn or need a machine of their own, or a response
-    could get a reward above 1.
+    Its settings are the ones under `env.taskset` in a config of `verifiers`. The columns are `prompt` (a text, or
+    messages) and `answer` (the task as JSON text, for `score`). Raises a UserError if `verifiers` or the taskset is
+    not installed, if the settings are wrong, if tasks have more than one turn or need a machine of their own, or if a
+    response could get a reward above 1.
     """
     try:
         from verifiers.v1.utils.loaders import default_harness_id, environment_class
@@ -66,7 +66,7 @@ def read_taskset(name: str, config: Mapping[str, Any], limit: int) -> Iterator[d
 def score(response: str, reference: str) -> float:
     """Return the sum of the weighted rewards of a task, the column `answer` of its row, for one response.
 
-    The text up to the last `</think>` is the message's reasoning. A sum that is not between 0 and 1 is a ValueError.
+    The text up to the last `</think>` is the message's reasoning. Raises a ValueError unless the sum is 0 to 1.
     """
     from verifiers.v1.configs.agent import AgentConfig
     from verifiers.v1.graph import MessageNode

@@ -43,8 +43,8 @@ _ANSWERS_PER_PROCESS = 16
 class GymVerifier:
     """Accepts answers to which the scorer of their dataset gives 0.99 or more, and which pass the dataset's guard.
 
-    With `partial_credit` an incorrect answer has the score of its scorer, at most 0.98. A UserError if Reasoning Gym is
-    not installed.
+    With `partial_credit` an incorrect answer has the score of its scorer, at most 0.98. Raises a UserError if Reasoning
+    Gym is not installed.
     """
 
     def __init__(self, programs: ProgramPool, timeout_s: float = 4.0, partial_credit: bool = False) -> None:
@@ -109,7 +109,7 @@ def _groups(pairs: Sequence[Pair], task_of: Mapping[str, GymTask]) -> list[list[
 
 
 def _find_answer(task: GymTask, response: str) -> Verdict | str:
-    """Return the answer in a response, or the verdict if it is missing, too long, or the dataset's own."""
+    """Return the answer in a response, or the verdict if it is missing, too long, or the one of the dataset."""
     answer = (find_answer(response) or "").strip()
     if not answer or len(answer) > _MAX_ANSWER:
         return verdict_of(TOO_LONG if answer else NO_ANSWER)

@@ -60,7 +60,7 @@ class _Pool:
         self._idle: list[Worker] = []
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        weakref.finalize(self, _close_all, self._idle, self._pid)  # runs also at exit
+        weakref.finalize(self, _close_all, self._idle, self._pid)  # runs at exit too
 
     def __enter__(self) -> Self:
         return self
@@ -134,8 +134,8 @@ class WorkerPool(_Pool):
     def run(self, calls: Sequence[VerifierCall]) -> list[Reply]:
         """Make calls, one at once per worker, and return one reply per call, in order.
 
-        Its value is the returned one after a round trip through JSON. Its failure is `timeout`, `out of memory`,
-        `verifier crashed` or `verifier raised ...` for a fault of the call, and `unverified: ...` after two
+        Its value is the value of the function after a round trip through JSON. Its failure is `timeout`, `out of
+        memory`, `verifier crashed` or `verifier raised ...` for a fault of the call, and `unverified: ...` after two
         infrastructure failures. A function that cannot be loaded is a LoadError.
         """
         if not calls:
@@ -240,10 +240,10 @@ class ProgramPool(_Pool):
     def run(self, judges: Sequence[Judge[T]]) -> list[T | Undecided]:
         """Run judges, one per worker at once, until all are done or the time of the batch is over.
 
-        Each judge first gets an equal part of half of that time, which its programs use also when they sleep, but not
+        Each judge first gets an equal part of half of that time. Its programs use it even when they sleep, but not
         while others keep them from their core. Judges that need more run again after all others. A judge without a
-        decision at the end is `JudgeTimeout` if its programs have used their part, which is their own fault, and else
-        `Undecided`. A judge is made again after an infrastructure failure; its exceptions end the run.
+        decision at the end is `JudgeTimeout` if its programs have used their part, which is their own fault, and
+        otherwise `Undecided`. A judge runs again after an infrastructure failure; its exceptions end the run.
         """
         packages = tuple(path for path in sys.path if path) if self._packages else ()
         settings = ServerSettings(self.require().name, self._preload, packages)

@@ -55,8 +55,8 @@ class Limits:
     memory_bytes: int = 1 << 29
     # Size of its output, or of the text of a returned value. A longer text is not read.
     output_bytes: int = 1 << 20
-    # Parts of the text of a returned value, see `values.Size`. A text of more is not decoded: each takes this process
-    # up to 10 microseconds. None for as many as the text has room for.
+    # Parts of the text of a returned value, see `values.Size`. A text with more is not decoded, because each part takes
+    # this process up to 10 microseconds. None for no limit.
     output_parts: int | None = None
 
 
@@ -67,8 +67,8 @@ class Reply:
     # The output of a whole program, even if it failed, decoded as UTF-8 with replacement; or the value of builtin types
     # that a function returned. None after loading and after a failed call.
     value: Any
-    # A `Fault`, such as `timeout` or `exited with code 3`, or the last line of an uncaught exception; of a call also
-    # `exited inside the call` and `returned no plain value`. None after a normal end.
+    # A `Fault`, such as `timeout` or `exited with code 3`, or the last line of an uncaught exception; after a call
+    # also `exited inside the call` and `returned no plain value`. None after a normal end.
     failure: str | None
     # wall time without the time in which others had the core, and with the time in which this process reads the value
     seconds: float

@@ -55,8 +55,8 @@ def encode(value: object, depth: int = MAX_DEPTH) -> str:
 def decode(text: str, depth: int = MAX_DEPTH) -> Any:
     """Return the value of a text, which may be hostile, in time proportional to its length.
 
-    A ValueError, if it is not the text of a plain value, is nested too deeply, or has a set or dict with many elements
-    of equal hashes.
+    Raises a ValueError if it is not the text of a plain value, is nested too deeply, or has a set or dict with many
+    elements of equal hashes.
     """
     try:
         parsed = json.loads(text, parse_int=lambda digits: int(_short(digits)), parse_float=lambda d: float(_short(d)))

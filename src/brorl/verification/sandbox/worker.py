@@ -176,8 +176,8 @@ Judge = Callable[[Worker], T]
 class JudgeRun(Generic[T]):
     """Runs judges, `num_workers` at once, on workers that it takes from `idle` and returns.
 
-    In the time `timeout_s` of all judges, each gets an equal part of half of it first, in its turn. Those that need
-    more run again after all others.
+    Half of `timeout_s` is divided equally among the judges. Those that need more than their part run again after all
+    others.
     """
 
     def __init__(
@@ -203,8 +203,8 @@ class JudgeRun(Generic[T]):
         """Run all judges and wait for them; return the decision of each, in order.
 
         It is `JudgeTimeout` if the judge used its part and the time was over before it could decide; `Undecided` if the
-        time was over before that, or after infrastructure failures. A PreloadError, if a server cannot be set up, and
-        any exception of a judge end the run.
+        time was over before that, or after infrastructure failures. A PreloadError of a server and any exception of a
+        judge end the run.
         """
         num_threads = min(self._num_workers, len(self._judges))
         threads = [threading.Thread(target=self._work, daemon=True) for _ in range(num_threads)]
@@ -294,9 +294,9 @@ class JudgeRun(Generic[T]):
         return worker
 
     def _lose(self, number: int, reason: str, had_worker: bool) -> None:
-        """Run a judge once more, unless that was the second time; give up all if none has succeeded for long.
+        """Run a judge once more unless it was tried twice; give up all judges if none has succeeded for long.
 
-        One without a worker waits for those that run; all are given up if none runs for some tries.
+        A judge without a worker waits for those that run; all are given up if none runs for some tries.
         """
         with self._lock:
             if had_worker:

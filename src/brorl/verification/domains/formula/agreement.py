@@ -260,7 +260,7 @@ class Comparison:
         return self._same_value(one, other)
 
     def _same_value(self, right: Expression, given: Expression, slack: Fraction | None = None) -> bool:
-        """Compare expressions; 50% is a half, and also 50. A value with a unit has the slack of its conversion."""
+        """Compare expressions; 50% equals a half, and 50 too. A value with a unit has the slack of its conversion."""
         given = with_letters(right, given)
         pairs = [(right, given)]
         one, other = percent_of(right), percent_of(given)
@@ -390,7 +390,7 @@ class Comparison:
         if one is not None:
             parts = given.items if isinstance(given, Listing) else vector_of(given)
             if parts is None and isinstance(right, Relation) and len(right.sides) > 2:
-                return None  # `x = y = 1` says the value of one of them, too
+                return None  # `x = y = 1` also says the value of one of them
             return parts is not None and self._same_in_order(list(one.values()), parts)
         if other is None:
             return None

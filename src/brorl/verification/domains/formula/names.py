@@ -1,4 +1,4 @@
-r"""What stands for a value without being one: `x`, `f(x)`, `AB`, `\text{Area}`, and the equations that name values."""
+r"""Names of values, such as `x`, `f(x)`, `AB` and `\text{Area}`, and the equations that give names to values."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def is_call(form: Form) -> TypeGuard[Apply]:
 
 
 def is_name(form: Form, wide: bool) -> bool:
-    """Whether a side names a value; with `wide` also a formula of several variables without numbers of its own."""
+    """Whether a side names a value; with `wide`, a formula of several variables without numbers does too."""
     if name_of(form) is not None:
         return wide or not _is_formula(form)
     if isinstance(form, Apply) and form.operation in ("sum", "prod"):

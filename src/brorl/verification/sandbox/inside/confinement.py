@@ -3,7 +3,7 @@
 Landlock and seccomp each deny the files, the network and the other processes. The level UNSAFE adds a limit of memory
 and a session, and TRUSTED, for functions of the user, a session: there, the server inherits the orphans of processes.
 The filter is a list of allowed system calls, some with conditions on their arguments, in classic BPF. Any other call
-fails with EPERM; one by the numbers of another architecture kills the process.
+fails with EPERM; a call by the numbers of another architecture kills the process.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ _UNKNOWN = "clone3"  # its flags are in memory, where a filter cannot look; the 
 def make_filter(reading: bool, machine: str | None = None) -> bytes:
     """Return the filter as an array of `struct sock_filter`; with `reading`, files can be opened for reading.
 
-    It is for the architecture that `platform.machine` names. One without a table of system calls is an OSError.
+    It is for the architecture that `platform.machine` names. Raises an OSError for an architecture without a table of
+    system calls.
     """
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:

@@ -1,8 +1,8 @@
 """The fork server: a small process that loads the standard library, and starts the processes of a worker as its forks.
 
 The parent sends the descriptors of a process to start, or the number of one to kill, on a socket, and is told when a
-process has ended. The server is started by exec, never as a fork of a process that may hold a GPU, with no other
-descriptors of its parent, nor its environment unless it is trusted.
+process has ended. The server is started by exec, never as a fork of a process that may hold a GPU. It gets no other
+descriptors of its parent, and the environment only if it is trusted.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def rewarded(function: Callable[..., Any], response: str, reference: str, prompt
 
     Columns that the function names get the reference answer; if they are several, the reference has to be a JSON object
     with their values. A function that takes any columns gets the reference as `answer`, `solution`, `ground_truth` and
-    `reference`. A ValueError, if a column is unknown, or the function does not return one reward.
+    `reference`. Raises a ValueError if a column is unknown, or if the function does not return one reward.
     """
     completion: object = [{"role": "assistant", "content": response}] if as_messages else response
     shown: object = [{"role": "user", "content": prompt}] if as_messages else prompt
