@@ -102,17 +102,17 @@ _PART = "\N{REPLACEMENT CHARACTER}"  # the text of bytes that are no character y
 
 
 class StopStrings:
-    """The stop strings of a run: the texts in `stop` that are no special tokens of the tokenizer.
+    """The stop strings of a run: the texts in `stop` that are not special tokens of the tokenizer.
 
-    A response ends with the first token that completes a stop string: one in its decoded text that ends in the part of
-    the text that the token added or changed. The text of the response is what precedes the stop string, or the first
-    one if the token completes several. The prompt's text does not count.
+    A response ends with the first token that completes a stop string: the string ends in the part of the decoded text
+    that the token added or changed. The text of the response ends before the stop string, or before the first one if
+    the token completes several. The prompt's text does not count.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> None:
         self._tokenizer = tokenizer
         self.texts = tuple(text for text in stop if special_token(tokenizer, text) is None)
-        # Tokenizers add and remove spaces between tokens. Without them, the texts of tokens add up.
+        # Tokenizers add and remove spaces between tokens. Without spaces, the texts of tokens add up.
         parts = [text.replace(" ", "") for text in self.texts]
         self.pieces = _Pieces(tokenizer)
         self.longest = max((len(part.encode()) for part in parts), default=0) or 1
@@ -130,7 +130,7 @@ class StopStrings:
         return text[: self._end(text, token_ids, decode)]
 
     def end_with(self, token_ids: Sequence[int]) -> bool:
-        """Whether the last of at least one token completes a stop string."""
+        """Return whether the last token completes a stop string; there is at least one token."""
         return self._end(self._decode(token_ids), token_ids, self._decode) is not None
 
     def length(self, token_ids: Sequence[int], minimum: int) -> int | None:
@@ -144,7 +144,7 @@ class StopStrings:
         return None
 
     def _end(self, text: str, token_ids: Sequence[int], decode: Decode) -> int | None:
-        """Return where the first stop string begins that the last token completes."""
+        """Return where the first of the stop strings begins that the last token completes, if any."""
         if not any(stop in text for stop in self.texts):
             return None
         before = decode(token_ids[:-1])
@@ -157,20 +157,20 @@ class StopStrings:
 
 
 class _Pieces(dict[int, str]):
-    """What a token adds to a text, without spaces; found when the token occurs first."""
+    """The text that each token adds, without spaces; it is found when the token first occurs."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
 
     def __missing__(self, token: int) -> str:
-        # The text of a single token can be another than inside a text; what a second copy adds is not.
+        # A token alone can have another text than inside a text. A second copy adds the text that it has inside.
         once, twice = (str(self._tokenizer.decode([token] * n, skip_special_tokens=True)) for n in (1, 2))
         self[token] = (twice[len(once) :] if twice.startswith(once) else once).replace(" ", "")
         return self[token]
 
 
 def special_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
-    """Return the special token with this text, if there is one: a token that the text of a response leaves out."""
+    """Return the special token with this text, if any: a token that the text of a response leaves out."""
     token = tokenizer.get_added_vocab().get(text)
     return None if token is None or not _is_left_out(tokenizer, token) else int(token)
 
@@ -180,7 +180,7 @@ def _is_left_out(tokenizer: PreTrainedTokenizerBase, token: int) -> bool:
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> tuple[int, ...]:
-    """Return the texts of `sampling.stop` that are special tokens, as tokens."""
+    """Return the ids of the texts of `sampling.stop` that are special tokens."""
     return tuple(token for text in stop if (token := special_token(tokenizer, text)) is not None)
 
 
@@ -197,7 +197,7 @@ def check_stop(name: str, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str
                 f"sampling.stop has {text!r}, and {inside!r} is a special token of {name}, which is not part of a "
                 f"response's text; set sampling.stop to {inside!r} alone"
             )
-        # At the start of a text a tokenizer can drop a space, and it can have a token that it never makes of a text.
+        # A tokenizer can drop a space at the start of a text, and can have a token that it never produces from a text.
         spelled = [tokenizer.encode(before + text, add_special_tokens=False) for before in ("", "a")]
         own = tokenizer.get_vocab().get(text)
         decoded = [tokenizer.decode(tokens) for tokens in [*spelled, [] if own is None else [own]]]

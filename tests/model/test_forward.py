@@ -21,7 +21,7 @@ from small_models import mostly_slow
 
 @pytest.mark.parametrize("name", mostly_slow(PATHS, "llama", "gpt2", "bloom without hooks", "mamba without hooks"))
 def test_every_model_is_sampled_and_differentiated_exactly(name: str, rng: np.random.Generator) -> None:
-    """On the path that is chosen: what passes the check of hooks, and what goes through the model as it is."""
+    """On the chosen path: models that pass the check of hooks, and models that go through their own forward pass."""
     model_type, settings, has_hooks = PATHS[name]
     model = tiny(model_type, settings, torch.float64)
     forward = choose_forward(model)
@@ -40,7 +40,7 @@ OWN_CACHES = [f"{name} without hooks" for name in [*HYBRIDS, "mamba", "gpt_oss",
     "name", mostly_slow([*OWN_SHAPES, *OWN_CACHES], "jetmoe", "mamba without hooks", "bloom without hooks")
 )
 def test_greedy_equals_generate(name: str, rng: np.random.Generator) -> None:
-    """Where keys, values or layers have shapes of their own, and with the model's own cache."""
+    """With keys, values or layers of unusual shapes, and with the model's own cache."""
     model_type, settings, _ = PATHS[name]
     model = tiny(model_type, settings)
     assert_greedy_equals_generate(model, choose_forward(model), [*ragged_prompts(rng, 3), [*range(1, 13)]])
@@ -56,7 +56,7 @@ def test_shapes_of_keys_and_values() -> None:
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "deepseek_v3", "qwen3_moe", "gemma4_text"])
 def test_memory_is_planned_with_the_shapes_that_decoding_has(model_type: str) -> None:
-    """The rows' keys and values of the plan, found without weights, are those that the engine reserves for them."""
+    """The predicted keys and values of rows, found without weights, are what the engine reserves for them."""
     model = tiny(model_type, EXACT[model_type])
     rows, length = 50, 16
 
@@ -148,7 +148,7 @@ def test_a_prompt_beyond_a_window_is_checked(model_type: str, monkeypatch: pytes
 
 
 def test_the_check_of_a_cache_takes_few_logits() -> None:
-    """Those of a few positions: with a large vocabulary, logits of a prompt beyond a window would take gigabytes."""
+    """A few positions are enough: logits of a prompt beyond a window would take gigabytes with a large vocabulary."""
     model = tiny("mistral", {**GROUPED, "sliding_window": 16})
     positions = []
     model.lm_head.register_forward_hook(lambda *inputs_and_output: positions.append(inputs_and_output[2].shape[1]))

@@ -1,4 +1,4 @@
-"""The compiled kernels against PyTorch in float64, and how they are compiled and chosen."""
+"""The kernels in C against PyTorch in float64, and how they are compiled and chosen."""
 
 import stat
 import subprocess

@@ -105,7 +105,7 @@ def test_frozen_parameters_get_no_gradient(rng: np.random.Generator) -> None:
 def test_gradients_in_float32_equal_those_of_the_modules_in_float64(
     architecture: str, compiled: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the log-probs of three trees in several chunks, with the compiled kernels and with PyTorch's."""
+    """Log-probs of three trees in several chunks, with the kernels in C and with PyTorch's operations."""
     monkeypatch.setattr(kernels_module, "_choice", "auto" if compiled else "off")
     single = small_model(architecture, seed=int(rng.integers(1 << 30)), dtype=torch.float32, scale=0.1)
     double = copy.deepcopy(single).double()

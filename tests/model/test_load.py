@@ -85,7 +85,7 @@ def test_a_saved_model_comes_back_in_the_dtype_asked_for(folder: Path, dtype: to
 def test_dropout_is_off_in_training_mode(
     name: str, config: str, settings: dict, tmp_path: Path, rng: np.random.Generator
 ) -> None:
-    """Ratios of new to old log-probs must not contain dropout: in training mode the logits are those of eval mode."""
+    """Ratios of new to old log-probs must not contain dropout: both modes have the same logits."""
     sizes = {"vocab_size": 17, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     getattr(transformers, name)(getattr(transformers, config)(**sizes, **ids, **settings)).save_pretrained(tmp_path)

@@ -28,15 +28,13 @@ from brorl.runs.checkpoint import TrainerState, load_state, save_checkpoint
 from brorl.sampling import SamplingParams
 from brorl.training.learner import TreeLearner
 from learner_support import learn
+from path_checks import assert_products_written_out
 from recipes import recipe
 from run_support import save_tiny_model
 from small_models import (
     ARCHITECTURES,
-    assert_same_gradients,
-    flattened_logprobs,
     mostly_slow,
     random_tree,
-    rollouts,
     small_model,
 )
 
@@ -66,47 +64,6 @@ def saved_adapter(base: Path, folder: Path, rng: np.random.Generator) -> PreTrai
     model.save_pretrained(folder)
     load_tokenizer(str(base)).save_pretrained(folder)
     return model
-
-
-def assert_products_written_out(
-    model: PreTrainedModel,
-    plain: PreTrainedModel,
-    weights: dict[str, torch.Tensor],
-    scale: float,
-    rng: np.random.Generator,
-    bound: float,
-) -> None:
-    """Compare with W + alpha / rank * B A in a plain model, on the flattened batch; W by the name of its layer."""
-    given = dict(model.named_parameters())
-    factors = {
-        name: [layer.lora_A["default"].weight, layer.lora_B["default"].weight]
-        for name, layer in model.named_modules()
-        if hasattr(layer, "lora_A")
-    }
-    leaves = {name: [f.detach().double().requires_grad_() for f in pair] for name, pair in factors.items()}
-    for name, parameter in list(plain.named_parameters()):
-        module = name.rpartition(".")[0]
-        if module in factors and name.endswith("weight"):
-            a, b = leaves[module]
-            layer = plain.get_submodule(module)
-            del layer.weight
-            layer.weight = weights[module].double() + scale * b @ a
-        else:
-            parameter.data = given[name.replace(module, f"{module}.base_layer") if module in factors else name].double()
-    trees = [random_tree(rng, prompt_length=n) for n in (4, 2)]
-    weight = [torch.from_numpy(rng.normal(size=t.num_unique_tokens)) for t in trees]
-    logprobs = tree_logprobs(model, trees, max_nodes=20)
-    sum((lp.double() * w).sum() for lp, w in zip(logprobs, weight, strict=True)).backward()
-    total = torch.zeros((), dtype=torch.float64)
-    for tree, rows, ours, weight_M in zip(trees, flattened_logprobs(plain, trees), logprobs, weight, strict=True):
-        for (_, path), row in zip(rollouts(tree), rows, strict=True):
-            np.testing.assert_allclose(ours[path].detach().numpy(), row.detach().numpy(), rtol=bound, atol=bound)
-            total = total + (row * weight_M[path] / torch.from_numpy(tree.count[path])).sum()
-    total.backward()
-    expected = {f"{name} {i}": leaf.grad for name, pair in leaves.items() for i, leaf in enumerate(pair)}
-    got = {f"{name} {i}": factor.grad.double() for name, pair in factors.items() for i, factor in enumerate(pair)}
-    assert_same_gradients(got, expected, bound)
-    assert {name for name, p in model.named_parameters() if p.grad is not None} == {n for n in given if ".lora_" in n}
 
 
 @pytest.mark.parametrize("architecture", mostly_slow(ARCHITECTURES))
@@ -144,7 +101,7 @@ def test_targets_are_layers_by_name(rng: np.random.Generator) -> None:
 
 
 def test_targets_that_peft_takes_for_others_are_refused() -> None:
-    """Names of shared experts, which peft takes for those of the experts, and the output of Mamba."""
+    """Names of shared experts, which peft takes for names of experts, and the output of Mamba."""
     deepseek, mamba = tiny("deepseek_v3", EXACT["deepseek_v3"]), tiny("mamba", REFUSED["mamba"][0])
     with pytest.raises(
         UserError, match=r"names 'gate_proj', which peft does not adapt in DeepseekV3ForCausalLM \(it ad"

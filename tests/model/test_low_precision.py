@@ -1,4 +1,4 @@
-"""bfloat16: hooks are accepted, and sampled log-probs are near those of the float32 weights they were rounded from."""
+"""bfloat16: hooks are accepted, and sampled log-probs are near the log-probs of the float32 weights before rounding."""
 
 from pathlib import Path
 

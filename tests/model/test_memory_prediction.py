@@ -82,7 +82,7 @@ def test_what_is_kept_is_counted_exactly(
 
 
 def test_moments_in_the_memory_of_the_cpu_are_not_on_the_device() -> None:
-    """The allocator is the CPU's, so the device here is that of the plan alone."""
+    """The allocator is the CPU's; only the prediction has the other device."""
     model = small_model(dtype=torch.float32)
     plans = {
         (device, states): named(

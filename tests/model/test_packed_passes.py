@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_ways import gemma, learned, long_response, weights_of
-from test_ways import some_trees as some_of_each
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import BlockMask
@@ -32,6 +30,8 @@ from brorl.model.settings import LoraSettings
 from brorl.model.tree_attention import HooksError, enable_gradient_checkpointing
 from brorl.model.tree_path import TreeForward, chunk_logprobs, tree_logprobs
 from brorl.tree import RolloutTree
+from path_checks import gemma, learned, long_response, weights_of
+from path_checks import some_trees as some_of_each
 from small_models import kept_bytes, mostly_slow, random_tree, small_model
 
 pytestmark = [

@@ -1,11 +1,10 @@
-"""Adapters on a base in NF4: the tree's gradient is that of the flattened batch of the dequantized model."""
+"""Adapters on a base in NF4: the tree's gradient equals the flattened batch's in the dequantized model."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from test_lora import assert_products_written_out
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -16,6 +15,7 @@ from brorl.model.memory_prediction import MemorySettings, Workload, predict_memo
 from brorl.model.settings import LoraSettings
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
+from path_checks import assert_products_written_out
 from run_support import SMALL, command
 from small_models import small_model
 

@@ -29,7 +29,7 @@ KINDS = {**EXACT, **UNREACHABLE}
 def test_what_is_trained_is_what_transformers_loads(
     kind: str, lora: LoraSettings | None, tmp_path: Path, rng: np.random.Generator
 ) -> None:
-    """Two steps change the weights; the logits of the saved model are those of the learner's."""
+    """Two steps change the weights, and the saved model has the logits of the learner's model."""
     base = tiny(kind, KINDS[kind])
     base.save_pretrained(tmp_path / "base")
     model = load_model(str(tmp_path / "base"), CPU, torch.float32, lora)

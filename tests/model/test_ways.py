@@ -20,8 +20,6 @@ from transformers import (
     CohereForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
     GraniteConfig,
     GraniteForCausalLM,
     MptConfig,
@@ -41,6 +39,7 @@ from brorl.model.settings import LoraSettings
 from brorl.model.tree_attention import ModelPass, PromptCache, enable_gradient_checkpointing, prefill, tree_attention
 from brorl.model.tree_path import TreeForward, chunk_logprobs, tree_logprobs
 from brorl.tree import RolloutTree
+from path_checks import HEADS, PADDING, VOCABULARY, Chunks, gemma, learned, some_trees, weights_of
 from small_models import (
     ARCHITECTURES,
     assert_same_gradients,
@@ -56,46 +55,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # PyTorch hides it
 ]
-EOS, PADDING, VOCABULARY, HEADS, WINDOW = 0, 1, 17, 4, 24
-Chunks = Callable[..., Iterator[ChunkLogprobs]]
-
-
-def long_response(rng: np.random.Generator, prompt: int, length: int) -> RolloutTree:
-    return RolloutTree.from_responses(
-        rng.integers(1, 17, prompt).tolist(), [rng.integers(1, 17, length).tolist()], finished=[False]
-    )
-
-
-def some_trees(rng: np.random.Generator) -> list[RolloutTree]:
-    """Ragged, bushy, duplicated, truncated, of first tokens alone; more than a block, and longer than a window."""
-    return [
-        random_tree(rng, num_rollouts=20, max_length=9),
-        RolloutTree.from_responses([3], [(EOS,), (4,), (4,), (9,)], finished=[True, False, False, False]),
-        RolloutTree.from_responses([5, PADDING, 3], [(4, EOS), (9, EOS)]),
-        random_tree(rng, num_rollouts=12, branching=2, max_length=30, prompt_length=WINDOW + 5),
-        long_response(rng, 3, 2 * WINDOW + 7),
-    ]
-
-
-def weights_of(rng: np.random.Generator, trees: list[RolloutTree]) -> Tensor:
-    """Return random weights of the log-probs and entropies of all nodes, shape [K, 2]."""
-    return torch.from_numpy(rng.normal(size=(sum(t.num_unique_tokens for t in trees), 2)))
-
-
-def learned(
-    model: PreTrainedModel, trees: list[RolloutTree], weight_KO: Tensor, chunks: Chunks, **options: Any
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return log-probs and entropies (0 without), and the gradient of their weighted sum, chunk by chunk."""
-    model.zero_grad()
-    found = torch.full(weight_KO.shape, torch.nan, dtype=torch.float64)
-    for chunk in chunks(model, trees, **options):
-        entropy = torch.zeros_like(chunk.logprob) if chunk.entropy is None else chunk.entropy
-        outputs = torch.stack([chunk.logprob, entropy], 1)
-        assert found[chunk.index].isnan().all()
-        found[chunk.index] = outputs.detach().double()
-        (outputs * weight_KO[chunk.index]).sum().backward()
-    assert torch.isfinite(found).all()
-    return found, gradients(model)
 
 
 def flattened(
@@ -119,30 +78,6 @@ def flattened(
         offset += tree.num_unique_tokens
     total.backward()
     return found, gradients(model)
-
-
-def gemma(kind: int, **overrides: Any) -> PreTrainedModel:
-    """Return a random Gemma 3 or 2 with sliding and full layers, soft-capped in Gemma 2, exact in float64."""
-    config_class, model_class = ((Gemma3TextConfig, Gemma3ForCausalLM), (Gemma2Config, Gemma2ForCausalLM))[kind == 2]
-    config = config_class(**{
-        "vocab_size": 17, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "head_dim": 8,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": WINDOW, "bos_token_id": None,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "eos_token_id": None,
-        "pad_token_id": None, "max_position_embeddings": 512, **({"attn_logit_softcapping": 2.0} if kind == 2 else {}),
-        **overrides,
-    })  # fmt: skip
-    model = model_class(config).double().eval()
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):  # those of transformers round to float32
-            module.forward = _gemma_norm.__get__(module)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(0.25 * torch.randn_like(parameter))
-    return model
-
-
-def _gemma_norm(self: Any, x: Tensor) -> Tensor:
-    return (1.0 + self.weight) * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
 
 
 def frozen(model: PreTrainedModel) -> None:
@@ -270,7 +205,7 @@ def test_there_may_be_no_trees_and_no_backward_pass(way: str, rng: np.random.Gen
 
 
 def test_blocks_compute_in_the_dtype_of_autocast(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rounding of bfloat16 is that of whole logits: it differs from float32 far more than from whole logits."""
+    """Blocks round as whole logits do in bfloat16: they differ from float32 far more than from whole logits."""
     model = small_model(seed=int(rng.integers(1 << 30)), dtype=torch.float32)
     trees = some_trees(rng)
     weight_KO = weights_of(rng, trees)

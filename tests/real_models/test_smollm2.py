@@ -131,7 +131,7 @@ def run(here: Path, folder: Path) -> Trained:
 
 
 def stored_errors(file: Path, model: PreTrainedModel, folder: Path) -> float:
-    """Return the largest difference between stored log-probs and those of a model, in nats."""
+    """Return the largest difference between stored log-probs and a model's log-probs, in nats."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = pq.read_table(file).to_pylist()
     assert rows
@@ -168,7 +168,7 @@ def test_the_memory_is_predicted(run: Trained) -> None:
 
 
 def test_what_the_commands_print(run: Trained, folder: Path) -> None:
-    """Texts are those of its tokenizer, and counts those of the run."""
+    """The texts come from its tokenizer, and the counts from the run."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rollouts = pq.read_table(run.folder / "rollouts/step-000001.parquet").to_pylist()
     of_first = [row for row in rollouts if row["prompt_id"] == rollouts[0]["prompt_id"]]
@@ -198,7 +198,7 @@ def test_what_the_commands_print(run: Trained, folder: Path) -> None:
 
 
 def test_eval(run: Trained) -> None:
-    """The printed pass@1 is that of the stored responses."""
+    """The printed pass@1 is the pass@1 of the stored responses."""
     outcome = command("eval", run.folder, "--samples=2", "--evaluation.num_prompts=2", "--output-dir=evaluation")
     assert outcome.code == 0, outcome
     rows = [row for file in Path("evaluation/responses").rglob("*.parquet") for row in pq.read_table(file).to_pylist()]

@@ -40,7 +40,7 @@ JOINED = """
 import torch
 from brorl.model.forward import is_exact
 from brorl.model.llama_pass import LlamaPass, has_llama_layout, num_copied_weights
-from brorl.model.logprobs import TreeForward
+from brorl.model.tree_path import TreeForward
 from brorl.model.tree_attention import ModelPass, prefill, tree_attention
 from small_models import small_model
 
@@ -68,7 +68,7 @@ import torch
 import brorl.rollout.native_engine as native
 from brorl.model.flat_path import FlatForward
 from brorl.model.forward import choose_forward, without_windows
-from brorl.model.logprobs import TreeForward
+from brorl.model.tree_path import TreeForward
 from brorl.rollout.native_engine import NativeEngine
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.sampling import SamplingParams

@@ -96,3 +96,10 @@ TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerBase]] = {
     "sentencepiece": sentencepiece,
     "word_pieces": word_pieces,
 }
+
+# Stop strings that a response of each tokenizer can have, of characters that its tokens split too.
+STOPS = {
+    "byte_level": ["\n\n", "Question:", "é", "日", "漢", " Q", "n ", "d"],
+    "sentencepiece": ["Question:", "é", "日", " Q", "n ", "\n", "a"],
+    "word_pieces": ["Stop!", "don't", "é", "a 1", "Question do"],
+}

@@ -1,7 +1,7 @@
-"""Chooses the path of trees through a model, after a check on a small example that it reproduces the model.
+"""Chooses the path of trees through a model, and checks on small examples that the path reproduces the model.
 
 The tree path computes every distinct token once. The flat path has a row for every distinct response, and is for models
-whose attention cannot be hooked. Both give the same log-probs and the same gradient. This is what computes where:
+whose attention cannot be hooked. Both give the same log-probs and the same gradient. What computes where:
 
 | path | chunks of the learner | rows of the native engine |
 |---|---|---|

@@ -99,7 +99,7 @@ class LlamaPass(ModelPass):
             torch._foreach_copy_([copy for copy, _ in self._copies], [part for _, part in self._copies])
 
     def addresses(self, num_positions: int) -> list[int]:
-        """Return where the copies are, and the rotations of so many positions, until rotations of more are needed."""
+        """Return the addresses of the copies and of the rotations, which hold until more positions are needed."""
         self._extend(num_positions, self._embedding[:1])
         return [x.data_ptr() for x in (*(copy for copy, _ in self._copies), self._cos, self._sin)]
 

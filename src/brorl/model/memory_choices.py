@@ -159,7 +159,7 @@ def _ways(settings: MemorySettings) -> Iterator[tuple[States, LoraSettings | Non
 
 
 def _exact_changes(settings: MemorySettings) -> Iterator[tuple[dict[str, Any], MemorySettings]]:
-    """Yield the changes that do not change what is learned, faster ones first."""
+    """Yield the changes of settings that leave what is learned as it is, faster ones first."""
     graphs = (True, False) if settings.keeps_cache else (False,)
     recomputed = (True,) if settings.gradient_checkpointing else (False, True)
     reference = (True, False) if settings.reference and settings.device != "cpu" else (settings.reference,)

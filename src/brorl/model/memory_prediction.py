@@ -192,7 +192,7 @@ class ModelMemory:
         kept = self._kept_lines(settings)
         cache, step, prefill = (0, 0, 0) if settings.separate_engine else self._sampling_bytes(settings, workload)
         sampling = max(step, prefill)
-        if settings.keeps_cache and not self._flat:  # graphs also keep what a step takes while it runs
+        if settings.keeps_cache and not self._flat:  # graphs also keep the memory that a step takes while it runs
             kept = (*kept, MemoryLine("sampling cache", cache + step, "engine.memory_gib"))
         else:
             sampling += cache
@@ -301,7 +301,7 @@ class ModelMemory:
     def pass_bytes(self, settings: MemorySettings, tokens: int, scores_bytes: int = 0) -> int:
         """Return the bytes of the activations of a forward and a backward pass, without logits.
 
-        They are those of all layers and a few more. With gradient checkpointing a layer keeps h numbers per token.
+        All layers count, and a few more. With gradient checkpointing a layer keeps h numbers per token.
         `scores_bytes` is the memory of one layer's attention weights, if it keeps them.
         """
         layer = tokens * self._activation_bytes(settings) + scores_bytes

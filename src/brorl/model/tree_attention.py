@@ -224,7 +224,7 @@ class PromptCache(NamedTuple):
         return PromptCache([k[chosen] for k in self.key], [v[chosen] for v in self.value], self.length[prompts])
 
     def for_kernels(self) -> PromptCache:
-        """Return the cache with keys in blocks, [P, K, S / 16, D, 16], as the compiled kernels read them."""
+        """Return the cache with keys in blocks, [P, K, S / 16, D, 16], as the kernels in C read them."""
         return self._replace(key=[in_blocks(k) for k in self.key], value=[v.contiguous() for v in self.value])
 
 

@@ -296,7 +296,7 @@ def _check_gpus(config: TrainConfig) -> None:
 
 
 def vllm_setup(config: TrainConfig, source: str, context: int) -> VllmSetup:
-    """Return what the settings say of a vLLM engine, in its own process or in the process of a rollout worker."""
+    """Return how to start a vLLM engine, in its own process or in the process of a rollout worker."""
     device = choose_device(config.device)
     vllm = config.engine.vllm
     found = find_model(source)

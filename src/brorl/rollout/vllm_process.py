@@ -55,7 +55,7 @@ class VllmSetup:
     tensor_parallel: int = 1  # GPUs that share the engine
     separate: bool = True  # whether the engine has its own process, which is replaced if it dies
     sleeps: bool = False  # whether the engine frees its GPU memory between calls, for a learner on the same GPU
-    # numbers of the engine's GPUs among those that this process sees; empty for all of them, and on a CPU
+    # numbers of the engine's GPUs among the GPUs that this process sees; empty for all GPUs, and on a CPU
     gpus: tuple[int, ...] = ()
     lora: LoraSettings | None = None  # the adapters, if only they are sent; None if all weights are
 
@@ -211,7 +211,7 @@ class VllmProcess:
             max_tokens=sampling.max_new_tokens,
             min_tokens=sampling.min_new_tokens,
             stop_token_ids=list(stop_token_ids),
-            ignore_eos=True,  # stop_token_ids has all of them
+            ignore_eos=True,  # stop_token_ids has all end tokens
             logprobs=0,  # of the drawn token alone
             flat_logprobs=True,
             stop=list(self._stop),

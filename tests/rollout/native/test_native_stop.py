@@ -17,13 +17,7 @@ from brorl.sampling import SamplingParams, StopStrings
 from brorl.tree import RolloutTree
 from engine_checks import assert_same_trees
 from small_models import mostly_slow, small_model
-from small_tokenizers import TOKENIZERS
-
-STOPS = {
-    "byte_level": ["\n\n", "Question:", "é", "日", "漢", " Q", "n ", "d"],
-    "sentencepiece": ["Question:", "é", "日", " Q", "n ", "\n", "a"],
-    "word_pieces": ["Stop!", "don't", "é", "a 1", "Question do"],
-}
+from small_tokenizers import STOPS, TOKENIZERS
 
 
 @cache

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_native_stop import STOPS
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import brorl.rollout.native_engine as native
@@ -20,7 +19,7 @@ from brorl.sampling import SamplingParams, StopStrings
 from brorl.tree import RolloutTree
 from recorded_steps import RecordedSteps
 from small_models import small_model
-from small_tokenizers import byte_level
+from small_tokenizers import STOPS, byte_level
 from tree_invariants import check_tree
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "hidden_size": 32, "intermediate_size": 48}

@@ -1,6 +1,6 @@
 """Rows of one length, the memory that they take, and the decoder that feeds their tokens to a model.
 
-`PagedDecoder` decodes with the compiled kernels on a CPU, and `SlotDecoder` anywhere else. `ModelCacheDecoder` is for
+`PagedDecoder` decodes with the kernels in C on a CPU, and `SlotDecoder` anywhere else. `ModelCacheDecoder` is for
 models whose attention cannot be hooked.
 """
 
@@ -93,7 +93,7 @@ class RowMemory:
 
     @property
     def prompt_tokens(self) -> int:
-        """Prompt tokens that may be cached together: those that fill half of the memory."""
+        """The number of prompt tokens that may be cached together, which fill half of the memory."""
         return self.limit // (2 * self.bytes_per_token)
 
     def rows(self, tokens_reserved: int, other_bytes: int) -> int:

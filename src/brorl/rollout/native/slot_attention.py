@@ -283,7 +283,7 @@ class SlotContext(AttentionContext):
         self._biases: dict[int | None, tuple[Tensor, Tensor | None]] = {}  # which tokens each window hides
 
     def _hidden(self, window: int | None) -> tuple[Tensor, Tensor | None]:
-        """Return -inf for the tokens of a slot, [T], and of the prompts, [P, 1, S], that are hidden, else 0."""
+        """Return -inf for hidden tokens and 0 for others: of a slot, shape [T], and of the prompts, [P, 1, S]."""
         if window in self._biases:
             return self._biases[window]
         position, prompts = self._position, self._prompts
@@ -314,7 +314,7 @@ class SlotContext(AttentionContext):
         value.index_copy_(2, self._position, value_TKD[:, :, None])
         query = query_THD.unflatten(1, (key.shape[1], -1))  # [R, K, G, D]
         num_groups = query.shape[2]
-        # All reserved tokens, not only those in use: memory is read in one stream, and no shape changes.
+        # Reserved tokens that are not in use are read too: memory is read in one stream, and no shape changes.
         bias_T, bias_P1S = self._hidden(window)
         of_row = torch.baddbmm(bias_T, query.flatten(0, 1), key.flatten(0, 1).mT).unflatten(0, key.shape[:2])
         of_prompt = self._grid.spread(query) @ self._prompts.key[layer].mT  # [K, P, W * G, S]
