@@ -7,7 +7,7 @@ from math import exp, isnan
 import numpy as np
 import pytest
 
-from brorl.reporting.outline import Branch, lines_of, numbers_of, outline_of
+from brorl.api.sample import Branch, lines_of, numbers_of, outline_of
 from brorl.tree import RolloutTree
 from made_up_runs import random_tree
 
