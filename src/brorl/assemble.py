@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from brorl.activity import Echo, Observe, Phase, Stopwatch, unobserved
 from brorl.config.settings import TrainConfig
 from brorl.evaluation.benchmark import Benchmark, weights_fingerprint
-from brorl.evaluation.responses import EvaluatedModel
 from brorl.model.settings import LoraSettings
 from brorl.rollout.chosen_engine import OnEnd, load_engine
 from brorl.rollout.engine import Engine
@@ -33,6 +32,7 @@ from brorl.verification.thoughts import make_decode
 if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
     from brorl.evaluation.preparation import EvaluationInputs
+    from brorl.evaluation.responses import EvaluatedModel
 
 
 def build_run(
@@ -131,6 +131,8 @@ def build_evaluation(
     Raises:
         UserError: If the model cannot be loaded.
     """
+    from brorl.evaluation.responses import EvaluatedModel
+
     config = inputs.request.config.model_copy(update={"lora": LoraSettings()})  # adapters are merged
     verifiers = inputs.verifiers
     if cluster is None:

@@ -16,7 +16,6 @@ import torch
 
 import brorl
 from brorl.activity import Activity, Phase
-from brorl.api.stored_runs import unsolved_examples
 from brorl.api.train import TrainingResult
 from brorl.assemble import build_run
 from brorl.config.reading import dump_yaml, fixed_settings, parse_yaml
@@ -28,7 +27,6 @@ from brorl.errors import LearnerLostError, UserError
 from brorl.format import counted
 from brorl.model.settings import shipped_folder
 from brorl.model.source import commit_of, find_model
-from brorl.reporting.page import REPORT, write_report
 from brorl.runs.checkpoint import (
     TrainerState,
     best_checkpoint,
@@ -38,7 +36,7 @@ from brorl.runs.checkpoint import (
     read_step,
 )
 from brorl.runs.model_card import upload_command
-from brorl.runs.run_directory import Record, RunDirectory
+from brorl.runs.run_directory import REPORT_FILE, Record, RunDirectory
 from brorl.storage import replace_file, storage_errors
 from brorl.trackers import open_trackers, require_package
 from brorl.training.inputs import learner_device
@@ -168,7 +166,7 @@ class TrainingSession:
         hints = self._hints(ending)
         if self.config.report and ending not in (Ending.INTERRUPTED, Ending.PAUSED):
             hints = [self._write_report(), *hints]
-        directory, report = self.directory, self.directory.path / REPORT
+        directory, report = self.directory, self.directory.path / REPORT_FILE
         result = TrainingResult(
             path=directory.path,
             ending=ending,
@@ -209,6 +207,8 @@ class TrainingSession:
         return hints
 
     def _write_report(self) -> str:
+        from brorl.reporting.page import write_report
+
         try:
             report = write_report([self.directory.path])
         except UserError as error:  # the run itself is complete
@@ -218,6 +218,8 @@ class TrainingSession:
     def _examples(self, last: Record) -> list[str]:
         """Return responses of the last step, if none was correct."""
         if self.config.store_rollouts_every:
+            from brorl.api.stored_runs import unsolved_examples
+
             return unsolved_examples(self.directory.path, last["step"])
         if last["sampling"]["accuracy"]:
             return []

@@ -67,7 +67,7 @@ def is_matched(arm: Arm, unit: Unit, eval_point: float) -> bool:
 
 
 def costs_at(arm: Arm, unit: Unit, eval_point: float) -> dict[str, Spread]:
-    """Return the costs of an arm's runs at an evaluation point: steps, seconds, samples, sampled and unique tokens."""
+    """Return the costs of an arm's runs at an evaluation point, in every unit."""
     costs = [score_at(run, unit, eval_point).cost for run in arm.runs]
     return {name: Spread.of([getattr(cost, name) for cost in costs]) for name in Cost.__dataclass_fields__}
 

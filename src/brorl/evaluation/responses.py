@@ -42,8 +42,8 @@ class PromptBatch:
     """Prompts of one dataset that one call of the engine samples."""
 
     index: int  # number of the batch, from 0
-    data_set: str  # the dataset
-    prompts: tuple[Prompt, ...]  # its prompts
+    data_set: str
+    prompts: tuple[Prompt, ...]
     seed: int  # of the sampling; it depends only on the evaluation's seed, the dataset and the place in the dataset
 
 
@@ -74,12 +74,12 @@ class ResponseStore:
 
     @property
     def settings_file(self) -> Path:
-        """The settings of the evaluation."""
+        """File of the settings of the evaluation."""
         return self.path / "settings.json"
 
     @property
     def sessions_file(self) -> Path:
-        """Versions, machine and command of each process that sampled."""
+        """File with versions, machine and command of each process that sampled."""
         return self.path / "sessions.json"
 
     @property

@@ -34,7 +34,7 @@ Trace = dict[str, Any]
 Quantity = str | Sequence[str | tuple[str, ...]]
 
 
-def lines(runs: Sequence[RunRecord], quantities: Mapping[str, Quantity]) -> tuple[Trace, ...]:
+def metric_lines(runs: Sequence[RunRecord], quantities: Mapping[str, Quantity]) -> tuple[Trace, ...]:
     """Return a line for each run and each quantity that its metrics hold; the keys are labels for the legend."""
     traces = []
     for i, run in enumerate(runs):
@@ -42,7 +42,7 @@ def lines(runs: Sequence[RunRecord], quantities: Mapping[str, Quantity]) -> tupl
             rows = [(at, values) for at, r in enumerate(run.records) if (values := _values(r, quantity))]
             if rows:
                 shown = label if len(quantities) > 1 or len(runs) == 1 else ""
-                trace = line(runs, i, shown, j, [(at, values[0]) for at, values in rows])
+                trace = run_line(runs, i, shown, j, [(at, values[0]) for at, values in rows])
                 bars = [values[1:] for _, values in rows]
                 traces.append(_with_bars(trace, bars) if bars[0] else trace)
     return tuple(traces)
@@ -65,7 +65,7 @@ def _values(record: Record, quantity: Quantity) -> list[float]:
     return values
 
 
-def line(runs: Sequence[RunRecord], i: int, label: str, j: int, points: Sequence[tuple[int, float]]) -> Trace:
+def run_line(runs: Sequence[RunRecord], i: int, label: str, j: int, points: Sequence[tuple[int, float]]) -> Trace:
     """Return a line of quantity `j` over the course of run `i`, at some of its metrics records."""
     several = len(runs) > 1
     return {
@@ -194,14 +194,14 @@ def _prompts_text(questions: Sequence[str], prompts: Sequence[int]) -> str:
 def mixed_lines(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
     """Return the fraction of mixed groups by step, and the fractions that smaller N would have found."""
     several = len(runs) > 1
-    traces = list(lines(runs, {"" if several else "all rollouts": ("sampling.groups_mixed", "sampling.groups")}))
+    traces = list(metric_lines(runs, {"" if several else "all rollouts": ("sampling.groups_mixed", "sampling.groups")}))
     for i, run in enumerate(runs):
         by_number = [_by_number(r, "informative_fraction_at") for r in run.records]
         smaller = sorted(set().union(*by_number))[:-1]
         for n in {16} if several else (16, 64, 256):
             if n in smaller:
                 points = [(at, fractions[n]) for at, fractions in enumerate(by_number) if n in fractions]
-                trace = line(runs, i, f"N = {n}", 1, points)
+                trace = run_line(runs, i, f"N = {n}", 1, points)
                 trace["meta"]["color"] = f"run:{i}" if several else f"sequence:{0.2 + 0.25 * smaller.index(n) / 3:.3f}"
                 traces.append(trace)
     return tuple(traces)
@@ -328,15 +328,15 @@ def _traces(runs: Sequence[RunRecord], name: str, texts: Mapping[str, Any], k: i
     """Return the traces of a chart: the lines that `charts.toml` names, or the traces of a special chart."""
     match name:
         case "reward":
-            return smoothed(runs, lines(runs, texts["lines"]))
+            return smoothed(runs, metric_lines(runs, texts["lines"]))
         case "terms":
             sampled = [record.get("sampling", {}) for run in runs for record in run.records]
             names = sorted({term for one in sampled for term in one.get("terms", {})})
-            return lines(runs, {term: f"sampling.terms.{term}" for term in names})
+            return metric_lines(runs, {term: f"sampling.terms.{term}" for term in names})
         case "pass1":
-            return lines(runs, _pass_at(runs, "1"))
+            return metric_lines(runs, _pass_at(runs, "1"))
         case "coverage":
-            return lines(runs, _pass_at(runs, str(k))) if k > 1 else ()
+            return metric_lines(runs, _pass_at(runs, str(k))) if k > 1 else ()
         case "passk":
             return pass_at_curves(runs)
         case "held-out":
@@ -344,7 +344,7 @@ def _traces(runs: Sequence[RunRecord], name: str, texts: Mapping[str, Any], k: i
         case "sources":
             found = [r["evaluation"].get("by_source") or {} for run in runs for r in run.evaluations]
             sources = sorted({source for by_source in found for source in by_source})
-            return lines(runs, {source: _estimate("by_source", source, "1") for source in sources})
+            return metric_lines(runs, {source: _estimate("by_source", source, "1") for source in sources})
         case "informative":
             return mixed_lines(runs)
         case "informative-n":
@@ -354,7 +354,7 @@ def _traces(runs: Sequence[RunRecord], name: str, texts: Mapping[str, Any], k: i
         case "seconds":
             return _seconds(runs)
         case _:
-            return lines(runs, texts.get("lines", {}))
+            return metric_lines(runs, texts.get("lines", {}))
 
 
 def _seconds(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
@@ -367,7 +367,7 @@ def _seconds(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
             records = enumerate(runs[0].records)
             points = [(at, number(r, "seconds", phase) or 0.0) for at, r in records if "sampling" in r]
             if any(value for _, value in points):
-                trace = line(runs, 0, phase, 0, points)
+                trace = run_line(runs, 0, phase, 0, points)
                 drawn.append({**trace, "stackgroup": "seconds", "line": {"width": 0.5}, "meta": trace["meta"] | meta})
         elif timed:
             names = [plotly_text(run.name) for run in timed]

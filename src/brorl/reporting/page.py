@@ -34,11 +34,10 @@ from brorl.reporting.summary import (
     why_no_rollouts,
 )
 from brorl.runs import RUNS
-from brorl.runs.run_directory import RunRecord, differing_settings, number, read_runs
+from brorl.runs.run_directory import REPORT_FILE, RunRecord, differing_settings, number, read_runs
 from brorl.runs.stored_rollouts import step_list, stored_steps
 from brorl.storage import replace_file, storage_errors
 
-REPORT = "report.html"
 ROLLOUT_BYTES = 4_000_000  # with plotly's 4.8 MB the page stays below 10 MB
 _EVALUATION_FRACTION = 4  # the responses of evaluations may take a quarter of these bytes
 _MAX_STEPS = 40  # most steps with rollouts on the framed_page, over all runs
@@ -77,10 +76,10 @@ class Report:
 
 def write_report(runs: Sequence[Path], output: Path | None = None) -> Report:
     """Write the report of some run directories; see `brorl.report`."""
-    target = output or (runs[0] / REPORT if len(runs) == 1 else RUNS / REPORT)
+    target = output or (runs[0] / REPORT_FILE if len(runs) == 1 else RUNS / REPORT_FILE)
     if target.is_dir():
         raise UserError(
-            f"{option('output', target)} is a folder; give the name of a file in it, such as {target / REPORT}"
+            f"{option('output', target)} is a folder; give the name of a file in it, such as {target / REPORT_FILE}"
         )
     if target.exists():
         with target.open("rb") as file:

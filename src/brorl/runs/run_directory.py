@@ -215,8 +215,9 @@ def processor_name() -> str:
     return platform.processor()
 
 
-SPEC_FILE = "compare.json"  # settings of a comparison, in its folder
-TUNE_FILE = "tune.json"  # the plan of a tuning, in its folder
+SPEC_FILE = "compare.json"  # the spec of a comparison, in its folder
+TUNE_FILE = "tune.json"  # the spec of a tuning, in its folder
+REPORT_FILE = "report.html"  # in the directory of a run
 
 _GIVE = "give the directory that `brorl train` printed"
 
