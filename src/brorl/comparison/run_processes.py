@@ -395,5 +395,5 @@ def fitted(
             runs.append(run)
         finish_runs(runs, slots, ComparisonView(Console(quiet=True), runs))
         costs = {run.arm: progress_of(run).costs_of_steps(spec.unit) for run in runs}
-    cost_of = {arm: median(of_arm) for arm, of_arm in costs.items() if of_arm}
-    return fit_budget(spec, arguments, cost_of) if cost_of else spec
+        cost_of = {arm: median(of_arm) for arm, of_arm in costs.items() if of_arm}
+        return fit_budget(spec, arguments, cost_of) if cost_of else spec  # or an error, which leaves no new folder
