@@ -143,7 +143,7 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
 
 def score(benchmark, engine) -> float:
     """Return pass@1 on the held-out prompts."""
-    record = benchmark.record(benchmark.answer(engine))
+    record = benchmark.record(*benchmark.answer(engine))
     return record["pass_at"][1]["value"]
 
 
