@@ -61,7 +61,7 @@ def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
 def child_sample(num_rollouts: int, num_prompts: int) -> dict[str, Any]:
     """Sample fresh prompts and return the fraction of mixed groups and the unique tokens of a group."""
     from brorl.config.reading import make_config, read_recipe
-    from brorl.planning.step_cost import sample
+    from brorl.planning.step_cost import sample_groups
     from brorl.training.inputs import prepare
     from brorl.training.local_parts import LocalParts
 
@@ -69,7 +69,7 @@ def child_sample(num_rollouts: int, num_prompts: int) -> dict[str, Any]:
     parts = LocalParts.load(config, prepare(config, config.model))
     mixed = tokens = 0
     for start in range(0, num_prompts, 16):
-        groups = sample(parts, parts.stream.take(16), num_rollouts, FRESH_SEED + start).groups
+        groups = sample_groups(parts, parts.stream.take(16), num_rollouts, FRESH_SEED + start).groups
         mixed += sum(0 < g.num_correct < num_rollouts for g in groups)
         tokens += sum(g.tree.num_unique_tokens for g in groups)
     return {"mixed": mixed / num_prompts, "unique_tokens": tokens / num_prompts}

@@ -1,6 +1,6 @@
 """Write docs/how-to/what_fits.md: which runs fit on a GPU, by the package's own predictions of memory.
 
-In: the shapes of three models, which are typed below from their published config.json, and the memory plan of one
+In: the shapes of three models, which are typed below from their published config.json, and the memory prediction of one
 process. Out: the page. Nothing is measured, and no model is loaded.
 
     python scripts/make_what_fits.py

@@ -28,7 +28,7 @@ from brorl.algorithms.advantages import maxrl_weight
 from brorl.algorithms.groups import Group
 from brorl.config.reading import make_config, read_recipe
 from brorl.planning.gradient_noise import prompt_gradient
-from brorl.planning.step_cost import sample
+from brorl.planning.step_cost import sample_groups
 from brorl.table import Table
 from brorl.training.inputs import prepare
 from brorl.training.local_parts import LocalParts
@@ -83,7 +83,7 @@ def lines_of(run: Path, step: int) -> Iterator[tuple[str, ...]]:
     growth = float(np.polyfit(np.log(NUMBERS), np.log(seconds_N), 1)[0])
     config = make_config(recipe, {"model": str(checkpoint)}, str(run))
     parts = LocalParts.load(config, prepare(config, config.model))
-    groups = sample(parts, parts.stream.take(PROMPTS), ROLLOUTS, seed=1).groups
+    groups = sample_groups(parts, parts.stream.take(PROMPTS), ROLLOUTS, seed=1).groups
     parts.model.train()
     for order in ORDERS:
         numbers = [n for n in NUMBERS if n > order]

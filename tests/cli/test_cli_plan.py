@@ -58,7 +58,6 @@ def test_a_run_gives_its_settings_and_its_last_checkpoint(short_run: Path) -> No
     outcome = command("plan", short_run, *PILOT, "--rollouts=4,16")
     assert outcome.code == 0, outcome
     assert "checkpoints/step-000001" in outcome.said
-    assert "no --recipe" not in outcome.said
     record = json.loads(Path("runs/plan/plan.json").read_text())
     assert record["model"] == str(short_run / "checkpoints" / "step-000001")
     assert record["recipe"]["prompts_per_step"] == 4  # the run's, not the quickstart's 32

@@ -1,4 +1,4 @@
-"""The memory plan: exact where it claims to be, against the bytes of real tensors; refusals name what to change."""
+"""The memory prediction: exact where it claims to be, against the bytes of real tensors; a refusal names the fix."""
 
 import sys
 from dataclasses import replace

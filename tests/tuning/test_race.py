@@ -122,7 +122,7 @@ def test_a_rung_drops_what_has_no_room_by_its_projected_end() -> None:
                Course("slow", "", 0.1, 0.12, 0.2), Course("turned", "", 0.1, 0.5, 0.39),
                Course("own", "", 0.1, 0.1, 0.1)]  # fmt: skip
     found = {s.arm: s for s in standings(courses, 0.25, 3, "own")}
-    assert list(found) == ["lead", "close", "turned", "slow", "own"]  # by score
+    assert list(found) == ["lead", "close", "slow", "turned", "own"]  # by projected end
     ends = {"close": 0.1 + 0.298 * 4 ** np.log2(0.298 / 0.2), "slow": 0.1 + 0.1 * 4, "turned": 0.39}
     for arm, end in ends.items():
         dropped = f"no room: its projected end is {min(end, 1):.3f}"

@@ -74,9 +74,10 @@ def outcome_weighted(groups: Sequence[Group], weight: OutcomeWeight) -> list[Flo
 
     The weight depends on the raw verdicts, and x_i is the reward. With rewards of 0 and 1 this is the gradient of the
     objective that the weight names. With shaped rewards it has the direction of the prompt's mean reward if the weight
-    does not depend on c. Otherwise it has not: groups without a success often have the weight 0, so preferences among
-    incorrect responses count less (up to 60 degrees away for N = 16 and a pass rate of .002). Dynamic sampling is such
-    a weight for every estimator (docs/explanation/theory.md, shaped rewards). The groups may differ in N.
+    does not depend on c. If it depends on c, the direction differs: groups without a success often have the weight 0,
+    so preferences among incorrect responses count less (up to 60 degrees away for N = 16 and a pass rate of .002).
+    Dynamic sampling is such a weight for every estimator (docs/explanation/theory.md, shaped rewards). The groups may
+    differ in N.
     """
     return [_centered(group) * weight(group.tree.num_rollouts, group.num_correct) for group in groups]
 

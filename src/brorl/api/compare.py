@@ -58,7 +58,7 @@ def compare(
         jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit, 1 with a cluster; an unfinished
             comparison keeps its number).
         output_dir: The folder (default: runs/compare-...); an unfinished comparison in it continues.
-        progress: Whether to print the plan and the runs as they end.
+        progress: Whether to print what is run, and each run as it ends.
         overrides: Settings for all arms, by dotted name or nested.
 
     Raises:

@@ -28,7 +28,6 @@ from brorl.verification.sandbox.inside.functions import IN_A_WORKER
 
 if TYPE_CHECKING:
     from brorl.api.in_memory import Rewards
-    from brorl.console.screen import Screen
     from brorl.runs.run_directory import Record
     from brorl.training.loop import Ending
 

@@ -56,7 +56,7 @@ def tune(
         jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit; an unfinished tuning keeps its
             number).
         output_dir: The folder (default: runs/tune-...).
-        progress: Whether to print the plan and the runs as they end.
+        progress: Whether to print what is run, and each run as it ends.
         overrides: Settings that replace those of the recipe, nested or by dotted name.
 
     Raises:

@@ -40,7 +40,7 @@ from brorl.storage import replace_file, storage_errors
 
 ROLLOUT_BYTES = 4_000_000  # with plotly's 4.8 MB the page stays below 10 MB
 _EVALUATION_FRACTION = 4  # the responses of evaluations may take a quarter of these bytes
-_MAX_STEPS = 40  # most steps with rollouts on the framed_page, over all runs
+_MAX_STEPS = 40  # most steps whose rollouts the page shows, over all runs
 _SCORES_NOTE = (
     "Intervals (95%) are over prompts. A score rose or fell clearly if the interval of its change excludes 0."
 )
@@ -57,7 +57,7 @@ _SLIDER = (
     '<div class="slider"><label for="histogram-step">step</label><input type="range" id="histogram-step" min="0" '
     'value="0" step="1"><output id="histogram-output" for="histogram-step"></output></div>'
 )
-_MARK = "<!-- brorl report -->"  # in the first lines of every framed_page, so that a report replaces no other file
+_MARK = "<!-- brorl report -->"  # in the first lines of every page, so that a report replaces no other file
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def _items(runs: Sequence[RunRecord], texts: Sequence[Sequence[str]]) -> str:
 
 
 def evaluations_shown(run: RunRecord, chosen: Sequence[StepRollouts]) -> str:
-    """Return the evaluations and the number of prompts on the framed_page, or the reason if there are none."""
+    """Return the evaluations and the number of prompts on the page, or the reason if there are none."""
     if not chosen:
         return f"Held-out prompts: {why_no_held_out_responses(run)}"
     num_prompts = number(run.evaluations[-1], "evaluation", "num_prompts") if run.evaluations else None
@@ -232,7 +232,7 @@ def evaluations_shown(run: RunRecord, chosen: Sequence[StepRollouts]) -> str:
 
 
 def left_out(run: RunRecord, chosen: Sequence[StepRollouts]) -> str:
-    """Return which of a run's rollouts are on the framed_page, which were left out, and the command that shows them."""
+    """Return which of a run's rollouts are on the page, which were left out, and the command that shows them."""
     stored = stored_steps(run.path)
     if not stored:
         return f"Training: {why_no_rollouts(run)}"

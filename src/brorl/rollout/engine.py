@@ -1,6 +1,6 @@
 """The protocol of engines, which turn prompts into rollout trees, and an engine over a pool of workers.
 
-The source of groups owns the engine and publishes weights to it. Evaluation and diagnostics only get a `Sampler`.
+The collector owns the engine and publishes weights to it. Evaluation and diagnostics only get a `Sampler`.
 """
 
 from __future__ import annotations

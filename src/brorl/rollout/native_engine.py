@@ -143,7 +143,7 @@ class NativeEngine:
         if isinstance(self._forward, FlatForward):
             return ModelCacheDecoder(self.model, self._memory_bytes)
         cache = self._cache(self._forward, max_rows, sampling.max_new_tokens)
-        if self._kept is not None and self._kept.goes_on(cache.memory, sampling):
+        if self._kept is not None and self._kept.take_on(cache.memory, sampling):
             return self._kept
         # Every call copies the weights: they may have changed since the last call.
         packed = LlamaPass(self.model, self._dtype) if self._forward.llama_rows else ModelPass(self.model)

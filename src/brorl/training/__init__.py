@@ -1,1 +1,1 @@
-"""The loop of a run: the source of groups, the learner, the schedule, and what is recorded."""
+"""The loop of a run: the collector of groups, the learner, the schedule, and what is recorded."""

@@ -36,7 +36,7 @@ class Batch:
     rounds: int = 0  # number of calls of the engine
     attempt: int = 0  # how often the step had found no mixed group before
     keeps_all: bool = False  # whether groups that are not mixed are trained on too; dynamic sampling drops them
-    worker_seconds: float = 0.0  # seconds that the workers of an asynchronous source spent on the prompts
+    worker_seconds: float = 0.0  # seconds that the workers of an asynchronous collector spent on the prompts
     staleness: Staleness | None = None  # how far sampling was ahead; None in synchronous training
 
     @property

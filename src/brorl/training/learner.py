@@ -121,7 +121,7 @@ class Learner(Protocol):
         ...
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write weights and config in Hugging Face format to a folder that all ranks reach, averages to `ema` in it.
+        """Write weights and config to a folder that all ranks can reach, and averaged weights to `ema` in it.
 
         A learner with several ranks writes its shards of the optimizer, the reference and the average too.
         """

@@ -1,4 +1,4 @@
-"""The model of a process, its engine and its learner: of a run, of a plan, of a rank."""
+"""The model, the engine and the learner of one process: a run, a plan, or a rank of the learner."""
 
 from __future__ import annotations
 

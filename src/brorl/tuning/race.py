@@ -45,7 +45,6 @@ from brorl.tuning.spec import (
     TuneClock,
     TuningSpec,
     candidates,
-    left_out,
     room_after,
     standings,
 )
@@ -224,7 +223,7 @@ def begin(
     arms, used = tuple(candidates(config, pilot.prompts, aim)), perf_counter() - started
     spec = TuningSpec(
         aim, k, seconds, 0.0, seeds, len(slots), machine_of(slots, arms[:1]), start, tuning, arms,
-        evaluation_seconds=pilot.evaluation_seconds, used_seconds=used, note=left_out(config, pilot.prompts),
+        evaluation_seconds=pilot.evaluation_seconds, used_seconds=used,
     )  # fmt: skip
     spec = with_sizes(spec, pilot.step_seconds)
     check_arms(spec.arms, "seconds", seeds, len(slots))
@@ -264,7 +263,6 @@ def _announce(spec: TuningSpec, folder: Path, console: Console) -> None:
         f"race: {len(spec.arms)} arms, about {duration(clock.whole_seconds - final)}; final: 2 arms with {spec.seeds} "
         f"seeds, about {duration(final)}",
         *(f"{arm.name}: {arm.title}" for arm in spec.arms),
-        *filter(None, [spec.note]),
     ]
     for line in lines:
         console.print(line, soft_wrap=True, markup=False)

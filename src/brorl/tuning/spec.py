@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
-from math import ceil, log2
+from math import ceil, log2, sqrt
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
@@ -30,7 +30,7 @@ from brorl.comparison.spec import ComparisonSpec, read_fields, write_spec
 from brorl.config.reading import dump_yaml, with_settings
 from brorl.config.settings import TrainConfig
 from brorl.cost import Budget
-from brorl.format import Estimate, exact, listed, plain
+from brorl.format import Estimate, exact, plain
 from brorl.runs.run_directory import TUNE_FILE
 from brorl.storage import replace_file, storage_errors
 from brorl.tuning import Aim
@@ -48,7 +48,7 @@ class Course:
     """The mean scores of an arm on the tuning prompts."""
 
     arm: str
-    objective: str  # scores can be compared before the end within one objective alone
+    objective: str  # before the end, only scores of one objective are comparable
     start: float  # its score at the start
     half: float  # at half of the rung's cost
     rung: float  # at the rung
@@ -71,7 +71,7 @@ class Standing:
 
 
 def standings(courses: Sequence[Course], fraction: float, room: int, own: str) -> tuple[Standing, ...]:
-    """Decide which `room` arms go on at a rung, the own arm among them, and return all by falling score.
+    """Decide which `room` arms go on at a rung, the own arm among them, and return all by falling projected end.
 
     At the end of the budget, arms of all objectives are compared.
     """
@@ -82,7 +82,7 @@ def standings(courses: Sequence[Course], fraction: float, room: int, own: str) -
     going = {course.arm for course in sorted(by_end, key=lambda course: rank[course.arm])[:room]}
     return tuple(
         Standing(c.arm, c.rung, None if c.arm in going else f"no room: its projected end is {projected[c.arm]:.3f}")
-        for c in sorted(courses, key=lambda course: -course.rung)
+        for c in sorted(courses, key=lambda course: -projected[course.arm])
     )
 
 
@@ -91,20 +91,21 @@ ROLLOUTS = (128, 16, 512)  # the numbers of rollouts to try, in this order
 # The order of MaxRL at the end of a long run, as docs/explanation/study.md found; None for no fall.
 _FINAL_ORDERS: Mapping[Aim, int | None] = {"pass@1": 1, "pass@k": 16, "coverage": None}
 _FALLING = {"optimizer.schedule": "cosine"}
-_FEWEST_PROMPTS = 4  # of a mini-batch of a candidate with another N; fewer destroy a pretrained model within 50 steps
 
 
 def candidates(config: TrainConfig, prompts: Mapping[int, int], aim: Aim) -> list[ArmRecipe]:
     """Return at most nine arms, the user's own first and then the most promising ones.
 
     Each candidate is the user's recipe with another N, objective or learning rate, and a rate that falls over the
-    budget; docs/explanation/study.md is the reason for the list. Each N has the user's own rate, because the rate of a
-    pretrained model may be as high as it can be, and three times it.
+    budget; docs/explanation/study.md is the reason for the list. A gradient from fewer prompts is noisier, however many
+    rollouts they have. So each N has a rate that scales with the square root of the number of prompts, once and three
+    times: the rate of a pretrained model may be as high as it can be.
 
     `prompts` has, for each N that fits, the prompts per step that take as long as a step of the recipe.
     """
     objective = _objective(aim)
-    of_n = [[_settings(config, factor, objective, n, prompts[n]) for factor in (1, 3)] for n in _sizes(config, prompts)]
+    sizes = [n for n in ROLLOUTS if n in prompts]
+    of_n = [[_settings(config, factor, objective, n, prompts[n]) for factor in (1, 3)] for n in sizes]
     own = {} if config.phases else {"advantage": config.advantage.model_dump(mode="json")}
     higher, highest = (_settings(config, f, own, config.rollouts_per_prompt, config.prompts_per_step) for f in (3, 10))
     wanted = [*chain(*of_n[:1]), higher, *chain(*of_n[1:]), highest]
@@ -116,23 +117,11 @@ def candidates(config: TrainConfig, prompts: Mapping[int, int], aim: Aim) -> lis
     return arms
 
 
-def _sizes(config: TrainConfig, prompts: Mapping[int, int]) -> list[int]:
-    """Return the N to try, in order: the user's own, and those whose steps have enough prompts."""
-    least = _FEWEST_PROMPTS * config.optimizer.mini_batches
-    return [n for n in ROLLOUTS if prompts.get(n, 0) >= (1 if n == config.rollouts_per_prompt else least)]
-
-
-def left_out(config: TrainConfig, prompts: Mapping[int, int]) -> str:
-    """Return a sentence about the N that are not tried, because their steps would have too few prompts, if any."""
-    few = [f"N = {n} ({prompts.get(n) or 'no'} in the same time)" for n in ROLLOUTS if n not in _sizes(config, prompts)]
-    least = _FEWEST_PROMPTS * config.optimizer.mini_batches
-    return f"not tried, because a step needs {least} prompts for a steady gradient: {listed(few)}" if few else ""
-
-
 def _settings(
     config: TrainConfig, factor: int, objective: Mapping[str, Any], num_rollouts: int, num_prompts: int
 ) -> dict[str, Any]:
-    rate = float(f"{factor * config.optimizer.learning_rate:.6g}")
+    steady = sqrt(num_prompts / config.prompts_per_step)
+    rate = float(f"{factor * steady * config.optimizer.learning_rate:.6g}")
     changed = {"rollouts_per_prompt": num_rollouts, "prompts_per_step": num_prompts, "optimizer.learning_rate": rate}
     return changed | ({"phases": []} | dict(objective) if objective else {}) | _FALLING
 
@@ -172,7 +161,6 @@ class TuningSpec:
     arms: tuple[ArmRecipe, ...]  # the user's own first
     evaluation_seconds: float = 0.0  # of one evaluation
     used_seconds: float = 0.0  # of the whole command, by earlier calls and the pilot
-    note: str = ""  # about the N that are not tried
 
     @property
     def own(self) -> ArmRecipe:

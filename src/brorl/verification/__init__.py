@@ -7,8 +7,8 @@ The way of a response, by module:
 - `domains.math`, `code`, ...: the verifier of the domain finds what the answer says. A `VerdictCache` knows what was
   decided before, and a verifier decides some answers itself.
 - `sandbox.pool`: everything else goes to workers. `WorkerPool` calls trusted functions (`domains.formula`, a user's
-  own), `ProgramPool` runs judges of untrusted programs (`domains.code_judges`). Both are runs of judges
-  (`sandbox.worker`): functions of a worker, each in a thread.
+  own), `ProgramPool` runs judges of untrusted programs (`domains.code_judges`). Both run judges
+  (`sandbox.worker`). A judge is a function that gets a worker and runs in its own thread.
 - `sandbox.worker`: one fork server (`sandbox.server`) and its processes (`sandbox.process`), with limits of time,
   memory and output. What runs in them is in `sandbox.inside`.
 - back: a `Reply` of a process becomes a `Verdict`, and verdicts with their tree a group.

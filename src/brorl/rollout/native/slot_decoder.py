@@ -83,7 +83,7 @@ class SlotDecoder(Decoder):
         # What to write to the device: the target, its rows (None for all), and the numbers.
         self._uploads: list[tuple[Tensor, IntArray | None, IntArray | FloatArray]] = []
 
-    def goes_on(self, memory: RowMemory, sampling: SamplingParams) -> bool:
+    def take_on(self, memory: RowMemory, sampling: SamplingParams) -> bool:
         """Prepare another call with the current weights; return False if the model has other parameters now."""
         parameters = [id(p) for p in self._model.parameters()]
         if parameters != self._parameters:
@@ -258,7 +258,7 @@ class SlotDecoder(Decoder):
         self._uploads.clear()
 
     def _bind(self, graphs: StepGraphs) -> None:
-        """Tell the graphs where all tensors are, and turn graphs off for a model that computes by the position."""
+        """Tell the graphs where all tensors are, and turn graphs off if the model depends on the context length."""
         longest = int(self._prompts.length.max()) + self.cache.memory.max_tokens
         config = self._model.config
         if any(limit is not None and longest > limit.tokens for limit in (position_limit(config), other_span(config))):
