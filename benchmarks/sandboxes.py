@@ -4,7 +4,7 @@ python benchmarks/sandboxes.py [--programs N] [--rounds N] [--no-attacks] [--san
 
 `plain` is a subprocess without a sandbox and runs only the attacks that are harmless there. `bubblewrap` needs the
 program `bwrap`, and `sandlock` the package `sandlock==0.9.0`; a sandbox that is not installed is left out. The attacks
-are the whole programs of tests/verify/attacks: the other sandboxes do not call functions. Rates are medians of
+are the whole programs of tests/verification/attacks: the other sandboxes do not call functions. Rates are medians of
 rounds in turns, with two programs at once.
 """
 
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from harness import table, timed
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verify"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verification"))
 from attacks.attack import Attack
 from attacks.campaign import run as run_campaign
 from attacks.catalog import CATEGORIES

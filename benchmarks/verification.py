@@ -45,8 +45,8 @@ from brorl.verification.sandbox.pool import ProgramPool, WorkerPool, Workers
 from brorl.verification.sandbox.request import Limits, Reply
 from brorl.verification.sandbox.worker import Worker
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verify" / "domains"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verify"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verification" / "domains"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verification"))
 from fuzz import ROOT, mutations, problems, seeds_of
 from nasty_answers import RESPONSES
 

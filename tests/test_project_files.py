@@ -50,7 +50,7 @@ def test_the_gate_runs_the_commands_of_the_readme_in_a_fresh_clone(tmp_path: Pat
 
 def test_the_tests_that_the_gate_names_exist() -> None:
     names = re.findall(r"\btests/\w[\w/.]*\w", (ROOT / ".ci/run").read_text("utf-8"))
-    assert {"tests/training", "tests/verify/test_attacks.py"} < {*names}
+    assert {"tests/training", "tests/verification/test_attacks.py"} < {*names}
     assert [name for name in names if not (ROOT / name).exists()] == []
 
 
