@@ -1,9 +1,9 @@
 r"""Verdicts on the cases of verdict_cases/: each wrong answer that is accepted is listed, and each right one rejected.
 
 `pytest tests/verification/test_verdicts.py -n 0 -s` prints both rates of every kind. In a file of cases, a line with
-`#` starts a kind and one with `=` a reference; `+` is a right answer and `-` a wrong one, `~` a right one that is known to
-be rejected, and `!` a wrong one that is known to be accepted. `⏎` is a line end. The domain is the start of the file's
-name, or of the kind in `thoughts.cases`; answers in `*_boxed.cases` get a box.
+`#` starts a kind and one with `=` a reference; `+` is a right answer and `-` a wrong one, `~` a right one that is known
+to be rejected, and `!` a wrong one that is known to be accepted. `⏎` is a line end. The domain is the start of the
+file's name, or of the kind in `thoughts.cases`; answers in `*_boxed.cases` get a box.
 """
 
 from __future__ import annotations
