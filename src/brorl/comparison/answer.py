@@ -205,9 +205,7 @@ def _seeds_needed(results: ComparisonResults) -> str:
     """Return the seeds that show a difference of 0.02 in pass@1, for the arm that needs the most."""
     known = {arm: needed for arm, needed in results.seeds_needed.items() if needed is not None}
     if not known:
-        return (
-            "The seeds that a small difference takes are unknown: each arm needs 2 seeds, and the evaluation 2 prompts."
-        )
+        return "The seeds that a small difference takes are unknown: that needs 2 seeds of each arm, and 2 prompts."
     arm, needed = max(known.items(), key=lambda item: (item[1].prompts, item[1].seeds))
     several = len(results.names) > 2
     start = f"To show a difference of {needed.half_width:g} in pass@1{f' from {results.names[0]}' if several else ''}"
