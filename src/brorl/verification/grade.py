@@ -1,9 +1,9 @@
 """Grading: trees of rollouts or stored responses in, one verdict per distinct response out.
 
 A text is verified once per prompt, however many rollouts, token sequences and trees contain it. Each domain's verifier
-is called once, with all texts of its prompts, and once more with those that it could not verify because of an
-infrastructure failure. A `Grader` makes groups of them, with rewards. A stored response without a known question is
-returned as such, never guessed.
+is called once with all texts of its prompts. After infrastructure failures it is called once more, with the texts that
+remain. A `Grader` makes groups with rewards from the verdicts. A stored response without a known question is returned
+as unknown, never guessed.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _FORMAT_TIMEOUT_S = 0.5  # a pattern can take exponential time on some texts
 class Grader:
     """Verifies each distinct response once, for one thread at a time, and turns verdicts into rewards."""
 
-    verifiers: Mapping[str, Verifier]  # verifier of each domain
-    decode: Callable[[Sequence[int]], str]  # token ids of a response to its text
-    shaping: RewardShaping  # from verdicts to rewards
-    max_new_tokens: int | None = None  # length limit of a response, for rewards that depend on the length
+    verifiers: Mapping[str, Verifier]  # domain -> verifier
+    decode: Callable[[Sequence[int]], str]  # a response's token ids -> its text
+    shaping: RewardShaping  # how verdicts become rewards
+    max_new_tokens: int | None = None  # a response's length limit; some rewards depend on it
     lock: Lock = field(default_factory=Lock, repr=False, compare=False)  # verifiers share caches and worker processes
 
     def verify(self, prompts: Sequence[Prompt], trees: Sequence[RolloutTree]) -> list[Group]:
-        """Verify all rollouts of P prompts; truncated ones only if they can earn a reward. Rewards are 1 and 0."""
+        """Verify all rollouts of P prompts, truncated rollouts only if they can earn a reward. Rewards are 1 or 0."""
         accept_truncated = self.shaping.stop_properly > 0
         with self.lock:
             verdicts = grade(prompts, trees, self.verifiers, self.decode, accept_truncated=accept_truncated)
         return list(map(Group.of_verdicts, prompts, trees, verdicts))
 
     def rewarded(self, group: Group, step: int) -> Group:
-        """Return a verified group with the rewards of a step, from 1 on; unverified responses have the reward NaN."""
+        """Return a verified group with its rewards at a step, 1 or more. Unverified responses get the reward NaN."""
         tree, pattern, names = group.tree, self.shaping.format_pattern, self.shaping.terms
         values = [verdict.terms or (None,) * len(names) for verdict in group.verdicts]
         value_LK = np.array(values, np.float64).reshape(len(values), len(names))
@@ -72,7 +72,7 @@ class Grader:
 
 
 def has_format(text: str, pattern: str) -> bool:
-    """Return whether a pattern of the package `regex` matches the whole stripped text within half a second."""
+    """Return whether a pattern (syntax of the package `regex`) matches the whole stripped text within half a second."""
     try:
         return regex.fullmatch(pattern, text.strip(), regex.DOTALL, timeout=_FORMAT_TIMEOUT_S) is not None
     except TimeoutError:
@@ -86,12 +86,12 @@ def grade(
     decode: Callable[[tuple[int, ...]], str],
     accept_truncated: bool = False,
 ) -> list[list[Verdict]]:
-    """Verify every distinct response of P trees; return the L verdicts of each, aligned with its leaves.
+    """Verify every distinct response of P trees; return L verdicts per tree, aligned with its leaves.
 
-    A response that could not be verified is verified again after all others; if that fails too, its verdict is
-    `unverified`. Unfinished responses are incorrect with the reason `truncated`, unless they are accepted. `decode`
-    turns token ids, the end token included, into text without special tokens. A ValueError says that trees and prompts
-    do not match.
+    After an infrastructure failure a response is verified again, after all others. If that fails too, its verdict is
+    `unverified`. Unfinished responses are incorrect with the reason `truncated`, unless `accept_truncated` is set.
+    `decode` turns token ids, the end token included, into text without special tokens. Raises a ValueError if trees
+    and prompts do not match.
     """
     if any(tuple(tree.prompt_ids) != prompt.token_ids for prompt, tree in zip(prompts, trees, strict=True)):
         raise ValueError("a tree does not have the tokens of its prompt; pass both in the same order")
@@ -119,20 +119,20 @@ def grade(
 
 UNREADABLE = "unreadable reference"
 _AT_ONCE = 1024
-_Key = tuple[str, str | None, str]  # id of a question, prompt and response
+_Key = tuple[str, str | None, str]  # (question id, prompt, response)
 
 
 @dataclass(frozen=True)
 class StoredResponse:
     """A response from a file."""
 
-    location: str  # its file and row
-    question_id: str | None  # the id of its question, if the row has one
-    question: str | None  # the text of its question, if the row has one
+    location: str  # file and row
+    question_id: str | None  # None in all these fields: the row does not say it
+    question: str | None  # the question's text
     text: str  # the response
-    prompt: str | None = None  # the text that the model read, if the row has one
-    correct: bool | None = None  # the stored verdict, if the row has one
-    reason: str | None = None  # the stored reason, if the row has one
+    prompt: str | None = None  # the text that the model read
+    correct: bool | None = None  # the stored verdict
+    reason: str | None = None  # the stored reason
 
 
 class RescoredResponse(NamedTuple):
@@ -147,10 +147,10 @@ class RescoredResponse(NamedTuple):
 class Agreement:
     """How stored verdicts agree with new ones. Truncated and unverified responses are left out."""
 
-    both_correct: int  # number of responses that are correct in both
-    both_incorrect: int  # number that are incorrect in both
-    only_stored: int  # number that only the stored verdict calls correct
-    only_new: int  # number that only the new verdict calls correct
+    both_correct: int  # as many responses are correct in both verdicts
+    both_incorrect: int  # as many are incorrect in both
+    only_stored: int  # as many are correct only in the stored verdict
+    only_new: int  # as many are correct only in the new verdict
 
     @property
     def number(self) -> int:
@@ -166,10 +166,11 @@ class Agreement:
 def match_questions(
     responses: Sequence[StoredResponse], questions: Sequence[Question]
 ) -> tuple[list[tuple[StoredResponse, Question]], list[StoredResponse]]:
-    """Return the responses with their questions, which have distinct ids, and the responses of unknown questions.
+    """Return the responses with their questions, and the responses without a known question.
 
-    The id decides if a question has it. Otherwise the text decides, apart from white space, and then the part of the id
-    after the name of the source. A text or part of an id that several questions share decides nothing.
+    Question ids are distinct, such as `gsm8k:17`. A response belongs to the question with the same id, otherwise with
+    the same text (white space aside), otherwise with the same id after the colon, such as `17`. A text or part of an
+    id that several questions share decides nothing.
     """
     by_id = {question.id: question for question in questions}
     by_text = _unambiguous([(question.words, question) for question in questions])
@@ -196,10 +197,10 @@ def rescore(
     observe: Callable[[int], None] = lambda _: None,
     unreadable: Collection[str] = (),
 ) -> tuple[list[RescoredResponse], float]:
-    """Verify stored responses, each distinct one once; return their verdicts, and the wall time in seconds.
+    """Verify each distinct stored response once; return the verdicts, and the wall time in seconds.
 
-    A response that is stored as truncated keeps that verdict, because it was never verified. One that could not be
-    verified is verified a second time. A response to a question with an unreadable reference is incorrect.
+    A response that is stored as truncated keeps that verdict, because it was never verified. After an infrastructure
+    failure a response is verified a second time. If its question's reference is unreadable, a response is incorrect.
     """
     items: dict[_Key, tuple[Prompt, str]] = {}
     prompt_of: dict[tuple[str, str | None], Prompt] = {}
@@ -238,12 +239,12 @@ def _key(response: StoredResponse, question: Question) -> _Key:
 
 
 def _prompt(question: Question, text: str | None) -> Prompt:
-    """Return a question as a prompt for a verifier, which reads no tokens; a prompt needs at least one."""
+    """Return a question as a prompt with one dummy token: verifiers read no tokens."""
     asked = question.last_turn
     return Prompt(question.id, text or asked, (0,), question.reference, question.domain, question.source, asked)
 
 
 def _unambiguous(pairs: Sequence[tuple[str, Question]]) -> dict[str, Question]:
-    """Return the questions by their keys, without keys of several questions."""
+    """Return the questions by key; drop keys that several questions share."""
     counts = Counter(key for key, _ in pairs)
     return {key: question for key, question in pairs if counts[key] == 1}

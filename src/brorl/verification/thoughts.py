@@ -1,7 +1,9 @@
 """Thoughts in responses: a built-in verifier judges only the answer, the text after the last thought.
 
-A thought begins with an opening tag, in the response or at the end of the prompt, and ends with a closing one. A tag
-that the answer only names, in a block or a span of code, begins or ends nothing.
+    `<think> 2 + 2 ... </think> The answer is 4.`  ->  ` The answer is 4.`
+
+A thought begins with an opening tag, in the response or at the end of the prompt, and ends with a closing tag. A tag
+inside a block or a span of code is only mentioned, and begins or ends nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _FENCE = r"(?P<fence>(?<!`)`{3,}+|(?<!~)~{3,}+)(?=(?P<info>[^`~\n]*+)$)"
-_LANGUAGE = re.compile(r"[ \t]*\w.*")  # after a fence that opens a block
-_LOOK_BACK = 200  # characters of a line in which a span of code can begin
+_LANGUAGE = re.compile(r"[ \t]*\w.*")  # follows a fence that opens a block: ```python
+_LOOK_BACK = 200  # characters before a tag: a span of code around it begins there
 _SPAN = r"(?P<ticks>(?<!`)`++)[^`\n]++(?P=ticks)(?!`)"
 
 
@@ -31,7 +33,7 @@ class ThoughtTags:
     closing: str = "</think>"
 
     def opened_by(self, prompt: str) -> bool:
-        """Whether a prompt ends with the opening tag, as some chat templates do: its responses begin in a thought."""
+        """Whether a prompt ends with the opening tag, as in some chat templates: then responses begin in a thought."""
         return prompt.rstrip().endswith(self.opening)
 
     def contained_in(self, response: str) -> bool:
@@ -39,7 +41,7 @@ class ThoughtTags:
         return self.opening in response or self.closing in response
 
     def answer(self, prompt: str, response: str) -> str | None:
-        """Return the text after the last thought of a response to a prompt; None if the response ends in a thought."""
+        """Return a response's text after its last thought; None if the response ends inside a thought."""
         start, is_open = 0, False
         if self.opened_by(prompt) or response.lstrip().startswith(self.opening):
             end = self._first_end(response)
@@ -64,7 +66,7 @@ class ThoughtTags:
 
     def _used_tags(self, response: str, start: int) -> Iterator[re.Match[str]]:
         """Yield the tags outside of spans and complete blocks of code."""
-        if not self.contained_in(response[start:]):  # nearly always, and much faster
+        if not self.contained_in(response[start:]):  # the usual case, much faster than the search below
             return
         block, inside = None, list[re.Match[str]]()
         for match in self._token.finditer(response, start):
@@ -89,9 +91,9 @@ THINK = ThoughtTags()
 
 
 def make_decode(tokenizer: PreTrainedTokenizerBase, tags: ThoughtTags | None, stop: Iterable[str] = ()) -> Decode:
-    """Return the function from the token ids of a response to the text that a verifier sees.
+    """Return a function that turns a response's token ids into the text that a verifier sees.
 
-    The text has no special tokens other than the tags, and does not end with a text of `sampling.stop`.
+    Of the special tokens the text keeps only the tags. A text of `sampling.stop` at its end is removed.
     """
     added = tokenizer.added_tokens_decoder.items()
     special = {token_id: token.content for token_id, token in added if token.special}

@@ -1,7 +1,7 @@
-"""The protocol of verifiers, the verdicts that they remember, and their trial before a run.
+"""The `Verifier` protocol, the cache of verdicts, and the trial of a verifier before a run.
 
-A verifier returns a verdict for every string: it never raises because of a response, never evaluates a response as code
-in this process, and bounds its time.
+A verifier returns a verdict for every string and bounds its time. It never raises because of a response, and never
+evaluates a response as code in this process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def malformed(references: Sequence[str], read: Callable[[str], object]) -> dict[str, str]:
-    """Return the message of the ValueError for each reference that cannot be read."""
+    """Return the ValueError's message for each reference that `read` rejects."""
     problems: dict[str, str] = {}
     for reference in references:
         try:
@@ -44,9 +44,9 @@ def malformed(references: Sequence[str], read: Callable[[str], object]) -> dict[
 class TrialResponses(NamedTuple):
     """Responses to one prompt that show whether a verifier works."""
 
-    right: str  # A response with the reference answer
-    wrong: Sequence[str]  # responses with other answers; at least one should be incorrect
-    # whether the verifier must accept `right`. A user's function may expect another form of response.
+    right: str  # contains the reference answer
+    wrong: Sequence[str]  # contain other answers; at least one should be incorrect
+    # Whether the verifier must accept `right`. A user's function may expect another form of response.
     certain: bool = True
 
 
@@ -54,10 +54,10 @@ class Verifier(Protocol):
     """Verifies the responses of one domain."""
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify distinct pairs of a prompt and a response's text in one call; return one verdict per pair, in order.
+        """Verify distinct pairs of a prompt and a response's text; return one verdict per pair, in order.
 
-        A verifier can spread them over workers. A response that took too long has the reason `timeout`. One that could
-        not be verified because of an infrastructure failure has an `unverified_verdict`; it may be passed again later.
+        A verifier can spread the pairs over workers. A response that took too long has the reason `timeout`. After an
+        infrastructure failure a response has an `unverified_verdict`; the caller may pass it again later.
 
         Raises:
             ValueError: If a prompt's reference is malformed; never because of a response.
@@ -67,13 +67,12 @@ class Verifier(Protocol):
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Return the problem of each reference answer that no response can match, in order.
 
-        It continues a sentence that begins with "the reference answer ..., which": `{"4": "is not a countdown
-        puzzle"}`.
+        Example: `{"4": "is not a countdown puzzle"}`. The text continues "the reference answer ..., which".
         """
         ...
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Make responses for a trial of this verifier, from a reference answer and different ones of other prompts."""
+        """Make responses for a trial of this verifier; `others` are different reference answers of other prompts."""
         ...
 
 
@@ -83,7 +82,7 @@ def verify_distinct(
     observe: Callable[[int], None] = lambda _: None,
     at_once: int | None = None,
 ) -> dict[Key, Verdict]:
-    """Verify distinct items, domain by domain, at most `at_once` in a call, and unverified ones once more."""
+    """Verify distinct items, domain by domain, at most `at_once` per call; then verify the unverified ones again."""
     verdict_of: dict[Key, Verdict] = {}
     for _ in range(2):
         keys_of: dict[str, list[Key]] = {}
@@ -100,18 +99,19 @@ def verify_distinct(
 
 Pair = tuple[str, str]  # a reference and an answer
 
-KEEP_TIMEOUT_S = 3600.0  # long enough for a step; in a later one, the machine may be faster
+KEEP_TIMEOUT_S = 3600.0  # a timeout stays for about one step; later the machine may be faster
 
 
 class VerdictCache:
-    """The verdicts on the `size` pairs of a reference and an answer that were used last, by their digests."""
+    """Remembers verdicts by reference and answer; keeps the `size` entries that were used last."""
 
     def __init__(self, size: int) -> None:
         if size < 1:
             raise ValueError(f"cache_size must be 1 or more, got {size}")
         self._size = size
-        self._entries: OrderedDict[bytes, tuple[bool, float, str, float]] = OrderedDict()  # and when it ends
-        self._reference, self._digest = "", _digest("")  # of the last reference: answers to one prompt come together
+        # digest -> (correct, score, reason, monotonic time at which the entry expires)
+        self._entries: OrderedDict[bytes, tuple[bool, float, str, float]] = OrderedDict()
+        self._reference, self._digest = "", _digest("")  # the last one: answers to one prompt come together
 
     def verify_all(
         self,
@@ -119,10 +119,10 @@ class VerdictCache:
         find: Callable[[Prompt, str], Verdict | str],
         decide: Callable[[list[Pair]], Sequence[tuple[Verdict, float]]],
     ) -> list[Verdict]:
-        """Verify responses, each distinct pair of a reference and an answer once, and return their verdicts in order.
+        """Return the verdict on each response, in order; each distinct pair of reference and answer is decided once.
 
-        `find` returns the answer in a response, or the verdict if its format decides; `decide` the verdict on each
-        unknown pair, and how long to keep it in seconds (0 keeps none).
+        `find` returns the answer in a response, or already the verdict if the response's form decides. `decide` returns
+        for each unknown pair its verdict, and for how many seconds to keep it (0: not at all).
         """
         verdicts: list[Verdict | None] = []
         own_s: list[float] = []
@@ -153,7 +153,7 @@ class VerdictCache:
         return Verdict(correct, score, answer, reason, 0.0)
 
     def put(self, reference: str, verdict: Verdict, for_s: float = inf) -> None:
-        """Keep a verdict for some seconds; a ValueError says that it has no extracted answer, or is unverified."""
+        """Keep a verdict for some seconds; ValueError if it has no extracted answer or is unverified."""
         if verdict.extracted is None or verdict.unverified:
             raise ValueError(f"only verdicts on extracted answers can be kept, got the reason {verdict.reason!r}")
         key = self._key(reference, verdict.extracted)
@@ -171,13 +171,13 @@ def _digest(text: str) -> bytes:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-_OTHERS = 4  # references of other prompts that are tried as wrong answers
-_MOST = 32  # prompts whose right response is tried
+_OTHERS = 4  # as many references of other prompts are tried as wrong answers
+_MOST = 32  # as many prompts have their right response tried
 _NO_ANSWER = "I do not know."
 
 
 class VerifiedResponse(NamedTuple):
-    """A response and its verdict."""
+    """One text with the decision about it."""
 
     response: str
     verdict: Verdict
@@ -186,19 +186,19 @@ class VerifiedResponse(NamedTuple):
 class Trial(NamedTuple):
     """The verdicts on two responses to a prompt."""
 
-    prompt: Prompt  # the prompt
-    right: VerifiedResponse  # A response with the reference answer
-    wrong: VerifiedResponse  # A response with another answer; an incorrect one if there was any
+    prompt: Prompt
+    right: VerifiedResponse  # contains the reference answer
+    wrong: VerifiedResponse  # contains another answer; an incorrect response if there was any
     certain: bool  # whether the verifier must accept `right`
-    # verdicts on responses that must be accepted, for prompts at even distances; without such a response, a prompt is
-    # left out
+    # Verdicts on responses that must be accepted, one per prompt, for prompts spread evenly over the data. Prompts
+    # without such a response are left out.
     answers: Sequence[tuple[Prompt, Verdict]]
 
 
 def try_verifier(verifier: Verifier, prompts: Sequence[Prompt]) -> Trial:
     """Verify a right and a wrong response to the first prompt, and right responses to others.
 
-    The responses contain no thought, so they answer the questions, not prompts that end with an opening tag.
+    The responses contain no thought. They answer the bare questions, because a prompt may end with an opening tag.
     """
     prompts = [replace(prompt, text=prompt.question or prompt.text) for prompt in prompts]
     prompt = prompts[0]
@@ -222,7 +222,7 @@ _ONLY_JSON = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN)
 def unreadable_references(
     verifiers: Mapping[str, Verifier], questions: Sequence[Question]
 ) -> list[tuple[Question, str]]:
-    """Return the questions whose reference answer no response can match, each with the problem, domain by domain."""
+    """Return each question whose reference answer no response can match, with the problem, domain by domain."""
     problems_of: list[tuple[Question, str]] = []
     for domain, verifier in verifiers.items():
         own = [question for question in questions if question.domain == domain]
@@ -244,9 +244,9 @@ def check_references(verifiers: Mapping[str, Verifier], questions: Sequence[Ques
 
 
 def _advice(question: Question) -> str:
-    """Return the fixes of a reference that no response can match."""
+    """Return how to fix a reference that no response can match."""
     is_object = question.domain != MATH_DOMAIN and question.reference.lstrip().startswith("{")  # in math, a set
-    if is_object or question.domain in _ONLY_JSON:  # the whole answer is JSON text, never its last part
+    if is_object or question.domain in _ONLY_JSON:  # the whole answer is JSON: `answer_after` cannot help
         return (
             f"fix or delete the row, set {of_source('layout')} if it is a row of a public dataset, or set another "
             "domain or your own verifier in verification.functions"

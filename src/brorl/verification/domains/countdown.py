@@ -1,7 +1,9 @@
-r"""Verifier of the countdown puzzles: an expression of integers, + - * / and parentheses in exact arithmetic.
+r"""Verifier of countdown puzzles: reads integers, + - * / and parentheses, and computes with exact fractions.
 
-In an equation, `22 = 3*5+7`, each side must have the target as its value, and one must use the numbers. The verifier
-never evaluates a response as code, and accepts no sign in front of a number, no other operator and no other text.
+    `3 5 7 -> 22`: accepts `3*5+7` and the equation `22 = 3*5+7`
+
+Each side of an equation must have the target as its value, and one side must use the numbers. The verifier never
+evaluates a response as code. It accepts no sign in front of a number, no other operator and no other text.
 """
 
 import ast
@@ -18,10 +20,10 @@ from brorl.verdict import CORRECT, Verdict, verdict_of
 from brorl.verification.domains.marked_answer import find_answer, writings
 from brorl.verification.verifier import TrialResponses
 
-_MAX_CHARACTERS = 256  # without surrounding space
-_MAX_DEPTH = 32  # of nested parentheses
+_MAX_CHARACTERS = 256  # longest expression, surrounding space aside
+_MAX_DEPTH = 32  # nested parentheses
 _SPACES = " \t\n\r"
-# Digits of ASCII alone, and no leading zero.
+# Only ASCII digits, and no leading zero.
 _TEXT = re.compile(r"(?:[-+*/() \t\n\r]|(?<![0-9])(?:0|[1-9][0-9]*)(?![0-9]))*")
 _SYMBOL, _NUMBER = re.compile(r"[0-9]+|[-+*/()]"), re.compile(r"[0-9]+")
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
@@ -29,8 +31,8 @@ _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.m
 _MALFORMED = re.compile(r"[-+*/(]\s*(?:[-+*/)]|$)|^\s*(?:[-+*/)]|$)|[\d)]\s*\(|\)\s*\d|\d\s+\d")
 
 _NO_EXPRESSION, _TOO_LONG = "not an expression", "too long"
-_MAX_SIDES = 4  # of an equation, after the first
-_READ = 2_000  # characters at the end of a response in which an answer is marked
+_MAX_SIDES = 4  # sides of an equation after the first
+_READ = 2_000  # characters read from the end of a response to find its marked answer
 _MARKER = re.compile(
     r"(?:(?:^|[.!\n])[ \t*_#>]*|, )(?:(?:so|thus|hence|therefore)\b,? ?)?(?:(?:the|my|one|a) )?"
     r"(?:(?:final|correct|possible) )?(?:(?:answer|solution|expression|equation|result)\b[*_]*(?: is\b|:| =)[*_:\s]*|"
@@ -48,8 +50,8 @@ _WRITTEN = tuple(
         (r"\\[,;:! ]", " "),
     )
 )
-_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")  # the innermost
-_MAX_FRACTIONS = 4  # within each other
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")  # an innermost \frac
+_MAX_FRACTIONS = 4  # nested \frac
 _BRACKETS = str.maketrans("[]{}", "()()")
 
 
@@ -64,7 +66,7 @@ class CountdownVerifier:
         """Verify one response; `extracted` is the expression without spaces.
 
         The reasons are `correct`, `wrong value 7`, `numbers used do not match`, `division by zero`, `not an
-        expression`, `too long` and `too deep`. A ValueError says that the prompt is no countdown puzzle.
+        expression`, `too long` and `too deep`. Raises a ValueError if the prompt is no countdown puzzle.
         """
         start = time.perf_counter()
         extracted, reason = _verify(CountdownPuzzle.from_reference(prompt.reference), response.strip(_SPACES))
@@ -77,13 +79,13 @@ class CountdownVerifier:
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
         """Return a solution, and the numbers joined by one operator."""
-        del others  # the puzzle alone gives wrong answers
+        del others  # the puzzle itself gives wrong answers
         puzzle = CountdownPuzzle.from_reference(reference)
         return TrialResponses(puzzle.solution or "", [sign.join(map(str, puzzle.numbers)) for sign in "+*-"])
 
 
 def _verify(puzzle: CountdownPuzzle, response: str) -> tuple[str | None, str]:
-    """Return the expression without spaces, or None if a response has none, and the reason."""
+    """Return (expression without spaces, reason); the expression is None if the response has none."""
     found = _verify_expression(puzzle, response)
     if found not in ((None, _NO_EXPRESSION), (None, _TOO_LONG)):
         return found
@@ -104,7 +106,7 @@ def _verify_equation(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, st
 
 
 def _answers(response: str) -> Iterator[str]:
-    """Yield the text that a response marks as its answer, in plain notation, without one mark after the other."""
+    """Yield the marked answer of a response in plain notation, first as it stands, then with its marks removed."""
     found = find_answer(response)
     text = "" if found is None else found[-_READ:].strip(_SPACES)
     markers = list(_MARKER.finditer(text))
@@ -120,7 +122,7 @@ def _answers(response: str) -> Iterator[str]:
 
 
 def _verify_expression(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, str]:
-    """Return the expression without spaces, or None if a text is no expression, and the reason."""
+    """Return (expression without spaces, reason); the expression is None if the text is none."""
     found = _read(text)
     if isinstance(found, str):
         return None, found

@@ -240,7 +240,7 @@ def find_answer(response: str) -> str | None:
 
 
 def writings(answer: str) -> Iterator[str]:
-    """Yield an answer, and the answer without one mark after the other around it."""
+    """Yield an answer, then the answer with one mark after the other removed: `**$4$**`, `$4$`, `4`."""
     text = answer.strip()
     yield text
     for _ in range(_MAX_MARKS):

@@ -1,7 +1,7 @@
 """The verifier of each domain: a built-in one or a user's function. A new domain needs a file and a line in `DOMAINS`.
 
-Only the verifiers that are made are imported. Each judges answers without thoughts, and adds further terms of the
-reward. Where the function of a term fails, the response gets the verdict of that failure: a term is never silently 0.
+A verifier's module is imported when the verifier is made. Each verifier judges answers without thoughts, and computes
+further terms of the reward. If the function of a term fails, the failure is the verdict: a term is never silently 0.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _KEYS = ("correct", "score", "extracted", "reason")
 
 
 class FunctionVerifier:
-    """Verifies responses with a user's function; a UserError says why it cannot be loaded or called.
+    """Verifies responses with a user's function; a UserError says why the function cannot be loaded or called.
 
     Args:
-        pool: The workers that call it.
+        pool: The workers that call the function.
         function: `package.module:function`, also looked for in the current directory, or `path/to/file.py:function`.
-        domain: The domain that it verifies, for error messages.
+        domain: The function's domain, for error messages.
         as_messages: Whether a reward function with TRL's signature gets completions as lists of messages.
-        section: The settings that name it, for error messages.
+        section: The settings that name the function, for error messages.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class FunctionVerifier:
         """Verify responses.
 
         The reason comes from the function, or is `correct` or `wrong answer`. After a failure it is `verifier raised
-        ...`, `verifier returned ...`, `timeout`, `out of memory`, `verifier crashed` or `unverified: ...`. A function
-        that cannot decide returns `False` with such a reason itself.
+        ...`, `verifier returned ...`, `timeout`, `out of memory`, `verifier crashed` or `unverified: ...`. If the
+        function cannot decide, it returns `False` with a reason `unverified: ...` itself.
         """
         return [_verdict(result) for result in self.replies(items)]
 
     def replies(self, items: Sequence[tuple[Prompt, str]]) -> list[Reply]:
-        """Call the function on responses, and return what it returned on each, or its failure."""
+        """Call the function on each response; a reply holds the returned value or the failure."""
         calls = []
         for prompt, response in items:
             asked = (prompt.question or prompt.text,) if self._takes_prompt else ()
@@ -102,12 +102,12 @@ class FunctionVerifier:
         return {}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return the references without change; the function may expect another form of response."""
+        """Return the references unchanged; the function may expect another form of response."""
         return TrialResponses(reference, others, certain=False)
 
 
 def _load_advice(function: str, problem: str) -> str:
-    """Return the fix for a function that cannot be loaded: install what it imports, or name it in another way."""
+    """Return the fix for a function that cannot be loaded: install its imports, or name it in another way."""
     missing = re.search(r"ModuleNotFoundError: No module named '(\w+)", problem)
     if missing and missing[1] != re.split(r"[.:]", function)[0]:
         return f"install the package that it imports (pip install {missing[1]}, unless the package has another name)"
@@ -127,14 +127,14 @@ def _verdict(reply: Reply) -> Verdict:
 
 
 def _read(value: dict[str, object]) -> tuple[bool, float, str | None, str | None]:
-    """Return correct, score, extracted and reason; a ValueError names the problem of the returned value."""
+    """Return (correct, score, extracted, reason) of a returned value; a ValueError names its problem."""
     unknown = [key for key in value if key not in _KEYS]
     if unknown or not ("correct" in value or "score" in value):
         raise ValueError(f"a dict with the keys {', '.join(value)[:200] or 'none'} (allowed: {', '.join(_KEYS)})")
     outcome = value["score"] if "score" in value else value["correct"]
     if not isinstance(outcome, bool | int | float):
         raise ValueError(f"{type(outcome).__name__}, not a bool, a number from 0 to 1 or a dict")
-    if not 0 <= outcome <= 1:  # nor NaN
+    if not 0 <= outcome <= 1:  # true for NaN too
         raise ValueError(f"{str(outcome)[:40]}, not a number from 0 to 1")
     correct = value.get("correct", outcome >= 1)
     if not isinstance(correct, bool):
@@ -156,9 +156,9 @@ def _text(value: dict[str, object], key: str) -> str | None:
 class BuiltIn:
     """Makes the built-in verifier of a domain from the workers; the first call imports its module."""
 
-    module: str  # in the package verification
-    name: str  # of its class
-    arguments: Callable[[Workers], tuple[Any, ...]] = lambda _workers: ()  # of the class
+    module: str  # relative to brorl.verification: `domains.math`
+    name: str  # the class in that module: `MathVerifier`
+    arguments: Callable[[Workers], tuple[Any, ...]] = lambda _workers: ()  # makes the class's arguments
 
     def __call__(self, workers: Workers, **options: bool) -> Verifier:
         """Import the verifier and make it."""
@@ -191,8 +191,8 @@ def make_verifiers(
 ) -> dict[str, Verifier]:
     """Make the verifier of each domain, sorted by domain; a user's function replaces a built-in verifier.
 
-    Incorrect responses are scored too where the domain is in `WITH_FRACTIONS`. A UserError says that a domain has no
-    verifier, or that a function cannot be loaded.
+    With partial credit, domains of `WITH_FRACTIONS` score incorrect responses too. Raises a UserError if a domain has
+    no verifier, or if a function cannot be loaded.
     """
     functions, as_messages = settings.functions, settings.completions == "messages"
     term_functions = {
@@ -223,7 +223,7 @@ def untrusted_domains(settings: VerificationSettings, domains: Iterable[str]) ->
 
 
 def sandbox_lines(settings: VerificationSettings, domains: Iterable[str]) -> list[str]:
-    """Return a line with the level of the sandbox, which must hold here, if a domain runs the code of responses."""
+    """Return one line with the sandbox's level if a domain runs the code of responses; UserError if none holds here."""
     untrusted = untrusted_domains(settings, domains)
     if not untrusted:
         return []
@@ -238,14 +238,14 @@ def sandbox_lines(settings: VerificationSettings, domains: Iterable[str]) -> lis
 
 @dataclass(frozen=True)
 class DomainVerifier:
-    """A verifier that sees answers without thoughts, and whose verdicts have the values of further terms."""
+    """Passes answers without thoughts to a verifier, and adds further terms of the reward to its verdicts."""
 
     verifier: Verifier  # decides whether an answer is correct
-    tags: ThoughtTags | None = None  # of thoughts; None to pass on whole responses
-    terms: Mapping[str, FunctionVerifier] | None = None  # the function of each further term of the reward by its name
+    tags: ThoughtTags | None = None  # the tags around thoughts; None to pass on whole responses
+    terms: Mapping[str, FunctionVerifier] | None = None  # name of a further term of the reward -> its function
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses, and compute the terms of each. The reason of an open thought is `unfinished thought`."""
+        """Verify responses and compute their terms. A response that ends in a thought has `unfinished thought`."""
         verdicts = self._verify_answers(items, self.tags) if self.tags else self.verifier.verify_all(items)
         terms = self.terms or {}
         for name, function in terms.items():
@@ -275,7 +275,7 @@ class DomainVerifier:
 
 
 def _with_term(verdict: Verdict, reply: Reply, name: str) -> Verdict:
-    """Return a verdict with one more term, or the verdict of the failure of that term."""
+    """Return a verdict with one more term; if the term failed, return that failure as the verdict."""
     failure, value = reply.failure, reply.value
     seconds = verdict.seconds + reply.seconds
     if not failure and not (value is None or (isinstance(value, bool | int | float) and isfinite(value))):
