@@ -1,4 +1,4 @@
-"""`python -m brorl` is `brorl`."""
+"""`python -m brorl` runs the command `brorl`."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Activities: the engine, the collector, the learner and the loop report what they are doing.
+"""Activities: what the engine, the collector, the learner and the loop report while they work.
 
-Reports never change the results. An observer returns quickly; it may raise to end the work.
+An activity never changes the results. A function that observes returns quickly; it may raise to end the work.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ class Phase:
     """A phase begins, and the previous one ends."""
 
     name: str  # `loading`, `evaluating`, `saving`, or the name of a phase in the metrics (`generation`, ...)
-    detail: str = ""  # the object of the phase, such as `model`; may be empty
+    detail: str = ""  # what the phase works on, such as `model`; may be empty
 
 
 @dataclass(frozen=True)
 class Round:
     """The prompts of a round are about to be sampled."""
 
-    step: int  # number of the step
-    number: int  # number of the round in the step, from 1; later rounds replace prompts that dynamic sampling dropped
-    groups: int  # groups of the step so far, including those carried from earlier steps
-    wanted: int  # groups that the step needs
-    fraction_cut: float = 0.0  # rollouts of the step so far that were cut at the length limit, as a fraction
+    step: int
+    number: int  # counts the step's rounds from 1; later rounds replace prompts that dynamic sampling dropped
+    groups: int  # the step has this many groups so far, including those carried from earlier steps
+    wanted: int  # the step needs this many groups
+    fraction_cut: float = 0.0  # 0 to 1: rollouts so far in this step that were cut at the length limit
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """A call of the engine has decoded one more position."""
+    """A call of the engine has decoded one more position; the numbers are over all prompts of the call."""
 
     finished: int  # rollouts that have ended
-    rollouts: int  # all rollouts of the call, over all prompts
-    tokens: int  # distinct tokens computed by the call
-    depth: int  # position of the last tokens, from 1
+    rollouts: int  # all rollouts
+    tokens: int  # distinct tokens computed so far
+    depth: int  # position of the newest tokens; the first token of a response is at 1
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def unobserved(_: Activity) -> None:
 
 
 class Stopwatch:
-    """Adds up the seconds spent in named phases: `with clock("generation"): ...`; `now` returns the time in seconds."""
+    """Adds up the seconds of named phases: `with clock("generation"): ...`; `now` returns the time in seconds."""
 
     def __init__(self, observe: Observe = unobserved, now: Callable[[], float] = perf_counter) -> None:
         self._observe, self._now = observe, now

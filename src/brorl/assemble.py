@@ -1,4 +1,4 @@
-"""A run and an evaluation from their settings. This file names their parts in order; each part makes itself.
+"""Builds a run or an evaluation from its settings. This file lists the parts in order; each part makes itself.
 
 Cheap checks come first: the data's rows, the verifiers, the tokenizer and the prompts, the memory. The model's weights
 are loaded last.
@@ -52,8 +52,8 @@ def build_run(
         report: Receives every metrics record.
         echo: Receives lines for the user.
         observe: Receives the activity of the parts.
-        cluster: Where the engine and the learner work; None for this process. It is started after the cheap checks.
-        on_end: Receives a function that ends the engine, if this process has one.
+        cluster: Where the engine and the learner work; None for this process. It starts after the cheap checks.
+        on_end: Receives the function that ends the engine, if the engine is in this process.
 
     Returns:
         The run, and the state that its parts hold.

@@ -1,8 +1,8 @@
-"""The command line: the options of a command are the arguments of its function, with the help of its docstring.
+"""The command line: a function's arguments become the options of its command, and its docstring becomes their help.
 
-Errors that the user can fix are one line on stderr, with exit code 2 before any work and 1 for an error that stopped a
-run. Ctrl-C, SIGTERM and SIGHUP stop every command with exit code 130. The module of a command is imported when it is
-called, and torch when its settings are right.
+An error that the user can fix is one line on stderr. The exit code is 2 before any work, and 1 if the error stopped a
+run. Ctrl-C, SIGTERM and SIGHUP stop every command with exit code 130. A command's module is imported when the command
+is called; torch is imported once the settings are right.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from brorl.training.stop_request import on_stop, stop_signals
 
 
 class Command(NamedTuple):
-    """A command; functions and tuples are named `module:name`, without the package."""
+    """A command. Functions and tuples are named `module:name` without the package: `api.train:train_command`."""
 
-    summary: str  # what the command does
-    function: str  # its arguments are the options of the command
-    inherits: tuple[str, ...] = ()  # functions whose arguments are options too
+    summary: str  # one line for `brorl --help`
+    function: str  # its arguments become the options of the command
+    inherits: tuple[str, ...] = ()  # functions whose arguments become options too
     omit: tuple[str, ...] = ()  # arguments that do not become options
-    settings: str = ""  # a tuple of the settings and sections (`verification.`) among its `overrides`; empty for all
-    is_shown: bool = True  # whether the result is printed; otherwise the function prints it
+    settings: str = ""  # names the tuple of settings and sections (`verification.`) it accepts; empty accepts all
+    is_shown: bool = True  # whether the result is printed here; otherwise the function prints it
 
 
 COMMANDS = {
@@ -74,7 +74,7 @@ COMMANDS = {
     "completion": Command("print a script that completes commands and options in a shell", "cli:completion"),
 }  # fmt: skip
 
-_OPTIONS = {"checkpoint": "from", "trainer_config": "from"}  # arguments whose option has another name
+_OPTIONS = {"checkpoint": "from", "trainer_config": "from"}  # argument -> option, where the names differ
 _METAVARS = {
     "config_or_path": "RECIPE", "output": "FILE", "folder": "DIR", "output_dir": "DIR", "sweep": "KEY=V,V,...",
     "marks": "N|X,X,...",
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"brorl: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
     except BrokenPipeError:
-        if not _is_closed(sys.stdout):  # another process that this one writes to has ended
+        if not _is_closed(sys.stdout):  # the broken pipe led to another process, which has ended
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at its exit
         return CLOSED
@@ -154,7 +154,7 @@ def _interrupt(_number: int) -> NoReturn:
 
 
 def make_parser(chosen: Collection[str], with_settings: bool = True) -> argparse.ArgumentParser:
-    """Make the parser of all commands; only the `chosen` ones get options, because their modules are imported."""
+    """Make the parser of all commands. Only `chosen` commands get options, because options import their modules."""
     parser = _Parser(prog="brorl", description="RLVR with many rollouts per prompt, computed as one tree.")
     parser.add_argument("--version", action="version", version=f"brorl {brorl.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
@@ -214,10 +214,10 @@ def _load(reference: str) -> Any:
 
 
 def _parameters_of(command: Command) -> dict[str, tuple[inspect.Parameter, str]]:
-    """Return the arguments of the functions of a command, which become options, with their help."""
+    """Return the arguments that become options of a command: name -> (parameter, help)."""
     found: dict[str, tuple[inspect.Parameter, str]] = {}
     for function in map(_load, (command.function, *command.inherits)):
-        # a name that the module imports for type checkers alone is `Any`
+        # A name that the module imports only for type checkers resolves to `Any`.
         names = defaultdict(lambda: Any, vars(builtins) | vars(sys.modules[function.__module__]))
         helps = _help_of(function.__doc__ or "")
         for name, parameter in inspect.signature(function, locals=names, eval_str=True).parameters.items():
@@ -227,7 +227,7 @@ def _parameters_of(command: Command) -> dict[str, tuple[inspect.Parameter, str]]
 
 
 def _add_options(parser: argparse.ArgumentParser, command: Command, with_settings: bool) -> None:
-    """Add the arguments of the functions of a command, and the settings that it accepts."""
+    """Add the options of a command: the arguments of its functions, and the settings that it accepts."""
     parameters = _parameters_of(command)
     usages = [
         _add_option(parser, parameter, text)
@@ -242,7 +242,7 @@ def _add_options(parser: argparse.ArgumentParser, command: Command, with_setting
 
 
 def _help_of(docstring: str) -> dict[str, str]:
-    """Return the descriptions of the arguments in a docstring, as help: in lower case, without a period."""
+    """Return the help of each argument in a docstring: `Seed of the run.` becomes `seed of the run`."""
     _, *sections = re.split(r"\n(?:Args|Attributes):\n", re.sub(r"(?m)^    ", "", docstring))
     section = re.split(r"\n(?=\S)", sections[0])[0] if sections else ""
     texts = dict(re.findall(r"(?ms)^    (\w+): (.*?)(?=^    \w|\Z)", section))
@@ -261,7 +261,7 @@ def _type_of(annotation: Any) -> Any:
 
 
 def _add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter, text: str) -> str:
-    """Add an argument of a function, by place or as an option, and return it as the usage of the command has it."""
+    """Add an argument as a positional or an option, and return its text in the usage line: `[--seed INT]`."""
     name, default, hint = parameter.name, parameter.default, _type_of(parameter.annotation)
     number = {(int,): "INT,INT,...", (float,): "FLOAT,FLOAT,...", int: "INT", float: "FLOAT"}.get(hint)
     value = number or _METAVARS.get(name) or ("NAME" if name.endswith("_column") else name.upper())
@@ -300,7 +300,7 @@ def _add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter, t
 
 
 def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """Return the parser of a choice."""
+    """Return a parser that accepts only these choices."""
 
     def choice(text: str) -> str:
         if text not in choices:
@@ -324,7 +324,7 @@ def _numbers_of(kind: type) -> Callable[[str], tuple[Any, ...]]:
 
 
 def _add_settings(parser: argparse.ArgumentParser, only: Callable[[str], bool]) -> None:
-    """Add an option for every setting whose dotted name is accepted; its help is the setting's description."""
+    """Add an option for every setting whose dotted name `only` accepts; its help is the setting's description."""
     from brorl.config.reading import setting_fields
     from brorl.config.settings import TrainConfig
 

@@ -1,4 +1,4 @@
-"""Units of cost, the cost of steps, and budgets. Evaluations are not part of any cost."""
+"""The cost of training steps in several units, and budgets. No cost includes evaluations."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ UNIT_WORDS: dict[Unit, str] = {unit: unit.replace("_", " ") for unit in UNITS}
 class Cost:
     """The cost of some steps."""
 
-    steps: int = 0  # number of steps
-    seconds: float = 0.0  # time of the steps, without evaluations
-    samples: int = 0  # rollouts sampled, before dynamic sampling drops any
-    sampled_tokens: int = 0  # tokens of these rollouts, without sharing
-    unique_tokens: int = 0  # nodes of their trees: the tokens that were computed
+    steps: int = 0  # steps with an update
+    seconds: float = 0.0  # wall time without evaluations
+    samples: int = 0  # rollouts, including those that dynamic sampling dropped
+    sampled_tokens: int = 0  # tokens of all rollouts, a shared prefix counted once per rollout
+    unique_tokens: int = 0  # tree nodes: the tokens that were computed, a shared prefix counted once
 
     def __add__(self, other: Cost) -> Cost:
         """Return the cost of both."""
@@ -34,9 +34,9 @@ class Cost:
 
 
 def cost_of_step(record: Mapping[str, Any]) -> Cost:
-    """Return the cost of a step from its metrics record; zero for the record of the start.
+    """Return the cost of a step from its metrics record; the record of the start costs nothing.
 
-    A step without mixed groups made no update: it counts in every unit except steps.
+    A step without mixed groups made no update. It counts in every unit except steps.
     """
     if "sampling" not in record:
         return Cost()
@@ -54,7 +54,7 @@ def total_cost(records: Iterable[Mapping[str, Any]]) -> Cost:
 class Budget:
     """The budget of a run, and the amounts at which it is evaluated."""
 
-    unit: Unit  # the unit
+    unit: Unit
     limit: float  # the run ends with the step that reaches this amount
     eval_points: tuple[float, ...] = ()  # amounts at which the run is evaluated, after the first step that reaches each
 

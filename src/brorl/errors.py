@@ -1,7 +1,7 @@
-"""Errors that a user can fix: one line with the expectation, the input and the fix, in the words of that user.
+"""Errors that a user can fix. One line says what was expected, what came, and what to do, in the user's own words.
 
-An argument is an option on the command line and a keyword in Python. A setting of a source of data has its own name
-where the source is in a recipe, and another one where the source is an argument of the command.
+An argument is an option on the command line and a keyword in Python. A setting of a data source has one name in a
+recipe, and another name where the source is an argument of the command.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STOPPED = 130  # exit code of a command that Ctrl-C, SIGTERM or SIGHUP stopped
 
 
 class UserError(Exception):
-    """Invalid user input; the message names the fix and is printed without a traceback.
+    """An error that the user can fix. Its message names the fix and is printed without a traceback.
 
     Attributes:
         exit_code: Exit code of the command: 2 for an error before the work starts, 1 for one that ends a run.
@@ -68,14 +68,14 @@ class WorkersLostError(UserError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message without a period; its type if there is no message."""
+    """Return the first line of an exception's message, without its period, or the exception's type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def nearest(word: str, names: Collection[str]) -> str:
-    """Return the suggestion of the nearest name, `; did you mean NAME?`; empty if no name is near.
+    """Suggest the nearest name, as `; did you mean NAME?`; empty if no name is near.
 
-    A name is near if it is spelled alike, or if its last part begins alike: `rolouts` for `rollouts_per_prompt`.
+    A name is near if its spelling or the start of its last part is similar: `rolouts` for `rollouts_per_prompt`.
     """
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if not close:
@@ -86,7 +86,7 @@ def nearest(word: str, names: Collection[str]) -> str:
 
 
 SourceWords: TypeAlias = Callable[[str, object], str]  # takes the key of a setting, and a value or None
-_ARGUMENTS = {"from": "checkpoint"}  # options whose argument has another name
+_ARGUMENTS = {"from": "checkpoint"}  # option -> argument, where the names differ
 _in_shell = False
 
 
@@ -110,10 +110,10 @@ def shell_words() -> Iterator[None]:
 
 
 def option(name: str, value: object = None) -> str:
-    """Return an argument with its value, if one is given: `--budget 600` in a shell, `budget=600` in Python.
+    """Return an argument as the user writes it: `--budget 600` in a shell, `budget=600` in Python.
 
-    `name` is the option without its dashes. A value in capitals such as `FILE` is a placeholder, and `KEY=V,V` is a
-    placeholder of a mapping to lists.
+    `name` is the option without its dashes. A value in capitals such as `FILE` is a placeholder; `KEY=V,V` stands for
+    a mapping to lists.
     """
     if _in_shell:
         return f"--{name}" if value is None else f"--{name} {shlex.quote(str(value))}"
@@ -136,7 +136,7 @@ def _python_value(text: str) -> str:
 
 @contextmanager
 def source_words(words: SourceWords) -> Iterator[None]:
-    """Name the settings of a source of data by a function of their key and value inside the block."""
+    """Inside the block, `words(key, value)` names the settings of a source of data."""
     global _source_words
     before, _source_words = _source_words, words
     try:

@@ -12,22 +12,22 @@ from math import floor, inf, isfinite, isnan, log10
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with a 95% interval. The code that makes it documents the method and the coverage of the interval.
+    """A number with a 95% interval. The function that computes the interval documents its method and coverage.
 
-    The intervals of a single evaluation are over prompts (`brorl.evaluation.pass_at_k`). Those of a comparison are
-    mostly t intervals over prompts and seeds (`brorl.evaluation.paired`).
+    A single evaluation has intervals over prompts (`brorl.evaluation.pass_at_k`). A comparison mostly has t intervals
+    over prompts and seeds (`brorl.evaluation.paired`).
     """
 
-    value: float  # the estimate, mostly a mean over prompts
-    low: float  # lower end of the interval
-    high: float  # upper end
+    value: float  # mostly a mean over prompts
+    low: float
+    high: float
 
 
 def interval(estimate: Estimate, digits: int = 3, *, sign: str = "", end_digits: int | None = None) -> str:
-    """Return a value with its interval: 0.412 [0.380, 0.444], with `digits` decimals.
+    """Return a value with its interval, with `digits` decimals: 0.412 [0.380, 0.444].
 
-    It is "-" if the value is not finite, and the value alone if an end is NaN. An infinite upper end is "no end". With
-    the sign "+", positive numbers have theirs too.
+    A value that is not finite gives "-". If an end is NaN, the value stands alone. An infinite upper end reads
+    "no end". With sign="+", positive numbers also show their sign.
     """
     if not isfinite(estimate.value):
         return "-"
@@ -45,9 +45,9 @@ def signed(estimate: Estimate, digits: int = 3) -> str:
 
 
 def plain(value: float, digits: int = 3) -> str:
-    """Return a number without an exponent, to `digits` significant digits or to the whole number if that is more.
+    """Return a number without an exponent, to `digits` significant digits; a whole part is never rounded.
 
-    1,120; 40; 12.5; 0.351; 0.0000123.
+    Examples: 1,120; 40; 12.5; 0.351; 0.0000123.
     """
     if not isfinite(value) or value == 0:
         return f"{value:.0f}"
@@ -72,12 +72,12 @@ def short(count: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless it is 1: 1 run, 3 runs."""
+    """Return a number with its noun, plural unless the number is 1: 1 run, 3 runs."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def short_repr(value: object) -> str:
-    """Return how Python writes a value, in at most 60 characters."""
+    """Return the repr of a value, in at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -88,7 +88,7 @@ def shortened(text: str, length: int = 100) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time to wait, or one that has passed, as 45s, 3m05s or 2h07m."""
+    """Return a waiting or elapsed time: 45s, 3m05s, 2h07m."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
@@ -143,7 +143,7 @@ _ACTING = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, formats (directions, zero 
 
 
 def visible_text(text: str, one_line: bool = False) -> str:
-    r"""Return text with its control characters written out, on one line also its line ends and tabs: `\n`, `\t`."""
+    r"""Return text with its control characters written out; `one_line` also writes line ends and tabs: `\n`, `\t`."""
     kept = "" if one_line else "\n\t"
     return "".join(
         c.encode("unicode_escape").decode() if unicodedata.category(c) in _ACTING and c not in kept else c for c in text

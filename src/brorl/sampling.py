@@ -1,7 +1,7 @@
 """How a response is sampled and what ends it: temperature, top-p, top-k, length limits, stop tokens and stop strings.
 
-A text of `sampling.stop` that is a special token is a stop token, because special tokens are not part of a response's
-text. All others are stop strings. They can begin and end inside tokens.
+A text in `sampling.stop` that is a special token becomes a stop token, because special tokens are not part of a
+response's text. Every other text becomes a stop string, which can begin and end inside tokens.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class SamplingParams:
     """Settings of one sampling run."""
 
     temperature: float = 1.0  # divisor of the logits; 0 is greedy decoding (all rollouts of a prompt agree)
-    # keep the smallest set of most probable tokens whose mass reaches this, with ties of the last one; 1 keeps all
+    # Keep the fewest most probable tokens whose mass reaches top_p, with ties of the last one; 1 keeps all.
     top_p: float = 1.0
-    top_k: int = 0  # before that, keep this many most probable tokens, with ties of the last one; 0 keeps all
-    # length limit of a response in tokens, its end token included; a response that reaches it is cut
+    top_k: int = 0  # first keep this many most probable tokens, with ties of the last one; 0 keeps all
+    # A response has at most this many tokens, its end token included; one that reaches the limit unfinished is cut.
     max_new_tokens: int = 256
-    # tokens that end a response, in addition to the engine's end-of-sequence tokens
+    # These tokens end a response, in addition to the engine's end-of-sequence tokens.
     stop_token_ids: tuple[int, ...] = ()
     # No stop token is drawn before a response has this many tokens: until then, the distribution and the log-probs
     # are over the other tokens.
@@ -97,16 +97,17 @@ class SamplingSettings(Section):
         return SamplingParams(**self.model_dump(exclude={"stop"}))
 
 
-Decode: TypeAlias = Callable[[Sequence[int]], str]  # from the tokens of a response to its text
-_PART = "\N{REPLACEMENT CHARACTER}"  # the text of bytes that are no character yet
+Decode: TypeAlias = Callable[[Sequence[int]], str]  # turns the tokens of a response into its text
+_PART = "\N{REPLACEMENT CHARACTER}"  # tokenizers decode the bytes of an incomplete character to this
 
 
 class StopStrings:
     """The stop strings of a run: the texts in `stop` that are not special tokens of the tokenizer.
 
-    A response ends with the first token that completes a stop string: the string ends in the part of the decoded text
-    that the token added or changed. The text of the response ends before the stop string, or before the first one if
-    the token completes several. The prompt's text does not count.
+    A response ends with the first token that completes a stop string, even if the string ends inside the token. Its
+    text ends before the stop string, or before the first one if the token completes several. With the stop string
+    "###", a response of the tokens "12", " #", "##." ends at the third, and its text is "12 ". The prompt's text does
+    not count.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> None:
@@ -116,7 +117,7 @@ class StopStrings:
         parts = [text.replace(" ", "") for text in self.texts]
         self.pieces = _Pieces(tokenizer)
         self.longest = max((len(part.encode()) for part in parts), default=0) or 1
-        # A character that is split over tokens is one replacement character or more in their texts.
+        # The texts of tokens that split a character have one or more replacement characters in its place.
         patterns = ["".join(re.escape(c) if c.isascii() else f"(?:{c}|{_PART}+)" for c in part) for part in parts]
         self.likely_in = re.compile("|".join(patterns)).search
 
@@ -157,20 +158,20 @@ class StopStrings:
 
 
 class _Pieces(dict[int, str]):
-    """The text that each token adds, without spaces; it is found when the token first occurs."""
+    """Maps a token to the text that it adds, without spaces; computed when the token first occurs."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
 
     def __missing__(self, token: int) -> str:
-        # A token alone can have another text than inside a text. A second copy adds the text that it has inside.
+        # A token can decode differently alone than inside a text. A second copy shows the text that it adds inside.
         once, twice = (str(self._tokenizer.decode([token] * n, skip_special_tokens=True)) for n in (1, 2))
         self[token] = (twice[len(once) :] if twice.startswith(once) else once).replace(" ", "")
         return self[token]
 
 
 def special_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
-    """Return the special token with this text, if any: a token that the text of a response leaves out."""
+    """Return the special token with this text, or None. A response's text leaves special tokens out."""
     token = tokenizer.get_added_vocab().get(text)
     return None if token is None or not _is_left_out(tokenizer, token) else int(token)
 
@@ -180,12 +181,12 @@ def _is_left_out(tokenizer: PreTrainedTokenizerBase, token: int) -> bool:
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> tuple[int, ...]:
-    """Return the ids of the texts of `sampling.stop` that are special tokens."""
+    """Return the ids of those texts in `sampling.stop` that are special tokens."""
     return tuple(token for text in stop if (token := special_token(tokenizer, text)) is not None)
 
 
 def check_stop(name: str, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> None:
-    """Check that a response of a model can end with each of the texts of `sampling.stop`."""
+    """Check that the model's responses can end with every text in `sampling.stop`."""
     if not (stop := tuple(stop)):
         return
     special = [text for text, token in tokenizer.get_added_vocab().items() if _is_left_out(tokenizer, token)]

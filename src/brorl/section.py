@@ -1,4 +1,4 @@
-"""The base class of all groups of settings; each package declares its groups in its module `settings`."""
+"""The base class of all groups of settings. Most packages declare their groups in a module `settings`."""
 
 from __future__ import annotations
 

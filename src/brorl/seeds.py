@@ -1,4 +1,4 @@
-"""Seeds of random generators, derived from the seed of a run and two counters, such as a step and a call.
+"""Derives the seeds of random generators from a run's seed and two counters, such as a step and a call.
 
 Every combination has its own seed. Numbers out of range are rejected.
 """
@@ -13,9 +13,9 @@ _WORD = 2**32
 def seed_sequence(seed: int, first: int, second: int = 0) -> np.random.SeedSequence:
     """Return the seed sequence of a seed and two counters.
 
-    A numpy seed sequence mixes four words of 32 bits. Here they are the low half of the seed, the two counters, and the
-    high half of the seed, so different combinations never have equal words. numpy's `SeedSequence([seed, step])` gives
-    two words to a large seed: seed 5 + 2**32 with step 0 equals seed 5 with step 1.
+    A numpy seed sequence mixes four words of 32 bits. Here they are (low half of the seed, first, second, high half of
+    the seed), so different arguments never have equal words. numpy's `SeedSequence([seed, step])` gives two words to a
+    large seed: seed 5 + 2**32 with step 0 equals seed 5 with step 1.
 
     Args:
         seed: 0 to 2**64 - 1.
@@ -33,5 +33,5 @@ def seed_sequence(seed: int, first: int, second: int = 0) -> np.random.SeedSeque
 
 
 def derived_seed(seed: int, first: int, second: int = 0) -> int:
-    """Return an integer seed, 0 to 2**64 - 1, that the `seed_sequence` of a seed and two counters gives."""
+    """Return an integer seed, 0 to 2**64 - 1, drawn from the `seed_sequence` of the same arguments."""
     return int(seed_sequence(seed, first, second).generate_state(1, np.uint64)[0])

@@ -1,7 +1,7 @@
-"""Paths of the user, and files: a kill at any moment leaves a file with its old content or with its new content.
+"""Reads the user's paths and writes files. After a kill at any moment, a file has its old or its new content.
 
-A failed write is a `StorageError` that names the file. If a process is killed, a later one removes its
-`TemporaryFolder`. A path with a name of more than 255 bytes does not exist here, where `pathlib` raises an OSError.
+A failed write is a `StorageError` that names the file. A later process removes the `TemporaryFolder` of a killed one.
+A path with a name of more than 255 bytes counts as missing here; `pathlib` would raise an OSError.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def is_folder(path: str | Path) -> bool:
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """Return the hub id and the revision (branch, tag or commit) of `id@revision`; a path that exists has none."""
+    """Split `id@revision` into hub id and revision (branch, tag or commit), which is None for a path that exists."""
     path, at, revision = name.partition("@")
     return (path, revision) if at and revision and not exists(Path(name).expanduser()) else (name, None)
 
 
 def function_path(path: str) -> str:
-    """Return the path of a function, `file.py:function` or `package.module:function`, and make a file's absolute."""
+    """Make the file in `file.py:function` absolute; `package.module:function` stays as it is."""
     file, _, name = path.rpartition(":")
     local = Path(file).expanduser()
     return f"{local.absolute()}:{name}" if is_file(local) else path
@@ -64,7 +64,7 @@ _GRACE_S = 60.0  # a younger folder may not have its lock yet, or its processes 
 
 @contextmanager
 def storage_errors(target: Path, then: str = "resume the run") -> Iterator[None]:
-    """Raise a `StorageError` that names the file to write and the command after the fix, instead of an OSError."""
+    """Turn an OSError of the block into a `StorageError` that names the file and the command to run after the fix."""
     try:
         yield
     except OSError as error:
@@ -75,7 +75,7 @@ def storage_errors(target: Path, then: str = "resume the run") -> Iterator[None]
 
 @contextmanager
 def output_folder(path: Path) -> Iterator[Path]:
-    """Make the folder of `--output-dir` for the block; if that fails, remove a new one that is still empty."""
+    """Make the folder of `--output-dir` for the block. If the block fails, remove a new folder that is still empty."""
     is_new = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def output_folder(path: Path) -> Iterator[Path]:
         yield path
     except BaseException:
         if is_new:
-            with suppress(OSError):  # raised if it has files
+            with suppress(OSError):  # rmdir raises if the folder has files
                 path.rmdir()
         raise
 
@@ -107,7 +107,7 @@ def replace_file(target: Path, content: bytes) -> None:
 
 
 def parquet_bytes(table: Any) -> bytes:
-    """Return the content of a Parquet file with a table of pyarrow."""
+    """Return a pyarrow table as the content of a Parquet file."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -131,7 +131,7 @@ def json_ready(value: Any) -> Any:
 
 
 def dotted_items(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the value of every entry of nested mappings; an empty mapping is a value."""
+    """Yield nested entries by dotted name: {"a": {"b": 1}} gives ("a.b", 1). An empty mapping counts as a value."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from dotted_items(item, f"{name}.{key}" if name else key)
@@ -143,12 +143,12 @@ def dotted_items(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 class TemporaryFolder:
     """A folder whose lock marks it as used until this process ends, even if it is killed."""
 
-    path: Path  # path of the folder
-    descriptor: int | None  # open file that holds the lock; None where there are no locks
+    path: Path
+    descriptor: int | None  # open file that holds the lock; None on a system without file locks
 
     @classmethod
     def new(cls, parent: Path, prefix: str) -> TemporaryFolder:
-        """Make a folder, after the removal of those that killed processes have left behind."""
+        """Remove the folders that killed processes left behind, then make a new one."""
         remove_abandoned(parent, prefix)
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         return cls(path, _lock(path / _LOCK, os.O_CREAT))
@@ -161,9 +161,9 @@ class TemporaryFolder:
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove the temporary folders with a prefix in `parent` whose process ended without removing them.
+    """Remove the temporary folders `parent/prefix...` whose processes ended without removing them.
 
-    Folders of other users, and those without a lock file, are left alone.
+    Folders of other users and folders without a lock file stay.
     """
     for folder in parent.glob(f"{prefix}*"):
         with suppress(OSError):
@@ -175,7 +175,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def _lock(file: Path, flags: int = 0) -> int | None:
-    """Lock a file, and return its descriptor; None where there are no locks."""
+    """Lock a file and return its descriptor; None on a system without file locks."""
     try:
         import fcntl
     except ImportError:  # on Windows

@@ -1,4 +1,4 @@
-"""Tables and results of commands as values, for a terminal (rich), for GitHub, and for a notebook.
+"""Tables and results of commands as values that show in a terminal (rich), on GitHub and in a notebook.
 
 A table has a title, columns, rows of text, and notes. Columns of numbers are never cut on a terminal; columns of words
 may take several lines.
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
-_WIDTH = 80  # columns of a terminal
+_WIDTH = 80  # characters per terminal line
 _PAGE = '<pre style="white-space:pre; overflow-x:auto; line-height:1.2">{code}</pre>'
-_HEADING = 9  # characters that a heading may take; a longer one is broken unless the cells are as long
+_HEADING = 9  # a heading longer than this many characters is broken into lines, unless the cells are as long
 
 
 class Result:
@@ -49,12 +49,12 @@ class Result:
 class Table:
     """A table of text."""
 
-    title: str  # its title; may be empty
-    # headings, with a line break where the terminal breaks them; if all are empty, the table has no header
+    title: str  # may be empty
+    # Headings, with "\n" where the terminal breaks them. If all are empty, the table has no header.
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]  # text of the cells, one for each column
+    rows: tuple[tuple[str, ...], ...]  # each row has one text per column
     notes: tuple[str, ...] = ()  # lines below the table
-    # indices of the columns of words: aligned to the left, and folded where the terminal is too narrow
+    # Indices of columns that hold words. They are aligned to the left and folded on a narrow terminal.
     words: frozenset[int] = frozenset({0})
     strong: frozenset[int] = frozenset()  # indices of the rows in bold
 
@@ -64,7 +64,7 @@ class Table:
             raise ValueError(f"a row of {self.title!r} needs {len(self.columns)} cells, not {len(wrong)}: {wrong}")
 
     def __rich__(self) -> Any:
-        """Return the table for a terminal, with its title above and its notes below: they may be wider."""
+        """Return the table for a terminal. The title above and the notes below may be wider than the table."""
         from rich import box
         from rich.console import Group
         from rich.table import Table as RichTable
@@ -116,7 +116,7 @@ class Table:
 
 
 def _folded(heading: str, width: int) -> str:
-    """Break the lines of a heading that are longer than a width, between words if possible."""
+    """Break a heading into lines of at most `width` characters, between words if possible."""
     return "\n".join(part for line in heading.split("\n") for part in wrap(line, width, break_on_hyphens=False))
 
 

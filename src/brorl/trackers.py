@@ -1,9 +1,9 @@
 """Experiment trackers: copies of the metrics in Weights & Biases, TensorBoard or trackio.
 
-`metrics.jsonl` is always written. A tracker gets its finite numbers, under names such as `sampling/reward`, with the
-step as the x axis, and no lists, which are per prompt. A tracker that fails is closed with one message, and the run
-continues. A resumed run sends it the missing steps. An attempt without an update is not sent: its step is still to
-come.
+`metrics.jsonl` is always written. A tracker gets its finite numbers under names such as `sampling/reward`, with the
+step as the x axis. Lists, which are per prompt, are left out. A tracker that fails is closed with one message, and the
+run continues. A resumed run sends the missing steps. An attempt without an update is not sent, because its step is
+still to come.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ class TrackingSettings(Section):
 
 
 class _Tracker(NamedTuple):
-    """An open run of one tracker: functions to log the numbers of a step, and to flush and close."""
+    """An open run of one tracker."""
 
-    log: Callable[[int, dict[str, float]], None]
-    close: Callable[[], None]
+    log: Callable[[int, dict[str, float]], None]  # takes a step and its numbers: 12, {"sampling/reward": 0.4}
+    close: Callable[[], None]  # flushes and closes
 
 
 class Trackers:
     """The open trackers of a run; made by `open_trackers`.
 
-    `trackers.json` has the name of the run in each tracker (`id`) and the last step sent (`told`), so that no step is
-    sent twice.
+    `trackers.json` holds, for each tracker, the run's name there (`id`) and the last step sent (`told`), so that no
+    step is sent twice.
     """
 
     def __init__(self, state_file: Path, echo: Echo) -> None:
@@ -70,7 +70,7 @@ class Trackers:
         self.state = _read_state(state_file)
 
     def log(self, record: Record) -> None:
-        """Send the numbers of a record to every tracker that has not received its step; an attempt is sent to none."""
+        """Send a record's numbers to every tracker that lacks its step; a record of an attempt is not sent."""
         if "attempt" in record:
             return
         step, numbers = int(record["step"]), flat_numbers(record)
@@ -121,7 +121,7 @@ def open_trackers(
     """Open the trackers of a new or resumed run, and send them the steps that they lack.
 
     A run that went back to a checkpoint repeats some steps. TensorBoard replaces these steps; Weights & Biases and
-    trackio keep the first version. In bitwise reproducible runs only the times differ. `history` has all metrics
+    trackio keep the first version. In bitwise reproducible runs only the times differ. `history` holds all metrics
     records up to the checkpoint.
     """
     for name in names:
@@ -163,9 +163,10 @@ def require_package(name: TrackerName) -> None:
 
 
 def flat_numbers(record: Mapping[Any, Any], prefix: str = "") -> dict[str, float]:
-    """Return the finite numbers of a metrics record by their path: `evaluation/pass_at/16/value`.
+    """Return the finite numbers of a metrics record by their path.
 
-    True and false become 1 and 0. Without a prefix, the step is left out.
+    {"step": 3, "sampling": {"reward": 0.4, "done": True}} gives {"sampling/reward": 0.4, "sampling/done": 1.0}. Only
+    the top level leaves the step out.
     """
     numbers: dict[str, float] = {}
     for key, value in record.items():
@@ -203,7 +204,7 @@ def _open_wandb(project: str, run_name: str, run_id: str, config: Mapping[str, A
         resume="allow",
         config=dict(config),
         dir=str(directory),
-        settings=wandb.Settings(console="off", quiet=True),  # run.log has the console's lines
+        settings=wandb.Settings(console="off", quiet=True),  # run.log already stores the console's lines
     )
     return _Tracker(lambda step, numbers: run.log(numbers, step=step), run.finish)
 

@@ -1,9 +1,13 @@
 """The rollout tree: N rollouts of one prompt, stored once per distinct prefix, with counts.
 
-A node is a distinct token prefix of a response. Its count is the number of the N rollouts that pass through it. Nodes
-are in depth-first preorder with siblings sorted by token. A tree has one representation: two trees are equal exactly
-when their rollouts are equal as multisets. Preorder also makes every subtree, and every consecutive run of responses, a
-slice. Empty responses are an error.
+A node is a distinct token prefix of a response. Its count says how many of the N rollouts pass through it. Nodes are
+in depth-first preorder, siblings sorted by token. Rollouts [5 7], [5 7], [5 8 9] give 4 nodes:
+
+    token  [5, 7, 8, 9]    parent [-1, 0, 0, 2]    count [3, 2, 1, 1]
+    leaf   [1, 3]          leaf_count [2, 1]
+
+Two trees are equal exactly when their rollouts are equal as multisets. In preorder, every subtree and every run of
+consecutive responses is a slice. An empty response is an error.
 """
 
 from __future__ import annotations
@@ -38,12 +42,12 @@ class RolloutTree:
     # Index of each node's parent, shape [M]; -1 for the first token after the prompt. Parents come first.
     parent: IntArray
     count: IntArray  # number of rollouts that pass through each node, shape [M]
-    # log-probability (nats) of the node's token given its prefix, under the distribution that it was drawn from: at the
-    # sampling temperature, among the tokens that top-p and top-k keep, shape [M]; NaN where it is unknown
+    # Log-probability (nats) of each node's token given its prefix, shape [M]; NaN where unknown. The distribution is
+    # the one sampled from: at the sampling temperature, among the tokens that top-p and top-k keep.
     logprob: FloatArray
-    leaf: IntArray  # node of the last token of each distinct response, in preorder, shape [L]
+    leaf: IntArray  # last node of each distinct response, in preorder, shape [L]
     leaf_count: IntArray  # number of rollouts that gave each distinct response, shape [L]
-    finished: BoolArray  # whether the response ended (with its last node) and was not cut, shape [L]
+    finished: BoolArray  # True if the response ended, False if it was cut at the length limit, shape [L]
 
     def __post_init__(self) -> None:
         for name, dtype in _DTYPES.items():
@@ -77,8 +81,8 @@ class RolloutTree:
         Args:
             prompt_ids: Token ids of the prompt.
             responses: N non-empty sequences of token ids, the stop token included where there is one.
-            logprobs: Per token log-probabilities (nats) of each response. Where rollouts share a node, the value of
-                the response that sorts first is kept.
+            logprobs: Log-probability (nats) of every token of each response. If rollouts share a node, the response
+                that sorts first gives the value.
             finished: Whether each response ended and was not cut; all True if not given.
 
         Returns:
@@ -104,7 +108,7 @@ class RolloutTree:
             trees: At least one tree, all of the same prompt.
 
         Returns:
-            The result of `from_responses` for the rollouts of all trees, one tree after the other.
+            The tree that `from_responses` makes of all rollouts, one input tree after the other.
 
         Raises:
             ValueError: If there is no tree, or they are of different prompts.
@@ -131,7 +135,7 @@ class RolloutTree:
         finished_R: BoolArray,
         count_R: IntArray,
     ) -> RolloutTree:
-        """Build a tree from R responses in rows, padded with token -1; each has `count` rollouts."""
+        """Build a tree from R responses as rows, padded with token -1; row r stands for `count_R[r]` rollouts."""
         # Big-endian bytes of (token + 1) sort as the tokens do, with the padding 0 before every token.
         rows = (token_RT + 1).astype(">u8")
         keys = [(row.tobytes(), bool(done)) for row, done in zip(rows, finished_R, strict=True)]
@@ -184,7 +188,7 @@ class RolloutTree:
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Number of tokens of all N rollouts, had they been sampled one by one."""
+        """Number of tokens of all N rollouts; a shared prefix counts once per rollout."""
         return int(self.count.sum())
 
     @cached_property
@@ -237,7 +241,7 @@ class RolloutTree:
         return nodes
 
     def sum_below(self, value_L: NDArray[Any]) -> FloatArray:
-        """Sum a value of the responses over the responses that pass through each node.
+        """For each node, sum a value over the distinct responses that pass through it.
 
         Args:
             value_L: One number per distinct response, shape [L].
@@ -253,7 +257,7 @@ class RolloutTree:
         return np.add.reduceat(padded, np.stack([first_M, stop_M], axis=1).ravel())[::2]
 
     def sum_along_paths(self, value_M: NDArray[Any]) -> FloatArray:
-        """Sum a value of the nodes over the path from the first token down to each node, itself included.
+        """For each node, sum a value over its path: from the first token down to the node, itself included.
 
         Args:
             value_M: One number per node, shape [M].
@@ -274,7 +278,7 @@ class RolloutTree:
             leaves: Indices into `leaf` of the responses to keep, ascending, shape [K], K >= 1.
 
         Returns:
-            The smaller tree, and for each of its nodes the index of that node in this tree.
+            The smaller tree, and the index in this tree of each node of the smaller one.
         """
         kept_L = np.zeros(self.leaf.size, np.bool_)
         kept_L[leaves] = True
@@ -315,16 +319,17 @@ def fraction_cut(trees: Sequence[RolloutTree]) -> float:
 
 
 def subtree_ends(depth_M: IntArray) -> IntArray:
-    """Return the end of the subtree of each node in preorder, shape [M]: the next node that is not deeper.
+    """Return the end of each node's subtree, shape [M]: the index of the next node in preorder that is not deeper.
 
     Args:
         depth_M: Depth of each node, shape [M]; trees may follow one another.
     """
     num_nodes = depth_M.size
     end_M = np.empty(num_nodes, np.int64)
-    starts = np.flatnonzero(np.diff(depth_M, prepend=depth_M[:1]) <= 0)  # of chains, along which the depth rises
+    # A chain is a stretch of nodes along which the depth rises: depths [0 1 2 1 2] are the chains [0 1 2] and [1 2].
+    starts = np.flatnonzero(np.diff(depth_M, prepend=depth_M[:1]) <= 0)
     stops = np.append(starts, num_nodes)[1:]
-    depths, ends = [-1], [num_nodes]  # starts of later chains that can close a subtree, nearest last
+    depths, ends = [-1], [num_nodes]  # stack: later chain starts that can close a subtree, nearest last
     for start, stop in zip(starts[::-1], stops[::-1], strict=True):
         closing = np.searchsorted(depths, depth_M[start:stop], side="right") - 1
         end_M[start:stop] = np.asarray(ends)[closing]

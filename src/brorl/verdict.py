@@ -12,7 +12,7 @@ NO_CODE = "no code block"
 UNFINISHED = "unfinished thought"  # the response has no answer after its thought
 TRUNCATED = "truncated"
 TIMEOUT = "timeout"
-CUT_OFF = "timeout of all programs"  # the response had used its part of the time of a batch
+CUT_OFF = "timeout of all programs"  # the response had used its share of the batch's time
 OUT_OF_MEMORY = "out of memory"
 CRASHED = "verifier crashed"
 RAISED = "verifier raised"  # followed by the exception: `verifier raised ValueError: ...`
@@ -41,15 +41,15 @@ class Verdict:
     """The result of verifying one response.
 
     Args:
-        correct: The raw outcome, from which dynamic sampling and pass@k are computed.
-        score: The number that the reward is computed from; 1.0 or 0.0 without partial credit. Finite.
-        extracted: The answer that was found in the response, None if there was none.
+        correct: The raw outcome. Dynamic sampling and pass@k use it.
+        score: A finite number; the reward uses it. Without partial credit it is 1.0 or 0.0.
+        extracted: The answer that was found in the response, or None.
         reason: `correct`, or the problem in a few words. `unverified: ...` names the infrastructure failure
             that kept the verifier from a verdict; such a response is neither correct nor incorrect.
-        seconds: Wall time of the verification, 0 or more: of finding the answer in this process, of the worker or the
-            programs, and of the comparison. If an earlier verdict was used again, only the first part.
-        terms: Values of the further terms of the reward, in the order of the settings; None for a term that does not
-            apply. Empty for a response that was not verified.
+        seconds: Wall time, 0 or more. It adds up finding the answer in this process, the worker or the programs, and
+            the comparison. If an earlier verdict was reused, only finding the answer counts.
+        terms: Values of the reward's further terms, in the order of the settings; None if a term does not apply. Empty
+            if the response was not verified.
 
     Raises:
         ValueError: If the score is not finite, the time is negative, or an unverified response has an outcome.
@@ -80,10 +80,10 @@ class Verdict:
 
 
 def verdict_of(reason: str, extracted: str | None = None, seconds: float = 0.0) -> Verdict:
-    """Return a verdict without partial credit: the reason `correct` alone is correct."""
+    """Return a verdict without partial credit: it is correct exactly if the reason is `correct`."""
     return Verdict(reason == CORRECT, float(reason == CORRECT), extracted, reason, seconds)
 
 
 def unverified_verdict(cause: str, seconds: float = 0.0) -> Verdict:
-    """Return the verdict on a response that an infrastructure failure, such as `a worker was lost`, left unverified."""
+    """Return the verdict on a response that could not be verified, with a cause such as `a worker was lost`."""
     return verdict_of(f"{UNVERIFIED}{_SEPARATOR}{cause}", seconds=seconds)
