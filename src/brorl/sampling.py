@@ -93,7 +93,7 @@ class SamplingSettings(Section):
 
     @property
     def params(self) -> SamplingParams:
-        """How the rollouts of training are drawn."""
+        """The parameters with which training draws its rollouts."""
         return SamplingParams(**self.model_dump(exclude={"stop"}))
 
 
@@ -198,7 +198,7 @@ def check_stop(name: str, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str
                 f"sampling.stop has {text!r}, and {inside!r} is a special token of {name}, which is not part of a "
                 f"response's text; set sampling.stop to {inside!r} alone"
             )
-        # A tokenizer can drop a space at the start of a text, and can have a token that it never produces from a text.
+        # Try three spellings: a tokenizer can drop a leading space, or have tokens that it never encodes a text to.
         spelled = [tokenizer.encode(before + text, add_special_tokens=False) for before in ("", "a")]
         own = tokenizer.get_vocab().get(text)
         decoded = [tokenizer.decode(tokens) for tokens in [*spelled, [] if own is None else [own]]]

@@ -111,7 +111,7 @@ class RolloutTree:
             The tree that `from_responses` makes of all rollouts, one input tree after the other.
 
         Raises:
-            ValueError: If there is no tree, or they are of different prompts.
+            ValueError: If there is no tree, or the prompts differ.
         """
         prompts = {tree.prompt_ids for tree in trees}
         if len(prompts) != 1:
@@ -284,7 +284,7 @@ class RolloutTree:
         kept_L[leaves] = True
         count_M = self.sum_below(np.where(kept_L, self.leaf_count, 0)).astype(np.int64)
         node_index = np.flatnonzero(count_M)
-        renumber = np.append(np.cumsum(count_M > 0) - 1, -1)  # the last entry serves parent -1
+        renumber = np.append(np.cumsum(count_M > 0) - 1, -1)  # index -1 finds the last entry: parent -1 stays -1
         tree = RolloutTree(
             prompt_ids=self.prompt_ids,
             token=self.token[node_index],
@@ -314,7 +314,7 @@ class RolloutTree:
 
 
 def fraction_cut(trees: Sequence[RolloutTree]) -> float:
-    """Return the rollouts that were cut at the length limit, as a fraction of all; 0 without a tree."""
+    """Return the fraction of rollouts that were cut at the length limit; 0 without a tree."""
     return sum(tree.num_truncated for tree in trees) / max(sum(tree.num_rollouts for tree in trees), 1)
 
 

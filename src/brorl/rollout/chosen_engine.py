@@ -55,7 +55,7 @@ def build_engine(
             from brorl.rollout.vllm_engine import VllmEngine, send_adapted, vllm_setup
 
             engine = VllmEngine(vllm_setup(config, source, context), stop_token_ids, observe, stop)
-            if find_model(source).adapter:  # vLLM has loaded the base
+            if find_model(source).adapter:  # vLLM has loaded only the base
                 send_adapted(engine, model, source)
             return engine
         case "native":

@@ -1,4 +1,4 @@
-"""The protocol of engines, which turn prompts into rollout trees, and an engine over a pool of workers.
+"""Engines turn prompts into rollout trees. This module has their protocol, and an engine over a pool of workers.
 
 The collector owns the engine and publishes weights to it. Evaluation and diagnostics only get a `Sampler`.
 """
@@ -34,8 +34,8 @@ class Sampler(Protocol):
             num_rollouts: Rollouts of each prompt, N; one number for all, or P numbers.
             sampling: Temperature, truncation, length limits.
             seed: Seed of the draws.
-            first: Number of the first prompt. The draws of a prompt depend on the seed and its number, so parts of a
-                batch can be sampled in separate calls.
+            first: Number of the first prompt. Prompt i draws by the seed and the number first + i, so parts of a batch
+                can be sampled in separate calls.
         """
         ...
 
@@ -66,7 +66,7 @@ class Engine(Sampler, Protocol):
         ...
 
 
-_POLL_S = 0.2  # between two reports to the observer, which ends the call on Ctrl-C
+_POLL_S = 0.2  # the observer gets a report this often, and can end the call on Ctrl-C
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ def sample_tasks(
 ) -> list[SampleTask]:
     """Cut a call of `Sampler.sample` into tasks of at most `size` prompts, in order.
 
-    A task is one call of an engine, so its trees depend on no worker and no other task. A task whose worker is lost is
-    sampled again, with the same seed.
+    Five prompts with size 2 give tasks of 2, 2 and 1 prompts. A task is one call of an engine, so its trees depend on
+    no worker and no other task. A task whose worker is lost is sampled again, with the same seed.
     """
     rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
     return [
@@ -113,7 +113,7 @@ class SamplingPool(Protocol):
     """Samples tasks on several workers."""
 
     def submit(self, task: SampleTask) -> int:
-        """Queue a task for the next free worker, in the order of the calls; return its ticket, which rises."""
+        """Queue a task and return its ticket. Free workers take tasks in order, and tickets rise."""
         ...
 
     def done(self, timeout_s: float | None = None) -> list[SampledTask]:
@@ -121,7 +121,7 @@ class SamplingPool(Protocol):
         ...
 
     def discard(self, tickets: Iterable[int]) -> None:
-        """Discard tasks, and the results of tasks that are being sampled."""
+        """Drop the tasks that wait, and the results of those that are being sampled."""
         ...
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -130,7 +130,7 @@ class SamplingPool(Protocol):
 
 
 class PooledEngine:
-    """Samples on the workers of a pool, `prompts_per_task` prompts at a time; nothing else may take the pool's results.
+    """Samples on the workers of a pool, `prompts_per_task` prompts per task. Only it may take the pool's results.
 
     The observer gets a `Decoding` whenever tasks are done, and several times a second in between.
     """

@@ -83,5 +83,5 @@ class EngineSettings(Section):
 
     @property
     def now(self) -> Callable[[], float]:
-        """The clock."""
+        """The function that reads the chosen clock, in seconds."""
         return process_time if self.clock == "cpu" else perf_counter

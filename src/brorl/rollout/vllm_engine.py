@@ -1,15 +1,15 @@
 """The vLLM engine: samples N responses of each prompt as separate rows, and returns them as trees.
 
-Response r of a prompt has its own seed, from the seed of the call, the number of the prompt and r. The other rows of a
-batch change the last bits of a row's logits, and thus a draw close to the border between two tokens. So results are
-reproducible in distribution, and bit for bit only in vLLM's batch-invariant mode. Rows that share a prefix can differ
-in the last bits of its log-probs; a tree keeps one. Like the learner's, log-probs are of the distribution that a token
-was drawn from.
+The seed of response r comes from the seed of the call, the number of the prompt, and r. Results are reproducible in
+distribution, and bit for bit only in vLLM's batch-invariant mode: the other rows of a batch change the last bits of a
+row's logits, which can change a draw close to the border between two tokens. Rows that share a prefix can differ in the
+last bits of its log-probs, and a tree keeps one of them. Log-probs are under the distribution that drew the token, like
+the learner's.
 
-vLLM finds a stop string late if the string's last token also begins a character that another token completes. Responses
-are cut where `brorl.sampling.StopStrings` says. In two cases only vLLM ends a response: with a string that is complete
-within `min_new_tokens`, and with a string that begins with a space at the start of the response, which some tokenizers
-drop there: vLLM decodes after the prompt.
+vLLM finds a stop string late if the string's last token also begins a character that another token completes. So
+`brorl.sampling.StopStrings` cuts each response. In two cases only vLLM ends a response: the string is complete within
+`min_new_tokens`, or it begins with a space at the start of the response. Some tokenizers drop that space, and vLLM
+keeps it, because it decodes after the prompt.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _Result = TypeVar("_Result")
 _SHARED_MEMORY = Path("/dev/shm")
 _MAX_RESTARTS = 3
 _MAX_SEED = 2**62
-_LOWEST_TEMPERATURE = 0.01  # vLLM raises lower ones to it
+_LOWEST_TEMPERATURE = 0.01  # vLLM raises lower temperatures to this
 
 
 class EngineLostError(UserError):
@@ -85,16 +85,16 @@ class VllmEngine:
         self._stop = stop
         self._observe = observe
         self._start = start
-        self._published: Callable[[], object] | None = None  # removes the folder of the weights
+        self._published: Callable[[], object] | None = None  # removes the folder with the published weights
         self._kept: Weights | None = None
         self._asleep = self._outdated = False
         self._process = self._started()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace the weights, or only the adapters among them; the names are those of Hugging Face.
+        """Replace the weights, or only the adapters among them; they have Hugging Face's names.
 
-        If a process is replaced, its replacement gets these weights again. An engine that sleeps leaves its memory to
-        the learner, and loads the weights when it samples next.
+        A process that replaces a dead one gets these weights too. An engine that sleeps loads them when it samples
+        next; until then the learner has its memory.
         """
         sent: Weights = weights
         if self._settings.reads_file:
@@ -219,9 +219,9 @@ class VllmEngine:
 def publish(
     weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, lora: LoraSettings | None = None
 ) -> TemporaryFolder:
-    """Return a folder with weights for other processes to read, in shared memory where it has room.
+    """Write weights for other processes to a new folder, in shared memory if it has room; return the folder.
 
-    The weights are in `model.safetensors`, in the dtype. With `lora` only the adapters are written, in peft's format
+    The weights are in `model.safetensors`, in this dtype. With `lora` only the adapters are written, in peft's format
     and their own dtype.
     """
     if lora:
@@ -249,7 +249,10 @@ def check_sampling(sampling: SamplingParams) -> None:
 
 
 def split_request(prompt: Sequence[int], num_responses: int, seed: int, largest: int) -> list[Request]:
-    """Return requests of at most `largest` responses to a prompt; response r has the first response's seed plus r."""
+    """Split a prompt's responses into requests of at most `largest`; response r has the first response's seed plus r.
+
+    7 responses, seed 100 and largest 3 give requests of (3, seed 100), (3, seed 103) and (1, seed 106).
+    """
     base = seed % _MAX_SEED
     return [
         Request(tuple(prompt), min(largest, num_responses - start), base + start)

@@ -1,8 +1,8 @@
 """One vLLM engine, in a process of its own or in this one; only this module and its worker import vllm.
 
-It rejects a version whose interfaces were not checked, and a model whose attention vLLM does not run on this device.
-vLLM copies a request of n responses into n requests with the seeds seed, seed + 1, ..., and they share the whole blocks
-of the prompt's keys and values through the prefix cache. Each row is decoded separately.
+A version whose interfaces were not checked is an error, and so is a model whose attention vLLM does not run on this
+device. vLLM decodes a request of n responses as n separate rows with the seeds seed, seed + 1, ... Through the prefix
+cache they share the keys and values of the prompt, as far as those fill whole blocks.
 
 vLLM keeps adapters (LoRA) beside the weights of the model's folder, and every request uses them once they are loaded.
 They are not merged: bfloat16 would round small ones away, and an update would send all weights.
@@ -40,7 +40,7 @@ Weights = Path | Iterable[tuple[str, Tensor]]  # a folder that `publish` has wri
 
 @dataclass(frozen=True)
 class VllmSetup:
-    """What a vLLM engine is started with."""
+    """The arguments that start a vLLM engine."""
 
     source: str  # folder or hub id of the model
     revision: str | None = field(default=None, kw_only=True)  # revision of the hub id; None for the main branch
@@ -48,7 +48,7 @@ class VllmSetup:
     context: int  # tokens of the longest prompt and response together
     cache_bytes: int  # memory for keys and values, allocated in advance
     stop: tuple[str, ...] = ()  # texts that end a response, which vLLM finds with the tokenizer of `source`
-    device: Literal["cpu", "cuda"] = "cpu"  # `cpu`, or `cuda`
+    device: Literal["cpu", "cuda"] = "cpu"
     threads: int = 1  # CPU threads of the engine
     max_rows: int = 512  # responses that are decoded together; others wait
     responses_per_request: int = 512  # a prompt's N is split into requests of at most this many responses
@@ -57,7 +57,7 @@ class VllmSetup:
     sleeps: bool = False  # whether the engine frees its GPU memory between calls, for a learner on the same GPU
     # numbers of the engine's GPUs among the GPUs that this process sees; empty for all GPUs, and on a CPU
     gpus: tuple[int, ...] = ()
-    lora: LoraSettings | None = None  # the adapters, if only they are sent; None if all weights are
+    lora: LoraSettings | None = None  # adapters: updates send only them; None if updates send all weights
 
     @property
     def reads_file(self) -> bool:
@@ -76,9 +76,9 @@ class Request(NamedTuple):
 class Completion(NamedTuple):
     """One response."""
 
-    token_ids: list[int]  # its tokens, the stop token or the last one of the stop string included
-    logprobs: list[float]  # log-prob in nats of each token, of the distribution that it was drawn from
-    finished: bool  # whether it ended with a stop token or a stop string
+    token_ids: list[int]  # token ids, with the stop token or the last token of the stop string
+    logprobs: list[float]  # log-prob of each token in nats, under the distribution that drew it
+    finished: bool  # whether the response ended with a stop token or a stop string
 
 
 class EngineDiedError(RuntimeError):
@@ -147,11 +147,10 @@ class VllmProcess:
         return [[_completion(response) for response in output.outputs] for output in outputs]
 
     def load(self, weights: Weights) -> None:
-        """Replace the weights or the adapters: by a folder of `publish`, or in this process by tensors.
+        """Replace the weights or the adapters, from a folder of `publish`, or from tensors in this process.
 
-        Keys and values of the old weights are never used again. The scheduler is paused meanwhile. Only an interrupted
-        call can have left requests in progress. They compute their keys and values again, and continue with the new
-        weights.
+        The scheduler is paused meanwhile, and keys and values of the old weights are never used again. If an
+        interrupted call has left requests in progress, they compute theirs again and continue with the new weights.
         """
         with self._alive():
             self._llm.sleep(level=0, mode="keep")
@@ -212,7 +211,7 @@ class VllmProcess:
             min_tokens=sampling.min_new_tokens,
             stop_token_ids=list(stop_token_ids),
             ignore_eos=True,  # stop_token_ids has all end tokens
-            logprobs=0,  # of the drawn token alone
+            logprobs=0,  # only the drawn token's
             flat_logprobs=True,
             stop=list(self._stop),
             detokenize=bool(self._stop),
@@ -263,8 +262,8 @@ def _arguments(settings: VllmSetup) -> dict[str, Any]:
         "kv_cache_memory_bytes": settings.cache_bytes,
         "tensor_parallel_size": settings.tensor_parallel,
         "enable_prefix_caching": True,
-        "logprobs_mode": "processed_logprobs",  # of the distribution of the draw, as the learner computes them
-        "enforce_eager": on_cpu,  # compilation costs more than it saves there
+        "logprobs_mode": "processed_logprobs",  # under the distribution that drew the token, like the learner's
+        "enforce_eager": on_cpu,  # on a CPU compilation costs more than it saves
         "enable_sleep_mode": settings.sleeps,
         "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
         "use_tqdm_on_load": False,
@@ -284,7 +283,7 @@ def _environment(settings: VllmSetup) -> Iterator[None]:
     """Set the environment variables that vLLM reads when it is imported and started."""
     own = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(settings.separate)),
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # not fork: this process has threads
         "OMP_NUM_THREADS": str(settings.threads),
     }
     if settings.device == "cpu":
@@ -292,7 +291,7 @@ def _environment(settings: VllmSetup) -> Iterator[None]:
     if settings.gpus:
         own["CUDA_VISIBLE_DEVICES"] = ",".join(_visible_gpu(gpu) for gpu in settings.gpus)
     defaults = {
-        "VLLM_LOGGING_LEVEL": "ERROR",  # it warns on every start and weight update
+        "VLLM_LOGGING_LEVEL": "ERROR",  # vLLM warns on every start and weight update
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines and learners share the cores
         "VLLM_NO_USAGE_STATS": "1",
     }

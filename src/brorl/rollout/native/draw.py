@@ -20,17 +20,17 @@ from brorl.model.logits import LOGITS_PER_DRAW, MASSES_PER_DRAW, tokens_per_mass
 from brorl.model.logprobs import smallest_kept, softmax_lse
 from brorl.sampling import SamplingParams
 
-# Uniform numbers are computed for so many positions at once. A device draws as many between two looks of the host.
+# Uniform numbers are computed for 16 positions at once, and a device draws 16 tokens between two looks of the host.
 POSITIONS_AT_ONCE = 16
 
 
 def forbidden_at(depth: int, sampling: SamplingParams) -> tuple[int, ...]:
-    """Return the tokens that cannot follow the first `depth` tokens of a response: all that end it, or none."""
+    """Return the tokens that cannot follow `depth` tokens: all stop tokens before `min_new_tokens`, then none."""
     return sampling.stop_token_ids if depth < sampling.min_new_tokens else ()
 
 
 def without(logits_RV: Tensor, forbidden: tuple[int, ...]) -> Tensor:
-    """Return logits with -inf for some tokens."""
+    """Return logits with -inf for the forbidden tokens."""
     if forbidden:
         logits_RV = logits_RV.clone()
         for token in forbidden:
@@ -84,15 +84,15 @@ def draw_tokens(
 
     Args:
         logits_RV: The model's logits of the rows, shape [R, V].
-        row_K: Row of each rollout, ascending; None for one rollout on each row, and then all numbers are on the device.
+        row_K: Row of each rollout, ascending: [0, 0, 1] draws twice from row 0. None draws once from each row, with all
+            numbers on the device.
         uniform_K: A float64 number in [0, 1) for each rollout, shape [K].
         sampling: Temperature, top-p and top-k.
 
     Returns:
-        Token ids [K], and their log-probs [K] in nats under the distribution that they are drawn from, or at
-        temperature 0 under the distribution of temperature 1. Rows and rollouts are computed in blocks, which bounds
-        the memory and changes no token. Log-probs are NaN for a row without a distribution: with NaN or +inf, or with
-        nothing but -inf.
+        Token ids [K], and their log-probs [K] in nats under the distribution that drew them (at temperature 0, the
+        distribution of temperature 1). A row that has NaN or +inf, or only -inf, has no distribution: its log-probs
+        are NaN. Blocks of rows and rollouts bound the memory and change no token.
     """
     (num_rows, vocabulary), device = logits_RV.shape, logits_RV.device
     row = torch.arange(num_rows, device=device) if row_K is None else to_device(row_K, device)
@@ -149,7 +149,7 @@ def _from_masses(mass_RBC: Tensor, edge_RB: Tensor, row_K: Tensor, uniform_K: Te
     """Invert the distributions of K rollouts, given the masses of tokens [R, B, C] and the edges of blocks [R, B]."""
     edge_KB = edge_RB[row_K]
     target_K = uniform_K * edge_KB[:, -1]  # rounds to less than the last edge: a uniform number is at most 1 - 2**-53
-    # The limits are for rows with NaN, which have no such block. Their log-probs are NaN.
+    # A row with NaN has no such block: the limits keep its indices valid, and its log-probs are NaN.
     block_K = torch.searchsorted(edge_KB, target_K[:, None], right=True)[:, 0].clamp_(max=edge_KB.shape[1] - 1)
     before_K = torch.where(block_K > 0, edge_KB.gather(1, (block_K[:, None] - 1).clamp(min=0))[:, 0], 0.0)
     inner_KC = mass_RBC[row_K, block_K].to(torch.float64).cumsum(1)

@@ -266,7 +266,7 @@ class GrowingTrees:
 def _preorder(
     prompt: IntArray, parent: IntArray, token: IntArray, depth: IntArray, num_prompts: int
 ) -> tuple[IntArray, IntArray]:
-    """Number all nodes in depth-first preorder, prompt after prompt, siblings by token."""
+    """Return each node's place in preorder, siblings by token, and where each prompt starts, shape [P + 1]."""
     num_nodes = token.size
     by_depth = np.argsort(depth, kind="stable")
     levels = np.split(by_depth, np.cumsum(np.bincount(depth))[:-1])

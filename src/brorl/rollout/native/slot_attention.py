@@ -1,7 +1,7 @@
-"""Keys and values of slots and of their prompts, and the attention of slots to both.
+"""Keys and values of slots and of their prompts, and the attention of slots to both. A slot is the memory of one row.
 
-Notation: P prompts, R slots, W slots of a prompt at most, K key-value heads, G query heads of each, D head dimension, S
-prompt length, T tokens that a slot reserves.
+Notation: P prompts of length S, R slots that reserve T tokens each, at most W slots per prompt, K key-value heads, G
+query heads for each of them, D head dimension.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COPIED_AT_ONCE = 1 << 26  # bytes
 
 
 def reserved_tokens(num_tokens: int) -> int:
-    """Return the least of 16, 32, 48, 64, 96, 128, 192, ... that is no less than a number of tokens."""
+    """Round a number of tokens up to one of 16, 32, 48, 64, 96, 128, 192, ..."""
     power = POSITIONS_AT_ONCE
     while power < num_tokens:
         power *= 2
@@ -37,7 +37,7 @@ def reserved_tokens(num_tokens: int) -> int:
 class SlotCache:
     """Keys and values of slots, all with the same number of reserved tokens.
 
-    A slot holds as many tokens as the rows need now: there are many short slots at first and fewer long ones later. The
+    A slot holds as many tokens as the rows need now: many short slots at first, and fewer but longer slots later. The
     reserved tokens grow in few steps. At each step the rows that live on are copied, layer by layer.
     """
 
@@ -47,13 +47,13 @@ class SlotCache:
         self._shapes = shapes
         self._layers_of = {shape: [i for i, s in enumerate(shapes) if s == shape] for shape in dict.fromkeys(shapes)}
         self._stores: list[Tensor] = []  # keys and values of each shape in turn, [layers, numbers]
-        self._capacity = 0  # tokens of all slots together that the stores hold
+        self._capacity = 0  # tokens that the stores can hold, all slots together
         self._slot_tokens = self._prompt_bytes = 0
-        self.max_slots = 0  # since `start`, with any number of tokens
-        self.num_tokens = 0  # reserved in each slot
+        self.max_slots = 0  # most slots since `start`, of any length
+        self.num_tokens = 0  # tokens reserved in each slot
         self._views: list[Tensor] = []  # the stores, divided into slots
-        self.key: list[Tensor] = []  # of each layer, shape [slots, K, tokens, D]
-        self.value: list[Tensor] = []  # the same
+        self.key: list[Tensor] = []  # per layer, shape [slots, K, tokens, D]
+        self.value: list[Tensor] = []  # per layer, like the keys
 
     @property
     def num_bytes(self) -> int:
@@ -66,12 +66,12 @@ class SlotCache:
         return [number for x in self._stores for number in (x.data_ptr(), x.shape[1])]
 
     def start(self, prompt_bytes: int) -> None:
-        """Begin without rows, beside prompts with so many bytes of keys and values."""
+        """Begin a wave without rows, whose prompts take `prompt_bytes` for their keys and values."""
         self._prompt_bytes = prompt_bytes
         self.max_slots, self._slot_tokens = self._sizes(prompt_bytes)
         self.num_tokens = 0
         room = self.memory.limit - prompt_bytes - self.max_slots * self.memory.bytes_per_row
-        # More or fewer rows than before leave up to a quarter less beside their logits. The memory then stays.
+        # The number of rows changes what their logits leave free. Stores with 3/4 of the tokens that now fit are kept.
         enough = max(self._reserved(self.memory.max_tokens), 3 * self._slot_tokens // 4)
         if enough <= self._capacity and self._capacity * self.memory.bytes_per_token <= room:
             self._slot_tokens = min(self._slot_tokens, self._capacity)
@@ -116,7 +116,7 @@ class SlotCache:
                 new[layers][:, target] = old[layers][:, source]
 
     def _reserved(self, num_tokens: int) -> int:
-        """Return the tokens to reserve for rows of a length, the same for all lengths between two looks of the host."""
+        """Return the tokens to reserve for rows of this length; it does not change between two looks of the host."""
         return min(
             reserved_tokens(num_tokens // POSITIONS_AT_ONCE * POSITIONS_AT_ONCE + POSITIONS_AT_ONCE - 1),
             self.memory.max_tokens,
@@ -136,7 +136,7 @@ class SlotCache:
         return slots, min(tokens, slots * longest)
 
     def _lay_out(self, tokens: int) -> None:
-        """Divide the stores into slots of so many tokens."""
+        """Divide the stores into slots of `tokens` tokens each."""
         self.num_tokens, slots = tokens, min(self.max_slots, self._slot_tokens // tokens)
         stores = iter(self._stores)
         self._views = []
@@ -169,7 +169,7 @@ class SlotPrompts:
         self.value: list[Tensor] = []  # like the keys
         self.bias: Tensor | None = None  # -inf for padding, else 0, shape [P, 1, S]; None if nothing is padded
         self.length = np.empty(0, np.int64)  # tokens of each prompt
-        self.length_P = self._length  # the same on the device
+        self.length_P = self._length  # `length` on the device
 
     @property
     def num_bytes(self) -> int:
@@ -201,7 +201,7 @@ class SlotPrompts:
         self._put([x for pair in pairs for x in pair], self.shape[1], chosen)
 
     def _put(self, parts: list[Tensor], tokens: int, chosen: Tensor | None = None) -> None:
-        """Write keys and values of all layers, [K, P, S, D]; with padding to so many tokens."""
+        """Write the keys and values of all layers, each [K, P, S, D], padded to `tokens` tokens."""
         num_prompts = power_of_two(self.length.size) if self._keeps else self.length.size
         stores, views = self._stores, []
         self._stores = []
@@ -219,7 +219,7 @@ class SlotPrompts:
         self._set_bias(num_prompts, tokens)
 
     def _set_bias(self, num_prompts: int, tokens: int) -> None:
-        """Write the lengths of the prompts, and which tokens are padding. A prompt that is padding has full length."""
+        """Write the prompts' lengths, and a bias that hides padded tokens. A prompt that only pads has full length."""
         length_P = np.append(self.length, [tokens] * (num_prompts - self.length.size))
         like = self.value[0]
         if self._length.device != like.device or self._length.numel() < num_prompts:
@@ -236,9 +236,12 @@ class SlotPrompts:
 
 
 class Grid(NamedTuple):
-    """Lays R slots on a padded grid of prompts and their slots, so that one product serves all prompts."""
+    """Lays R slots on a padded grid of prompts and their slots, so that one product serves all prompts.
 
-    shape: tuple[int, int]  # prompts and width, P and W
+    Slots 0, 1, 2 of prompts 0, 1, 0 are in the grid [[0, 2], [1, -]]: cell_R is [0, 2, 1].
+    """
+
+    shape: tuple[int, int]  # number of prompts P, and of slots per prompt W
     slot_C: Tensor | None  # the slot of each of P * W cells; None if the grid is the slots
     cell_R: Tensor | None  # the cell of each slot
 
@@ -258,7 +261,7 @@ class Grid(NamedTuple):
 
 
 def cells_of(prompt_U: IntArray, num_prompts: int) -> tuple[IntArray, int]:
-    """Return the rank of each of U slots among its prompt's slots, shape [U], and the most slots of a prompt."""
+    """Return each slot's rank among its prompt's slots, and the most slots of a prompt: [0, 1, 0] -> [0, 0, 1], 2."""
     count_P = np.bincount(prompt_U, minlength=num_prompts)
     order = np.argsort(prompt_U, kind="stable")
     rank_U = np.empty_like(order)

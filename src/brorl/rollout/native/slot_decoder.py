@@ -1,4 +1,4 @@
-"""The decoder of any device: rows are slots, and a step reads and writes tensors at fixed places.
+"""The decoder for any device: each row has a slot, and a step reads and writes tensors at fixed addresses.
 
 A row with one rollout never forks. On CUDA the device draws its tokens, and the host looks at them every 16 positions:
 only rows with more rollouts need the host at each position. The step can then be a CUDA graph. Elsewhere the host draws
@@ -28,7 +28,7 @@ from brorl.rollout.native.graphs import StepGraphs
 from brorl.rollout.native.slot_attention import Grid, SlotCache, SlotContext, SlotPrompts, cells_of, power_of_two
 from brorl.sampling import SamplingParams
 
-_FEWEST_SLOTS = 8  # that a graph has
+_FEWEST_SLOTS = 8  # a graph has at least this many
 _NONE = np.empty(0, np.int64)
 
 
@@ -41,11 +41,11 @@ class _State:
         integer = partial(torch.zeros, dtype=torch.int64, device=device)
         number = partial(torch.zeros, dtype=torch.float64 if draws else torch.float32, device=device)
         self.start_S = integer(slots)  # tokens of the slot's prompt
-        self.token_SB = integer(slots, POSITIONS_AT_ONCE)  # of the last 16 positions, by position % 16
+        self.token_SB = integer(slots, POSITIONS_AT_ONCE)  # tokens at the last 16 positions, in column position % 16
         self.logprob_SB = number(drawn, POSITIONS_AT_ONCE)
-        self.uniform_SB = number(drawn, POSITIONS_AT_ONCE)  # of the 16 positions of a block
+        self.uniform_SB = number(drawn, POSITIONS_AT_ONCE)  # uniform numbers for the 16 positions of a block
         self.cell_S, self.slot_C = integer(slots), integer(cells)
-        self.position = integer(1)  # of the tokens that are fed
+        self.position = integer(1)  # position of the tokens that are fed
 
     @property
     def addresses(self) -> list[int]:
@@ -77,10 +77,10 @@ class SlotDecoder(Decoder):
         self._state = _State(0, 0, packed.device, draws=draws)
         self._prompts = SlotPrompts(keeps=graphs is not None)
         self._logits = torch.empty(0, 0, device=packed.device)
-        self._alone = self._used = _NONE  # slots of rows for which the device draws, and of all rows
-        self._prompt_S = _NONE  # place of the prompt of each slot
-        self._grid: Grid | None = None  # of the slots in use; None if they changed
-        # What to write to the device: the target, its rows (None for all), and the numbers.
+        self._alone = self._used = _NONE  # slots for which the device draws, and all slots in use
+        self._prompt_S = _NONE  # index of each slot's prompt
+        self._grid: Grid | None = None  # grid of the slots in use; None after they change
+        # Writes that wait for `_upload`: the target on the device, its rows (None for all), and the numbers.
         self._uploads: list[tuple[Tensor, IntArray | None, IntArray | FloatArray]] = []
 
     def take_on(self, memory: RowMemory, sampling: SamplingParams) -> bool:
@@ -98,7 +98,7 @@ class SlotDecoder(Decoder):
         return tree_attention(self._model)
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
-        """Split prompts by what fits beside the rows; see `Decoder.split`."""
+        """Split prompts into runs that fit beside the rows; see `Decoder.split`."""
         most = self.cache.memory.prompt_tokens
         if self._graphs is not None:
             most //= 3  # rounding up makes at most 2 times as many prompts, of 1.5 times as many tokens
@@ -128,13 +128,13 @@ class SlotDecoder(Decoder):
         return self.cache.rows_that_fit(num_tokens)
 
     def keep_prompts(self, prompts: IntArray) -> None:
-        """Drop the other prompts; see `Decoder.keep_prompts`."""
+        """Keep only these prompts; see `Decoder.keep_prompts`."""
         self._prompts.keep(prompts)
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
         """Copy the rows that move; the first child of a row keeps its slot.
 
-        If the device draws for no row, the rows have the first slots.
+        If the device draws for no row, the rows get the first slots.
         """
         if not rows.size:
             return rows
