@@ -31,11 +31,11 @@ def interval(estimate: Estimate, digits: int = 3, *, sign: str = "", end_digits:
     """
     if not isfinite(estimate.value):
         return "-"
-    value = f"{estimate.value:{sign},.{digits}f}"
+    value = f"{estimate.value:{sign}z,.{digits}f}"
     if isnan(estimate.low) or isnan(estimate.high):
         return value
     decimals = digits if end_digits is None else end_digits
-    low, high = (f"{end:{sign},.{decimals}f}" for end in (estimate.low, estimate.high))
+    low, high = (f"{end:{sign}z,.{decimals}f}" for end in (estimate.low, estimate.high))
     return f"{value} [{low}, {'no end' if estimate.high == inf else high}]"
 
 
