@@ -1,8 +1,11 @@
-"""AdamW whose two moments are on the device, in the memory of the CPU, or in 8 bits.
+"""AdamW that keeps its two moments in one of three ways.
 
-On the device it is `torch.optim.AdamW`. In the memory of the CPU the updates are the same bit by bit, and the device
-has 8 bytes less per float32 weight. In 8 bits the moments take 2 bytes per weight, and are rounded after each update;
-the second one is stored as its root, whose range is half as wide. Weights and gradients keep their format.
+- `device`: as `torch.optim.AdamW` does.
+- `host`: in the memory of the CPU. The updates are the same bit by bit; the device saves 8 bytes per float32 weight.
+- `8bit`: 2 bytes per weight. Both moments are rounded after each update; the second one is stored as its root, whose
+  range is half as wide.
+
+Weights and gradients keep their format.
 """
 
 from __future__ import annotations
@@ -19,23 +22,23 @@ from brorl.model.settings import States
 from brorl.model.sharding import local_tensor
 from brorl.training.learner_state import empty_like
 
-_SLICE = 1 << 22  # numbers that are updated together; they take less than 100 MiB of temporary memory
+_SLICE = 1 << 22  # weights updated together; they take less than 100 MiB of temporary memory
 
 
 class AdamW(torch.optim.AdamW):
-    """AdamW; for `host` and `8bit` it updates one parameter after the other, some rows at a time.
+    """AdamW. With `host` and `8bit` it updates one parameter after the other, some rows at a time.
 
     Args:
         parameters: The trained weights.
-        states: Where its moments are between updates, and in how many bits.
-        options: Options of `torch.optim.AdamW`.
+        states: Where the moments are between updates; see above.
+        options: Passed to `torch.optim.AdamW`.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], states: States = "device", **options: Any) -> None:
         super().__init__(parameters, **options)
         self._states = states
         for parameter in self._of_groups() if states != "device" else ():
-            if not parameter.is_contiguous():  # its rows are views
+            if not parameter.is_contiguous():  # `_rows` needs views
                 parameter.data = parameter.data.contiguous()
 
     @torch.no_grad()
@@ -85,7 +88,7 @@ class AdamW(torch.optim.AdamW):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def _zero_moments(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Return moments of 0 as they are stored."""
+        """Return moments of 0 in the stored format."""
         moments = {}
         for kind in MOMENTS:
             if is_quantized(parameter.shape, self._states):
@@ -97,7 +100,7 @@ class AdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of AdamW with moments in any place and any number of bits, one parameter at a time."""
+        """Restore a state of AdamW, whichever way it kept its moments; one parameter at a time."""
         states = state_dict["state"]
         super().load_state_dict({**state_dict, "state": {i: {"step": state["step"]} for i, state in states.items()}})
         parameters = self._of_groups()
@@ -105,7 +108,7 @@ class AdamW(torch.optim.AdamW):
             self.state[parameters[index]] |= self._as_stored(state, parameters[index])
 
     def _as_stored(self, given: dict[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
-        """Return the moments of a state as they are stored here, exactly unless their number of bits changes."""
+        """Convert given moments to the stored format; exact unless the number of bits changes."""
         numbers = {name: moment for name, moment in given.items() if name != "step"}
         has_codes = MOMENTS[0] + SCALE in given
         if has_codes == is_quantized(parameter.shape, self._states) and self._states != "host":
@@ -121,7 +124,7 @@ class AdamW(torch.optim.AdamW):
 
 
 def _read(state: dict[str, Tensor], kind: str, rows: slice, device: torch.device) -> Tensor:
-    """Return rows of a moment on a device, in the dtype of the weights."""
+    """Return some rows of a stored moment, on a device and in the dtype of the weights."""
     stored = _rows(local_tensor(state[kind]))[rows].to(device, non_blocking=True)
     if kind + SCALE not in state:
         return stored
@@ -143,12 +146,12 @@ def _write(state: dict[str, Tensor], kind: str, rows: slice, moment: Tensor) -> 
 
 
 def _slices(tensor: Tensor) -> Iterator[slice]:
-    """Yield the rows that are updated together."""
+    """Yield slices of rows; each slice has about `_SLICE` numbers."""
     rows, columns = _rows(tensor).shape
     size = max(1, _SLICE // max(1, columns))
     return (slice(start, start + size) for start in range(0, rows, size))
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Return the same memory as a matrix."""
+    """View a tensor as a matrix: [a, b, c] -> [a b, c], [c] -> [1, c]."""
     return tensor.view(-1, tensor.shape[-1]) if tensor.ndim > 1 and tensor.numel() else tensor.view(1, -1)

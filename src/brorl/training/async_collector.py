@@ -1,8 +1,8 @@
 """Asynchronous sampling: a collector whose pool samples the next groups while the learner learns.
 
-A step gets its groups as soon as enough are done. `Backlog` bounds their staleness and the memory of the collector. A
-thread takes results from the pool, verifies them and submits tasks. The order of completions decides the groups of a
-step, so a repeated run differs.
+A step gets its groups as soon as enough are done. `Backlog` bounds their staleness and their number. A thread takes
+results from the pool, verifies them and submits tasks. A step takes groups in the order in which they complete, so a
+repeated run differs.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Sampled = tuple[Start, SampledTask]
 
 @dataclass(kw_only=True)
 class AsyncCollector(Collector):
-    """A collector that samples ahead of the learner. A task of training has one prompt.
+    """A collector that samples ahead of the learner. Each training task has one prompt.
 
     It gives up after `dynamic_sampling.max_tries` times P prompts in a row without a mixed group. Verifiers are called
     from a thread, so they must allow calls from several threads.
     """
 
-    # samples tasks. Only this collector may use it, under its lock. The caller closes it, after this collector.
+    # samples tasks; only this collector may use it, under its lock; the caller closes it after this collector
     pool: SamplingPool
 
     def __post_init__(self) -> None:
@@ -49,8 +49,8 @@ class AsyncCollector(Collector):
         self._backlog = Backlog(self.stream, self.config.prompts_per_step, cluster.max_staleness, waits)
         self._retries = RetryPolicy(self.config.dynamic_sampling)
         self._round: list[Group] = []
-        self._started: dict[int, Start] = {}  # by ticket
-        self._asked: dict[int, list[RolloutTree] | None] = {}  # tasks of the sampler, by ticket
+        self._started: dict[int, Start] = {}  # ticket -> the training prompt that is being sampled
+        self._asked: dict[int, list[RolloutTree] | None] = {}  # ticket of `sample` -> its trees; None until done
         self._batch = self._new_batch()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -84,10 +84,7 @@ class AsyncCollector(Collector):
                     del self._asked[ticket]
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Sample with these weights all tasks that start from now on; see `Collector`.
-
-        Tasks in progress keep their weights.
-        """
+        """Use these weights for all tasks that start from now on; tasks in progress keep theirs. See `Collector`."""
         with self._changed:
             self._check()
             self.pool.publish(weights, version)
@@ -97,7 +94,7 @@ class AsyncCollector(Collector):
             self._start_thread()
 
     def next_batch(self, step: int) -> Batch:
-        """Return the groups of a step as soon as there are enough, and everything that was done since the last step."""
+        """Wait until enough groups are done; return them, with everything that was sampled since the last step."""
         with self._changed:
             self._before = self._state()
             self._fill()
@@ -116,9 +113,9 @@ class AsyncCollector(Collector):
             return batch
 
     def state(self) -> CollectorState:
-        """Return the state for a checkpoint: the groups that a step has reported and none has trained.
+        """Return the state for a checkpoint: the finished groups that a step has reported, but none has trained on.
 
-        All other prompts that have begun are sampled again after a resume.
+        A resumed run samples all other prompts in progress again.
         """
         with self._changed:
             return self._state()
@@ -167,7 +164,7 @@ class AsyncCollector(Collector):
             self._thread.start()
 
     def _fill(self) -> None:
-        """Begin as many prompts as the backlog allows, unless too many in a row gave no group."""
+        """Start as many prompts as the backlog allows, unless the run is about to give up."""
         if self._retries.is_over:
             return
         for start in self._backlog.start():
@@ -176,7 +173,7 @@ class AsyncCollector(Collector):
             self._started[self.pool.submit(SampleTask([prompt], number, self._sampling, seed, start.index))] = start
 
     def _receive(self, timeout_s: float | None) -> tuple[bool, list[Sampled]]:
-        """Take results from the pool; return whether there were any, and the prompts that are done."""
+        """Take results from the pool. Return whether there were any, and the training prompts that are done."""
         ended: list[Sampled] = []
         results = self.pool.done(timeout_s)
         for sampled in results:
@@ -189,17 +186,17 @@ class AsyncCollector(Collector):
         return bool(results), ended
 
     def _verify(self, done: Sequence[Sampled]) -> list[Group]:
-        """Verify the rollouts of prompts; needs no lock."""
+        """Verify and reward the rollouts of prompts; needs no lock."""
         verified = self.grader.verify([start.prompt for start, _ in done], [one.trees[0] for _, one in done])
         groups = zip(verified, (start.version for start, _ in done), strict=True)
         return [replace(self.grader.rewarded(group, version + 1), version=version) for group, version in groups]
 
     def _add(self, done: Sequence[Sampled], groups: Sequence[Group]) -> None:
-        """Add verified prompts, and begin others to replace those without a group to train on."""
+        """Add verified prompts, and start others in place of those that gave no group to train on."""
         any_added = False
         for (start, sampled), group in zip(done, groups, strict=True):
             if not self._backlog.finish(start, next(iter(self._retries.kept([group])), None)):
-                continue  # a state was loaded while it was verified
+                continue  # a state was loaded during its verification, so it no longer counts
             any_added = True
             self._batch.sampled.append(group)
             self._batch.rounds += 1
@@ -213,7 +210,7 @@ class AsyncCollector(Collector):
         self._changed.notify_all()
 
     def _work(self) -> None:
-        """Do the work of all results, in the thread."""
+        """The thread: take results and verify them, until the collector is closed."""
         try:
             while True:
                 with self._changed:

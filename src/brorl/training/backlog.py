@@ -1,8 +1,8 @@
-"""The prompts between the stream and a step: those that wait, those that are being sampled, and finished groups.
+"""The prompts between the stream and a step: waiting, being sampled, or finished as groups.
 
 No more prompts start than the next `max_staleness` + 1 steps can train, and the oldest groups train first. So a group
-trains within `max_staleness` updates after the weights that sampled it, unless newer groups fill a step while its
-prompt is being sampled. Such stragglers train late, or the steps wait for them.
+trains at most `max_staleness` updates after the weights that sampled it, with one exception: newer groups may fill a
+step while its prompt is still being sampled. Such stragglers train late, or the steps wait for them.
 """
 
 from __future__ import annotations
@@ -18,40 +18,38 @@ from brorl.training.batch import Staleness
 
 @dataclass(frozen=True)
 class Start:
-    """A prompt that begins."""
+    """One start of a prompt; a prompt can start several times."""
 
-    serial: int  # number of the start, rising
-    prompt: Prompt  # the prompt
-    version: int  # newest version of the weights when it began; later, that of the weights that sampled it
-    wave: int  # number of the call that began it, among those with the same version
-    index: int  # its index among the prompts of the call
+    serial: int  # number of the start: 0, 1, 2, ...
+    prompt: Prompt
+    version: int  # newest weights when it began; once it is done, the weights that sampled it
+    wave: int  # the n-th call of `start` with this version began it
+    index: int  # place of the prompt within the call
 
 
 @dataclass
 class Backlog:
     """Bounds and orders the prompts of an asynchronous collector; it samples nothing.
 
-    The number of groups that wait and prompts in progress is at most P times the number of steps that can still train
-    on the newest weights. Staleness is the number of updates between the weights that sampled a group and those that
-    it trains.
+    Staleness is the number of updates between the weights that sampled a group and the weights that it trains.
     """
 
     stream: PromptStream  # the training prompts
     prompts_per_step: int  # groups of a step, P
     max_staleness: int  # largest staleness of a group, K
-    # whether a step waits for the prompts that later steps cannot train in time; else the group of a straggler trains
-    # in the first step after it is done
+    # True: a step waits for prompts that later steps cannot train in time. False: such a straggler trains in the first
+    # step after it is done
     waits: bool
     _version: int = 0
     _steps_taken: int = 0  # the last step whose groups were taken
     _waves: int = 0
     _serials: int = 0
-    _pending: deque[Prompt] = field(default_factory=deque)  # they start before those of the stream
+    _pending: deque[Prompt] = field(default_factory=deque)  # prompts to start before the stream's
     _under_way: dict[int, Start] = field(default_factory=dict)
     _ready: dict[int, Group] = field(default_factory=dict)  # finished groups that wait, in the order of completion
-    _open: dict[int, Prompt] = field(default_factory=dict)  # all starts that no step has reported yet
-    _stale: set[int] = field(default_factory=set)  # starts that are too stale for the bound
-    _slow: set[str] = field(default_factory=set)  # prompts that were too stale when they were sampled last
+    _open: dict[int, Prompt] = field(default_factory=dict)  # starts that no step has reported yet
+    _stale: set[int] = field(default_factory=set)  # starts above `max_staleness`
+    _slow: set[str] = field(default_factory=set)  # ids of prompts whose last start became too stale
     _num_late: int = 0  # prompts that became too stale since the last step
 
     @property
@@ -61,7 +59,7 @@ class Backlog:
 
     @property
     def capacity(self) -> int:
-        """Most groups and prompts in progress that the steps of the newest weights can train."""
+        """Most waiting groups and prompts in progress: P for each step that can train them in time."""
         return self.prompts_per_step * (self._version + 1 + self.max_staleness - self._steps_taken)
 
     def start(self) -> list[Start]:
@@ -80,11 +78,11 @@ class Backlog:
         return starts
 
     def _next_prompts(self, number: int) -> list[Prompt]:
-        """Return prompts to begin: those that wait, then those of the stream.
+        """Return prompts to begin: first the pending ones, then the stream's.
 
         A straggler does not begin again while it is in progress. Otherwise, prompts that are always too slow would come
-        again with every epoch, and fill the capacity. It begins once more when it is done: the stream can return it
-        many times meanwhile, and as many copies would fill whole steps.
+        again with every epoch, and fill the capacity. When it is done, it begins once more, however often the stream
+        returned it meanwhile: as many copies would fill whole steps.
         """
         chosen: list[Prompt] = []
         if number <= 0:
@@ -105,9 +103,9 @@ class Backlog:
         return chosen
 
     def finish(self, start: Start, group: Group | None) -> bool:
-        """Take a prompt whose rollouts are done, with its group, or None if it is not trained on.
+        """Take a prompt whose rollouts are done; `group` is None if it gave no group to train on.
 
-        Return whether it was in progress: not if the state has been replaced since.
+        Return False if the prompt is not in progress, because a state was loaded after it began.
         """
         if self._under_way.pop(start.serial, None) is None:
             return False
@@ -119,14 +117,14 @@ class Backlog:
         return True
 
     def began(self, start: Start) -> None:
-        """Note the version of the weights that sampled a prompt, which is done and not yet verified."""
+        """Note which weights sampled a prompt; it is sampled, and not yet verified."""
         if start.serial in self._under_way:
             self._under_way[start.serial] = start
 
     def take(self, step: int) -> tuple[list[Group], Staleness] | None:
         """Return the groups of a step; None if there are too few, or if the step has to wait for stragglers.
 
-        The groups of the oldest weights come first, and among these the group that was done first.
+        Groups from the oldest weights are chosen first, and among equals the group that was done first.
         """
         if step != self._version + 1:
             raise ValueError(
@@ -150,7 +148,7 @@ class Backlog:
         return groups, staleness
 
     def _in_time(self, step: int, rest: dict[int, Group]) -> bool:
-        """Whether the steps after one can train all other groups and prompts in progress within the bound."""
+        """Return whether the steps after `step` can train the rest and the prompts in progress within the bound."""
         begun: list[Start | Group] = [*rest.values(), *self._under_way.values()]
         versions = sorted(one.version for one in begun)
         per_step = self.prompts_per_step
@@ -159,12 +157,12 @@ class Backlog:
         )
 
     def report(self) -> None:
-        """Note that everything that is done has been reported."""
+        """Note that a step has reported everything that is done."""
         self._open = {serial: start.prompt for serial, start in sorted(self._under_way.items())}
         self._num_late = 0
 
     def advance(self, version: int) -> None:
-        """Note a new version of the weights, and the prompts that are now too stale."""
+        """Note a new version of the weights; mark the prompts that are now too stale."""
         if version != self._version:
             self._waves = 0
         self._version = self._steps_taken = version
@@ -175,7 +173,7 @@ class Backlog:
         self._stale = stale
 
     def state(self) -> tuple[tuple[Group, ...], dict[str, Any]]:
-        """Return the reported groups that wait, and the rest as plain values; all other prompts are sampled again."""
+        """Return the reported groups that wait, and the rest as plain values. Other prompts are sampled again."""
         carried = tuple(group for serial, group in self._ready.items() if serial not in self._open)
         prompts = [*self._pending, *(self._open[serial] for serial in sorted(self._open))]
         return carried, {
@@ -187,9 +185,9 @@ class Backlog:
         }
 
     def load_state(self, carried: tuple[Group, ...], plain: dict[str, Any] | None) -> None:
-        """Restore a state, with nothing in progress; the stream is restored separately.
+        """Restore a state, with nothing in progress; the caller restores the stream.
 
-        The plain values are None at the start of a run, or after synchronous training.
+        `plain` is None at the start of a run, or after synchronous training.
         """
         plain = plain or {"version": 0, "waves": 0, "pending": [], "slow": [], "num_late": 0}
         prompt_of = {prompt.id: prompt for prompt in self.stream.prompts} if plain["pending"] else {}
@@ -200,5 +198,5 @@ class Backlog:
         self._serials += len(carried)  # numbers are never used twice: late results of earlier starts match none
         self._under_way, self._open = {}, {}
         oldest = self._version - self.max_staleness
-        # they have been counted
+        # these were counted as late before the checkpoint
         self._stale = {serial for serial, group in self._ready.items() if group.version < oldest}

@@ -1,4 +1,4 @@
-"""The batch of a step: its groups, and everything that was sampled for them, with their sums for the metrics."""
+"""The batch of a step: the groups that it trains on, all samples behind them, and their sums for the metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from brorl.verdict import CUT_OFF, TRUNCATED, is_failure, is_timeout
 class Staleness(NamedTuple):
     """How far sampling runs ahead of the learner, at one step of asynchronous training."""
 
-    # for each trained group, the number of updates between the weights that sampled it and the weights that it trains
+    # for each trained group, its staleness: 2 if the weights had two updates after they sampled it
     updates: tuple[int, ...]
     num_late: int  # trained groups whose staleness is above the bound
     num_ready: int  # finished groups that are carried to a later step
@@ -27,17 +27,17 @@ class Staleness(NamedTuple):
 
 @dataclass
 class Batch:
-    """The groups of a step, and everything that was sampled for them."""
+    """The groups of a step, and all samples behind them."""
 
     groups: list[Group] = field(default_factory=list)  # the groups that the step trains on
-    # the group of every sampled prompt, trained on, carried, or dropped, with its unverified rollouts
+    # the groups of all sampled prompts, whether trained on, carried or dropped; unverified rollouts included
     sampled: list[Group] = field(default_factory=list)
-    num_carried: int = 0  # groups that are carried to a later step
-    rounds: int = 0  # number of calls of the engine
-    attempt: int = 0  # how often the step had found no mixed group before
-    keeps_all: bool = False  # whether groups that are not mixed are trained on too; dynamic sampling drops them
-    worker_seconds: float = 0.0  # seconds that the workers of an asynchronous collector spent on the prompts
-    staleness: Staleness | None = None  # how far sampling was ahead; None in synchronous training
+    num_carried: int = 0  # groups left for a later step
+    rounds: int = 0  # calls of the engine
+    attempt: int = 0  # earlier attempts at this step that found no mixed group
+    keeps_all: bool = False  # True trains on all groups; False on mixed ones only (dynamic sampling)
+    worker_seconds: float = 0.0  # sampling time of all asynchronous workers together
+    staleness: Staleness | None = None  # None in synchronous training
 
     @property
     def verified(self) -> list[Group]:
@@ -46,17 +46,17 @@ class Batch:
 
     @property
     def complete(self) -> list[Group]:
-        """The sampled groups all of whose rollouts were verified."""
+        """The sampled groups without an unverified rollout."""
         return [group for group in self.sampled if group.verified is group]
 
     @property
     def num_mixed(self) -> int:
-        """Number of mixed groups."""
+        """Number of sampled groups with correct and incorrect rollouts."""
         return sum(g.is_mixed for g in self.verified)
 
     @property
     def fraction_cut(self) -> float:
-        """The sampled rollouts that were cut at the length limit, as a fraction; 0 without a rollout."""
+        """Fraction of the sampled rollouts that were cut at the length limit; 0 without a rollout."""
         return fraction_cut([group.tree for group in self.sampled])
 
     def summary(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Batch:
         }
 
     def _terms(self) -> dict[str, Any]:
-        """Return the mean value of each further term of the reward, over the rollouts that have one."""
+        """Return the mean of each further term of the reward, over the rollouts that have a value."""
         sums: dict[str, list[float]] = {}
         for group in self.sampled:
             for name, value_L in group.terms_L.items():
@@ -108,7 +108,7 @@ class Batch:
         return {"terms": means} if means else {}
 
     def _unverified(self) -> dict[str, Any]:
-        """Return the rollouts without a verdict and their reasons; nothing if all rollouts were verified."""
+        """Count the rollouts without a verdict, by reason; return nothing if all rollouts were verified."""
         counts: Counter[str] = Counter()
         for group in self.sampled:
             for verdict, count in zip(group.verdicts, group.tree.leaf_count.tolist(), strict=True):
@@ -123,7 +123,7 @@ class Batch:
         }
 
     def _dropped(self) -> dict[str, int]:
-        """Return the rollouts and tokens that dynamic sampling dropped; carried groups do not count."""
+        """Count the rollouts and tokens that dynamic sampling dropped; carried groups are not dropped."""
         trees = [g.tree for g in self.verified if not (self.keeps_all or g.is_mixed)]
         return {
             "samples_dropped": sum(t.num_rollouts for t in trees),

@@ -1,4 +1,4 @@
-"""Signs of a collapse of the model, in the metrics of a run, with advice.
+"""Finds signs that a model collapses in the metrics of its run, and advises.
 
 Records may lack numbers (no evaluation, no reference). Sharpening is not a collapse: pass@k may fall while pass@1 still
 rises. The signs depend on the metrics only, so a resumed run sees the same ones.
@@ -16,21 +16,20 @@ from brorl.training.schedule import estimate_of, is_regular
 from brorl.training.settings import CollapseLimits
 
 _KEPT = ("step", "update", "evaluation")
-WINDOW = 10  # steps over which the first and the last level are medians: no single step gives a sign
+WINDOW = 10  # the first and the last level are medians over this many steps: no single step gives a sign
 
 
 def new_signs(records: Sequence[Record], limits: CollapseLimits, window: int = WINDOW) -> dict[str, str]:
-    """Return the signs of collapse that the last record shows and the record before it did not, with their findings.
+    """Return the signs of collapse that are new with the last record: name -> the measured values as text.
 
-    A sign that disappears and returns is reported again. Signs are a function of the records only: a resumed run
-    reports the same signs at the same steps. `window` is the number of steps of a level.
+    A sign that disappears and returns is reported again. A level is the median over `window` steps.
     """
     before, now = (_signs(some, limits, window) for some in (records[:-1], records))
     return {sign: finding for sign, finding in now.items() if finding and not before[sign]}
 
 
 def _signs(records: Sequence[Record], limits: CollapseLimits, window: int) -> dict[str, str | None]:
-    """Return for each sign the measured values as text, or None if the records do not show it."""
+    """Return for each sign its measured values as text, or None if the records do not show the sign."""
     return {
         "entropy": _entropy_sign(_update_values(records, "entropy"), limits, window),
         "reference_kl": _reference_sign(_update_values(records, "reference_kl"), limits, window),
@@ -39,7 +38,7 @@ def _signs(records: Sequence[Record], limits: CollapseLimits, window: int) -> di
 
 
 def _update_values(records: Sequence[Record], name: str) -> list[float]:
-    """Return the values of a metric of the updates, from the records that have it."""
+    """Return one metric of the updates, from the records that have it."""
     values = [(r.get("update") or {}).get(name) for r in records]
     return [float(v) for v in values if v is not None]
 
@@ -66,10 +65,10 @@ def _reference_sign(kls: Sequence[float], limits: CollapseLimits, window: int) -
 
 
 def _coverage_sign(evaluations: Sequence[dict[str, Any]], limits: CollapseLimits) -> str | None:
-    """Compare the last evaluations with the best, by the intervals over prompts.
+    """Tell whether pass@k fell in each of the last `patience` evaluations, while pass@1 did not rise.
 
-    pass@k is lost in an evaluation whose interval lies wholly below the interval of the best so far. pass@1 still rises
-    if its mean over the last `patience` evaluations is above its mean over as many before them.
+    pass@k fell where its interval over prompts lies wholly below that of the best evaluation. pass@1 still rises if its
+    mean over the last `patience` evaluations is above its mean over as many before them.
     """
     num = limits.patience
     if not evaluations:
@@ -95,7 +94,7 @@ def _coverage_sign(evaluations: Sequence[dict[str, Any]], limits: CollapseLimits
 
 
 def advice(signs: Collection[str]) -> str:
-    """Return one line of advice for some signs, the most important first."""
+    """Return one line of advice for some signs; the most important sign comes first."""
     change = {
         "coverage": "more rollouts_per_prompt or a KL penalty keep coverage",
         "entropy": "a higher loss.clip_high, a KL penalty or more rollouts_per_prompt keep entropy",
@@ -106,9 +105,9 @@ def advice(signs: Collection[str]) -> str:
 
 
 class CollapseWatch:
-    """Keeps the part of a run's metrics that signs of collapse depend on.
+    """Keeps those metrics of a run that show a collapse.
 
-    Only regular evaluations count: those at evaluation points of the budget, or where a resumed run had ended, must not
+    Only regular evaluations count. An evaluation at a point of the budget, or where a resumed run had ended, must not
     change the training.
 
     Args:
@@ -122,7 +121,7 @@ class CollapseWatch:
 
     @property
     def seen(self) -> int:
-        """Number of lines seen."""
+        """Number of metrics records taken so far."""
         return len(self._records)
 
     def add(self, record: Record) -> None:
@@ -130,13 +129,13 @@ class CollapseWatch:
         self._records.append(self._counting(record))
 
     def line(self, record: Record) -> str | None:
-        """Return one line about the signs of collapse that are new with a metrics record, if there are any."""
+        """Return one line about the signs that are new with a metrics record; None if there are none."""
         signs = new_signs([*self._records, self._counting(record)], self._limits)
         if not signs:
             return None
         return f"step {record['step']}: the model may be collapsing: {'; '.join(signs.values())}. {advice(signs)}"
 
     def _counting(self, record: Record) -> Record:
-        """Return the part of a line that counts for a collapse."""
+        """Return the sections of a record that the signs depend on."""
         counts = is_regular(record, self._every)
         return {name: record[name] for name in _KEPT if name in record and (counts or name != "evaluation")}

@@ -1,9 +1,9 @@
 """Collectors: they give each step its batch of groups.
 
-`SyncCollector` samples when it is called: dynamic sampling with refill, which loses no group. A round takes nearly as
-long for a few prompts as for many on a GPU, so each round samples as many as fill the step in nine of ten cases, at the
-fraction of kept groups in this and the last steps. Surplus groups are carried to the next step; their log-probs stay
-those of the policy that sampled them. `AsyncCollector` (async_collector.py) samples ahead of the learner.
+`SyncCollector` samples in rounds when it is called, until enough groups are mixed (dynamic sampling). On a GPU a round
+takes nearly as long for a few prompts as for many. So each round samples enough prompts to fill the step in nine of ten
+cases, judged by the fraction of groups that this and the last steps kept. Surplus groups are carried to the next step
+with the log-probs of the policy that sampled them. `AsyncCollector` (async_collector.py) samples ahead of the learner.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from brorl.verification.grade import Grader
 
 
 class NoGroupsError(RuntimeError):
-    """A step cannot get its groups; `batch` holds what was sampled for it. Its mixed groups are carried on."""
+    """A step cannot get its groups. `batch` holds all its samples; mixed groups are carried to the next attempt."""
 
     def __init__(self, message: str, batch: Batch) -> None:
         super().__init__(message)
@@ -50,12 +50,12 @@ class UnverifiedError(NoGroupsError):
 
 @dataclass(kw_only=True)
 class Collector(ABC):
-    """Gives each step its groups."""
+    """Gives each step its batch of groups."""
 
     config: TrainConfig  # the recipe
     stream: PromptStream  # the training prompts
     grader: Grader  # verifies and rewards responses
-    clock: Stopwatch = field(default_factory=Stopwatch)  # adds up the seconds of generation, verification and training
+    clock: Stopwatch = field(default_factory=Stopwatch)  # measures generation, verification and training, in seconds
     observe: Observe = unobserved  # receives the progress of sampling
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class Collector(ABC):
 
     @abstractmethod
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Sample with these weights from now on; `version` is the step whose update made them."""
+        """Sample with these weights from now on. Version 3 is the weights after the update of step 3."""
 
     @property
     @abstractmethod
@@ -89,11 +89,11 @@ class Collector(ABC):
         """Restore a state.
 
         Raises:
-            ValueError: If the state is of other prompts.
+            ValueError: If the state belongs to other prompts.
         """
 
     def rewind(self) -> None:
-        """Undo the last `next_batch` if its weights have not been replaced since; its prompts are sampled again."""
+        """Undo the last `next_batch`, unless new weights came since. Its prompts are then sampled again."""
         if self._before is not None:
             self.load_state(self._before)
 
@@ -102,7 +102,7 @@ _MAX_LOST_ROUNDS = 3
 
 
 class RetryPolicy:
-    """Counts the rounds in a row without a group to train on, and those in which most verdicts were lost."""
+    """Ends a step after too many rounds in a row without a group to train on, or with most verdicts lost."""
 
     def __init__(self, settings: DynamicSamplingSettings) -> None:
         self._max_tries, self._mixed_only = settings.max_tries, settings.enabled
@@ -110,11 +110,11 @@ class RetryPolicy:
         self._last: Sequence[Group] = ()
 
     def restart(self) -> None:
-        """Begin a step: rounds without a group are counted from zero."""
+        """Begin a step: count rounds without a group from zero."""
         self._failed = 0
 
     def kept(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the verified rollouts of the groups that are trained on."""
+        """Choose the groups to train on; each has only its verified rollouts."""
         enough = [group.verified for group in groups if group.verified]
         return [group for group in enough if group.is_mixed or not self._mixed_only]
 
@@ -126,11 +126,11 @@ class RetryPolicy:
 
     @property
     def is_over(self) -> bool:
-        """Whether there were too many such rounds in a row."""
+        """Whether too many rounds in a row failed in one of the two ways."""
         return self._lost >= _MAX_LOST_ROUNDS or self._failed >= self._max_tries
 
     def error(self, batch: Batch) -> NoGroupsError:
-        """Return the error that ends the run, from the last round, and begin again."""
+        """Return the error that ends the run, explained by the last round; reset its count."""
         if self._lost >= _MAX_LOST_ROUNDS:
             self._lost = 0
             return UnverifiedError(_why_unverified(self._last), batch)
@@ -156,7 +156,7 @@ def _why_unverified(groups: Sequence[Group]) -> str:
 
 
 def why_not_mixed(sampled: Sequence[Group], max_tries: int) -> str:
-    """Explain why no group of the last round is mixed, and name a fix: silent failures first, difficulty last."""
+    """Explain why no group of the last round is mixed, and name a fix. Silent failures come first, difficulty last."""
     groups = [group.verified for group in sampled if group.verified]
     solved = sum(g.num_correct > 0 for g in groups)
     state = "all rollouts were correct" if groups and solved == len(groups) else "no rollout was correct"
@@ -167,7 +167,7 @@ def why_not_mixed(sampled: Sequence[Group], max_tries: int) -> str:
 
 
 def _silent_cause(sampled: Sequence[Group], groups: Sequence[Group], solved: int) -> str | None:
-    """Return a cause outside the model: more than half of what was sampled failed because of it."""
+    """Return a cause other than difficulty, such as failed verification of more than half of the samples; else None."""
     every = [verdict for group in sampled for verdict in group.verdicts]
     lost = Counter(v.reason for v in every if is_timeout(v.reason) or is_failure(v.reason) or v.unverified)
     if 2 * lost.total() > len(every):
@@ -213,23 +213,24 @@ def _difficulty(solved: int, num_groups: int) -> str:
     )
 
 
-MEMORY = 0.8  # weight of a step's groups when the next step chooses its rounds; the weight of its own groups is 1
-MOST_STEPS = 6  # most prompts of a round, in steps: it bounds what an estimate that is too low can cost
-_SURE = 1.2816  # the standard normal distribution is below it in nine of ten cases
+MEMORY = 0.8  # the kept fraction weighs this step's groups 1, the last step's 0.8, the one before 0.64, ...
+MOST_STEPS = 6  # a round has at most the prompts of 6 steps: limits the cost of too low an estimate
+_SURE = 1.2816  # 90% quantile of the standard normal distribution
 _SURPLUS = 1 / 3  # largest expected surplus, in steps, so that few groups wait for longer than one step
-_ROUND_BITS = 20  # an attempt has fewer rounds than two to the power of this
+_ROUND_BITS = 20  # an attempt has fewer than 2^20 rounds
 
 
 def prompts_of_round(
     prompts_per_step: int, missing: ArrayLike, kept: ArrayLike, sampled: ArrayLike
 ) -> IntArray | np.int64:
-    """Return how many prompts to sample so that they fill a step: as many as are missing if nothing was sampled yet.
+    """Return how many prompts to sample to fill a step: exactly the missing ones if nothing was sampled yet.
 
-    With the kept fraction f, it is the smallest n for which a normal variable with the mean nf and the variance
-    nf(1 - f) is at least `missing` - 0.5 (the continuity correction) in nine of ten cases. The expected surplus is at
-    most a third of a step. At most `MOST_STEPS` steps are sampled at once, and one while no group was kept, because the
-    run may then be about to give up. `kept` and `sampled` count the groups of this step's rounds so far and of earlier
-    steps. Each step has `MEMORY` times the weight of the next one.
+    n prompts give about nf groups if the fraction f is kept. The result is the smallest n for which a normal variable
+    with mean nf and variance nf(1 - f) is at least `missing` - 0.5 (the continuity correction) in nine of ten cases.
+    Two limits apply. The expected surplus is at most a third of a step. A round has the prompts of at most `MOST_STEPS`
+    steps, and of one step while no group was kept, because the run may then be about to give up.
+
+    `kept` and `sampled` count groups of this step and of earlier ones, weighted as `MEMORY` says.
     """
     needed = np.asarray(missing, np.float64)
     fraction = np.add(kept, 1) / np.add(sampled, 1)
@@ -246,13 +247,13 @@ class SyncCollector(Collector):
     """Samples when it is called, verifies, and keeps mixed groups."""
 
     engine: Engine  # samples trees
-    # adds the old log-probs to groups that are carried to a later step
+    # called for groups that are carried to a later step: adds their old log-probs
     keep_old_logprobs: Callable[[Sequence[Group]], list[Group]] = list
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._carried: tuple[Group, ...] = ()
-        self._seen = (0.0, 0.0)  # weighted numbers of kept and of sampled groups of earlier steps
+        self._seen = (0.0, 0.0)  # groups that earlier steps (kept, sampled), weighted by `MEMORY`
         self._retries = RetryPolicy(self.config.dynamic_sampling)
 
     @property
@@ -276,7 +277,7 @@ class SyncCollector(Collector):
         self._carried, self._attempts, self._seen = state.carried, state.attempts, state.seen
 
     def next_batch(self, step: int) -> Batch:
-        """Sample until a step has its groups, or too many rounds in a row gave none. Carried groups come first."""
+        """Sample until the step has its groups, or too many rounds in a row gave none. Carried groups go first."""
         self._before = self.state()
         per_step = self.config.prompts_per_step
         batch = Batch(attempt=self._attempts, keeps_all=not self.config.dynamic_sampling.enabled)
@@ -300,7 +301,7 @@ class SyncCollector(Collector):
         return batch
 
     def _round(self, step: int, batch: Batch, missing: int) -> list[Group]:
-        """Sample as many prompts as should fill the step."""
+        """Sample and verify as many prompts as should fill the step."""
         number = missing
         if self.config.dynamic_sampling.enabled:
             kept, sampled = self._seen[0] + batch.num_mixed, self._seen[1] + len(batch.verified)

@@ -1,7 +1,7 @@
-"""Live diagnostics: the mass that each step's N rollouts sampled and missed, and a held-out check of its update.
+"""Live diagnostics of a step, the sections `coverage` and `held_out_check` of the metrics.
 
-They are the sections `coverage` and `held_out_check` of the metrics. Nothing here changes the training: the draws have
-separate seeds.
+`coverage` estimates the probability mass that the N rollouts sampled and missed. `held_out_check` compares the update
+with fresh rollouts. Nothing here changes the training: the fresh rollouts have separate seeds.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _SEED_TAG = 0xCE27  # keeps the seeds of held-out draws apart from those of trai
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Measures the steps of a run."""
+    """Measures each step of a run."""
 
     config: TrainConfig  # the recipe
     sampler: Sampler  # samples the held-out rollouts
-    learner: Learner  # gives their log-probs after the update
+    learner: Learner  # computes the held-out rollouts' log-probs after the update
     grader: Grader  # verifies and rewards responses
-    clock: Stopwatch = field(default_factory=Stopwatch)  # adds up the seconds of drawing held-out rollouts
+    clock: Stopwatch = field(default_factory=Stopwatch)  # measures how long held-out sampling takes
 
     def hold_out(self, step: int, groups: Sequence[Group]) -> list[Group | None]:
-        """Draw the rollouts of a held-out check before the update of a step; none if no check is due.
+        """Draw fresh rollouts of the same prompts before a step's update, if a check is due.
 
         Returns:
-            One group of held-out rollouts per group; None where too few of them were verified.
+            For each group its held-out group, None where too few rollouts were verified; empty if no check is due.
         """
         if not is_due(step, self.config.diagnostics.held_out_check_every):
             return []
@@ -60,7 +60,7 @@ class Diagnostics:
         seed = derived_seed(self.config.seed, step, _SEED_TAG)
         trees = self.sampler.sample([p.token_ids for p in prompts], number, sampling, seed)
         groups = [self.grader.rewarded(group, step).verified for group in self.grader.verify(prompts, trees)]
-        if not self.config.recompute_old_logprobs:  # otherwise the update takes the learner's own log-probs
+        if not self.config.recompute_old_logprobs:  # else the old log-probs are the learner's
             return groups
         found = [group.tree for group in groups if group is not None]
         own = iter([replace(t, logprob=lp) for t, lp in zip(found, self.learner.logprobs(found), strict=True)])
@@ -69,10 +69,10 @@ class Diagnostics:
     def record(
         self, sampled: Sequence[Group], trained: Sequence[Group], held_out: Sequence[Group | None]
     ) -> dict[str, Any]:
-        """Return the sections of the metrics, with the result of `hold_out` for the trained groups.
+        """Return the two sections of the metrics; `held_out` is the result of `hold_out` for the trained groups.
 
-        `sampled` leaves out groups with unverified rollouts: a sample without the rollouts of some responses does not
-        show how much probability the policy has elsewhere.
+        `sampled` has no group with unverified rollouts: without all rollouts, a sample does not show how much
+        probability the policy has elsewhere.
         """
         record: dict[str, Any] = {}
         if sampled:
@@ -83,7 +83,7 @@ class Diagnostics:
         return record
 
     def _compare(self, pairs: Sequence[tuple[Group, Group]]) -> list[HeldOut]:
-        """Return the input of the check, from pairs of held-out rollouts and the group that was trained on."""
+        """Return the input of the check, from pairs of a held-out group and the trained group of the same prompt."""
         trees = [own.tree for own, _ in pairs]
         return [
             HeldOut(
@@ -99,10 +99,10 @@ class Diagnostics:
 
 
 def coverage_record(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return the mass that the rollouts of some groups sampled and missed, per prompt and pooled, for the metrics.
+    """Return the section `coverage` of the metrics: the mass that rollouts sampled and missed, per prompt and pooled.
 
-    Numbers per prompt are rounded to 4 digits. Estimates of the unsampled mass are None if every response of every
-    prompt is unique.
+    Numbers per prompt are rounded to 4 digits. The pooled estimates of the unsampled mass are None if no prompt has two
+    equal responses.
     """
     measured = [measure_coverage(g.tree, g.correct_L) for g in groups]
     unique = sum(m.all_unique for m in measured)
@@ -130,7 +130,7 @@ def coverage_record(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _coupling(measured: Sequence[Coverage]) -> float | None:
-    """Third term of Theorem 1 over the sum of the first two, which are never negative, each summed over the prompts."""
+    """Return term 3 / (term 1 + term 2) of Theorem 1, each summed over prompts. Terms 1 and 2 are never negative."""
     guaranteed = coupling = 0.0
     for m in measured:
         fraction = m.num_correct / m.num_rollouts
@@ -141,14 +141,14 @@ def _coupling(measured: Sequence[Coverage]) -> float | None:
 
 
 def _curve(groups: Sequence[Group]) -> dict[int, FloatArray]:
-    """Expected unsampled correct mass of each group at this and other N, each of shape [G]."""
+    """Return {N: expected unsampled correct mass of each group, shape [G]}, for the groups' own and other N."""
     numbers = sorted({*OTHER_N, *(g.tree.num_rollouts for g in groups)})
     value_GK = np.stack([unsampled_correct_at(g.tree, g.correct_L, numbers) for g in groups])
     return dict(zip(numbers, value_GK.T, strict=True))
 
 
 def _informative_fraction_at(measured: Sequence[Coverage]) -> dict[int, float]:
-    """Fraction of groups that smaller N would have found mixed: the mean over all subsets of N' of the N rollouts."""
+    """Return {N': fraction of groups that N' of the N rollouts would have found mixed}, a mean over all subsets."""
     size = min(m.num_rollouts for m in measured)
     correct = np.array([m.num_correct for m in measured if m.num_rollouts == size])
     smaller = [*(n for n in SMALLER_N if n < size), size]
@@ -156,7 +156,7 @@ def _informative_fraction_at(measured: Sequence[Coverage]) -> dict[int, float]:
 
 
 def _leaving(groups: Sequence[Group]) -> dict[int, FloatArray]:
-    """Chance that a fresh rollout leaves each tree at positions 1, 2, 3-4, 5-8, ..., by last position, of shape [G]."""
+    """Return {last position: chance that a fresh rollout leaves each tree there, shape [G]}, for 1, 2, 3-4, 5-8, ..."""
     longest = max(int(g.tree.length.max()) for g in groups)
     bin_T = np.frexp(np.arange(longest))[1]  # the bit length of a position counted from 0
     masses = [leaving_mass(g.tree) for g in groups]

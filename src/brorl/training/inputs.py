@@ -1,7 +1,7 @@
 """The checked inputs of a run: data, verifiers, tokenizer, prompts, and the memory that the run needs.
 
-Cheap checks come first, and the model's weights are not loaded. Prompts that the tokenizer cannot encode or that do not
-fit into the model are errors.
+Cheap checks come first; the model's weights are not loaded. A prompt that the tokenizer cannot encode, or that does not
+fit into the model, is an error.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def check_memory(
 ) -> tuple[MemoryPrediction, str | None]:
     """Predict the memory of a run, without loading its model.
 
-    `show` receives the table of the ways to train by their memory, if the run fits and the free memory is known.
+    If the run fits and the free memory is known, `show` receives a table of ways to train and their memory.
 
     Returns:
-        The prediction, and a warning if it fits unless responses reach the length limit.
+        The prediction, and a warning if the run fits only as long as responses stay below the length limit.
 
     Raises:
-        UserError: If the certain part of it exceeds the available memory; it names the smallest change that fits.
+        UserError: If the part that is certainly needed exceeds the free memory; names the smallest change that fits.
     """
     settings, workload = _memory_settings(config), _workload(config, prompts)
     # other machines hold the parts of a run on a cluster
@@ -105,28 +105,28 @@ def _workload(config: TrainConfig, prompts: Prompts) -> Workload:
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """The inputs of a run that its learner needs."""
+    """The inputs that a learner needs."""
 
     model_path: str  # name or folder of the model or checkpoint
-    tokenizer: PreTrainedTokenizerBase  # its tokenizer
+    tokenizer: PreTrainedTokenizerBase
     context: int  # tokens of the longest prompt and the longest response together
 
 
 @dataclass(frozen=True)
 class RunInputs(ModelInputs):
-    """The checked inputs of a run; they are cheap, and complete before the model is loaded."""
+    """The checked inputs of a run; all are known before the model is loaded."""
 
     prompts: Prompts  # training and held-out prompts
     grader: Grader  # verifies and rewards responses
-    workers: Workers  # processes of its verifiers
+    workers: Workers  # processes in which the verifiers work
     memory: MemoryPrediction  # the memory that the run will need
-    memory_line: str  # the memory in a line for the user, or a warning
+    memory_line: str  # tells the user the predicted memory, or warns
     notes: Sequence[str] = ()  # lines about dropped rows and unreadable reference answers of public datasets
 
 
 def prepare(config: TrainConfig, model_path: str, show: Callable[[Table], None] | None = None) -> RunInputs:
-    """Read, check and encode the data, and check the memory; the first problem is a UserError."""
-    torch.manual_seed(derived_seed(config.seed, 0))  # torch uses the low 32 bits alone on a CPU
+    """Read, check and encode the data, and check the memory. The first problem is a UserError."""
+    torch.manual_seed(derived_seed(config.seed, 0))  # on a CPU torch uses only the low 32 bits
     if choose_device(config.device).type != "cpu" and config.engine.clock == "cpu":
         raise UserError("engine.clock = cpu cannot measure the time of a GPU; set device: cpu, or engine.clock: wall")
     if config.cluster.enabled and config.device.startswith("cuda") and not config.cluster.gpus_per_learner_rank:
@@ -160,7 +160,7 @@ def prepare(config: TrainConfig, model_path: str, show: Callable[[Table], None] 
 
 
 def check_window(config: TrainConfig, model_config: PreTrainedConfig, context: int) -> None:
-    """Check that the contexts of a run fit into the model's spans of attention, if tree attention is required."""
+    """If tree attention is required, check that prompt and response fit into the model's attention window."""
     span = attention_limit(model_config)
     if config.engine.forward == "tree" and span is not None and span.tokens < context:
         raise UserError(
@@ -199,11 +199,11 @@ def learner_device(config: TrainConfig) -> str:
 class Prompts:
     """The prompts of a run."""
 
-    train: PromptStream  # training prompts in their order
+    train: PromptStream  # training prompts, in training order
     held_out: Sequence[Prompt]  # prompts to evaluate on
-    longest: int  # tokens of the longest prompt
-    dropped: int  # number of prompts that `data.max_prompt_tokens` dropped
-    num_evaluated_on: int  # number of training questions that were dropped because another source evaluates on them
+    longest: int  # tokens in the longest prompt
+    dropped: int  # prompts that `data.max_prompt_tokens` dropped
+    num_evaluated_on: int  # training questions dropped because another source evaluates on them
 
 
 def build_prompts(
@@ -212,7 +212,7 @@ def build_prompts(
     tokenizer: PreTrainedTokenizerBase,
     model_config: PreTrainedConfig,
 ) -> Prompts:
-    """Turn questions into prompts; one that cannot be encoded or does not fit into the model is a UserError."""
+    """Turn questions into prompts. One that cannot be encoded, or does not fit into the model, is a UserError."""
     limits = config.response_limits
     maximum = config.data.max_prompt_tokens
     train_prompts: list[Prompt] = []
@@ -248,16 +248,16 @@ def build_prompts(
 
 
 def no_train_prompt(name: str, lengths: Sequence[int], config: TrainConfig, positions: int | None) -> str:
-    """Return the error on a source whose training prompts are all too long, from their lengths in tokens.
+    """Return the error message for a source whose training prompts, of these lengths in tokens, are all too long.
 
-    `positions` is the number of positions of the model; None if it is unknown.
+    `positions` is the longest context of the model; None if it is unknown.
     """
     maximum, fix = config.data.max_prompt_tokens, _room(min(lengths), config, positions)
     return f"every prompt of {name} has more than data.max_prompt_tokens = {maximum} tokens; {fix}"
 
 
 def no_held_out_prompt(lengths: Sequence[int], config: TrainConfig, positions: int | None) -> str:
-    """Return the error on held-out prompts that are all too long; the arguments are those of `no_train_prompt`."""
+    """Return the error message for held-out prompts that are all too long; see `no_train_prompt`."""
     maximum = config.data.max_prompt_tokens
     fix = _room(min(lengths), config, positions) if lengths else "raise it"
     return (
@@ -267,7 +267,7 @@ def no_held_out_prompt(lengths: Sequence[int], config: TrainConfig, positions: i
 
 
 def _room(shortest: int, config: TrainConfig, positions: int | None) -> str:
-    """Return how to fix prompts that are too long. The limit is not raised where the model has no more positions."""
+    """Return how to fix prompts that are too long: a higher limit, unless the model has too few positions for it."""
     setting, response = max(config.response_limits.items(), key=lambda item: item[1])
     if not positions or shortest + response <= positions:
         return f"raise it to {shortest} or more, the tokens of the shortest one"

@@ -1,8 +1,8 @@
-"""The learner: groups in, an updated model out, with the exact gradient of the tree, in one process or on many ranks.
+"""The learner: groups in, an updated model out, with the exact gradient of the tree.
 
 Each step makes M mini-batch updates of AdamW. Memory does not depend on N; if it runs out, a mini-batch starts again
-with smaller chunks. A loss that is not finite stops the run before the weights change. On several ranks the model is
-sharded. Every denominator covers the whole mini-batch, and gradients add up, so the update is that of one process.
+with smaller chunks. A loss that is not finite stops the run before the weights change. Several ranks shard the model
+and make the same update as one process: denominators cover the whole mini-batch, and gradients add up.
 """
 
 from __future__ import annotations
@@ -56,42 +56,41 @@ from brorl.tree import RolloutTree
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """The measurements of a step of the learner; means over its mini-batches unless noted."""
+    """What the learner measured in a step; means over its mini-batches unless noted."""
 
     loss: float  # policy loss, without the KL penalty
     grad_norm: float  # global gradient norm before clipping
-    clip_fraction: float  # fraction of the summed |advantage| whose gradient the clip removed (CISPO: bounded)
+    clip_fraction: float  # part of the summed |advantage| that lost its gradient to the clip (CISPO: was bounded)
     # mean over sampled tokens of old minus new log-prob, during the updates (the k1 estimate, nats)
     old_policy_kl: float
     entropy: float  # minus the mean log-prob of the sampled tokens when they were sampled, nats per token
-    learning_rate: float  # of the last mini-batch
+    learning_rate: float  # in the last mini-batch
     trained_nodes: int  # tree nodes that went through the loss
     clip_low_fraction: float  # the part of `clip_fraction` at the lower bound
     clip_high_fraction: float  # the part of `clip_fraction` at the upper bound
-    # mean over sampled tokens of the penalty's estimate, during the updates (nats); None without a reference
+    # estimated KL to the reference during the updates, nats per sampled token; None without a reference
     reference_kl: float | None
-    # mean over sampled tokens of the entropy of the distribution that each was drawn from, during the updates (nats);
-    # None without an entropy bonus
+    # entropy of the next-token distribution during the updates, nats, mean over sampled tokens; None without a bonus
     bonus_entropy: float | None
     # mean of exp(old - sampler) over the trained tokens that this step sampled; None if it trained on none of them, if
     # old log-probs are not recomputed, or if the engine returns no log-probs
     mismatch_mean: float | None
     mismatch_max: float | None  # largest exp(old - sampler)
     mismatch_kl: float | None  # estimate of KL(sampler || old), nats per token
-    masked_fraction: float  # fraction of the step's trained tokens whose weight the importance correction set to 0
-    nodes_per_pass: int  # most nodes of a forward pass, after the step
-    out_of_memory_retries: int  # how often `nodes_per_pass` was halved since the end of the last step
+    masked_fraction: float  # fraction of the trained tokens whose weight the importance correction set to 0
+    nodes_per_pass: int  # most nodes in one forward pass, after the step
+    out_of_memory_retries: int  # times `nodes_per_pass` was halved since the end of the last step
 
 
 class Learner(Protocol):
     """Updates a model from groups.
 
-    A learner can have several ranks. Each rank then calls the same methods in the same order, with equal arguments:
-    every method is collective, and returns the same on every rank.
+    A learner can have several ranks. Every method is then collective: each rank calls the same methods in the same
+    order with equal arguments, and gets the same result.
     """
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
-        """Return groups that are carried to a later step, with the old log-probs that the later step needs."""
+        """Add to groups that are carried to a later step the old log-probs that this step will need."""
         ...
 
     def learn(
@@ -101,15 +100,18 @@ class Learner(Protocol):
 
         Args:
             groups: The batch.
-            estimate_advantages: From the groups, after a KL penalty on their rewards, to the advantage of each distinct
-                response of each group, shape [L].
-            seed: Seed of all random choices of the step.
-            lr_scale: Factor of the learning rate in this step.
+            estimate_advantages: Maps the groups, after a KL penalty on their rewards, to the advantages of each group's
+                distinct responses, shape [L].
+            seed: Seeds all random choices in the step.
+            lr_scale: Multiplies the learning rate in this step.
         """
         ...
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
-        """Return the log-prob (nats) of every node under the current weights, among the tokens that can be drawn."""
+        """Return the log-prob (nats) of every node of each tree under the current weights, shape [M].
+
+        Log-probs are normalized over the tokens that sampling can draw.
+        """
         ...
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
@@ -136,15 +138,15 @@ class Learner(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that the next step needs, without weights; `shards` names the folder of several ranks."""
+        """Return the state that the next step needs, without weights. With several ranks, `shards` names its folder."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of a learner with any number of ranks; `shards` is the path of the folder."""
+        """Restore a state that any number of ranks saved; `shards` is the path of its folder."""
         ...
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Load the moments of another run's optimizer from the state of its learner."""
+        """Load the optimizer's moments from the learner's state of another run."""
         ...
 
 
@@ -152,9 +154,9 @@ class TreeLearner:
     """Trains a model in place.
 
     Args:
-        model: The model, sharded if there are several ranks; its current weights become the reference, if there is one.
+        model: The model, sharded if there are several ranks. A KL penalty takes its current weights as the reference.
         config: The recipe.
-        echo: Receives a line when memory runs out and smaller chunks are tried, and the cost of the flat path.
+        echo: Receives lines for the user: smaller chunks after memory ran out, the cost of the flat path.
         observe: Receives an `Updating` before each update.
         ranks: The processes that share the model.
         forward: How trees go through the model; tree attention if None.
@@ -200,7 +202,7 @@ class TreeLearner:
         """Make the M mini-batch updates of one step; see `Learner.learn`. Rank 0 estimates the advantages.
 
         Raises:
-            DivergedError: If the loss or the gradient is not finite. The weights are then those before that update.
+            DivergedError: If the loss or the gradient is not finite. That update has then not changed the weights.
         """
         config = self._config
         if len(groups) < config.optimizer.mini_batches:
@@ -252,16 +254,16 @@ class TreeLearner:
                 self._echo(line)
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
-        """Return groups that wait for a later step, whose clip measures the distance from the weights of this one."""
+        """Add the log-probs of the current weights to groups that wait: their clip will compare with these weights."""
         own = self._logprobs
         return own.with_old(groups, own.gathered) if self._config.recompute_old_logprobs else list(groups)
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
-        """Return the log-prob (nats) of every node, shape [M], by the current weights, as `NextToken` draws."""
+        """Return the log-prob (nats) of every node under the current weights, shape [M]; see `Learner.logprobs`."""
         return self._logprobs.gathered(trees)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Return the trained weights by name; several ranks gather them one by one, and all of them must iterate."""
+        """Return the trained weights by name. Several ranks gather them one by one, so all ranks must iterate."""
         if self._ranks.size == 1:
             return iter(self._trained.items())
         return ((name, full_tensor(parameter.detach())) for name, parameter in self._trained.items())
@@ -272,7 +274,7 @@ class TreeLearner:
 
     def save_pretrained(self, folder: Path) -> None:
         """Write the weights; the first time, check that transformers loads them as they were saved."""
-        self._optimizer.zero_grad(set_to_none=True)  # makes room for the weights that are read again
+        self._optimizer.zero_grad(set_to_none=True)  # frees memory: the check below reads the weights again
         self._save_model(folder)
         self._save_checked = True
         if self._average is not None:
@@ -321,7 +323,7 @@ class TreeLearner:
         return {"optimizer": self._optimizer.state_dict(), **state, **snapshots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state; a ValueError says what the state lacks, or that it is of another model."""
+        """Restore a state. A ValueError says what the state lacks, or that it belongs to another model."""
         state = in_memory(state, self._trained, [one.name for one in self._snapshots])
         for one in self._snapshots:
             if one.name not in state:
@@ -367,7 +369,7 @@ class TreeLearner:
         return means(sums, self._ranks.sum(batch.totals())) | {"grad_norm": float(grad_norm)}
 
     def _accumulate(self, batch: MiniBatch) -> Tensor:
-        """Compute the gradient of a mini-batch from zero; return the sums over its nodes, shape [S]."""
+        """Clear the gradient and compute that of a mini-batch, chunk by chunk; return the sums of its nodes, [S]."""
         loss, logprobs = self._config.loss, self._logprobs
         self._optimizer.zero_grad(set_to_none=True)
         sums = no_sums(self.model.device)

@@ -1,7 +1,7 @@
-"""The state of a learner in a checkpoint: whole tensors of one process, or shards of several ranks.
+"""The state of a learner in a checkpoint: whole tensors from one process, or shards from several ranks.
 
-With several ranks, each writes its own shards into a folder that the `state_dict` names. A learner with any number of
-ranks reads both. Only trainable parameters are kept, so with adapters a `Snapshot` costs no more than the adapters.
+Each of several ranks writes its own shards into a folder that the `state_dict` names. A learner with any number of
+ranks reads both forms. A `Snapshot` has only trainable parameters, so with adapters it costs no more than the adapters.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from brorl.runs.checkpoint import SHARDS
 
 
 class Snapshot:
-    """A copy of a model's trainable parameters, initially of its current weights; each rank keeps its shards.
+    """A copy of a model's trainable parameters, at first of its current weights. Each rank copies its own shards.
 
-    `offload` keeps the copy in the memory of the CPU (pinned, for a CUDA device).
+    `offload` keeps the copy in CPU memory (pinned, for a CUDA device).
     """
 
     name: ClassVar[str]  # key in the state of a learner
@@ -51,7 +51,7 @@ class Snapshot:
         return dict(self._weights)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore a result of `state_dict`; a ValueError says that it is of another model."""
+        """Restore a result of `state_dict`. A ValueError says that it belongs to another model."""
         expected = {name: tuple(w.shape) for name, w in self._weights.items()}
         given = {name: tuple(w.shape) for name, w in state.items()}
         if expected != given:
@@ -73,8 +73,8 @@ class AveragedWeights(Snapshot):
     def add(self, decay: float, updates: int) -> None:
         """Add the weights after an update: average <- d average + (1 - d) weights.
 
-        Over the first 1 / (1 - decay) updates it is their plain mean, so the first weights do not linger. `updates`
-        includes this one.
+        Over the first 1 / (1 - decay) updates the average is the plain mean of the weights, so that the first weights
+        do not linger. `updates` includes this one.
         """
         new = max(1 - decay, 1 / updates)
         for name, parameter in self._parameters.items():
@@ -91,14 +91,14 @@ class AveragedWeights(Snapshot):
 
 
 def empty_like(parameter: Tensor, offload: bool) -> Tensor:
-    """Return an empty copy of a parameter; with `offload` in the memory of the CPU, pinned for a CUDA device."""
+    """Return uninitialized memory like a parameter's; with `offload` on the CPU, pinned for a CUDA device."""
     if not offload:
         return torch.empty_like(parameter, requires_grad=False)
     return torch.empty_like(parameter, device="cpu", requires_grad=False, pin_memory=parameter.device.type == "cuda")
 
 
 class ReferencePolicy(Snapshot):
-    """A snapshot that can take the model's place for a forward pass; an offloaded one is copied for each use."""
+    """A snapshot that can take the model's place for a forward pass. Each use of an offloaded one copies it."""
 
     name = "reference"
 
@@ -108,16 +108,17 @@ class ReferencePolicy(Snapshot):
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the reference's weights into the model, and restore the model's own at the end, even if the block raises.
+        """Put the reference's weights into the model within a block.
 
-        The model's own weights come back bit by bit. Nothing that keeps a gradient may be computed meanwhile.
+        Afterwards the model has its own weights again, bit by bit, even if the block raises. The block must not compute
+        anything that keeps a gradient.
         """
         with self._shards_in_place() if self._sharded else self._pointers_in_place():
             yield
 
     @contextmanager
     def _shards_in_place(self) -> Iterator[None]:
-        """Exchange the contents of the shards: FSDP keeps pointers to them."""
+        """Exchange the contents of the shards, because FSDP keeps pointers to them."""
         shards = {name: local_tensor(p.detach()) for name, p in self._parameters.items()}
         own = {name: shard.clone() for name, shard in shards.items()}
         try:
@@ -131,7 +132,7 @@ class ReferencePolicy(Snapshot):
     @contextmanager
     def _pointers_in_place(self) -> Iterator[None]:
         """Exchange the pointers of the weights, which copies nothing."""
-        # All on the device before the first exchange: if memory does not suffice, the model is as it was.
+        # copy all to the device before the first exchange: if memory runs out, the model is unchanged
         reference = {n: w.to(self._parameters[n].device, non_blocking=True) for n, w in self._weights.items()}
         own = {name: parameter.data for name, parameter in self._parameters.items()}
         try:
@@ -146,7 +147,7 @@ class ReferencePolicy(Snapshot):
 def sharded_header(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], snapshots: Sequence[Snapshot]
 ) -> dict[str, Any]:
-    """Return the part of a learner's state that is not sharded, from the trained parameters by name, in their order."""
+    """Return the part of a learner's state that is not sharded; `parameters` are the trained ones by name, in order."""
     steps = {name: float(optimizer.state[p]["step"]) for name, p in parameters.items() if p in optimizer.state}
     groups = optimizer.state_dict()["param_groups"]
     quantized = [name for name in steps if MOMENTS[0] + SCALE in optimizer.state[parameters[name]]]
@@ -161,7 +162,7 @@ def write_sharded(
     parameters: Mapping[str, Tensor],
     snapshots: Sequence[Snapshot],
 ) -> None:
-    """Write the shards that belong to a `sharded_header` to the folder of a checkpoint; collective."""
+    """Write the shards of the state that `sharded_header` describes into a checkpoint's folder; collective."""
     moments = {
         _moment(name, kind): moment
         for name, p in parameters.items()
@@ -176,10 +177,10 @@ def write_sharded(
 def in_memory(
     state: dict[str, Any], parameters: Mapping[str, Tensor], snapshots: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return a state whose tensors are in memory, in the layout of this learner's parameters, in the optimizer's order.
+    """Return a state with its tensors in memory, laid out like this learner's parameters, in the optimizer's order.
 
-    In a sharded state `shards` is the path of its folder. Snapshots that the state lacks are left out. A state
-    of another model is a ValueError.
+    In a sharded state, `shards` is the path of its folder. Snapshots that the state lacks are left out. A state of
+    another model is a ValueError.
     """
     if SHARDS not in state:
         return state | {"optimizer": _laid_out(state["optimizer"], list(parameters.values()))}
@@ -210,7 +211,7 @@ def in_memory(
 
 
 def _moments_like(parameter: Tensor, quantized: bool) -> dict[str, Tensor]:
-    """Return tensors in the shape, type and layout of a parameter's moments."""
+    """Return tensors with the shape, type and layout of a parameter's moments."""
     if not quantized:
         return dict.fromkeys(MOMENTS, parameter)
     codes, scales = zero_codes(parameter)
@@ -218,7 +219,7 @@ def _moments_like(parameter: Tensor, quantized: bool) -> dict[str, Tensor]:
 
 
 def _laid_out(optimizer: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
-    """Return an optimizer's state with its moments in the layout of the parameters, where they have their shape."""
+    """Return an optimizer's state with its moments laid out like the parameters; moments of another shape stay."""
 
     def laid_out(index: int, moments: dict[str, Tensor]) -> dict[str, Tensor]:
         if index >= len(parameters) or moments[MOMENTS[0]].shape != parameters[index].shape:
@@ -236,7 +237,7 @@ def _moment(name: str, kind: str) -> str:
 
 
 def with_moments_of(other: dict[str, Any], own: dict[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
-    """Return an optimizer's own state with the moments of another one, which must fit; its settings stay."""
+    """Return the state `own` with the moments of `other`, which must fit; the settings of `own` stay."""
     given = sum(len(group["params"]) for group in other["param_groups"])
     if given != len(parameters):
         raise ValueError(
@@ -262,7 +263,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read tensors of `write_shards`, by any number of ranks, in the shape, type, device and layout of others."""
+    """Read tensors of `write_shards` on any number of ranks; `like` gives their shape, type, device and layout."""
     reader = FileSystemReader(folder)
     try:
         stored = reader.read_metadata().state_dict_metadata
@@ -288,6 +289,6 @@ def read_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _reason(error: CheckpointException) -> str:
-    """Return the first failure of a rank."""
+    """Return the failure of the lowest rank that failed, as text."""
     rank, (failure, _) = min(error.failures.items(), key=lambda item: item[0])
     return f"rank {rank}: {type(failure).__name__}: {first_line(failure)}"

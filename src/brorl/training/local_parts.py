@@ -1,4 +1,4 @@
-"""The model, the engine and the learner of one process: a run, a plan, or a rank of the learner."""
+"""Makes the model, the engine and the learner of one process, for a run, a plan, or a rank of the learner."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from brorl.verification.grade import Grader
 
 @dataclass(frozen=True)
 class LocalParts:
-    """The parts of a run in one process; a plan measures them."""
+    """The parts of a run in one process. `brorl plan` measures them."""
 
     config: TrainConfig  # the recipe
     model: PreTrainedModel  # the model to train
-    engine: Engine  # samples from it, or from a copy
+    engine: Engine  # samples from the model or from a copy
     stream: PromptStream  # the training prompts
     grader: Grader  # verifies and rewards responses
     forward: Forward = field(default_factory=TreeForward)  # how trees go through the model in the learner
@@ -46,7 +46,7 @@ class LocalParts:
         on_end: OnEnd = lambda _: None,
         echo: Echo = lambda _: None,
     ) -> LocalParts:
-        """Load the model and make the parts; `on_end` receives a function that ends the engine."""
+        """Load the model and make the parts. `on_end` receives a function that ends the engine."""
         tokenizer, stop = inputs.tokenizer, config.sampling.stop
         model = build_model(config, inputs, observe)
         forward = build_forward(config, inputs, model, echo)
@@ -64,7 +64,7 @@ class LocalParts:
     def learner(
         self, model: PreTrainedModel | None = None, echo: Echo = lambda _: None, observe: Observe = unobserved
     ) -> TreeLearner:
-        """Make the learner of the model, or of a copy."""
+        """Make a learner of the model; `model` replaces it by a copy."""
         model = self.model if model is None else model
         return TreeLearner(model, self.config, echo, observe, forward=self.forward, stop_token_ids=self.stop_token_ids)
 
@@ -102,7 +102,7 @@ def build_forward(
 
 
 def _said(forward: Forward, echo: Echo) -> Forward:
-    """If the flat path runs, say so, with the reason and the cost."""
+    """Tell the user if the flat path runs, why, and what it costs."""
     if isinstance(forward, FlatForward):
         echo(
             f"the flat path runs, because {forward.reason}; a pass has a row with its prompt for each distinct "
@@ -114,7 +114,7 @@ def _said(forward: Forward, echo: Echo) -> Forward:
 def build_learner_forward(
     config: TrainConfig, model: PreTrainedModel, forward: Forward, echo: Echo, ranks: Ranks = ALONE
 ) -> Forward:
-    """Choose how trees go through the model in the learner, which has a faster way on CUDA than the engine's."""
+    """Choose how trees go through the learner's model. On CUDA the learner has a faster way than the engine."""
     engine = config.engine
     plain = without_windows(model, forward)
     # FlexAttention keeps log-sum-exps in float32
@@ -135,7 +135,7 @@ def build_rank(
     echo: Echo = lambda _: None,
     observe: Observe = unobserved,
 ) -> TreeLearner:
-    """Load the model and make one rank of the learner; every rank calls it, and rank 0 reads the weights."""
+    """Load the model and make one rank of the learner. Every rank calls this; rank 0 reads the weights."""
 
     def load(device: torch.device | None = None) -> tuple[PreTrainedModel, tuple[Forward, tuple[int, ...]]]:
         model = build_model(config, inputs, observe, device)
@@ -148,7 +148,7 @@ def build_rank(
         model, weights, (forward, stop_token_ids) = load_on_first_rank(
             ranks, lambda: load(torch.device("cpu")), config.adapters, config.engine.gradient_checkpointing
         )
-        if isinstance(forward, TreeForward):  # only its modules gather the weights of a sharded model
+        if isinstance(forward, TreeForward):  # only the model's own modules gather sharded weights
             forward = replace(forward, llama=False)
         shard(model, weights, choose_device(config.device), config.autocasts)
     forward = build_learner_forward(config, model, forward, echo, ranks)

@@ -1,7 +1,7 @@
 """The training loop: sample the tree, verify the tree, learn from the tree. One loop serves local and remote parts.
 
-The recorder below it writes what a step leaves: metrics, stored rollouts, evaluations and checkpoints. All of its
-decisions depend on the metrics and the schedule only, so a resumed run makes the same ones.
+After each step, `Recorder` writes metrics, stored rollouts, evaluations and checkpoints. Its decisions depend on the
+metrics and the schedule only, so a resumed run decides alike.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from brorl.training.stop_request import StopNow, StopRequest
 def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None) -> tuple[Ending, str]:
     """Train until the schedule, a collapse, or a stop request ends the run.
 
-    A stop request loses no learning. Before the update of a step it discards the samples of the step; a resumed run
-    draws the same samples again. After the update has begun, the step is finished first.
+    A stop request loses no learning. Before a step's update, the request discards the step's samples; a resumed run
+    draws them again. Once the update has begun, the step finishes first.
 
     Args:
-        run: The parts of the run; they hold `state`.
-        state: Where to start.
-        stop: A stop request that the parts check while they work; a new one if None.
+        run: The parts of the run; they already hold `state`.
+        state: The last step that is done, to continue after.
+        stop: The parts check this request while they work; None makes a new one.
 
     Returns:
         Why the run ended, and one line about it.
@@ -90,7 +90,7 @@ class Ending(Enum):
 
 
 class Recorder:
-    """Writes the records of a run, after the last step that was done."""
+    """Writes the records of a run. It continues after step `step`, the last one that is done."""
 
     def __init__(self, run: TrainingRun, step: int, stop: StopRequest) -> None:
         self._run, self._config, self._stop = run, run.config, stop
@@ -98,11 +98,12 @@ class Recorder:
         records = run.directory.read_metrics()
         updates = max((at for at, record in enumerate(records, 1) if "attempt" not in record), default=0)
         self._spent = total_cost(records)
-        self._spent_before = total_cost(records[:updates])  # before the next step and its attempts without an update
+        # the cost up to the last update: attempts at the next step that found no group come after it
+        self._spent_before = total_cost(records[:updates])
         self._ending: tuple[Ending, str] | None = None
 
     def begin(self) -> None:
-        """Write the line of step 0, with an evaluation, unless a resumed run has it already."""
+        """Evaluate the untrained model and write the line of step 0, unless a resumed run has this line already."""
         if self._run.watch.seen:
             return
         with self._stop.discarding():
@@ -122,7 +123,7 @@ class Recorder:
             self._spent_before = self._spent
 
     def record(self, step: int, batch: Batch, held_out: Sequence[Group | None], metrics: StepMetrics) -> Record:
-        """Return the metrics record of a step, and store the step's rollouts when due."""
+        """Return the metrics record of a step; store the step's rollouts when due."""
         run, clock = self._run, self._run.clock
         with clock("storing"):
             if is_due(step, self._config.store_rollouts_every):
@@ -143,11 +144,11 @@ class Recorder:
         return record
 
     def evaluates(self, step: int) -> bool:
-        """Return whether the model is evaluated after a step."""
+        """Return whether this step is followed by an evaluation."""
         return self._run.schedule.evaluates(step, self._spent_before, self._spent)
 
     def write(self, record: Record) -> None:
-        """Write a metrics record. A collapse is noted in it, and may end the run."""
+        """Write a metrics record. First note in it a new sign of collapse, and why the run ends if it ends here."""
         run, evaluations = self._run, self._run.schedule.evaluations
         if sign := run.watch.line(record):
             record["collapse"] = sign
@@ -163,7 +164,7 @@ class Recorder:
         run.report(record)
 
     def save_if_due(self, record: Record) -> None:
-        """Save a checkpoint after a step, when due; a run that collapsed, stalled, pauses or is stopped ends here."""
+        """Save a checkpoint when due. End a run that collapsed, stalled, pauses or was asked to stop."""
         config, schedule, self._step = self._config, self._run.schedule, record["step"]
         over = schedule.is_over(self._step, self._spent)
         pauses = schedule.pauses(self._spent_before, self._spent) and not over
@@ -185,7 +186,7 @@ class Recorder:
         return self._ending or (Ending.FINISHED, self._run.schedule.finish_line(self._spent))
 
     def end_early(self, reason: NoGroupsError | StopNow) -> tuple[Ending, str]:
-        """Save the state before a step that has no update; return why the run ended, and one line about it."""
+        """Save the state before a step that got no update. Return why the run ended, and one line about it."""
         if isinstance(reason, NoGroupsError):
             self._store_rollouts(self._step + 1, reason.batch)
             self.write(self._record_without_update(reason))
@@ -203,7 +204,7 @@ class Recorder:
         return {
             "step": self._step + 1,
             "attempt": error.batch.attempt,
-            # After infrastructure failures a run has not come to its end: a comparison continues it.
+            # "stopped": the infrastructure failed, so a comparison continues the run; "ended": the run is over
             "stopped" if isinstance(error, UnverifiedError) else "ended": str(error),
             "sampling": error.batch.summary(),
             "kept": {"groups": 0, "carried": len(self._run.collector.state().carried), "samples": 0},
@@ -212,7 +213,7 @@ class Recorder:
         }
 
     def evaluate(self, step: int) -> Record:
-        """Evaluate on the held-out prompts, if there are any, and store the responses to a few of them."""
+        """Evaluate on the held-out prompts, if any. Store the responses to a few of them."""
         run, benchmark = self._run, self._run.benchmark
         if benchmark is None:
             return {}
@@ -241,13 +242,13 @@ class Recorder:
             collector.publish(learner.weights(), version=step)
 
     def _store_rollouts(self, step: int, batch: Batch) -> None:
-        """Store the rollouts of a step, unless the run stores none or carried groups filled the step."""
+        """Store the rollouts that a step sampled; there are none if carried groups filled the step."""
         if self._config.store_rollouts_every and batch.sampled:
-            groups = sorted(batch.sampled, key=lambda group: group.verified is None)  # those without a group come last
+            groups = sorted(batch.sampled, key=lambda group: group.verified is None)  # unverified prompts come last
             self._store("rollouts", step, groups)
 
     def _store_answers(self, step: int, answered: Sequence[Group]) -> None:
-        """Store the responses to the same few prompts at every evaluation, chosen by position, not by success."""
+        """Store the responses to the same few prompts at every evaluation. Position chooses them, not success."""
         num_prompts = len(answered)
         chosen = np.linspace(0, num_prompts - 1, min(STORED_PROMPTS, num_prompts)).round().astype(int).tolist()
         self._store("evaluations", step, [self._run.grader.rewarded(answered[i], step) for i in chosen])
@@ -256,7 +257,7 @@ class Recorder:
         self._run.directory.write_responses(folder, step, groups, [self._run.grader.texts(g.tree) for g in groups])
 
     def _save(self, regular: bool = True) -> None:
-        """Write a checkpoint after the last step, and mark the best one."""
+        """Write a checkpoint of the last step, and mark it if it is the best one."""
         run, best, folder = self._run, self._run.schedule.evaluations.best_step, self._run.directory.checkpoints
         run.observe(Phase("saving", f"step {self._step}"))
         state = TrainerState(

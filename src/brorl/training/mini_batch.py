@@ -1,4 +1,4 @@
-"""A mini-batch: the numbers of its nodes, and the loss of a chunk of them, with sums for the metrics.
+"""A mini-batch: arrays with one number per node, and the loss of a chunk of nodes, with sums for the metrics.
 
 All counts, masks and denominators are decided before the first update; the passes of the model only look up numbers.
 Losses and sums add up over the chunks of a mini-batch, and over ranks. Dimensions: K nodes of the mini-batch, S sums.
@@ -61,9 +61,9 @@ def to_tensor(model: PreTrainedModel, arrays: Sequence[NDArray[Any]]) -> Tensor:
 def choose_trained(
     group: Group, max_responses_per_outcome: int, mask_truncated: bool, generator: np.random.Generator
 ) -> Group | None:
-    """Choose the responses of a group with advantages that are back-propagated; None if there is nothing to choose.
+    """Choose which responses of a group are back-propagated; None if there are none.
 
-    With `max_responses_per_outcome` above 0, responses without an advantage are never chosen: neither a KL penalty in
+    With `max_responses_per_outcome` above 0, responses with an advantage of 0 are never chosen: neither a KL penalty in
     the loss nor an entropy bonus sees them.
     """
     tree = group.tree
@@ -80,21 +80,21 @@ def choose_trained(
 
 @dataclass(frozen=True, eq=False)
 class MiniBatch:
-    """Trees with the numbers of their nodes, concatenated over the trees (K nodes in all)."""
+    """Trees, and the numbers of their nodes, concatenated over the trees (K nodes in all)."""
 
-    # The responses that go through the model. Their advantages include all factors, but not the counts.
+    # the responses that go through the model; their advantages include all factors, but not the counts
     groups: list[Group]
     old_logprob_K: Tensor  # log-probs (nats) of the old policy, shape [K]
     positive_K: Tensor  # summed positive advantages, shape [K]
     negative_K: Tensor  # summed negative advantages, shape [K]
     count_K: Tensor  # rollouts through each node, shape [K]
     reference_logprob_K: Tensor | None  # log-probs of the reference, shape [K]; None without one
-    sampled_K: Tensor  # rollouts through each node, with the factors of the choice of responses, shape [K]
-    token_weight_K: Tensor  # the same with the weights of the aggregation, for terms without an advantage, shape [K]
-    # Denominator of the loss, for all rollouts of the groups. Each group of a step has the same weight with it, even if
+    sampled_K: Tensor  # `count_K` estimated from the chosen responses, each weighted by 1 / its chance, shape [K]
+    token_weight_K: Tensor  # `sampled_K` times the aggregation's weights, for terms without an advantage, shape [K]
+    # Divides the loss; it covers all rollouts of the groups. Every group of a step then has the same weight, even if
     # the mini-batches of the step differ in size.
     denominator: float
-    kept_tokens: float  # sampled tokens whose weight no mask sets to 0
+    kept_tokens: float  # sampled tokens that no mask removed
 
     @property
     def trees(self) -> list[RolloutTree]:
@@ -102,7 +102,7 @@ class MiniBatch:
         return [group.tree for group in self.groups]
 
     def totals(self) -> Tensor:
-        """Return the summed |weight|, `sampled_K` and `count_K`, which the metrics are divided by, shape [3]."""
+        """Return the denominators of the metrics: summed |weight|, `sampled_K` and `count_K`, shape [3]."""
         weight = (self.positive_K - self.negative_K).sum()
         return in_float64(torch.stack([weight, self.sampled_K.sum(), self.count_K.sum()]))
 
@@ -114,13 +114,13 @@ def make_mini_batch(
     fraction: float,
     tensor: Callable[[Sequence[NDArray[Any]]], Tensor],
 ) -> MiniBatch:
-    """Return a mini-batch: sum advantages and counts into weights of nodes.
+    """Sum advantages and counts over the rollouts through each node, and return the mini-batch.
 
     Args:
         whole: The trees of all of its groups; they decide the denominator.
-        trained: Their responses that are back-propagated, with advantages and log-probs.
-        config: The loss, and the correction of the weights for the policy that sampled.
-        fraction: Number of its groups over the mean number of a mini-batch of the step.
+        trained: The responses that are back-propagated, with advantages and log-probs.
+        config: Gives the loss, and the importance correction.
+        fraction: Its number of groups, divided by the mean over the step's mini-batches.
         tensor: Concatenates arrays on the device of the model.
     """
     loss = config.loss
@@ -137,7 +137,7 @@ def make_mini_batch(
         sampled.append(tree.sum_below(tree.leaf_count * factor_L))
         token_weight.append(tree.sum_below(tree.leaf_count * factor_L * aggregation_L))
         kept_tokens += float(tree.sum_below(tree.leaf_count * kept_L)[factor_M > 0].sum())
-        # A loss of a whole response that every token carries has the mean of its tokens' factors as its own.
+        # a loss of whole responses (GSPO) takes the mean of a response's token factors
         of_response_L = tree.sum_along_paths(factor_M)[tree.leaf] / tree.length
         groups.append(replace(group, advantage_L=advantage_L * of_response_L))
     denominator = loss_denominator(whole, loss.aggregation, config.sampling.max_new_tokens, loss.mask_truncated)
@@ -158,13 +158,13 @@ def make_mini_batch(
 def prepare_mini_batches(
     groups: Sequence[Group], is_fresh: Sequence[bool], logprobs: TreeLogprobs, generator: np.random.Generator
 ) -> tuple[list[MiniBatch], dict[str, Any]]:
-    """Return the part of this rank of each mini-batch of a step, and entries of `StepMetrics`.
+    """Return this rank's part of each mini-batch of a step, and entries of `StepMetrics`.
 
     Args:
         groups: The groups of the step, with advantages.
         is_fresh: Whether this step sampled each group: no earlier step computed its old log-probs.
-        logprobs: The current weights and those of the reference; all ranks call this function.
-        generator: Chooses the groups of each mini-batch, and the trained responses if not all are.
+        logprobs: Computes log-probs under the current weights and the reference; all ranks call this function.
+        generator: Chooses the groups of each mini-batch, and the responses to train on if not all are.
     """
     config, size = logprobs.config, logprobs.config.optimizer.max_responses_per_outcome
     parts = np.array_split(generator.permutation(len(groups)), config.optimizer.mini_batches)
@@ -173,15 +173,15 @@ def prepare_mini_batches(
     every = [pair for part in trained for pair in part]
     if config.importance.correction != "none":
         check_sampler_logprobs([group.tree for _, group in every])
-    own: list[Group] = []  # the pieces of this rank
-    of: list[tuple[int, bool]] = []  # for each piece the number of its mini-batch, and whether it is fresh
+    own: list[Group] = []  # this rank's pieces of groups
+    of: list[tuple[int, bool]] = []  # for each piece: (number of its mini-batch, whether it is fresh)
     for number, part in enumerate(trained):
         for piece in logprobs.local_pieces([group.tree for _, group in part]):
             fresh, group = part[piece.tree]
             is_whole = (piece.start, piece.stop) == (0, group.tree.num_responses)
             own.append(group if is_whole else group.select(np.arange(piece.start, piece.stop)))
             of.append((number, fresh))
-    if not config.kl.is_in_reward:  # there, the penalty has computed all log-probs
+    if not config.kl.is_in_reward:  # else the penalty has computed all log-probs
         own = logprobs.with_reference(logprobs.with_old(own, logprobs.local), logprobs.local)
     batches, tensor = [], partial(to_tensor, logprobs.model)
     for number, indices in enumerate(parts):
@@ -227,14 +227,14 @@ def means(sums_S: Tensor, totals_3: Tensor) -> dict[str, float]:
 def chunk_loss(
     chunk: ChunkLogprobs, batch: MiniBatch, config: TrainConfig, coefficient_K: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of some nodes of a mini-batch, a scalar with a gradient, and the sums over them, shape [S].
+    """Return the loss of some nodes of a mini-batch, a scalar with a gradient, and their sums, shape [S].
 
     Args:
         chunk: The nodes.
         batch: The mini-batch.
         config: The policy term, the KL penalty and the entropy bonus.
-        coefficient_K: Derivative of a loss of whole responses by the log-prob of each node of the mini-batch, shape
-            [K]; the sums then leave out the policy loss and its clips. None for a loss of nodes.
+        coefficient_K: For a loss of whole responses (GSPO) its derivative by each node's log-prob, shape [K]; the sums
+            then leave out the policy loss and its clips. None for PPO and CISPO.
     """
     kl, index, new_K = config.kl, chunk.index, chunk.logprob.detach()
     old_kl = (batch.count_K[index] * (batch.old_logprob_K[index] - new_K)).sum()
@@ -252,7 +252,7 @@ def chunk_loss(
             case "loss":
                 loss = loss + kl.coefficient * (batch.token_weight_K[index] * estimate_K).sum() / batch.denominator
             case "reward":
-                pass  # the rewards hold it
+                pass  # the rewards already include the penalty
             case _:
                 assert_never(kl.placement)
     if chunk.entropy is not None:
@@ -263,7 +263,7 @@ def chunk_loss(
 
 
 def _policy_loss(chunk: ChunkLogprobs, batch: MiniBatch, settings: PolicyLossSettings) -> PolicyLoss:
-    """Return the policy term of nodes."""
+    """Return the loss of nodes, without penalty and bonus."""
     index, (low, high), denominator = chunk.index, settings.clip, batch.denominator
     arrays = chunk.logprob, batch.old_logprob_K[index], batch.positive_K[index], batch.negative_K[index]
     match settings.kind:
@@ -282,7 +282,7 @@ def _policy_loss(chunk: ChunkLogprobs, batch: MiniBatch, settings: PolicyLossSet
 def response_losses(
     batch: MiniBatch, logprobs: Sequence[FloatArray], settings: PolicyLossSettings
 ) -> tuple[list[FloatArray], Tensor]:
-    """Return the derivative of a loss of whole responses by each node's log-prob, and its sums, the others 0.
+    """Return the derivative of GSPO's loss by each node's log-prob, and the sums [S]: loss and clips, the rest 0.
 
     Args:
         batch: The mini-batch.

@@ -1,4 +1,4 @@
-"""The processes that share a learner: how they meet, add up numbers, load the model and divide the responses."""
+"""The processes (ranks) that share a learner: they meet, add up numbers, load the model and divide the responses."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Ranks:
         return values
 
     def of_first(self, work: Callable[[], T]) -> T:
-        """Return the result of a function that rank 0 calls; the result must be picklable.
+        """Call a function on rank 0, and return its result on every rank; the result must be picklable.
 
         Raises:
             FirstRankError: On the other ranks, if the function fails with a `UserError` on rank 0.
@@ -84,15 +84,15 @@ ALONE = Ranks()
 
 
 def join(rank: int, size: int, address: str, port: int, backend: Backend = "gloo", timeout_s: float = 1800.0) -> Ranks:
-    """Connect to the other processes of a learner; return when all are connected. A single process has nothing to join.
+    """Connect to the other processes of a learner, and return when all are connected.
 
     Args:
         rank: Number of this process, from 0 on.
         size: Number of processes.
         address: Host of rank 0.
-        port: A free port of this host.
+        port: A free port on rank 0's host.
         backend: `nccl` for CUDA devices, one for each process; `gloo` for CPUs.
-        timeout_s: Seconds after which a process that does not answer is an error, here and in every later exchange.
+        timeout_s: Here and in later exchanges, a process that does not answer for so many seconds is an error.
 
     Raises:
         UserError: If the processes do not meet.
@@ -101,7 +101,7 @@ def join(rank: int, size: int, address: str, port: int, backend: Backend = "gloo
         return ALONE
     try:
         torch.distributed.init_process_group(
-            "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,  # small numbers take the CPU's way
+            "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,  # gloo sends small numbers on the CPU
             init_method=f"tcp://{address}:{port}",
             rank=rank,
             world_size=size,
@@ -116,18 +116,19 @@ def join(rank: int, size: int, address: str, port: int, backend: Backend = "gloo
 
 
 def deal(costs: Sequence[FloatArray], num_ranks: int) -> list[list[TreeSlice]]:
-    """Cut the responses of all trees, in order, into one run per rank, of nearly equal cost.
+    """Cut the responses of all trees, in order, into one part per rank, of nearly equal cost.
 
-    At most R - 1 trees are split. A loss is a sum over responses, hence the parts of a tree have the gradient of the
-    tree. A rank computes the prompt, and the ancestors of the first response of its part, again.
+    Two trees of 3 and 1 responses of equal cost, on 2 ranks: rank 0 gets responses 0 and 1 of the first tree; rank 1
+    gets its response 2 and the second tree. At most R - 1 trees are split. A loss is a sum over responses, so the parts
+    of a tree have the gradient of the tree. The second rank computes the prompt and shared tokens again.
 
     Args:
         costs: For each tree the cost of each distinct response, above 0, shape [L].
         num_ranks: Number of ranks, R.
 
     Returns:
-        For each rank its pieces. The cost of a rank differs from the mean by less than the most expensive response.
-        A rank has no piece where there are fewer responses than ranks.
+        For each rank its pieces; none for some ranks if there are fewer responses than ranks. The cost of a rank
+        differs from the mean by less than the most expensive response.
     """
     if not costs:
         return [[] for _ in range(num_ranks)]
@@ -150,9 +151,9 @@ def load_on_first_rank(
     lora: LoraSettings | None = None,
     gradient_checkpointing: bool = False,
 ) -> tuple[PreTrainedModel, dict[str, Tensor], T]:
-    """Load a model on rank 0 and make it without weights on the others; collective.
+    """Load a model on rank 0, and make it without weights on the others; collective.
 
-    `load` loads it into the memory of the CPU, with these adapters and this setting, and returns it with facts about it
+    `load` loads the model into CPU memory, with these adapters and this setting. It also returns facts about the model
     that all ranks need.
 
     Returns:

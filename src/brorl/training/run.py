@@ -1,4 +1,4 @@
-"""The parts of a run, and its start: its last checkpoint, or the model of its settings."""
+"""The parts of a run, and where it starts: at its last checkpoint, or with the model that its settings name."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ class TrainingRun:
     config: TrainConfig  # the recipe
     # what learns
     collector: Collector  # gives each step its groups
-    objective: Objective  # groups to advantages, in phases
-    learner: Learner  # groups and advantages to an updated model
-    schedule: Schedule  # when the run is evaluated, pauses and ends, and the reference is reset
+    objective: Objective  # turns groups into advantages; may change from phase to phase
+    learner: Learner  # updates the model from groups and advantages
+    schedule: Schedule  # decides when to evaluate, pause, end, and reset the reference
     # what measures; it does not change the training
     diagnostics: Diagnostics  # measures each step
-    benchmark: Benchmark | None  # held-out prompts; None evaluates nothing
+    benchmark: Benchmark | None  # evaluates on held-out prompts; None: no evaluation
     watch: CollapseWatch  # finds signs of collapse
     # what writes
     directory: RunDirectory  # the run's files
     tokenizer: PreTrainedTokenizerBase  # saved with every checkpoint
-    grader: Grader  # gives the texts and rewards of responses that are stored
+    grader: Grader  # decodes and rewards the responses that are stored
     report: Callable[[Record], None]  # receives every metrics record
-    observe: Observe = unobserved  # receives each step, and each phase of it, when it begins
+    observe: Observe = unobserved  # is told when a step, or a phase of it, begins
     # adds up the seconds of each phase of a step; the parts share it
     clock: Stopwatch = field(default_factory=Stopwatch)
 
 
 def find_start(config: TrainConfig, directory: RunDirectory) -> Path | None:
-    """Return the checkpoint that a run continues from, or None for a new run, if it can continue or start."""
+    """Return the checkpoint that a run continues from, or None for a new run. A run that can do neither is an error."""
     checkpoint = last_checkpoint(directory.checkpoints)
     _check_resumable(config, directory, checkpoint)
     if not checkpoint:
@@ -68,7 +68,7 @@ def find_start(config: TrainConfig, directory: RunDirectory) -> Path | None:
 
 
 def check_start(config: TrainConfig) -> None:
-    """Check that the model is a checkpoint if the optimizer's state is loaded from it."""
+    """Check that the model is a checkpoint, if the optimizer's state has to come from it."""
     if config.optimizer.from_checkpoint and not is_checkpoint(Path(config.model)):
         raise UserError(
             f"optimizer.from_checkpoint needs a checkpoint, but model = {config.model} is not one; set model to "
@@ -77,7 +77,7 @@ def check_start(config: TrainConfig) -> None:
 
 
 def restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
-    """Restore the state of a checkpoint in the parts and the files of a run."""
+    """Set the parts and the files of a run back to a checkpoint; None is the start."""
     config, directory, learner, benchmark = run.config, run.directory, run.learner, run.benchmark
     evaluations = run.schedule.evaluations
     try:
@@ -98,7 +98,7 @@ def restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
             raise ValueError(
                 "the held-out questions have changed since the run began; restore the data, or start a new run"
             )
-    except ValueError as error:  # the data or the model has changed since
+    except ValueError as error:  # the data or the model has changed since the checkpoint
         raise UserError(f"{directory.path} cannot be resumed: {error}") from error
     run.collector.publish(learner.weights(), version=state.step)
     directory.rewind(state.step if checkpoint else -1, state.collector.attempts)
@@ -107,13 +107,13 @@ def restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
         evaluations.add(record)
         run.objective.add(record)
         run.schedule.reference.add(record, evaluations.regular_score(record))
-    if evaluations.best_step is not None:  # a kill may have come before the link
+    if evaluations.best_step is not None:  # the program may have been killed before it made the link
         mark_best(directory.checkpoints, evaluations.best_step)
     return state
 
 
 def _take_optimizer(learner: Learner, model: str) -> None:
-    """Load the optimizer's state of the checkpoint that the run continues from."""
+    """Load the optimizer's state from the checkpoint that `model` names."""
     try:
         state = read_state(Path(model)).learner
         if state is not None:
@@ -123,7 +123,7 @@ def _take_optimizer(learner: Learner, model: str) -> None:
 
 
 def _check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: Path | None) -> None:
-    """Reject a run that cannot continue as the same run; a new run passes."""
+    """Reject a run whose settings or files no longer allow the same run to continue; a new run passes."""
     begun = directory.read_begun()
     before = begun.get("settings", {})
     changed = first_change(before, config)
@@ -155,7 +155,7 @@ def _check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: P
 
 
 def _go_back(directory: RunDirectory) -> str:
-    """Return the command to use if the last checkpoint cannot be used."""
+    """Return the command that goes on without the last checkpoint, which cannot be used."""
     *earlier, last = complete_checkpoints(directory.checkpoints)
     if earlier:
         return f"resume from {earlier[-1].name} with: rm -r {last} && brorl resume {directory.path}"

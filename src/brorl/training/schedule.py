@@ -1,6 +1,6 @@
 """The schedule of a run: its phases, its best evaluation, when it pauses and ends, and when the reference is reset.
 
-The decisions are functions of the metrics since the start, so a resumed run makes the same ones.
+All decisions are functions of the metrics since the start, so a resumed run decides alike.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def is_due(step: int, every: int) -> bool:
 
 
 def is_regular(record: Record, every: int) -> bool:
-    """Return whether an evaluation in a metrics record is regular; no other evaluation may change the training.
+    """Return whether an evaluation in a metrics record is regular: only such an evaluation may change the training.
 
-    An attempt at a step that found no group is repeated, so its evaluation is not regular.
+    An attempt that found no group is repeated, so its evaluation is not regular.
     """
     return "attempt" not in record and is_due(record["step"], every)
 
 
 @dataclass(frozen=True)
 class Stall:
-    """Evaluations in a row without a new best score; a score that is not a number is no new best."""
+    """Counts evaluations in a row without a new best score; a score that is not a number is no new best."""
 
     best: float | None = None  # the best score; None before the first one
-    length: int = 0  # evaluations since then
+    length: int = 0  # evaluations since the best one
 
     def after(self, score: float) -> Stall:
         """Return the stall after another evaluation."""
@@ -52,26 +52,26 @@ class Stall:
 
 
 def estimate_of(evaluation: dict[str, Any], k: int) -> Any:
-    """Return the estimate of pass@k, whose key is a number in memory and text in a file; None if there is none."""
+    """Return the estimate of pass@k; None if there is none. The key is 16 in memory, and "16" from a file."""
     estimates = evaluation["pass_at"]
     return estimates.get(k, estimates.get(str(k)))
 
 
 class Evaluations:
-    """Which evaluation of a run is the best, and whether its regular evaluations still rise.
+    """Tells which evaluation of a run is the best, and whether the scores still rise.
 
-    Regular evaluations alone count for the end of the run: those at evaluation points of the budget, or where a resumed
-    run had ended, must not change the training.
+    Only regular evaluations can end the run. An evaluation at a point of the budget, or where a resumed run had ended,
+    must not change the training.
     """
 
     def __init__(self, settings: EvaluationSettings) -> None:
         self._settings = settings
         self._best: tuple[float, int] | None = None
-        self._stall = Stall()  # of the regular ones
+        self._stall = Stall()  # counts regular evaluations
 
     @property
     def best_step(self) -> int | None:
-        """Step of the best evaluation after an update, the earliest of equals; None if there is none to keep."""
+        """Step with the best evaluation, the earliest of equals, not step 0; None if there is none to keep."""
         return self._best[1] if self._best and self._settings.keep_best else None
 
     def score(self, record: Record) -> float | None:
@@ -89,7 +89,7 @@ class Evaluations:
     def add(self, record: Record) -> None:
         """Take the next line of the metrics."""
         score = self.score(record)
-        step = record["step"] if "update" in record else record["step"] - 1  # the step whose weights were evaluated
+        step = record["step"] if "update" in record else record["step"] - 1  # no update: old weights
         if score is not None and step > 0 and (self._best is None or score > self._best[0]):
             self._best = (score, step)
         if (regular := self.regular_score(record)) is not None:
@@ -112,14 +112,12 @@ class Evaluations:
 class ReferenceSchedule:
     """Decides after which steps the reference is reset: at intervals, when the KL spikes, when validation stalls.
 
-    A spike is not one noisy step: the median of the last 5 measurements of the KL must be above `reset_kl_above`. No
-    single value decides, however large. Values that are not finite count as above. There is no reset by KL or
-    validation within `cooldown` steps of the last one; the first steps of a run are a cooldown too, since the policy
-    has just been its reference. All counters start again with every reset, whatever its reason: steps, measured KLs,
-    evaluations without a new best. The best score is forgotten too: after a reset the policy is compared with its
-    scores from then on.
-
-    Values within the cooldown still count afterwards.
+    - A spike: the median of the last 5 measured KLs is above `reset_kl_above`, so no single value decides. Values that
+      are not finite count as above.
+    - Cooldown: KL and validation cause no reset within `cooldown` steps of the last one, or of the start, where the
+      policy has just been its reference. Values within the cooldown still count afterwards.
+    - Every reset, whatever its reason, clears the counters (steps, KLs, evaluations without a new best) and the best
+      score: later scores are compared with each other only.
 
     Source: ProRL (arXiv 2505.24864), section 3.2, resets when validation stalls or the KL spikes, by hand; ProRL v2
     every 200 to 500 steps. The rules for spike, stall and cooldown are ours.
@@ -138,7 +136,7 @@ class ReferenceSchedule:
     def after_step(self, step: int, reference_kl: float | None, score: float | None) -> str | None:
         """Return why the reference is reset after a step, for the log; None for no reset.
 
-        `reference_kl` is in nats per token, None if it was not measured. A score that is not a number is no new best.
+        `reference_kl` is in nats per token, None if it was not measured.
         """
         self._add_numbers(reference_kl, score)
         reason = self._reason(step)
@@ -147,7 +145,7 @@ class ReferenceSchedule:
         return reason
 
     def add(self, record: Record, score: float | None) -> None:
-        """Take a line of the metrics with its decision, from before this program started or of step 0."""
+        """Take a metrics record whose decision is already made: of step 0, or from before this program started."""
         self._add_numbers(record.get("update", {}).get("reference_kl"), score)
         if "reference_reset" in record:  # the settings may have changed since
             self._start_again(record["step"])
@@ -179,7 +177,7 @@ class ReferenceSchedule:
 
 
 class Schedule:
-    """When a run is evaluated, pauses and ends, and when its reference is reset."""
+    """Decides when a run is evaluated, pauses and ends, and when its reference is reset."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._config, self._budget, self._unit = config, config.total_budget, config.total_budget.unit
@@ -187,7 +185,7 @@ class Schedule:
         self.reference = ReferenceSchedule(config.reference)
 
     def pauses(self, before: Cost, spent: Cost) -> bool:
-        """Return whether a run pauses after a step, from the costs before and with it."""
+        """Return whether a run pauses after a step; `before` and `spent` are the costs without and with it."""
         at = self._config.budget.pause_at
         return at is not None and before.of(self._unit) < at <= spent.of(self._unit)
 
@@ -201,7 +199,7 @@ class Schedule:
         return of_budget if self._config.steps is None else max(step / self._config.steps, of_budget)
 
     def evaluates(self, step: int, before: Cost, spent: Cost) -> bool:
-        """Return whether the model is evaluated after a step, from the costs before and with it."""
+        """Return whether the model is evaluated after a step; `before` and `spent` are as in `pauses`."""
         return (
             is_due(step, self._config.evaluation.every)
             or self.is_over(step, spent)
@@ -222,10 +220,10 @@ class Schedule:
 
 
 class Objective:
-    """The phases of a run, or one for all of it: how advantages are estimated, and with which learning rate.
+    """Goes through the phases of a run (at least one): each has its own advantages and learning rate.
 
-    Phases follow one another and never return. If a resumed run has a larger budget, its current phase goes on, with
-    the progress that its fraction of the new budget has, and not below 0.
+    Phases follow one another and never return. If a resumed run has a larger budget, its current phase goes on. Its
+    progress is then computed from the fraction of the new budget, and is at least 0.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -233,7 +231,7 @@ class Objective:
         self._phases = config.phases or (PhaseSettings(name="train", advantage=config.advantage),)
         self._index, self._begun_at, self._fraction = 0, 0.0, 0.0
         self._recorded: int | None = None  # the last phase with a line in the metrics
-        self._stall = Stall()  # of the phase
+        self._stall = Stall()  # counts evaluations in this phase
 
     @property
     def phase(self) -> PhaseSettings:
@@ -265,9 +263,9 @@ class Objective:
             self._enter(self._index + 1, fraction)
 
     def section(self) -> Record:
-        """Return the section of a step's metrics on its phase; nothing if there is only one.
+        """Return the section `objective` of a step's metrics; nothing if the run has one phase.
 
-        `begins` is in the first line of each phase.
+        `begins` is only in the first line of each phase.
         """
         if len(self._phases) == 1:
             return {}
@@ -296,9 +294,10 @@ class Objective:
 
 
 def annealed(settings: AdvantageSettings, progress: float, num_rollouts: int) -> AdvantageSettings:
-    """Return the settings with the order that MaxRL has at a progress from 0 to 1, between `order` and `final_order`.
+    """Return settings with the order of MaxRL at a progress from 0 to 1.
 
-    Without `order` it starts at N - 1. It is final from `final_order_at` on.
+    The order falls geometrically from `order` (N - 1 if None) to `final_order`, which it reaches at `final_order_at`.
+    From 16 to 1: 16 at the start, 4 halfway, 1 at the end.
     """
     if settings.final_order is None:
         return settings

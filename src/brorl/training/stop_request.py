@@ -1,7 +1,7 @@
 """Ctrl-C, SIGTERM and SIGHUP: the first requests a stop and is answered at once; the second discards the step.
 
-A thread that the signal wakes gives the answer. Python runs a signal handler only after the current call of the main
-thread, and a backward pass is one call.
+Python runs a signal handler only after the current call of the main thread, and a backward pass is one call. So a
+thread that the signal wakes gives the answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Self
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that request a stop: SIGHUP is one of them unless this program ignores it (`nohup`)."""
+    """Return the signals that request a stop: SIGINT, SIGTERM, and SIGHUP unless the program ignores it (`nohup`)."""
     found = [signal.SIGINT, signal.SIGTERM]
     if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         found.append(signal.SIGHUP)
@@ -28,9 +28,9 @@ def stop_signals() -> list[signal.Signals]:
 
 @contextmanager
 def on_stop(handle: Callable[[int], object], signals: Iterable[signal.Signals]) -> Iterator[None]:
-    """Within the block, call a function with the number of each of these signals that comes.
+    """Within the block, call `handle` with the number of each of these signals that arrives.
 
-    Outside of the main thread signals are left alone.
+    Outside of the main thread, signals are left alone.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -49,14 +49,14 @@ def on_stop(handle: Callable[[int], object], signals: Iterable[signal.Signals]) 
 
 
 def _ignore_hangup(number: int) -> None:
-    """If a signal says that the terminal is gone, ignore it from now on: a shell sends it again."""
+    """Ignore SIGHUP after the first one: the terminal is gone, and a shell sends the signal again."""
     if number not in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
         leave_terminal()
 
 
 def leave_terminal() -> None:
-    """Write nothing more to a terminal that is gone: the error would come before the checkpoint."""
+    """Send output to nowhere if its terminal is gone: an error on writing would prevent the checkpoint."""
     for descriptor in (1, 2):
         try:
             os.tcgetpgrp(descriptor)
@@ -68,7 +68,7 @@ def leave_terminal() -> None:
 
 
 class StopNow(Exception):  # noqa: N818 (it is no error)
-    """A stop was requested where the work in progress can be discarded: nothing was learned in it."""
+    """A stop was requested during work that can be discarded, because nothing was learned in it."""
 
 
 class StopRequest:
@@ -77,7 +77,7 @@ class StopRequest:
     Outside of the main thread signals are left alone.
 
     Args:
-        answer: Called once, at the first signal and from another thread, with whether work in progress is discarded.
+        answer: Called once, at the first signal, from another thread; True means that work in progress is discarded.
     """
 
     def __init__(self, answer: Callable[[bool], None] = lambda _: None) -> None:
@@ -112,7 +112,7 @@ class StopRequest:
 
     @contextmanager
     def discarding(self) -> Iterator[None]:
-        """Mark work in which nothing is learned: a stop request ends it at its start, at a `check`, or at its end."""
+        """Mark work that learns nothing. A stop request ends it when it begins, at a `check`, or when it ends."""
         self._discards = True
         try:
             self.check()

@@ -1,7 +1,7 @@
-"""Log-probs of trees under the current weights and under the reference's, in one process or on many ranks.
+"""Log-probs of trees under the current weights and under the reference, in one process or on many ranks.
 
-The trees go through the model in chunks, again with smaller ones if memory runs out. On several ranks the responses are
-dealt to the ranks.
+The trees go through the model in chunks; if memory runs out, they go again in smaller ones. Several ranks divide the
+responses among them.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from brorl.training.learner_state import ReferencePolicy
 from brorl.training.ranks import Ranks, deal
 from brorl.tree import RolloutTree
 
-LITTLE_SHARED = 0.8  # distinct tokens over all tokens of rows, prompts included, above which rows can be faster
+LITTLE_SHARED = 0.8  # rows can be faster if trees have more than this fraction of the rows' tokens, prompts included
 Compute = Callable[[Sequence[RolloutTree]], list[FloatArray]]
 """From trees to the log-probs (nats) of their nodes, for each tree shape [M]."""
 
 
 def next_token(config: TrainConfig, stop_token_ids: tuple[int, ...]) -> NextToken:
-    """Return the distribution that rollouts are drawn from; without stop tokens, the length limit ends them."""
+    """Return the distribution that rollouts are drawn from. `min_new_tokens` matters only with stop tokens."""
     settings, minimum = config.sampling, config.sampling.min_new_tokens if stop_token_ids else 0
     return NextToken(settings.temperature, minimum, stop_token_ids, settings.top_p, settings.top_k)
 
 
 def autocast(config: TrainConfig, model: PreTrainedModel) -> AbstractContextManager[Any]:
-    """Return a block in which passes compute in bfloat16, if the settings demand it."""
+    """Return a context in which passes compute in bfloat16, if the settings demand it."""
     return torch.autocast(model.device.type, torch.bfloat16) if config.autocasts else nullcontext()
 
 
 class TreeLogprobs:
-    """Computes log-probs of nodes among the tokens that can be drawn.
+    """Computes the log-probs of nodes, normalized over the tokens that sampling can draw.
 
     Args:
-        model: The model; its current weights become the reference, if there is a KL penalty.
+        model: The model. A KL penalty takes its current weights as the reference.
         config: The recipe.
         forward: How trees go through the model.
         stop_token_ids: The tokens that end a response.
@@ -89,13 +89,13 @@ class TreeLogprobs:
         own = self.local([tree for _, tree, _ in parts])
         mine = [(number, node_M, lp) for (number, _, node_M), lp in zip(parts, own, strict=True)]
         found = [np.empty(tree.num_unique_tokens) for tree in trees]
-        for number, node_M, logprob_M in chain(*reversed(self.ranks.gather(mine))):  # the lowest rank's are kept
+        for number, node_M, logprob_M in chain(*reversed(self.ranks.gather(mine))):  # rank 0 writes last
             found[number][node_M] = logprob_M
         return found
 
     @torch.no_grad()
     def local(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
-        """Return the log-probs of the nodes of this rank's trees; every rank calls it."""
+        """Return the log-probs of the nodes of this rank's trees; all ranks must call it together."""
 
         def work() -> list[FloatArray]:
             with autocast(self.config, self.model):
@@ -120,7 +120,7 @@ class TreeLogprobs:
         return deal(costs, self.ranks.size)[self.ranks.rank]
 
     def with_old(self, groups: Sequence[Group], compute: Compute) -> list[Group]:
-        """Return groups with old log-probs: the engine's, the known ones, or those of the current weights."""
+        """Return groups with old log-probs: from the engine, from an earlier step, or from the current weights."""
         if not self.config.recompute_old_logprobs:
             return [replace(group, old_logprob_M=group.tree.logprob) for group in groups]
         fresh = iter(compute([group.tree for group in groups if group.old_logprob_M is None]))
@@ -133,7 +133,7 @@ class TreeLogprobs:
         reference = self.reference
 
         def work() -> list[FloatArray]:
-            self.model.zero_grad(set_to_none=True)  # the last update's gradients make room
+            self.model.zero_grad(set_to_none=True)  # frees the memory of the last update's gradients
             with reference.in_place():
                 return compute([group.tree for group in groups])
 
@@ -141,14 +141,14 @@ class TreeLogprobs:
 
 
 def rows_forward(forward: Forward) -> Forward:
-    """Return the forward pass over rows that replaces another one."""
+    """Return the forward pass over rows in place of `forward`."""
     if isinstance(forward, FlatForward):
         return forward
     return FlatForward("rows were faster when the run began", whole_logits=forward.whole_logits)
 
 
 def device_seconds() -> float:
-    """Return a time after all work of the CUDA device."""
+    """Wait until the CUDA device has done all its work, and return the time."""
     torch.cuda.synchronize()
     return perf_counter()
 
@@ -160,11 +160,11 @@ def measured_forward(
     max_nodes: int,
     seconds: Callable[[], float] = device_seconds,
 ) -> tuple[Forward, str | None]:
-    """Return the faster way for a mini-batch, and a line about the measurement; None if trees share too much for one.
+    """Measure trees against rows; return the faster way, and a line about it (None if rows cannot win).
 
-    Trees compute each distinct token once; rows have few tokens more where responses share little, and a dense kernel.
-    Each way makes a forward and a backward pass over the first chunk of the trees, twice, and the second one counts.
-    The gradients are cleared. `seconds` returns a time after all work of the device.
+    Trees compute each distinct token once. Rows compute few tokens more if responses share little, and have a dense
+    kernel. Each way makes a forward and a backward pass over the first chunk, twice, and the second one counts. The
+    gradients are cleared. `seconds` waits for the device and returns the time.
     """
     if not isinstance(forward, TreeForward) or num_tree_tokens(trees) <= LITTLE_SHARED * num_flat_tokens(trees):
         return forward, None
