@@ -1,7 +1,8 @@
 r"""Finds the option that a response to a multiple-choice question names, by a strict grammar, in linear time.
 
-The right option is not read. The last box decides, else the last `the answer is`, else a last sentence such as `B is
-correct`, else the whole response (docs/how-to/verify_science.md). Words other than a reason make it no option.
+The grammar never reads the right option. The last box decides, else the last `the answer is`, else a last sentence such
+as `B is correct`, else the whole response (docs/how-to/verify_science.md). A statement with words other than a reason
+names no option: `B, since A is too small` does, `B or so` does not.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _QUOTES = "\"'\u201c\u201d "
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 _SO = r"(?:so|thus|hence|therefore)\b,? *"
 _I_THINK = r"I (?:(?:would|will|\'ll) )?(?:think|believe|conclude|say)(?: that)? "
-# At the start of a sentence, or after a comma with `so` or a clause with `since`.
+# `The answer is`, `..., so the answer is`, `Since ..., the answer is`: it begins a sentence or follows such a clause.
 _MARKER = re.compile(
     rf"(?:^[ \t#>*_-]*(?:{_SO})?(?:(?:since|because|as) [^\n.;!?]{{1,200}}, )?|[.!;] +(?:{_SO})?|, *{_SO})"
     rf"(?:{_I_THINK})?(?:<answer>|[*_]*(?:(?:the|my) +)?"
@@ -56,19 +57,19 @@ _LABEL = re.compile(
 _LETTER = re.compile(
     r"(?:(?:option|choice|answer|letter) )?(?:[(\[] ?([A-Z]) ?[)\]]|([A-Z])(?![A-Z0-9]))(.*)", re.IGNORECASE
 )
-_JOINT = re.compile(r"^(?:[\s.,;:=)\]]|-(?=\s))+")  # between a letter and the text of its option
+_JOINT = re.compile(r"^(?:[\s.,;:=)\]]|-(?=\s))+")  # stands between a letter and its option's text: `B: 42`
 
 
 class ChosenOption(NamedTuple):
     """The option that a response names."""
 
-    option: int | None  # index of the option; None if the response names none
+    option: int | None  # the option's index; None if the response names no option
     text: str | None  # the statement that was read; None if there was no statement
-    problem: str | None  # why a statement names no option
+    problem: str | None  # why the statement names no option; None if it does
 
 
 def choose(response: str, choices: Choices) -> ChosenOption:
-    """Find the option that a response, any string, names; the right one is not read."""
+    """Find the option that a response names. The response may be any string; the right option is not read."""
     response = without_next_turn(response)
     box = find_last_box(response)
     if box is not None:
@@ -121,7 +122,7 @@ def _is_denied(text: str, box: re.Match[str]) -> bool:
 
 
 def _with_reason(statement: str, choices: Choices) -> int | None:
-    """Return the option of a statement that a reason can follow: `D, since the others are too small`, `B, not A`."""
+    """Return the option of a statement that may end with a reason: `D, since the others are too small`, `B, not A`."""
     option = _option(statement, choices)
     match = _REASON.search(statement) if option is None else None
     if match is None or _HEDGE.search(match[1]):
@@ -136,7 +137,7 @@ def _chosen(option: int | None, statement: str, several: bool) -> ChosenOption:
 
 
 def _option(statement: str, choices: Choices) -> int | None:
-    """Return the index of the option that a statement names; None if it names none, or has anything else."""
+    """Return the index of the option that a statement names; None if the statement has any other words."""
     if len(statement) > _READ or "\n" in statement.replace("</answer>", "").strip():
         return None
     text = _LABEL.sub("", _clean(statement), count=1)
@@ -154,7 +155,7 @@ def _option(statement: str, choices: Choices) -> int | None:
 
 
 def _option_of_text(text: str, choices: Choices) -> int | None:
-    """Return the index of the option with a text, without regard to case if only one option has it."""
+    """Return the index of the option with this text; case counts only if several options would match without it."""
     found = places(_cleaned(choices.options), _clean(text))
     return found[0] if len(found) == 1 else None
 

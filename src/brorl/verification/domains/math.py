@@ -1,8 +1,10 @@
-r"""Verifier of mathematical answers: finds the answer in a response, and compares it in killable workers.
+r"""Verifier of mathematical answers: finds the answer in a response, and compares it with the reference.
 
-Equal strings, two integers, two choices, and a word with an integer are compared here. `formula` reads and compares
-anything else in workers, once per distinct reference and answer, many in a call: a message costs more than a
-comparison. Answers of more than 2,000 characters are incorrect.
+    `So \boxed{\frac{1}{2}} km.`  ->  `\frac{1}{2} km`  ->  equal to the reference `0.5 km`?
+
+This process compares equal strings, two integers, two choices, and a word with an integer. In killable workers,
+`formula` reads and compares anything else, once per distinct reference and answer. One call has many pairs, because a
+message costs more than a comparison. Answers of more than 2,000 characters are incorrect.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from brorl.verification.sandbox.pool import LoadError, WorkerPool
 from brorl.verification.sandbox.request import Reply
 from brorl.verification.verifier import Pair, TrialResponses, VerdictCache
 
-_READ = 80  # characters beside a box
+_READ = 80  # characters read on either side of a box
 _OPERATOR = re.compile(
     r"(?:\\(?:cdot|times|div|pm|mp|sqrt|frac|binom)(?:\[[^][]*\])?|[/^]|\}\s*)\s*\{?$|\d+(?:\.\d+)?$"
 )
@@ -54,7 +56,7 @@ _PLAIN_UNIT = re.compile(r"\$?[^\S\n]*\$?((?:[^\W\d_]|[°µ])[^\s$,;:!?()]{0,20}
 
 
 def with_operator_before(before: str, answer: str) -> str:
-    r"""Return an answer with the sign or the operator directly before its box: `-\boxed{42}` says -42."""
+    r"""Return an answer with the sign or operator directly before its box: `-\boxed{42}` gives `-42`."""
     if operation := _OPERATION.search(before[-_READ:].rstrip(" \t\n$({\\").lower()):
         return f"{operation[1]} {answer}"
     is_apart = before[-1:].isspace()
@@ -71,7 +73,7 @@ def with_operator_before(before: str, answer: str) -> str:
 
 
 def _with_minus(body: str, is_apart: bool, answer: str) -> str:
-    is_dash = is_apart and (body[-1:].isspace() or not body)  # or the mark of a list
+    is_dash = is_apart and (body[-1:].isspace() or not body)  # a dash in prose, or the mark of a list
     body = body.rstrip()
     in_formula = _OPEN_FORMULA.search(body) or _DIGITS_ALONE.fullmatch(body)
     if body.endswith("-") or (is_dash and not in_formula):
@@ -82,7 +84,7 @@ def _with_minus(body: str, is_apart: bool, answer: str) -> str:
 
 
 def with_unit_after(after: str, answer: str) -> tuple[str, int]:
-    r"""Return an answer with the factor or the unit directly after its box, and where that ends: `\boxed{10} km/s`."""
+    r"""Return an answer with the factor or unit after its box, and where that ends: `\boxed{10} km/s` -> `10 km/s`."""
     near = after[:_READ]
     if glued := _GLUED.match(near):
         return answer + glued[0], glued.end()
@@ -112,9 +114,9 @@ def with_unit_after(after: str, answer: str) -> tuple[str, int]:
 
 _TAIL = 2_000
 _TIDIED = 4_000  # no verifier reads a longer answer; each mark at its end takes a pass over it
-_MAX_JOINED = 8  # boxes
+_MAX_JOINED = 8  # boxes side by side, or one inside the other
 _LONGEST_LABEL = 20
-_MAX_JOINT = 40  # characters
+_MAX_JOINT = 40  # characters between two boxes that belong together
 _JOINT = re.compile(r"\}((?:[\s$,;/]|\\[()\[\],;! ]|\\q?quad|\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)*)$")
 _OR = re.compile(
     r"(?:[\s$(),]|\\[)\]])*\bor,?\s+(?:(?:equivalently|simply|in \w+ (?:form|notation)|as an? \w+|written as),?\s+)*"
@@ -132,7 +134,7 @@ _FORMULA = re.compile(
     r"(?<!\\)\$\$(.+?)(?<!\\)\$\$|(?<!\\)\$([^$\n]*(?:\\\$[^$\n]*)*[^\\$\n])\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
 )
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
-# `42 apples since each ...`: the number alone. Words that may belong to it stay: `2 pi`, `3 or 4`, `5 x`.
+# `42 apples since each ...` is read as `42`. Words that may belong to the number stay: `2 pi`, `3 or 4`, `5 x`.
 _LEADING_NUMBER = re.compile(
     r"([-+]?[0-9][0-9,./]*)\s+(?!(?:pi|sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|or|and|to|plus|minus|times|over|divided|"
     r"mod|choose|percent|pct|hundred|thousand|million|billion)\b)[A-Za-z]{2,}.*"
@@ -143,7 +145,7 @@ _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9,]*)?\.?[0-9]+(?:/[0-9]+)?(?:\s*\\?%)?")
 def extract_answer(response: str, with_unit: bool = False) -> str | None:
     """Return the answer in a response as one line, without space, `$` and period around it; None if there is no answer.
 
-    `with_unit` keeps the words after a number, which may be its unit, and never takes the last number without them.
+    `with_unit` keeps the words after a number, which may be its unit; the last number alone is then no answer.
     """
     response = without_next_turn(response)
     box = find_last_box(response)
@@ -155,7 +157,7 @@ def extract_answer(response: str, with_unit: bool = False) -> str | None:
 
 
 def _boxed(response: str, box: Box) -> str:
-    """Return the content of the last box with what belongs to it, and words that deny it."""
+    """Return the content of the last box, with its sign, unit, and joined boxes, and with words that deny it."""
     answer, start = tidy(_content_of(box)), box.start
     for _ in range(_MAX_JOINED):
         before = response[max(start - _MAX_JOINT, 0) : start]
@@ -165,7 +167,7 @@ def _boxed(response: str, box: Box) -> str:
             break
         start = other.start
         if MARKER.search(f"{other.content}:"):
-            continue  # a box around `The answer is`
+            continue  # this box holds only `The answer is`
         if tidy(_content_of(other)) != answer:
             answer = f"{tidy(_content_of(other))} {'or' if 'or' in joint[1] else ','} {answer}"
     if not answer:
@@ -179,7 +181,7 @@ def _boxed(response: str, box: Box) -> str:
 
 
 def _content_of(box: Box) -> str:
-    """Return the content of a box, and of a box that is all of its content."""
+    r"""Return the content of a box; `\boxed{\boxed{4}}` gives `4`."""
     for _ in range(_MAX_JOINED):
         inner = find_last_box(box.content)
         if inner is None or box.content.strip() != box.content[inner.start : inner.end]:
@@ -189,7 +191,7 @@ def _content_of(box: Box) -> str:
 
 
 def _in_context(text: str, start: int, end: int, answer: str, is_signed: bool = False) -> str:
-    """Return an answer with the words around it that deny it; it may have its sign already."""
+    """Return an answer with the words around it that deny it; `is_signed` says that the answer has its sign already."""
     before, after = denial_before(text[:start]), denial_after(text[end:])
     before = "" if is_signed and before.endswith("-") else before
     if not before and (other := _OR.match(text[end : end + 2 * _MAX_JOINT])):
@@ -205,7 +207,7 @@ def _in_context(text: str, start: int, end: int, answer: str, is_signed: bool = 
 
 
 def tidy(answer: str) -> str:
-    r"""Strip up to 4,000 characters of space, line ends, emphasis, `$`, `\(`, `\[` and a period around them."""
+    r"""Strip space, emphasis, `$`, `\(`, `\[`, and a period from up to 4,000 characters: `**$4$**.` -> `4`."""
     text = " ".join(answer.split())
     while len(text) <= _TIDIED:
         before = text
@@ -263,9 +265,9 @@ MAX_ANSWER = 2_000
 _AGREEMENT = "brorl.verification.domains.formula.agreement"  # only workers import it
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
-_WORD = re.compile(r"(?![iI]+$)[A-Za-z]{1,40}")  # a product of variables; `II` may be i times i
+_WORD = re.compile(r"(?![iI]+$)[A-Za-z]{1,40}")  # no integer: a word, or a product of variables; `II` may be i times i
 _CHOICE = re.compile(r"[A-J]")
-# One letter alone, or one that a bracket, period or colon sets off from what follows; in \text{...} and its kin.
+# `B`, `(B)`, `B. because ...`: one letter, alone or set off by a bracket, period or colon; may be in \text{...}.
 _CHOSEN = re.compile(
     r"(?:\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|boldsymbol)\s*\{)?\s*"
     r"(?:\(([A-Ja-j])\)|([A-Ja-j])[.):]|([A-Ja-j]))(?:(?<=[.):])[\s\\}].*|\s*\}?)"
@@ -278,9 +280,9 @@ class MathVerifier:
 
     Args:
         pool: The workers that compare, with a limit of wall time for calls that do not stop on their own.
-        cache_size: Number of distinct pairs of reference and answer whose verdicts are kept, 1 or more.
-        limit_s: CPU seconds of a comparison, above 0; None for half of the pool's timeout. Unlike wall time it does not
-            depend on the load of the machine.
+        cache_size: The cache keeps verdicts on this many pairs of reference and answer, 1 or more.
+        limit_s: CPU seconds of a comparison, above 0; None for half of the pool's timeout. Unlike wall time, CPU time
+            does not depend on the load of the machine.
     """
 
     def __init__(self, pool: WorkerPool, cache_size: int = 200_000, limit_s: float | None = None) -> None:
@@ -292,7 +294,7 @@ class MathVerifier:
             raise ValueError(f"limit_s must be above 0, got {limit_s}")
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses. The verdicts of workers are kept, with the timeouts of their CPU time.
+        """Verify responses. Verdicts of workers are kept, timeouts of CPU time too.
 
         The reasons are `correct`, `wrong answer`, `no answer`, `answer too long`, `no single answer`, `not parsed`,
         `timeout`, `out of memory`, `verifier crashed` and `unverified: ...`.
@@ -317,7 +319,7 @@ class MathVerifier:
         doubtful = [r for r in dict.fromkeys(references) if not (_INTEGER.fullmatch(r) or _CHOICE.fullmatch(r))]
         unchecked = [r for r in doubtful if len(r) <= MAX_ANSWER]
         good: set[str] = set()
-        for _ in range(2):  # a second time for those that failed on a busy machine
+        for _ in range(2):  # the second pass tries again what failed on a busy machine
             results = self._pool.map(f"{_AGREEMENT}:are_readable", [tidy(r) for r in unchecked], self._limit_s)
             good |= {reference for reference, result in zip(unchecked, results, strict=True) if result.value is True}
             if lost := [result.failure for result in results if is_unverified(result.failure or "")]:
@@ -327,20 +329,20 @@ class MathVerifier:
         return {reference: problem for reference in doubtful if reference not in good}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return the references, each in a box."""
+        """Return each reference in a box."""
         right, *wrong = (text if "\\boxed" in text else f"\\boxed{{{text}}}" for text in (reference, *others))
         return TrialResponses(right, wrong)
 
 
 def worker_verdict(answer: str, reply: Reply) -> tuple[Verdict, float]:
-    """Return the verdict of a worker, and how long to keep it in seconds; failures are not kept."""
+    """Return the verdict in a worker's reply, and for how many seconds to keep it; failures are kept for 0 s."""
     if reply.failure is not None:
         return verdict_of(reply.failure, answer, reply.seconds), 0.0
     return verdict_of(str(reply.value), answer, reply.seconds), inf
 
 
 def verify_by_form(reference: str, answer: str | None) -> Verdict | None:
-    """Return the verdict on a missing or long answer, equal strings, integers, or choices, without mathematics."""
+    """Return the verdict if a missing or long answer, equal strings, integers or choices decide; None for a worker."""
     if answer is None:
         return verdict_of(NO_ANSWER)
     if len(answer) > MAX_ANSWER:

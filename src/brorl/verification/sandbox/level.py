@@ -1,7 +1,7 @@
-"""The levels of confinement, and which of them holds on this machine.
+"""The levels of confinement, and the test of which level holds on this machine.
 
-A level counts only if it has withstood real attacks in this process. At `landlock` a program can read the standard
-library and nothing else, at `seccomp` it can open no file at all, and `unsafe` limits time and memory alone.
+A level counts only after it has withstood real attacks in this process. At `landlock` a program can read the standard
+library and nothing else. At `seccomp` it can open no file at all. `unsafe` limits only time and memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AUTO = "auto"
 _LADDER = (LANDLOCK, SECCOMP)
 _LIMITS = Limits(seconds=30.0)
 _SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
-_DENIED = ("PermissionError", "OSError")  # the kernel has answered
+_DENIED = ("PermissionError", "OSError")  # the kernel has refused the attack
 # Each attack is an expression; it raises OSError if it fails, or returns what it got.
 _ATTACKER = """
 import ctypes, os, socket, sys
@@ -56,9 +56,9 @@ def attack(expression):
 class Attack:
     """One attempt to break out."""
 
-    name: str  # what it tried, such as `read /etc/passwd`
-    contained: bool  # whether it failed as it must
-    detail: str  # what happened: the exception, or what the attack got
+    name: str  # such as `read /etc/passwd`
+    contained: bool  # whether the attempt failed, as it must
+    detail: str  # the exception, or what the attack got
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class Level:
     """A level of confinement, and what it withstood on this machine."""
 
     name: str  # `landlock`, `seccomp` or `unsafe`
-    attacks: tuple[Attack, ...]  # the attempts; none for `unsafe`, and none if the level could not be set up
-    problem: str | None  # why the level does not hold; None if it does
+    attacks: tuple[Attack, ...]  # empty for `unsafe`, and if the level could not be set up
+    problem: str | None  # why the level does not hold; None if it holds
 
 
 def choose_level(requested: str) -> Level:
-    """Return the level that the setting names, for `auto` the strongest that holds; UserError if it does not hold."""
+    """Return the requested level, for `auto` the strongest that holds. Raises a UserError if it does not hold here."""
     if requested == UNSAFE:
         return Level(UNSAFE, (), None)
     if sys.platform != "linux":
@@ -94,7 +94,7 @@ def choose_level(requested: str) -> Level:
 
 @cache
 def probe_level(name: str) -> Level:
-    """Try attacks on the level `landlock` or `seccomp`; once per process."""
+    """Attack the level `landlock` or `seccomp`, once per process, and return what it withstood."""
     with ExitStack() as targets:
         try:
             attacks = targets.enter_context(_targets())
@@ -117,7 +117,7 @@ def probe_level(name: str) -> Level:
 
 @contextmanager
 def _targets() -> Iterator[dict[str, str]]:
-    """Yield the attacks, each an expression after `_ATTACKER`, while their targets exist."""
+    """Yield the attacks while their targets exist: name -> expression to evaluate after `_ATTACKER`."""
     me = os.getpid()
     short = "/tmp" if os.access("/tmp", os.W_OK) else None  # the path of a Unix socket has at most 107 bytes
     with (
@@ -151,7 +151,7 @@ def _targets() -> Iterator[dict[str, str]]:
 
 
 def _attack(attacks: dict[str, str], worker: Worker) -> list[Attack]:
-    """Try the attacks in one confined process; an attack that brings no error of the system was not denied."""
+    """Try the attacks in one confined process. An attack is contained only if it ends with an error of the system."""
     loaded = worker.load(_ATTACKER, _LIMITS)
     outcomes = []
     for name, expression in attacks.items():

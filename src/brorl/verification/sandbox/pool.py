@@ -1,6 +1,7 @@
-"""The pools of processes that verify: trusted workers for functions, and sandboxed programs.
+"""The two pools of processes: `WorkerPool` for trusted functions, `ProgramPool` for sandboxed programs.
 
-Servers start when there is work, in the process that made the pool and in no fork of it, and end with either.
+Fork servers start when there is work. They end with the pool, or with the process that made it. A fork of that process
+cannot use the pool.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from brorl.verification.sandbox.server import PreloadError, ServerSettings
 from brorl.verification.sandbox.worker import Judge, JudgeRun, T, Worker
 from brorl.verification.settings import VerificationSettings
 
-_MAX_LOADS = 3  # new workers that may end while they load a function
-_AT_ONCE = 32  # items in a call: enough that the message costs less than short items; a slow one holds up few
-_EARLY = 16  # workers that start before there is work; more start with it
-_FILES_PER_WORKER = 6  # socket and lifeline of a server, pipes of an answer and of its test code
+_MAX_LOADS = 3  # as many new workers may end while they load a function
+_AT_ONCE = 32  # items per call: many, because a message costs more than a short item; few, so a slow item delays few
+_EARLY = 16  # at most this many workers start before there is work
+_FILES_PER_WORKER = 6  # the server's socket and lifeline, the pipes to an answer and to its test code
 _STARTING_FILES = 16  # the other ends of pipes, while one process starts
-_SPARE_FILES = 256  # that the trainer opens later
+_SPARE_FILES = 256  # left for files that the trainer opens later
 
 
 class LoadError(UserError):
-    """A worker cannot load a function; nothing can be verified without it."""
+    """A worker cannot load a function, so that nothing can be verified."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,13 @@ class VerifierCall:
     """One call of a function in a worker."""
 
     function: str  # `package.module:function` or `path/to/file.py:function`
-    # JSON values. None loads the function without calling it; the value is then its least and its greatest number of
-    # positional arguments, or None without a bound.
+    # JSON values. None only loads the function. The reply is then its least and greatest number of positional
+    # arguments: (2, 3), or (2, None) without a bound.
     arguments: tuple[object, ...] | None
 
 
 class _Pool:
-    """A number of workers; None for the cores of this process."""
+    """Idle workers, at most `num_workers`; None for one per core of this process."""
 
     def __init__(self, num_workers: int | None) -> None:
         self.num_workers = num_workers or num_cores()
@@ -69,13 +70,13 @@ class _Pool:
         self.close()
 
     def close(self) -> None:
-        """Kill the processes and wait for their end; a later `run` starts new ones."""
+        """Kill the processes and wait for their end; a later `run` starts new processes."""
         _close_all(self._idle, self._pid)
 
     def _run_judges(
         self, judges: Sequence[Judge[T]], settings: ServerSettings, timeout_s: float = inf
     ) -> list[T | Undecided]:
-        """Run judges, one per worker at once."""
+        """Run judges, at any time one per worker."""
         self._enter()
         with self._lock:
             try:
@@ -95,11 +96,10 @@ class _Pool:
 class WorkerPool(_Pool):
     """Calls functions in worker processes with a bound on time and memory.
 
-    A call that exceeds its time is killed with all processes that it started, its worker is replaced, and other calls
-    are not affected. A call whose worker is lost through an infrastructure failure is made once more. The time of a
-    call is `timeout_s` at most, without loading its function, which may take `start_timeout_s`, and without the time in
-    which others have the processor, up to ten times the limit. Linux limits the private memory of a worker, libraries
-    included.
+    A call may take `timeout_s`; loading its function may take another `start_timeout_s`. Time in which others have the
+    processor does not count, up to ten times the limit. A call that exceeds its time is killed with all processes that
+    it started. Its worker is replaced, and other calls go on. After an infrastructure failure a call is made once more.
+    Linux limits the private memory of a worker, libraries included.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class WorkerPool(_Pool):
         self._modules: set[str] = set()
 
     def expect(self, module: str) -> None:
-        """Have workers that start later import a module of this package before they serve."""
+        """Let workers that start later import a module of this package before they serve."""
         self._modules.add(module)
 
     def start(self) -> None:
@@ -132,11 +132,11 @@ class WorkerPool(_Pool):
         return ServerSettings(TRUSTED, tuple(sorted(self._modules)), packages)
 
     def run(self, calls: Sequence[VerifierCall]) -> list[Reply]:
-        """Make calls, one at once per worker, and return one reply per call, in order.
+        """Make calls, at any time one per worker, and return one reply per call, in order.
 
-        Its value is the value of the function after a round trip through JSON. Its failure is `timeout`, `out of
+        A reply's value is the function's value after a round trip through JSON. A reply's failure is `timeout`, `out of
         memory`, `verifier crashed` or `verifier raised ...` for a fault of the call, and `unverified: ...` after two
-        infrastructure failures. A function that cannot be loaded is a LoadError.
+        infrastructure failures. Raises a LoadError if a function cannot be loaded.
         """
         if not calls:
             return []
@@ -154,7 +154,8 @@ class WorkerPool(_Pool):
     def map(self, function: str, items: Sequence[object], *rest: object, at_once: int = _AT_ONCE) -> list[Reply]:
         """Call a function on lists of at most `at_once` items, and return one reply per item, in order.
 
-        The function returns a list of values and bounds its time; if it fails on several items, each is tried alone.
+        The function returns one value per item, and bounds its own time. If it fails on several items, each is tried
+        alone.
         """
         parts = [items[start : start + at_once] for start in range(0, len(items), at_once)]
         replies: list[Reply] = []
@@ -190,7 +191,7 @@ class WorkerPool(_Pool):
         try:
             text, problem, is_full = reply.value
             value = None if problem else json.loads(text)
-        except (TypeError, ValueError, RecursionError):  # it has ended, something else wrote, or a value is too deep
+        except (TypeError, ValueError, RecursionError):  # the process ended, wrote something else, or nested too deeply
             worker.end()
             failure = reply.failure if reply.failure in (TIMEOUT, OUT_OF_MEMORY) else CRASHED
             return Reply(None, failure, reply.seconds)
@@ -202,8 +203,8 @@ class WorkerPool(_Pool):
 class ProgramPool(_Pool):
     """Runs judges of untrusted programs at a level of `level` or `auto`, for `batch_timeout_s` of wall time at most.
 
-    A judge asks programs for their output or for values of their functions, and decides. Expected values stay in this
-    process. Programs find the modules of `preload` imported, and can import installed packages with `packages`.
+    A judge asks a program for its output, or for values of its functions, and decides. Expected values stay in this
+    process. Programs find the modules of `preload` imported. With `packages` they can import installed packages.
     """
 
     def __init__(
@@ -220,7 +221,7 @@ class ProgramPool(_Pool):
         self._preloading: dict[tuple[str, ...], ProgramPool] = {}
 
     def close(self) -> None:
-        """Kill all servers, those of `preloading` too, and wait for their end; a later `run` starts new ones."""
+        """Kill all servers, also of pools from `preloading`, and wait for their end; a later `run` starts new ones."""
         for pool in self._preloading.values():
             pool.close()
         super().close()
@@ -234,16 +235,16 @@ class ProgramPool(_Pool):
         return self._preloading[modules]
 
     def require(self) -> Level:
-        """Return the active level, after attacks on it at the first call; UserError if none holds on this machine."""
+        """Return the active level; the first call attacks it. Raises a UserError if no level holds on this machine."""
         return choose_level(self.sandbox)
 
     def run(self, judges: Sequence[Judge[T]]) -> list[T | Undecided]:
-        """Run judges, one per worker at once, until all are done or the time of the batch is over.
+        """Run judges, at any time one per worker, until all are done or the time of the batch is over.
 
-        Each judge first gets an equal part of half of that time. Its programs use it even when they sleep, but not
-        while others keep them from their core. Judges that need more run again after all others. A judge without a
-        decision at the end is `JudgeTimeout` if its programs have used their part, which is their own fault, and
-        otherwise `Undecided`. A judge runs again after an infrastructure failure; its exceptions end the run.
+        Half of the batch's time is divided equally among the judges. A program uses up its judge's part even while it
+        sleeps, but not while others keep it from its core. Judges that need more run again after all others. Without a
+        decision at the end, a judge's result is `JudgeTimeout` if its programs used up their part (their own fault),
+        otherwise `Undecided`. After an infrastructure failure a judge runs again. An exception of a judge ends the run.
         """
         packages = tuple(path for path in sys.path if path) if self._packages else ()
         settings = ServerSettings(self.require().name, self._preload, packages)
@@ -254,12 +255,12 @@ class ProgramPool(_Pool):
 class Workers:
     """Both pools of a run; their processes start with the first work."""
 
-    pool: WorkerPool = field(default_factory=WorkerPool)  # calls trusted functions with limits of time and memory
+    pool: WorkerPool = field(default_factory=WorkerPool)  # calls trusted functions
     programs: ProgramPool = field(default_factory=ProgramPool)  # runs untrusted code
 
     @classmethod
     def from_settings(cls, settings: VerificationSettings) -> Self:
-        """Make both pools."""
+        """Make both pools as the settings say."""
         number = settings.workers or None
         pool = WorkerPool(number, settings.timeout_s, settings.memory_mib << 20)
         return cls(pool, ProgramPool(number, settings.sandbox, batch_timeout_s=settings.batch_timeout_s))
@@ -271,7 +272,7 @@ class Workers:
         self.close()
 
     def close(self) -> None:
-        """End all processes; later work starts new ones."""
+        """End all processes; later work starts new processes."""
         self.pool.close()
         self.programs.close()
 
@@ -282,10 +283,10 @@ def num_cores() -> int:
 
 
 def _allow_open_files(num_workers: int) -> None:
-    """Raise the soft limit of open files of this process if it is too low; a low hard limit is a UserError."""
+    """Raise this process's soft limit of open files if it is too low; UserError if the hard limit is too low."""
     soft, hard = (sys.maxsize if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
     needed = len(os.listdir("/dev/fd")) + _FILES_PER_WORKER * num_workers + _STARTING_FILES  # noqa: PTH208 (names)
-    wanted = needed + _FILES_PER_WORKER * num_workers + _SPARE_FILES  # a run has another pool of as many
+    wanted = needed + _FILES_PER_WORKER * num_workers + _SPARE_FILES  # a run has a second pool of the same size
     if needed > hard:
         raise UserError(
             f"{num_workers:,} verification workers need {needed:,} open files, but this process can open {hard:,}; "

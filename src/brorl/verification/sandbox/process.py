@@ -1,6 +1,7 @@
-"""This process's side of one process of a worker: requests go in, replies and output come out.
+"""This side of one of a worker's processes: sends requests, and reads replies and output.
 
-Everything that arrives is untrusted. The limits of time and output hold here: a process that exceeds one is killed.
+Everything that arrives is untrusted. The limits of time and output are enforced here: a process that exceeds one of
+them is killed.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ from brorl.verification.sandbox.request import REPLY_BYTES, Fault, Limits, LostE
 from brorl.verification.sandbox.server import Ending, Server
 from brorl.verification.sandbox.values import decode, size_of
 
-_START_SECONDS = 120.0  # until an idle machine's slowest server has imported its modules and forked
-KILL_SECONDS = 60.0  # until a killed process must have ended
+_START_SECONDS = 120.0  # on an idle machine the slowest server imports its modules and forks in less
+KILL_SECONDS = 60.0  # a killed process must have ended by then
 _SHORTEST_WAIT_S = 0.01
-_LOADED_CPU_SECONDS = 3600  # of all calls of a loaded program; each has its own limit of wall time
+_LOADED_CPU_SECONDS = 3600  # for all calls of a loaded program; each call has its own limit of wall time
 _FAILURE_CHARACTERS = 300
-_PIPE_BYTES, _WIDE_PIPE_BYTES = 1 << 16, 1 << 20  # of Linux: by default, and at most without privileges
+_PIPE_BYTES, _WIDE_PIPE_BYTES = 1 << 16, 1 << 20  # pipe sizes in Linux: the default, and the most without privileges
 
 
 class OutsideCall(NamedTuple):
-    """A program has called one of its outside functions, and waits for `Process.give`."""
+    """A program's call of an outside function; the program waits for `Process.give`."""
 
     function: str
     arguments: tuple[object, ...]
 
 
 class Process:
-    """One process, for a whole program with its input or, without input, for a module that is loaded and called.
+    """One process. With `stdin` it runs a whole program; without, it loads a module and calls its functions.
 
-    The memory limit of the first request holds for the process; `outside` names the functions that this side answers.
-    All methods raise a LostError after an infrastructure failure.
+    The memory limit of the first request holds for the process's life. `outside` names the functions that this side
+    answers. All methods raise a LostError after an infrastructure failure.
 
     Attributes:
-        number: Its number in the server.
+        number: The server's number for this process.
         deadline: Time (monotonic clock) by which the current request must be finished.
     """
 
@@ -54,10 +55,10 @@ class Process:
         self._is_run = stdin is not None
         self._cpu_seconds = ceil(limits.seconds) + 1 if self._is_run else _LOADED_CPU_SECONDS
         self._outside = outside
-        self._token = 0  # of the current request; -1 after its reply
+        self._token = 0  # the current request's token; -1 after the reply
         self._ending: Ending | None = None
-        self._failure: Fault | None = None  # why it was killed
-        self._uncaught: str | None = None  # the exception that it reported
+        self._failure: Fault | None = None  # why this side killed the process
+        self._uncaught: str | None = None  # the exception that the program reported
         self._received, self._output = bytearray(), bytearray()
         self._unsent = b""
         self._replies_ended = self._stdout_ended = False
@@ -69,7 +70,7 @@ class Process:
             reason = str(error) if isinstance(error, LostError) else f"a process could not be started: {error}"
             raise LostError(reason) from None
         self.deadline = time.monotonic() + _START_SECONDS
-        self._watch: Stopwatch | None = None  # from the time when it has entered its confinement
+        self._watch: Stopwatch | None = None  # None until the process has entered its confinement
 
     def _open(self, stdin: str | None) -> None:
         with contextlib.ExitStack() as theirs:
@@ -101,19 +102,19 @@ class Process:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it runs and has replied to its last request, so that another judge can use it."""
+        """Whether the process runs and has replied to its last request, so that another judge can use it."""
         return self._token == -1 and self.number in self._server.alive and self._failure is None
 
     def used_s(self) -> float:
-        """Return the time of the current request, in seconds."""
+        """Return the seconds that the current request has used."""
         return self._watch.used_s() if self._watch else 0.0
 
     def time_of(self, seconds: float) -> float:
-        """Return when (monotonic clock) the request has used these seconds, if it has its core from now on."""
+        """Return when (monotonic clock) the request will have used these seconds, if it has its core from now on."""
         return self._watch.time_of(seconds) if self._watch else inf
 
     def ask(self, kind: int, body: bytes, limits: Limits) -> None:
-        """Send a request of a kind that `program` names, with its limits."""
+        """Send a request with its limits; `kind` is `program.RUN`, `LOAD` or `CALL`."""
         self._limits, self._has_value = limits, kind == program.CALL
         self._widen(limits.output_bytes)
         if self._watch is not None:
@@ -121,7 +122,7 @@ class Process:
         self._send(kind, body)
 
     def give(self, body: bytes) -> None:
-        """Answer the call of an outside function; the request goes on."""
+        """Answer the program's call of an outside function; the request goes on."""
         if self._watch is not None:
             self._watch.resume()
         self._send(program.GIVE, body)
@@ -135,7 +136,7 @@ class Process:
         self._write()
 
     def _widen(self, num_bytes: int) -> None:
-        """Let a reply of this size fit into its pipe if the system allows, so that the program need not wait for us."""
+        """Widen the reply pipe to this size if the system allows, so that the program need not wait for us."""
         if sys.platform == "linux" and num_bytes > _PIPE_BYTES and self._has_value and not self._server.trusted:
             import fcntl
 
@@ -150,7 +151,7 @@ class Process:
                 self._unsent = b""
 
     def advance(self) -> Reply | OutsideCall | None:
-        """Exchange what can be exchanged now, enforce the limits, and return the reply once there is one."""
+        """Write and read without waiting, enforce the limits, and return the reply once it is complete."""
         if self._unsent:
             self._write()
         self._ending = self._ending or self._server.take_ending(self.number)
@@ -169,7 +170,7 @@ class Process:
         return None
 
     def _check_time(self, watch: Stopwatch) -> None:
-        """Stop a program whose time is up; if others had its core for most of that time, it is lost."""
+        """Stop a program whose time is up; LostError if others had its core for most of that time."""
         limit = self._limits.seconds
         if watch.used_s() > limit - _SHORTEST_WAIT_S:
             self._stop(Fault.TIMEOUT)
@@ -180,7 +181,7 @@ class Process:
         self.deadline = min(watch.time_of(limit), last)
 
     def _read_output(self) -> None:
-        """Read standard output; a flood is cut off."""
+        """Read standard output; stop the program if it exceeds the limit."""
         limit = self._limits.output_bytes
         while self._stdout >= 0 and not self._stdout_ended and self._failure is None:
             part = _read(self._stdout)
@@ -193,7 +194,7 @@ class Process:
                 self._stop(Fault.TOO_MUCH_OUTPUT)
 
     def _read_reply(self) -> Reply | OutsideCall | None:
-        """Read frames; return the reply that one of them is."""
+        """Read frames up to the reply, and return it; None if it has not arrived."""
         while (frame := self._next_frame()) is not None:
             if frame.kind == program.UNCONFINED and self._watch is None:
                 raise LostError(f"a process could not be confined: {_line(frame.body)}")
@@ -215,7 +216,7 @@ class Process:
         return None
 
     def _next_frame(self) -> Frame | None:
-        """Return the next frame; None if it has not arrived completely. A frame that is too long stops the program."""
+        """Return the next frame; None if it has not arrived completely. A frame above the limit stops the program."""
         while True:
             if len(self._received) >= HEADER.size:
                 kind, token, length = HEADER.unpack_from(self._received)
@@ -271,16 +272,16 @@ class Process:
         if self._watch is not None:
             self._watch.notice(ending.denied_seconds)
         seconds = self._reply_s()
-        if self._watch is None and self._failure is None:  # nothing of the answer has run
+        if self._watch is None and self._failure is None:  # the answer has not begun to run
             raise LostError("a process ended before it was confined")
         failure = self._failure or self._uncaught or self._why(ending)
         output = self._output.decode("utf-8", "replace") if self._is_run else None
         return Reply(output, failure and str(failure), seconds)
 
     def _why(self, ending: Ending) -> str | None:
-        """Return why a process ended that was not stopped.
+        """Return why a process ended that this side did not stop.
 
-        No confined program can send itself SIGKILL. An unconfined one can, and must not become unverified by that.
+        Only an unconfined program can send itself SIGKILL; it must not become unverified by that.
         """
         if ending.too_many_threads:
             return Fault.TOO_MANY_THREADS
@@ -313,7 +314,7 @@ class Process:
 
 
 def _read(descriptor: int) -> bytes | None:
-    """Return what has arrived: None if nothing has, and no bytes at the end."""
+    """Return the bytes that have arrived: None if there are none yet, and b"" at the pipe's end."""
     try:
         return os.read(descriptor, 1 << 16)
     except BlockingIOError:
@@ -327,7 +328,7 @@ def _line(body: bytes) -> str:
 
 
 def _sealed_file(content: bytes) -> int:
-    """Return a descriptor of a file in memory with this content, which nobody can change."""
+    """Return a descriptor of an immutable file in memory with this content."""
     if sys.platform != "linux":
         with tempfile.TemporaryFile() as file:
             file.write(content)

@@ -1,7 +1,7 @@
-"""A request to a process: its limits, the time that it has used, its reply, and the ways in which it can end.
+"""A request to a process: its `Limits`, its `Stopwatch`, its `Reply`, and the `Fault`s that can end it.
 
 Nothing here knows the right answer: expected values stay with the judge, and never enter a program. Time is wall time
-without the time in which others had the processor, as the kernel counts it: an overloaded machine causes no timeouts.
+minus the time in which others had the processor, as the kernel counts it: an overloaded machine causes no timeouts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LostError(Exception):
 class Fault(StrEnum):
     """How a program can end other than by an exception: the text of a failure, or its beginning.
 
-    More words follow `exited` and `killed by signal`: `exited with code 3`, `killed by signal 11`.
+    `exited` and `killed by signal` are beginnings: `exited with code 3`, `killed by signal 11`.
     """
 
     TIMEOUT = "timeout"
@@ -40,7 +40,7 @@ class Fault(StrEnum):
 
 
 def fault_of(failure: str) -> Fault | None:
-    """Return the fault that a failure names, even if the program wrote that text; None for any other failure."""
+    """Return the fault with which a failure begins, even if the program wrote that text; None for other failures."""
     return next((fault for fault in Fault if failure == fault or failure.startswith(f"{fault} ")), None)
 
 
@@ -48,29 +48,28 @@ def fault_of(failure: str) -> Fault | None:
 class Limits:
     """Limits of one request."""
 
-    # Wall time. Time in which the program waited for a core of a busy machine does not count, up to ten times the
-    # limit.
+    # Wall time. Waiting for a core of a busy machine does not count, up to ten times the limit.
     seconds: float = 4.0
-    # memory of the program, in later calls too
+    # The program's memory, in later calls too.
     memory_bytes: int = 1 << 29
-    # Size of its output, or of the text of a returned value. A longer text is not read.
+    # Size of the output, or of a returned value's text. A longer text is not read.
     output_bytes: int = 1 << 20
-    # Parts of the text of a returned value, see `values.Size`. A text with more is not decoded, because each part takes
-    # this process up to 10 microseconds. None for no limit.
+    # Parts of a returned value's text, see `values.Size`. A text with more is not decoded, because each part takes this
+    # process up to 10 microseconds. None for no limit.
     output_parts: int | None = None
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A program has run or has been loaded, or a call has ended."""
+    """The result of running a program, of loading it, or of calling its function."""
 
-    # The output of a whole program, even if it failed, decoded as UTF-8 with replacement; or the value of builtin types
-    # that a function returned. None after loading and after a failed call.
+    # After a run: the output, even of a program that failed, decoded as UTF-8 with replacement. After a call: the
+    # returned value, of builtin types. None after loading and after a failed call.
     value: Any
-    # A `Fault`, such as `timeout` or `exited with code 3`, or the last line of an uncaught exception; after a call
+    # A `Fault`, such as `timeout` or `exited with code 3`, or the last line of an uncaught exception. After a call
     # also `exited inside the call` and `returned no plain value`. None after a normal end.
     failure: str | None
-    # wall time without the time in which others had the core, and with the time in which this process reads the value
+    # Wall time minus the time in which others had the core. It includes the time in which this process reads the value.
     seconds: float
 
 
@@ -82,25 +81,25 @@ class Undecided:
 
 
 class JudgeTimeout(Undecided):
-    """No decision, because the programs of the judge used up their part of the batch's time: a timeout."""
+    """No decision, because the judge's programs used up their part of the batch's time: a timeout."""
 
 
-MAX_STRETCH = 10  # wall time of a call in multiples of its limit, at most, where the machine is overloaded
-_CLOCK_OF_PROCESS = 2  # processor time of all threads, ended ones included: MAKE_PROCESS_CPUCLOCK
+MAX_STRETCH = 10  # on an overloaded machine a call may take ten times its limit of wall time
+_CLOCK_OF_PROCESS = 2  # clock of all threads' processor time, also of ended threads: MAKE_PROCESS_CPUCLOCK
 
 
 class Stopwatch:
-    """The time of the current request of one process, in seconds.
+    """The seconds that the current request of one process has used.
 
-    It is the wall time of the request, without the time in which others had the processor, and the processor time that
-    threads of the process used since the last reply. Sleep counts, and so does waiting for each other.
+    They are the request's wall time minus the time in which others had the processor, plus the processor time that the
+    process's threads used since the last reply. Sleeping counts, and so does waiting for another thread of the process.
     """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._before_s = 0.0  # of the request, before the process was last asked
+        self._before_s = 0.0  # the request's time before the process was last asked
         self._runs = False
-        self._cpu_s = _cpu_s(pid)  # of the process, at its last reply
+        self._cpu_s = _cpu_s(pid)  # the process's processor time at its last reply
         self.restart()
 
     def restart(self) -> None:
@@ -115,7 +114,7 @@ class Stopwatch:
         self._cpu_s = _cpu_s(self._pid)
 
     def resume(self) -> None:
-        """Count wall time again; the processor time that the threads of the process used meanwhile counts too."""
+        """Count wall time again, and add the processor time that the process's threads used meanwhile."""
         if not self._runs:
             self._before_s += max(0.0, _cpu_s(self._pid) - self._cpu_s)
         self._runs, self._began = True, time.monotonic()
@@ -129,23 +128,23 @@ class Stopwatch:
         return self._before_s + max(0.0, time.monotonic() - self._began - self._denied_s)
 
     def notice(self, count: float | None) -> None:
-        """Use the count that the server read just before the process ended."""
+        """Use the `denied_s` that the server read just before the process ended."""
         if count is not None and self._count_before is not None:
             self._denied_s = max(self._denied_s, count - self._count_before)
 
     def time_of(self, seconds: float) -> float:
-        """Return when (monotonic clock) the request has used these seconds, if nothing else takes its processor."""
+        """Return when (monotonic clock) the request will have used these seconds, if nothing takes its processor."""
         return self._began + self._denied_s + seconds - self._before_s
 
     def last_time_of(self, seconds: float) -> float:
-        """Return when (monotonic clock) a request of this limit has had its chance, however busy the machine is."""
+        """Return when (monotonic clock) a request with this limit must end, however busy the machine is."""
         return self._began + MAX_STRETCH * (seconds - self._before_s)
 
 
 def denied_s(pid: int) -> float | None:
-    """Return a count that grows while others have the processor of a process and one of its threads is ready to run.
+    """Return a count in seconds that grows while others have a process's processor and its thread is ready to run.
 
-    Differences of two counts, in seconds, are at most that time, for any threads: while a thread waits for a sibling,
+    The difference of two counts is at most that time, for any number of threads: while a thread waits for a sibling,
     the processor time of the process grows as much as the thread's waiting. None if the process has been reaped, or if
     the system does not report it.
     """
@@ -167,9 +166,9 @@ def _clock(pid: int) -> float:
 
 
 def _threads(pid: int) -> Iterator[tuple[float, float]]:
-    """Yield the seconds that each thread of a process ran, and was ready to run without a processor."""
+    """Yield for each thread of a process the seconds that it ran, and that it waited for a processor."""
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(OSError, ValueError):  # it has just ended
+            with contextlib.suppress(OSError, ValueError):  # the thread has just ended
                 ran, waited = (thread / "schedstat").read_text("ascii").split()[:2]
                 yield int(ran) / 1e9, int(waited) / 1e9

@@ -1,6 +1,7 @@
-"""This process's side of a worker: a fork server that starts and kills processes, and reports how they ended.
+"""This side of a fork server, which starts and kills processes, and reports how they ended.
 
-A pipe, the lifeline, ends a server with this process. Each server has its own: the kernel signals one group per pipe.
+A server ends with this process, because a pipe between them, the lifeline, closes. Each server has its own pipe: the
+kernel signals one process group per pipe.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from brorl.verification.sandbox.inside.fork_server import main; main()"
 )
-# -s -P and an empty environment are what -I does, except that the order of sets is the same in every process.
+# `-s -P` and an empty environment do what `-I` does, but `-I` would let the order of sets differ between processes.
 _FLAGS = ("-s", "-P", "-S", "-B", "-X", "utf8")
 _TRUSTED_FLAGS = ("-s", "-P")
-# One thread each, and the same order of sets in every process of every run: SymPy's results depend on it.
+# One thread per library, and the same order of sets in every process of every run: SymPy's results depend on it.
 _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "OMP_NUM_THREADS": "1",
@@ -39,8 +40,8 @@ _ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
 }
 _KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
-_CLOSE_S = 10.0  # until a server has killed its processes and ended
-_LIFELINES: set[int] = set()  # write ends in this process
+_CLOSE_S = 10.0  # a server kills its processes and ends in this time, or is killed
+_LIFELINES: set[int] = set()  # this process's write ends
 
 
 class PreloadError(Exception):
@@ -51,14 +52,14 @@ class PreloadError(Exception):
 class ServerSettings:
     """What a fork server is started with."""
 
-    level: str  # level of confinement, one of `inside.confinement`
-    preload: tuple[str, ...] = ()  # modules that it imports before it starts processes
-    packages: tuple[str, ...] = ()  # the path for imports, for installed packages; empty for the standard library alone
+    level: str  # LANDLOCK, SECCOMP, UNSAFE or TRUSTED of `inside.confinement`
+    preload: tuple[str, ...] = ()  # modules to import before any process starts
+    packages: tuple[str, ...] = ()  # `sys.path` for installed packages; empty for the standard library alone
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a process ended: its status as of `os.wait`, and its last count of `denied_s`."""
+    """How a process ended: `status` is from `os.wait`, `denied_seconds` the last value of `denied_s`."""
 
     status: int
     cpu_seconds: float
@@ -71,10 +72,10 @@ class Server:
     """One fork server; a LostError if it cannot be started.
 
     Attributes:
-        control: Socket on which its reports arrive.
-        trusted: Whether its processes call functions of the user, without confinement.
-        confined: Whether its processes cannot signal any other, nor themselves.
-        core: The one core of its processes; None for all cores of this process.
+        control: Socket on which the server's reports arrive.
+        trusted: Whether the processes call functions of the user, without confinement.
+        confined: Whether the processes can signal no process, not even themselves.
+        core: The one core of all its processes; None for all cores of this process.
         alive: Numbers of the processes that have not ended.
     """
 
@@ -82,7 +83,7 @@ class Server:
         self.alive: set[int] = set()
         self._endings: dict[int, Ending | LostError] = {}
         self._count = 0
-        self._running = 0  # the process that was asked last: all others are stopped
+        self._running = 0  # number of the process that was asked last; all others are stopped
         self.trusted = settings.level == TRUSTED
         self.confined = settings.level not in (TRUSTED, UNSAFE)
         with _CHOOSING:
@@ -130,14 +131,14 @@ class Server:
         try:
             socket.send_fds(self.control, [json.dumps(message).encode()], descriptors)
         except OSError:
-            self.receive()  # it may have named a reason
+            self.receive()  # raises the reason if the server reported one
             raise LostError("a worker was lost") from None
         self.alive.add(self._count)
         self._running = self._count
         return self._count
 
     def wake(self, number: int) -> None:
-        """Let a process run and stop the others, so that an answer takes no time from its test code."""
+        """Let a process run and pause all others, so that an answer takes no time from its test code."""
         if number != self._running:
             self._running = number
             self._tell("wake", number)
@@ -152,7 +153,7 @@ class Server:
             self.control.send(json.dumps({what: number}).encode())
 
     def receive(self) -> None:
-        """Read the reports that have arrived. Raises LostError if the server has ended, and PreloadError."""
+        """Read the reports that have arrived; LostError if the server has ended, PreloadError if it could not start."""
         while True:
             try:
                 data = self.control.recv(4096, socket.MSG_DONTWAIT)
@@ -177,7 +178,7 @@ class Server:
         self._endings.clear()
 
     def take_ending(self, number: int) -> Ending | None:
-        """Return how a process ended; None while it runs. Raises LostError if it never started."""
+        """Return how a process ended; None while it runs. Raises a LostError if it never started."""
         ending = self._endings.pop(number, None)
         if isinstance(ending, LostError):
             raise ending
@@ -207,11 +208,11 @@ class Server:
 
 _OPEN: weakref.WeakSet[Server] = weakref.WeakSet()
 """The servers of this process that were not closed."""
-_CHOOSING = threading.Lock()  # of cores, by the threads of a run
+_CHOOSING = threading.Lock()  # one thread at a time chooses a core
 
 
 def _free_core() -> int | None:
-    """Return the core with the fewest servers; with one core, a program takes no time from other workers."""
+    """Return the core with the fewest servers. A program on one core takes no time from other workers."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     cores = sorted(os.sched_getaffinity(0))
@@ -221,7 +222,7 @@ def _free_core() -> int | None:
 
 
 def _close_lifelines() -> None:
-    """Close the ends that a forked child has inherited: they would keep the workers alive after the trainer."""
+    """Close the lifelines that a forked child inherits: they would keep the workers alive after the trainer."""
     while _LIFELINES:
         with contextlib.suppress(OSError):
             os.close(_LIFELINES.pop())

@@ -1,7 +1,9 @@
 """Plain Python values as JSON text, to pass between this process and a sandboxed program.
 
-Types stay exact, and nothing in a text names a class or a function. Numbers, strings, lists, `null`, `true` and `false`
-are themselves. Any other value is an object of one key: `{"t": [1, 2]}` is a tuple, `{"d": [["a", 1]]}` a dict.
+Types stay exact, and nothing in a text names a class or a function. Numbers, strings, lists, booleans and None are
+plain JSON. Any other value is an object of one key:
+
+    (1, 2)  <->  {"t": [1, 2]}        {"a": 1}  <->  {"d": [["a", 1]]}
 """
 
 from __future__ import annotations
@@ -13,41 +15,41 @@ from collections.abc import Callable, Hashable, ItemsView, Iterable, Iterator, K
 from itertools import islice
 from typing import Any, NamedTuple
 
-MAX_DEPTH = 64  # of nested containers
-REQUEST_DEPTH = MAX_DEPTH + 2  # of a message to a program: a value of a program, inside the arguments of a call
+MAX_DEPTH = 64  # nested containers
+REQUEST_DEPTH = MAX_DEPTH + 2  # for a message to a program, which wraps a value in arguments, and these in a call
 _SMALL = 1 << 63
 _MAX_DIGITS = 40
-_MAX_EQUAL_HASHES = 64  # a program can choose thousands of values of one hash: a set of them takes quadratic time
+_MAX_EQUAL_HASHES = 64  # a program can choose thousands of values with one hash, whose set takes quadratic time
 _INERT = frozenset({str, float, bool, type(None)})
-_MAX_ELEMENTS = 1_000_000  # an iterator can be endless, and no accepted value has as many
+_MAX_ELEMENTS = 1_000_000  # more than any accepted value has; an iterator can be endless
 _NESTED: dict[type, str] = {tuple: "t", set: "s", frozenset: "z"}
 
 
 class Size(NamedTuple):
-    """The size of the text of a value: reading it takes time proportional to both."""
+    """The size of a value's text; reading the text takes time proportional to both numbers."""
 
-    num_bytes: int  # of the text in UTF-8
-    num_parts: int  # commas and opening square brackets, which separate and begin values
+    num_bytes: int  # the text's length in UTF-8
+    num_parts: int  # commas and opening square brackets in the text: `[1,2]` has 2
 
 
 def size_of(text: bytes) -> Size:
-    """Return the size of a text, much faster than the text can be read."""
+    """Return the size of a text, much faster than `decode` reads it."""
     return Size(len(text), text.count(b",") + text.count(b"["))
 
 
 class Elements(list[Any]):
-    """The elements of a value that has no plain type."""
+    """The elements of an iterator, range, view or array, which have no plain type."""
 
 
 class NotPlainError(ValueError):
-    """The value is of another type than the plain ones, or nested too deeply."""
+    """The value has a type that is not plain, or is nested too deeply."""
 
 
 def encode(value: object, depth: int = MAX_DEPTH) -> str:
-    """Return the text of a plain value; NotPlainError if it contains another one, or is nested deeper than `depth`.
+    """Return the text of a plain value; NotPlainError if a part is not plain, or is nested deeper than `depth`.
 
-    An instance of a subclass of a plain type, such as `namedtuple`, `defaultdict` or `IntEnum`, and a `deque` become
-    values of the plain type. Iterators, ranges, views of a dict and arrays become `Elements`, at most a million.
+    Instances of subclasses become the plain type: a `namedtuple` a tuple, a `defaultdict` a dict, an `IntEnum` an int,
+    and a `deque` a list. Iterators, ranges, views of a dict and arrays become `Elements`, at most a million.
     """
     return json.dumps(_encoded(value, depth), separators=(",", ":"), check_circular=False)
 
@@ -55,8 +57,8 @@ def encode(value: object, depth: int = MAX_DEPTH) -> str:
 def decode(text: str, depth: int = MAX_DEPTH) -> Any:
     """Return the value of a text, which may be hostile, in time proportional to its length.
 
-    Raises a ValueError if it is not the text of a plain value, is nested too deeply, or has a set or dict with many
-    elements of equal hashes.
+    Raises a ValueError if the text holds no plain value, is nested too deeply, or has a set or dict in which many
+    elements share a hash.
     """
     try:
         parsed = json.loads(text, parse_int=lambda digits: int(_short(digits)), parse_float=lambda d: float(_short(d)))
@@ -90,7 +92,7 @@ def _encoded(value: Any, depth: int) -> object:
 
 
 def _plain(value: object) -> object:
-    """Return the plain value that an instance of a subclass holds; the methods of the subclass are not called."""
+    """Return the plain value in an instance of a subclass, without calling the subclass's methods."""
     for base, copy in _COPIES:
         if isinstance(value, base):
             return copy(value)
@@ -150,7 +152,7 @@ def _text(content: object) -> str:
 
 
 def _hashable(values: Iterable[Hashable]) -> list[Any]:
-    """Return the values if a set of them takes linear time."""
+    """Return the values; ValueError if so many share a hash that a set of them would take quadratic time."""
     values = list(values)
     most_common = Counter(map(hash, values)).most_common(1)
     if most_common and most_common[0][1] > _MAX_EQUAL_HASHES:

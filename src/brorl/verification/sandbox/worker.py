@@ -1,7 +1,7 @@
-"""Workers, each one fork server with the processes that a judge uses, and the run of many judges on them.
+"""`Worker`, a fork server with the processes that a judge uses, and `JudgeRun`, which runs many judges on workers.
 
-A judge is a function of a worker: it has programs run, gets their replies, and returns its decision. Expected values
-stay with the judge and never enter a program.
+A judge is a function that takes a worker: it runs programs, reads their replies, and returns its decision. Expected
+values stay with the judge and never enter a program.
 """
 
 from __future__ import annotations
@@ -22,49 +22,49 @@ from brorl.verification.sandbox.values import REQUEST_DEPTH, encode
 
 T = TypeVar("T")
 
-ANSWER = "answer"  # the process of a request that names no other
+ANSWER = "answer"  # the default name of a process
 _RUN = ""  # the name of a whole program's process
-_LONGEST_WAIT_S = 0.25  # until a thread notices that the run is over, or Ctrl-C
+_LONGEST_WAIT_S = 0.25  # a thread notices Ctrl-C, or the end of the run, after this time at most
 OVER_TIME = "the time of all programs was over (raise verification.batch_timeout_s)"
-_TRIES = 2  # of a judge that infrastructure failures end
-_MAX_LOST = 16  # infrastructure failures in a row, before all judges that wait are given up
-_MAX_STARTS = 3  # workers in a row that cannot start, while none runs
+_TRIES = 2  # a judge that infrastructure failures end runs as often
+_MAX_LOST = 16  # after as many infrastructure failures in a row, all waiting judges are given up
+_MAX_STARTS = 3  # the same after as many failed starts of workers in a row, while no worker runs
 _BETWEEN_STARTS_S = 0.5
 
 
 class OutsideError(Exception):
-    """An outside function raises this: its message becomes the text of the program's exception."""
+    """Raised by an outside function; its message becomes the text of the program's exception."""
 
 
 class OverPartError(Exception):
-    """The processes of a judge have used their part of the time of a batch, or all of it is over."""
+    """A judge's processes have used their part of the batch's time, or the batch's time is over."""
 
 
 class Worker:
     """One fork server and its processes in use. All methods raise a LostError after an infrastructure failure.
 
     Attributes:
-        used_part: Whether the processes of the judge have used their part of the time of a batch.
+        used_part: Whether the judge's processes have used their part of the batch's time.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
         self.server = Server(settings)
-        self._processes: dict[str, Process] = {}  # by name; a trusted one stays between two judges
-        self._outside: dict[str, Mapping[str, Callable[..., object]]] = {}  # functions by the process that calls them
+        self._processes: dict[str, Process] = {}  # name -> process; a trusted process stays between two judges
+        self._outside: dict[str, Mapping[str, Callable[..., object]]] = {}  # process -> function's name -> function
         self.begin()
 
     def begin(self, part_s: float = inf, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Set the seconds that the processes of the next judge may use, and what says that the run is over."""
+        """Set how many seconds the next judge's processes may use, and a function that says if the run is over."""
         self.used_part, self._left_s, self._is_over = False, part_s, is_over
 
     def refresh(self) -> None:
-        """Make ready for another judge after an idle time."""
+        """Prepare an idle worker for its next judge."""
         self.server.receive()
         self._end_busy()
         self.server.forget_endings()
 
     def run(self, source: str, stdin: str, limits: Limits) -> Reply:
-        """Run a whole program on some input, in a new process. The value of the reply is its output."""
+        """Run a whole program on some input, in a new process. The reply's value is the program's output."""
         self.end(_RUN)
         process = self._processes[_RUN] = Process(self.server, limits, stdin)
         process.ask(RUN, source.encode("utf-8", "surrogatepass"), limits)
@@ -77,10 +77,11 @@ class Worker:
         name: str = ANSWER,
         outside: Mapping[str, Callable[..., object]] | None = None,
     ) -> Reply:
-        """Start a process under a name; it executes the source as a module and stays, for calls.
+        """Start a process under a name. It executes the source as a module, and stays for calls.
 
-        The memory limit holds for the calls too. The module finds the functions `outside` of this process defined. They
-        get values of builtin types, and return one or raise an `OutsideError`; any other exception ends the judge.
+        The memory limit holds for the calls too. The module can call the functions `outside`, which run in this
+        process. They get and return values of builtin types, or raise an `OutsideError`. Any other exception ends the
+        judge.
         """
         self.end(name)
         self._outside[name] = outside or {}
@@ -91,14 +92,14 @@ class Worker:
     def trust(self, limits: Limits) -> None:
         """Start a process with the functions `load` and `call` of `Functions`, unless the last one is idle.
 
-        The time of its start counts as time of the first call.
+        The first call's time includes the start.
         """
         if ANSWER not in self._processes or not self._processes[ANSWER].is_idle:
             self.end(ANSWER)
             self._processes[ANSWER] = Process(self.server, limits)
 
     def call(self, function: str, arguments: tuple[object, ...], limits: Limits, name: str = ANSWER) -> Reply:
-        """Call a function of a loaded program with values of builtin types; `S.f` calls the method of a new `S()`."""
+        """Call a loaded program's function with values of builtin types; `S.f` calls the method `f` of a new `S()`."""
         self._processes[name].ask(CALL, _encode((function, arguments, limits.output_bytes)), limits)
         return self._wait(name)
 
@@ -125,9 +126,9 @@ class Worker:
             self._poll(min(process.deadline, process.time_of(self._left_s)), process)
 
     def _poll(self, deadline: float, process: Process | None = None) -> None:
-        """Wait until something arrives, until the deadline, or for a short time.
+        """Wait until something arrives, but only until the deadline, and only for a short time.
 
-        Python handles a signal that comes just before the wait only after it: short waits keep Ctrl-C working.
+        If a signal comes just before the wait, Python handles it after the wait: short waits keep Ctrl-C working.
         """
         poller = select.poll()
         for descriptor in (self.server.control.fileno(), *(process.readable if process else ())):
@@ -137,7 +138,7 @@ class Worker:
         poller.poll(ceil(1000 * max(0.0, min(deadline - time.monotonic(), _LONGEST_WAIT_S))))
 
     def finish(self) -> None:
-        """Forget the judge, kill its processes and wait for their end; an idle trusted one stays."""
+        """Forget the judge, kill its processes and wait for their end; an idle trusted process stays."""
         self.begin()
         self._end_busy()
         deadline = time.monotonic() + KILL_SECONDS
@@ -153,7 +154,7 @@ class Worker:
                 self.end(name)
 
     def end(self, name: str = ANSWER) -> None:
-        """End a process if there is one of this name."""
+        """End the process with this name, if there is one."""
         self._outside.pop(name, None)
         if name in self._processes:
             self._processes.pop(name).close()
@@ -174,9 +175,9 @@ Judge = Callable[[Worker], T]
 
 
 class JudgeRun(Generic[T]):
-    """Runs judges, `num_workers` at once, on workers that it takes from `idle` and returns.
+    """Runs judges, `num_workers` at once, on workers that it takes from `idle` and gives back.
 
-    Half of `timeout_s` is divided equally among the judges. Those that need more than their part run again after all
+    Half of `timeout_s` is divided equally among the judges. A judge that needs more than its part runs again after all
     others.
     """
 
@@ -191,7 +192,7 @@ class JudgeRun(Generic[T]):
         self._judges, self._settings, self._idle, self._num_workers = judges, settings, idle, num_workers
         self._part_s = timeout_s * num_workers / (2 * max(len(judges), 1))
         self._end_at = time.monotonic() + timeout_s
-        self._lock = threading.Lock()  # of `_idle` and of all that follows
+        self._lock = threading.Lock()  # guards `_idle` and all attributes below
         self._waiting = deque(range(len(judges)))
         self._used_part: set[int] = set()
         self._tries = [0] * len(judges)
@@ -202,9 +203,9 @@ class JudgeRun(Generic[T]):
     def run(self) -> list[T | Undecided]:
         """Run all judges and wait for them; return the decision of each, in order.
 
-        It is `JudgeTimeout` if the judge used its part and the time was over before it could decide; `Undecided` if the
-        time was over before that, or after infrastructure failures. A PreloadError of a server and any exception of a
-        judge end the run.
+        A judge without a decision gives `JudgeTimeout` if it used its part before the batch's time was over. It gives
+        `Undecided` if the time was over earlier, or after infrastructure failures. A PreloadError of a server or any
+        exception of a judge ends the run.
         """
         num_threads = min(self._num_workers, len(self._judges))
         threads = [threading.Thread(target=self._work, daemon=True) for _ in range(num_threads)]
@@ -212,7 +213,7 @@ class JudgeRun(Generic[T]):
             for thread in threads:
                 thread.start()
             _join(threads)
-        except BaseException:  # an interrupt
+        except BaseException:  # Ctrl-C
             self._end_at = 0.0
             _join(threads)
             raise
@@ -227,7 +228,7 @@ class JudgeRun(Generic[T]):
         return time.monotonic() >= self._end_at
 
     def _work(self) -> None:
-        """Run judges one after the other, as long as any waits; an exception of a judge ends the run."""
+        """Run judges one after the other until none waits; an exception of a judge ends the run."""
         try:
             while (number := self._next()) is not None:
                 if not self._judge(number):
@@ -245,7 +246,7 @@ class JudgeRun(Generic[T]):
             return self._waiting.popleft()
 
     def _judge(self, number: int) -> bool:
-        """Run a judge on a worker; return whether there was one."""
+        """Run a judge on a worker; return false if no worker could start."""
         worker, is_done = None, False
         try:
             worker = self._take_worker()
@@ -253,7 +254,7 @@ class JudgeRun(Generic[T]):
             try:
                 decision = self._judges[number](worker)
             except OverPartError:
-                if worker.used_part:  # it runs again after all others; at the end of all time it is left
+                if worker.used_part:  # run it again after all others; otherwise the run is over
                     with self._lock:
                         self._lost_in_a_row = 0
                         self._used_part.add(number)
@@ -294,9 +295,9 @@ class JudgeRun(Generic[T]):
         return worker
 
     def _lose(self, number: int, reason: str, had_worker: bool) -> None:
-        """Run a judge once more unless it was tried twice; give up all judges if none has succeeded for long.
+        """Run a judge once more unless it was tried twice; give up all waiting judges after many failures in a row.
 
-        A judge without a worker waits for those that run; all are given up if none runs for some tries.
+        A judge without a worker waits for running judges. If none runs for some tries, all judges are given up.
         """
         with self._lock:
             if had_worker:
