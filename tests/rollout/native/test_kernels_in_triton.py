@@ -80,10 +80,10 @@ def test_slots_attend_to_their_prompts_and_to_themselves(
     """Prompts longer than what a program reads at once, and more tokens of a slot; unused slots stay finite."""
     kv_heads, groups, dim, stored, num_rows, num_slots = 2, 3, 12, 37, 5, 8
     longest, prompt_R = max(lengths), rng.integers(0, len(lengths), num_rows)
-    cache = [rng.normal(size=(len(lengths), kv_heads, longest, dim)) for _ in range(2)]
+    stored_prompts = [rng.normal(size=(len(lengths), kv_heads, longest, dim)) for _ in range(2)]
     own = [rng.normal(size=(stored + 1, num_slots, kv_heads, dim)) for _ in range(2)]
     query = rng.normal(size=(num_slots, kv_heads * groups, dim))
-    cache, own, query = ([torch.from_numpy(x).to(dtype) for x in xs] for xs in (cache, own, [query]))
+    stored_prompts, own, query = ([torch.from_numpy(x).to(dtype) for x in xs] for xs in (stored_prompts, own, [query]))
 
     def attended(dtype: torch.dtype) -> Tensor:
         model, shapes = small_model(dtype=dtype).to(DEVICE), [KVShape(kv_heads, dim, dim)]
@@ -91,7 +91,7 @@ def test_slots_attend_to_their_prompts_and_to_themselves(
         cache.start(0)
         cache.place(np.arange(num_slots), np.arange(num_slots), 0, stored + 1)
         prompts = SlotPrompts(keeps=True)
-        prompts.fill(PromptCache(*([x.to(DEVICE, dtype)] for x in cache), np.array(lengths)))
+        prompts.fill(PromptCache(*([x.to(DEVICE, dtype)] for x in stored_prompts), np.array(lengths)))
         num_prompts = prompts.shape[0]
         grid = Grid((1, num_slots), None, None)
         if num_prompts > 1:
