@@ -3,8 +3,8 @@
 A chunk is a run of consecutive distinct responses. It owns the nodes that no earlier chunk owns, and computes the few
 ancestors of its first response again. Its input nodes are those with children: a response's last token needs no forward
 pass. Prompts are either a cache that is computed once for many chunks, or tokens of the chunk, each a path on top of
-its tree. Dimensions: T input tokens, F input nodes, K owned nodes of a chunk, B queries of a tile, A nodes that these
-read.
+its tree. Dimensions: T input tokens, F input nodes, K owned nodes of a chunk, B queries of a tile, A nodes whose
+keys they read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TreeSlice:
 def split_into_chunks(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[list[TreeSlice]]:
     """Split trees into chunks of consecutive responses, with at most `max_nodes` nodes and as many prompt tokens.
 
-    Ancestors that a chunk computes again count. A single response with more tokens is one chunk.
+    Ancestors that a chunk computes again count too. A response with more tokens is a chunk of its own.
     """
     chunk: list[TreeSlice] = []
     nodes = prompts = 0
@@ -79,7 +79,7 @@ def prompt_groups(trees: Sequence[RolloutTree], max_tokens: int) -> Iterator[tup
 
 
 def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
-    """Return what each distinct response costs with tree attention, in tokens, shape [L]: those no earlier one has.
+    """Return the cost of each distinct response with tree attention, in tokens, shape [L]: shared ones cost once.
 
     The first response pays for the prompt. `cost_per_position` is the cost of attending to one token, divided by the
     other work for a token.
@@ -89,7 +89,7 @@ def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
     up_to_M = np.cumsum(1.0 + cost_per_position * before_M)
     cost_L = np.diff(up_to_M[tree.leaf], prepend=0.0)
     cost_L[0] += prompt + cost_per_position * prompt * (prompt - 1) / 2
-    return np.maximum(cost_L, 1e-9)  # two responses can end at one node
+    return np.maximum(cost_L, 1e-9)  # two responses can end at one node, and the second then adds nothing
 
 
 def num_tree_tokens(trees: Sequence[RolloutTree]) -> int:
@@ -212,12 +212,12 @@ _MAX_QUERIES = 256  # with more, a tile reads too many keys that few of its quer
 class _Tile(NamedTuple):
     """A run of consecutive nodes of one prompt; scores exist for one tile only."""
 
-    prompt: int  # the prompt
-    prompt_length: int  # its tokens
+    prompt: int  # number of the prompt
+    prompt_length: int  # tokens of the prompt
     start: int  # first node
     stop: int  # node after the last
     key_A: Tensor  # nodes whose keys are read, ascending: ancestors of the first node, then the tile
-    end_A: Tensor  # the end of the subtree of each
+    end_A: Tensor  # end of the subtree of each of these nodes
 
     def attend(self, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, *prompts: Tensor) -> Tensor:
         """Return the attention of the nodes of the tile, shape [B, H, E]."""
@@ -269,7 +269,7 @@ _DEFAULT_NODES_ON_CUDA = 16384  # a chunk starts hundreds of kernels per layer, 
 
 
 def default_max_nodes(model: PreTrainedModel, *, whole_logits: bool = False, device: str | None = None) -> int:
-    """Return the nodes of a chunk: 1024, on CUDA 16384; fewer if whole logits of a large vocabulary are large."""
+    """Return the nodes of a chunk: 1024, on CUDA 16384; fewer for whole logits of a large vocabulary."""
     nodes = _DEFAULT_NODES_ON_CUDA if (device or model.device.type) == "cuda" else _DEFAULT_NODES
     vocabulary: int = model.config.get_text_config().vocab_size
     return max(128, min(nodes, MAX_LOGITS // vocabulary)) if whole_logits else nodes
@@ -296,7 +296,7 @@ class PassSync:
 T = TypeVar("T")
 
 MIN_NODES = 16
-_MESSAGES = ("can't allocate memory", "DefaultCPUAllocator", "MPS backend out of memory")  # not of CUDA
+_MESSAGES = ("can't allocate memory", "DefaultCPUAllocator", "MPS backend out of memory")  # CUDA has an error class
 
 
 class ChunkSize:
@@ -360,7 +360,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def too_little_memory(nodes: int, reason: str) -> str:
-    """Return the error about too little memory, with the settings that save memory."""
+    """Return the message about too little memory, with the settings that save memory."""
     return (
         f"out of memory while training with {nodes} tree nodes per pass ({reason}), with no more retries; lower "
         "engine.nodes_per_pass if it is set, switch on engine.gradient_checkpointing or reference.offload, set "

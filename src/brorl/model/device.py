@@ -90,8 +90,8 @@ def _of_process(entry: str) -> int | None:
 def available_bytes(device: torch.device) -> int | None:
     """Return the memory that this process may still take on a device; None if unknown.
 
-    On a CPU under Linux this is what the kernel calls available, or what the limits of the process's control groups
-    (versions 1 and 2) leave, whichever is less.
+    For a CPU under Linux, return the smaller of two numbers: the memory that the kernel calls available, and the memory
+    that the limits of the process's control groups (versions 1 and 2) leave.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

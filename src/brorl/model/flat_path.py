@@ -25,14 +25,14 @@ from brorl.model.logits import row_logits
 from brorl.model.logprobs import PLAIN, ChunkLogprobs, NextToken, NodeOutputs, node_offsets
 from brorl.tree import RolloutTree
 
-Row = tuple[int, int]  # a tree, and a distinct response of it, by their numbers
+Row = tuple[int, int]  # (number of a tree, number of one of its distinct responses)
 
 
 def split_into_rows(trees: Sequence[RolloutTree], max_tokens: int) -> Iterator[list[Row]]:
     """Split the distinct responses of trees into chunks of at most `max_tokens` tokens, padding included.
 
-    A row has its prompt and its response without the last token, which predicts nothing. A single longer row is a chunk
-    too.
+    A row has its prompt and its response without the last token, which predicts nothing. A longer row is a chunk of its
+    own.
     """
     chunk: list[Row] = []
     longest = 0
@@ -104,7 +104,7 @@ def _chunk(
 
     num_rows = len(rows) * (positions if last else input_BS.shape[1])
     logits = row_logits(model, forward, num_rows, whole_logits=whole_logits)
-    first = input_BS.shape[1] - logits.row.shape[1]  # 0 if the model has no such argument
+    first = input_BS.shape[1] - logits.row.shape[1]  # 0 if the model cannot limit its logits
     row_K = np.repeat(np.arange(len(rows)), sizes)
     logits = replace(logits, row=logits.row[tensor(row_K), tensor(before_K + depth_K - first)])
     return outputs.of(logits, tensor(depth_K), tensor(np.arange(depth_K.size)), tensor(token_K), tensor(index_K))
@@ -122,7 +122,7 @@ def last_logits(model: PreTrainedModel, positions: int) -> dict[str, int]:
 
 
 def flat_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
-    """Return what each distinct response costs on the flat path, in tokens, shape [L]: its prompt and its tokens."""
+    """Return the cost of each distinct response on the flat path, in tokens, shape [L]: its prompt and its tokens."""
     length_L = len(tree.prompt_ids) + tree.length
     return length_L + cost_per_position * length_L * (length_L - 1) / 2
 
@@ -136,12 +136,12 @@ class FlatForward:
     response_costs = staticmethod(flat_costs)
 
     def default_max_nodes(self, model: PreTrainedModel) -> int:
-        """Return the maximum number of tokens of a forward pass, where the settings have none."""
+        """Return the most tokens of a forward pass, for settings that have no number."""
         return default_max_nodes(model, whole_logits=self.whole_logits)
 
     @property
     def chunk_logprobs(self) -> partial[Iterator[ChunkLogprobs]]:
-        """`flat_chunk_logprobs` with the logits that the model needs."""
+        """`flat_chunk_logprobs` with this `whole_logits`."""
         return partial(flat_chunk_logprobs, whole_logits=self.whole_logits)
 
     def cost_line(self, trees: Sequence[RolloutTree]) -> str:
@@ -158,7 +158,7 @@ def num_flat_tokens(trees: Sequence[RolloutTree]) -> int:
     return sum(int((len(tree.prompt_ids) + tree.length - 1).sum()) for tree in trees)
 
 
-_CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")  # `cache` from transformers 5.24
+_CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")  # transformers has `cache` since 5.24
 
 
 class CacheError(UserError):
@@ -171,9 +171,9 @@ class CacheError(UserError):
 
 
 class ModelCache:
-    """The cache of a model after P prompts of one length, from their token ids, shape [P, S].
+    """A model's own cache, which begins with P prompts of one length, token ids of shape [P, S].
 
-    `logits_RV` are the logits after the last token of each row. At the start each prompt is a row.
+    At the start each prompt is a row. `logits_RV` has the logits after the last token of each row.
     """
 
     def __init__(self, model: PreTrainedModel, prompt_PS: Tensor) -> None:

@@ -89,7 +89,7 @@ def choose_forward(
 
 
 def without_windows(model: PreTrainedModel, forward: Forward) -> Forward:
-    """Return the path of a learner without packed passes: the flat one where contexts exceed a sliding window."""
+    """Return the path of a learner without packed passes: the flat path if contexts exceed a sliding window."""
     if isinstance(forward, FlatForward) or forward.window is None:
         return forward
     reason = f"its sliding window has {forward.window:,} tokens, and contexts are longer"
@@ -151,9 +151,9 @@ def _flat(model: PreTrainedModel, context: int, reason: str) -> FlatForward:
 
 _ROW_TOKENS = 10
 _PROMPT_TOKENS = (4, 6)  # a prompt and the longest path have 12 tokens, which fit into very small sliding windows
-_SHARED_TOKENS = 2  # of the responses to a prompt
-_BLOCK_RESPONSES = 96  # to a prompt: several blocks of FlexAttention
-_LONGEST_WINDOW = 8192  # that is checked; the plain pass has rows of this length
+_SHARED_TOKENS = 2  # the responses to a prompt start with this many equal tokens
+_BLOCK_RESPONSES = 96  # responses to a prompt: they fill several blocks of FlexAttention
+_LONGEST_WINDOW = 8192  # longer windows are not checked: the plain pass has rows of this length
 _CACHED_PROMPT = 5
 _LONGEST_CACHED = 1024
 
@@ -172,7 +172,7 @@ def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
 
 
 def check_window(model: PreTrainedModel) -> None:
-    """Check that a prompt beyond a sliding window has the logits of the model's own attention."""
+    """Check that a prompt longer than a sliding window has the logits of the model's own attention."""
     window = smallest_window(model.config)
     if window is None or window > _LONGEST_WINDOW:
         return
@@ -188,7 +188,7 @@ def check_window(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def is_exact(model: PreTrainedModel, forward: TreeForward) -> bool:
-    """Return whether a way of the tree path gives the log-probs of the one that `check_hooks` accepted."""
+    """Return whether `forward` gives the log-probs of the plain tree path, which `check_hooks` accepted."""
     trees = _trees(model.config.get_text_config().vocab_size)
     got, expected = (torch.cat(tree_logprobs(model, trees, forward=way)) for way in (forward, TREE))
     return _close(got, expected, model.dtype)
@@ -197,7 +197,7 @@ def is_exact(model: PreTrainedModel, forward: TreeForward) -> bool:
 def check_model_cache(model: PreTrainedModel, context: int = 0) -> None:
     """Check that a model that decodes with its own cache reproduces its forward pass.
 
-    If a span of attention is shorter than `context` and 1,024 tokens, a prompt exceeds it, and so does a response.
+    If a span of attention is shorter than `context` and 1,024 tokens, one prompt and one response exceed it.
     """
     span = attention_limit(model.config)
     lengths = [_CACHED_PROMPT]
@@ -205,7 +205,7 @@ def check_model_cache(model: PreTrainedModel, context: int = 0) -> None:
         lengths += [max(1, span.tokens - 2), span.tokens + 2]
     vocabulary = model.config.get_text_config().vocab_size
     for length in lengths:  # two responses to each of two prompts
-        total, compared = length + 4, 5  # positions: logits of all would take gigabytes where the vocabulary is large
+        total, compared = length + 4, 5  # few positions: all logits take gigabytes if the vocabulary is large
         row_LT = torch.arange(4 * total, device=model.device).reshape(4, total) * 7 % vocabulary
         row_LT[:2, :length] = row_LT[0, :length]
         row_LT[2:, :length] = row_LT[2, :length]
@@ -327,7 +327,7 @@ def _trees(vocabulary: int, num_responses: int = 2) -> list[RolloutTree]:
 
 
 def _branching_trees(model: PreTrainedModel) -> list[RolloutTree]:
-    """Return trees of several blocks of FlexAttention, some of them skipped, and one beyond a sliding window."""
+    """Return trees that fill several blocks of FlexAttention, some skipped, and one beyond a sliding window."""
     vocabulary = model.config.get_text_config().vocab_size
     trees = _trees(vocabulary, _BLOCK_RESPONSES)
     window = smallest_window(model.config)

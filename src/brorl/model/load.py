@@ -45,12 +45,12 @@ from brorl.model.tree_attention import enable_gradient_checkpointing
 from brorl.sampling import check_stop, special_token, stop_tokens
 
 _log = logging.getLogger(__name__)
-_ALIGNMENT = 64  # bytes; what torch gives new tensors on a CPU
+_ALIGNMENT = 64  # bytes, as torch aligns new tensors on a CPU
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of a config's name; an error if there is no such device."""
+    """Return the device that the settings name; raise an error if this machine lacks it."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -118,9 +118,9 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a causal LM without dropout. `requires_grad` marks the trained weights, which are weights of the text part.
 
-    `name` is a shipped model, a folder or a hub id, with or without `@revision`. With `lora` an adapter is continued,
-    and without it merged. `dtype` is the dtype of the weights, or with `lora` of the frozen weights: adapters are at
-    least float32.
+    `name` is a shipped model, a folder or a hub id, with or without `@revision`. With `lora`, a saved adapter is
+    trained further; without, it is merged. The weights have `dtype`. With `lora`, only the frozen weights do: adapters
+    have at least float32.
     """
     source = find_model(name)
     if lora or source.adapter:
@@ -128,7 +128,7 @@ def load_model(
     if source.adapter and not lora:  # in float32: bfloat16 would round the adapters away
         exact = torch.promote_types(dtype, torch.float32)
         model = merged(_load(source, exact), source.adapter)
-        for parameter in model.parameters():  # frequencies of rotations stay exact
+        for parameter in model.parameters():  # not buffers: frequencies of rotations stay exact
             parameter.data = parameter.data.to(dtype)
     else:
         model = _load(source, dtype, quantized_on=device if lora and lora.quantization == "nf4" else None)
@@ -152,15 +152,15 @@ def load_model(
 def end_tokens(
     model: PreTrainedModel | str, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str] = ()
 ) -> tuple[int, ...]:
-    """Return the tokens that end a response: those of the tokenizer, the model's generation config, and `stop`.
+    """Return the tokens that end a response, from the tokenizer, the model's generation config, and `stop`.
 
-    The model can be a name as in `load_model`. It is then not loaded.
+    `model` can be a name as in `load_model`, and is then not loaded.
     """
     if isinstance(model, str):
         source = find_model(model)
         try:
             generation = GenerationConfig.from_pretrained(source.path, **source.options)
-        except OSError:  # it has no such file
+        except OSError:  # the model has no generation config
             generation = GenerationConfig.from_model_config(read_config(source))
     else:
         generation = model.generation_config
@@ -183,7 +183,7 @@ def _load(source: ModelSource, dtype: torch.dtype, quantized_on: torch.device | 
                 source.path,
                 dtype=dtype,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # errors with their names follow
+                ignore_mismatched_sizes=True,  # an error below names the weight
                 trust_remote_code=False,
                 **source.options,
                 **quantized,
@@ -243,8 +243,8 @@ class Blueprint:
     """All of a model but the values of its parameters."""
 
     config: PreTrainedConfig
-    lora: LoraSettings | None  # its adapters; None if all weights are trained
-    revision: str | None  # of the base of the adapters, on the hub
+    lora: LoraSettings | None  # the adapters; None if all weights are trained
+    revision: str | None  # hub revision of the adapters' base
     gradient_checkpointing: bool  # whether the backward pass computes activations again
     # parameters on the meta device by name; tied parameters are one object under several names
     parameters: Mapping[str, nn.Parameter]

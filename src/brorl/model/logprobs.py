@@ -1,6 +1,6 @@
 """From logits to the log-probs of tree nodes, under the distribution that the rollouts were drawn from.
 
-Both paths end here: `tree_path` and `flat_path`. Sampling takes the kept tokens of top-p and top-k from here.
+Both paths, `tree_path` and `flat_path`, end here. Sampling also calls `smallest_kept` for top-p and top-k.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class NextToken:
             raise ValueError("min_new_tokens forbids stop tokens at first; give stop_token_ids")
 
     def logits(self, logits_RV: Tensor, length_R: Tensor) -> Tensor:
-        """Return the logits before top-p and top-k, [R, V], at least float32, and -inf for stop tokens too early.
+        """Return the logits / temperature, [R, V], in at least float32, with -inf for stop tokens that are too early.
 
         `length_R` counts the tokens that each row's response has so far.
         """
@@ -68,16 +68,16 @@ class NextToken:
 
 
 PLAIN = NextToken()  # temperature 1, and any token at any time
-_FEW = 1024  # tokens that are searched for a nucleus first: to sort all takes 20 times as long
+_FEW = 1024  # tokens that are sorted first to find a nucleus: sorting all takes 20 times as long
 _LOGITS_PER_SORT = 1 << 22  # a sort has temporaries of 8 times its logits' size
 
 
 def smallest_kept(logits_RV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
     """Return the smallest logit that each row keeps under top-k and then top-p, shape [R].
 
-    All logits that are at least as large stay: ties with the last token stay, whatever the order of a sort. The logits
-    are not yet divided by the temperature. Top-p keeps the smallest set whose mass among the top-k reaches it; a
-    `top_k` of 0 keeps all.
+    A row keeps all logits that are at least as large. So ties with the last token stay, whatever the order of a sort.
+    The logits are not yet divided by the temperature. Top-p keeps the smallest set whose mass among the top-k reaches
+    it: probabilities 0.5, 0.3, 0.2 and a `top_p` of 0.7 keep two tokens. A `top_k` of 0 keeps all.
 
     Source: nucleus sampling, arXiv 1904.09751; top-k comes first, as in Hugging Face transformers and vLLM.
     """
@@ -88,7 +88,7 @@ def smallest_kept(logits_RV: Tensor, temperature: float, top_p: float, top_k: in
         return smallest_R
     kept_RV = logits_RV.masked_fill(logits_RV < smallest_R[:, None], float("-inf"))
     lse_R1 = (kept_RV.to(dtype) / temperature).logsumexp(1, keepdim=True)
-    few = min(_FEW, count) if logits_RV.device.type == "cpu" else count  # another device would have to wait
+    few = min(_FEW, count) if logits_RV.device.type == "cpu" else count  # the test below would make another device wait
     while True:
         ordered_RK = logits_RV.topk(few, dim=1).values
         mass_RK = (ordered_RK.to(dtype) / temperature - lse_R1).exp_()
@@ -117,7 +117,7 @@ def by_tree(chunks: Sequence[ChunkLogprobs], trees: Sequence[RolloutTree]) -> li
 
 
 def node_offsets(trees: Sequence[RolloutTree]) -> IntArray:
-    """Return the number of nodes in the trees before each tree, shape [P]."""
+    """Return how many nodes come before each tree, shape [P]: trees of 5, 3 and 4 nodes give [0, 5, 8]."""
     sizes = [t.num_unique_tokens for t in trees]
     return np.cumsum([0, *sizes])[:-1]
 
@@ -126,8 +126,8 @@ def node_offsets(trees: Sequence[RolloutTree]) -> IntArray:
 class ChunkLogprobs:
     """Log-probs of the nodes of one chunk."""
 
-    index: Tensor  # their numbers among the nodes of all trees, in the trees' order, shape [K]
-    logprob: Tensor  # their log-probs in nats, shape [K]
+    index: Tensor  # numbers of the nodes among those of all trees, in the trees' order, shape [K]
+    logprob: Tensor  # log-probs of the nodes in nats, shape [K]
     # entropy (nats) of the distribution that each node was drawn from, shape [K]; None if not requested
     entropy: Tensor | None = None
 
@@ -137,12 +137,12 @@ class NodeOutputs:
     """Computes log-probs, and entropies if requested, from logits.
 
     Only the logits of one block are kept; the backward pass computes the softmax again. With top-p or top-k the
-    distribution is over the tokens that the row's logits keep. They may not keep a node's token, because the weights or
-    the numerics differ from the draw's. The distribution is then over the kept tokens and this one, so the node's
+    distribution is over the tokens that the row's logits keep. A node's token can be missing among them if the weights
+    or the numerics differ from the draw's. The distribution is then over the kept tokens and this one, so the node's
     log-prob is finite and has a gradient.
     """
 
-    next_token: NextToken  # from logits to the distribution that the rollouts were drawn from
+    next_token: NextToken  # turns logits into the distribution that drew the rollouts
     entropy: bool  # whether to compute entropies
     logits_per_block: int | None = None  # logits that are computed at once; None for the default
     compile: bool = False  # whether the reductions over the vocabulary are compiled
@@ -233,7 +233,7 @@ def _reduce(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the log-probs of nodes, and the log-sum-exps and entropies (0 if not requested) of rows.
 
-    For a token that is not kept, the first is the log of its mass divided by the mass of the kept tokens.
+    If a node's token is not kept, its log-prob here is the log of its mass divided by the mass of the kept tokens.
     """
     scaled_RV = next_token.logits(logits_RV, length_R)
     high_R = scaled_RV.amax(1)

@@ -40,7 +40,7 @@ def require_peft() -> None:
 
 
 def nf4_config(dtype: torch.dtype) -> BitsAndBytesConfig:
-    """Return how to load a model in NF4, 4 bits per weight, with products in `dtype`.
+    """Return the config that loads a model in NF4, 4 bits per weight, with products in `dtype`.
 
     Source: QLoRA (arXiv 2305.14314), with its double quantization.
     """
@@ -97,7 +97,7 @@ def _own_name(name: str) -> str:
 
 
 def _is_own(layer: nn.Module) -> bool:
-    """Return whether a layer has a class of its model's own and is not linear, like the router of Llama 4's experts."""
+    """Return whether a layer has its model's own class and is not linear, like the router of Llama 4's experts."""
     if not type(layer).__module__.startswith("transformers.models."):
         return False
     weight: Any = layer.weight
@@ -107,8 +107,8 @@ def _is_own(layer: nn.Module) -> bool:
 def _adaptable(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
     """Return which names of linear layers peft adapts in this kind of model, by a trial on a layer of one weight.
 
-    It refuses `out_proj` of Mamba, whose kernels read the weight alone, and it takes a `gate_proj` beside experts for
-    one of the experts. Without peft, which training needs and a plan does not, return all names.
+    peft refuses `out_proj` of Mamba, whose kernels read the weight alone, and it takes a `gate_proj` beside experts for
+    one of the experts. Without peft, all names are returned: a plan works without it, and training does not.
     """
     try:
         require_peft()
@@ -140,7 +140,7 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings, revision: str | 
     """Add new adapters to a model and freeze its other weights; checkpoints name their base, `model.name_or_path`.
 
     The adapters' weights are float32 even on a bfloat16 model, which keeps small updates, and float64 on a float64
-    model. They are random (torch's generator), and their product is 0: the output of the model does not change.
+    model. One matrix is random (torch's generator) and the other is 0, so the output of the model does not change.
     """
     require_peft()
     from peft import LoraConfig
@@ -157,7 +157,7 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings, revision: str | 
     )
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*tie_word_embeddings")  # about a later merge, which unties them
+            warnings.filterwarnings("ignore", ".*tie_word_embeddings")  # about a later merge, which unties layers
             warnings.filterwarnings("ignore", "fan_in_fan_out")  # peft sets it for GPT-2, and says so
             model.add_adapter(config, ADAPTER)
     except (ImportError, ValueError) as error:  # transformers rejects old versions of peft
@@ -227,7 +227,7 @@ _RELATIVE_ERROR = 1e-3  # in float32, relative to the largest logit
 def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """Return a base model with the adapters of a folder added to its weights, all trainable.
 
-    The base is at least float32: bfloat16 would round small adapters away. An adapter of one of two tied layers unties
+    The base is at least float32: bfloat16 would round small adapters away. An adapter on one of two tied layers unties
     them. The logits of a few tokens are compared before and after the merge.
     """
     require_peft()

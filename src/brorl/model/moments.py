@@ -1,8 +1,8 @@
 """How AdamW's two moments are stored: as numbers, or in 8 bits with a scale for each block of 256 numbers of a row.
 
-Source: 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861). Two things differ from it. A block ends with
-its row, so that the codes do not depend on the number of ranks. In codes without a sign a number above zero never
-becomes zero, because updates are divided by it.
+Source: 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861). Two things differ from the paper. A block ends
+with its row, so the codes do not depend on the number of ranks. Codes without a sign never round a number above zero to
+zero, because updates are divided by it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from brorl.model.settings import States
 from brorl.model.sharding import local_tensor, with_rows_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-SCALE = "_scale"  # suffix of the names of the scales of moments in 8 bits
+SCALE = "_scale"  # the scales of `exp_avg` in 8 bits are named `exp_avg_scale`
 NUMBERS_PER_SCALE = 256
 MIN_NUMBERS = 4096  # smaller tensors are not quantized, and neither are tensors of one dimension
 _DECADES = 7
 
 
 def is_quantized(shape: Sequence[int], states: States) -> bool:
-    """Return whether the moments of a parameter of a shape have 8 bits per number."""
+    """Return whether the moments of a parameter of this shape have 8 bits per number."""
     return states == "8bit" and len(shape) > 1 and prod(shape) >= MIN_NUMBERS
 
 

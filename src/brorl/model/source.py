@@ -1,4 +1,4 @@
-"""Finds the model of a name, and rejects models that cannot be trained before any weight is read.
+"""Finds a model by its name, and rejects a model that cannot be trained before any weight is read.
 
 A name is a shipped model, a local folder (also a checkpoint of a run or its `best` link) or a hub id, which can have a
 revision: `id@revision`.
@@ -177,7 +177,7 @@ def _find_in(folder: Path, name: str) -> ModelSource:
 
 
 def _check_raw(name: str, raw: Mapping[str, Any]) -> None:
-    """Check the entries of a config as it was read."""
+    """Check the raw entries of a config."""
     kind = raw.get("model_type")
     if kind not in CONFIG_MAPPING:
         if raw.get("auto_map"):
@@ -204,7 +204,7 @@ def _check_raw(name: str, raw: Mapping[str, Any]) -> None:
 
 @cache
 def _is_offline(name: str, revision: str | None) -> bool:
-    """Return whether a model must come from files that were downloaded before: the hub does not answer one request."""
+    """Return whether the hub gives no answer, so that a model must come from files that were downloaded before."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -278,7 +278,7 @@ def text_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def freeze_images(model: PreTrainedModel) -> None:
-    """Freeze the weights of a model that are not of its text part."""
+    """Freeze all weights outside a model's text part."""
     of_text = {id(p) for module in text_modules(model).values() for p in module.parameters(recurse=False)}
     for parameter in model.parameters():
         if id(parameter) not in of_text:

@@ -1,7 +1,11 @@
 """Attention over trees, hooked into Hugging Face decoder models without changing them.
 
 The tokens are packed, [1, T], with explicit positions, and a context computes their attention: every token attends to
-its prompt and its prefix. Attention sinks, dropout and anything else that a context does not compute are errors.
+its prompt and its prefix. For the prompt `a b` with the responses `c d` and `c e`,
+
+    tokens a b c d e    positions 0 1 2 3 3    d sees a b c d, and e sees a b c e
+
+Attention sinks, dropout and anything else that a context does not compute are errors.
 `forward.check_hooks` rejects all other models whose output differs.
 
 Notation: H query heads, K key-value heads, G = H / K, D head dimension (E for values, which may differ), S prompt
@@ -61,7 +65,7 @@ class AttentionContext:
     ) -> Tensor:
         """Return a layer's attention, shape [T, H, E], from scaled queries; values are [T, K, E].
 
-        With a window, a token attends to the last tokens of its sequence, itself included, as many as the window has.
+        With a window of w tokens, a token attends to the last w tokens of its sequence, itself included.
         """
         raise NotImplementedError
 
@@ -109,7 +113,7 @@ def _attend(
         raise HooksError(f"{type(module).__name__} needs {what}, which tree attention does not compute")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     output = brorl_context.of_heads(module, query, key, value, scale, sliding_window, softcap)
-    return output.to(query.dtype).contiguous(), None  # some models take views of it
+    return output.to(query.dtype).contiguous(), None  # some models take views of the output
 
 
 AttentionInterface.register(_NAME, _attend)  # no mask has this name, so transformers builds none
@@ -124,7 +128,7 @@ def cast_by_autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 class SwappedAttention(AbstractContextManager[None]):
-    """A block in which a model has the attention of a given name; the previous one is restored."""
+    """Gives a model the attention of this name inside a `with` block, and then restores its own."""
 
     def __init__(self, model: PreTrainedModel, implementation: str = _NAME) -> None:
         self._config: Any = model.config
@@ -160,7 +164,7 @@ class ModelPass:
     def row_logits(
         self, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None
     ) -> RowLogits:
-        """Return the logits of some tokens, shape [R, V], or what they are computed from if they are many.
+        """Return the logits of some tokens, shape [R, V], or their inputs if the logits are many.
 
         `position_T` has the position of each token in its own sequence. `rows` are the tokens whose logits are
         returned; None for all.
@@ -240,7 +244,7 @@ class PromptContext(AttentionContext):
         self._packed = to_device(np.flatnonzero(real_PS), device)
         self._shape = real_PS.shape
         self._length = length_P
-        self._masks: dict[int, Tensor] = {}  # for each window that is shorter than a prompt
+        self._masks: dict[int, Tensor] = {}  # one for each window that is shorter than a prompt
         self._key: list[Tensor] = []
         self._value: list[Tensor] = []
 
@@ -324,8 +328,8 @@ class _Recorder(AttentionContext):
 def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
     """Run a causal LM in evaluation mode on one token, and return the shape of each layer's keys and values in order.
 
-    A `HooksError` says that a layer has no attention that can be hooked, calls its attention more than once, needs an
-    attention that is not computed here, or carries a state.
+    It raises a `HooksError` if a layer has no attention that can be hooked, calls its attention more than once, needs
+    an attention that is not computed here, or carries a state.
     """
     if carries_state(model.config):
         raise HooksError.of(
@@ -346,7 +350,7 @@ def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Make the decoder layers of a causal LM keep only their inputs, which the backward pass computes with again.
+    """Let the decoder layers of a causal LM keep only their inputs: the backward pass computes the rest again.
 
     Gradients are equal up to rounding. Sampling and evaluation do not change.
     """

@@ -61,10 +61,10 @@ class TreeForward:
         return partial(chunk_logprobs, forward=self)
 
     def cost_line(self, trees: Sequence[RolloutTree]) -> None:
-        """Return None: there is nothing to say of a path that computes each distinct token once."""
+        """Return None: this path computes each distinct token once, so no line is needed."""
 
     def default_max_nodes(self, model: PreTrainedModel) -> int:
-        """Return the maximum number of nodes of a chunk, where the settings have none."""
+        """Return the most nodes of a chunk, for settings that have no number."""
         return default_max_nodes(model, whole_logits=self.whole_logits)
 
     def new_pass(self, model: PreTrainedModel) -> ModelPass:
@@ -74,7 +74,7 @@ class TreeForward:
         return ModelPass(model, whole_logits=self.whole_logits, max_logits=self._logits_per_block)
 
     def outputs(self, next_token: NextToken, entropy: bool = False) -> NodeOutputs:
-        """Return what turns logits into the log-probs of nodes."""
+        """Return the object that turns logits into the log-probs of nodes."""
         return NodeOutputs(next_token, entropy, self._logits_per_block, self.compiled)
 
     @property
@@ -127,6 +127,9 @@ def chunk_logprobs(
     forward: TreeForward = TREE,
 ) -> Iterator[ChunkLogprobs]:
     """Yield the log-probs of all nodes in chunks; the caller back-propagates each chunk's loss before the next chunk.
+
+        for chunk in chunk_logprobs(model, trees):
+            loss(chunk.index, chunk.logprob).backward()
 
     Together the chunks hold every node once. Parameter gradients are complete when the iterator is exhausted.
     `max_nodes` limits prompt tokens too. Entropies have a gradient. With `recompute_prompts` the prompts are computed

@@ -122,7 +122,7 @@ def numbers_of_threads(config: TrainConfig) -> list[int]:
 
 
 def _computes_here(config: TrainConfig) -> bool:
-    """Whether the model computes on the CPU of this process."""
+    """Return whether the model computes on the CPU of this process."""
     return not config.cluster.enabled and choose_device(config.device).type == "cpu"
 
 

@@ -1,8 +1,9 @@
 """The native engine: samples N rollouts of each prompt as a tree, on any Hugging Face decoder, on CPU or GPU.
 
-The decoding batch has one row per distinct live prefix, whatever N is. A row with count c draws for its c rollouts at
-once. A model whose attention cannot be hooked decodes with its own cache. Memory stays within the limit: rows that do
-not fit wait, and are decoded later from their prefixes with the same uniform numbers.
+The decoding batch has one row per distinct live prefix, whatever N is: if 64 rollouts draw 3 different first tokens,
+the next step feeds 3 rows. A row with count c draws for its c rollouts at once. A model whose attention cannot be
+hooked decodes with its own cache. Memory stays within the limit: rows that do not fit wait, and are decoded later from
+their prefixes with the same uniform numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from brorl.rollout.native.slot_decoder import SlotDecoder
 from brorl.sampling import SamplingParams, StopStrings
 from brorl.tree import RolloutTree
 
-_MAX_ROWS, _MAX_TOKENS = 48, 20  # of the trial of the kernels: more than one of their programs reads at once
+_MAX_ROWS, _MAX_TOKENS = 48, 20  # rows and tokens of the kernels' trial: more than one program reads at once
 _PROMPTS = ((1,), (2, 3, 1), (3, 1, 2, 1) * 40)
 
 
@@ -42,7 +43,7 @@ def why_kernels_differ(new_decoder: Callable[[], SlotDecoder]) -> str | None:
     """Return why the kernels in Triton cannot decode `_MAX_ROWS` rows of `_MAX_TOKENS`; None if they can."""
     try:
         logits_RV, logprob_R = _decoded(new_decoder(), use=True)
-    except Exception as error:  # of the compiler, the driver or the import
+    except Exception as error:  # from the compiler, the driver or the import
         return f"{type(error).__name__}: {first_line(error)}"
     expected_RV, expected_R = _decoded(new_decoder(), use=False)
     if not agrees(logits_RV, expected_RV):
@@ -61,7 +62,7 @@ def _decoded(decoder: SlotDecoder, *, use: bool) -> tuple[Tensor, Tensor]:
             rows = Rows(depth, prompt_R, number_R, (number_R + depth) % vocabulary, slot_R, number_R, number_R)
             found.append(decoder.feed(decoder.place(rows, prompt_R)))
             slot_R = number_R
-        # The draws are from fixed logits: a draw from logits that are rounded differently may differ.
+        # Draw from fixed logits: the kernels may round their logits differently, and a draw from those may differ.
         fixed_RV = torch.linspace(-4, 4, 3 * vocabulary, device=found[0].device).view(3, -1).to(found[0].dtype)
         token_K, logprob_K = draw_tokens(fixed_RV, np.arange(3), np.array([0.1, 0.5, 0.9]), SamplingParams())
     return torch.cat(found), torch.cat([logprob_K.double(), token_K.double()])
@@ -81,16 +82,16 @@ class NativeEngine:
 
     Args:
         model: A Hugging Face causal LM, which is not copied: the engine samples with its current weights.
-        eos_token_id: Tokens that end a response; there may be none only with stop strings.
-        memory_bytes: Limit of the keys, values and logits of the rows of one batch.
+        eos_token_id: Tokens that end a response. Only with stop strings may there be none.
+        memory_bytes: Limit for the keys, values and logits of the rows of one batch.
         share_prefixes: False decodes every rollout as a separate row, for tests and for measuring the savings of the
             tree.
         observe: Receives a `Decoding` after every position.
         forward: How rows go through the model; None for tree attention.
-        dtype: Sample with matrices that are rounded to this dtype, by a Llama pass; None for the dtype of the model.
-        stop: Texts that end a response too, or None.
-        graphs: Whether steps of decoding are CUDA graphs: `auto` where possible, or `on`, with an error where not.
-        echo: Receives a line if they are not possible with `auto`.
+        dtype: Round the matrices to this dtype, which needs a Llama pass; None samples in the dtype of the model.
+        stop: Texts that also end a response, or None.
+        graphs: Whether decoding steps are CUDA graphs: `auto` where possible, `on` or an error, `off` never.
+        echo: Receives a line if `auto` cannot make graphs.
 
     Raises:
         UserError: If graphs are required, and the model does not decode with tree attention on a CUDA device.
@@ -127,11 +128,11 @@ class NativeEngine:
                 "set engine.cuda_graphs: auto"
             )
         self._graphs = graphs_on(model.device, graphs, echo) if isinstance(self._forward, TreeForward) else None
-        self._use_kernels: bool | None = None  # in Triton, on a GPU; None before their trial
-        self._kept: SlotDecoder | None = None  # what graphs read and write stays from call to call
+        self._use_kernels: bool | None = None  # whether the kernels in Triton are used; None before their trial
+        self._kept: SlotDecoder | None = None  # stays between calls with the tensors that graphs read and write
 
     def _cache(self, forward: TreeForward, max_rows: int, max_tokens: int) -> SlotCache | PagedCache:
-        """Return an empty cache, which is for the kernels in C if they can decode the model."""
+        """Return an empty cache: blocks for the kernels in C if they can decode the model, and otherwise slots."""
         shapes = forward.kv_shapes
         memory = RowMemory.of(self.model, shapes, self._memory_bytes, max_rows, max_tokens)
         kernels = kernels_of(torch.empty(0, dtype=self.model.dtype, device=self.model.device))

@@ -25,9 +25,9 @@ class WorkerMethods:
     vllm_config: Any
 
     def receive_weights(self, weights: str | Iterable[tuple[str, Tensor]]) -> None:
-        """Load new weights from the folder of `model.safetensors`, or in this process from tensors by name.
+        """Load new weights from the folder of `model.safetensors`, or in this process from named tensors.
 
-        The names are those of Hugging Face. vLLM keeps the part of this worker.
+        They have Hugging Face's names. vLLM keeps only this worker's part.
         """
         model = self.model_runner.get_model()
         if isinstance(weights, str):
@@ -66,7 +66,7 @@ def _repack_tied_head(model: Any) -> None:
 
 
 def _end_after(descriptor: int, parent: int, owner: int) -> None:
-    """Wait for the end of the owner; then end this process, and the core of the engine if it is between the two."""
+    """Wait until the owner ends; then end this process, and its parent if that is the core of the engine."""
     select.select([descriptor], [], [])
     if parent != owner:
         with suppress(ProcessLookupError):

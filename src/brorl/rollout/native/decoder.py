@@ -27,13 +27,16 @@ from brorl.model.tree_attention import (
 
 @dataclass(frozen=True)
 class Rows:
-    """Live prefixes, all of one length, and their rollouts."""
+    """Live prefixes, all of one length, and their rollouts.
 
-    depth: int  # number of tokens after the prompt; with 0 each prompt is one row
+    Rollouts 7 8, 7 8 and 7 9 of one prompt are 2 rows of depth 2: token_R [8, 9], row_K [0, 0, 1], rollout_K [0, 1, 2].
+    """
+
+    depth: int  # tokens after the prompt; at depth 0 each prompt is one row
     prompt_R: IntArray  # prompt of each row, shape [R]
     node_R: IntArray  # number of the node of each row's last token, shape [R]; -1 at depth 0
     token_R: IntArray  # each row's last token, shape [R]; -1 at depth 0
-    slot_R: IntArray  # slot of the tokens before each last one, shape [R]; at depth 1 its prompt's place in the wave
+    slot_R: IntArray  # slot with each row's earlier tokens, shape [R]; at depth 1, its prompt's place in the wave
     row_K: IntArray  # row of each of K rollouts, ascending, shape [K]
     rollout_K: IntArray  # index of each rollout within its prompt, shape [K]
 
@@ -75,12 +78,12 @@ class Rows:
 class RowMemory:
     """How much of a memory limit rows take."""
 
-    limit: int  # bytes of the rows' and prompts' keys and values, and of the rows' logits, together
+    limit: int  # bytes for the keys and values of rows and prompts, and for the logits of rows
     max_rows: int  # most rows there can be
     max_tokens: int  # most tokens per row
-    bytes_per_token: int  # of keys and values in all layers
+    bytes_per_token: int  # keys and values of one token in all layers
     largest_layer: int  # bytes of a token's keys and values in the largest layer
-    bytes_per_row: int  # of a row's logits, their softmax, and one temporary of the same size
+    bytes_per_row: int  # logits of one row, their softmax, and one temporary of the same size
 
     @classmethod
     def of(
@@ -93,11 +96,11 @@ class RowMemory:
 
     @property
     def prompt_tokens(self) -> int:
-        """The number of prompt tokens that may be cached together, which fill half of the memory."""
+        """The most prompt tokens that are cached together: they fill half of the limit."""
         return self.limit // (2 * self.bytes_per_token)
 
     def rows(self, tokens_reserved: int, other_bytes: int) -> int:
-        """Return how many rows with so many reserved tokens fit beside the prompts' keys and values."""
+        """Return how many rows fit, each with `tokens_reserved` tokens, beside prompts that take `other_bytes`."""
         row_bytes = tokens_reserved * self.bytes_per_token + self.bytes_per_row
         return max(0, self.limit - other_bytes) // row_bytes
 
@@ -127,7 +130,7 @@ class Decoder:
         raise NotImplementedError
 
     def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows of so many tokens fit beside the prompts; raise an `OutOfMemoryError` if none does."""
+        """Return how many rows of `num_tokens` fit beside the prompts; raise an `OutOfMemoryError` if none does."""
         raise NotImplementedError
 
     def keep_prompts(self, prompts: IntArray) -> None:
@@ -146,7 +149,7 @@ class Decoder:
 
 
 def prompt_runs(prompts: Sequence[tuple[int, ...]], most_tokens: int) -> list[IntArray]:
-    """Split prompts into runs of at most so many tokens, padding included; see `Decoder.split`."""
+    """Split prompts into runs of at most `most_tokens` tokens, padding included; see `Decoder.split`."""
     starts, longest = [0], 0
     for index, prompt in enumerate(prompts):
         longest = max(longest, len(prompt))
@@ -157,7 +160,7 @@ def prompt_runs(prompts: Sequence[tuple[int, ...]], most_tokens: int) -> list[In
 
 
 class ModelCacheDecoder(Decoder):
-    """The model's own cache: each row has its own copy of its prompt and its tokens, or the state after them."""
+    """Decodes with the model's own cache: each row has a copy of its prompt and its tokens, or the state after them."""
 
     def __init__(self, model: PreTrainedModel, memory_bytes: int) -> None:
         self._model = model
@@ -165,7 +168,7 @@ class ModelCacheDecoder(Decoder):
         vocabulary: int = model.config.get_text_config().vocab_size
         self._logit_bytes: int = 3 * vocabulary * max(4, model.dtype.itemsize)
         self._cache: ModelCache
-        self._num_rows = self._num_tokens = 0  # in the cache, and of each
+        self._num_rows = self._num_tokens = 0  # rows in the cache, and tokens of each row
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
         """Split prompts into runs of one length, because a state cannot skip padding; see `Decoder.split`."""

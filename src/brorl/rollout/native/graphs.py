@@ -1,7 +1,7 @@
 """CUDA graphs of a step of decoding: recorded at first use, compared with the eager step, and replayed.
 
 A step is a function without arguments that reads and writes tensors at fixed addresses, and that has the same result if
-it runs twice. What a graph cannot do runs eagerly, and one line says so.
+it runs twice. A step that a graph cannot record runs eagerly, and one line says so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from brorl.errors import UserError, first_line
 from brorl.model.forward import agrees
 
 GraphChoice = Literal["auto", "on", "off"]
-_MOST = 256  # graphs, of a few MiB each; beyond it the graph that was not used for the longest time is dropped
+_MOST = 256  # most graphs that are kept, of a few MiB each; the least recently used one is dropped first
 # Operators after which the host must know a result of the device.
 _WAITS = {
     "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_consecutive", "unique_dim",
@@ -52,10 +52,10 @@ class CudaCapture:
         """Warm up on another stream, as libraries allocate at first use, then record the kernels of the step."""
         with torch.cuda.device(self._device):
             self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):  # it restores the stream of the caller even if the capture fails
+            with torch.cuda.stream(self._stream):  # restores the caller's stream even if the capture fails
                 step()
                 graph = torch.cuda.CUDAGraph()
-                # Other threads, such as those of verifiers, may use the device meanwhile.
+                # Other threads, such as verifiers, may use the device meanwhile.
                 with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                     step()
             torch.cuda.current_stream().wait_stream(self._stream)
@@ -66,7 +66,7 @@ class CudaCapture:
 class _Inspection(TorchDispatchMode):
     """Finds what a graph cannot record: a wait of the host, or a copy from its memory.
 
-    A capture that fails halfway can leave CUDA's allocator in a bad state, so a step is inspected before.
+    A capture that fails halfway can leave CUDA's allocator in a bad state, so each step is inspected first.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -88,7 +88,7 @@ class _Inspection(TorchDispatchMode):
 
 
 def graphs_on(device: torch.device, choice: GraphChoice, echo: Echo) -> StepGraphs | None:
-    """Return what records steps, or None if graphs are not wanted, the device has none, or a trial fails."""
+    """Return a recorder of steps; None if graphs are not wanted, the device has none, or a trial fails."""
     if choice == "off" or device.type != "cuda":
         return None
     graphs, number = StepGraphs(choice, echo, partial(CudaCapture, device)), torch.zeros(1, device=device)
@@ -107,11 +107,11 @@ class StepGraphs:
     Args:
         choice: With `on` a failure is an error. With `auto` steps run eagerly after it.
         echo: Receives a line about the failure.
-        new_capture: Makes what records steps, once for all steps that read and write the same tensors.
+        new_capture: Makes a `Capture`, once for all steps that read and write the same tensors.
     """
 
     def __init__(self, choice: GraphChoice, echo: Echo, new_capture: Callable[[], Capture]) -> None:
-        self.enabled = True  # whether steps are recorded; it never becomes true again
+        self.enabled = True  # whether steps are recorded; once False, it stays False
         self._choice, self._echo, self._new_capture = choice, echo, new_capture
         self._capture: Capture | None = None
         self._replays: dict[Hashable, Step] = {}
@@ -131,7 +131,7 @@ class StepGraphs:
         """
         replay = self._replays.pop(key, None)
         if replay is not None:
-            self._replays[key] = replay  # at the end, so that the first one is the one to drop
+            self._replays[key] = replay  # move it to the end: the first graph is dropped first
             replay()
             return
         if not self.enabled:

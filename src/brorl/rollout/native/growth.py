@@ -56,7 +56,7 @@ class Growth:
         return trees if self._shares_prefixes else [RolloutTree.merge([tree]) for tree in trees]
 
     def _first_rows(self, run: IntArray) -> Rows:
-        """Return the rows of prompts that are prefilled, and then decoded, together."""
+        """Return the rows of a run of prompts, which are prefilled and then decoded together."""
         none, number_R, rollouts_R = np.full(run.size, -1), np.arange(run.size), self._rollouts_P[run]
         rollout_K = np.concatenate([np.arange(n) for n in rollouts_R])
         return Rows(0, run, none, none, number_R, np.repeat(number_R, rollouts_R), rollout_K)
@@ -148,7 +148,7 @@ class Growth:
         key_K = rows.row_K * width + token_K if self._shares_prefixes else np.arange(token_K.size)
         order = np.argsort(key_K, kind="stable")
         first = np.append(True, key_K[order][1:] != key_K[order][:-1])[: token_K.size]
-        one_of_C = order[first]  # a rollout of each child
+        one_of_C = order[first]  # one rollout of each child
         child_K = np.cumsum(first) - 1
         count_C = np.bincount(child_K)
         source_C, token_C = rows.row_K[one_of_C], token_K[one_of_C]

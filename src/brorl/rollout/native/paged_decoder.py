@@ -1,4 +1,4 @@
-"""The decoder of a CPU with the kernels in C: rows share blocks of keys and values."""
+"""The decoder for a CPU with the kernels in C: rows share blocks of keys and values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PagedCache:
     """Keys and values of rows for the kernels in C, in blocks of `KEYS_PER_BLOCK` tokens.
 
     A block has a slot for each row that was alive when it was written. All rows that grow from such a row share its
-    slot, so a prefix is stored once per tree, except its last block, which is copied where a row forks.
+    slot. So a prefix is stored once per tree: only its last block is copied where a row forks.
     """
 
     def __init__(self, kernels: Kernels, shapes: Sequence[KVShape], memory: RowMemory) -> None:
@@ -124,14 +124,14 @@ class PagedDecoder(Decoder, AttentionContext):
         self._model, self._packed, self._cache = model, packed, cache
         self._prompts: PromptCache
         self._prompt_R: IntArray
-        self._position = self.longest = 0  # of the tokens that are fed, and of the longest context
+        self._position = self.longest = 0  # position of the tokens that are fed, and tokens of the longest context
 
     def attention(self) -> AbstractContextManager[None]:
         """Let contexts compute the attention of the model; see `Decoder.attention`."""
         return tree_attention(self._model)
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
-        """Split prompts by what fits beside the rows; see `Decoder.split`."""
+        """Split prompts into runs that fit beside the rows; see `Decoder.split`."""
         return prompt_runs(prompts, min(PREFILL_TOKENS, self._cache.memory.prompt_tokens))
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
@@ -145,7 +145,7 @@ class PagedDecoder(Decoder, AttentionContext):
         return self._cache.rows_that_fit(num_tokens, self._prompts.num_bytes)
 
     def keep_prompts(self, prompts: IntArray) -> None:
-        """Drop the other prompts; see `Decoder.keep_prompts`."""
+        """Keep only these prompts; see `Decoder.keep_prompts`."""
         self._prompts = self._prompts.select(prompts)
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
