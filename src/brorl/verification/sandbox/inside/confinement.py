@@ -1,9 +1,9 @@
 """What confines a process of the sandbox: limits, another user, no privileges, Landlock, and a filter of system calls.
 
-Landlock and seccomp each deny the files, the network and the other processes. The level UNSAFE adds a limit of memory
-and a session, and TRUSTED, for functions of the user, a session: there, the server inherits the orphans of processes.
-The filter is a list of allowed system calls, some with conditions on their arguments, in classic BPF. Any other call
-fails with EPERM; a call by the numbers of another architecture kills the process.
+Landlock and seccomp each deny files, the network and other processes. The level UNSAFE has only limits of time and
+memory, and a session. TRUSTED, for the user's own functions, has only a session. At these two levels the server
+inherits the orphans of its processes. The filter is a list of allowed system calls in classic BPF, some with conditions
+on their arguments. Any other call fails with EPERM. A call with another architecture's numbers kills the process.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import NamedTuple
 # Calls that are missing here fail with EPERM. Among them are fork, execve, kill, tgkill, ptrace, socket, connect,
 # sendmsg, prctl, chmod, rename, unlink, mount, io_uring_setup, bpf, memfd_create and timer_create.
 ALWAYS: dict[str, tuple[int | None, int | None]] = {
+    # name: (number on x86-64, number on 64-bit ARM); None if the architecture has no such call.
     # Descriptors that the program has.
     "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67),
     "preadv": (295, 69), "lseek": (8, 62), "close": (3, 57), "close_range": (436, 436), "dup": (32, 23),
@@ -33,7 +34,7 @@ ALWAYS: dict[str, tuple[int | None, int | None]] = {
     "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22), "pipe": (22, None),
     "pipe2": (293, 59), "eventfd2": (290, 19), "recvfrom": (45, 207), "shutdown": (48, 210),
     "getsockname": (51, 204),
-    # Names of files: whether one exists, never its content. Imports need it.
+    # Names of files: imports ask whether a file exists, never for its content.
     "newfstatat": (262, 79), "stat": (4, None), "lstat": (6, None), "statx": (332, 291), "access": (21, None),
     "faccessat": (269, 48), "faccessat2": (439, 439), "getcwd": (79, 17), "getdents64": (217, 61),
     # Memory.
@@ -63,13 +64,13 @@ SOMETIMES: dict[str, tuple[int | None, int | None]] = {
 # fmt: on
 
 
-_ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the table, AUDIT_ARCH
+_ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # (column of the tables, AUDIT_ARCH)
 _X32 = 0x40000000  # calls of the x32 ABI, which x86-64 kernels also answer
 
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _JUMP_EQUAL, _JUMP_AT_LEAST = 0x15, 0x35
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
-_FAIL = 0x00050000  # plus the error number
+_FAIL = 0x00050000  # the error number is added
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in `struct seccomp_data`
 _EVERY_BIT = 0xFFFFFFFF
 
@@ -79,10 +80,10 @@ _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 class Condition(NamedTuple):
     """A condition on one argument: argument & mask == value."""
 
-    argument: int  # index of the argument
-    value: int  # its value, 32 bits
-    mask: int = _EVERY_BIT  # The bits that count. The high half of an argument does not count unless `high` is set.
-    high: bool = False  # compare the high half of the argument, for pointers
+    argument: int  # the argument's index
+    value: int  # 32 bits
+    mask: int = _EVERY_BIT  # the bits to compare
+    high: bool = False  # compare the argument's high 32 bits instead of the low ones; for pointers
 
 
 def _null(argument: int) -> tuple[Condition, ...]:
@@ -95,7 +96,7 @@ _CLONE_OTHERS = 0x7E020000 | 0x00000080 | 0x00001000 | 0x00002000 | 0x00004000 |
 # O_WRONLY, O_RDWR, O_CREAT and O_TRUNC (O_TMPFILE needs one of the first two).
 _OPEN_FOR_WRITING = 0o1 | 0o2 | 0o100 | 0o1000
 _DUPFD, _GETFD, _SETFD, _GETFL, _SETFL, _DUPFD_CLOEXEC = 0, 1, 2, 3, 4, 1030
-_O_ASYNC = 0o20000  # the kernel would send a signal
+_O_ASYNC = 0o20000  # with this flag the kernel would send signals
 _TCGETS, _TIOCGWINSZ, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX = 0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451
 _RLIMIT_STACK = 3
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
@@ -108,7 +109,7 @@ _CONDITIONAL: list[tuple[str, tuple[Condition, ...]]] = [
         ("ioctl", (Condition(1, request),))
         for request in (_TCGETS, _TIOCGWINSZ, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX)
     ),
-    # Limits can be read. The one of the stack can be changed; another one could feign an infrastructure failure.
+    # All limits can be read. Only the stack's can be changed: others could feign an infrastructure failure.
     ("prlimit64", (Condition(0, 0), *_null(2))),
     ("prlimit64", (Condition(0, 0), Condition(1, _RLIMIT_STACK))),
     ("setrlimit", (Condition(0, _RLIMIT_STACK),)),
@@ -120,14 +121,14 @@ _READING = [
     ("open", (Condition(1, 0, _OPEN_FOR_WRITING),)),
     ("openat", (Condition(2, 0, _OPEN_FOR_WRITING),)),
 ]
-_UNKNOWN = "clone3"  # its flags are in memory, where a filter cannot look; the C library then uses `clone`
+_UNKNOWN = "clone3"  # fails as unknown: a filter cannot see its flags in memory; the C library then uses `clone`
 
 
 def make_filter(reading: bool, machine: str | None = None) -> bytes:
     """Return the filter as an array of `struct sock_filter`; with `reading`, files can be opened for reading.
 
-    It is for the architecture that `platform.machine` names. Raises an OSError for an architecture without a table of
-    system calls.
+    `machine` is a name as from `platform.machine`, by default this machine's. Raises an OSError for an architecture
+    without a table of system calls.
     """
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
@@ -151,7 +152,7 @@ def make_filter(reading: bool, machine: str | None = None) -> bytes:
 
 
 def _ranges(steps_of: dict[int, list[bytes]]) -> list[tuple[int, list[bytes]]]:
-    """Return the first number of each range of calls with equal steps, in order; calls without steps fail."""
+    """Return (first call number, steps) of each range of calls with equal steps, in order; other calls fail."""
     fail, kill = [_step(_RETURN, _FAIL | errno.EPERM)], [_step(_RETURN, _KILL)]
     ranges: list[tuple[int, list[bytes]]] = []
     for number in range(max(steps_of) + 2):
@@ -162,7 +163,7 @@ def _ranges(steps_of: dict[int, list[bytes]]) -> list[tuple[int, list[bytes]]]:
 
 
 def _search(ranges: list[tuple[int, list[bytes]]]) -> list[bytes]:
-    """Return a binary search for the range of the loaded number: the kernel runs the filter once per call number."""
+    """Return a binary search for the range of the loaded number: the kernel runs the filter for each call number."""
     if len(ranges) == 1:
         return ranges[0][1]
     middle = len(ranges) // 2
@@ -171,7 +172,7 @@ def _search(ranges: list[tuple[int, list[bytes]]]) -> list[bytes]:
 
 
 def _rule(conditions: tuple[Condition, ...]) -> list[bytes]:
-    """Return the steps that allow a call if all conditions hold, and otherwise continue after them."""
+    """Return steps that allow a call if all conditions hold, and otherwise fall through to the next steps."""
     body = [_step(_RETURN, _ALLOW)]
     for condition in reversed(conditions):  # a failed comparison skips the rest
         compare = _step(_JUMP_EQUAL, condition.value, 0, len(body))
@@ -189,23 +190,23 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers o
 _CREATE_RULESET_VERSION, _RULE_PATH_BENEATH = 1, 1
 _LOG_SAME_EXEC_OFF = 1  # a program must not flood the audit log
 _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
-_RIGHTS_OF = {1: 13, 2: 14, 3: 15, 5: 16}  # number of rights to files by the version that brought the last one
-_BIND_TCP, _CONNECT_TCP = 1, 2  # since version 4
-_SCOPE_SOCKETS, _SCOPE_SIGNALS = 1, 2  # since version 6
+_RIGHTS_OF = {1: 13, 2: 14, 3: 15, 5: 16}  # version -> number of rights to files from this version on
+_BIND_TCP, _CONNECT_TCP = 1, 2  # exist since version 4
+_SCOPE_SOCKETS, _SCOPE_SIGNALS = 1, 2  # exist since version 6
 _PACKAGES = ("site-packages", "dist-packages")
 
 
 def landlock_version() -> int:
-    """Return the version of the kernel's interface; 0 if there is none."""
+    """Return the version of the kernel's Landlock interface; 0 if there is none."""
     ask = ctypes.CDLL(None, use_errno=True).syscall
     return max(0, int(ask(_CREATE_RULESET, None, ctypes.c_size_t(0), _CREATE_RULESET_VERSION)))
 
 
 class Ruleset:
-    """A ruleset that allows to read directories, without the packages below; OSError if the kernel rejects it.
+    """A ruleset that allows only reading in some directories; OSError if the kernel rejects it.
 
-    It is made once in the fork server and enforced in each fork. Every version of the interface from 1 on is used as
-    far as it goes; seccomp denies again what older ones do not cover.
+    Packages below a directory stay closed. The fork server makes the ruleset once, and each fork enforces it. It works
+    with version 1 of the interface, and uses what later versions add; seccomp covers what older versions lack.
 
     Source: `Documentation/userspace-api/landlock.rst` of Linux.
     """
@@ -247,7 +248,7 @@ class Ruleset:
 
 
 def _entries(directory: str) -> Iterator[str]:
-    """Return what can be read below a directory."""
+    """Yield the paths below a directory that can be read: all but packages, or a directory of packages itself."""
     if os.path.basename(directory) in _PACKAGES:
         yield directory
         return
@@ -270,7 +271,7 @@ _CAP_VERSION = 0x20080522  # version 3: two words per set
 
 
 class Confinement:
-    """The confinement of one level; at LANDLOCK programs can read the directories. OSError if it cannot be done."""
+    """The confinement of one level. At LANDLOCK programs can read the directories. OSError if it cannot be set up."""
 
     def __init__(self, level: str, directories: Sequence[str]) -> None:
         self._server = os.getpid()
@@ -298,13 +299,13 @@ class Confinement:
             self._prepare(level, directories)
 
     def _prepare(self, level: str, directories: Sequence[str]) -> None:
-        """Do once in the server everything that its forks inherit."""
+        """Set up in the server everything that its forks inherit."""
         _limit(resource.RLIMIT_NOFILE, MAX_DESCRIPTORS)
         _limit(resource.RLIMIT_FSIZE, 0)
         _limit(resource.RLIMIT_MEMLOCK, 0)
         able = {_CAP_KILL, _CAP_SETGID, _CAP_SETUID} <= _capabilities()
         self._user_can_change = able and (level == SECCOMP or all(map(_open_to_all, directories)))
-        for capability in range(64):  # unknown ones fail
+        for capability in range(64):  # unknown numbers fail, which does not matter
             self._prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
         if not self._user_can_change:
             self._drop_capabilities()
@@ -322,13 +323,14 @@ class Confinement:
             self._ruleset = Ruleset(directories)
 
     def enter(self, memory_bytes: int, cpu_seconds: int, core: int | None) -> None:
-        """Confine this fork before any untrusted code; OSError if the kernel rejects a part, and it then runs nothing.
+        """Confine this fork before any untrusted code. If the kernel rejects a part, an OSError keeps it from running.
 
-        The memory is added to the address space of the server; the threads share one core, unless it is None.
+        The program may use `memory_bytes` beyond the server's address space. All its threads share one core, unless
+        `core` is None.
         """
         os.setsid()
         if core is not None:
-            with contextlib.suppress(OSError):  # it was taken from this machine's processes since
+            with contextlib.suppress(OSError):  # the core may have been taken from this process since
                 os.sched_setaffinity(0, {core})
         if self.level != TRUSTED:
             _limit(resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1)
@@ -350,7 +352,7 @@ class Confinement:
     def _change_user(self) -> None:
         """Become a user that no file and no other process has."""
         user = _FIRST_USER + os.getpid()
-        with contextlib.suppress(OSError):  # a user namespace may know few users
+        with contextlib.suppress(OSError):  # a user namespace may lack this user
             os.setgroups([])
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
@@ -369,7 +371,7 @@ class Confinement:
 
 
 def _limit(which: int, soft: int, hard: int | None = None) -> None:
-    """Lower a limit; a hard limit that is lower already stays."""
+    """Lower a limit, soft and hard; never raise a hard limit."""
     maximum = resource.getrlimit(which)[1]
     hard = soft if hard is None else hard
     hard = hard if maximum == resource.RLIM_INFINITY else min(hard, maximum)
@@ -377,7 +379,7 @@ def _limit(which: int, soft: int, hard: int | None = None) -> None:
 
 
 def _open_to_all(directory: str) -> bool:
-    """Whether every user can read a directory; a Python below the home of root is open to root alone."""
+    """Whether every user can read a directory. A Python in root's home, for instance, is open only to root."""
     modes = [os.stat(directory).st_mode]
     while directory != os.path.dirname(directory):
         directory = os.path.dirname(directory)
@@ -395,6 +397,6 @@ def _capabilities() -> set[int]:
 
 
 def _prefer_for_killing() -> None:
-    """Have the kernel end the processes of the sandbox first when the machine is out of memory."""
+    """Make the kernel end the sandbox's processes first when the machine is out of memory."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")

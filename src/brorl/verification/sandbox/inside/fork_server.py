@@ -1,8 +1,8 @@
 """The fork server: a small process that loads the standard library, and starts the processes of a worker as its forks.
 
-The parent sends the descriptors of a process to start, or the number of one to kill, on a socket, and is told when a
-process has ended. The server is started by exec, never as a fork of a process that may hold a GPU. It gets no other
-descriptors of its parent, and the environment only if it is trusted.
+On a socket the parent sends the descriptors for a new process, or the number of a process to kill. The server reports
+when a process has ended. The server is started by exec, never as a fork of a process that may hold a GPU. It gets no
+other descriptors of its parent, and the parent's environment only if it is trusted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _EXTENSIONS = os.path.join(_FOLDER, "lib-dynload")
 
 
 def _load_library(level: str, modules: Sequence[str]) -> None:
-    """Import and load before any fork what the programs of a level cannot, or what would cost each of them time."""
+    """Before any fork, import what programs of this level could not import, or what would cost each of them time."""
     for module in (*_PRELOADED, *modules):
         importlib.import_module(module)
     if level == LANDLOCK:
@@ -66,14 +66,14 @@ def _load_library(level: str, modules: Sequence[str]) -> None:
 
 
 def readable() -> list[str]:
-    """Return the directories of the standard library and of installed packages, from where programs can import."""
+    """Return the directories from which programs can import: the standard library's and those of installed packages."""
     folders = [path for path in sys.path if path in (_FOLDER, _EXTENSIONS) or path.endswith(_INSTALLED)]
     return [path for path in folders if os.path.isdir(path)]
 
 
 def _extension_files() -> dict[str, str]:
-    """Return the path of each extension module of the standard library, by its name."""
-    with contextlib.suppress(OSError):  # all may be built in
+    """Return the standard library's extension modules: name -> path."""
+    with contextlib.suppress(OSError):  # without the folder, all are built in
         files = [file for file in sorted(os.listdir(_EXTENSIONS)) if file.endswith(tuple(EXTENSION_SUFFIXES))]
         paths = {file.partition(".")[0]: os.path.join(_EXTENSIONS, file) for file in files}
         return {name: paths[name] for name in paths if name in sys.stdlib_module_names - _LEFT_OUT}
@@ -81,14 +81,14 @@ def _extension_files() -> dict[str, str]:
 
 
 def _load(path: str) -> int | None:
-    """Load a library without running code of a module; None if it cannot be loaded."""
+    """Load a library without running a module's code; return its handle, None if it cannot be loaded."""
     with contextlib.suppress(OSError):
         return ctypes.CDLL(path)._handle
     return None
 
 
 def _load_libraries() -> None:
-    """Load the libraries that extension modules link, and not the modules: fewer mappings make faster forks."""
+    """Load the libraries that extension modules link, but not the modules: fewer mappings make faster forks."""
     extensions = [*_extension_files().values()]
     handles = [_load(path) for path in extensions]
     for path in _mapped() - {os.path.realpath(path) for path in extensions}:
@@ -99,7 +99,7 @@ def _load_libraries() -> None:
 
 
 def _mapped() -> set[str]:
-    """Return the files of the libraries of this process."""
+    """Return the paths of the libraries that this process has loaded."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         lines = [line.rstrip("\n").split(maxsplit=5) for line in file]
     return {parts[5] for parts in lines if len(parts) == 6 and "x" in parts[1] and parts[5].startswith("/")}
@@ -113,7 +113,7 @@ class _Memory:
         self._sources = dict(_sources(_FOLDER, ""))
 
     def find_spec(self, name: str, _path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
-        """Return how to load a module; None if it is no module of the standard library."""
+        """Return how to load a module of the standard library; None for any other module."""
         if name in self._extensions:
             path = self._extensions[name]
             return spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
@@ -125,14 +125,14 @@ class _Memory:
 
 
 class _KeptLoader(SourceFileLoader):
-    """Loads a module whose code was read before."""
+    """Loads a module from code that was read when the loader was made."""
 
     def __init__(self, name: str, path: str) -> None:
         super().__init__(name, path)
         self._code = super().get_code(name)
 
     def get_code(self, _name: str) -> CodeType | None:
-        """Return the code of the module."""
+        """Return the code without opening a file."""
         return self._code
 
 
@@ -148,10 +148,10 @@ def _sources(folder: str, package: str) -> Iterator[tuple[str, _KeptLoader]]:
                 yield full, _KeptLoader(full, entry.path)
 
 
-_WATCH_S = 0.1  # between two looks at the threads of the processes
-_ORPHANS_S = 5.0  # until killed orphans must have ended
-_BETWEEN_LOOKS_S = 0.001  # at the orphans
-_PARENT, _NUM_THREADS = 1, 17  # fields of /proc/PID/stat after the name
+_WATCH_S = 0.1  # interval at which the processes' threads are counted
+_ORPHANS_S = 5.0  # killed orphans must have ended after this time
+_BETWEEN_LOOKS_S = 0.001  # interval at which orphans are looked for
+_PARENT, _NUM_THREADS = 1, 17  # fields of /proc/PID/stat, counted after the name
 # A process finds its two pipes at the last descriptors that its limit allows, out of the way of the program's own.
 _REQUESTS, _REPLIES = MAX_DESCRIPTORS - 2, MAX_DESCRIPTORS - 1
 _C = ctypes.PyDLL(None, use_errno=True)
@@ -160,14 +160,15 @@ _C = ctypes.PyDLL(None, use_errno=True)
 def main() -> None:
     """Serve the parent until it ends.
 
-    Descriptor 0 is the lifeline, 1 the socket. The arguments are a path to drop from `sys.path`, and settings as JSON.
+    Descriptor 0 is the lifeline, descriptor 1 the socket. `sys.argv` has a path to drop from `sys.path`, and the
+    settings as JSON.
     """
     lifeline, control = os.dup(0), socket.socket(fileno=os.dup(1))
     os.dup2(2, 0)
     os.dup2(2, 1)
     settings = json.loads(sys.argv[2])
     trusted = settings["level"] == TRUSTED
-    if not trusted:  # a trusted server runs nothing that could keep it from seeing the end of the lifeline
+    if not trusted:  # nothing can keep a trusted server from seeing the end of the lifeline
         _die_with_parent(lifeline)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -176,7 +177,7 @@ def main() -> None:
         confinement = Confinement(settings["level"], [] if trusted else readable())
     except BaseException as error:
         control.send(json.dumps({"failed": f"{type(error).__name__}: {error}"[:1000]}).encode())
-        while control.recv(4096):  # an end now, with messages unread, would reach the parent before the report
+        while control.recv(4096):  # read all: with messages unread, the end would reach the parent before the report
             pass
         return
     if not trusted:
@@ -190,20 +191,20 @@ def main() -> None:
 
 
 def _die_with_parent(lifeline: int) -> None:
-    """Have the kernel kill this process when its parent closes the lifeline; exit now if the parent has ended.
+    """Make the kernel kill this process when its parent closes the lifeline; exit now if the parent has ended.
 
-    PDEATHSIG does not help: the kernel sends it when the thread that started this process ends.
+    PDEATHSIG does not help: the kernel sends it already when the thread that started this process ends.
     """
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # nothing is ever written to it
+    if select.select([lifeline], [], [], 0)[0]:  # readable only at its end: nothing is ever written to it
         os._exit(0)
 
 
 def _preload(settings: dict[str, Any]) -> None:
-    """Import before any fork: no program has to, and none may be able to."""
+    """Import modules before any fork: programs then need not, and may not be able to."""
     if settings["packages"]:
         sys.path[:] = settings["packages"]
     else:
@@ -216,14 +217,14 @@ def _preload(settings: dict[str, Any]) -> None:
 
 
 class _Server:
-    """The loop: start processes, kill processes, report ended ones."""
+    """The loop: start processes, kill processes, report when they end."""
 
     def __init__(self, lifeline: int, control: socket.socket, confinement: Confinement) -> None:
         self._lifeline = lifeline
         self._control = control
         self._confinement = confinement
         self._trusted = confinement.level == TRUSTED
-        self._number_of: dict[int, int] = {}  # of each process by its pid
+        self._number_of: dict[int, int] = {}  # pid -> the parent's number for the process
         self._too_many_threads: set[int] = set()
         self._watched = 0.0
         self._wakeup, write_end = os.pipe2(os.O_NONBLOCK) if hasattr(os, "pipe2") else os.pipe()
@@ -251,7 +252,7 @@ class _Server:
         self._end_orphans()
 
     def _watch_threads(self) -> None:
-        """Kill processes with too many threads; the system's own limit counts all processes of an ordinary user."""
+        """Kill processes with too many threads: the system's own limit is per user, not per process."""
         if time.monotonic() < self._watched + _WATCH_S:
             return
         self._watched = time.monotonic()
@@ -261,7 +262,7 @@ class _Server:
                 _signal(pid, signal.SIGKILL)
 
     def _receive(self) -> bool:
-        """Handle one message; return whether there was one."""
+        """Handle one message; return false if the parent has closed the socket."""
         data, descriptors, _, _ = socket.recv_fds(self._control, 4096, 8)
         if not data:
             return False
@@ -296,7 +297,7 @@ class _Server:
             os.close(descriptor)
 
     def _become(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        """Turn this fork into the process that serves requests."""
+        """Confine this fork, and serve requests until the end."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -316,7 +317,7 @@ class _Server:
 
     def _reap(self) -> None:
         while self._number_of:
-            can_look = hasattr(os, "waitid")  # the kernel forgets the counts of a process that is waited for
+            can_look = hasattr(os, "waitid")  # look first: after the wait, the kernel has forgotten the counts
             child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) if can_look else None
             denied = denied_s(child.si_pid) if child else None
             pid, status, usage = os.wait4(child.si_pid if child else -1, os.WNOHANG)
@@ -339,14 +340,14 @@ class _Server:
             self._too_many_threads.discard(pid)
 
     def _end_group(self, pid: int) -> None:
-        """Kill what an unconfined process leaves behind; a confined one cannot start processes."""
+        """Kill what an unconfined process leaves behind; a confined process cannot start others."""
         if not self._confinement.confined:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             self._end_orphans()
 
     def _end_orphans(self) -> None:
-        """Kill the processes that this one has inherited, and those that it inherits by that, of any session."""
+        """Kill all orphans that this process has inherited, and the orphans that they leave in turn, of any session."""
         end = time.monotonic() + _ORPHANS_S
         while (orphans := [pid for pid in _children() if pid not in self._number_of]) and time.monotonic() < end:
             for pid in orphans:
@@ -360,7 +361,7 @@ class _Server:
 
 
 def _fork() -> int:
-    """Fork as `os.fork` does, without renewing locks and seeds, which takes longer; no other thread can hold a lock."""
+    """Fork faster than `os.fork`: do not renew locks and seeds. Without other threads, nobody can hold a lock."""
     if threading.active_count() > 1:
         return os.fork()
     pid: int = _C.fork()
@@ -370,7 +371,7 @@ def _fork() -> int:
 
 
 def _stat(pid: int, field: int) -> int:
-    """Return a number of /proc/PID/stat, counted from the state of the process; 0 if the system does not report it."""
+    """Return a field of /proc/PID/stat; field 0 is the process's state. Return 0 if the system does not report it."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return int(file.read().rpartition(")")[2].split()[field])

@@ -1,4 +1,4 @@
-"""Calls of functions by their path in a trusted process, which contains accidents, not adversaries."""
+"""Loads and calls functions by their path in a trusted process, which contains accidents, not adversaries."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import asyncio
 
 EXIT_OUT_OF_MEMORY = 77
-IN_A_WORKER = "BRORL_VERIFIER_WORKER"  # an environment variable: the file of a function must not start a run
-REWARD = "reward"  # instead of the numbers of arguments, for a function with TRL's signature
+IN_A_WORKER = "BRORL_VERIFIER_WORKER"  # environment variable that keeps a function's file from starting a run
+REWARD = "reward"  # replaces the numbers of arguments if a function has TRL's signature
 MAX_REPLY_BYTES = 1 << 24
 _ERROR_CHARACTERS = 280
 _REFERENCE_COLUMNS = ("answer", "solution", "ground_truth", "reference")
@@ -32,7 +32,7 @@ _REFERENCE_COLUMNS = ("answer", "solution", "ground_truth", "reference")
 class Functions:
     """The functions that one trusted process has imported; coroutines run in one event loop.
 
-    It lowers the limit of private writable memory: libraries reserve far more address space than they use.
+    The limit is on private writable memory, because libraries reserve far more address space than they use.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -45,7 +45,7 @@ class Functions:
         self._functions: dict[str, Callable[..., object]] = {}
 
     def load(self, name: str) -> str | None:
-        """Import a function, unless it was imported before; return the problem."""
+        """Import a function, unless it was imported before; return the problem, None if there is none."""
         if name in self._functions:
             return None
         try:
@@ -60,8 +60,8 @@ class Functions:
     def call(self, name: str, arguments: str) -> tuple[str | None, str | None, bool]:
         """Call a loaded function with arguments as JSON text.
 
-        Return the value as JSON text, or its exception, and whether the process retains too much memory to go on. Out
-        of memory ends the process: an exit code needs no memory.
+        Return (value as JSON text, exception, whether the process retains too much memory to go on); value or exception
+        is None. If memory runs out the process ends, because an exit code needs no memory.
         """
         text = problem = None
         try:
@@ -85,7 +85,7 @@ def _called(function: Callable[..., object], arguments: list[Any] | None) -> obj
 
 
 def _result(value: Any) -> Any:
-    """Return what a function returned, or what its coroutine returns."""
+    """Return a function's value; if the value is a coroutine, run it first."""
     return _runner().run(_awaited(value)) if inspect.isawaitable(value) else value
 
 
@@ -104,16 +104,18 @@ def is_reward_function(function: Callable[..., object]) -> bool:
     """Return whether a function has TRL's signature, `reward(completions, **columns) -> list[float]`."""
     try:
         return "completions" in inspect.signature(function).parameters
-    except ValueError:  # a function in C
+    except ValueError:  # some functions in C have no signature
         return False
 
 
 def rewarded(function: Callable[..., Any], response: str, reference: str, prompt: str, as_messages: bool) -> object:
     """Call a reward function with TRL's signature on one response, and return its one reward.
 
-    Columns that the function names get the reference answer; if they are several, the reference has to be a JSON object
-    with their values. A function that takes any columns gets the reference as `answer`, `solution`, `ground_truth` and
-    `reference`. Raises a ValueError if a column is unknown, or if the function does not return one reward.
+        reward(completions, target): target=[reference]
+        reward(completions, numbers, target): the reference is the JSON object {"numbers": ..., "target": ...}
+        reward(completions, **columns): answer, solution, ground_truth and reference are all [reference]
+
+    Raises a ValueError if a column is missing, or if the function does not return one reward.
     """
     completion: object = [{"role": "assistant", "content": response}] if as_messages else response
     shown: object = [{"role": "user", "content": prompt}] if as_messages else prompt
@@ -166,7 +168,7 @@ def _encode(value: object) -> str:
 
 
 def _scalar(value: Any) -> object:
-    """Return a scalar of numpy or torch, or an array of one, as a value of Python; a fraction or decimal as float."""
+    """Return a numpy or torch scalar, or an array of one number, as a Python value; a fraction or decimal as float."""
     plain = value.item() if hasattr(value, "item") else value
     if isinstance(plain, bool | int | float | str | None):
         return plain
@@ -201,7 +203,7 @@ def _load_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(name, path.absolute())
     if spec is None or spec.loader is None:
         raise ImportError(f"not a Python file: {path}")
-    sys.path.append(str(path.absolute().parent))  # modules beside it, as for a program
+    sys.path.append(str(path.absolute().parent))  # the file can import modules beside it, as a program can
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -221,7 +223,7 @@ def accepted_arguments(function: Callable[..., object]) -> tuple[int, int | None
 
 
 def describe(error: BaseException) -> str:
-    """Return type and message of an exception as one short line; its `str` may raise."""
+    """Return an exception's type and message as one short line, even if its `str` raises."""
     try:
         message = " ".join(str(error).split())
     except Exception:

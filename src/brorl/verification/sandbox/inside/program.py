@@ -1,6 +1,7 @@
-"""What a process of a worker does: run one program, or load one and call its functions; and the messages on its pipes.
+"""The code in a worker's process: it runs one program, or loads one and calls its functions, and talks over pipes.
 
-Nothing here protects anything: the program can change all of it. The confined process is the boundary.
+A message is a `Frame`. Nothing here protects anything: the program can change all of it. The confined process is the
+boundary.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ _FILE = "answer.py"
 _NO_THREAD = "RuntimeError: can't start new thread"
 HEADER = struct.Struct(">BQI")
 
-# From the parent; the bodies of all but RUN are texts of `values`.
+# Kinds of frames from the parent. The body of RUN is the source; all other bodies are texts of `values`.
 RUN, LOAD, CALL, GIVE = 1, 2, 3, 4
-# From the program: READY, with the process id, and UNCONFINED come before any untrusted code runs.
+# Kinds of frames from the program. READY (with the process id) or UNCONFINED comes before any untrusted code runs.
 READY, UNCONFINED, FAILED, VALUE, ASKED = 11, 12, 13, 14, 15
 
 
 class Frame(NamedTuple):
-    """One message on a pipe, with the random token of its request, 0 before the first one.
+    """One message on a pipe. `token` is the random token of the request, 0 before the first request.
 
-    A reply repeats the token: a program cannot reply to a request that it has not received.
+    A reply repeats the token, so that a program cannot reply to a request that it has not received.
     """
 
     kind: int
@@ -55,7 +56,7 @@ class Frame(NamedTuple):
 
 
 def read_frame(descriptor: int) -> Frame | None:
-    """Read a message, waiting for it; None if the pipe has ended."""
+    """Wait for a message and read it; None if the pipe has ended."""
     header = _read_all(descriptor, HEADER.size)
     if header is None:
         return None
@@ -65,7 +66,7 @@ def read_frame(descriptor: int) -> Frame | None:
 
 
 def write_frame(descriptor: int, frame: Frame) -> None:
-    """Write a message, waiting for its reader."""
+    """Write a message; wait while the pipe is full."""
     data = memoryview(frame.to_bytes())
     while data:
         data = data[os.write(descriptor, data) :]
@@ -83,9 +84,9 @@ def _read_all(descriptor: int, length: int) -> bytes | None:
 
 
 def serve(requests: int, replies: int, names: dict[str, Any]) -> NoReturn:
-    """Serve the requests that arrive on one descriptor, reply on the other, then end the process.
+    """Serve requests from one descriptor, reply on the other, and end the process when the requests end.
 
-    `names` are functions that can be called without loading anything.
+    `names` has functions that can be called without loading anything.
     """
     loaded = _Loaded(requests, replies, names)
     while (frame := read_frame(requests)) is not None:
@@ -138,7 +139,7 @@ def _execute(source: str, name: str, names: dict[str, object]) -> dict[str, Any]
 
 
 class _Loaded:
-    """A module that stays, and the parent as the caller of its functions."""
+    """A module that stays loaded; the parent calls its functions."""
 
     def __init__(self, requests: int, replies: int, names: dict[str, Any]) -> None:
         self._requests, self._replies = requests, replies
@@ -177,7 +178,7 @@ class _Loaded:
         write_frame(self._replies, frame._replace(token=self._token))
 
     def _outside(self, name: str) -> Callable[..., object]:
-        """Return a function that the judge answers."""
+        """Return a function that sends its arguments to the judge, and returns the judge's answer."""
 
         def ask(*arguments: object) -> object:
             self._reply(Frame(ASKED, 0, encode((name, arguments)).encode()))
@@ -195,11 +196,11 @@ class _Loaded:
 
 
 def _exception(text: str) -> BaseException:
-    """Return the built-in exception that a text such as `ValueError: negative` describes; else a RuntimeError."""
+    """Return the built-in exception in a text, `ValueError: negative`; a RuntimeError for any other text."""
     name, colon, message = text.partition(":")
     kind = getattr(builtins, name.strip(), None)
     arguments: tuple[object, ...] = (message.strip(),) if colon else ()
-    if kind is KeyError and arguments:  # its text is the representation of the key
+    if kind is KeyError and arguments:  # `KeyError: 'a'`: the message is the key's repr
         with contextlib.suppress(ValueError, SyntaxError):
             arguments = (ast.literal_eval(message.strip()),)
     if isinstance(kind, type) and issubclass(kind, Exception):
@@ -209,12 +210,12 @@ def _exception(text: str) -> BaseException:
 
 
 def _failure(error: BaseException) -> bytes:
-    """Return the text of a failure: for an exception the last line of its traceback.
+    """Return the text of a failure: for an exception, the last line of its traceback.
 
-    The program's own `__str__` may raise anything. The limit that kept a thread from starting is named instead: the
+    The program's own `__str__` may raise anything. If a thread could not start, the text names the limit instead: the
     number of threads, or the memory for its stack.
     """
-    if isinstance(error, MemoryError):  # free what the frames of the exception hold
+    if isinstance(error, MemoryError):  # free the objects that the exception's frames hold
         error.__traceback__ = error.__context__ = error.__cause__ = None
         gc.collect()
         return _OUT_OF_MEMORY
