@@ -1,12 +1,15 @@
-"""Advantages: how much better each response did than its group, from rewards and counts.
+"""Advantages: how much better each response did than its group.
 
-Rollouts with the same response have the same reward, hence the same advantage: one number per distinct response,
-weighted by its count wherever a formula sums over rollouts. x_i below is the reward of rollout i, sums run over the N
-rollouts of the group, and standard deviations divide by the number of entries.
+Equal responses have equal advantages. So there is one number per distinct response, counted once per rollout in sums:
+
+    responses  A A A B     rewards of A, B: 1, 0     group mean 3/4     rewards minus mean: 1/4, -3/4
+
+Below, x_i is the reward of rollout i, sums run over the N rollouts of the group, and standard deviations divide by the
+number of entries.
 
 An advantage that depends on outcomes alone and adds up to 0 is A_i = w(N, c) (r_i - c/N), with r_i in {0, 1} and c the
 sum of r_i. It never prefers one correct response to another; it only reweights prompts. Its *outcome weight* w decides
-which objective is maximized. One function `..._weight` each:
+which objective is maximized. Each weight is a function `..._weight`:
 
 | weight | w(N, c) | E[(1/N) sum_i A_i grad log pi(y_i)] is the gradient of |
 |---|---|---|
@@ -40,7 +43,7 @@ _SMALL = 1e-8
 
 
 def advantage_estimator(settings: AdvantageSettings) -> EstimateAdvantages:
-    """Return the advantage estimator that settings name, with its batch statistics."""
+    """Return the estimator that the settings name; it normalizes over the batch if they say so."""
     estimate = _estimator(settings)
     if not settings.batch_scale and settings.estimator != "reinforce_pp_baseline":
         return estimate
@@ -72,12 +75,12 @@ def _pass_at_most(num_rollouts: int, num_correct: int, k: int) -> float:
 def outcome_weighted(groups: Sequence[Group], weight: OutcomeWeight) -> list[FloatArray]:
     """Weigh each group by its verdicts: A_i = w(N, c) (x_i - mean(x)).
 
-    The weight depends on the raw verdicts, and x_i is the reward. With rewards of 0 and 1 this is the gradient of the
-    objective that the weight names. With shaped rewards it has the direction of the prompt's mean reward if the weight
-    does not depend on c. If it depends on c, the direction differs: groups without a success often have the weight 0,
-    so preferences among incorrect responses count less (up to 60 degrees away for N = 16 and a pass rate of .002).
-    Dynamic sampling is such a weight for every estimator (docs/explanation/theory.md, shaped rewards). The groups may
-    differ in N.
+    The weight depends on the raw verdicts; x_i is the reward. With rewards of 0 and 1 this gives the gradient of the
+    objective that the weight names. With shaped rewards, a weight that does not depend on c gives the direction of the
+    prompt's mean reward. A weight that depends on c changes the direction: groups without a success often have the
+    weight 0, so preferences among incorrect responses count less (up to 60 degrees away for N = 16 and a pass rate of
+    .002). Dynamic sampling is such a weight for every estimator (docs/explanation/theory.md, shaped rewards). The
+    groups may differ in N.
     """
     return [_centered(group) * weight(group.tree.num_rollouts, group.num_correct) for group in groups]
 
@@ -89,13 +92,13 @@ def batch_normalized(
 ) -> list[FloatArray]:
     """Subtract the batch's mean from all advantages, and divide by the batch's standard deviation plus 1e-8.
 
-    The advantages have a mean of 0 over the rollouts of a group. A rollout enters the batch statistics once
-    ("trajectories", as BroRL states it) or once for each of its tokens ("tokens", as public implementations do).
+    The given advantages must have the mean 0 over each group's rollouts. A rollout counts once in the batch statistics
+    ("trajectories", as BroRL states it) or once per token ("tokens", as public implementations do).
     """
     by_tokens = normalize_over == "tokens"
     weights = [group.tree.leaf_count * (group.tree.length if by_tokens else 1) for group in groups]
     value, weight = np.concatenate(advantages), np.concatenate(weights).astype(np.float64)
-    mean = np.average(value, weights=weight) if by_tokens else 0.0  # exactly: equal rewards keep an advantage of 0
+    mean = np.average(value, weights=weight) if by_tokens else 0.0  # exactly 0: equal rewards keep the advantage 0
     std = np.sqrt(np.average((value - mean) ** 2, weights=weight))
     return [(a - mean) / (std + _SMALL) for a in advantages]
 
@@ -120,12 +123,12 @@ def _centered(group: Group) -> FloatArray:
 
 
 def _mean(value_L: FloatArray, group: Group) -> float:
-    """Mean over the group's rollouts."""
+    """Return the mean over the group's rollouts, duplicates counted."""
     return float(np.average(value_L, weights=group.tree.leaf_count))
 
 
 def rloo_weight(num_rollouts: int, num_correct: int) -> float:  # noqa: ARG001
-    """N / (N - 1), whatever c: reward minus the mean of the other rollouts; N is at least 2.
+    """Return N / (N - 1), which does not depend on c; the advantage is the reward minus the mean of the other rollouts.
 
     Source: arXiv 2402.14740, Eq. 5.
     """
@@ -135,7 +138,7 @@ def rloo_weight(num_rollouts: int, num_correct: int) -> float:  # noqa: ARG001
 
 
 def reinforce_pp_baseline_weight(num_rollouts: int, num_correct: int) -> float:  # noqa: ARG001
-    """Return 1: reward minus the group's mean. Its advantages are then normalized over the batch.
+    """Return 1: the advantage is the reward minus the group's mean, before it is normalized over the batch.
 
     Source: REINFORCE++ (arXiv 2501.03262, its baseline variant); BroRL (arXiv 2510.01180), section 4.
     """
@@ -143,7 +146,7 @@ def reinforce_pp_baseline_weight(num_rollouts: int, num_correct: int) -> float: 
 
 
 def grpo_weight(num_rollouts: int, num_correct: int) -> float:
-    """1 / std = N / sqrt(c (N - c)); 0 for groups that are not mixed.
+    """Return 1 / std = N / sqrt(c (N - c)); 0 for groups that are not mixed.
 
     Source: DeepSeekMath (arXiv 2402.03300), section 4.1.2.
     """
@@ -153,7 +156,7 @@ def grpo_weight(num_rollouts: int, num_correct: int) -> float:
 
 
 def pass_at_k_weight(num_rollouts: int, num_correct: int, k: int) -> float:
-    """Return k N/(N-1) C(N-1-c, k-1) / C(N-2, k-1): without bias for the gradient of pass@k, 1 <= k <= N - 1.
+    """Return k N/(N-1) C(N-1-c, k-1) / C(N-2, k-1), unbiased for the gradient of pass@k, 1 <= k <= N - 1.
 
     Source: PKPO (arXiv 2505.15201), in the form that is centered on the group's mean.
     """
@@ -164,10 +167,9 @@ def pass_at_k_weight(num_rollouts: int, num_correct: int, k: int) -> float:
 
 
 def maxrl_weight(num_rollouts: int, num_correct: int, order: int | None = None) -> float:
-    """N/c (1 - C(N-1-c, T) / C(N-1, T)): without bias for the gradient of sum_{k<=T} pass@k / k; 0 at c = 0.
+    """Return N/c (1 - C(N-1-c, T) / C(N-1, T)), unbiased for the gradient of sum_{k<=T} pass@k / k; 0 at c = 0.
 
-    T = N-1 is 1/mean. For mixed groups T = 1 is RLOO. An order of None, or above N - 1, is N - 1: a group cannot have a
-    higher one.
+    The order T is at most N - 1, also where None. T = N - 1 gives 1/mean; for mixed groups T = 1 gives RLOO.
 
     Source: MaxRL (arXiv 2602.02710). The sum over W_k / k telescopes to this form for every T.
     """

@@ -1,4 +1,4 @@
-"""A group: one prompt's rollout tree and what is known of it, the one record from the verifier to the gradient."""
+"""A group: one prompt's rollout tree with verdicts, rewards, log-probs and advantages, from verifier to gradient."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from brorl.verdict import Verdict
 class Group:
     """N rollouts of one prompt (L distinct responses, M nodes). Later stages add arrays, which are None until then."""
 
-    prompt: Prompt  # the prompt
-    tree: RolloutTree  # its rollouts
-    correct_L: BoolArray  # raw verdict of each distinct response, before any shaping of rewards, shape [L]
+    prompt: Prompt
+    tree: RolloutTree  # the N rollouts
+    correct_L: BoolArray  # raw verdicts, before any shaping of rewards, shape [L]
     # reward of each distinct response, shape [L]; NaN where an infrastructure failure left it unverified
     reward_L: FloatArray
-    # Log-probs (nats) of the tree's nodes under the learner with the weights that sampled them, shape [M]. None
-    # means that the learner still holds these weights, that the engine's log-probs are the old ones, or that training
-    # is asynchronous, where the old policy is the policy before the step.
+    # log-probs (nats) of the nodes, computed by the learner with the weights that sampled them, shape [M]. None if the
+    # learner still has these weights, if the engine's log-probs are the old ones, or in asynchronous training, where
+    # the old policy is the policy before the step.
     old_logprob_M: FloatArray | None = None
-    version: int = 0  # version of the weights that sampled the tree: the number of the step whose update made them
-    # verdict of each distinct response, L of them; empty if they are not known. A checkpoint stores none: the step that
-    # sampled the group has reported them.
+    version: int = 0  # the weights that sampled the tree: 3 are those after the update of step 3
+    # verdict of each distinct response, L of them; empty after a checkpoint, which stores none: the step that sampled
+    # the group has reported them
     verdicts: Sequence[Verdict] = ()
-    # value of each further term of the reward by name, shape [L]; NaN where a response has none
+    # further terms of the reward: name -> values, shape [L]; NaN where a response has none
     terms_L: Mapping[str, FloatArray] = field(default_factory=dict)
     reference_logprob_M: FloatArray | None = None  # log-probs (nats) of the nodes under the reference, shape [M]
     advantage_L: FloatArray | None = None  # advantage of each distinct response, shape [L]
-    # One over the probability that the response was chosen to be back-propagated, shape [L]; None if all responses are.
+    # 1 / probability that the response was chosen for back-propagation, shape [L]; None if all responses are used
     factor_L: FloatArray | None = None
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class Group:
 
     @classmethod
     def of_verdicts(cls, prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict]) -> Group:
-        """Return the group of a prompt's verified rollouts; a correct response has the reward 1, an incorrect one 0."""
+        """Make the group of a prompt from its verdicts. Rewards are 1 if correct, 0 if incorrect, NaN if unverified."""
         correct_L = np.array([verdict.correct for verdict in verdicts], np.bool_)
         reward_L = np.where([verdict.unverified for verdict in verdicts], np.nan, correct_L)
         return cls(prompt, tree, correct_L, reward_L, verdicts=verdicts)
@@ -82,9 +82,9 @@ class Group:
 
     @cached_property
     def verified(self) -> Group | None:
-        """The group of the verified rollouts, with a smaller N if some are unverified; this group if all are verified.
+        """The verified rollouts as a group: this group if all are verified, else one with a smaller N.
 
-        It is None if no rollout was verified, or only one of several, which has nothing to be compared with.
+        None if no rollout was verified, or only one of several, which has nothing to be compared with.
         """
         verified_L = ~np.isnan(self.reward_L)
         if verified_L.all():
@@ -109,7 +109,7 @@ class Group:
 
 
 def known(array: FloatArray | None) -> FloatArray:
-    """Return an array of a group that an earlier stage has added."""
+    """Return an array that an earlier stage must have added to a group."""
     assert array is not None
     return array
 

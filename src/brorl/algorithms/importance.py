@@ -1,14 +1,14 @@
-"""Factors of importance: between the policy that samples and the one that learns, and of a subset of the responses.
+"""Importance factors, for two purposes.
 
-The two policies have the same weights but not the same numerics: an engine may compute in bfloat16 or with other
+1. Engine and learner have the same weights but not the same numerics: an engine may compute in bfloat16 or with other
 kernels. The ratio w = exp(old - sampler) of a token is a function of (prefix, token), hence of the node; a mask on
 whole responses acts on leaves. Both are exact on the tree. Log-ratios are clamped to +-20. Factors multiply the policy
 term only, never the KL term, and denominators stay as they are: a masked token counts as a token of loss 0. Unknown
 log-probs are an error.
 
-At large N few responses have most of the gradient's weight. Back-propagating at most k of the correct and k of the
-incorrect distinct responses, chosen with probability pi proportional to their weight and weighted by 1 / pi, gives a
-gradient whose mean is the gradient of all responses (the loss is linear in the responses' weights).
+2. At large N few responses have most of the gradient's weight. So at most k correct and k incorrect distinct responses
+are back-propagated. Each is chosen with a probability pi proportional to its weight, and weighted by 1 / pi. The mean
+of this gradient is the gradient of all responses, because the loss is linear in the responses' weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LARGEST_LOG_WEIGHT = 20.0  # keeps exp and its sums finite; any useful bound is
 
 
 def mismatch_sums(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -> FloatArray:
-    """Return over all sampled tokens their number, the sum and maximum of w, and the sum of w - 1 - log w, shape [4].
+    """Return four numbers over all sampled tokens: count, sum of w, maximum of w, sum of w - 1 - log w; shape [4].
 
     Args:
         trees: Rollouts with the sampler's log-probs, which must be known; every rollout counts.
@@ -40,10 +40,10 @@ def mismatch_sums(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArra
 
 
 def mismatch(parts: Sequence[FloatArray]) -> dict[str, float]:
-    """Return how far the old policy is from the sampler, from the `mismatch_sums` of the parts of a batch.
+    """Return how far the old policy is from the sampler; `parts` are the `mismatch_sums` of the parts of a batch.
 
-    The mean of w is 1 if the log-probs of the sampler are right. The mean of w - 1 - log w estimates KL(sampler || old)
-    in nats per token, if w has mean 1 under the sampler. With top-p and top-k it does if both keep the same tokens.
+    The mean of w is 1 if the sampler's log-probs are right. The mean of w - 1 - log w estimates KL(sampler || old) in
+    nats per token, if the mean of w is 1. With top-p and top-k, both policies must keep the same tokens for that.
 
     Source: the k3 estimator of Schulman, "Approximating KL divergence" (2020).
     """
@@ -59,10 +59,10 @@ def mismatch(parts: Sequence[FloatArray]) -> dict[str, float]:
 def importance_factors(
     tree: RolloutTree, old_logprob_M: FloatArray, correction: ImportanceCorrection
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the factors of the policy term's weights, from the old policy's log-probs (nats) of the nodes, shape [M].
+    """Return factors for the weights of the policy term; `old_logprob_M` has the old policy's log-probs (nats).
 
     Returns:
-        The factor of each node, >= 0, shape [M], and of each distinct response, 0 or 1, shape [L]; all 1 for "none".
+        One factor per node, >= 0, shape [M], and one per distinct response, 0 or 1, shape [L]; all 1 for "none".
 
     Raises:
         ValueError: If a log-prob of the sampler is unknown.
@@ -102,9 +102,9 @@ def _log_ratio(tree: RolloutTree, old_logprob_M: FloatArray) -> FloatArray:
 
 
 def inclusion_probabilities(weight_L: FloatArray, size: int) -> FloatArray:
-    """Return pi_l = min(1, c * weight_l), with c such that they add up to `size`, or all 1 if there are fewer.
+    """Return pi_l = min(1, c * weight_l), with c such that the sum is `size`: weights 4, 1, 1, size 2 -> 1, 1/2, 1/2.
 
-    The weights are >= 0, shape [L]; a probability is 0 exactly where the weight is 0.
+    The weights are >= 0, shape [L]; a weight of 0 gives 0. At most `size` weights above 0 all give 1.
     """
     if np.count_nonzero(weight_L) <= size:
         return (weight_L > 0).astype(np.float64)
@@ -118,7 +118,7 @@ def inclusion_probabilities(weight_L: FloatArray, size: int) -> FloatArray:
 
 
 def choose(pi_L: FloatArray, generator: np.random.Generator) -> IntArray:
-    """Choose entries, each with its own probability, by systematic sampling from one uniform number.
+    """Choose entries by systematic sampling with one uniform number; entry l is chosen with probability pi_l.
 
     Returns:
         Ascending indices of the chosen entries; their number is the sum of `pi_L`, rounded up or down.
@@ -133,13 +133,13 @@ def choose(pi_L: FloatArray, generator: np.random.Generator) -> IntArray:
 def choose_responses(
     total_advantage_L: FloatArray, correct_L: BoolArray, size: int, generator: np.random.Generator
 ) -> tuple[IntArray, FloatArray]:
-    """Choose at most `size` (plus one, by rounding) responses of each verdict, by the size of their summed advantage.
+    """Choose at most `size` (plus one, by rounding) responses of each verdict; larger |advantage| is likelier.
 
     Args:
         total_advantage_L: Count times advantage of each distinct response, shape [L].
-        correct_L: Its verdict, shape [L].
-        size: How many of each verdict.
-        generator: Gives two uniform numbers.
+        correct_L: Verdict of each distinct response, shape [L].
+        size: Responses to choose from the correct ones, and from the incorrect ones.
+        generator: Two uniform numbers are drawn from it.
 
     Returns:
         Ascending indices of the chosen responses, shape [K], and the factors 1 / pi for their weights, shape [K].

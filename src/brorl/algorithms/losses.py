@@ -1,20 +1,23 @@
 """Losses on trees: PPO, CISPO and GSPO from two weights per node, and the KL penalty against a reference policy.
 
-Rollouts that share a prefix share the ratio r of each of its tokens. PPO's term for a rollout with advantage A is A
-min(r, 1 + clip_high) if A > 0 and A max(r, 1 - clip_low) if A < 0, so a node needs only the sum of the positive and the
-sum of the negative advantages of the rollouts that pass through it. Dual clip bounds the second ratio from above too,
-with the same two weights. CISPO needs only their sum. GSPO's ratio is one of a whole response and no function of a
-node: its loss takes the log-probs of all nodes first, and returns the coefficient of each node's log-prob. The
-denominator is an argument, so the loss equals that of the N x T batch in any number of parts.
+Rollouts that share a prefix share the ratio r of each of its tokens. For a rollout with advantage A, PPO's term is
+
+    A min(r, 1 + clip_high)  if A > 0,        A max(r, 1 - clip_low)  if A < 0.
+
+So a node needs two weights: the sum of the positive and the sum of the negative advantages of the rollouts that pass
+through it. Dual clip bounds the second ratio from above too, with the same two weights. CISPO needs only their sum.
+GSPO's ratio belongs to a whole response, not to a node. Its loss takes the log-probs of all nodes first, and returns
+the coefficient of each node's log-prob. The denominator is an argument, so the parts of a batch add up to the loss of
+the N x T batch.
 
 With x = log pi - log ref at a token that pi sampled, the estimators of KL(pi || ref) are
 
     k1 = x        k2 = x^2 / 2        k3 = exp(-x) - 1 + x
 
 Each is a function of (prefix, token), hence of the node: exact on the tree, weighted by counts. k1 and k3 have the
-right mean, k2 only to second order in x. In a *loss* the mean gradient matters, which on-policy is the gradient of
-KL(pi || ref) for k2, and of KL(ref || pi) for k3. For k1 it is zero, E[grad log pi] = 0: k1 in the loss only adds
-noise, and is there for comparisons. k1 in the reward gives the gradient of KL(pi || ref) of whole responses.
+right mean, k2 only to second order in x. In a *loss* the mean gradient matters. On-policy, k2 gives the gradient of
+KL(pi || ref), and k3 that of KL(ref || pi). k1 gives zero, because E[grad log pi] = 0: in the loss it only adds noise,
+and is there for comparisons. k1 in the reward gives the gradient of KL(pi || ref) of whole responses.
 """
 
 from __future__ import annotations
@@ -36,9 +39,11 @@ _LARGEST_LOG_RATIO = 80.0
 
 
 def node_weights(tree: RolloutTree, advantage_L: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the sums of the positive and of the negative advantages of the rollouts through each node, shape [M].
+    """Sum the positive, and the negative, advantages of the rollouts through each node; return both sums, shape [M].
 
-    `advantage_L` is of each distinct response, shape [L]; its count is applied here.
+    `advantage_L` has one number per distinct response, shape [L]; this function multiplies it by the response's count.
+
+        responses  x y (twice, A = 1)   x z (once, A = -2)     ->     node  x: 2, -2     y: 2, 0     z: 0, -2
     """
     total_L = tree.leaf_count * advantage_L
     return tree.sum_below(np.maximum(total_L, 0.0)), tree.sum_below(np.minimum(total_L, 0.0))
@@ -49,14 +54,15 @@ class PolicyLoss(NamedTuple):
 
     loss: Tensor  # scalar; adds up over parts of a batch that are given the same `denominator`
     clipped_weight: Tensor  # sum of |weight| whose gradient the clip removed (CISPO: bounded), scalar, no gradient
-    clipped_low: Tensor  # the part of it at the lower bound, scalar, no gradient
-    clipped_high: Tensor  # The part of it at the upper bound, scalar, no gradient. The rest is the part at `dual_clip`.
+    clipped_low: Tensor  # part of `clipped_weight` at the lower bound, scalar, no gradient
+    clipped_high: Tensor  # part of `clipped_weight` at the upper bound, scalar, no gradient; the rest: `dual_clip`
 
 
 def _ratio(logprob_K: Tensor, old_logprob_K: Tensor, bounded_K: Tensor | None = None) -> Tensor:
-    """Return exp(logprob - old), at most e^80 where the loss bounds the ratio from above: everywhere if None.
+    """Return exp(logprob - old); at most e^80 where `bounded_K`, or everywhere if that is None.
 
-    An infinite ratio, from e^88.7 on in float32, would give NaN: its weight or its gradient is 0 there.
+    These are the nodes where the loss bounds the ratio from above, so its weight or its gradient is 0 there. An
+    infinite ratio, from e^88.7 on in float32, would make that NaN.
     """
     log_ratio_K = logprob_K - old_logprob_K
     too_large_K = log_ratio_K.detach() > _LARGEST_LOG_RATIO
@@ -82,13 +88,13 @@ def clipped_policy_loss(
 
     Args:
         logprob_K: Log-probs (nats) of the nodes under the policy that is trained, shape [K].
-        old_logprob_K: Their log-probs under the policy that sampled them.
-        positive_K: Their summed positive advantages.
-        negative_K: Their summed negative advantages.
+        old_logprob_K: Log-probs of the nodes under the policy that sampled them, shape [K].
+        positive_K: Summed positive advantages of the rollouts through each node, shape [K].
+        negative_K: Summed negative advantages, shape [K].
         clip_low: How far the ratio may fall below 1 before it stops counting, in (0, 1].
         clip_high: How far it may rise above 1, > 0.
-        denominator: Denominator for the whole batch, over all of its parts and devices: the number of its sampled
-            tokens for a token mean.
+        denominator: Denominator for the whole batch, over all of its parts and devices: for a token mean, its number of
+            sampled tokens.
         dual_clip: Largest ratio that counts with a negative advantage, above 1 + clip_high; None sets no such bound.
 
     Source: PPO (arXiv 1707.06347, Eq. 7), decoupled clip and token-level mean of DAPO (arXiv 2503.14476, Eq. 10 and
@@ -115,12 +121,12 @@ def cispo_loss(
     clip_high: float,
     denominator: float,
 ) -> PolicyLoss:
-    """CISPO: the log-prob, weighted with a clipped ratio that has no gradient; no token's gradient is ever removed.
+    """CISPO: weight the log-prob by a clipped ratio without gradient, so that no token loses its gradient.
 
         L = - sum_k stop_grad(clip(r_k, 1 - clip_low, 1 + clip_high)) (W+_k + W-_k) logprob_k / denominator
 
-    The arguments are those of `clipped_policy_loss`; the clipped weights have a ratio out of bounds, whatever the
-    advantage's sign.
+    See `clipped_policy_loss` for the arguments. A weight counts as clipped if its ratio is out of bounds, whatever the
+    sign of the advantage.
 
     Source: MiniMax-M1 (arXiv 2506.13585, Eq. 4 and 5).
     """
@@ -135,8 +141,8 @@ def cispo_loss(
 class SequenceLoss(NamedTuple):
     """A loss of whole responses at the current weights."""
 
-    loss: float  # its value; adds up over trees that are given the same `denominator`
-    coefficient_M: FloatArray  # its derivative by each node's log-prob, shape [M]
+    loss: float  # adds up over trees that are given the same `denominator`
+    coefficient_M: FloatArray  # derivative of the loss by each node's log-prob, shape [M]
     clipped_low: float  # sum of |weight| whose gradient the lower bound removed
     clipped_high: float  # sum of |weight| whose gradient the upper bound removed
 
@@ -156,9 +162,9 @@ def gspo_loss(
         s_l = exp(mean over the tokens of l of (logprob - old_logprob))
         L   = - sum_l count_l T_l min(s_l A_l, clip(s_l, 1 - clip_low, 1 + clip_high) A_l) / denominator
 
-    s_l is no function of a node, so this takes two passes of the model: one without gradient for `logprob_M`, from
-    which the derivative by each response's mean log-ratio is known and is folded into one number per node, and one
-    that back-propagates sum_k coefficient_k logprob_k. That gradient is the exact one.
+    s_l is no function of a node, so this takes two passes of the model. The first computes `logprob_M` without
+    gradient; the derivative by each response's mean log-ratio follows, and becomes one coefficient per node. The second
+    back-propagates sum_k coefficient_k logprob_k, which has the exact gradient.
 
     Args:
         tree: The rollouts.
@@ -166,7 +172,7 @@ def gspo_loss(
             lengths are applied here. (With weights 1 / T_l and the rollouts as denominator it is the loss as published;
             otherwise each token of a response carries s_l.)
         logprob_M: Log-probs (nats) of the nodes under the policy that is trained, shape [M].
-        old_logprob_M: Their log-probs under the policy that sampled them.
+        old_logprob_M: Log-probs of the nodes under the policy that sampled them, shape [M].
         clip_low: How far s may fall below 1 before it stops counting, in (0, 1].
         clip_high: How far it may rise above 1, > 0.
         denominator: Denominator for the whole batch, over all of its parts and devices.
@@ -190,9 +196,9 @@ def gspo_loss(
 
 
 def response_weights(tree: RolloutTree, aggregation: Aggregation) -> FloatArray:
-    """Return the factor of the loss of each token of a distinct response, without its count, shape [L].
+    """Return the weight of each token in a distinct response, without the response's count, shape [L].
 
-    "sequence_mean" gives 1 / T_l to the T_l tokens of response l, the others give 1.
+    It is 1 / T_l for "sequence_mean", if response l has T_l tokens, and 1 for the other aggregations.
     """
     match aggregation:
         case "sequence_mean":
@@ -209,10 +215,10 @@ def loss_denominator(
     """Return the denominator of the summed, weighted losses of all tokens of a batch, at least 1.
 
     Args:
-        trees: The whole batch: all of its rollouts, also those that are not back-propagated.
-        aggregation: "token_mean": the sampled tokens; long responses have a larger weight. "sequence_mean": the
-            rollouts; each has the same weight. "constant": rollouts times `max_new_tokens`; the weight of a token does
-            not depend on the other samples.
+        trees: The whole batch, with rollouts that are not back-propagated.
+        aggregation: "token_mean" counts sampled tokens, so long responses have a larger weight. "sequence_mean" counts
+            rollouts, which all have the same weight. "constant" is rollouts times `max_new_tokens`; the weight of a
+            token does not depend on the other samples.
         max_new_tokens: Most tokens of a response.
         mask_truncated: Count finished rollouts only.
 
@@ -235,7 +241,7 @@ def loss_denominator(
 def kl_estimates(logprob_K: Tensor, reference_logprob_K: Tensor, estimator: KLEstimator, clamp: float) -> Tensor:
     """Estimate KL(policy || reference) at each node in nats, shape [K], differentiable in `logprob_K`.
 
-    `clamp` is the largest log-ratio either way, in nats.
+    Log-ratios are clamped to [-clamp, clamp], in nats.
 
     Source: Schulman, "Approximating KL divergence" (2020).
     """
@@ -254,8 +260,7 @@ def kl_estimates(logprob_K: Tensor, reference_logprob_K: Tensor, estimator: KLEs
 def penalized_group(group: Group, penalty: KLPenalty) -> Group:
     """Subtract the KL penalty of each response from its reward; verdicts do not change.
 
-    The group has the log-probs of the policy that sampled, and of the reference. The penalty is coefficient * (sum of
-    the estimates over the response's tokens).
+    It is coefficient * (sum of the estimates over the response's tokens). Old and reference log-probs must be known.
 
     Source: the KL reward of InstructGPT (arXiv 2203.02155, Eq. 2), per response as in RLOO (arXiv 2402.14740).
     """

@@ -1,16 +1,16 @@
-"""Rewards of responses, from verdicts, lengths and truncation: one number per distinct response.
+"""Rewards from verdicts, lengths and truncation: one number per distinct response.
 
-`shaped_rewards` applies these steps in order, each to the result of the previous one:
+`shaped_rewards` does this in order, each time to the result so far:
 
-1. the base: 1 for correct and 0 for incorrect, or the verifier's score with partial credit;
-2. the cosine length reward instead of the base, in the steps in which it applies;
-3. the format reward, added to responses of the wanted format, and the weighted values of further terms;
-4. stop properly: the reward of a truncated response times a coefficient;
-5. the soft overlong punishment, added;
-6. the weight of the prompt's domain, as a factor.
+1. Start from the base: 1 for correct and 0 for incorrect, or with partial credit the verifier's score.
+2. In the training steps in which it applies, use the cosine length reward instead of the base.
+3. Add the format reward to responses of the wanted format, and add the weighted values of further terms.
+4. Stop properly: multiply the reward of a truncated response by a coefficient.
+5. Add the soft overlong punishment.
+6. Multiply by the weight of the prompt's domain.
 
-Settings with which a correct response could earn less than an incorrect one of the same length in steps 1 and 2 are an
-error. Dynamic sampling and pass@k use the raw verdict, never these numbers.
+It is an error if settings could pay a correct response less than an incorrect one of the same length in 1 and 2.
+Dynamic sampling and pass@k use the raw verdict, never these numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def shaped_rewards(
     max_new_tokens: int | None = None,
     terms_L: Mapping[str, FloatArray] | None = None,
 ) -> FloatArray:
-    """Return the rewards of one prompt's responses, in the order that the module's docstring states.
+    """Return the rewards of one prompt's responses, shaped as the module's docstring says.
 
     Args:
         correct_L: Raw verdict of each distinct response, shape [L].
@@ -43,7 +43,7 @@ def shaped_rewards(
         length_L: Number of tokens, end token included, at least 1, shape [L].
         truncated_L: Whether the response was cut off, shape [L].
         domain: Domain of the prompt.
-        step: The step, from 1.
+        step: Number of the training step, from 1.
         shaping: The settings.
         formatted_L: Whether the response has the wanted format, shape [L]; needed where there is a format reward.
         max_new_tokens: Length limit of a response in tokens; needed where a reward depends on the length.
@@ -53,7 +53,7 @@ def shaped_rewards(
         Rewards, shape [L].
 
     Raises:
-        ValueError: If the arrays do not have one entry per response each, or an argument is needed and missing.
+        ValueError: If an array does not have one entry per response, or an argument is needed and missing.
     """
     if formatted_L is None:
         if shaping.format_pattern is not None:
@@ -92,10 +92,10 @@ def cosine_length_reward(
 
         r(t) = long + (short - long) (1 + cos(pi min(t, T) / T)) / 2,   T = max_length
 
-    with the two values for correct responses, or those for incorrect ones.
+    Correct and incorrect responses have separate values `short` and `long`.
 
-    Source: Yeo et al. (arXiv 2502.03373), Eq. 1. The source pays responses that reach T a value of its own; here they
-    get `long`, and `stop_properly` handles truncated ones.
+    Source: Yeo et al. (arXiv 2502.03373), Eq. 1. The source pays responses that reach T a separate value; here they get
+    `long`, and `stop_properly` handles truncated ones.
     """
     short_L = np.where(correct_L, settings.correct_short, settings.wrong_short)
     long_L = np.where(correct_L, settings.correct_long, settings.wrong_long)
@@ -107,8 +107,9 @@ def cosine_length_reward(
 def stop_properly(reward_L: FloatArray, truncated_L: BoolArray, coefficient: float) -> FloatArray:
     """Multiply the reward of truncated responses by a coefficient c, 0 to 1, unless that would raise it: min(r, c r).
 
-    Source: ProRL v2 ("stop properly"), which states c r for rewards of 0 or more. A negative reward stays: times 0,
-    truncation would be the best incorrect response.
+    A negative reward stays. Multiplied by 0, it would make truncation the best incorrect response.
+
+    Source: ProRL v2 ("stop properly"), which states c r for rewards of 0 or more.
     """
     return np.where(truncated_L, np.minimum(reward_L, coefficient * reward_L), reward_L)
 
