@@ -49,18 +49,19 @@ _PYTHON = frozenset({"python", "python3", "py", "py3", "python2", "pypy", "pypy3
 _READING = frozenset({"input", "raw_input", "stdin", "open", "fileinput"})
 _PRINTING = frozenset({"print", "pprint", "stdout", "write", "writelines"})
 _BUILT_IN = frozenset({*dir(builtins), "__file__"})
-_NO_PROGRAM = re.compile(r"\s*(?:>>>|\$)|[ \t]")  # the start of a session, or of lines from the inside of a program
+_NO_PROGRAM = re.compile(r"\s*(?:>>>|\$)|[ \t]")  # begins a session (`>>> f(2)`), or an indented excerpt of a program
 
 
 def extract_code(response: str, tests: CodeTests | None = None) -> str | None:
-    """Return the code of the last block marked as Python that has what the tests need; None without a block.
+    """Return the code of the last block that has what the tests need, otherwise of the last block; None without blocks.
 
-    Without such a block the last one is taken, and without blocks marked as Python one without a language. Blank blocks
-    and blocks of other languages never count. Tests of a function need a block that defines it, or `Solution` with a
-    method of this name. Others need a program that prints, and reads if there is input and any block does. A block that
-    uses names of an earlier one, or leaves out parts with `...`, is no program. A block without a closing fence ends
-    with the response, or with the next fence that has an info string. Shorter fences, and fences of the other
-    character, are part of the code.
+    Blocks marked as Python count; if there are none, blocks without a language. Blank blocks and blocks of other
+    languages never count. Tests of a function need a block that defines it, or a `Solution` with such a method. Other
+    tests need a program that prints. If there is input and any program reads, it must read too. A block that uses names
+    of an earlier block, or leaves out parts with `...`, is no program.
+
+    A block without a closing fence ends with the response, or with the next fence that has an info string. Shorter
+    fences, and fences of the other character, are part of the code.
     """
     marked: list[str] = []
     unmarked: list[str] = []
@@ -77,13 +78,13 @@ def extract_code(response: str, tests: CodeTests | None = None) -> str | None:
 
 @dataclass(frozen=True)
 class _Block:
-    """A block of Python."""
+    """A block of Python, parsed once."""
 
     code: str
 
     @cached_property
     def body(self) -> list[ast.stmt] | None:
-        """The statements; None if they are not valid Python."""
+        """The statements; None if the code is not valid Python."""
         return self._read[0]
 
     @cached_property
@@ -93,7 +94,7 @@ class _Block:
             return None, []
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # an invalid escape sequence
+                warnings.simplefilter("ignore")  # an invalid escape sequence warns
                 scopes = [symtable.symtable(self.code, "answer.py", "exec")]
                 body = ast.parse(self.code).body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -109,13 +110,13 @@ class _Block:
 
     @cached_property
     def missing(self) -> frozenset[str]:
-        """The names that it uses without binding or importing them."""
+        """The names that the block uses without binding or importing them."""
         used = {symbol.get_name() for symbol in self._read[1] if symbol.is_referenced()}
         return frozenset(used - self.bound - imports().keys() - _BUILT_IN)
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """The names, attributes and modules that it uses, or all words if it is not valid Python."""
+        """The names, attributes and modules that the block uses; all its words if it is not valid Python."""
         if self.body is None:
             return frozenset(_WORD.findall(self.code))
         nodes = [node for statement in self.body for node in ast.walk(statement)]
@@ -124,7 +125,7 @@ class _Block:
 
     @property
     def acts(self) -> bool:
-        """Whether it can be a program: it does more than define names, and leaves nothing out."""
+        """Whether the block can be a program: it does more than define names, and leaves nothing out."""
         if self.body is None:
             return not _NO_PROGRAM.match(self.code)
         defining = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
@@ -132,7 +133,7 @@ class _Block:
         return bool(acting) and not _leaves_out(self.body)
 
     def defines(self, function: str) -> bool:
-        """Whether it has a function, or a class `Solution` with such a method."""
+        """Whether the block defines a function, or a class `Solution` with such a method."""
         if self.body is None:
             text = rf"^(?:async[ \t]+)?def[ \t]+{re.escape(function)}\b|^class[ \t]+Solution\b"
             return re.search(text, self.code, re.MULTILINE) is not None
@@ -155,7 +156,7 @@ def _choose(blocks: Sequence[_Block], tests: CodeTests) -> _Block:
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a scope, those within `if`, `try` and the like too."""
+    """Yield the statements of a scope, also those within `if`, `try` and the like."""
     left: list[Any] = list(body)
     while left:  # no recursion: a chain of `elif` is nested
         statement = left.pop()
@@ -193,7 +194,7 @@ def _leaves_out(body: Sequence[ast.stmt]) -> bool:
 
 
 def _blocks(response: str) -> Iterator[tuple[str, str]]:
-    """Yield the language and the code of each block; one pass over the lines."""
+    """Yield (language, code) of each block, in one pass over the lines."""
     opening: tuple[str, str, int] | None = None
     code: list[str] = []
     for raw in response.split("\n"):
@@ -220,7 +221,7 @@ def _blocks(response: str) -> Iterator[tuple[str, str]]:
 
 
 def _opening(line: str) -> tuple[str, str, int] | None:
-    """Return the fence, the language and the indentation of the block that a line opens."""
+    """Return (fence, language, indentation) of the block that a line opens; None if the line opens none."""
     if "```" not in line and "~~~" not in line:
         return None
     opening = _OPENING.fullmatch(line)
@@ -231,26 +232,26 @@ def _opening(line: str) -> tuple[str, str, int] | None:
     return opening["fence"], info["language"].lower(), 0 if before.strip() else len(before)
 
 
-_ALL_CASES = 10  # times the limit of one case
-_SLOWER = 3.0  # Python than the compiled languages that time limits are made for
+_ALL_CASES = 10  # the limit for all cases, in multiples of the limit for one
+_SLOWER = 3.0  # datasets' time limits are multiplied by this: they are made for compiled languages
 _MIN_CASE_S = 1.0
 _MIN_MEMORY = 1 << 30  # programs for contests give a thread a stack of 512 MiB
-_NO_SOURCE = re.compile("[\0\ud800-\udfff]")  # a null character or a lone surrogate
+_NO_SOURCE = re.compile("[\0\ud800-\udfff]")  # Python reads no null character and no lone surrogate
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The tests of one reference, read once; with the expected calls, unless a program or test code has to run."""
+    """The tests of one reference, read once."""
 
     tests: CodeTests
-    calls: tuple[ExpectedCall, ...] | None
+    calls: tuple[ExpectedCall, ...] | None  # None if a whole program or test code has to run
 
 
 class CodeVerifier:
     """Accepts programs that pass all tests. Raises a UserError if no sandbox holds on this machine.
 
-    A case takes `timeout_s` at most, and all cases ten times as long. With `partial_credit` all cases run, and the
-    score is the fraction of those that passed.
+    One case may take `timeout_s`, all cases together ten times as long. With `partial_credit` all cases run, and the
+    score is the fraction of cases that pass.
     """
 
     def __init__(
@@ -272,8 +273,8 @@ class CodeVerifier:
         The reasons are `correct`, `no code block`, `answer too long`, `syntax error`, `wrong answer`,
         `raised ...`, `exited`, `timeout`, `timeout of all programs`, `out of memory`, `too much output`, `too many
         threads`, `broke the protocol of the sandbox`, `killed by signal ...` and `returned no plain value`. Verdicts
-        are kept, but only for an hour if a case ran into a limit of time: limits can depend on the speed of the
-        machine.
+        are kept. If a case ran into a limit of time, its verdict is kept for only an hour, because the machine may be
+        faster later.
         """
         plans = {reference: _plan(reference) for reference in dict.fromkeys(prompt.reference for prompt, _ in items)}
 
@@ -309,7 +310,7 @@ class CodeVerifier:
         return {reference: problems[reference] for reference in dict.fromkeys(references) if reference in problems}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return the solutions of the tests, or an empty program where a test has no solution."""
+        """Return the tests' own solutions, or an empty program if they have none."""
         solutions = [CodeTests.from_text(text).solution for text in (reference, *others)]
         right, *wrong = (f"```python\n{solution or 'pass'}\n```" for solution in solutions)
         return TrialResponses(right, [*wrong, "```python\npass\n```"], certain=solutions[0] is not None)
@@ -326,16 +327,16 @@ class CodeVerifier:
         return judge_test_code(source, tests, clock, worker)
 
     def _clock(self, tests: CodeTests | None) -> Clock:
-        """Return the limits of an answer: three times those of its dataset, and at least 1 s and 1 GiB."""
+        """Return an answer's limits: three times the dataset's time, at least 1 s; its memory, at least 1 GiB."""
         case_s, memory = self._timeout_s, self._memory_bytes
         if tests is not None and tests.time_limit_s is not None:
             case_s = min(case_s, max(_MIN_CASE_S, _SLOWER * tests.time_limit_s))
         if tests is not None and tests.memory_bytes is not None:
-            memory = min(memory, max(_MIN_MEMORY, int(tests.memory_bytes)))  # JSON may have 1e9
+            memory = min(memory, max(_MIN_MEMORY, int(tests.memory_bytes)))  # JSON may say 1e9, a float
         return Clock(case_s, _ALL_CASES * case_s, memory)
 
     def _verdict(self, code: str, outcome: Outcome | Undecided) -> tuple[Verdict, float]:
-        """Return the verdict, and how long to keep it in seconds."""
+        """Return the verdict, and for how many seconds to keep it."""
         if isinstance(outcome, JudgeTimeout):
             return verdict_of(CUT_OFF, code), 0.0
         if isinstance(outcome, Undecided):
@@ -365,10 +366,10 @@ def _plan(reference: str) -> _Plan:
 
 
 def _require_shallow(calls: Sequence[ExpectedCall]) -> None:
-    """Reject values that no message between the processes can hold."""
+    """Raise a ValueError for values nested too deeply for the messages between the processes."""
     for number, call in enumerate(calls):
         for named, value, depth in (
-            ("the arguments of case {} are", call.arguments, MAX_DEPTH + 1),  # within the list of the arguments
+            ("the arguments of case {} are", call.arguments, MAX_DEPTH + 1),  # one level is the tuple of arguments
             ("the expected value of case {} is", call.expected, MAX_DEPTH),
         ):
             try:
@@ -378,7 +379,7 @@ def _require_shallow(calls: Sequence[ExpectedCall]) -> None:
 
 
 def _find_code(response: str, tests: CodeTests) -> Verdict | str:
-    """Return the code of a response, or the verdict if there is no code that can be run."""
+    """Return the code of a response, or the verdict if it has no code that can run."""
     code = extract_code(response, tests)
     if code is None:
         return verdict_of(NO_CODE)

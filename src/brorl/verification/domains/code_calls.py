@@ -1,4 +1,6 @@
-"""Calls of an answer with their expected values, among them the calls that test code asserts.
+"""Calls of an answer's function with their expected values; some are read from test code.
+
+    `assert f(2) == 4`  ->  ExpectedCall(arguments=(2,), expected=4)
 
 Values arrive as exact builtin types or as `Elements`: nothing here runs a method of the answer.
 """
@@ -15,7 +17,7 @@ from typing import TypeGuard
 from brorl.prompts.code_tests import TestCode
 from brorl.verification.sandbox.values import Size, encode, size_of
 
-# The longest texts, see `values`: of the brackets of a container, of a complex number, of the largest float as integer.
+# Lengths of the longest texts, see `values`: a container's brackets, a complex number, the largest float as an integer.
 _BRACKETS, _COMPLEX_BYTES, _LARGEST_FLOAT_BYTES = 8, 64, 280
 _COMPLEX_PARTS = 2
 _SMALL = 1 << 64
@@ -25,25 +27,25 @@ _SMALL = 1 << 64
 class ValueRule:
     """When two values are the same."""
 
-    absolute: float = 0.0  # allowed absolute error where one of two numbers is a float; 0 for equal numbers
-    relative: float = 0.0  # allowed error relative to the expected number, added to the absolute one
-    sequences_alike: bool = False  # whether a list and a tuple of the same values are the same, as in JSON
-    any_order: bool = False  # whether the order of an outer list or tuple does not count
+    absolute: float = 0.0  # allowed absolute error if one of two numbers is a float
+    relative: float = 0.0  # allowed error relative to the expected number; added to `absolute`
+    sequences_alike: bool = False  # whether [1, 2] and (1, 2) are the same, as in JSON
+    any_order: bool = False  # whether an outer list or tuple may have any order
 
     def same(self, expected: object, value: object) -> bool:
-        """Whether a value of the program, of builtin types and any depth, is the expected one."""
+        """Whether the program's value, of builtin types and any depth, is the expected value."""
         try:
             if not self.any_order or not isinstance(expected, list | tuple):
                 return self._same(expected, value)
             if not self._alike(value, expected) or len(expected) != len(value):
                 return False
             missing = Counter(map(self._key, expected))
-            for key in map(self._key, value):  # no key that is not expected enters: an answer could choose equal hashes
+            for key in map(self._key, value):  # store no unexpected key: an answer could choose equal hashes
                 if not missing[key]:
                     return False
                 missing[key] -= 1
             return True
-        except RecursionError:  # a value that is nested far deeper than the expected one
+        except RecursionError:  # the value is nested far deeper than the expected value
             return False
 
     def _same(self, expected: object, value: object) -> bool:
@@ -67,7 +69,7 @@ class ValueRule:
         return type(expected) is type(value) and expected == value
 
     def _alike(self, value: object, expected: object) -> TypeGuard[list[object] | tuple[object, ...]]:
-        """Whether a value is a sequence of the kind of the expected one."""
+        """Whether a value is the same kind of sequence as the expected value."""
         return isinstance(value, list | tuple) if self.sequences_alike else type(value) is type(expected)
 
     def _same_number(self, expected: object, value: object) -> bool:
@@ -83,7 +85,7 @@ class ValueRule:
             return False
 
     def _key(self, value: object) -> Hashable:
-        """Return a key that equal values share: a bool is no number, and a list is a tuple where both are alike."""
+        """Return a key that equal values share. A bool is no number; lists and tuples may be alike."""
         if isinstance(value, list | tuple):
             return ("sequence" if self.sequences_alike else type(value), *map(self._key, value))
         if isinstance(value, set | frozenset):
@@ -96,7 +98,7 @@ class ValueRule:
 
 
 def _is_number(value: object) -> bool:
-    """Whether a value is compared as a number: a bool is none."""
+    """Whether a value is compared as a number; a bool is not."""
     return isinstance(value, int | float | complex) and not isinstance(value, bool)
 
 
@@ -107,18 +109,18 @@ _EQUAL = ValueRule()
 class ExpectedCall:
     """One call and its expected value."""
 
-    arguments: tuple[object, ...]  # positional arguments
+    arguments: tuple[object, ...]  # positional
     expected: object  # the expected value
-    rule: ValueRule = _EQUAL  # when a value is the expected one
-    unwrap: bool = False  # whether the one element of an expected list is accepted alone
+    rule: ValueRule = _EQUAL  # how values are compared
+    unwrap: bool = False  # whether 4 is accepted for an expected [4]
 
     @cached_property
     def max_size(self) -> Size:
-        """Bound of the size of an accepted value, as encoded text."""
+        """Upper bound of the size of any accepted value, as encoded text."""
         return _largest_size(self.expected)
 
     def accepts(self, value: object) -> bool:
-        """Whether a value of the program is the expected one."""
+        """Whether the program's value is the expected value."""
         if self.rule.same(self.expected, value):
             return True
         is_one = self.unwrap and isinstance(self.expected, list) and len(self.expected) == 1
@@ -126,12 +128,12 @@ class ExpectedCall:
 
 
 def _largest_size(expected: object) -> Size:
-    """Return a bound of the size of all values that `ValueRule.same` can accept, as encoded text."""
-    # A number has other forms: 1e300 equals an integer of 300 digits, and 2 a complex number. A list can be a tuple.
+    """Return an upper bound of the size of all values that `ValueRule.same` can accept, as encoded text."""
+    # A number has longer forms: 1e300 equals an integer of 300 digits, and 2 a complex number. A list can be a tuple.
     if isinstance(expected, list | tuple | set | frozenset | dict):
         items = [one for pair in expected.items() for one in pair] if isinstance(expected, dict) else expected
         sizes = [_largest_size(item) for item in items]
-        between = 2 if isinstance(expected, dict) else 1  # a comma; of a dict also the brackets and the comma of a pair
+        between = 2 if isinstance(expected, dict) else 1  # a comma; in a dict also each pair's brackets and comma
         num_bytes, num_parts = (sum(counts) for counts in zip((0, 0), *sizes, strict=True))
         return Size(_BRACKETS + num_bytes + between * len(sizes), 1 + num_parts + between * len(sizes))
     if not _is_number(expected):
@@ -141,7 +143,7 @@ def _largest_size(expected: object) -> Size:
 
 
 def parse_calls(test: TestCode) -> tuple[ExpectedCall, ...] | None:
-    """Return the calls of test code that only asserts their values, all of them literals; None for other test code."""
+    """Return the calls in test code that only asserts literal values of literal calls; None for other test code."""
     names = {test.function, "candidate"}
     try:
         body = ast.parse(test.code).body
@@ -150,7 +152,7 @@ def parse_calls(test: TestCode) -> tuple[ExpectedCall, ...] | None:
                 *before,
                 ast.FunctionDef(name=name, args=arguments, body=inner, decorator_list=[]),
                 ast.Expr(value=ast.Call(func=ast.Name(id=called), args=[ast.Name(id=passed)], keywords=[])),
-            ] if called == name and passed in names and ast.unparse(arguments) == "candidate":  # of HumanEval
+            ] if called == name and passed in names and ast.unparse(arguments) == "candidate":  # HumanEval's `check`
                 body = [*before, *inner]
         return tuple(call for statement in body for call in _calls(statement, names)) or None
     except (TypeError, SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):

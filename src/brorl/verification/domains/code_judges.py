@@ -1,6 +1,6 @@
 """Judges of programs: each runs one answer against its tests, up to the first case that fails.
 
-The expected values stay in this process, or in one that runs test code.
+Expected values stay in this process, or in a separate process that runs test code.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from brorl.verification.sandbox.request import REPLY_BYTES, Fault, Limits, Reply
 from brorl.verification.sandbox.worker import OutsideError, Worker
 
 SYNTAX_ERROR = "syntax error"
-RAISED_BY_ANSWER = "raised"  # followed by the exception: `raised ValueError`
-DENIED = f"{RAISED_BY_ANSWER} PermissionError (no files, network or processes)"  # the sandbox has refused something
+RAISED_BY_ANSWER = "raised"  # the exception follows: `raised ValueError`
+DENIED = f"{RAISED_BY_ANSWER} PermissionError (no files, network or processes)"  # the sandbox refused a system call
 NO_CALL = "the test code ended without a call"
 NO_PLAIN_ARGUMENT = "an argument of the test code is no plain value"
 
-_VALUE_BYTES = 1 << 22  # of any value, and of the arguments of one call by test code
-_PASSED_BYTES = 1 << 18  # of a value that is passed on to test code, whose expected value is not known here
+_VALUE_BYTES = 1 << 22  # limit for any value, and for the arguments of one call by test code
+_PASSED_BYTES = 1 << 18  # limit for a value that is passed on to test code; its expected value is not known here
 _MIN_OUTPUT_BYTES = 1 << 16
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,59})(?::.*)?", re.ASCII | re.DOTALL)
 _SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError"})
-# The exceptions of an answer that its test code can catch: those that a question can ask for. StopIteration would end a
-# loop of the test code over `map`, and an ImportError would skip tests that guard an import. A function that is missing
-# or recurses without end fails, even where the test code catches every Exception.
+# Test code can catch only these exceptions of an answer, which a question can ask for. StopIteration would end a loop
+# of the test code over `map`, and an ImportError would skip tests that guard an import. A function that is missing or
+# recurses without end fails, even if the test code catches every Exception.
 _PASSED_ON = frozenset(
     (
         *("ArithmeticError", "AssertionError", "AttributeError", "Exception", "FloatingPointError", "IndexError"),
@@ -48,30 +48,29 @@ _NAME = re.compile(r"[^\W\d]\w*+")
 _NUMBER = re.compile(r"[-+]?(?:\d{1,4000}(?:\.\d{0,4000})?|\.\d{1,4000})(?:[eE][-+]?\d{1,3})?", re.ASCII)
 _INTEGER = re.compile(r"[-+]?\d+", re.ASCII)
 _TESTS = "tests"
-# MBPP+ compares optional values without asserting the outcome. A match of a regular expression, for instance, is one.
+# MBPP+ compares optional values, such as a match of a regular expression, without asserting the outcome.
 _OPTIONAL = "        exact_match = exp == (out is not None)\n"
 
 
-# The judge of LiveCodeBench imports these modules and all of their names before an answer; that of APPS imports fewer,
-# and that of EvalPlus none. A later module replaces the names of an earlier one.
+# LiveCodeBench's judge imports these modules and all of their names before an answer. APPS's judge imports fewer,
+# EvalPlus's none. A later module replaces the names of an earlier one.
 _MODULES = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
     *("itertools", "functools", "operator", "io", "sys", "json"),
 )
-_LIMITS = "import sys\nsys.setrecursionlimit(50_000)\nsys.set_int_max_str_digits(50_000)"  # of the same judge
-# Possessive: a run of blanks would otherwise be split in all ways, in time quadratic in its length.
+_LIMITS = "import sys\nsys.setrecursionlimit(50_000)\nsys.set_int_max_str_digits(50_000)"  # also LiveCodeBench's
+# `++` is possessive: without it, a run of blanks would be split in all ways, in time quadratic in its length.
 _FUTURE = re.compile(r"^from[ \t]++__future__[ \t]++import[ \t]++(?:\([^()]{0,500}+\)|[^\n(]*+)$", re.MULTILINE)
 
 
 def module(tests: CodeTests, code: str) -> str:
-    """Return the code after its imports; those from `__future__` stay first.
+    """Return the code after imports of the names that it uses; its imports from `__future__` stay first.
 
-    A function that the tests call is never imported. Test code stays as the judge of its dataset runs it,
-    without imports.
+    The function that the tests call is never imported. For test code nothing is imported, as in its dataset's judge.
     """
     function = "" if isinstance(tests.tests, StdinCases) else tests.tests.function
     before: list[str] = []
-    if not isinstance(tests.tests, TestCode):  # of the program's words: all names would take longer than most programs
+    if not isinstance(tests.tests, TestCode):  # import only what the code names: all imports would take too long
         import_of = imports()
         before = sorted(import_of[word] for word in {*_NAME.findall(code)} - {function} if word in import_of)
         before.append(_LIMITS)
@@ -85,7 +84,7 @@ def module(tests: CodeTests, code: str) -> str:
 
 @lru_cache(maxsize=1)
 def imports() -> Mapping[str, str]:
-    """Return the import statement of every name that a program has without import, apart from builtins."""
+    """Return the names that a program may use without import: name -> import statement. Builtins are left out."""
     import_of: dict[str, str] = {}
     for name in (*_MODULES, "typing"):
         of_module = importlib.import_module(name)
@@ -95,7 +94,7 @@ def imports() -> Mapping[str, str]:
     return import_of | {name: f"import {name}" for name in _MODULES}
 
 
-# A stand-in for the few parts of numpy that test code of public datasets uses; shapes are not broadcast.
+# Replaces the few parts of numpy that test code of public datasets uses; shapes are not broadcast.
 _NUMPY = """
 import math, sys, types
 def allclose(actual, desired, rtol=1e-05, atol=1e-08, equal_nan=False):
@@ -130,21 +129,21 @@ class Outcome:
     num_passed: int
     num_cases: int
     reason: str  # `correct`, or the problem of the first case that failed
-    seconds: float  # wall time of the programs and of the comparisons
-    timed_out: bool  # whether a limit of time ended any case: another run can have another outcome
+    seconds: float  # wall time of programs and comparisons
+    timed_out: bool  # whether a limit of time ended a case: another run can then decide otherwise
 
 
 @dataclass
 class Clock:
     """The limits of one answer, and the time that it has spent."""
 
-    case_s: float  # wall time of one case in seconds
-    total_s: float  # wall time of all cases in seconds
-    memory_bytes: int  # memory of a program
-    spent_s: float = field(default=0.0, init=False)  # time that its programs have spent so far
-    # time that this process has spent on comparisons; it does not count toward a limit
+    case_s: float  # limit of wall time per case
+    total_s: float  # limit of wall time for all cases
+    memory_bytes: int  # a program's limit of memory
+    spent_s: float = field(default=0.0, init=False)  # the answer's programs have spent this time so far
+    # This process has spent this time on comparisons; it counts toward no limit.
     own_s: float = field(default=0.0, init=False)
-    # whether a limit of time has ended a request, or the time of all cases was over before the last case
+    # Whether a limit of time has ended a request, or `total_s` was over before the last case.
     timed_out: bool = field(default=False, init=False)
 
     @contextmanager
@@ -157,13 +156,13 @@ class Clock:
             self.own_s += time.perf_counter() - start
 
     def is_over(self) -> bool:
-        """Whether the time of all cases is spent; call it before a case, which cannot run if it is."""
+        """Whether the time of all cases is spent. Call this before a case: if it is true, the case cannot run."""
         over = self.spent_s >= self.total_s
         self.timed_out |= over
         return over
 
     def limits(self, output_bytes: int = REPLY_BYTES, output_parts: int | None = None) -> Limits:
-        """Return the limits of the next request; by default its reply contains no value."""
+        """Return the limits of the next request; by default the reply may hold no value."""
         seconds = max(0.01, min(self.case_s, self.total_s - self.spent_s))
         return Limits(seconds, self.memory_bytes, output_bytes, output_parts)
 
@@ -174,17 +173,17 @@ class Clock:
         return reply
 
     def outcome(self, num_passed: int, num_cases: int, reason: str) -> Outcome:
-        """Return the decision on the answer, with the time that it has spent."""
+        """Return the decision on the answer, with the time spent."""
         seconds = self.spent_s + self.own_s
         return Outcome(num_passed, num_cases, reason, seconds, self.timed_out or reason == TIMEOUT)
 
 
 class _DecidedError(Exception):
-    """A call of the answer has decided; the message is the reason."""
+    """A call of the answer has decided the verdict; the message is the reason."""
 
 
 def _judge_cases(cases: Sequence[Callable[[], str]], clock: Clock, all_cases: bool) -> Outcome:
-    """Run cases, each a function that returns its problem, up to the first that fails or, with `all_cases`, all."""
+    """Run cases up to the first that fails, with `all_cases` all. A case returns its problem, "" if it passes."""
     passed, problem = 0, ""
     for run in cases:
         if clock.is_over():
@@ -203,7 +202,7 @@ def _judge_cases(cases: Sequence[Callable[[], str]], clock: Clock, all_cases: bo
 
 
 def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool, worker: Worker) -> Outcome:
-    """Run a program on each input and compare its output, up to the first that fails or, with `all_cases`, on all."""
+    """Run a program on each input and compare its output, up to the first failure, with `all_cases` on all inputs."""
 
     def run(stdin: str, expected: str) -> str:
         limits = clock.limits(4 * len(expected.encode("utf-8", "replace")) + _MIN_OUTPUT_BYTES)
@@ -219,7 +218,7 @@ def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool, w
 def judge_calls(
     source: str, function: str, calls: Sequence[ExpectedCall], clock: Clock, all_cases: bool, worker: Worker
 ) -> Outcome:
-    """Make each call of a function and compare, up to the first that fails or, with `all_cases`, all."""
+    """Make each call and compare its value, up to the first failure, with `all_cases` all calls."""
     function_name = _callable_name(source, function)
     is_loaded = False
 
@@ -241,10 +240,10 @@ def judge_calls(
 
 
 def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -> Outcome:
-    """Run test code in one process, and pass its calls to the answer in another one; the outcome is of one case.
+    """Run test code in one process, and the answer, which it calls, in another. The outcome counts as one case.
 
-    The test code never shares a process with the answer: plain values alone pass between the two, and the names and
-    messages of exceptions that a question can ask for.
+    Only plain values pass between the two processes, and the names and messages of exceptions that a question can ask
+    for.
     """
     function_name = _callable_name(source, test.function)
     loaded = clock.spent(worker.load(source, clock.limits()))
@@ -261,7 +260,7 @@ def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -
         failure = returned.failure or ""
         if failure.startswith(NO_PLAIN_VALUE) and _OPTIONAL in test.code:
             return True
-        # A program can forge the failure: its name is looked up, and the message stays text.
+        # A program can forge this text: the exception's name must be a known one, and the message stays text.
         passed_on = failure.partition(":")[0] in _PASSED_ON
         raised = _reason(failure) if failure else ""
         if passed_on:
@@ -286,7 +285,7 @@ def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -
 
 
 def judge_first_call(test: TestCode, clock: Clock, worker: Worker) -> str | None:
-    """Run test code up to its first call; return the problem if there is none."""
+    """Run test code up to its first call; return the problem if it makes no call."""
 
     def answer(*_arguments: object) -> object:
         raise _DecidedError
@@ -300,7 +299,7 @@ def judge_first_call(test: TestCode, clock: Clock, worker: Worker) -> str | None
 def _run_tests(test: TestCode, answer: Callable[..., object], clock: Clock, worker: Worker) -> Reply:
     """Run test code in a process without the answer and with another random state."""
     seed = blake2b(test.code.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    # The stand-in for numpy binds no name; `math` needs no import.
+    # The stand-in for numpy binds no name here. Test code may use `math` without import.
     numpy = f"exec({_NUMPY!r}, {{}})" if "numpy" in test.code else ""
     code = test.code.replace(_OPTIONAL, f"{_OPTIONAL}    assert exact_match\n")
     source = f"__import__('random').seed({seed!r})\nimport math\n{numpy}\n{code}"
@@ -309,7 +308,7 @@ def _run_tests(test: TestCode, answer: Callable[..., object], clock: Clock, work
 
 
 def _callable_name(source: str, function: str) -> str:
-    """Return the name to call: a method of `Solution` if the source has such a class and no such function."""
+    """Return `f` or `Solution.f`, the latter if the source has this class and no function `f`."""
     has_function = re.search(
         rf"^(?:async[ \t]+)?def[ \t]+{re.escape(function)}\b|^{re.escape(function)}[ \t]*=", source, re.M
     )
@@ -318,7 +317,7 @@ def _callable_name(source: str, function: str) -> str:
 
 
 def _reason(failure: str | None) -> str:
-    """Return the reason of a verdict for a failure of a program; None is a wrong value."""
+    """Return the verdict's reason for a program's failure; None means that the program gave a wrong value."""
     if failure is None:
         return WRONG
     fault = fault_of(failure)
@@ -336,7 +335,7 @@ def _reason(failure: str | None) -> str:
 
 
 def same_output(expected: str, output: str, cases: StdinCases) -> bool:
-    """Whether the output of a program is the expected one, by the rule of the cases."""
+    """Whether a program's output is the expected output, by the rule of the cases."""
     if cases.ignore_case:
         expected, output = expected.casefold(), output.casefold()
     if cases.compare == "exact":
@@ -359,7 +358,7 @@ def _same_tokens(expected: list[str], tokens: list[str], tolerance: float | None
 
 
 def _same_number(expected: str, token: str, tolerance: float) -> bool:
-    """Whether two tokens are numbers of the same value; an expected integer has no relative error."""
+    """Whether two tokens are numbers within the tolerance: absolute, and relative too unless an integer is expected."""
     if not (_NUMBER.fullmatch(expected) and _NUMBER.fullmatch(token)):
         return False
     right, number = Decimal(expected), Decimal(token)
