@@ -1,6 +1,6 @@
 """Limits of a model's context, from its config: spans of attention, positions that scale, recurrent layers.
 
-The few tokens on which a model is checked can miss all of these.
+A check of a model on a few tokens can miss all of these.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def other_span(config: PreTrainedConfig) -> ContextLimit | None:
 
 
 def _has_layers(text_config: PreTrainedConfig, kind: str) -> bool:
-    """Return whether a model can have layers of a kind: unless its config lists kinds of layers without this one."""
+    """Return whether a model can have layers of a kind. It cannot if its config lists the kinds without this one."""
     kinds = getattr(text_config, "layer_types", None)
     return kinds is None or any(kind in one for one in kinds)
 

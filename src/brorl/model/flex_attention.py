@@ -1,14 +1,15 @@
 """Attention of a packed pass by PyTorch's FlexAttention: one kernel per layer, with the trees as its block mask.
 
-Tokens of a pass are in preorder, prompts included. Token q sees token k if k <= q < end[k], the end of the subtree of
-k, and in a sliding window if also position[q] - position[k] < window. Blocks of 128 queries and 128 keys are skipped,
+Tokens of a pass are in preorder, prompts included. Token q sees token k if k <= q < end[k], the end of k's subtree.
+Tokens of depths [0, 1, 2, 1] have ends [4, 3, 3, 4]: the last token sees the first and itself. With a sliding window,
+position[q] - position[k] < window must hold too. Blocks of 128 queries and 128 keys are skipped,
 masked or taken whole. A pass is padded to whole blocks, because other lengths have given NaN gradients in PyTorch, and
 to at least two blocks, because `torch.compile` compiles sizes of 1 separately. The backward pass sums the gradient of a
 block of keys in one loop over the blocks of queries that see it, and all queries of a tree see its prompt. So such keys
 are copied: at most 8 blocks of queries see a copy, and the gradients of the copies add up.
 
 On CUDA the kernel and the decoder layers are compiled graphs, one for all layers of a kind and passes of all lengths.
-Where that fails, it raises an error, which `forward.check_packed` catches. Elsewhere PyTorch's uncompiled version runs,
+If that fails, the error reaches `forward.check_packed`, which catches it. Elsewhere PyTorch's uncompiled version runs,
 which has no backward pass.
 
 Dimensions: T tokens with padding, B blocks of 128 tokens, E blocks of keys: the B blocks, then C copies of some.
@@ -39,7 +40,7 @@ from brorl.tree import subtree_ends
 BLOCK = 128
 MIN_TOKENS = 2 * BLOCK
 QUERIES_PER_COPY = 8  # blocks of queries that see one copy of a block of keys
-_FEWEST_COPIES = 2  # see `MIN_TOKENS`
+_FEWEST_COPIES = 2  # as for `MIN_TOKENS`, a size of 1 would be compiled separately
 
 
 def padded_tokens(num_tokens: int) -> int:
@@ -50,13 +51,13 @@ def padded_tokens(num_tokens: int) -> int:
 class Blocks(NamedTuple):
     """Four lists of blocks for the kernel: masked keys, whole keys, masked queries, whole queries."""
 
-    number: list[Tensor]  # for each list the number of listed blocks of each row, int32, shape [1, 1, B]
-    # for each list all blocks of each row, listed ones first, int32, [1, 1, B, E] for keys, [1, 1, E, B] for queries
+    number: list[Tensor]  # per list: how many blocks each row lists, int32, shape [1, 1, B] or [1, 1, E]
+    # per list: all blocks of each row, listed ones first, int32, [1, 1, B, E] for keys, [1, 1, E, B] for queries
     order: list[Tensor]
 
     @classmethod
     def of(cls, touched_BE: BoolArray, whole_BE: BoolArray, device: torch.device) -> Blocks:
-        """Return the lists, given the blocks in which some pairs see each other, and those in which all pairs do."""
+        """Return the lists, given the pairs of blocks in which some queries see some keys, or all see all."""
         masked_BE = touched_BE & ~whole_BE
         lists = (masked_BE, whole_BE, masked_BE.T, whole_BE.T)
         orders = [np.argsort(~listed, axis=1, kind="stable") for listed in lists]
@@ -68,7 +69,7 @@ class Blocks(NamedTuple):
 
 
 def block_pairs(end_T: IntArray, position_T: IntArray, window: int | None) -> tuple[BoolArray, BoolArray]:
-    """Return which blocks of queries see some key of a block, and which see all of its keys, each of shape [B, B].
+    """Return which blocks of queries see some key of a block, and which see all its keys, each of shape [B, B].
 
     In a window the first is an upper bound and the second a lower one, from the smallest and largest positions of the
     blocks.
@@ -86,7 +87,7 @@ def block_pairs(end_T: IntArray, position_T: IntArray, window: int | None) -> tu
 
 
 def _count(first_T: IntArray, stop_T: IntArray) -> IntArray:
-    """Count, for each block of queries, the keys of each block whose range [first, stop) has it, shape [B, B]."""
+    """Return for [q, k] how many keys of block k have block q of queries in their range [first, stop), shape [B, B]."""
     num_blocks = first_T.size // BLOCK
     change = np.zeros((num_blocks + 1, num_blocks), np.int64)
     of_key = np.arange(first_T.size) // BLOCK
@@ -97,23 +98,23 @@ def _count(first_T: IntArray, stop_T: IntArray) -> IntArray:
 
 
 class Copies(NamedTuple):
-    """The blocks of keys with the copies of some, each field of shape [E]. Queries see one copy of a block."""
+    """The blocks of keys, then copies of some; each field has shape [E]. A query sees one copy of a block."""
 
-    source: IntArray  # the block of which each is a copy; of the first B, itself
-    first: IntArray  # the first block of queries that sees it
-    stop: IntArray  # the block of queries after the last that sees it
+    source: IntArray  # the block that each entry copies; the first B entries are the blocks themselves
+    first: IntArray  # the first block of queries that sees the entry
+    stop: IntArray  # the block of queries after the last that sees the entry
 
     @classmethod
     def of(cls, touched_BB: BoolArray) -> Copies:
         """Return the copies, given the blocks of keys that each block of queries sees."""
         num_blocks = len(touched_BB)
-        blocks, copies = [], [(0, 0, 0)] * _FEWEST_COPIES  # nobody sees these
+        blocks, copies = [], [(0, 0, 0)] * _FEWEST_COPIES  # no query sees these
         for block in range(num_blocks):
             edges = [0, *np.flatnonzero(touched_BB[:, block])[QUERIES_PER_COPY::QUERIES_PER_COPY].tolist(), num_blocks]
             first, *others = [(block, *pair) for pair in pairwise(edges)]
             blocks.append(first)
             copies += others
-        if len(copies) == num_blocks:  # `torch.compile` takes two sizes that are equal once for one size
+        if len(copies) == num_blocks:  # `torch.compile` treats two sizes that are equal at first as one
             copies.append(copies[0])
         return cls(*np.array(blocks + copies).T)
 
@@ -140,7 +141,7 @@ class FlexContext(AttentionContext):
             one: Blocks.of(copies.listed(touched_BB), copies.listed(whole_BB), device)
             for one, (touched_BB, whole_BB) in pairs.items()
         }
-        token = (copies.source[:, None] * BLOCK + np.arange(BLOCK)).ravel()  # of each key
+        token = (copies.source[:, None] * BLOCK + np.arange(BLOCK)).ravel()  # token of each key
         first, stop = (np.repeat(block_E * BLOCK, BLOCK) for block_E in (copies.first, copies.stop))
         # The queries that see a key, and its position; the first keys are the tokens of the pass.
         keys = np.maximum(token, first), np.minimum(end_T[token], stop), position_T[token]
@@ -203,14 +204,14 @@ class FlexContext(AttentionContext):
         return torch.cat([x_1KTD, copies[None]], 2)
 
 
-_MAX_GRAPHS = 64  # of a function; `torch.compile` has a default of 8, and one more would be an error
-# With it, kernels of norms are fused in short passes too, and short and long passes share graphs.
+_MAX_GRAPHS = 64  # graphs per function; the default of torch is 8, and one more would be an error
+# With this option, kernels of norms are fused in short passes too, and short and long passes share graphs.
 _FUSES_ALWAYS = "triton.mix_order_reduction_non_strict_mode"
 
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function as one graph for tensors of all sizes, in which numbers that are not integers are constants.
+    """Return a function as one graph for tensors of all sizes; arguments that are floats become constants.
 
     It raises an error where `torch.compile` would leave a part of the function uncompiled.
     """
@@ -220,7 +221,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     fusion = {_FUSES_ALWAYS: True} if hasattr(kernels, _FUSES_ALWAYS) else {}
 
     def call(*inputs: Any, **named: Any) -> Any:
-        # newer versions call the first one recompile_limit
+        # newer versions of torch call cache_size_limit recompile_limit
         with torch._dynamo.config.patch(cache_size_limit=_MAX_GRAPHS, specialize_float=True), kernels.patch(fusion):
             return graph(*inputs, **named)
 
@@ -254,7 +255,7 @@ def _without_checkpointing(layer: Any) -> Iterator[None]:
 
 
 def _run(layer: Any, checkpoints: bool, *inputs: Any, **named: Any) -> Any:
-    """Run a layer, compiled unless the pass has no context: one that ranks of a sharded model make to keep in step."""
+    """Run a layer, compiled if its pass has a context. Ranks of a sharded model keep in step by passes without one."""
     if named.get("brorl_context") is None:
         return type(layer).forward(layer, *inputs, **named)
     forward = compiled(_plain_forward(type(layer)))

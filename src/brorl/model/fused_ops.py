@@ -36,8 +36,8 @@ class Norm(NamedTuple):
 class Angles(NamedTuple):
     """Cosines and sines of the rotations of T tokens, each shape [T, D]. Source: arXiv 2104.09864."""
 
-    scale: float  # of the attention
-    query_cos: Tensor  # multiplied by the scale, like the sines of queries
+    scale: float  # factor of the queries
+    query_cos: Tensor  # multiplied by the scale, as is `query_sin`
     query_sin: Tensor
     key_cos: Tensor
     key_sin: Tensor
@@ -81,7 +81,7 @@ def query_key_value(
         return _query_key_value(*arguments)[0]
     mixed = product(rms_norm(x_Th, norm), *map_).unflatten(1, (-1, angles.key_cos.shape[1]))
     value = _split(mixed, num_heads)[2]
-    turned = _rotate(mixed[:, : -value.shape[1]], angles.key_cos, angles.key_sin)  # fewer kernels than for two parts
+    turned = _rotate(mixed[:, : -value.shape[1]], angles.key_cos, angles.key_sin)  # fewer kernels than one by one
     return turned[:, :num_heads] * angles.scale, turned[:, num_heads:], value
 
 
@@ -303,7 +303,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def add_product(total: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Add x weight^T + bias to `total` in place, without a gradient; arguments of `product`."""
+    """Add x weight^T + bias to `total` in place, without a gradient; see `product`."""
     if weight.dtype is not x.dtype or _suits_onednn(x, weight):
         return total.add_(product(x, weight, bias))
     total.addmm_(x, weight.T)
@@ -321,7 +321,7 @@ def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x weight^T + bias, differentiable; arguments of `product`."""
+    """Return x weight^T + bias, differentiable; see `product`."""
     mapped: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return mapped
 

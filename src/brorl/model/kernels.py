@@ -125,12 +125,12 @@ class Kernels:
             key_RKD: Keys.
             value_RKD: Values.
             prompt_key: Contiguous keys of the prompts in blocks; see `in_blocks`.
-            prompt_value: Their contiguous values, shape [P, K, S, D].
+            prompt_value: Contiguous values of the prompts, shape [P, K, S, D].
             prompt_R: Prompt of each row, int64.
             length_P: Tokens of each prompt, int64.
             pages: Addresses of the memory of B blocks of keys [slots, K, D, 16], and of values [slots, K, 16, D],
                 int64, shape [2, B].
-            slot_BR: The slot of each row in each block, int64. In the last block no two rows have the same.
+            slot_BR: The slot of each row in each block, int64. In the last block each row has its own.
             position: Index of the new token in its row.
         """
         query_RHD = query_RHD.contiguous()
@@ -148,7 +148,7 @@ class Kernels:
         return out
 
     def attend_nodes(self, nodes: NodeStack, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the attention of nodes to their prompts and ancestors, [F, H, D], and what its backward pass needs.
+        """Return the attention of nodes to their prompts and ancestors, [F, H, D], and its log-sum-exps, [F, H].
 
         The contiguous inputs are scaled queries, keys and values, and keys and values of the prompts [P, K, S, D].
         """
@@ -191,7 +191,7 @@ class NodeStack:
         return *(array.ctypes.data for array in self._arrays), self._deepest
 
     def sizes(self, query_FHD: Tensor, key_FKD: Tensor) -> tuple[int, ...]:
-        """Return the sizes of the arguments."""
+        """Return the numbers of nodes, prompts, key-value heads, and query heads of each, and the head dimension."""
         (num_nodes, num_heads, width), num_kv_heads = query_FHD.shape, key_FKD.shape[1]
         return num_nodes, self._num_prompts, num_kv_heads, num_heads // num_kv_heads, width
 
@@ -225,7 +225,7 @@ _choice: CompileChoice = "auto"
 
 def use_kernels(choice: CompileChoice) -> None:
     """Set which kernels this process uses: auto, where a C compiler is present; on, with an error without one; off."""
-    global _choice  # of the process, like the number of threads of PyTorch
+    global _choice  # one for the process, like PyTorch's number of threads
     _choice = choice
     if choice == "on" and isinstance(loaded := _load(), str):
         raise KernelsError(f"engine.compile = on, and {loaded}; install a C compiler, or set engine.compile: auto")
@@ -243,12 +243,12 @@ def kernels() -> Kernels | None:
 
 
 def kernels_of(x: Tensor) -> Kernels | None:
-    """Return the kernels if they can compute with a tensor, and otherwise None."""
+    """Return the kernels if they can compute with this tensor, and otherwise None."""
     return kernels() if x.dtype is torch.float32 and x.device.type == "cpu" else None
 
 
 def describe_kernels() -> str:
-    """Return a text that says whether this process has the kernels, and why not."""
+    """Return `compiled`, `off (engine.compile)`, or `not compiled: ` and the reason."""
     if _choice == "off":
         return "off (engine.compile)"
     loaded = _load()
@@ -275,7 +275,7 @@ def using_triton(use: bool) -> Iterator[None]:
 
 
 def suits_triton(x: Tensor) -> bool:
-    """Return whether this thread may use the kernels in Triton, and they can compute with a tensor."""
+    """Return whether this thread may use the kernels in Triton, and they can compute with this tensor."""
     suits = x.device.type in TRITON_DEVICES and x.dtype in TRITON_DTYPES
     return suits and _triton.get() and not torch.is_grad_enabled()
 
@@ -313,7 +313,7 @@ def compile_kernels() -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as made:
         unlinked, linked = Path(made, "kernels.o"), Path(made, "kernels.so")
         _run([*command, "-c", str(_SOURCE), "-o", str(unlinked)])
-        # Without -fopenmp: the functions of OpenMP are those that PyTorch has loaded.
+        # Link without -fopenmp: the functions of OpenMP are those that PyTorch has loaded.
         undefined = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
         _run([compiler, "-shared", *undefined, str(unlinked), "-o", str(linked), "-lm"])
         linked.replace(library)

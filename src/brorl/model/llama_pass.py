@@ -64,7 +64,7 @@ class _Layer(NamedTuple):
     key_norm: Norm | None
     output: Linear
     mlp_norm: Norm
-    gate: Linear  # followed by `up` in one matrix if `up` is None
+    gate: Linear  # one matrix with the rows of gate and then of up, if `up` is None
     up: Linear | None
     down: Linear
 
@@ -80,7 +80,7 @@ class LlamaPass(ModelPass):
         super().__init__(model)
         decoder: Any = model.get_decoder()
         self._dtype = sampling_dtype
-        self._copies: list[tuple[Tensor, Tensor]] = []  # parts of the copies, and the parameters that they hold
+        self._copies: list[tuple[Tensor, Tensor]] = []  # pairs: a part of a copy, and the parameter that it copies
         self._head_dim: int = decoder.layers[0].self_attn.head_dim
         self._scale: float = decoder.layers[0].self_attn.scaling
         self._embedding: Tensor = decoder.embed_tokens.weight
@@ -143,7 +143,7 @@ class LlamaPass(ModelPass):
     def _layer(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-        # On a CPU the kernels in C read both from dense memory.
+        # On a CPU gate and up stay apart: the kernels in C read each from dense memory.
         joins_mlp = self._dtype is not None and self.device.type != "cpu"
         return _Layer(
             _norm(layer.input_layernorm),

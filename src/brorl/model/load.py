@@ -124,8 +124,8 @@ def load_model(
     """
     source = find_model(name)
     if lora or source.adapter:
-        require_peft()  # before the weights are read
-    if source.adapter and not lora:  # in float32: bfloat16 would round the adapters away
+        require_peft()  # fail before the weights are read
+    if source.adapter and not lora:  # merge in float32: bfloat16 would round the adapters away
         exact = torch.promote_types(dtype, torch.float32)
         model = merged(_load(source, exact), source.adapter)
         for parameter in model.parameters():  # not buffers: frequencies of rotations stay exact

@@ -22,11 +22,11 @@ LOGITS_PER_BLOCK = 1 << 26
 # compiled code keeps only the logits and their gradient, and larger blocks add to the gradient of weights less often
 COMPILED_LOGITS_PER_BLOCK = 1 << 29
 LOGITS_PER_DRAW = 1 << 24  # a draw has several temporaries as large as its logits, one of them in float64
-MASSES_PER_DRAW = 1 << 21  # masses among which the rollouts of a draw search: of all blocks, and in one block
+MASSES_PER_DRAW = 1 << 21  # masses that the rollouts of a draw search: all blocks, then the tokens of one block
 
 
 def tokens_per_mass(vocabulary: int) -> int:
-    """Return the number of tokens in a block of a draw, near the root of the vocabulary; a rollout searches twice."""
+    """Return the tokens per block of a draw, about the root of the vocabulary: 512 for 151,936 tokens."""
     return 1 << (vocabulary.bit_length() + 1) // 2
 
 
@@ -52,9 +52,9 @@ def row_logits(
     whole_logits: bool = False,
     max_logits: int | None = None,
 ) -> RowLogits:
-    """Run a model by `forward`, which returns its logits, and stop before its output embedding if they are many.
+    """Call `forward`, which runs the model and returns its logits; leave out the output embedding if they are many.
 
-    The result has the shape that `forward` returns. `whole_logits` is needed where `embeds_last` is false.
+    The result has the shape that `forward` returns. A model for which `embeds_last` is false needs `whole_logits`.
     """
     vocabulary: int = model.config.get_text_config().vocab_size
     if whole_logits or num_rows * vocabulary <= (max_logits or MAX_LOGITS):
@@ -84,7 +84,7 @@ def embeds_last(model: PreTrainedModel) -> bool:
         try:
             with torch.device(model.device):
                 logits: Tensor = model(input_ids=token, use_cache=False, **mask).logits
-        except Exception:  # for instance a cast or a scale that does not fit the shape of the inputs
+        except Exception:  # e.g. a cast or a scale that does not fit the shape of the inputs
             return False
     return skipped.is_output(logits)
 
@@ -93,7 +93,7 @@ def embeds_last(model: PreTrainedModel) -> bool:
 def computed_whole(model: PreTrainedModel) -> Iterator[None]:
     """Let the output embedding of a model compute inside the block, even while `row_logits` leaves it out.
 
-    A hook at the start of a forward pass can make another pass in this block.
+    So a hook at the start of one forward pass can make another, whole pass.
     """
     embedding = model.get_output_embeddings()
     forward = None if embedding is None else embedding.__dict__.get("forward")
@@ -136,7 +136,7 @@ def _skipped(embedding: nn.Module) -> Iterator[_Skipped]:
 
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any] | None) -> Iterator[None]:
-    """Give a module another `forward` inside the block; None for the one of its class."""
+    """Give a module another `forward` inside the block; None for the method of its class."""
     previous = module.__dict__.get("forward")
     _set_forward(module, forward)
     try:

@@ -221,7 +221,7 @@ def _describe(rank: int, alpha: float, weights: Iterable[str]) -> str:
 
 
 _NUM_TOKENS = 12
-_RELATIVE_ERROR = 1e-3  # in float32, relative to the largest logit
+_RELATIVE_ERROR = 1e-3  # largest change of a logit in float32, relative to the largest logit
 
 
 def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:

@@ -19,7 +19,7 @@ from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, Mode
 from brorl.model.settings import LoraSettings, States
 from brorl.table import Table
 
-_RANK = 16  # of adapters, for a run that has none
+_RANK = 16  # rank of the adapters, for a run that has none
 _GIB = 1 << 30
 _at_most = attrgetter("total_bytes")
 
@@ -27,7 +27,7 @@ _at_most = attrgetter("total_bytes")
 class Choice(NamedTuple):
     """A way to train."""
 
-    name: str  # the settings that make this way, whatever the run has
+    name: str  # the settings of this way, also those that the run has
     changes: dict[str, Any]  # the settings that differ from the run's, by dotted name
     settings: MemorySettings
     prediction: MemoryPrediction

@@ -35,11 +35,11 @@ from brorl.model.source import auto_class, freeze_images
 from brorl.model.tree_attention import PREFILL_TOKENS, HooksError, KVShape, kv_shapes
 
 _BYTES_PER_DRAWN_LOGIT = 24  # scaled, padded, softmax, and a copy in float64
-_BYTES_PER_MASS = 16  # in float64, and its sum
+_BYTES_PER_MASS = 16  # a mass and its running sum, both in float64
 _SCORES_IN_TILE = 4  # scores, weights, their gradient, and a cast
 _NF4_BYTES = 0.5 + 0.127 / 8  # per weight: 4 bits, and the doubly quantized scales of blocks of 64 (arXiv 2305.14314)
 _TEMPORARY_LAYERS = 3  # gradients, intermediate results, and memory that the allocator keeps
-_MIN_NODES = 1024  # the default on a CPU, below which the learner can go
+_MIN_NODES = 1024  # the prediction halves nodes down to the default on a CPU; the learner can go lower
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class MemorySettings:
     """The settings of a run that decide its memory."""
 
     dtype: Literal["float32", "float64", "bfloat16"]  # the run's `dtype`
-    engine_bytes: int  # the engine's limit
+    engine_bytes: int  # limit of the engine, `engine.memory_gib`
     lora: LoraSettings | None = None  # the adapters; None if all weights are trained
     reference: bool = False  # whether a reference policy is in the device's memory
     average: bool = False  # whether averaged weights are in the device's memory
-    states: States = "device"  # where AdamW's moments are between updates, and in how many bits
+    states: States = "device"  # place and bits of AdamW's moments between updates
     nodes_per_pass: int | None = None  # nodes per forward pass of the learner, 1 or more; None for the default
     gradient_checkpointing: bool = False  # whether activations are computed again
     # how rollouts go through the model; `auto` is the flat path if the attention cannot be hooked
@@ -107,7 +107,7 @@ class MemoryPrediction:
     learning: MemoryLine  # the learner's memory while it learns; an upper estimate
     available_bytes: int | None = None  # the machine's free memory; None if unknown
     num_weights: int = 0  # weights of the model
-    row_bytes: int = 0  # of the engine's memory, for a response of full length; 0 if another engine samples
+    row_bytes: int = 0  # engine memory per response of full length; 0 if another engine samples
 
     @cached_property
     def kept_bytes(self) -> int:
@@ -148,7 +148,7 @@ def predict_memory(
 class ModelMemory:
     """Predicts the memory of runs of one model, from its config.
 
-    A `HooksError` says that the model's attention cannot be hooked, and `forward` is `tree`.
+    It raises a `HooksError` if `forward` is `tree`, and the model's attention cannot be hooked.
     """
 
     def __init__(self, config: PreTrainedConfig, forward: ForwardChoice = "auto") -> None:
@@ -196,7 +196,7 @@ class ModelMemory:
             kept = (*kept, MemoryLine("sampling cache", cache + step, "engine.memory_gib"))
         else:
             sampling += cache
-        if settings.device == "cpu":  # the copy exists while it samples
+        if settings.device == "cpu":  # there the copy exists only while the engine samples
             sampling += self._copied_bytes(settings)
         nodes = settings.nodes_per_pass or default_max_nodes(
             self._model, whole_logits=self._whole_logits, device=settings.device
@@ -207,7 +207,7 @@ class ModelMemory:
         room = inf if available is None else available - casts - sum(line.num_bytes for line in kept)
         minimum = settings.nodes_per_pass or _MIN_NODES
         while (learning := self._learning_bytes(settings, workload, nodes)) > room and nodes > minimum:
-            nodes //= 2  # as the learner does when memory runs out
+            nodes //= 2  # the learner halves them too when memory runs out
         fewer = "" if settings.gradient_checkpointing else "engine.gradient_checkpointing, "
         return MemoryPrediction(
             kept,
@@ -289,9 +289,9 @@ class ModelMemory:
     def _activation_bytes(self, settings: MemorySettings) -> int:
         """Return the bytes of a token's activations in one layer: b * (6 h + 4 m + 7 H D).
 
-        h is the hidden size, m the size inside the MLP, and b the bytes per number; each of H heads has D numbers, 4 D
-        for a key and 3 D for a value. If activations have fewer bytes than trained weights, the 6 h have the bytes of
-        the weights, and 2 h are added: norms are computed in float32 and cast.
+        h is the hidden size, m the size inside the MLP, and b the bytes per number. Each of H heads has 7 D numbers: 4
+        times its key's size, and 3 times its value's. If activations have fewer bytes than trained weights, the 6 h
+        have the bytes of the weights, and 2 h are added: norms are computed in float32 and cast.
         """
         trained, computed = settings.trained_bytes, settings.computed_bytes
         head_size = max(4 * kv.key_dim + 3 * kv.value_dim for kv in self._kv)
@@ -381,6 +381,6 @@ def check(prediction: MemoryPrediction, available: int | None, fix: Callable[[],
 
 
 def size_text(num_bytes: int) -> str:
-    """Return a size in GiB, or in MiB if it is small."""
+    """Return a size such as `1.5 GiB`, or `512 MiB` if it is small."""
     gib = num_bytes / 2**30
     return f"{gib:.1f} GiB" if gib >= 0.95 else f"{num_bytes / 2**20:.0f} MiB"

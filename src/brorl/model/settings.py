@@ -16,7 +16,7 @@ from brorl.section import Names, Section
 from brorl.storage import split_revision
 
 ForwardChoice = Literal["auto", "tree", "flat"]  # how rollouts go through the model
-States = Literal["device", "host", "8bit"]  # where AdamW's moments are: on the device, on the CPU, in 8 bits
+States = Literal["device", "host", "8bit"]  # AdamW's moments are on the device, on the CPU, or in 8 bits
 
 
 class LoraSettings(Section):

@@ -35,11 +35,12 @@ except ImportError:  # an older torch: no pass can be completed after an error
 
 
 def shard(model: PreTrainedModel, weights: dict[str, Tensor], device: torch.device, autocast: bool = False) -> None:
-    """Shard a model on the meta device in place over all ranks: each decoder layer, and the rest; frozen ones too.
+    """Shard a model on the meta device, in place, over all ranks: each decoder layer, and then the rest.
 
-    Rank 0 sends each rank its shards, one weight after the other, and empties its `weights`. The `weights` of other
-    ranks are ignored: only rank 0 ever has a whole weight. `autocast` gathers parameters and computes in bfloat16;
-    shards, their gradients and the sums of gradients over the ranks stay in float32.
+    Frozen weights are sharded too. Rank 0 sends each rank its shards, one weight after the other, and empties its
+    `weights`. The `weights` of other ranks are ignored: only rank 0 ever has a whole weight. `autocast` gathers
+    parameters and computes in bfloat16; shards, their gradients and the sums of gradients over the ranks stay in
+    float32.
     """
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if autocast else MixedPrecisionPolicy()
@@ -69,11 +70,11 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def laid_out_as(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Return a tensor that every rank has whole, in the layout of a parameter; not collective."""
+    """Lay out a tensor, which every rank has whole, as a parameter is laid out; not collective."""
     if not isinstance(parameter, DTensor) or isinstance(tensor, DTensor):
         return tensor
     shard = tensor.new_empty(local_tensor(parameter).shape[0], *tensor.shape[1:], device=parameter.device)
-    chunks = tensor.chunk(parameter.device_mesh.size())  # as FSDP does; the last ranks can have none
+    chunks = tensor.chunk(parameter.device_mesh.size())  # FSDP splits rows this way; the last ranks can have none
     rank = parameter.device_mesh.get_local_rank()
     if rank < len(chunks):
         shard.copy_(chunks[rank])
@@ -96,8 +97,7 @@ def with_rows_of(parameter: Tensor, shard: Tensor) -> Tensor:
 def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> dict[str, Tensor]:
     """Write a model in Hugging Face format, or its adapters in peft's format; collective if it is sharded.
 
-    Return the parameters that were written by name, on the CPU if the model is sharded, and none on ranks that do not
-    write.
+    Return the written parameters by name, on the CPU if the model is sharded. Ranks that do not write return none.
     """
     only_adapters = getattr(model, "_hf_peft_config_loaded", False)
     whole: dict[str, Tensor] = {}
@@ -127,7 +127,7 @@ def _scatter(parameter: Tensor, whole: Tensor | None, device: torch.device) -> N
     """Materialize a sharded parameter of the meta device; collective."""
     assert isinstance(parameter, DTensor)
     size = parameter.device_mesh.size()
-    rows = max(1, -(-parameter.shape[0] // size))  # of each shard; the last ones can have fewer
+    rows = max(1, -(-parameter.shape[0] // size))  # rows per shard; the last shards can have fewer
     padded = torch.zeros(rows, *parameter.shape[1:], dtype=parameter.dtype, device=device)
     pieces = None
     if whole is not None:
@@ -213,8 +213,8 @@ class ShardedPassSync(PassSync):
     def _back_to_shards(self) -> None:
         """Free the parameters outside the layers, which a pass without a gradient leaves gathered.
 
-        They have the dtype of the passes, and can be the reference's. Every pass starts from shards, and weights are
-        read from shards.
+        They have the dtype of the passes, and can belong to the reference. Every pass starts from shards, and weights
+        are read from shards.
         """
         root: Any = self._model
         root.reshard()

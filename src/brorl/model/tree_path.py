@@ -142,7 +142,7 @@ def chunk_logprobs(
     if forward.packed:
         for slices in split_into_chunks(trees, max_nodes):
             chunk = _compute_chunk(model, trees, offsets, slices, None, outputs, forward)
-            assert chunk is not None  # with prompts every slice owns nodes
+            assert chunk is not None  # every slice with a prompt owns nodes
             yield chunk
         return
     for start, stop in prompt_groups(trees, max_nodes):

@@ -1,6 +1,6 @@
-"""Kernels in Triton to decode on a GPU: of a decoder layer, of the attention of slots, and of the draw.
+"""Kernels in Triton to decode on a GPU, for a decoder layer, for the attention of slots, and for the draw.
 
-The attention is two kernels: to the keys of the prompt and to those of the slot, merged with one softmax. They read
+The attention has two kernels, for the keys of the prompt and for those of the slot, merged with one softmax. They read
 only the tokens in use, each once. Notation: see `slot_attention`; C cells of a grid of prompts and slots.
 """
 
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_HEADS, _GATES = 16, 1024  # that a program computes
+_HEADS, _GATES = 16, 1024  # heads, and numbers of a gate, that a program computes
 
 
 def rotate(
@@ -89,8 +89,8 @@ def _gate(both, out, INNER: tl.constexpr, BLOCK: tl.constexpr):
 
 
 _NO_WINDOW = 1 << 30  # tokens
-_LEAST = 16  # rows and columns of a product
-_PROMPT_BYTES, _OWN_BYTES = 1 << 13, 1 << 12  # of keys that a program reads at once
+_LEAST = 16  # fewest rows and columns of a product
+_PROMPT_BYTES, _OWN_BYTES = 1 << 13, 1 << 12  # bytes of keys that a program reads at once
 
 
 def _with_dense_rows(x_RHD: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class Prompts(NamedTuple):
     key_KPSD: Tensor
     value_KPSD: Tensor
     length_P: Tensor
-    width: int  # slots of a prompt at most
+    width: int  # most slots of a prompt
     slot_C: Tensor | None  # the slot of each cell; None if the cells are the slots
     cell_R: Tensor | None  # the cell of each slot
 
@@ -124,10 +124,10 @@ def attend(
         query_RHD: Scaled queries.
         key_RKD: New keys.
         value_RKD: New values.
-        own_key_RKTD: Keys of the slots; dense, as their values.
+        own_key_RKTD: Keys of the slots, dense like their values.
         own_value_RKTD: Values of the slots.
         prompts: The prompts.
-        position: Where the new tokens are in their slots, shape [1].
+        position: Index of the new tokens in their slots, shape [1].
         window: Tokens that a new token sees, itself included; None for all.
     """
     query_RHD, key_RKD, value_RKD = (_with_dense_rows(x) for x in (query_RHD, key_RKD, value_RKD))
@@ -252,7 +252,7 @@ def _attend_own(
     tl.store(at, acc / mass_M[:, None], mask=inside)
 
 
-_TOKENS = 4096  # that a program reads at once
+_TOKENS = 4096  # tokens whose logits a program reads at once
 
 
 def draw(
@@ -260,7 +260,7 @@ def draw(
 ) -> tuple[Tensor, Tensor]:
     """Draw a token for each of K rollouts as `native.draw.draw_tokens` does, from logits that are dense in each row.
 
-    Masses of blocks of tokens, a power of two, are summed up and cumulated in float64, as the log-probs are.
+    `block_size` is a power of two. Masses of blocks are summed in float64, and log-probs are float64.
     """
     num_rows, vocabulary = logits_RV.shape
     num_blocks = triton.cdiv(vocabulary, block_size)
@@ -313,7 +313,7 @@ def _invert(
     edge_B = tl.cumsum(mass_B, 0)
     total = tl.sum(tl.where(b == B - 1, edge_B, 0.0), 0)
     target = tl.load(uniform + k) * total
-    # The limits are for rows with NaN, which have no such block; their log-probs are NaN.
+    # A row with NaN has no such block: the limits keep its indices valid, and its log-probs are NaN.
     block = tl.minimum(tl.sum(((edge_B <= target) & (b < B)).to(tl.int32), 0), B - 1)
     inside = target - tl.sum(tl.where(b == block - 1, edge_B, 0.0), 0)
     m = tl.sum(tl.where(b == block, top_B, 0.0), 0)

@@ -219,7 +219,7 @@ class NativeEngine:
             with using_triton(self._uses_kernels(decoder)):
                 return growth.grow()
         except BaseException:
-            self._kept = None  # it may hold numbers that are not finite
+            self._kept = None  # the decoder may hold numbers that are not finite
             raise
         finally:
             if self._graphs is not None and not self._graphs.enabled:

@@ -231,7 +231,7 @@ def _watch(core: Any, died: type[Exception]) -> None:
         left.resources.engine_dead = True  # every later call raises
         left.outputs_queue.put_nowait(died())
         for future in list(left.utility_results.values()):
-            with suppress(InvalidStateError):  # its result came in the meantime
+            with suppress(InvalidStateError):  # the result came in the meantime
                 future.set_exception(died())
 
     Thread(target=wait, name="brorl-vllm-watch", daemon=True).start()

@@ -26,7 +26,7 @@ _WAITS = {
     "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_consecutive", "unique_dim",
     "equal", "bincount", "repeat_interleave", "_pin_memory",
 }  # fmt: skip
-_INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # with a mask the host waits for its count
+_INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # for a mask, the host waits for its count
 _COPIES = {"_to_copy", "copy_", "lift_fresh"}
 Step = Callable[[], None]
 Capture = Callable[[Step], Step]  # runs a step as often as needed, records it, and returns its replay

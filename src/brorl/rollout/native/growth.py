@@ -169,7 +169,7 @@ class Growth:
         return children.take(np.flatnonzero(~done_C))
 
     def _replayed(self, rows: Rows, prompt_R: IntArray) -> tuple[Rows, Tensor]:
-        """Feed again the tokens of rows that waited; return the rows in their slots, and the logits after each."""
+        """Feed the tokens of rows that waited again; return the rows in their slots, and the logits after each."""
         path_RT = self._trees.paths(rows.node_R, rows.depth - 1)
         fed = replace(rows, slot_R=prompt_R)
         for position in range(rows.depth):
@@ -180,7 +180,7 @@ class Growth:
 
 
 class GrowingTrees:
-    """The trees of P prompts while they grow. Nodes are numbered over all trees."""
+    """The trees of P prompts while they grow. Their nodes are numbered 0, 1, 2, ... as they are added."""
 
     def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
         self._prompts = [tuple(p) for p in prompts]

@@ -38,7 +38,7 @@ class PagedCache:
         self.kernels = kernels
         self.memory = memory
         self._shapes = shapes
-        self._blocks: list[list[Tensor]] = []  # for each block the keys and the values of each layer in turn
+        self._blocks: list[list[Tensor]] = []  # per block: keys, values of layer 0, keys, values of layer 1, ...
         self.pages: list[Tensor] = []  # per layer the addresses of its blocks; see `Kernels.attend_rows`
         self.slot_BR = torch.empty(0, 0, dtype=torch.int64)  # slot of each row in each block
 

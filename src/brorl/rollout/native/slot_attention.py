@@ -283,10 +283,10 @@ class SlotContext(AttentionContext):
         self.longest = longest
         self._cache, self._prompts, self._grid = cache, prompts, grid
         self._position, self._num_slots = position, num_slots
-        self._biases: dict[int | None, tuple[Tensor, Tensor | None]] = {}  # which tokens each window hides
+        self._biases: dict[int | None, tuple[Tensor, Tensor | None]] = {}  # hidden tokens by window
 
     def _hidden(self, window: int | None) -> tuple[Tensor, Tensor | None]:
-        """Return -inf for hidden tokens and 0 for others: of a slot, shape [T], and of the prompts, [P, 1, S]."""
+        """Return -inf for hidden tokens and 0 for others: [T] for every slot, and [P, 1, S] for the prompts."""
         if window in self._biases:
             return self._biases[window]
         position, prompts = self._position, self._prompts
@@ -317,7 +317,7 @@ class SlotContext(AttentionContext):
         value.index_copy_(2, self._position, value_TKD[:, :, None])
         query = query_THD.unflatten(1, (key.shape[1], -1))  # [R, K, G, D]
         num_groups = query.shape[2]
-        # Reserved tokens that are not in use are read too: memory is read in one stream, and no shape changes.
+        # This also reads reserved tokens that are not in use, so memory is read in one stream and no shape changes.
         bias_T, bias_P1S = self._hidden(window)
         of_row = torch.baddbmm(bias_T, query.flatten(0, 1), key.flatten(0, 1).mT).unflatten(0, key.shape[:2])
         of_prompt = self._grid.spread(query) @ self._prompts.key[layer].mT  # [K, P, W * G, S]
