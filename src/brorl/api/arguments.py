@@ -1,4 +1,4 @@
-"""Arguments of several commands: a recipe, a checkpoint, the directory of a new run. It needs no torch."""
+"""Reads the arguments that several commands share: a recipe, a checkpoint, a new run's directory. Needs no torch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def make_run_directory(output_dir: str | None, name: str) -> RunDirectory:
-    """Make the directory of a new run: `output_dir`, or a new one under `runs/` whose name begins with `name`.
+    """Make the directory of a new run: `output_dir`, or a new directory `runs/name...`.
 
-    Evaluations, plans, simulations and comparisons are in `runs/` too. They have no `config.yaml` and are not runs.
+    `runs/` also holds evaluations, plans, simulations and comparisons. They have no `config.yaml` and are not runs.
     """
     from brorl.runs.run_directory import RunDirectory
 
@@ -77,8 +77,8 @@ WITHOUT_TRAINING: Mapping[str, Any] = {
 def resolve_config(config_or_path: ConfigOrPath, overrides: Mapping[str, Any]) -> TrainConfig:
     """Return the checked config of a recipe with some settings replaced.
 
-    They are nested (`{"evaluation": {"every": 5}}`) or have dotted names (`{"evaluation.every": 5}`). `budget.limit`
-    without `steps` also replaces the recipe's `steps`.
+    Overrides are nested (`{"evaluation": {"every": 5}}`) or have dotted names (`{"evaluation.every": 5}`). An override
+    of `budget.limit` without `steps` also replaces the recipe's `steps`.
     """
     if isinstance(config_or_path, TrainConfig) and not overrides:
         return config_or_path
@@ -86,7 +86,7 @@ def resolve_config(config_or_path: ConfigOrPath, overrides: Mapping[str, Any]) -
 
 
 def recipe_name(config_or_path: ConfigOrPath) -> str:
-    """Return the name of a recipe for messages and folders: as given, or `settings` where Python gave the values."""
+    """Return a recipe's name for messages and folders: as given, or `settings` if the caller passed the values."""
     return str(config_or_path) if isinstance(config_or_path, str | Path) else "settings"
 
 
@@ -110,21 +110,21 @@ def check_cheaply(config: TrainConfig) -> None:
 
 
 class Checkpoint(NamedTuple):
-    """A model, and the config of the run that trained it (None: it is not from a run)."""
+    """A model and its origin."""
 
     model: str  # name or folder
-    run_config: Path | None
+    run_config: Path | None  # config.yaml of the run that trained it; None if no run did
 
     @property
     def recipe(self) -> str | None:
-        """The recipe whose prompts belong to the model: the run's, quickstart for a shipped model, or None."""
+        """The recipe that the model was trained with: its run's, quickstart for a shipped model, or None."""
         if self.run_config is not None:
             return str(self.run_config)
         return None if shipped_folder(self.model) is None else "quickstart"
 
 
 def resolve_checkpoint(name: str) -> Checkpoint:
-    """Return the model and the run of a name: a model, a run (its last checkpoint), or a checkpoint or its `ema`."""
+    """Find the model and run that a name means: a model, a run (its last checkpoint), a checkpoint or its `ema`."""
     path = Path(name).expanduser()
     if path.is_file():
         raise UserError(f"{name} is a file; give a model's folder or hub id, a run directory, or a checkpoint in one")

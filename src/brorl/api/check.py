@@ -1,4 +1,4 @@
-"""`brorl.check`: every check of a recipe that needs no training. It writes nothing."""
+"""`brorl.check`: checks everything about a recipe that needs no training. It writes nothing."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from brorl.training.inputs import RunInputs
 
 
-_ROWS = 50  # rows that are searched for options
-_TRIED = 8  # prompts whose form of the answer is tried
+_ROWS = 50  # rows to search for options
+_TRIED = 8  # prompts to try the form of the answer on
 _MAJORITY = 0.5
 _LETTER = re.compile(r"\(?([A-J])\)?\.?")
 
 
 def unused_options(source: FileSource) -> Iterator[str]:
-    """Yield a warning if a source has columns of options that its questions leave out."""
+    """Yield a warning if a source has columns of answer options that its questions do not show."""
     if source.layout or source.options_column:
         return
     first = next(read_rows(source.path, source.subset, source.split, ()), None)
@@ -74,7 +74,7 @@ def _contains(text: str, options: Sequence[str]) -> bool:
 
 
 def unreachable_references(prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Yield a warning if most references of a source name an option that the prompt does not contain."""
+    """Yield a warning if most references, such as `C`, name an option that the prompt does not contain."""
     named = [(prompt, shown) for prompt in prompts if (shown := _shows_option(prompt)) is not None]
     blind = [prompt for prompt, shown in named if not shown]
     if len(named) > _MAJORITY * len(prompts) and len(blind) > _MAJORITY * len(named):
@@ -86,7 +86,7 @@ def unreachable_references(prompts: Sequence[Prompt]) -> Iterator[str]:
 
 
 def _shows_option(prompt: Prompt) -> bool | None:
-    """Return whether a prompt contains the option that its reference names; None if it names none."""
+    """Return whether a prompt contains the option that its reference names; None if the reference names none."""
     reference = read_science_reference(prompt.reference) if prompt.domain == SCIENCE_DOMAIN else None
     if isinstance(reference, Choices):
         text = " ".join(prompt.text.split())
@@ -96,7 +96,7 @@ def _shows_option(prompt: Prompt) -> bool | None:
 
 
 def unread_forms(verifier: Verifier, prompts: Sequence[Prompt], is_own: bool) -> Iterator[str]:
-    """Yield warnings about the form of the answer that the questions of one domain ask for."""
+    """Yield a warning if the verifier does not read the form of answer that a domain's questions ask for."""
     if not is_own and prompts[0].domain not in (MATH_DOMAIN, SCIENCE_DOMAIN):
         return
     form = asked_form([prompt.question for prompt in prompts])
@@ -130,8 +130,8 @@ class CheckResult(Result):
     """A recipe that can be trained."""
 
     config: TrainConfig  # the checked settings
-    trials: tuple[Trial, ...]  # one trial of the verifier for each source and domain
-    forecast: StepForecast | None  # the expected seconds of a step; None without timing
+    trials: tuple[Trial, ...]  # each source and domain has one trial of its verifier
+    forecast: StepForecast | None  # expected seconds per step; None without timing
     lines: tuple[Text | Table, ...]  # the report
 
     def parts(self) -> tuple[Text | Table, ...]:
@@ -172,7 +172,7 @@ def check(
 
 
 def _checked(config: TrainConfig, name: str, timing: bool, report: _Report, again: str) -> CheckResult:
-    """Check the parts that need torch; `again` trains with the same settings."""
+    """Check the parts that need torch; `again` is the command that trains with the same settings."""
     from brorl.trackers import require_package
     from brorl.training.inputs import input_lines, prepare  # imports torch
     from brorl.training.run import check_start
@@ -227,7 +227,7 @@ class _Report:
 
 
 def _show_source(source: str, inputs: RunInputs, report: _Report) -> list[Prompt]:
-    """Show the number and the lengths of a source's prompts, and the first one as the model reads it."""
+    """Show how many prompts a source has, their lengths, and the first prompt as the model reads it."""
     train = [prompt for prompt in inputs.prompts.train.prompts if prompt.source == source]
     held_out = [prompt for prompt in inputs.prompts.held_out if prompt.source == source]
     prompts = [*train, *held_out]
@@ -242,7 +242,7 @@ def _show_source(source: str, inputs: RunInputs, report: _Report) -> list[Prompt
 
 
 def check_trial(trial: Trial) -> None:
-    """Reject a verifier that fails, and a built-in one that calls the reference answer incorrect."""
+    """Reject a verifier that fails, and a built-in verifier that calls the reference answer incorrect."""
     prompt = trial.prompt
     for verified in (trial.right, trial.wrong):
         reason = verified.verdict.reason
@@ -265,7 +265,7 @@ def _trial_lines(trial: Trial, is_own: bool) -> list[str]:
     prompt, verifier = trial.prompt, "your function" if is_own else "the verifier"
     reference, right = ("tests", "stored solution") if prompt.domain == CODE_DOMAIN and not is_own else (_ANSWER,) * 2
     lines = [f"verified as {prompt.domain}, question {prompt.id} with the {reference} {_quoted(prompt.reference)}:"]
-    known = trial.certain or (is_own and not prompt.reference.startswith("{"))  # an object is a row and not an answer
+    known = trial.certain or (is_own and not prompt.reference.startswith("{"))  # "{" starts a row, not an answer
     if known:
         lines.append(_verified_line(right, trial.right))
     else:
@@ -349,7 +349,7 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
 
 
 def _thought_lines(config: TrainConfig, inputs: RunInputs, groups: Sequence[Group]) -> list[str]:
-    """Return a line if the prompts open thoughts, or the measured responses contain some."""
+    """Return a line if the prompts open a thought, or if measured responses contain thoughts."""
     tags = config.verification.thoughts
     if tags is None:
         return []
@@ -377,7 +377,7 @@ def _thought_lines(config: TrainConfig, inputs: RunInputs, groups: Sequence[Grou
 
 
 def _threads_line(seconds: Mapping[int, float], chosen: int) -> str:
-    """Return the seconds of the same step by number of threads, and the setting if another number is faster."""
+    """Return the seconds of the same step per number of threads; if another number is faster, also the setting."""
     from brorl.planning.advice import seconds_text
 
     timed = ", ".join(f"{seconds_text(time)} s with {counted(number, 'thread')}" for number, time in seconds.items())

@@ -140,7 +140,7 @@ def _sweep(options: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _folder_and_spec(arguments: Arguments, output_dir: str | Path | None) -> tuple[Path, ComparisonSpec]:
-    """Return the folder, which is new or contains the same comparison, and the spec."""
+    """Return the folder and the spec; the folder is new, or contains the same comparison."""
     from brorl.comparison.spec import spec_for, spec_in
 
     first = arguments.arms[0] if len(arguments.arms) == 1 else None

@@ -1,7 +1,7 @@
-"""`brorl.data`: the questions of a recipe's sources, counted and checked. It loads no weights and writes nothing.
+"""`brorl.data`: counts and checks the questions of a recipe's sources. It loads no weights and writes nothing.
 
-Reference answers that no response can match are errors, as in training. The model's tokenizer measures lengths if it
-can be loaded. A note names each check that was skipped.
+A reference answer that no response can match is an error, as in training. The model's tokenizer measures lengths if it
+can be loaded. A note names each skipped check.
 """
 
 from __future__ import annotations
@@ -47,37 +47,37 @@ if TYPE_CHECKING:
 
     _Model = tuple[PreTrainedTokenizerBase, PreTrainedConfig]
 
-_PROMPT, _REFERENCE = 2_000, 200  # most characters to show
+_PROMPT, _REFERENCE = 2_000, 200  # show at most this many characters
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of prompts."""
+    """Lengths of prompts, in tokens, or in characters without a tokenizer."""
 
-    median: float  # half of the prompts are at most this long
+    median: float
     p95: int  # 95% of the prompts are at most this long
-    longest: int  # length of the longest prompt
+    longest: int
 
 
 @dataclass(frozen=True)
 class SourceSummary:
     """The counts of one source."""
 
-    name: str  # name of the source
-    kind: str  # its layout, `columns`, or the name of its generator
-    num_rows: int | None  # rows read; None if its questions are generated
-    num_train: int  # training questions, without those whose prompts are too long
+    name: str
+    kind: str  # a layout, `columns`, or the name of a generator
+    num_rows: int | None  # rows read; None if the questions are generated
+    num_train: int  # training questions, without prompts that are too long
     num_held_out: int  # questions held out from training
     num_repeated: int  # rows that repeat a question
-    dropped: Mapping[str, int]  # rows that the layout dropped, by reason
+    dropped: Mapping[str, int]  # rows that the layout dropped: reason -> count
     num_evaluated_on: int  # training questions removed because another source evaluates on them
-    # prompts to train and to evaluate on that are longer than `data.max_prompt_tokens`; 0 if lengths are in characters
+    # Training and held-out prompts longer than `data.max_prompt_tokens`; 0 if lengths are in characters.
     num_too_long: int
-    # training questions by domain, or the held-out ones of a source that is only evaluated on; without prompts that
-    # are too long
+    # Domain -> number of training questions; held-out questions if the source is only evaluated on. Prompts that are
+    # too long do not count.
     domains: Mapping[str, int]
-    fraction: float  # fraction of the training prompts, 0 to 1
-    # lengths of the training prompts, also of those that are too long; of the held-out ones if there are no others
+    fraction: float  # share of all training prompts, 0 to 1
+    # Lengths of the training prompts, too long ones included; of the held-out prompts if none is trained on.
     lengths: Lengths
 
 
@@ -85,14 +85,14 @@ class SourceSummary:
 class ShownPrompt:
     """A prompt that is shown as an example."""
 
-    id: str  # name of the question
-    domain: str  # domain of the question
+    id: str
+    domain: str
     reference: str  # reference answer
-    text: str  # the text that the model reads; without its chat template if the tokenizer could not be loaded
-    length: int  # length of the prompt
+    text: str  # the model reads this text; the chat template is missing if the tokenizer could not be loaded
+    length: int  # in tokens, or in characters without a tokenizer
 
     def lines(self, unit: str) -> list[Text]:
-        """Return the prompt as lines, its length in a unit, its reference and the beginning of its text."""
+        """Return lines with the prompt's id, its length in `unit`, its reference and the beginning of its text."""
         cut = visible_text(self.text[:_PROMPT])
         more = len(self.text) - _PROMPT
         lines = [*cut.split("\n"), *([f"... {counted(more, 'more character')}"] if more > 0 else [])]
@@ -109,15 +109,15 @@ class ShownPrompt:
 class DataResult(Result):
     """The counts and examples of the sources of a recipe."""
 
-    sources: tuple[SourceSummary, ...]  # one summary per source
+    sources: tuple[SourceSummary, ...]
     prompts: tuple[ShownPrompt, ...]  # examples
     unit: str  # `tokens`, or `characters` without a tokenizer
     notes: tuple[str, ...]  # lines for the user
-    problem: str | None = None  # error with which a run stops; None if no check found one
+    problem: str | None = None  # a run would stop with this error; None if no check found one
 
     @property
     def tables(self) -> list[Table]:
-        """The counts and lengths of each source, the domains, and the dropped rows."""
+        """Tables of counts and lengths per source, of domains, and of dropped rows."""
         counts, lengths, dropped = [], [], list[tuple[str, ...]]()
         number, share = Counter[str](), defaultdict[str, float](float)
         for one in self.sources:
@@ -193,11 +193,11 @@ def data(
 
 
 class _Preview(NamedTuple):
-    """Prompts, those that `data.max_prompt_tokens` keeps, and the problem of each that a run rejects."""
+    """The prompts of some questions, and what a run would do with them."""
 
     prompts: list[ShownPrompt]
-    kept: list[ShownPrompt]
-    problems: list[str]
+    kept: list[ShownPrompt]  # short enough for `data.max_prompt_tokens`
+    problems: list[str]  # one message per prompt that a run would reject
 
     @property
     def num_too_long(self) -> int:
@@ -272,7 +272,7 @@ def _check(config: TrainConfig, sources: Sequence[SourceQuestions]) -> list[str]
 
 
 def _load(config: TrainConfig, notes: list[str]) -> _Model | None:
-    """Load the tokenizer and the configuration of the model; without them, add a line to the notes."""
+    """Load the model's tokenizer and configuration; if that fails, add a line to the notes and return None."""
     from brorl.model.load import load_tokenizer
     from brorl.model.source import find_model, read_config
 
@@ -315,7 +315,7 @@ def _errors(
     config: TrainConfig,
     positions: int | None,
 ) -> Iterator[str]:
-    """Yield the errors with which a run stops, in the order of its checks."""
+    """Yield the errors that would stop a run, in the order of its checks."""
     from brorl.training.inputs import no_held_out_prompt, no_train_prompt  # imports torch
 
     for source, (train, held_out) in zip(sources, parts, strict=True):

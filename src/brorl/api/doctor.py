@@ -1,6 +1,6 @@
-"""`brorl doctor`: this machine, the sandbox that holds on it, and the installed extras.
+"""`brorl doctor`: reports this machine, the sandbox that holds on it, and the installed extras.
 
-It runs the attacks of `verification.sandbox.level`, and leaves no file and no process behind.
+It runs the attacks of `verification.sandbox.level` and leaves no file and no process behind.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FIXES = {
 class Diagnosis(Result):
     """What `brorl doctor` found."""
 
-    level: str | None  # the active level of the sandbox with `verification.sandbox: auto`; None if none holds
+    level: str | None  # `verification.sandbox: auto` chooses this sandbox level; None if no level holds
     tables: tuple[Table, ...]  # the report
 
     def parts(self) -> list[Table | str]:
@@ -122,7 +122,7 @@ def _unused_card() -> str | None:
 
 
 def _sandbox(levels: tuple[Level, ...], active: str | None) -> Table:
-    """Return the attacks as rows and the levels as columns."""
+    """Return a table with one row per attack and one column per sandbox level."""
     attacks = list(dict.fromkeys(attack.name for level in levels for attack in level.attacks))
     outcome_of = {(level.name, a.name): "contained" if a.contained else f"not contained: {a.detail}"
                   for level in levels for a in level.attacks}  # fmt: skip
@@ -136,7 +136,7 @@ def _sandbox(levels: tuple[Level, ...], active: str | None) -> Table:
 
 
 def _domains(active: str | None, problem: str | None, levels: tuple[Level, ...]) -> Table:
-    """Return which domains are available, with the fixes for those that are not."""
+    """Return a table of the available domains, with the fix for each unavailable one."""
     domains_of: dict[str, list[str]] = {}
     for domain in DOMAINS:
         domains_of.setdefault(_availability(domain, active), []).append(domain)

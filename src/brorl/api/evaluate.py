@@ -97,15 +97,15 @@ def evaluate(
 
 
 def default_ks(num_rollouts: int) -> tuple[int, ...]:
-    """Return 1 and the powers of 2 up to half the number of samples, at most 256.
+    """Return 1 and the powers of 2 up to half the number of samples, at most 256: 64 samples give 1, 2, 4, 8, 16, 32.
 
-    For a larger k the estimate averages few subsets, which share most of their responses.
+    At a larger k, the subsets that pass@k averages share most of their responses.
     """
     return (1, *(2**i for i in range(1, 9) if 2 ** (i + 1) <= num_rollouts))
 
 
 def _sets(data: Any, checkpoint: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the datasets, and lines on the guesses about rows, which become a file."""
+    """Return the names of the datasets, and lines about guesses. Rows are written to a file, which is then named."""
     if isinstance(data, str):
         return (data,), ()
     if isinstance(data, list | tuple) and all(isinstance(name, str) for name in data):
@@ -125,7 +125,7 @@ def make_request(
     sampled: Mapping[str, Any],
     given: Mapping[str, Any],
 ) -> Request:
-    """Return the checked settings of an evaluation: the settings of the checkpoint's run, replaced by given ones."""
+    """Return the checked settings of an evaluation: the checkpoint's run has them, and given ones replace them."""
     from brorl.evaluation.questions import Request
 
     samples, limit = sampled["samples"], given.get("evaluation.num_prompts")
@@ -137,7 +137,7 @@ def make_request(
         )
     found = resolve_checkpoint(checkpoint)
     settings = {} if found.recipe is None else read_recipe(found.recipe)
-    settings.pop("cluster", None)  # the cluster of the run; an evaluation needs another one, or none
+    settings.pop("cluster", None)  # the run's cluster; an evaluation uses one only if asked to
     overrides = {
         **given,
         **WITHOUT_TRAINING,
@@ -223,7 +223,7 @@ def _evaluate(checkpoint: str, request: Request, output_dir: str | Path | None, 
 
 
 def _folder(output_dir: str | Path | None, inputs: EvaluationInputs) -> Path:
-    """Return the given folder, or one named after the model (for a checkpoint, the run too) and the settings."""
+    """Return the given folder, or one named after the model, the run of a checkpoint, and the settings."""
     if output_dir is not None:
         return Path(output_dir).expanduser()
     digest = blake2b(json.dumps(inputs.settings, sort_keys=True).encode(), digest_size=4).hexdigest()
@@ -304,7 +304,7 @@ def _finish(
 
 
 def _compare_with_own(run_config: Path, settings: Mapping[str, Any]) -> list[str]:
-    """Return a line with the differences from the run's own evaluations; empty if there are none."""
+    """Return a line on how the settings differ from the run's own evaluations; empty if they do not."""
     from brorl.runs.run_directory import RunDirectory
 
     config = resolve_config(run_config, {})

@@ -1,6 +1,6 @@
-"""A first recipe for a data file, with a comment on every setting, and lines on the guesses about the data.
+"""Writes a first recipe for a data file: a comment on every setting, and lines on the guesses about the data.
 
-The numbers suit a first run on a laptop; the comments name those of the paper.
+The numbers suit a first run on a laptop; the comments give the paper's numbers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ FUNCTION_FILE = "my_checks.py"
 """File of the user's verifier."""
 _MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 _SIGNATURE = "def check(response: str, reference: str) -> bool"
-_HELD_OUT, _EVALUATED = 64, 32  # questions that are held out and evaluated, if there are enough
+_HELD_OUT, _EVALUATED = 64, 32  # questions to hold out and to evaluate on, if there are enough
 _FRACTIONS = (0.2, 0.3, 0.4, 0.5)  # held-out fractions to try for small files
-_COLUMN = 46  # in which comments begin
+_COLUMN = 46  # comments begin in this column
 _OF_DATA = (
     "data.sources", "data.held_out_fraction", "prompt.template", "evaluation.num_prompts", "verification.functions",
 )  # fmt: skip
@@ -64,11 +64,11 @@ _COMMENTS: Mapping[str, str] = {
 class FirstRecipe:
     """A first recipe for a data file."""
 
-    settings: Mapping[str, Any]  # by dotted name, in the order of the file
-    comments: Mapping[str, str]  # comment on each setting
+    settings: Mapping[str, Any]  # dotted name -> value, in the order of the file
+    comments: Mapping[str, str]  # dotted name -> comment
     guess: Guess
     reading: SourceReading
-    form: AnswerForm | None  # the form of the answer that the questions ask for; None if they ask for none
+    form: AnswerForm | None  # questions ask for answers in this form, such as `\boxed{...}`; None if in no form
 
     @property
     def source(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class FirstRecipe:
         return lines
 
     def summary(self, output: Path) -> list[str]:
-        """Return the number of questions, the guesses, the file written, and the next commands."""
+        """Return lines with the number of questions, the guesses, the file written, and the next commands."""
         settings, reading, number = self.settings, self.reading, len(self.reading.questions)
         others = [f"{counted(reading.num_repeated, 'row')} repeat a question"] if reading.num_repeated else []
         others += [f"{counted(count, 'row')} dropped ({reason})" for reason, count in reading.dropped.items()]
@@ -128,7 +128,7 @@ class FirstRecipe:
 
 
 def make_first_recipe(path: str, model: str | None, guess: Guess, reading: SourceReading, function: str) -> FirstRecipe:
-    """Choose the settings; a prompt and its response share the positions of the model."""
+    """Choose the settings, so that a prompt and its response fit into the model's positions."""
     questions, positions, source = reading.questions, _positions(model), guess.source
     domain = "" if function == SCORE else guess.domain  # a taskset has its own rewards, whatever its name
     puzzles, form = domain == COUNTDOWN_DOMAIN, asked_form([question.key for question in questions])
@@ -195,7 +195,7 @@ def _columns(source: FileSource) -> dict[str, Any]:
 def _yaml_lines(
     settings: Mapping[str, Any], comments: Mapping[str, str], prefix: str = "", indent: str = ""
 ) -> Iterator[str]:
-    """Yield nested settings as YAML, each with its comment in the column of all comments, or above a long setting."""
+    """Yield nested settings as YAML lines. Comments are aligned in one column; above a setting that is too long."""
     for key, value in settings.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
@@ -219,11 +219,11 @@ def _yaml_lines(
 
 
 def _positions(model: str | None) -> int | None:
-    """Return the positions of a model on this machine, without importing transformers; None if they are unknown."""
+    """Read how many positions a model on this machine has, without importing transformers; None if unknown."""
     folder = shipped_folder(model or "") or Path(model or "").expanduser()
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         positions = config.get("text_config", config).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):  # `brorl check` has the error
+    except (OSError, ValueError, AttributeError):  # `brorl check` reports the error
         return None
     return positions if isinstance(positions, int) else None

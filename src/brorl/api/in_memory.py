@@ -1,6 +1,6 @@
-"""Rows and functions in memory, as files and settings: `train(data=rows, reward=function)`.
+"""Turns rows and functions in memory into files and settings: `train(data=rows, reward=function)`.
 
-The files are in a folder of the caller. A run keeps them in its directory, so that it can be resumed from there.
+The caller gives a folder for the files. A run keeps them in its directory, so that it can be resumed from there.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from brorl.storage import replace_file, storage_errors
 
 FOLDER = "given"
 """Folder of these files in a run directory."""
-_DOMAIN = "own"  # domain of rows that a given function verifies
-_COLUMNS = "reward_columns"  # column of the reference answer where functions read several columns
+_DOMAIN = "own"  # rows have this domain if a given function verifies them
+_COLUMNS = "reward_columns"  # if functions read several columns, this one holds them all as the reference answer
 _SEVERAL = "give several as {'right': f, 'brief': (g, 0.2)}"
 Reward: TypeAlias = Callable[..., object]
 Rewards: TypeAlias = "Reward | Mapping[str, Reward | tuple[Reward, float]]"
 
 
 class Term(NamedTuple):
-    """A function of the reward: the first decides whether a response is correct, the others are added."""
+    """One function of the reward. The first term decides whether a response is correct; the others are added."""
 
     name: str
     function: Reward
@@ -55,9 +55,9 @@ class ResolvedRecipe(NamedTuple):
 def resolve_in_memory(
     config_or_path: ConfigOrPath | None, overrides: Mapping[str, Any], reward: Rewards | None, folder: Path
 ) -> ResolvedRecipe:
-    """Write the rows among the overrides and the functions into a folder, and return the settings that name them.
+    """Write given rows and functions into a folder, and return settings that name the files.
 
-    The default recipe is the one that `brorl init` writes for the rows, or quickstart without rows.
+    Without a recipe, rows get the recipe that `brorl init` writes for them. Without rows it is quickstart.
     """
     recipe, rest = config_or_path, dict(overrides)
     lines: tuple[str, ...] = ()
@@ -81,10 +81,10 @@ def resolve_in_memory(
 
 
 def rows_to_evaluate(data: Any, checkpoint: str | Path) -> tuple[str, tuple[str, ...]]:
-    """Store rows in `runs/evaluations`, named by their content, and return them as `data` of an evaluation.
+    """Store rows in `runs/evaluations`, named by their content, and return `data` for an evaluation.
 
-    The columns are those of the rows that the checkpoint's run was trained on. Otherwise they are guessed, and the
-    returned lines say how.
+    The columns are read as in the rows that the checkpoint's run was trained on. If there are none, they are guessed,
+    and the returned lines say how.
     """
     recipe = resolve_checkpoint(str(checkpoint)).recipe
     sources = [] if recipe is None else read_recipe(recipe).get("data", {}).get("sources", [])
@@ -120,15 +120,15 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def _is_rows(data: object) -> bool:
-    """Whether a value is rows, and not the settings of the section `data`."""
+    """Whether `data` is rows; otherwise it is the settings of the section `data`."""
     if isinstance(data, Mapping):
-        return any(hasattr(value, "to_list") for value in data.values())  # datasets.DatasetDict, which has no rows
+        return any(hasattr(value, "to_list") for value in data.values())  # True for a datasets.DatasetDict
     return not isinstance(data, str | Path | None) and not hasattr(data, "model_dump")
 
 
 def _rows_of(data: Any) -> list[dict[str, Any]]:
     rows: list[Any] = []
-    if hasattr(data, "iloc"):  # pandas.DataFrame, in which NaN stands for nothing
+    if hasattr(data, "iloc"):  # pandas.DataFrame, where NaN means a missing value
         rows = data.astype(object).where(data.notna(), None).to_dict("records")
     elif hasattr(data, "to_pylist") or hasattr(data, "to_list"):  # pyarrow.Table, datasets.Dataset
         rows = data.to_pylist() if hasattr(data, "to_pylist") else data.to_list()
@@ -145,7 +145,7 @@ def _rows_of(data: Any) -> list[dict[str, Any]]:
 def _text(rows: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> tuple[bytes, str | None]:
     """Return rows as JSON Lines, and the name of the answer column (None: guess it).
 
-    Where a function needs several columns, a new one holds all of them.
+    If a function needs several columns, a new column holds an object of all of them.
     """
     lines = []
     for number, row in enumerate(rows, 1):
@@ -170,14 +170,14 @@ def _text(rows: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> tuple[byt
 
 
 def _json(value: Any) -> str:
-    """Return a value as JSON, in which scalars and arrays of numpy are numbers and lists."""
+    """Return a value as JSON; numpy scalars and arrays become numbers and lists."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, default=lambda array: array.tolist())
 
 
 def _guessed(
     file: Path, model: str | None, answer: str | None, has_function: bool
 ) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
-    """Return a first recipe for rows, their entry of data.sources, and lines on the guesses of `brorl init`."""
+    """Return a first recipe for rows, their entry in data.sources, and lines on the guesses."""
     from brorl.api.first_recipe import make_first_recipe
     from brorl.prompts.file_questions import read_source
     from brorl.prompts.guess import guess_meaning
@@ -190,20 +190,20 @@ def _guessed(
                 guess = guess._replace(source=guess.source.model_copy(update={"answer_after": None}))
             first = make_first_recipe(path, model, guess, read_source(guess.source), "")
     except UserError as error:
-        raise UserError(str(error).replace(path, "data")) from None  # the caller has given no file
+        raise UserError(str(error).replace(path, "data")) from None  # the caller gave rows and knows no file
     recipe = {name: value for name, value in first.settings.items() if name != "verification.functions"}
     return recipe, first.source, (f"data: {counted(len(first.reading.questions), 'question')}", *first.guesses())
 
 
 def _of_rows(key: str, value: object) -> str:
-    """Name a setting of a source by what a caller with rows can change: the names of columns, or the reward."""
+    """Name a source's setting by what a caller with rows can change: the names of columns, or the reward."""
     if key == "domain":
         return "a recipe with domain: math" if value == "math" else "reward=FUNCTION"
     return f"the column name {key.removesuffix('_column')}" if key.endswith("_column") else in_recipe(key, value)
 
 
 def _check_columns(terms: Sequence[Term], given: Sequence[str], row: Mapping[str, Any]) -> None:
-    """Refuse a further function that needs other columns than the first function."""
+    """Refuse a later function that needs columns that the first function does not."""
     for term in terms[1:]:
         needed = _required_columns(term.function)
         if needed and ((len(needed) > 1) != (len(given) > 1) or not {*needed} & {*row} <= {*given}):
@@ -230,7 +230,7 @@ def _required_columns(function: Reward) -> list[str]:
 
 
 def terms_of(reward: Rewards) -> tuple[Term, ...]:
-    """Return the functions of a reward, one or a mapping, with their names and weights, the first one first."""
+    """Return the terms of a reward in order. The reward is a function or `{"right": f, "brief": (g, 0.2)}`."""
     entries = {getattr(reward, "__name__", "reward"): reward} if callable(reward) else reward
     if not isinstance(entries, Mapping) or not entries:
         raise UserError(
@@ -250,9 +250,9 @@ def terms_of(reward: Rewards) -> tuple[Term, ...]:
 
 
 def _reward_settings(terms: Sequence[Term], config: TrainConfig, folder: Path) -> dict[str, Any]:
-    """Return the settings of a reward, which is the weighted sum of its terms, for every domain of the training data.
+    """Return settings that make the weighted sum of the terms the reward of every training domain.
 
-    The first one is the verifier; its weight is a factor of all, by which the others are divided.
+    The first term is the verifier. Its weight scales the whole reward, so the other weights are divided by it.
     """
     first, *others = terms
     for source in config.data.sources:
@@ -273,7 +273,7 @@ def _reward_settings(terms: Sequence[Term], config: TrainConfig, folder: Path) -
 
 
 def _path(term: Term, folder: Path) -> str:
-    """Return the path of a function; a function of a notebook is written into a file."""
+    """Return the path of a function; a notebook's function is first written into a file."""
     path = importable_path(term.function)
     if path is None:
         text = source_of(term.function)
@@ -284,7 +284,7 @@ def _path(term: Term, folder: Path) -> str:
 
 
 def importable_path(function: Callable[..., object]) -> str | None:
-    """Return the path of a function at the top level of a file; None for any other function."""
+    """Return `file.py:function` for a function at the top level of a file; None for any other function."""
     name = getattr(function, "__qualname__", "")
     try:
         file = inspect.getsourcefile(function)
@@ -300,10 +300,10 @@ def importable_path(function: Callable[..., object]) -> str | None:
 
 
 def source_of(function: Callable[..., object]) -> str:
-    """Return the text of a file that defines a function of a notebook and everything that it uses.
+    """Return the text of a file that defines a notebook's function and everything that it uses.
 
-    The file imports modules, and functions and classes of modules. It has the source of the notebook's functions and
-    the values of its constants. Any other variable is an error, since a worker could not have it.
+    The file imports what comes from modules. It contains the source of the notebook's functions and the values of its
+    constants. Any other variable is an error, since a worker could not have it.
     """
     parts: dict[str, str] = {}
     _add(function, parts)
@@ -313,7 +313,7 @@ def source_of(function: Callable[..., object]) -> str:
 
 
 def _add(function: Any, parts: dict[str, str]) -> None:
-    """Add the source of a function to the parts of a file, after all that it uses."""
+    """Add the source of a function to the parts of a file, after everything that the function uses."""
     name = getattr(function, "__name__", "")
     if not inspect.isfunction(function) or not name.isidentifier():
         raise UserError(f"reward: {name or repr(function)} is not a function with a name; define it with `def`")
@@ -329,7 +329,7 @@ def _add(function: Any, parts: dict[str, str]) -> None:
             f"reward: the source of {name} is not available, and worker processes need it; define it in a file "
             "(in a notebook: %%writefile rewards.py, then from rewards import ...)"
         ) from error
-    parts[name] = ""  # marks it as added, since a function may call itself
+    parts[name] = ""  # marks the function as added, since it may call itself
     codes = [*_codes(compile("from __future__ import annotations\n" + source, "<reward>", "exec"))]
     attributes = {name for code in codes for name in code.co_names}
     for used in dict.fromkeys(name for code in codes for name in _taken(code)):
@@ -354,7 +354,7 @@ def _add(function: Any, parts: dict[str, str]) -> None:
 
 def _definition(name: str, value: Any, attributes: set[str]) -> str | None:
     """Return the import or the definition of a variable; None if a worker cannot have its value."""
-    if isinstance(value, ModuleType):  # with its submodules that the code can mean, such as `xml.etree`
+    if isinstance(value, ModuleType):  # also import submodules that the code may use, such as `xml.etree`
         inner = (other for other in sorted(sys.modules) if other.startswith(f"{value.__name__}."))
         used = (f"\nimport {other}" for other in inner if {*other.split(".")[1:]} <= attributes)
         return f"import {value.__name__} as {name}{''.join(used)}"

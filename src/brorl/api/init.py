@@ -1,7 +1,7 @@
-"""`brorl init`: a first recipe for the user's own data file, with a comment on every setting.
+"""`brorl init`: writes a first recipe for the user's own data file, with a comment on every setting.
 
-A config of TRL or verl becomes a recipe with its own numbers, and a taskset of `verifiers` a data file and its recipe.
-Nothing is imported that needs torch.
+A config of TRL or verl becomes a recipe with the same numbers. A taskset of `verifiers` becomes a data file and a
+recipe. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _OF_TRL = {
 
 
 def convert(config: Mapping[str, Any], source: str, num_prompts: int | None = None) -> Conversion:
-    """Return the recipe of a config of TRL or verl, nested or by dotted name, by the table of from_trl_or_verl.md.
+    """Convert a config of TRL or verl, nested or by dotted name, as the table in from_trl_or_verl.md says.
 
-    The other trainer's defaults count too: what the config does not set is taken from there, where the default differs.
-    `source` names it in messages; epochs become steps by the number of prompts of the training data, if it was read.
+    A setting that the config leaves out gets the other trainer's default where that differs from ours. `source` names
+    the config in messages. `num_prompts` turns epochs into steps; it is None if the training data was not read.
     """
     given = dict(dotted_items(config))
     is_verl = any(name.startswith(("actor_rollout_ref.", "algorithm.")) for name in given)
@@ -67,7 +67,7 @@ def _read_trainer_config(file: Path) -> dict[str, Any]:
 
 
 def with_data(conversion: Conversion, own: Mapping[str, Any]) -> Conversion:
-    """Return a conversion with other settings; with other data, `own` has all that the data decides."""
+    """Return a conversion with some settings replaced; for other data, `own` has all settings that depend on it."""
     if "data.sources" not in own:
         return replace(conversion, settings={**conversion.settings, **own})
     of_its_data = ("verification.functions", "evaluation.sources", "data.held_out_fraction")
@@ -79,9 +79,9 @@ def with_data(conversion: Conversion, own: Mapping[str, Any]) -> Conversion:
 
 
 def _write_conversion(conversion: Conversion, output: Path) -> list[str]:
-    """Write the recipe with what has to be known at its top; return the same lines, the checks and the next commands.
+    """Write the recipe, with remarks for the user at its top; return the remarks, the checks and the next commands.
 
-    The checks are those that need no model: settings, files, and the rows of the data on this machine.
+    The checks need no model: they cover settings, files, and the rows of data on this machine.
     """
     from ruamel.yaml import YAML
 
@@ -123,8 +123,8 @@ def _num_prompts(sources: list[dict[str, Any]]) -> int | None:
         return None
 
 
-_MOST_TASKS = 10_000  # that are written of a taskset
-_OPTIONS = {  # options that are settings of a source, with their placeholders
+_MOST_TASKS = 10_000  # write at most this many tasks of a taskset
+_OPTIONS = {  # setting of a source -> placeholder of its option in messages
     **dict.fromkeys(("prompt_column", "answer_column", "options_column", "domain"), "NAME"),
     "first_option": "N",
 }
@@ -192,7 +192,7 @@ def _convert_file(
     domain: str | None,
     first_recipe: Callable[..., FirstRecipe],
 ) -> list[str]:
-    """Write the recipe of a trainer's config, for its own data or for a data file, and return lines for the user."""
+    """Convert a trainer's config, for its own data or for a data file; return lines for the user."""
     given = _read_trainer_config(file)
     conversion = convert(given, str(file))
     own: dict[str, Any] = {"model": model} if model else {}
@@ -218,7 +218,7 @@ def _first_recipe(
     taskset_config: str | None,
     folder: Path,
 ) -> FirstRecipe:
-    """Read the data, which of a taskset is written into the folder, and choose the settings."""
+    """Read the data and choose the settings. The tasks of a taskset are first written into the folder."""
     if data_file.startswith(PREFIX):
         name, function = data_file.removeprefix(PREFIX), SCORE
         data_file = _write_tasks(name, taskset_config, folder)
@@ -236,7 +236,7 @@ def _first_recipe(
 
 
 def _as_option(key: str, value: object) -> str:
-    """Return the option or argument of the command that is a setting of a source."""
+    """Return the option or argument of `brorl init` that sets a setting of a source."""
     if key == "path":
         return "DATA_FILE" if value is None else f"DATA_FILE {value}"
     return (

@@ -1,4 +1,4 @@
-"""`brorl.plan`: the N and the prompts per step for a time budget, from measurements on this machine."""
+"""`brorl.plan`: recommends N and the prompts per step for a time budget, from measurements on this machine."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _resolve(
 
 
 def _note(is_default: bool, given: Mapping[str, Any]) -> list[str]:
-    """Return a line about the default recipe if it is planned."""
+    """Return a line that says so if the plan is for the default recipe."""
     if not is_default:
         return []
     if "data.sources" in given:

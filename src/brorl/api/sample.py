@@ -1,4 +1,4 @@
-"""`brorl.sample` and `brorl tree`: N responses to one prompt as a tree, before and after training."""
+"""`brorl.sample` and `brorl tree` show N responses to one prompt as a tree, before and after training."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class SampledTree(Result):
     """N responses to one prompt by one model, or by two."""
 
     prompt: str  # the text that the model reads
-    names: tuple[str, ...]  # names of the models; the last one is the model that was asked for
-    trees: tuple[RolloutTree, ...]  # the rollouts of each model
-    verdicts: tuple[tuple[Verdict, ...], ...] | None  # on each distinct response; None without a reference answer
+    names: tuple[str, ...]  # one name per model; the last model is the one asked for
+    trees: tuple[RolloutTree, ...]  # one tree per model
+    verdicts: tuple[tuple[Verdict, ...], ...] | None  # [model][distinct response]; None without a reference answer
     decode: Callable[[Sequence[int]], str]  # turns token ids into text
     num_lines: int  # number of branches to draw
 
@@ -60,7 +60,7 @@ class SampledTree(Result):
         return outline_of(self.trees, correct)
 
     def table(self) -> Table:
-        """Return the tree as a table: counts, probabilities and correct fractions, and the texts as an outline."""
+        """Return a table with one branch per row: count, probability, correct fraction, and the text as an outline."""
         used, root = 3 if self.verdicts else 2, self.outline
         rows = []
         for line in lines_of(root, self.decode, self.num_lines):
@@ -130,7 +130,7 @@ def sample(
         raise UserError(f"{wrong} is not a setting of a sampled tree; those are: {', '.join(SETTINGS)}")
     found = resolve_checkpoint(str(checkpoint))
     settings = {} if found.recipe is None else read_recipe(found.recipe)
-    for section in ("cluster", "engine"):  # are for training
+    for section in ("cluster", "engine"):  # the run's choices for training do not apply here
         settings.pop(section, None)
     overrides = {**given, **WITHOUT_TRAINING, "model": found.model}
     config = make_config(settings, overrides, found.recipe or "the options")
@@ -147,7 +147,7 @@ def sample(
 
 
 def _question(config: TrainConfig | None, text: str, reference: str | None, domain: str | None) -> Question:
-    """Return the prompt as a question, with its reference answer if the data (None: unknown) or the user has it."""
+    """Return the prompt as a question; the user or the data of `config` (None: no data) gives the reference answer."""
     if puzzle := _PUZZLE.fullmatch(text.strip()):
         numbers = tuple(sorted(map(int, re.findall(r"\d+", puzzle[2]))))
         asked = CountdownPuzzle(numbers, int(puzzle[1]))
@@ -201,29 +201,29 @@ def _sampled(
     return SampledTree(prompt.text, tuple(name for name, _ in models), tuple(trees), verdicts, decode, lines)
 
 
-# The outline of trees: a branch is a chain of tokens without a fork, and its probability is the probability of the text
-# up to its end, under the policy that sampled it. Paths may have any number of forks, so nothing here recurses.
+# The outline of trees. A branch is a chain of tokens without a fork. Its probability is that of the text up to its end,
+# under the policy that sampled it. A path can have thousands of forks, so nothing here recurses.
 
 
 @dataclass(eq=False)
 class Branch:
-    """A chain of tokens and the branches that follow it, with one number for each of K trees."""
+    """A chain of tokens and the branches that follow it; lists hold one number per tree, shape [K]."""
 
     tokens: list[int]
-    count_K: list[int]  # rollouts that pass through it
-    correct_K: list[int]  # correct ones among them
-    probability_K: list[float]  # of the text up to its end; NaN if a tree has no rollout here
-    ends: bool  # whether responses end with it
-    branches: list[Branch] = field(default_factory=list, repr=False)  # in the order of falling counts in the last tree
+    count_K: list[int]  # rollouts that pass through the branch
+    correct_K: list[int]  # correct rollouts that pass through the branch
+    probability_K: list[float]  # P(text up to the branch's end); NaN if the tree has no rollout here
+    ends: bool  # whether responses end with the branch
+    branches: list[Branch] = field(default_factory=list, repr=False)  # most rollouts in the last tree first
 
     @property
     def size(self) -> int:
-        """Number of branches below it."""
+        """Number of branches below this one."""
         return sum(1 for _ in _walk(self)) - 1
 
 
 def _walk(root: Branch) -> Iterator[Branch]:
-    """Yield a branch and all branches below it, each after the one above it."""
+    """Yield a branch and all branches below it, parents first."""
     waiting = [root]
     while waiting:
         branch = waiting.pop()
@@ -235,7 +235,7 @@ def _walk(root: Branch) -> Iterator[Branch]:
 class Line:
     """A line of a drawn outline."""
 
-    stem: str  # the lines that connect it
+    stem: str  # connecting characters at the left, such as `│ ├ `
     text: str
     branch: Branch | None  # None for a line about branches that are not shown
 
@@ -284,7 +284,7 @@ def lines_of(root: Branch, decode: Callable[[Sequence[int]], str], num_lines: in
     """Draw the branches with the most rollouts in about `num_lines` lines or fewer."""
     shown = {id(branch) for branch in _largest(root, num_lines)}
     lines: list[Line] = []
-    waiting: list[tuple[Branch | str, str, str]] = [(root, "", "")]  # what is drawn, its stem, and the stem below it
+    waiting: list[tuple[Branch | str, str, str]] = [(root, "", "")]  # (item to draw, its stem, stem of lines below)
     while waiting:
         branch, stem, below = waiting.pop()
         if isinstance(branch, str):
@@ -302,9 +302,9 @@ def lines_of(root: Branch, decode: Callable[[Sequence[int]], str], num_lines: in
 
 
 def _largest(root: Branch, number: int) -> list[Branch]:
-    """Return the branches with the most rollouts in any tree, each after the branch above it."""
+    """Return the `number` branches with the most rollouts in any tree, parents first."""
     found: list[Branch] = []
-    order = count()  # of equal branches, the first one found
+    order = count()  # breaks ties: of equal branches, the first one found comes first
     candidates = [(0, next(order), root)]
     while candidates and len(found) < number:
         _, _, best = heappop(candidates)

@@ -1,4 +1,4 @@
-"""`brorl simulate`: the paper's token-level simulator for several N and seeds; a figure, a table and files."""
+"""`brorl simulate`: runs the paper's token-level simulator for several N and seeds, and writes a figure and tables."""
 
 from __future__ import annotations
 
@@ -123,10 +123,10 @@ _PANELS = {  # quantity: title, label of the axis, scale
 
 
 class Curve(NamedTuple):
-    """One quantity of one N at S recorded steps: its mean and standard deviation over the seeds."""
+    """One quantity at one N over the S recorded steps."""
 
-    mean: NDArray[np.float64]
-    spread: NDArray[np.float64]  # the divisor is the number of seeds minus 1; 0 with one seed
+    mean: NDArray[np.float64]  # mean over the seeds, shape [S]
+    spread: NDArray[np.float64]  # standard deviation over the seeds (divisor seeds - 1), shape [S]; 0 with one seed
 
 
 def curves(results: Sequence[SimulationResult], quantity: str) -> dict[int, Curve]:
@@ -155,7 +155,7 @@ def to_json(results: Sequence[SimulationResult]) -> dict[str, Any]:
 def draw_figure(results: Sequence[SimulationResult]) -> Figure:
     """Draw correct mass, percentage improved and worst drop over the steps, one line for each N.
 
-    With several seeds a line is their mean, with a band of one standard deviation to each side.
+    With several seeds, a line is their mean, in a band of one standard deviation to each side.
 
     Source: the layout of BroRL (arXiv 2510.01180), Figure 3.
     """
@@ -236,8 +236,8 @@ def terms_table(results: Sequence[SimulationResult]) -> Table | None:
 
 
 def write_simulation(results: Sequence[SimulationResult], directory: Path) -> None:
-    """Write both files, the figure first, because it takes the longest."""
-    picture = io.BytesIO()  # the same numbers, the same bytes
+    """Write the figure first, because it takes longest, and then the numbers."""
+    picture = io.BytesIO()  # the same numbers give the same bytes
     draw_figure(results).savefig(picture, format="png", dpi=130, metadata={"Software": None})
     replace_file(directory / "simulation.png", picture.getvalue())
     replace_file(directory / "simulation.json", json.dumps(to_json(results), allow_nan=False).encode())

@@ -1,4 +1,4 @@
-"""`brorl.report` and `brorl.samples`: stored runs as an HTML file, and their rollouts."""
+"""`brorl.report` shows stored runs as an HTML file; `brorl.samples` shows their rollouts."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def samples(
 
 
 Kind = Literal["all", "wrong", "right"]
-MAX_PROMPTS = 20  # in the list; --prompt shows any of the others
-_BAR = 16  # characters
-_PROMPT, _RESPONSE = 240, 480  # characters of an example
+MAX_PROMPTS = 20  # list at most this many prompts; --prompt shows any of the others
+_BAR = 16  # width in characters
+_PROMPT, _RESPONSE = 240, 480  # an example shows at most this many characters
 _ANSWER = 480
 _PLACES: dict[Folder, str] = {"rollouts": "step", "evaluations": "held-out prompts at step"}
 _KIND_NAMES = {"all": "responses", "wrong": "incorrect responses", "right": "correct responses"}
@@ -93,20 +93,20 @@ _KIND_NAMES = {"all": "responses", "wrong": "incorrect responses", "right": "cor
 
 @dataclass(frozen=True)
 class PromptRow:
-    """A prompt in the list of a step's prompts, with the counts of its rollouts; `number` counts from 1."""
+    """A prompt in the list of a step's prompts, with the counts of its rollouts."""
 
-    number: int
+    number: int  # counts from 1
     prompt_id: str
     question: str
     num_correct: int
     num_rollouts: int
     num_verified: int
-    num_responses: int  # distinct ones
+    num_responses: int  # distinct responses
     num_truncated: int
 
     @property
     def pass_rate(self) -> float:
-        """Fraction of correct rollouts among the verified ones, 0 to 1; 0 without verified ones."""
+        """Correct rollouts as a fraction of the verified rollouts, 0 to 1; 0 if none is verified."""
         return self.num_correct / max(self.num_verified, 1)
 
 
@@ -117,12 +117,12 @@ class Samples:
     run: Path
     step: int
     rows: tuple[PromptRow, ...]
-    number: int | None  # number of the prompt whose responses are shown; None if no prompt has responses of the kind
-    group: StoredGroup | None  # its rollouts
-    chosen: bool  # whether the caller chose this prompt, which leaves out the list of prompts
+    number: int | None  # the prompt whose responses are shown; None if no prompt has responses of the kind
+    group: StoredGroup | None  # rollouts of that prompt
+    chosen: bool  # whether the caller chose the prompt; then the list of prompts is left out
     folder: Folder
-    kind: Kind  # the kind of responses to show
-    limit: int  # maximum number of responses to show
+    kind: Kind
+    limit: int  # show at most this many responses
 
     def __repr__(self) -> str:
         return f"Samples({str(self.run)!r}: {len(self.rows)} prompts at step {self.step})"
@@ -171,7 +171,7 @@ def find_samples(
         raise UserError(f"{run} contains no {folder}: {why(read_run(run))}")
     step = steps[-1] if step is None else step
     rows: list[PromptRow] = []
-    nearest: tuple[float, int, StoredGroup] | None = None  # to the choice
+    nearest: tuple[float, int, StoredGroup] | None = None  # (distance to the choice, number, group)
     for index, group in enumerate(read_groups(run, step, folder), 1):
         tree = group.tree
         counts = (group.num_correct, tree.num_rollouts, group.num_verified, tree.num_responses, tree.num_truncated)
@@ -179,7 +179,7 @@ def find_samples(
         if prompt is None:
             distance = abs(rows[-1].pass_rate - 0.5) if _of_kind(group, kind).size else inf
         else:
-            # A number takes precedence over a name that looks like one, so that every prompt has a number.
+            # A number takes precedence over a name that looks like a number, so every prompt can be reached.
             distance = 0.0 if prompt == str(index) else 1.0 if prompt == group.prompt_id else inf
         if distance < (nearest[0] if nearest else inf):
             nearest = (distance, index, group)
@@ -197,7 +197,7 @@ def find_samples(
 def unsolved_examples(run: Path, step: int, number: int = 2) -> list[str]:
     """Return lines with the most frequent response to the first prompts of a step.
 
-    There are none if a rollout of the step was correct, or if the step is not stored.
+    The list is empty if a rollout of the step was correct, or if the step is not stored.
     """
     if step not in stored_steps(run):
         return []

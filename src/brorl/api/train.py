@@ -1,4 +1,4 @@
-"""`brorl.train`: a recipe to a run directory, the run to its end, and its result; also `brorl train` and `resume`."""
+"""`brorl.train`, `brorl train` and `brorl resume`: turn a recipe into a run, train to its end, return the result."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ class TrainingResult(Result):
 
     path: Path  # the run directory
     ending: Ending  # why the run ended
-    message: str  # why the run ended, in a sentence with the steps done
+    message: str  # a sentence: why the run ended, and after how many steps
     metrics: tuple[Record, ...]  # the lines of metrics.jsonl; step 0 is the evaluation before training
-    checkpoints: tuple[Path, ...]  # the complete checkpoints, oldest first; each loads with transformers
-    best_checkpoint: Path | None  # the checkpoint with the best held-out pass@k; None if none was kept
-    report: Path | None  # the HTML report; None if the run has none
-    hints: tuple[str, ...] = ()  # where its charts are, and the commands that continue it
+    checkpoints: tuple[Path, ...]  # complete checkpoints, oldest first; each loads with transformers
+    best_checkpoint: Path | None  # has the best held-out pass@k; None if no checkpoint was kept
+    report: Path | None  # HTML file; None if the run has no report
+    hints: tuple[str, ...] = ()  # lines on where the charts are, and the commands that continue the run
 
     @property
     def cost(self) -> Cost:
-        """The cost of all steps in every unit."""
+        """Cost of all steps, in every unit."""
         return total_cost(self.metrics)
 
     @property
     def first_evaluation(self) -> dict[int, Estimate]:
-        """Held-out pass@k by k with 95% intervals, at the first evaluation; empty if there was none."""
+        """Held-out pass@k at the first evaluation, k -> value with a 95% interval; empty without an evaluation."""
         return next(iter(self._evaluations()), {})
 
     @property
     def last_evaluation(self) -> dict[int, Estimate]:
-        """Held-out pass@k by k with 95% intervals, at the last evaluation; empty if there was none."""
+        """Held-out pass@k at the last evaluation, k -> value with a 95% interval; empty without an evaluation."""
         return next(reversed(self._evaluations()), {})
 
     def _evaluations(self) -> list[dict[int, Estimate]]:
@@ -149,7 +149,7 @@ def train(
 
 
 def _train_new(config: TrainConfig, name: str, given: Path, progress: bool) -> TrainingResult:
-    """Train in a new directory, which gets the files that Python gave."""
+    """Train in a new directory; files made from in-memory rows and functions are copied there from `given`."""
     with Screen(silent=not progress) as screen:  # shown while torch is imported
         from brorl.api.in_memory import moved
         from brorl.api.training_session import TrainingSession
@@ -163,7 +163,7 @@ def _train_new(config: TrainConfig, name: str, given: Path, progress: bool) -> T
             except LearnerLostError:  # it can be resumed, even from step 0
                 raise
             except UserError:
-                if not directory.read_metrics():  # it was empty, and the same command can be repeated
+                if not directory.read_metrics():  # no step was done: remove all, so that the command can be repeated
                     rmtree(directory.path, ignore_errors=True)
                 raise
 

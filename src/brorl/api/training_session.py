@@ -1,4 +1,4 @@
-"""The training of a run in this process: from its settings and directory to its end or an interruption."""
+"""Trains a run in this process: from its settings and directory to its end or an interruption."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from brorl.training.stop_request import StopRequest
 if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
 
-_FEW = 16  # rollouts per prompt in the hint at the end
+_FEW = 16  # the hint at the end suggests this many rollouts per prompt
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class TrainingSession:
     is_new: bool
 
     def run_to_end(self) -> TrainingResult:
-        """Train to the end, or to the next interruption; the second Ctrl-C raises KeyboardInterrupt."""
+        """Train to the end or to the next interruption. A second Ctrl-C raises KeyboardInterrupt."""
         config, screen = self.config, self.screen
         screen.log_to(self.directory.path / "run.log")
         for tracker in config.tracking.to:
@@ -81,7 +81,7 @@ class TrainingSession:
         return f"{command_name()} resume {shlex.quote(str(self.directory.path))}"
 
     def _run(self, progress: TrainingProgress, stop: StopRequest) -> tuple[Ending, str]:
-        """Train; after the loss of a remote learner continue from the last checkpoint, with new processes."""
+        """Train. If a remote learner is lost, continue from the last checkpoint with new processes."""
         limit, advice = self.config.cluster.max_restarts, f"Continue from the last checkpoint with: {self._resume}"
         cluster = None
         if self.config.cluster.enabled:
@@ -124,7 +124,7 @@ class TrainingSession:
         if not directory.begun_file.exists():
             directory.write_begun(fixed_settings(config), has_checkpoint=False)
         arithmetic_line = directory.arithmetic_line()
-        commit = None if state.step else commit_of(find_model(config.model))  # it can be gone when a run is resumed
+        commit = None if state.step else commit_of(find_model(config.model))  # a resumed run may have lost the folder
         directory.write_environment(_lineage(config.model), commit)
         benchmark = run.benchmark
         directory.write_held_out(benchmark.prompts if benchmark else [])
@@ -136,7 +136,7 @@ class TrainingSession:
         return run, state
 
     def _write_config(self, threads: int | None = None) -> None:
-        """Write the settings, with the number of threads once it is chosen: the last bits of sums depend on it."""
+        """Write the settings; `threads` is added once chosen, since the last bits of sums depend on it."""
         config = self.config
         if threads is not None and not config.cluster.enabled:
             config = config.model_copy(update={"engine": config.engine.model_copy(update={"threads": threads})})
@@ -239,7 +239,7 @@ def command_name() -> str:
 
 
 def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]:
-    """Return the lines before the first step: model, batch, learning rate, and the run that it continues."""
+    """Return the lines before the first step: model, batch, learning rate, and the step of a resumed run."""
     learner, optimizer = run.learner, config.optimizer
     trained, parameters = learner.num_parameters(only_trainable=True), learner.num_parameters()
     of_all = "" if trained == parameters else f", {trained:,} of them trained"
@@ -264,7 +264,7 @@ def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]
 
 
 def _placement_line(settings: ClusterSettings, num_machines: int) -> str:
-    """Return the processes of a run on a cluster."""
+    """Return a line on which processes a run has on its cluster."""
     each, parts = counted(settings.cpus_per_worker, "CPU thread"), []
     for number, kind, gpus in (
         (settings.rollout_workers, "rollout worker", settings.gpus_per_rollout_worker),
@@ -278,7 +278,7 @@ def _placement_line(settings: ClusterSettings, num_machines: int) -> str:
 
 
 def _lineage(model: str) -> dict[str, Any] | None:
-    """Return the run and step that a model is a checkpoint of; None if it is not a checkpoint."""
+    """Return the run and the step that saved a model; None if the model is not a checkpoint."""
     checkpoint = Path(model)
     if not is_checkpoint(checkpoint):
         return None

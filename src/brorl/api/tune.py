@@ -1,4 +1,4 @@
-"""`brorl.tune`: a race finds the N, objective and learning rate that end highest for an aim; then they are tested."""
+"""`brorl.tune`: a race finds the N, objective and learning rate that end highest; a final tests them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`brorl.verify`: stored responses are verified again, and the verdicts compared with the stored ones.
+"""`brorl.verify`: verifies stored responses again, and compares the new verdicts with the stored ones.
 
-Responses of unknown questions are counted and shown.
+Responses to unknown questions are counted and shown.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from brorl.verification.verifier import unreadable_references
 
 SETTINGS = ("verification.",)
 """The settings of a recipe that apply to a verification."""
-_REASONS, _DISAGREEMENTS, _SLOWEST, _UNKNOWN = 12, 10, 3, 3  # how many are shown
-_END = 100  # characters of the end of a response
+_REASONS, _DISAGREEMENTS, _SLOWEST, _UNKNOWN = 12, 10, 3, 3  # show at most this many of each
+_END = 100  # show this many characters of a response's end
 _NUMBER = re.compile(r"-?[0-9]+(?:[./][0-9]+)*")
 
 
@@ -50,11 +50,11 @@ _NUMBER = re.compile(r"-?[0-9]+(?:[./][0-9]+)*")
 class VerifyResult(Result):
     """Stored responses with new verdicts."""
 
-    path: str  # the file or folder of the responses
-    data: str  # the name of their questions
-    rescored: tuple[RescoredResponse, ...]  # the responses of known questions, with their verdicts
-    unknown: tuple[StoredResponse, ...]  # the responses of unknown questions
-    # questions with responses whose reference answer the verifier cannot read, each with the problem
+    path: str  # file or folder of the responses
+    data: str  # name of the questions' dataset, recipe or run
+    rescored: tuple[RescoredResponse, ...]  # responses to known questions, with their verdicts
+    unknown: tuple[StoredResponse, ...]  # responses to unknown questions
+    # (question, problem) where the verifier cannot read the reference answer
     unreadable: tuple[tuple[Question, str], ...]
     seconds: float  # wall time of the verification
     is_required: bool = False  # whether the command fails unless the verdicts agree
@@ -73,7 +73,7 @@ class VerifyResult(Result):
 
     @cached_property
     def num_unverified(self) -> int:
-        """Number of responses that could not be verified at either of two tries, because of infrastructure failures."""
+        """Number of responses that infrastructure failures kept from a verdict at both of two tries."""
         return sum(item.verdict.unverified for item in self.rescored)
 
     @property

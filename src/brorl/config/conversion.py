@@ -1,6 +1,6 @@
-"""The conversion of another trainer's config by a table of its keys; TRL and verl add what depends on several keys.
+"""Converts another trainer's config with a table of its keys; TRL and verl add what depends on several keys.
 
-A key that is not read is named: as left out if it changes what is trained, and otherwise among the other keys.
+Every key that is not read is named: as left out if it changes what is trained, otherwise among the other keys.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from brorl.errors import UserError
 from brorl.prompts.public_data import layouts_of
 from brorl.trackers import TrackerName
 
-Action = Callable[[Any], Any] | Mapping[Any, Any]  # from a value there to a value here
-Counterpart = tuple[str, Action] | tuple[str, Action, Any]  # the name in a recipe, and the other trainer's default
+Action = Callable[[Any], Any] | Mapping[Any, Any]  # turns the other trainer's value into ours
+Counterpart = tuple[str, Action] | tuple[str, Action, Any]  # (name in a recipe, action[, the other trainer's default])
 
 BFLOAT16 = {"dtype": "bfloat16", "importance.correction": "truncate", "optimizer.old_logprobs": "recompute"}
 """Settings of a learner that computes in bfloat16; the correction is for the difference to the engine."""
-_OF_THE_CONSOLE = ("console", "none", "file")  # loggers that stand for what every run prints and stores
-_WIDEST_CLIP_OF_RESPONSES = 0.1  # a wider one has no effect on the ratio of a response; `config.settings` refuses it
+_OF_THE_CONSOLE = ("console", "none", "file")  # loggers that brorl always has: every run prints and stores its metrics
+_WIDEST_CLIP_OF_RESPONSES = 0.1  # `config.settings` refuses a wider clip: it has no effect on the ratio of a response
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Conversion:
     """The settings of a recipe that do what a config of another trainer did."""
 
     trainer: Literal["TRL", "verl"]
-    settings: Mapping[str, Any]  # by dotted name
+    settings: Mapping[str, Any]  # dotted name -> value
     without_counterpart: tuple[str, ...]  # keys that change what is trained and have no counterpart
-    not_read: tuple[str, ...]  # the other keys that are not read
+    not_read: tuple[str, ...]  # all other keys that are not read
     remarks: tuple[str, ...]  # sentences on choices, and on work that is left to the user
 
 
@@ -41,29 +41,29 @@ def same(value: Any) -> Any:
 
 
 def all_tokens(value: Any) -> int:
-    """Return top-k with 0 for all tokens, which others write as 0, -1 or null."""
+    """Return top-k, with 0 if all tokens are kept; other trainers write 0, -1 or null."""
     return max(int(value or 0), 0)
 
 
 def names(value: Any) -> list[str]:
-    """Return a list of names; a single name may be written without a list."""
+    """Return a list of names; a single name becomes a list of one."""
     return [value] if isinstance(value, str) else list(value)
 
 
 def trackers(value: Any) -> list[str]:
-    """Return the trackers among the loggers of a config."""
+    """Return the loggers of a config that are trackers here."""
     return [name for name in names(value) if name in get_args(TrackerName)]
 
 
 def file_source(path: str, subset: Any = None, split: Any = None, **columns: Any) -> dict[str, Any]:
-    """Return a source of questions; the layout of a public dataset replaces its columns."""
+    """Return a source of questions. A public dataset gets its layout instead of columns."""
     source = {"path": path} | ({"subset": subset} if subset else {}) | ({"split": split} if split else {})
     layouts = layouts_of(path)
     return source | ({"layout": layouts[0]} if len(layouts) == 1 else {k: v for k, v in columns.items() if v})
 
 
 def distinct_names(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return sources with distinct names: one whose path ends like an earlier one's gets a number."""
+    """Give sources distinct names: if two paths end alike, the later source gets a number."""
     stems = [Path(str(source["path"])).stem for source in sources]
     return [
         source if stems.index(stem) == place else {**source, "name": f"{stem}-{place + 1}"}
@@ -72,7 +72,7 @@ def distinct_names(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Converter:
-    """A config that remembers which keys are read, with the settings and remarks so far."""
+    """A config that remembers which keys were read, and collects settings and remarks."""
 
     def __init__(self, given: Mapping[str, Any], table: Mapping[str, Counterpart]) -> None:
         self.given, self._read = given, set[str]()
@@ -88,7 +88,7 @@ class Converter:
         return default if self.given.get(key) is None else self.given[key]
 
     def one_of(self, key: str, table: Mapping[Any, Any], default: Any) -> Any:
-        """Return the counterpart of a key's value, which has to be in a table."""
+        """Return the table's entry for a key's value; a value without an entry is an error."""
         if (value := self(key, default)) not in table:
             raise UserError(
                 f"{key}: {value!r} has no counterpart; the values that have one: {', '.join(map(str, table))}"
@@ -96,12 +96,12 @@ class Converter:
         return table[value]
 
     def within(self, key: str) -> dict[str, Any]:
-        """Return the entries of a mapping, without its name."""
+        """Return the entries of a mapping by the rest of their dotted names."""
         inner = {name.removeprefix(f"{key}."): self(name) for name in self.given if name.startswith(f"{key}.")}
         return {name: value for name, value in inner.items() if value is not None}
 
     def adapters(self, rank: Any, alpha: Any, modules: Any) -> None:
-        """Set the adapters."""
+        """Set the `lora` section."""
         self.settings |= {"lora.rank": int(rank), "lora.alpha": float(alpha)}
         if modules:
             self.settings["lora.target_modules"] = names(modules)
@@ -117,10 +117,10 @@ class Converter:
         )
 
     def finish(self, trainer: Literal["TRL", "verl"], logger: str, without: Mapping[str, Any]) -> Conversion:
-        """Return the conversion, without settings that do not fit together here.
+        """Return the conversion, with settings that brorl accepts together.
 
-        `logger` is the key of the loggers. `without` has the keys that change what is trained and have no counterpart,
-        each with the value that changes nothing.
+        `logger` is the key of the loggers. `without` lists keys that change what is trained and have no counterpart,
+        each with the value that has no effect.
         """
         self._fit()
         given = {key: value for key, value in self.given.items() if value not in (None, [], {})}

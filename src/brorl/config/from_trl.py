@@ -1,8 +1,8 @@
-"""A config of TRL's GRPOTrainer as settings: the fields of GRPOConfig and of the arguments of TRL's scripts.
+"""Converts a config of TRL's GRPOTrainer: the fields of GRPOConfig and the arguments of TRL's scripts.
 
-The names, defaults and meanings are those of TRL 1.16 with transformers 5. TRL generates `generation_batch_size`
-samples at once, divides them into `steps_per_generation` micro-batches, and makes an update of every
-`gradient_accumulation_steps` of them; `num_iterations` repeats all of it. Its steps are updates.
+Names, defaults and meanings are from TRL 1.16 with transformers 5. TRL generates `generation_batch_size` samples at
+once and divides them into `steps_per_generation` micro-batches. Every `gradient_accumulation_steps` micro-batches make
+an update, and `num_iterations` repeats all of it. A step of TRL is an update.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _BUILT_IN_REWARDS = {
 
 
 def from_trl(given: Mapping[str, Any], num_prompts: int | None) -> Conversion:
-    """Convert a config of TRL, given by dotted name; the number of prompts of its data turns epochs into steps."""
+    """Convert a config of TRL, keyed by dotted name; `num_prompts` of its data turns epochs into steps."""
     config = Converter(given, _TABLE)
     settings = config.settings
     _learning_rate(config, _updates(config, num_prompts))
@@ -122,13 +122,13 @@ def from_trl(given: Mapping[str, Any], num_prompts: int | None) -> Conversion:
 
 
 class _Updates(NamedTuple):
-    """The updates of TRL."""
+    """How many updates TRL makes."""
 
-    of_a_step: Fraction  # updates on the samples of one step of brorl, in all iterations
-    total: int | None  # updates of the whole run; None if the number of prompts is unknown
+    of_a_step: Fraction  # updates on the samples of one brorl step, over all iterations
+    total: int | None  # updates in the whole run; None if the number of prompts is unknown
 
     def number(self, given: Any) -> int | None:
-        """Return a number of updates; below 1 it is given as a fraction of all (None if their number is unknown)."""
+        """Return a number of updates. A number below 1 is a fraction of the total: None if that is unknown."""
         value = float(given)
         if value >= 1 or value == 0:
             return int(value)
@@ -136,13 +136,13 @@ class _Updates(NamedTuple):
 
 
 def _updates(config: Converter, num_prompts: int | None) -> _Updates:
-    """Set the batch of a step, the number of steps, and those between checkpoints and evaluations."""
+    """Set the batch of a step, the number of steps, and the steps between checkpoints and evaluations."""
     settings, remarks, group = config.settings, config.remarks, config.settings["rollouts_per_prompt"]
     micro, accumulated = int(config("per_device_train_batch_size", 8)), int(config("gradient_accumulation_steps", 1))
     rounds, iterations = int(config("steps_per_generation", accumulated)), int(config("num_iterations", 1))
     if samples := int(config("generation_batch_size", 0)):
         rounds = max(samples // micro, 1)
-    updates = max(Fraction(rounds, accumulated), Fraction(1))  # updates on the samples of a step
+    updates = max(Fraction(rounds, accumulated), Fraction(1))  # updates per step
     prompts = max(micro * max(rounds, accumulated) // group, 1)
     mini_batches = min(max(round(updates), 1), prompts)
     settings |= {"prompts_per_step": prompts, "optimizer.mini_batches": mini_batches}
@@ -155,7 +155,7 @@ def _updates(config: Converter, num_prompts: int | None) -> _Updates:
         remarks.append("num_iterations: one pass is made over the rollouts; raise optimizer.mini_batches instead")
     an_epoch, total, epochs = None, int(config("max_steps", -1)), Fraction(str(config("num_train_epochs", 3)))
     if num_prompts is not None:
-        generated = max(micro * rounds // group, 1)  # prompts of a generation
+        generated = max(micro * rounds // group, 1)  # prompts per generation
         an_epoch = max(ceil(Fraction(num_prompts // generated * rounds * iterations, accumulated)), 1)
     by_epochs = total <= 0
     if by_epochs and an_epoch is not None:
@@ -217,7 +217,7 @@ def _loss(config: Converter) -> None:
     if config("loss_type") == "cispo":
         settings["loss.kind"] = "cispo"
         del settings["loss.clip_low"]  # no lower bound
-        largest = settings.pop("loss.clip_high")  # TRL's bound of the weight itself
+        largest = settings.pop("loss.clip_high")  # TRL bounds the weight itself, brorl its distance from 1
         if largest > 1:
             settings["loss.clip_high"] = largest - 1
         elif config("epsilon_high") is not None:
@@ -232,13 +232,13 @@ def _loss(config: Converter) -> None:
 
 
 def _vllm(config: Converter) -> None:
-    """Set the engine, and the correction of the difference between its numbers and the learner's, TRL's default."""
+    """Set the engine, and the importance correction for its numerics, which TRL has on by default."""
     is_colocated = config("vllm_mode", "colocate") == "colocate"
     parallel, corrects = config("vllm_tensor_parallel_size"), config("vllm_importance_sampling_correction", True)
     mode = config("vllm_importance_sampling_mode", "sequence_mask")
     low, cap = config("vllm_importance_sampling_clip_min", 0), config("vllm_importance_sampling_cap")
     config("vllm_importance_sampling_clip_max")
-    high = config.given.get("vllm_importance_sampling_clip_max", 3.0)  # null is no bound
+    high = config.given.get("vllm_importance_sampling_clip_max", 3.0)  # null means no bound
     if not config("use_vllm"):
         return
     config.settings |= {"engine.kind": "vllm", "engine.vllm.placement": "colocated" if is_colocated else "apart"}
@@ -258,7 +258,7 @@ def _vllm(config: Converter) -> None:
 def _lora(config: Converter) -> None:
     rank, alpha = int(config("lora_r", 16)), float(config("lora_alpha", 32))
     modules, dropout = config("lora_target_modules"), float(config("lora_dropout", 0.05))
-    alpha *= sqrt(rank) if config("use_rslora") else 1.0  # its scale is alpha / sqrt(rank)
+    alpha *= sqrt(rank) if config("use_rslora") else 1.0  # rsLoRA scales by alpha / sqrt(rank)
     quantization = "nf4" if config("load_in_4bit") else "none"
     if not config("use_peft"):
         return
@@ -289,9 +289,9 @@ def _data(config: Converter, verifier: str | None) -> None:
 
 
 def _rewards(config: Converter) -> str | None:
-    """Set TRL's weighted sum, and return the function that decides correctness: TRL's accuracy or the first own one.
+    """Set TRL's weighted sum, and return the verifier: TRL's accuracy, or else the first function of the user.
 
-    The weight of this verifier is a factor of all, by which the further terms are divided.
+    The verifier's weight scales the whole reward, so the weights of the further terms are divided by it.
     """
     settings, remarks = config.settings, config.remarks
     settings["rewards.partial_credit"] = True  # rewards between 0 and 1 count, as in TRL
@@ -325,5 +325,5 @@ def _rewards(config: Converter) -> str | None:
 
 
 def _path(function: str) -> str:
-    """Return the path of a function, `package.module:function`, from its dotted one."""
+    """Turn `package.module.function` into `package.module:function`."""
     return ":".join(function.rsplit(".", 1))

@@ -1,4 +1,4 @@
-"""A config of verl's PPO trainer as settings; the names, defaults and meanings are those of verl 0.9."""
+"""Converts a config of verl's PPO trainer. Names, defaults and meanings are from verl 0.9."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ESTIMATOR = {
 }  # fmt: skip
 _KL = {
     "kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3",
-    # these have the value of the part before + and the gradient of k2
+    # "X+" has the value of X and the gradient of k2
     "kl+": "k2", "k1+": "k2", "mse+": "k2", "k2+": "k2", "low_var_kl+": "k2", "k3+": "k2",
 }  # fmt: skip
 
@@ -56,7 +56,7 @@ _TABLE: dict[str, Counterpart] = {
     f"{_A}entropy_coeff": ("loss.entropy_coefficient", float),
     f"{_O}lr": ("optimizer.learning_rate", float, 1e-6),
     f"{_O}lr_scheduler_type": ("optimizer.schedule", _SCHEDULE),
-    f"{_O}warmup_style": ("optimizer.schedule", _SCHEDULE),  # its older name, which takes precedence
+    f"{_O}warmup_style": ("optimizer.schedule", _SCHEDULE),  # older name of lr_scheduler_type; takes precedence
     f"{_O}weight_decay": ("optimizer.weight_decay", float, 0.01),
     f"{_O}betas": ("optimizer.betas", list, [0.9, 0.999]),
     f"{_O}clip_grad": ("optimizer.max_grad_norm", float),
@@ -121,13 +121,13 @@ def from_verl(given: Mapping[str, Any], num_prompts: int | None) -> Conversion:
     _data(config)
     _rewards(config)
     for name, least in (("checkpoint_every", 1), ("evaluation.num_prompts", 0)):
-        if settings.get(name, least) < least:  # -1 switches it off there
+        if settings.get(name, least) < least:  # verl's -1 means off
             del settings[name]
     return config.finish("verl", "trainer.logger", _WITHOUT)
 
 
 def _resolved(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with the values that `${name}` and `${oc.select:name,default}` refer to."""
+    """Return a config with `${name}` and `${oc.select:name,default}` replaced by the values they refer to."""
 
     def resolve(value: Any) -> Any:
         if not isinstance(value, str) or not (found := _REFERENCE.search(value)):
@@ -139,7 +139,7 @@ def _resolved(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _steps(config: Converter, num_prompts: int | None) -> int | None:
-    """Set and return the number of steps; an epoch drops the prompts that do not fill a step, as in verl."""
+    """Set and return the number of steps. As in verl, an epoch drops the prompts that do not fill a step."""
     epochs = Fraction(str(config("trainer.total_epochs", 30)))
     steps = int(config("trainer.total_training_steps", 0))
     if steps <= 0 and num_prompts is None:
@@ -153,7 +153,7 @@ def _steps(config: Converter, num_prompts: int | None) -> int | None:
 
 
 def _learning_rate(config: Converter, steps: int | None) -> None:
-    """Set the warm-up and the decay of the learning rate, which verl counts in steps and not in updates."""
+    """Set warm-up and decay of the learning rate; verl counts both in steps, not in updates."""
     settings, warmup = config.settings, int(config(f"{_O}lr_warmup_steps", 0))
     ratio, end = float(config(f"{_O}lr_warmup_steps_ratio", 0)), float(config(f"{_O}min_lr_ratio", 0))
     if warmup <= 0 and ratio and steps is None:
@@ -182,7 +182,7 @@ def _advantages(config: Converter) -> None:
         remarks.append(
             "grpo_passk rewards the best response only; advantage.estimator: pass_at_k rewards all, unbiased"
         )
-    if (tries := int(config("algorithm.filter_groups.max_num_gen_batches", 0))) > 0:  # otherwise there is no limit
+    if (tries := int(config("algorithm.filter_groups.max_num_gen_batches", 0))) > 0:  # 0 means no limit
         settings["dynamic_sampling.max_tries"] = tries
     if int(config(f"{_A}ppo_epochs", 1)) > 1:
         remarks.append("ppo_epochs: one pass is made over the rollouts; raise optimizer.mini_batches instead")

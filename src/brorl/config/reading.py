@@ -1,6 +1,6 @@
-"""Recipes: read from YAML, checked, turned into a `TrainConfig`, and compared with the run that is resumed.
+"""Reads recipes from YAML, checks them, makes a `TrainConfig`, and compares it with the run that is resumed.
 
-An unknown key, a value of the wrong type and settings that do not fit together are `UserError`s of one line that name
+An unknown key, a value of the wrong type or settings that do not fit together raise a `UserError`: one line that names
 the fix.
 """
 
@@ -89,7 +89,7 @@ def builtin_recipes() -> list[str]:
 
 
 def read_recipe(recipe: str) -> dict[str, Any]:
-    """Read the nested settings of a recipe, the name of a built-in one or the path of a YAML file, unchecked."""
+    """Read the unchecked nested settings of a recipe: the name of a built-in recipe, or the path of a YAML file."""
     names = builtin_recipes()
     if recipe in names:
         text = files("brorl.recipes").joinpath(f"{recipe}.yaml").read_text("utf-8")
@@ -158,10 +158,10 @@ def dump_yaml(config: TrainConfig) -> str:
 
 
 def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], source: str) -> TrainConfig:
-    """Check settings, nested or by dotted name, and make a config; `source` is the name of the recipe for messages.
+    """Check settings, nested or by dotted name, and make a config; `source` names the recipe in messages.
 
-    The overrides take precedence; `budget.limit` without `steps` also replaces the recipe's `steps`, and `phases` its
-    `advantage`.
+    Overrides take precedence. An override of `budget.limit` without `steps` also replaces the recipe's `steps`, and an
+    override of `phases` also replaces its `advantage`.
     """
     given, replacing = flat_settings(_plain(settings)), flat_settings(_plain(overrides))
     if replacing.get("budget.limit") is not None and "steps" not in replacing:
@@ -171,24 +171,24 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
     try:
         return TrainConfig.model_validate(nested_settings({**given, **replacing}, source))
     except ValidationError as error:
-        problems = error.errors()  # a mistyped key explains the missing value of the setting that was meant
+        problems = error.errors()  # report a mistyped key first: it explains why the meant setting has no value
         first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
         raise UserError(_explain(first, source, replacing)) from None
 
 
 def with_settings(config: TrainConfig, overrides: Mapping[str, Any], source: str = "the recipe") -> TrainConfig:
-    """Return a config with other settings, checked again."""
+    """Return the config with some settings replaced, checked again."""
     return make_config(config.model_dump(mode="json"), overrides, source)
 
 
 def options_of(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as options of a command, with values in YAML."""
+    """Return settings as options of a command: `--sampling.top_k 0`. Values are YAML."""
     texts = {name: v if isinstance(v, str) else json.dumps(v, default=str) for name, v in settings.items()}
     return [word for name, text in texts.items() for word in (f"--{name}", text)]
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as YAML would give it: paths as text, mappings as dicts."""
+    """Return a value as YAML would load it: paths become text, mappings become dicts."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
@@ -197,7 +197,10 @@ def _plain(value: Any) -> Any:
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by dotted name; a setting that is itself a mapping keeps its value."""
+    """Return nested settings by dotted name: {"loss": {"kind": "cispo"}} gives {"loss.kind": "cispo"}.
+
+    A setting whose value is a mapping stays whole.
+    """
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
@@ -207,7 +210,7 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, An
 
 
 def nested_settings(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Nest settings that are keyed by dotted name; whole numbers such as 1e3 become integers."""
+    """Nest settings that are keyed by dotted name; in a setting of whole numbers, 1e3 becomes the integer 1000."""
     nested: dict[str, Any] = {}
     for name, value in settings.items():
         *sections, key = name.split(".")
@@ -236,7 +239,7 @@ _WHOLE = {name for name, info in _FIELDS.items() if int in (info.annotation, *ge
 
 
 def unknown_setting(name: str, command: str = "train") -> str:
-    """Return the message for a setting that does not exist; `command` is the one whose help lists the settings.
+    """Return the message for a setting that does not exist; the help of `command` lists the settings.
 
     Names that other trainers use are recognized, with or without their sections.
     """
@@ -246,7 +249,7 @@ def unknown_setting(name: str, command: str = "train") -> str:
     elsewhere = SETTING_OF.get(key)
     if elsewhere and (first not in _SECTIONS or elsewhere.startswith(f"{first}.")):
         return f"{name} is not a setting; did you mean {elsewhere}?"
-    if "." not in name:  # the right key without its section, such as clip_high
+    if "." not in name:  # maybe the section is missing: clip_high instead of loss.clip_high
         same_key = [n for n in _FIELDS if n.rpartition(".")[2] == name]
         if same_key:
             return f"{name} is not a setting; did you mean {same_key[0]}?"
@@ -293,7 +296,7 @@ def _expectation(problem: Any) -> str:
 
 
 def _place(location: tuple[int | str, ...]) -> tuple[str, type[BaseModel] | None]:
-    """Return the name of the wrong setting, and its section if it belongs to a list of sources."""
+    """Return the wrong setting's name, and its section if it is a setting of an entry in a list of sources."""
     sections: dict[str, type[BaseModel]] = {"countdown": CountdownSource, "gym": GymSource, "file": FileSource}
     if "sources" not in location:
         return ".".join(str(part) for part in location if not isinstance(part, int)), None
@@ -321,14 +324,14 @@ CHANGEABLE_ON_RESUME = (
 
 
 def fixed_settings(config: TrainConfig) -> dict[str, Any]:
-    """Return the settings that must not change, by dotted name, as JSON values.
+    """Return the settings that a resumed run must not change, by dotted name, as JSON values.
 
-    The run directory and the files of prompts can move: a checkpoint compares its prompts by their content.
+    The run directory and the prompts' files may move, because a checkpoint compares its prompts by content.
     """
     settings = flat_settings(config.model_dump(mode="json"))
     for name in (*CHANGEABLE_ON_RESUME, "output_dir"):
         del settings[name]
-    # 8bit rounds, and the other two keep the same numbers in other places
+    # "8bit" rounds the numbers; "device" and "host" keep the same numbers in different places.
     settings["optimizer.states"] = "8bit" if config.optimizer.states == "8bit" else "device or host"
     for name in ("data.sources", "evaluation.sources"):
         settings[name] = [{key: item for key, item in source.items() if key != "path"} for source in settings[name]]
@@ -336,5 +339,5 @@ def fixed_settings(config: TrainConfig) -> dict[str, Any]:
 
 
 def first_change(before: Mapping[str, Any], config: TrainConfig) -> str | None:
-    """Return the dotted name of the first setting that differs from the `fixed_settings` at the start of the run."""
+    """Return the dotted name of the first setting that differs from `before`, the run's first `fixed_settings`."""
     return next((name for name, now in fixed_settings(config).items() if before.get(name, now) != now), None)

@@ -1,6 +1,6 @@
-"""Every setting of a training recipe: typed, documented, checked before any work starts.
+"""Defines every setting of a training recipe: typed, documented, and checked before any work starts.
 
-Each section checks its own settings; `TrainConfig` composes the sections, and checks them against each other.
+Each section checks its own settings. `TrainConfig` composes the sections and checks them against each other.
 """
 
 from __future__ import annotations
@@ -96,22 +96,22 @@ class TrainConfig(Section):
 
     @property
     def samples_per_step(self) -> int:
-        """Rollouts that a step trains on, P x N."""
+        """Rollouts per step, P x N."""
         return self.prompts_per_step * self.rollouts_per_prompt
 
     @property
     def advantages(self) -> tuple[AdvantageSettings, ...]:
-        """The advantages of every phase, or the one of the whole run."""
+        """One section per phase; a run without phases has a single one."""
         return tuple(phase.advantage for phase in self.phases) or (self.advantage,)
 
     @property
     def scaled_learning_rate(self) -> float:
-        """The learning rate, scaled for the batch."""
+        """The learning rate, scaled to the batch size if `optimizer.reference_batch` is set."""
         return self.optimizer.scaled_rate(self.samples_per_step)
 
     @property
     def total_budget(self) -> Budget:
-        """The budget of the run: its number of steps if no budget is set."""
+        """The run's budget; if none is set, its number of steps."""
         if self.budget.limit is not None:
             return Budget(self.budget.unit, self.budget.limit, self.budget.marks)
         assert self.steps is not None  # `conflicts` has checked it
@@ -119,7 +119,7 @@ class TrainConfig(Section):
 
     @property
     def autocasts(self) -> bool:
-        """Whether the learner computes in bfloat16 with float32 weights; adapters go with a base in bfloat16."""
+        """Whether the learner computes in bfloat16 with float32 weights; with adapters, the base itself is bfloat16."""
         return self.dtype == "bfloat16" and not self.lora.rank
 
     @property
@@ -129,7 +129,7 @@ class TrainConfig(Section):
 
     @property
     def response_limits(self) -> dict[str, int]:
-        """Length limits of responses in training and evaluation by setting; 0 where the evaluation has none."""
+        """Maximum response lengths in training and in evaluation, by setting; 0 if the evaluation sets none."""
         return {
             "sampling.max_new_tokens": self.sampling.max_new_tokens,
             "evaluation.max_new_tokens": self.evaluation.max_new_tokens or 0,
@@ -137,7 +137,7 @@ class TrainConfig(Section):
 
     @property
     def max_evaluated_tokens(self) -> int:
-        """Length limit of a response in an evaluation."""
+        """Maximum length of a response in an evaluation, in tokens."""
         return self.evaluation.max_new_tokens or self.sampling.max_new_tokens
 
     @property
@@ -149,7 +149,7 @@ class TrainConfig(Section):
     @field_validator("model")
     @classmethod
     def _resolved(cls, model: str) -> str:
-        """Make a local folder absolute, so that a run can be resumed from any folder; `best` is a link that moves."""
+        """Resolve a local folder: a run can then be resumed from anywhere, and does not follow the link `best`."""
         folder = Path(model).expanduser()
         return str(folder.resolve()) if is_folder(folder) else model
 
@@ -170,7 +170,7 @@ class TrainConfig(Section):
         return self
 
 
-# Pairs of settings with values that do not go together (`...` is any value but 0), and the fix.
+# (setting, value, setting, value, fix): these values do not go together; `...` means any value but 0.
 _APART: tuple[tuple[str, Any, str, Any, str], ...] = (
     ("engine.clock", "cpu", "cluster.nodes", ..., "it counts the time of one process; set engine.clock: wall"),
     ("engine.clock", "cpu", "engine.kind", "vllm", "it does not count vLLM's process; set engine.clock: wall"),
@@ -195,7 +195,7 @@ _APART: tuple[tuple[str, Any, str, Any, str], ...] = (
 
 
 def conflicts(config: TrainConfig) -> Iterator[str]:
-    """Yield the conflicts between settings of different sections, the most basic ones first."""
+    """Yield conflicts between settings of different sections, the most basic first."""
     if config.steps is None and config.budget.limit is None:
         yield "steps = null needs a budget to end the run; set budget.limit, or a number of steps"
     yield from _of_phases(config)

@@ -1,4 +1,4 @@
-"""Progress of a training run on the screen and in `run.log`: one line per step."""
+"""Shows the progress of a training run on the screen and in `run.log`: one line per step."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from brorl.runs.run_directory import Record
 
 _LARGE_STEP = 0.5  # nats per token; PPO's clip keeps it near 0.01
 _LINES_PER_HEADER = 25
-_UNVERIFIED_FRACTION = 0.01  # a larger fraction of a step's rollouts is worth a warning
+_UNVERIFIED_FRACTION = 0.01  # warn if a larger fraction of a step's rollouts is unverified
 _STEPS_PER_WARNING = 10
-_CUT_FRACTION = 1 / 3  # a larger fraction of the rollouts is worth a warning
+_CUT_FRACTION = 1 / 3  # warn if a larger fraction of the rollouts is cut at the length limit
 _GAP = "  "
 
 
 class TrainingProgress:
-    """Writes one line per step of a run, which ends after its `steps` (None: no limit) or with its budget."""
+    """Writes one line per step. The run ends after its `steps` (None: no limit) or with its budget."""
 
     def __init__(self, steps: int | None, budget: Budget, screen: Screen) -> None:
         self._steps, self._budget, self._screen = steps, budget, screen
@@ -45,7 +45,7 @@ class TrainingProgress:
         self._carried = next((r["kept"]["carried"] for r in reversed(past) if "kept" in r), 0)
 
     def observe(self, activity: Activity) -> None:
-        """Update the status line, and write a line at rounds 3, 4, 6, 10, ... of a step."""
+        """Update the status line; at rounds 3, 4, 6, 10, ... of a step also write a line."""
         self._screen.observe(activity)
         if isinstance(activity, Round) and activity.number > 2 and (activity.number - 2).bit_count() == 1:
             so_far = f"{activity.groups} of {activity.wanted} mixed groups so far"
@@ -176,7 +176,7 @@ def _fraction_cut(record: Record) -> float:
 class _Column(NamedTuple):
     head: str
     width: int
-    rank: int  # the column of the highest rank is dropped first
+    rank: int  # a narrow terminal drops the column with the highest rank first
     legend: str = ""
     style: str = ""
 
@@ -218,7 +218,7 @@ def _cells(record: Record, carried: int, left: str) -> list[str]:
 
 
 class StepLines:
-    """Lines of at most `width` characters, with a `header` of column heads and a `legend` that explains some of them.
+    """Makes lines of at most `width` characters. `header` has the column heads, and `legend` explains some of them.
 
     A narrow terminal drops the least important columns.
     """
@@ -233,6 +233,6 @@ class StepLines:
         self.legend = join_fitting([c.legend for c in shown if c.legend] or [""], width, "; ")
 
     def line(self, record: Record, carried: int, left: str) -> Text:
-        """Return the line of a step, some of whose groups are `carried` from earlier steps."""
+        """Return the line of a step; `carried` of its groups come from earlier steps."""
         cells = zip(_COLUMNS, _cells(record, carried, left), strict=True)
         return Text(_GAP).join(Text(text.rjust(c.width), style=c.style) for c, text in cells if c in self._shown)

@@ -1,7 +1,7 @@
-"""The terminal, file or pipe that a command writes to, with its status line.
+"""Writes a command's output to a terminal, file or pipe, with a status line.
 
 A terminal shows the permanent lines above one live status line. A file or pipe gets the permanent lines, and the status
-line after every 30 seconds without output. A log file gets the permanent lines, without control characters.
+line after every 30 seconds without output. A log file gets only the permanent lines, without control characters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from brorl.format import duration
 from brorl.storage import storage_errors
 from brorl.table import Table
 
-PHASE_NAMES = {  # the words for users, by the names in the metrics
+PHASE_NAMES = {  # name in the metrics -> word for users
     "generation": "sampling",
     "verification": "verifying",
     "training": "learning",
@@ -36,12 +36,12 @@ PHASE_NAMES = {  # the words for users, by the names in the metrics
     "storing": "saving",
 }
 _RECENT_STEPS = 5
-_MIN_FRACTION = 0.05  # a smaller finished fraction of the rollouts does not predict the time of the rest
+_MIN_FRACTION = 0.05  # once this fraction of the rollouts has finished, it predicts the time of the rest
 
 
 @dataclass(frozen=True)
 class _CurrentWork:
-    """The current work. A new value replaces the whole, so no thread reads a mixture of two states."""
+    """The current work. A change replaces the whole object, so no thread reads a mixture of two states."""
 
     phase: Phase
     phase_start: float
@@ -63,16 +63,15 @@ class _CurrentWork:
 
 
 class StatusLine:
-    """Observes a run, from a first phase on.
+    """Observes a run, and describes its current work in a line.
 
-    A time estimate comes from an earlier step or evaluation, or from the finished fraction of the rollouts; without
-    these the line has none.
+    It shows the time left if an earlier step or evaluation, or the finished fraction of the rollouts, predicts it.
     """
 
     def __init__(self, phase: Phase, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._now = _CurrentWork(phase, clock())
-        self._phase_seconds: dict[str, float] = {}  # how long each phase took the last time
+        self._phase_seconds: dict[str, float] = {}  # phase -> seconds that it took last time
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._saved_step: int | None = None
 
@@ -107,13 +106,13 @@ class StatusLine:
             self._saved_step = now.step
 
     def line(self, width: int | None = None) -> str:
-        """Return the status line; the least important details are dropped from one wider than `width`."""
+        """Return the status line; if it is wider than `width`, the least important details are dropped."""
         now, time = self._now, self._clock()
         head = f"{now.title} for {duration(time - now.phase_start)}"
         return join_fitting([head, *self._details(now, time)], width)
 
     def stop_answer(self, discards: bool) -> str:
-        """Return the answer to a stop request, which may discard the current work."""
+        """Return the answer to a stop request; `discards` tells whether the current work is lost."""
         now = self._now
         step = now.step
         if step is None:
@@ -166,7 +165,7 @@ class StatusLine:
 
 
 def join_fitting(parts: Sequence[str], width: int | None, separator: str = ", ") -> str:
-    """Join the first parts that fit into a width together; None is no limit."""
+    """Join as many of the first parts as fit into `width` characters (None: no limit)."""
     line, *more = parts
     for part in more:
         longer = f"{line}{separator}{part}"
@@ -176,13 +175,13 @@ def join_fitting(parts: Sequence[str], width: int | None, separator: str = ", ")
     return line[:width]
 
 
-WIDTH = 100  # columns of an output that is not a terminal
-QUIET_S = 30.0  # seconds without a line after which an output that is no terminal gets the status line
+WIDTH = 100  # line width of a file or pipe
+QUIET_S = 30.0  # after this many seconds without output, a file or pipe gets the status line
 _REFRESHES_PER_S = 4
 
 
 class Screen:
-    """Writes permanent lines, and the status line inside of its `with` block; a silent one only the log file."""
+    """Writes permanent lines, and inside its `with` block the status line; if silent, only the log file."""
 
     def __init__(self, silent: bool = False) -> None:
         self.console = Console(highlight=False, quiet=silent)
@@ -230,7 +229,7 @@ class Screen:
         self.status.observe(activity)
 
     def echo(self, text: str | Text, is_command: bool = False) -> None:
-        """Write a line; a narrow terminal does not wrap one that contains a command to copy."""
+        """Write a line. With `is_command`, a narrow terminal does not wrap it, so that the command can be copied."""
         self._write(text, wraps=self.console.is_terminal and not is_command)
 
     def dim(self, text: str) -> None:
@@ -242,7 +241,7 @@ class Screen:
         self._write("", table, wraps=True)
 
     def answer_stop(self, discards: bool) -> None:
-        """Write the answer to a stop request, which may discard the current work; from any thread."""
+        """Write the answer to a stop request; any thread may call this."""
         with suppress(StorageError):  # the main thread reports a full disk
             self.echo(Text(self.status.stop_answer(discards), style="bold"))
 

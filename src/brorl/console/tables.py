@@ -15,7 +15,7 @@ _LAST_STEPS = 25
 
 
 def result_tables(records: Sequence[Record]) -> list[Table]:
-    """Make the tables of a run, without the empty ones."""
+    """Make the tables of a run, leaving out empty ones."""
     return [table for table in (outcome_table(records), coverage_table(records), cost_table(records)) if table.rows]
 
 
@@ -35,7 +35,7 @@ def outcome_table(records: Sequence[Record]) -> Table:
         compared = [(f"pass@{k}", before, last["pass_at"][k]) for k, before in first["pass_at"].items()]
         for source, before_at in first["by_source"].items():
             ks = dict.fromkeys((min(before_at, key=int), max(before_at, key=int)))
-            if source in last["by_source"]:  # otherwise too few of its responses were verified
+            if source in last["by_source"]:  # missing if too few of the source's responses were verified
                 compared += [(f"  {source} pass@{k}", before_at[k], last["by_source"][source][k]) for k in ks]
         averages = [r["ema_evaluation"]["pass_at"] for r in records if "ema_evaluation" in r]
         for k, after in averages[-1].items() if averages else ():
@@ -50,7 +50,7 @@ def outcome_table(records: Sequence[Record]) -> Table:
 
 
 def coverage_table(records: Sequence[Record]) -> Table:
-    """Return the mixed fraction and the coverage of the last steps at other N, from the rollouts of the run.
+    """Return a table that estimates, from the run's last rollouts, the mixed fraction and the coverage at other N.
 
     The table has no rows if no step has an estimate.
     """
@@ -89,12 +89,12 @@ def coverage_table(records: Sequence[Record]) -> Table:
 
 
 def _num_updates(records: Sequence[Record]) -> int:
-    """Return the number of steps with an update; an attempt that found no mixed group made none."""
+    """Count the steps with an update; an attempt without a mixed group makes none."""
     return sum("update" in record for record in records)
 
 
 def cost_table(records: Sequence[Record]) -> Table:
-    """Return the number of samples, the savings of the tree, and the seconds per phase; no rows without a step."""
+    """Return a table of samples, tokens saved by the tree, and seconds per phase; no rows without a step."""
     steps = [r for r in records if "sampling" in r]
     if not steps:
         return Table("Cost", ("", "", ""), ())
@@ -129,7 +129,7 @@ def cost_table(records: Sequence[Record]) -> Table:
 
 
 def held_out_check_lines(records: Sequence[Record]) -> list[str]:
-    """Return the mean effect of the checked updates on the probability of correct responses, if there are any."""
+    """Return a line on how the checked updates changed the probability of correct responses, if any was checked."""
     checks = [r["held_out_check"] for r in records if r.get("held_out_check", {}).get("change") is not None]
     if not checks:
         return []
@@ -177,7 +177,7 @@ def _evaluations(records: Sequence[Record]) -> list[Record]:
 
 
 def _at(by_number: Mapping[Any, float], n: int) -> float:
-    """Return the value at N; the key is a number in memory and text in a file."""
+    """Return the value at N; the key N is a number in memory, but text in a file."""
     return float(by_number[n] if n in by_number else by_number[str(n)])
 
 
