@@ -2,8 +2,8 @@
 
 A chunk is a run of consecutive distinct responses. It owns the nodes that no earlier chunk owns, and computes the few
 ancestors of its first response again. Its input nodes are those with children: a response's last token needs no forward
-pass. Prompts are either a cache that is computed once for many chunks, or tokens of the chunk, each a path on top of
-its tree. Dimensions: T input tokens, F input nodes, K owned nodes of a chunk, B queries of a tile, A nodes whose
+pass. Prompts are either a cache, which is computed once for many chunks, or tokens of the chunk: a path on top of each
+tree. Dimensions: T input tokens, F input nodes, K owned nodes of a chunk, B queries of a tile, A nodes whose
 keys they read.
 """
 
@@ -98,7 +98,10 @@ def num_tree_tokens(trees: Sequence[RolloutTree]) -> int:
 
 
 def input_nodes(tree: RolloutTree, responses: TreeSlice) -> tuple[IntArray, IntArray]:
-    """Return the input nodes of a slice, ancestors first, in preorder, and the nodes that it owns."""
+    """Return the input nodes of a slice, ancestors first, in preorder, and the nodes that it owns.
+
+    Responses 5 7 and 5 8 9 have the nodes 0 to 3. The second alone has the inputs [0, 2] (5 and 8) and owns [2, 3].
+    """
     begin = int(tree.leaf[responses.start - 1]) + 1 if responses.start else 0
     stop = int(tree.leaf[responses.stop - 1]) + 1
     has_child = tree.parent[begin + 1 : stop] == np.arange(begin, stop - 1)
@@ -257,7 +260,7 @@ def _tiles(prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray, num_head
 
 
 def _attend_in_tiles(tiles: list[_Tile], *inputs: Tensor) -> Tensor:
-    """Return the attention, from queries, keys, values, and the prompts' keys and values; recomputed for gradients."""
+    """Return the attention; the inputs are those of `_Tile.attend`. With gradients, the backward pass recomputes it."""
     if not torch.is_grad_enabled():
         return torch.cat([tile.attend(*inputs) for tile in tiles])
     run = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)

@@ -90,8 +90,8 @@ def _of_process(entry: str) -> int | None:
 def available_bytes(device: torch.device) -> int | None:
     """Return the memory that this process may still take on a device; None if unknown.
 
-    For a CPU under Linux, return the smaller of two numbers: the memory that the kernel calls available, and the memory
-    that the limits of the process's control groups (versions 1 and 2) leave.
+    On a CPU under Linux the kernel says how much is available. The limits of the process's control groups (versions 1
+    and 2) can leave less, which then counts.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

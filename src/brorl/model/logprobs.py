@@ -38,7 +38,7 @@ class NextToken:
             raise ValueError("min_new_tokens forbids stop tokens at first; give stop_token_ids")
 
     def logits(self, logits_RV: Tensor, length_R: Tensor) -> Tensor:
-        """Return the logits / temperature, [R, V], in at least float32, with -inf for stop tokens that are too early.
+        """Divide logits [R, V] by the temperature, before top-p and top-k, in at least float32; early stops get -inf.
 
         `length_R` counts the tokens that each row's response has so far.
         """

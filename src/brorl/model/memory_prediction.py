@@ -170,8 +170,8 @@ class ModelMemory:
     def _shapes(self, sizes: Any, forward: ForwardChoice) -> tuple[Sequence[KVShape], bool]:
         """Return the shapes of each layer's keys and values, and whether the model takes the flat path.
 
-        On the flat path, and if the model cannot run on the meta device, the shapes are guessed from the number of
-        key-value heads and their size in the config.
+        The shapes come from a pass on the meta device. For the flat path, or if that pass fails, they are guessed from
+        the key-value heads in the config.
         """
         head_dim = _setting(sizes, "head_dim") or self.hidden // self._heads
         guess = KVShape(_setting(sizes, "num_key_value_heads") or self._heads, head_dim, head_dim)

@@ -50,7 +50,7 @@ def zero_codes(parameter: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize(number_RC: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
-    """Return the nearest codes of numbers, shape [R, C], and the largest magnitude of each block, shape [R, blocks].
+    """Return the nearest codes of numbers, [R, C], and a scale per block, its largest magnitude, [R, blocks].
 
     Without a sign all numbers are at least 0, and small ones round up to the smallest code above zero.
     """
@@ -64,7 +64,7 @@ def quantize(number_RC: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(code_RC: Tensor, scale: Tensor, signed: bool) -> Tensor:
-    """Return the numbers of codes, shape [R, C], with the scales of their blocks, shape [R, blocks]."""
+    """Return the numbers, shape [R, C], for codes and the scales of their blocks, shape [R, blocks]."""
     values, _ = _codebook(signed, scale.dtype, scale.device)
     return values[code_RC.int()].mul_(scale.repeat_interleave(NUMBERS_PER_SCALE, 1)[:, : code_RC.shape[1]])
 

@@ -285,7 +285,7 @@ class PromptContext(AttentionContext):
 
 
 def prefill(packed: ModelPass, prompts: list[list[int]] | list[tuple[int, ...]]) -> tuple[PromptCache, Tensor]:
-    """Compute the keys and values of P prompts, none empty, and the logits after each last token, shape [P, V]."""
+    """Compute the keys and values of P non-empty prompts, and the logits after each prompt, shape [P, V]."""
     length_P = np.array([len(p) for p in prompts])
     context = PromptContext(length_P, packed.device)
     arrays = np.concatenate(prompts), np.concatenate([np.arange(n) for n in length_P]), length_P.cumsum() - 1
@@ -328,8 +328,8 @@ class _Recorder(AttentionContext):
 def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
     """Run a causal LM in evaluation mode on one token, and return the shape of each layer's keys and values in order.
 
-    It raises a `HooksError` if a layer has no attention that can be hooked, calls its attention more than once, needs
-    an attention that is not computed here, or carries a state.
+    It raises a `HooksError` if a layer has no attention that can be hooked, or calls its attention more than once. So
+    it does if a layer needs an attention that is not computed here, or carries a state.
     """
     if carries_state(model.config):
         raise HooksError.of(

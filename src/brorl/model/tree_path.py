@@ -1,8 +1,8 @@
 """The tree path: exact and differentiable log-probs of every tree node, from tree attention, in chunks.
 
 The caller of `chunk_logprobs` back-propagates each chunk before the next, so the learner's memory does not depend on N.
-Packed chunks contain their prompts. Otherwise chunks are small, and a prompt is computed once: its keys and values
-collect the gradient of all chunks before the gradient flows through the prompt.
+Packed chunks contain their prompts. Other chunks are small and share their prompts, which are computed once. The keys
+and values of a prompt collect the gradient of all chunks, and then the gradient flows through the prompt.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def chunk_logprobs(
 
     Together the chunks hold every node once. Parameter gradients are complete when the iterator is exhausted.
     `max_nodes` limits prompt tokens too. Entropies have a gradient. With `recompute_prompts` the prompts are computed
-    again for their backward pass: a sharded model needs each forward pass to be followed by its backward pass.
+    again for their backward pass: in a sharded model, a backward pass must follow its forward pass at once.
     """
     if not trees:
         return

@@ -77,8 +77,8 @@ class NativeEngine:
     """Samples trees with the model itself.
 
     The memory limit decides which rows are computed together, and thus how their logits are rounded. A draw close to
-    the border between two tokens can then give the other token, and the tree is another sample of the same
-    distribution. Its log-probs belong to its own tokens, up to rounding.
+    the border between two tokens can then give the other token. The tree is then another sample of the same
+    distribution, and its log-probs belong to its own tokens, up to rounding.
 
     Args:
         model: A Hugging Face causal LM, which is not copied: the engine samples with its current weights.

@@ -1,10 +1,10 @@
 """The vLLM engine: samples N responses of each prompt as separate rows, and returns them as trees.
 
-The seed of response r comes from the seed of the call, the number of the prompt, and r. Results are reproducible in
-distribution, and bit for bit only in vLLM's batch-invariant mode: the other rows of a batch change the last bits of a
-row's logits, which can change a draw close to the border between two tokens. Rows that share a prefix can differ in the
-last bits of its log-probs, and a tree keeps one of them. Log-probs are under the distribution that drew the token, like
-the learner's.
+The seed of response r comes from the seed of the call, the number of the prompt, and r. The other rows of a batch
+change the last bits of a row's logits, and so a draw close to the border between two tokens can change. Results are
+thus reproducible in distribution, and bit for bit only in vLLM's batch-invariant mode. Rows that share a prefix can
+differ in the last bits of its log-probs, and a tree keeps one of them. Log-probs are under the distribution that drew
+the token, like the learner's.
 
 vLLM finds a stop string late if the string's last token also begins a character that another token completes. So
 `brorl.sampling.StopStrings` cuts each response. In two cases only vLLM ends a response: the string is complete within

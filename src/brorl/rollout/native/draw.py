@@ -1,7 +1,7 @@
 """Logits to tokens: one inverse-CDF draw per rollout, from the tokens that top-p and top-k keep.
 
-Each rollout brings one uniform number per position, addressed by (seed, prompt, rollout, position), so its tokens
-depend neither on which rows share a batch nor on how the batch was split.
+Each rollout has one uniform number per position, addressed by (seed, prompt, rollout, position). So its tokens depend
+neither on the rows that share its batch nor on how the batch was split.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def without(logits_RV: Tensor, forbidden: tuple[int, ...]) -> Tensor:
 
 
 class Uniforms:
-    """Uniform numbers in [0, 1), by prompt, rollout and position, from a counter: the order of access does not matter.
+    """Uniform numbers in [0, 1) for each prompt, rollout and position. They do not depend on the order of access.
 
     The numbers of prompt p depend on the seed, on its number of rollouts, and on its own number, `first` + p.
     """
@@ -146,7 +146,7 @@ def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
 
 
 def _from_masses(mass_RBC: Tensor, edge_RB: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
-    """Invert the distributions of K rollouts, given the masses of tokens [R, B, C] and the edges of blocks [R, B]."""
+    """Draw for K rollouts, given the masses of tokens [R, B, C] and the cumulative masses of blocks [R, B]."""
     edge_KB = edge_RB[row_K]
     target_K = uniform_K * edge_KB[:, -1]  # rounds to less than the last edge: a uniform number is at most 1 - 2**-53
     # A row with NaN has no such block: the limits keep its indices valid, and its log-probs are NaN.

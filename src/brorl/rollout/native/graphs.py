@@ -1,7 +1,7 @@
 """CUDA graphs of a step of decoding: recorded at first use, compared with the eager step, and replayed.
 
-A step is a function without arguments that reads and writes tensors at fixed addresses, and that has the same result if
-it runs twice. A step that a graph cannot record runs eagerly, and one line says so.
+A step is a function without arguments. It reads and writes tensors at fixed addresses, and has the same result if it
+runs twice. A step that a graph cannot record runs eagerly, and one line says so.
 """
 
 from __future__ import annotations
