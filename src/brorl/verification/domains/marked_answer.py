@@ -1,7 +1,9 @@
-r"""The answer that a response marks (tags, a box, emphasis, `The answer is`), and words that deny or replace it.
+r"""Finds the answer that a response marks with tags or a box, and words around an answer that deny or replace it.
+
+    `So it is \boxed{4}.`  ->  `4`        `It is not \boxed{4}.`, `<answer>4</answer> is wrong`  ->  None
 
 The mark is the last `<answer>...</answer>`, else the last complete `\boxed{...}`. A response has no answer if its only
-box is not closed, or if its mark is denied: `not \boxed{4}`, `<answer>4</answer> is wrong`.
+box is not closed, or if its mark is denied.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _RELATION = re.compile(
     r"(?:\\(?:neq?|not|notin|[lg]eq?(?:slant)?|[lg]t|ll|gg|pm|mp)\s?=?|(?<![a-z/<][a-z\d])(?<![-=>])[<>]=?|"
     r"[\u2260\u2264\u2265\u00b1]|[=$(]\s?-)$"
 )
-# Words between a denial and the answer.
+# These words may stand between a denial and the answer: `not the correct answer is`.
 _WORD = re.compile(r"\S+")
 _BETWEEN = frozenset(
     _WORD.findall(
@@ -44,13 +46,13 @@ _AFFIRMATIONS = re.compile(
     rf"{_NOT} be (?:anything|any \w+) (?:other|else) than|{_NOT}(?: \w+)? doubt|"
     rf"{_NOT}(?: an?)? (?:wrong|incorrect|mistake|error))$"
 )
-# Words before `is` where the question asks for a false statement: `the statement that is not true is B`.
+# Here `not` denies nothing, because the question asks for a false statement: `the statement that is not true is B`.
 _RELATIVE = re.compile(
     r"\b(?:that|which|what) (?:cannot|\w+n['\u2019]t|"
     r"(?:(?:is|are|was|were|be|can|could|should|does|do) )+(?:not )?\S+)$"
 )
 _SUPPOSITION, _CONDITIONAL = frozenset({"if", "were", "had"}), frozenset({"would", "could", "might"})
-# What is said of the value, not of the answer: `which is not prime`, `not 6`, `is not the only one`.
+# These words deny a property of the value, not the answer: `which is not prime`, `not 6`, `is not the only one`.
 _OF_VALUE = (
     r"(?!(?:\s+(?:an?|the|my|our|quite|really|actually|necessarily|always)\b)*+\s+"
     r"(?!(?:correct|right|true|valid|answer|solution|option|choice|final|best|it|so|what|sure|certain|confident|"
@@ -81,7 +83,7 @@ def denial_before(text: str) -> str:
     if not line or line[-1] in ".!?":
         return ""
     relation = _RELATION.search(line, max(len(line) - _LONGEST_RELATION, 0))
-    if relation and line.strip() != ">":  # a quotation in Markdown
+    if relation and line.strip() != ">":  # `>` alone marks a quotation in Markdown
         return relation[0]
     words = line.lower().rsplit(None, _WORDS)
     at = len(words)
@@ -127,7 +129,7 @@ _RETRACTION = re.compile(
     r"(?:scratch|strike|disregard|ignore) (?:that|this|it|my|the (?:above|previous|last|boxed)))\b",
     re.IGNORECASE,
 )
-_DOUBT = re.compile(  # which mathematics may express, and keep its answer
+_DOUBT = re.compile(  # not used for mathematics, where a response may doubt and keep its answer
     r"(?:^|[.!?\n\u2014-])[\s*]{0,3}(?:(?:but|oh|hmm+|and|no)\b,? )?(?:(?:wait|actually|correction)\b|no(?=[,.!;:]))|"
     rf"\b(?:made an? (?:mistake|error)|let me (?:re\w+|check))\b|{_RETRACTION.pattern}",
     re.IGNORECASE,
@@ -136,13 +138,13 @@ _SKELETON = re.compile(
     r"\\(?:text|textbf|mathrm|mathbf|boldsymbol|left|right|displaystyle)(?![a-zA-Z])|\\[,;:! ]|[\s${}*]"
 )
 _BARE = re.compile(r"^\(([A-Ja-j])\)")
-# Lines with which somebody else speaks, or another task begins; and the marks of turns in templates of chats.
+# `User:` begins a turn of somebody else, `Question 2:` another task. `_MARK` has the marks of turns in chat templates.
 _ROLES = "user human system student teacher"
 _TASKS = "assistant q instruction exercise question problem"
 
 
 def _any_case(names: str) -> str:
-    """Return a pattern of words in lower case, in upper case, or with a capital."""
+    """Return a pattern for words in lower case, in upper case, or with a capital: `user`, `USER`, `User`."""
     return "|".join(f"[{name[0].upper()}{name[0]}]{name[1:]}|{name.upper()}" for name in names.split())
 
 
@@ -161,7 +163,7 @@ _OPENING = re.compile(
 
 
 def without_next_turn(response: str) -> str:
-    """Return a response up to where somebody else speaks, or where another task begins after the first answer."""
+    """Cut a response where somebody else begins to speak, or where another task begins after the first answer."""
     if "<" in response or "INST]" in response:
         opening = _OPENING.match(response)
         mark = _MARK.search(response, opening.end() if opening else 0)
@@ -175,14 +177,14 @@ def without_next_turn(response: str) -> str:
 
 
 def _first_answer(response: str) -> int:
-    """Return where the first answer of a response begins, its length if it has none."""
+    """Return where the first answer of a response begins; the response's length if it has none."""
     marker = MARKER.search(response)
     places = [place for place in (response.find("\\boxed"), response.find("\\fbox")) if place >= 0]
     return min([*places, marker.start() if marker else len(response)])
 
 
 def later_answer(after: str, answer: str) -> str | None:
-    """Return another answer that a text names (`The final answer is 43.`), or words that take the first one back."""
+    """Return another answer named after the first (`The final answer is 43.`), or words that retract the first."""
     tail = after[-_READ_AFTER:]
     markers = list(_LATER.finditer(tail))
     if markers and not denial_before(tail[: markers[-1].end()]):
@@ -196,7 +198,7 @@ def later_answer(after: str, answer: str) -> str | None:
 
 
 def _is_same_writing(answer: str, later: str) -> bool:
-    """Whether two answers are written alike, or one of them is the other one with words or a name."""
+    """Whether answers are the same, apart from words after or a name before one: `4`, `x = 4`, `4 apples`."""
     one, other = (_BARE.sub(r"\1", _SKELETON.sub("", text).rstrip(".,;:!")) for text in (answer, later))
     short, long = sorted((one, other), key=len)
     begins = long.startswith(short) and not re.match(r"[\d.,/^!]", long[len(short) :])
@@ -205,7 +207,7 @@ def _is_same_writing(answer: str, later: str) -> bool:
 
 OPENING, CLOSING = "<answer>", "</answer>"
 
-_MAX_MARKS = 8  # around each other
+_MAX_MARKS = 8  # nested marks: `**$4$**` has 2
 LABEL = re.compile(
     r"(?:(?:so|thus|hence|therefore),? )?(?:(?:the|my),? )?(?:(?:final|correct|right) )?"
     r"(?:answer|ans|result|solution|output)\b\s*(?:is\b\s*:?|:|=)\s*",
@@ -225,7 +227,7 @@ def is_taken_back(after: str) -> bool:
 
 
 def find_answer(response: str) -> str | None:
-    """Return the text that a response marks as its answer, or the whole response; None if it is denied or cut off."""
+    """Return the marked answer; the whole response if nothing is marked; None if the mark is denied or not closed."""
     response = without_next_turn(response)
     end = response.rfind(CLOSING)
     start = response.rfind(OPENING, 0, max(end, 0))

@@ -1,8 +1,8 @@
 """Verifier of scientific answers: multiple choice, numbers with units, chemistry, formulas.
 
-A reference is the text of `Choices`, the text of `MeasuredAnswer`, or the answer as LaTeX or plain text. Options,
-chemistry and words are compared here. A worker compares anything else as the verifier of mathematics does, with the
-tolerance. An answer without a unit is read in the unit of the reference.
+A reference is the text of `Choices`, the text of `MeasuredAnswer`, or the answer as LaTeX or plain text. This process
+compares options, chemistry and words. A worker compares anything else like the verifier of mathematics, but with a
+tolerance. If an answer has no unit, the reference's unit is assumed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from brorl.verification.verifier import Pair, TrialResponses, VerdictCache, malf
 _MAX_CHARACTERS = 300
 _FONT = r"\\(?:text|textrm|textbf|textit|textnormal|mathrm|mathbf|mathit|mbox|operatorname|rm|bf|it)(?![a-zA-Z])"
 _MARKUP = re.compile(rf"{_FONT}|[{{}}$]|\\[,;:! ()]|~")
-# A run of letters that can be pronounced; others, such as `mgh`, are products of variables.
+# A word is a run of letters that can be pronounced; other runs, such as `mgh`, are products of variables.
 _WORD = (
     r"(?:(?=[A-Za-z]*[aeiouyAEIOUY])(?:[A-Z]?[a-z]{2,}|[A-Z]{4,})|(?=[A-Z]*[AEOU])[A-Z]{3}|"
     r"(?i:up|no|on|we|us|ii|iv|vi))"
@@ -62,9 +62,9 @@ class ScienceVerifier:
         self._cache = VerdictCache(200_000)
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses. The verdicts of workers are kept, with the timeouts of their CPU time.
+        """Verify responses. Verdicts of workers are kept, timeouts of CPU time too.
 
-        The reasons are the reasons of mathematics, `not an option`, `several options` and `another unit`.
+        The reasons are those of `MathVerifier`, `not an option`, `several options` and `another unit`.
         """
         return self._cache.verify_all(items, _find, self._decide)
 
@@ -73,7 +73,7 @@ class ScienceVerifier:
         return [worker_verdict(answer, reply) for (_, answer), reply in zip(pairs, replies, strict=True)]
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find references that are malformed, or that cannot be read as an expression."""
+        """Find references that are malformed, or whose value cannot be read as an expression."""
         problems = malformed(references, read_science_reference)
         read = {text: read_science_reference(text) for text in references if text not in problems}
         values = {text: as_measured(tidy(one.value)) for text, one in read.items() if isinstance(one, MeasuredAnswer)}
@@ -82,7 +82,7 @@ class ScienceVerifier:
         return {reference: problems[reference] for reference in references if reference in problems}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return the right answer in a box, and other answers."""
+        """Return the right answer and other answers, each in a box."""
         read = read_science_reference(reference)
         if isinstance(read, Choices):
             right, wrong = read.letter, [letter for letter in read.letters if letter != read.letter]
@@ -93,7 +93,7 @@ class ScienceVerifier:
 
 
 def _find(prompt: Prompt, response: str) -> Verdict | str:
-    """Return the verdict if a response decides it, else the answer that a worker compares."""
+    """Return the verdict if no worker is needed, otherwise the answer for a worker."""
     reference = read_science_reference(prompt.reference)
     if isinstance(reference, Choices):
         option, text, problem = choose(response, reference)
@@ -111,7 +111,7 @@ def _find(prompt: Prompt, response: str) -> Verdict | str:
 
 
 def _call(reference: str, answer: str) -> tuple[str, str, float]:
-    """Return what a worker compares: both as measured values, and the tolerance."""
+    """Return what a worker compares: (reference, answer, tolerance), both as measured values."""
     measured = read_science_reference(reference)
     assert isinstance(measured, MeasuredAnswer)
     value, given = tidy(measured.value), answer
@@ -121,13 +121,16 @@ def _call(reference: str, answer: str) -> tuple[str, str, float]:
 
 
 def same_words(reference: str, answer: str) -> bool | None:
-    """Whether an answer has the words of a reference that has words alone; None for another reference."""
+    """Whether an answer has the same words as its reference; None if the reference is not only words."""
     right = _words(reference)
     return None if right is None else right == _words(answer)
 
 
 def _words(text: str) -> str | None:
-    r"""Return words alone (in `\text{...}` any two letters) in small letters, without markup, articles and space."""
+    r"""Return a text of words folded: `The \text{North Pole}` -> `northpole`; None for text that is not only words.
+
+    Inside `\text{...}` any two letters are a word.
+    """
     if len(text) > _MAX_CHARACTERS:
         return None
     plain = " ".join(re.sub(r"[-\u2010\u2011\u2013/]", " ", _MARKUP.sub(" ", text)).split()).strip(" .,;!\"'")
@@ -143,14 +146,14 @@ def _words(text: str) -> str | None:
 
 
 def as_measured(text: str) -> str:
-    """Return a value without `pH` before it and a comma before its words; `36 km/h (10 m/s)` becomes an equation."""
+    """Tidy a value: `pH 7` -> `7`, `2 M` -> `2 mol/L`, `36 km/h (10 m/s)` -> `36 km/h = 10 m/s`."""
     text = _COMMA_WORDS.sub(" ", _MOLAR.sub(" mol/L", _ACIDITY.sub("", text)))
     second = _SECOND.fullmatch(text)
     return f"{second[1]} = {second[2]}{second[3]}" if second and parse_unit(second[3]) else text
 
 
 def as_range(text: str) -> str | None:
-    """Return both ends of a range with their unit, as the pair `(10 Hz, 20 Hz)`; None for other text."""
+    """Return a range as a pair: `10 to 20 Hz` -> `(10 Hz, 20 Hz)`; None for other text."""
     ends = _RANGE.fullmatch(without_markup(text))
     low, high = (_WITH_UNIT.fullmatch(end) for end in ends.groups() if end) if ends else (None, None)
     if low is None or high is None or (len(high[3]) == 1 and parse_unit(high[3]) is None):
@@ -212,7 +215,7 @@ _SPECIES = re.compile(
     r"(?:\^(?P<charge>\d?[-+]);|(?P<plain>\d?[-+])| (?P<apart>\d?[-+]))? ?(?:\((?:s|l|g|aq)\))?"
 )
 _PLUS = re.compile(r"(?<=[\w)\];])\+(?=[A-Z\d])")
-# What each noble gas adds to the one before.
+# The orbitals that each noble gas adds to the previous noble gas.
 _CORES = {
     "He": "1s2", "Ne": "2s2 2p6", "Ar": "3s2 3p6", "Kr": "3d10 4s2 4p6", "Xe": "4d10 5s2 5p6",
     "Rn": "4f14 5d10 6s2 6p6",
@@ -228,9 +231,9 @@ _NUCLIDE = (
 
 
 def same_chemistry(reference: str, answer: str) -> bool | None:
-    """Whether an answer is the formula, reaction, nuclide, configuration or element that a reference is.
+    """Whether an answer is the same formula, reaction, nuclide, configuration or element as its reference.
 
-    None if the reference is something else. States of matter do not count, nor the order of the terms of a reaction.
+    None if the reference is something else. States of matter and the order of a reaction's terms do not count.
     """
     right = _chemical_text(reference)
     if right is None or not ((right.isalpha() and right not in reference) or _is_evident(right)):
@@ -240,7 +243,7 @@ def same_chemistry(reference: str, answer: str) -> bool | None:
 
 @lru_cache(maxsize=4096)
 def _chemical_text(text: str) -> str | None:
-    """Return chemistry in one notation; None for other text."""
+    """Return chemistry in one notation: `H_2O` -> `H2O`; None for other text."""
     if len(text) > _MAX_CHARACTERS:
         return None
     text = in_latex(text)
@@ -299,14 +302,14 @@ def _species(text: str) -> str | None:
     )
     if (charge == match["plain"] and len(charge) == 1 and re.search(r"\w\d{2}$", formula)) or (
         charge == match["plain"] and len(charge) == 1 and re.fullmatch(rf"{_ELEMENT}\d", formula)
-    ):  # SO42-
+    ):  # `SO42-` is SO4 with the charge 2-
         formula, charge = formula[:-1], formula[-1] + charge
     count = "" if match["count"] in (None, "1") else match["count"]
     return f"{count}{formula}" + (f"^{charge.rjust(2, '1')}" if charge else "")
 
 
 def _is_evident(chemistry: str) -> bool:
-    """Whether text of chemistry can be nothing else: it has a small letter, a number, a charge, or C, H, N, O alone."""
+    """Whether chemistry can be nothing else: it has a small letter, digit or charge, or several of C H N O F S K B."""
     symbols = re.findall(_ELEMENT, chemistry)
     if chemistry[:1].isdigit() and ">" not in chemistry:  # `5 C` is a charge
         return False

@@ -1,8 +1,8 @@
-r"""Units of measurement in text: what they are, and how one converts to another.
+r"""Units of measurement: reads them from text, and converts one to another.
 
-Text such as `kJ/mol`, `m s^{-2}`, `\text{km/h}` or `meters per second` is a unit if all of it is one. Everything after
-a slash, up to the next one, divides: `J/mol K` is J/(mol K). `ms^{-2}` can be per square millisecond or meters per
-square second, so a text can have several units.
+A whole text such as `kJ/mol`, `m s^{-2}`, `\text{km/h}` or `meters per second` is a unit. All factors after a slash, up
+to the next slash, divide: `J/mol K` is J/(mol K). A text can mean several units: `ms^{-2}` is per square millisecond,
+or meters per square second.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ MONTH_S = Fraction("30.4375") * 86_400
 
 
 class Unit(NamedTuple):
-    """A unit.
+    """A unit, as a product of base units: km/h has the factor 5/18 and the exponents m: 1, s: -1.
 
-    Base units are the units of the SI and a few more. A radian is one, so that turns, degrees and hertz (turns per
-    second) convert to each other. Months and years are no exact number of days. Counts that convert to no other unit,
-    such as bits, have a base unit each.
+    Base units are the SI's and a few more. The radian is a base unit, so that turns, degrees and hertz (turns per
+    second) convert to each other. So is the month, because months and years are no exact number of days. Counts that
+    convert to no other unit, such as bits, have a base unit each.
     """
 
-    dimension: tuple[int, ...]  # exponent of each base unit
-    factor: Fraction  # the unit in base units
-    zero: Fraction = Fraction(0)  # of a temperature alone: its zero in kelvins
+    dimension: tuple[int, ...]  # exponent of each unit in `BASES`
+    factor: Fraction  # size of this unit in base units
+    zero: Fraction = Fraction(0)  # for a temperature scale: its zero in kelvins
 
 
 PREFIXES: Mapping[str, Fraction] = {
@@ -48,7 +48,7 @@ PREFIXES: Mapping[str, Fraction] = {
 PREFIXED: dict[str, Unit] = {}
 PLAIN: dict[str, Unit] = {}
 ONE = Unit((0,) * len(BASES), Fraction(1))
-_LONE_LETTERS_NO_UNIT = ("P", "B")  # with a prefix alone: cP, MB
+_LONE_LETTERS_NO_UNIT = ("P", "B")  # units only with a prefix: cP, MB
 
 
 def _read_table(text: str) -> None:
@@ -60,7 +60,7 @@ def _read_table(text: str) -> None:
 
 
 def _defined(definition: str) -> Unit:
-    """Return the unit of a definition, which uses base units and units of the tables."""
+    """Return the unit of a definition such as `1000 m / s^2`, in base units and units of the tables."""
     product, _, zero = definition.partition(" from ")
     above, _, below = product.partition(" / ")
     number, *factors = above.split()
@@ -75,29 +75,29 @@ def _defined(definition: str) -> Unit:
     return Unit(dimension, factor, Fraction(zero or 0))
 
 
-# Short symbols and names that people give an s, and write in capitals.
+# Short symbols and names that people also write with an s, or in capitals: `hrs`, `KM`.
 _PLURALS = frozenset(
     word_list(
         "bar bit cal cc cm cup day erg gal gm hr kg km lb lbf mg min ml mm mol ohm oz pt qt rad rev sec ton wk yr yd",
     )
 )
-_UNIT_OF_NAME: dict[str, Unit] = {}  # by small letters
-# A second meaning of a name: pounds are a mass and a force, a ton is short or metric, a Calorie is large or small.
+_UNIT_OF_NAME: dict[str, Unit] = {}  # name in small letters -> unit
+# Names with a second meaning: a pound is a mass or a force, a ton short or metric, a Calorie large or small.
 _SECOND = {"lb": "lbf", "pound": "lbf", "ton": "tonne", "Calorie": "Cal"}
 
 
 def other_meaning(name: str) -> Unit | None:
-    """Return the unit of a name's second meaning; None if it has one meaning."""
+    """Return the unit of a name's second meaning; None if it has only one meaning."""
     return next((_exactly(_SECOND[one]) for one in _spellings(name) if one in _SECOND), None)
 
 
 def unit_named(name: str) -> Unit | None:
-    """Return the unit of a symbol or a name, with a prefix or without; None if it is unknown."""
+    """Return the unit of a symbol or name, with or without a prefix; None if it is unknown."""
     return next((unit for one in _spellings(name) if (unit := _exactly(one)) is not None), None)
 
 
 def _spellings(name: str) -> Iterator[str]:
-    """Yield a name, its singular, and both in lower case if they are spelled out."""
+    """Yield a name, its singular, and for longer or common names both in lower case."""
     yield name
     stem = name[:-1] if name[-1:] in ("s", "S") and name[-2:-1] not in ("s", "S") else name
     stem = stem if len(stem) > 3 or stem.lower() in _PLURALS else name
@@ -130,8 +130,8 @@ TURN = PLAIN["turn"].factor
 _MAX_CHARACTERS = 80
 _MAX_EXPONENT = 12
 _MAX_READINGS = 4
-_MAX_GLUED = 8  # characters of several symbols without space
-_CALENDAR = Fraction(1, 1000)  # months and years have different numbers of days
+_MAX_GLUED = 8  # characters of symbols side by side: `kgm` has 3
+_CALENDAR = Fraction(1, 1000)  # relative error of a conversion to days: months and years differ in length
 
 _FONT = (
     r"\\(?:text|textrm|textbf|textit|textnormal|mathrm|mathit|mathbf|mathsf|mbox|operatorname|rm|unit|si|bf|it|ce)"
@@ -152,7 +152,7 @@ _WRITTEN = tuple(
         (r"\\(?:per|slash)(?![a-zA-Z])", "/"),
     )
 )
-# After markup is gone and space is single.
+# Applied when the markup is gone and space is single.
 _SPELLED = tuple(
     (re.compile(pattern, re.IGNORECASE), written)
     for pattern, written in (
@@ -190,13 +190,13 @@ _TOKEN = re.compile(rf"(°[CFR](?![a-zA-Z])|[^\W\d_]+|[°%‰)]){_EXPONENT}|([*/
 
 
 def parse_unit(text: str) -> Unit | None:
-    """Return the first unit that plain text or LaTeX stands for; None if a part is unknown, or above 80 characters."""
+    """Return the first of `parse_units`; None if there is no unit."""
     return next(iter(parse_units(text)), None)
 
 
 @lru_cache(maxsize=4096)
 def parse_units(text: str) -> tuple[Unit, ...]:
-    """Return the units that plain text or LaTeX can stand for; none if a part is unknown, or above 80 characters."""
+    """Return the units that plain text or LaTeX can mean; none if a part is unknown, or above 80 characters."""
     if len(text) > _MAX_CHARACTERS:
         return ()
     text = _plain_unit(text)
@@ -212,7 +212,7 @@ def parse_units(text: str) -> tuple[Unit, ...]:
 
 
 def _plain_unit(text: str) -> str:
-    """Return text without markup and with single spaces, in which names of several words are one."""
+    """Return text without markup, with single spaces, and with spelled units as symbols: `per` becomes `/`."""
     text = without_markup(text)
     for pattern, written in _SPELLED:
         text = pattern.sub(written, text)
@@ -227,15 +227,15 @@ def without_markup(text: str) -> str:
     return _SPACE.sub(" ", _MARKUP.sub("", _SPACE.sub(" ", text))).strip()
 
 
-# A pattern of tokens, each name written as n.
+# Matches a malformed sequence of tokens, in which each name is written as n: `n/` or `(*n`.
 _MALFORMED = re.compile(r"^$|(?:^|\()[*)]|[^(]1|1(?!/)|[*/][*/)]|[*/(]$")
 
 
 def _units(tokens: list[tuple[str, int]]) -> list[Unit]:
-    """Return the units of tokens, none if they are no product and quotients of units in brackets."""
+    """Return the units that tokens can mean; none if they are not products, quotients and brackets of units."""
     if _MALFORMED.search("".join(name if name in "*/()1" else "n" for name, _ in tokens)):
         return []
-    stack = [([ONE], 1)]  # the units of each open bracket, and -1 after a slash
+    stack = [([ONE], 1)]  # per open bracket: its units so far, and the next factor's sign, -1 after a slash
     for name, power in tokens:
         units, sign = stack[-1]
         if name == "(":
@@ -255,7 +255,7 @@ def _units(tokens: list[tuple[str, int]]) -> list[Unit]:
 
 
 def _readings(name: str, power: int) -> list[Unit]:
-    """Return what a run of letters with an exponent can be: one unit, or several without space: `kgm`, `ms^{-2}`."""
+    """Return the units that letters with an exponent can mean: one symbol, or several glued: `kgm`, `ms^{-2}`."""
     whole = unit_named(name)
     units = [_power(unit, power) for unit in (whole, other_meaning(name)) if unit]
     if len(name) <= _MAX_GLUED and (whole is None or power < 0):
@@ -264,7 +264,7 @@ def _readings(name: str, power: int) -> list[Unit]:
 
 
 def _glued(name: str, power: int) -> list[Unit]:
-    """Return the products of two to four symbols without space; the exponent belongs to the last one."""
+    """Return products of two to four glued symbols; the exponent belongs to the last: `kgm^2` is kg times m^2."""
     found: list[Unit] = []
 
     def split(rest: str, before: Unit, parts: int) -> None:
@@ -281,7 +281,7 @@ def _glued(name: str, power: int) -> list[Unit]:
 
 
 def _symbol(text: str) -> Unit | None:
-    """Return the unit of a common symbol; words are no products, so few prefixes count."""
+    """Return the unit of a common symbol. Few symbols and prefixes count, so that words are not read as products."""
     base = text[1:] if len(text) > 1 and text[0] in "kcmnM\N{MICRO SIGN}" and text != "mol" else text
     return unit_named(text) if base in _GLUED else None
 
@@ -294,7 +294,7 @@ def _products(ones: list[Unit], others: list[Unit]) -> list[Unit]:
 
 
 def _times(one: Unit, other: Unit) -> Unit:
-    """Return a product; of a temperature in a product only the degree counts, not its zero."""
+    """Return a product of units. A temperature in a product loses its zero: only the size of a degree counts."""
     if other == ONE:
         return one
     if one == ONE:
@@ -308,21 +308,21 @@ def _power(unit: Unit, power: int) -> Unit:
 
 
 class Conversion(NamedTuple):
-    """How a number in one unit becomes one in another: `(number * factor) + shift`."""
+    """How a number changes with its unit: `number * factor + shift`."""
 
     factor: Fraction
     shift: Fraction = Fraction(0)
     slack: Fraction = Fraction(0)  # relative error of the factor
 
     def of(self, number: Fraction) -> Fraction:
-        """Return a number in the other unit."""
+        """Return the number in the other unit."""
         return number * self.factor + self.shift
 
 
 def conversions(given: Unit, wanted: Unit) -> list[Conversion]:
-    """Return how a number in a unit can be one in another; none if their dimensions differ.
+    """Return the ways to convert a number from one unit to another; none if their dimensions differ.
 
-    A radian and a turn can be left out: `rad/s` and `Hz` convert to `1/s`. An average month converts to days.
+    Radians and turns can be left out: `rad/s` and `Hz` convert to `1/s`. Months convert to days by their average.
     """
     extra = tuple(a - b for a, b in zip(given.dimension, wanted.dimension, strict=True))
     factor = given.factor / wanted.factor

@@ -1,6 +1,6 @@
-"""The datasets of Reasoning Gym, which generate entries and score answers behind the guards.
+"""Generates entries with the datasets of Reasoning Gym, and scores answers with their scorers, behind guards.
 
-Only worker processes load this file: its import takes seconds, and scorers run for as long as an answer asks for.
+Only worker processes load this file: its import takes seconds, and an answer decides how long a scorer runs.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _SIGNS = {
     "\\div": "/", "\N{MINUS SIGN}": "-", "^": "**", "->": "\u2192", "\\rightarrow": "\u2192", "\\to": "\u2192",
 }  # fmt: skip
 _DECIMAL = re.compile(r"(?<![\w.])(\d{1,20})\.(\d{1,20})(?![\w.])")
-_OWN = {"size": "num_questions", "seed": "seed"}  # settings of a dataset that are settings of the source
-# These datasets choose or check their entries by their size; in all others the size has no effect.
+_OWN = {"size": "num_questions", "seed": "seed"}  # dataset's setting -> the source's setting that decides it
+# The size of these datasets changes or limits their entries; in all others it has no effect.
 _SIZES = {"acre": 5_000, "gsm_symbolic": 1_000_000, "list_functions": 1_000_000, "word_ladder": 20_000}
 _SIZE = 500
 _PAGE = "docs/reference/gym.md"
-_NOISE = 1e-9  # of a score above 1
+_NOISE = 1e-9  # a score may exceed 1 by this error of rounding
 _CORRECT = 0.99
-_MAX_PARTIAL = 0.98  # the most partial credit of an answer that is not correct
+_MAX_PARTIAL = 0.98  # the most that an incorrect answer gets
 
 
 def check_source(
     given: Sequence[str], configs: Mapping[str, Mapping[str, Any]], first: int, number: int
 ) -> list[str] | str:
-    """Find the datasets of a source by their names and the names of sets, and check their settings.
+    """Find a source's datasets by their names or by names of sets, and check their settings.
 
-    Return the names, or the problem of the source after the name of a setting (`config: ...`). The number counts
-    entries of all datasets, which take turns from the first index on.
+    Return the datasets' names, or the source's problem, which begins with a setting (`config: ...`). `number` counts
+    the entries of all datasets together; the datasets take turns from the index `first` on.
     """
     known = sorted(set(DATASETS) - {_COMPOSED})
     names = known if ALL in given else list(dict.fromkeys(n for name in given for n in SETS.get(name, (name,))))
@@ -71,7 +71,7 @@ def check_source(
 
 
 def _beyond(name: str, first: int, last_index: int) -> str:
-    """Return the problem of an index that a dataset does not have."""
+    """Return the problem that a dataset has no entry with the last index."""
     size, needed = _SIZES[name], last_index - first + 1
     lower = f"first_index to at most {size - needed:,}" if needed <= size else "num_questions to fewer"
     return (
@@ -81,11 +81,11 @@ def _beyond(name: str, first: int, last_index: int) -> str:
 
 
 def _problem_of(name: str, config: Mapping[str, Any]) -> str | None:
-    """Return the problem of the settings of a dataset."""
+    """Return the problem of a dataset's settings; None if they are valid."""
     settings = DATASETS[name][1]
     known = [field.name for field in dataclasses.fields(settings) if field.name not in _OWN]
     types = typing.get_type_hints(settings)
-    # Some settings of type int have a fraction as default.
+    # Some settings are declared as int although their default is a float.
     types |= {field.name: float for field in dataclasses.fields(settings) if isinstance(field.default, float)}
     for key, value in config.items():
         if key in _OWN:
@@ -98,15 +98,15 @@ def _problem_of(name: str, config: Mapping[str, Any]) -> str | None:
     try:
         if config:
             _made(name, json.dumps(config), 0, _SIZE)
-    except Exception as error:  # a dataset checks its settings by assertions, in its own way
+    except Exception as error:  # each dataset checks its settings in its own way, mostly by assertions
         why = " ".join(str(error).split()) or type(error).__name__
         return f"rejects config = {dict(config)}: {why}; {_PAGE} lists the settings"
     return None
 
 
 def _problem_of_value(value: Any, hint: Any) -> str | None:
-    """Return why a value from a recipe is not of the type of a setting; None if it is."""
-    if hint is tuple:  # some hold a text
+    """Return why a value from a recipe does not have a setting's type; None if it does."""
+    if hint is tuple:  # some settings of this type hold a text
         hint = str | tuple
     try:
         json.dumps(TypeAdapter(hint).validate_json(json.dumps(value), strict=True))
@@ -120,20 +120,20 @@ def _problem_of_value(value: Any, hint: Any) -> str | None:
 
 
 class GeneratedEntry(NamedTuple):
-    """The entry of one index."""
+    """One generated entry, or why it was dropped."""
 
-    question: str  # the question; empty if it was dropped
-    task: str  # the text of its `GymTask`; empty if it was dropped
-    dropped: str | None = None  # why it cannot be used
+    question: str  # empty if dropped
+    task: str  # the text of the entry's `GymTask`; empty if dropped
+    dropped: str | None = None  # why the entry cannot be used
 
 
 def generate(name: str, config: Mapping[str, Any], seed: int, first: int, number: int) -> list[GeneratedEntry]:
-    """Generate entries of a dataset with some settings, from an index on."""
+    """Generate `number` entries of a dataset with these settings, from the index `first` on."""
     return [_generated(name, config, seed, index) for index in range(first, first + number)]
 
 
 def _generated(name: str, config: Mapping[str, Any], seed: int, index: int) -> GeneratedEntry:
-    """Generate one entry, the same whatever others were made: the global random state is set before."""
+    """Generate one entry. It does not depend on other entries: the global random state is set before."""
     data_set = _made(name, json.dumps(config), seed, _SIZES.get(name, _SIZE))
     word = f"{name} {seed} {index}"
     random.seed(word)
@@ -143,7 +143,7 @@ def _generated(name: str, config: Mapping[str, Any], seed: int, index: int) -> G
         text = GymTask(name, entry, config, seed, index).to_text()
     except ValueError as error:
         return GeneratedEntry("", "", str(error))
-    task = GymTask.from_text(text)  # as a verifier will read it
+    task = GymTask.from_text(text)  # what a verifier will read
     if entry["answer"] is not None and not (task.answer or "").strip():
         return GeneratedEntry("", "", "the right answer is empty")
     if task.answer is not None and not score_task(task, task.answer.strip()).correct:
@@ -160,7 +160,7 @@ def _made(name: str, config: str, seed: int, size: int) -> ProceduralDataset:
 
 
 class ScoredAnswer(NamedTuple):
-    """The score of an answer: 1.0 if it is right, and otherwise partial credit below 1 or the problem."""
+    """An answer's score: 1.0 if the answer is right, otherwise partial credit below 1, or 0 with a problem."""
 
     correct: bool
     score: float
@@ -168,7 +168,7 @@ class ScoredAnswer(NamedTuple):
 
 
 def in_plain_notation(text: str) -> str:
-    """Return an answer with single spaces in its rows, and formulas in the notation of Python, without decimals."""
+    """Return an answer with single spaces, and with formulas in Python's notation: `0.5*x^2` -> `(05/10)*x**2`."""
     text = _DECIMAL.sub(lambda number: f"({number[1]}{number[2]}/1{'0' * len(number[2])})", text)
     for sign, plain in _SIGNS.items():
         text = text.replace(sign, plain)
@@ -181,7 +181,7 @@ def score(reference: str, answer: str) -> ScoredAnswer:
 
 
 def score_task(task: GymTask, answer: str) -> ScoredAnswer:
-    """Score an answer; a scorer that raises, or returns no number from 0 to 1, gives 0 with the problem."""
+    """Score an answer. If the scorer raises, or returns no number from 0 to 1, the score is 0 with the problem."""
     if task.data_set not in SEVERAL and task.answer is not None:
         if is_own_answer(answer, task):
             return ScoredAnswer(True, 1.0)
@@ -197,7 +197,7 @@ def score_task(task: GymTask, answer: str) -> ScoredAnswer:
 
 
 def _by_scorer(task: GymTask, answer: str) -> ScoredAnswer:
-    """Score an answer with the dataset's scorer behind its guard."""
+    """Score an answer with the dataset's scorer if the dataset's guard admits it."""
     guard = GUARDS.get(task.data_set)
     if guard and not guard.admits(answer, task.entry):
         return ScoredAnswer(False, 0.0, "rejected by a guard")
@@ -217,14 +217,14 @@ def _by_scorer(task: GymTask, answer: str) -> ScoredAnswer:
 
 @lru_cache(maxsize=256)
 def scorer_of(name: str, config: str) -> ProceduralDataset:
-    """Return a dataset that scores answers, by its name and the JSON text of its settings."""
+    """Return the dataset with this name, which can only score answers; `config` is JSON text."""
     data_set, settings = DATASETS[name]
     return _scorer_class_without_init(data_set)(settings(**json.loads(config), seed=0))
 
 
 @lru_cache(maxsize=256)
 def _scorer_class_without_init(data_set: type[ProceduralDataset]) -> Any:
-    """Return a class that scores like a dataset without its constructor, which can read files for half a second."""
+    """Return a class that scores like a dataset but skips the dataset's constructor, which may read files for 0.5 s."""
 
     class Scorer(data_set):  # type: ignore[misc]
         def __init__(self, config: Any) -> None:
@@ -243,7 +243,7 @@ def _scorer_class_without_init(data_set: type[ProceduralDataset]) -> Any:
 
 
 def _load_the_rest() -> None:
-    """Load what scorers load at their first use: a confined process may be unable to read files."""
+    """Load now what scorers load at their first use: a confined process may be unable to read files."""
     sokoban, ladder = scorer_of("sokoban", "{}"), scorer_of("word_ladder", "{}")
     _ = sokoban._is_solved, ladder.word_sets
     x = sympy.Symbol("x")

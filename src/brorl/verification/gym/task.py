@@ -1,8 +1,8 @@
 """Tasks of Reasoning Gym: generated in worker processes, as questions whose reference answer is a task.
 
-A task is the dataset, its settings, and the generated entry with exact types. From its JSON text a verifier in another
-process scores answers exactly as the process that generated the entry. Questions are distinct and the same in every
-process; questions of several datasets take turns.
+A task is the dataset, its settings, and the generated entry with exact types. From a task's JSON text, a verifier in
+another process scores answers exactly as the process that generated the entry would. Questions are distinct, and the
+same in every process. Questions of several datasets take turns.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from brorl.verification.sandbox.values import decode, encode
 
 OUT_OF_DISTRIBUTION = ("acre", "boxnet", "game_of_life_halting")
 """Datasets that ProRL evaluated on and did not train on (arXiv 2505.24864, Table 3)."""
-# The paper gives the number of 96, and 19 names. These are all 96 that Reasoning Gym had from 1 to 5 March 2025. The
-# paper calls one `palindrome`, its name until 10 March; the held-out ones, and puzzle24 in its Figure 10, came from 5
-# March on. They are the datasets of 0.1.25 without these four, coin_flip, kakurasu, modulo_grid, path_star and survo.
+# The paper says that there are 96 datasets, and names 19. Reasoning Gym had these 96 from 1 to 5 March 2025. The paper
+# says `palindrome`, a dataset's name until 10 March; the three held-out datasets, and puzzle24 in its Figure 10, came
+# from 5 March on. The list is version 0.1.25 without these four, coin_flip, kakurasu, modulo_grid, path_star and survo.
 _PRORL = """
 ab advanced_geometry aiw arc_1d arc_agi base_conversion basic_arithmetic bf binary_alternation binary_matrix
 bitwise_arithmetic caesar_cipher calendar_arithmetic chain_sum circuit_logic codeio color_cube_rotation
@@ -46,7 +46,7 @@ string_manipulation string_splitting string_synthesis sudoku syllogism time_inte
 word_ladder word_sequence_reversal word_sorting zebra_puzzles
 """
 SETS: Mapping[str, tuple[str, ...]] = {
-    ALL: (),  # the datasets of the installed version
+    ALL: (),  # stands for all datasets of the installed version
     PRORL: tuple(_PRORL.split()),
 }
 """Names of a set's datasets, in order."""
@@ -63,8 +63,8 @@ SEVERAL = frozenset(
 
 BENCHMARKS: Mapping[str, GymSource] = {
     source.label: source
-    for source in (  # at indices that training does not reach; the shortest dataset has 5,000 entries
-        GymSource(gym=(ALL,), name="gym", num_questions=530, first_index=4_000),  # about five of each
+    for source in (  # training does not reach these indices; the shortest dataset has 5,000 entries
+        GymSource(gym=(ALL,), name="gym", num_questions=530, first_index=4_000),  # about five questions per dataset
         GymSource(gym=OUT_OF_DISTRIBUTION, name="gym_ood", num_questions=300, first_index=4_000),
     )
 }
@@ -75,16 +75,16 @@ _CONFIG: Any = {"extra": "forbid"}
 
 @dataclass(frozen=True)
 class GymTask:
-    """A generated question with all that its scorer reads."""
+    """A generated question, with everything that its scorer reads."""
 
     __pydantic_config__ = _CONFIG
 
-    data_set: str  # name of the dataset in Reasoning Gym
-    entry: Mapping[str, Any]  # the generated entry: `question`, `answer` and `metadata`
-    # settings of the dataset that differ from its defaults, without `seed` and `size`; JSON values
+    data_set: str  # the dataset's name in Reasoning Gym: `leg_counting`
+    entry: Mapping[str, Any]  # the generated `question`, `answer` and `metadata`
+    # The dataset's settings that differ from their defaults, without `seed` and `size`: {"min_animals": 3}
     config: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0  # seed of the dataset
-    index: int = 0  # index of the entry
+    seed: int = 0  # the dataset's seed
+    index: int = 0  # the entry's index in the dataset
 
     @property
     def answer(self) -> str | None:
@@ -93,13 +93,13 @@ class GymTask:
         return None if answer is None else str(answer)
 
     def to_text(self) -> str:
-        """Return the task as one line of JSON; ValueError if the entry has a value that is not of a builtin type."""
+        """Return the task as one line of JSON; ValueError if a value in the entry is not of a builtin type."""
         entry = json.loads(encode(_builtin(self.entry)))
         return json.dumps({**vars(self), "entry": entry}, ensure_ascii=False)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Parse the text of a task; a ValueError has the problem."""
+        """Parse the text of a task; ValueError if it is malformed."""
         task: Self = read_json(cls, text, "the text of a Reasoning Gym task")
         try:
             entry = decode(json.dumps(task.entry))
@@ -117,7 +117,7 @@ def require_reasoning_gym() -> None:
 
 
 def _builtin(value: Any) -> Any:
-    """Return a value without scalars of numpy, and with fractions, which no scorer reads, as text."""
+    """Return a value with numpy scalars as Python numbers, and with fractions, which no scorer reads, as text."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Fraction):
@@ -128,19 +128,19 @@ def _builtin(value: Any) -> Any:
 
 
 _CHECK_SOURCE, _GENERATE = (f"{Path(__file__).with_name('entries.py')}:{name}" for name in ("check_source", "generate"))
-_TIMEOUT_S = 1800.0  # of one call: some datasets take seconds for an entry
+_TIMEOUT_S = 1800.0  # per call: some datasets take seconds for an entry
 _MEMORY_BYTES = 4 << 30
 _ENTRIES_PER_CALL = 20
 
-_Row = tuple[str, int, str, str, str | None]  # dataset, index, question, task, why it was dropped
+_Row = tuple[str, int, str, str, str | None]  # (dataset, index, question, task, why it was dropped)
 
 
 def read_gym(source: GymSource, workers: int | None, location: str = "data.sources[]") -> SourceReading:
-    """Generate the questions of a source, which errors name by its location.
+    """Generate the questions of a source; `location` is its name in errors.
 
-    The questions are distinct, with the ids `name:index`, or `name:data_set:index` if there are several datasets.
-    Entries whose own answer is not accepted by the verifier are dropped and counted. Raises a UserError if Reasoning
-    Gym is not installed, if a dataset or a setting does not exist, or if nothing is left.
+    The questions are distinct, with the ids `name:index`, or `name:data_set:index` if there are several datasets. If
+    the verifier rejects an entry's own answer, the entry is dropped and counted. Raises a UserError if Reasoning Gym is
+    not installed, if a dataset or a setting does not exist, or if no question is left.
     """
     require_reasoning_gym()
     try:
@@ -166,7 +166,7 @@ def read_gym(source: GymSource, workers: int | None, location: str = "data.sourc
 
 
 def _config_text(source: GymSource) -> str:
-    """Return the settings by dataset as JSON text."""
+    """Return JSON text: dataset -> settings."""
     configs = {source.gym[0]: source.config} if source.is_single else source.config
     for name, config in configs.items():
         if not isinstance(config, dict):
