@@ -1,6 +1,6 @@
-r"""The form of the answer that a question asks for, and the last `\boxed{...}` of a text, found in linear time.
+r"""Finds the form of answer that a question asks for, and the last `\boxed{...}` of a text, in linear time.
 
-A form counts only where the question asks for it, unlike a heading `#### Task` or a mention of answers.
+A form counts only if the question asks for it. A heading `#### Task` or a mention of answers does not count.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_MOSTLY = 0.9  # fraction of the questions that have to ask for a form
+_MOSTLY = 0.9  # at least this fraction of the questions must ask for a form
 
 
 class AnswerForm(NamedTuple):
-    """A form of the answer."""
+    r"""A form of the answer: `\boxed{7}` has `\boxed{` before the answer and `}` after it."""
 
-    name: str  # its name in messages
-    before: str  # the text before the answer
-    after: str  # the text after the answer
+    name: str  # for messages
+    before: str
+    after: str
 
     def write(self, answer: str) -> str:
         """Return an answer in this form."""
@@ -53,7 +53,7 @@ def answer_forms(text: str) -> list[AnswerForm]:
 
 
 def asked_form(texts: Sequence[str]) -> AnswerForm | None:
-    """Return the form that nearly all of several questions ask for, or None."""
+    """Return the form that nearly all questions ask for, or None."""
     counts = Counter(form for text in texts for form in answer_forms(text)[:1])
     asked = sum(counts.values()) >= _MOSTLY * len(texts)
     return counts.most_common(1)[0][0] if counts and asked else None
@@ -68,9 +68,9 @@ _BRACE = re.compile(
 class Box(NamedTuple):
     """A box in a text."""
 
-    start: int  # place of its backslash
-    end: int  # place after its closing brace
-    content: str  # the text between its braces
+    start: int  # index of the backslash
+    end: int  # index after the closing brace
+    content: str  # text between the braces
 
 
 def last_box(text: str) -> str | None:
@@ -80,10 +80,10 @@ def last_box(text: str) -> str | None:
 
 
 def find_last_box(text: str) -> Box | None:
-    r"""Return the last complete `\boxed{...}` or `\fbox{...}` that no other one contains; None if there is none."""
+    r"""Return the last complete `\boxed{...}` or `\fbox{...}` that is not inside another one, or None."""
     found: tuple[int, int, int] | None = None
     first = _OPEN.search(text)
-    boxes: list[tuple[int, int] | None] = []  # start and end of the opening of a box; None for another brace
+    boxes: list[tuple[int, int] | None] = []  # stack of open braces: (start, end) of `\boxed{`, None for a plain `{`
     for match in _BRACE.finditer(text, first.start() if first else len(text)):
         if match[0].endswith("{") and match[0] != "\\{":
             boxes.append(match.span() if len(match[0]) > 1 else None)
@@ -93,5 +93,5 @@ def find_last_box(text: str) -> Box | None:
 
 
 def has_open_box(text: str) -> bool:
-    r"""Whether a box begins in a text; if none is complete, the text was cut off."""
+    r"""Whether a text contains `\boxed{` or `\fbox{`; if no box is complete, the text was cut off."""
     return _OPEN.search(text) is not None

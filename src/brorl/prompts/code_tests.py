@@ -1,7 +1,7 @@
-"""The tests of a programming question, which decide whether an answer is correct.
+"""The tests of a programming question decide whether an answer is correct.
 
-There are three kinds of tests: programs with standard input and output, calls of a function, and test code with
-assertions. Cases are JSON values; test code stays text and is not executed here.
+There are three kinds: runs of a program with standard input and output, calls of a function, and test code with
+assertions. Cases are JSON values. Test code stays text and is not executed here.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class StdinCases:
 
     __pydantic_config__ = _CONFIG
 
-    inputs: tuple[str, ...]  # text of standard input of each case, at least one
-    outputs: tuple[str, ...]  # expected text of standard output of each case
-    # `tokens` splits at white space; `lines` compares line by line without white space around each line and around the
-    # whole text; `exact` ignores only one line end at the end
+    inputs: tuple[str, ...]  # standard input of each case; at least one case
+    outputs: tuple[str, ...]  # expected standard output of each case
+    # `tokens` splits at white space. `lines` compares line by line, without white space around each line and around the
+    # whole text. `exact` ignores only one line end at the end.
     compare: OutputRule = "tokens"
-    # None compares text; 0 also accepts another notation of the same number; a larger value is the allowed error of a
-    # number, absolute up to 1 and relative above. An expected integer has no relative error.
+    # None compares text. 0 also accepts another notation of the same number: 1.50 for 1.5. A larger value is the
+    # allowed error of a number, absolute up to 1 and relative above. An expected integer has no relative error.
     tolerance: float | None = None
-    ignore_case: bool = False  # whether upper and lower case are the same
+    ignore_case: bool = False
 
     def __post_init__(self) -> None:
         _check_cases("inputs", len(self.inputs), "outputs", len(self.outputs))
@@ -45,14 +45,14 @@ class CallCases:
 
     __pydantic_config__ = _CONFIG
 
-    function: str  # name of the function. A class `Solution` with a method of this name is accepted too.
-    arguments: tuple[tuple[Any, ...], ...]  # positional arguments of each case, at least one case
-    expected: tuple[Any, ...]  # expected value of each case. A list also accepts a tuple of the same values.
-    # allowed error t, at most t (1 + |expected|), where one of the two numbers is a float; 0 for equal numbers
+    function: str  # a class `Solution` with a method of this name is accepted too
+    arguments: tuple[tuple[Any, ...], ...]  # positional arguments of each case; at least one case
+    expected: tuple[Any, ...]  # expected value of each case; a list also accepts a tuple of the same values
+    # If one of two numbers is a float, they may differ by tolerance * (1 + |expected|); 0 requires equal numbers.
     tolerance: float = 0.0
-    any_order: bool = False  # whether the order of a returned list does not count
-    unwrap: bool = False  # whether an expected list of one value also accepts the value alone
-    int_keys: bool = False  # whether keys that are integers as text are integers; JSON has only text as keys
+    any_order: bool = False  # whether a returned list may be in any order
+    unwrap: bool = False  # whether an expected list of one value, [7], also accepts the value alone, 7
+    int_keys: bool = False  # whether keys such as "1" become integers; JSON has only text as keys
 
     def __post_init__(self) -> None:
         _check_name(self.function)
@@ -62,7 +62,7 @@ class CallCases:
             raise ValueError("any_order compares numbers exactly; leave tolerance at 0, or set any_order to false")
 
     def cases(self) -> list[tuple[tuple[Any, ...], Any]]:
-        """Return the arguments and the expected value of each case, as the function gets and returns them."""
+        """Return (arguments, expected value) of each case, as the function gets and returns them."""
         if not self.int_keys:
             return list(zip(self.arguments, self.expected, strict=True))
         pairs = zip(self.arguments, self.expected, strict=True)
@@ -74,10 +74,10 @@ class TestCode:
     """Python code that calls a function of the answer and raises an AssertionError if a value is wrong."""
 
     __pydantic_config__ = _CONFIG
-    __test__ = False  # pytest collects classes of this name
+    __test__ = False  # keeps pytest from collecting the class by its name
 
-    function: str  # name of the function. The code calls it by this name, or by the name `candidate`.
-    code: str  # the test code. It needs only the standard library, and `allclose` of numpy.
+    function: str  # the code calls the function by this name, or by the name `candidate`
+    code: str  # needs only the standard library, and `allclose` of numpy
 
     def __post_init__(self) -> None:
         _check_name(self.function)
@@ -95,7 +95,7 @@ _OPTIONS = ("time_limit_s", "memory_bytes", "prelude", "solution")
 
 @dataclass(frozen=True)
 class _Stored:
-    """The JSON object of the tests of a question, with one of the three kinds."""
+    """The JSON object that stores a question's tests; exactly one of the three kinds is set."""
 
     __pydantic_config__ = _CONFIG
 
@@ -103,7 +103,7 @@ class _Stored:
     calls: CallCases | None = None
     code: TestCode | None = None
     time_limit_s: int | float | None = None
-    memory_bytes: int | float | None = None  # some files write 1e9
+    memory_bytes: int | float | None = None  # a float because some files write 1e9
     prelude: str | None = None
     solution: str | None = None
 
@@ -112,12 +112,12 @@ class _Stored:
 class CodeTests:
     """The tests of one question."""
 
-    tests: StdinCases | CallCases | TestCode  # the cases or the test code
-    # time limit of one case that the dataset states, in seconds, for a compiled language; None if it states none
+    tests: StdinCases | CallCases | TestCode
+    # The dataset's time limit per case, meant for a compiled language; None if the dataset states no limit.
     time_limit_s: float | None = None
-    memory_bytes: float | None = None  # memory limit that the dataset states; None if it states none
+    memory_bytes: float | None = None  # the dataset's memory limit; None if it states none
     prelude: str = ""  # code that runs before the answer, such as the imports that a dataset's own judge adds
-    # an answer that passes, for trials of the verifier; None if the dataset has none in Python 3
+    # An answer that passes, to try the verifier with; None if the dataset has none in Python 3.
     solution: str | None = None
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ class CodeTests:
 
 
 def _with_int_keys(value: Any) -> Any:
-    """Return a JSON value whose objects have integer keys where all keys are integers."""
+    """Return a JSON value with integer keys in every object whose keys are all integers: {"1": 2} gives {1: 2}."""
     if isinstance(value, list):
         return [_with_int_keys(one) for one in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Countdown puzzles, the built-in task: make a target from some numbers, with a seeded split by number sets."""
+"""Countdown puzzles, the built-in task: make a target from some numbers. The seeded split is by number sets."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class CountdownPuzzle:
 
     @property
     def reference(self) -> str:
-        """The puzzle in one line, as `from_reference` reads it: `3 5 7 -> 22`."""
+        """The puzzle on one line, `3 5 7 -> 22`; `from_reference` reads it."""
         return f"{' '.join(map(str, self.numbers))} -> {self.target}"
 
     @property
@@ -91,9 +91,9 @@ def _expression(parts: Sequence[tuple[Fraction, str]], target: int) -> str | Non
 
 
 def countdown_puzzles(num_numbers: int, max_number: int, targets: range) -> list[CountdownPuzzle]:
-    """List every multiset of 1 to 5 numbers from 1 on with every target that some expression over all of them reaches.
+    """List all solvable puzzles: every multiset of `num_numbers` (1 to 5) numbers, with every target it can reach.
 
-    The time grows about a hundredfold with each number.
+    Numbers are 1 to `max_number`. The time grows about a hundredfold with each number.
     """
     reachable: dict[tuple[int, ...], frozenset[_Rational]] = {}
     puzzles: list[CountdownPuzzle] = []
@@ -113,7 +113,7 @@ def _reachable_values(
     if numbers in memo:
         return memo[numbers]
     values: set[_Rational] = set()
-    rest = range(1, len(numbers))  # the first number is always on the left
+    rest = range(1, len(numbers))  # the first number is always in the left part
     chosen = [places for size in range(len(numbers) - 1) for places in combinations(rest, size)]
     parts = {
         ((numbers[0], *(numbers[i] for i in on_left)), tuple(numbers[i] for i in rest if i not in on_left))
@@ -134,9 +134,9 @@ def _reachable_values(
 
 
 def split_countdown(puzzles: Sequence[CountdownPuzzle], held_out_fraction: float, seed: int) -> Split[CountdownPuzzle]:
-    """Split distinct puzzles by a hash of their multiset of numbers: training never sees held-out numbers.
+    """Split distinct puzzles by a hash of their multiset of numbers, so training never sees held-out numbers.
 
-    The held-out puzzles are in a seeded shuffle: its first k are a uniform sample.
+    The held-out puzzles are shuffled with the seed, so the first k are a uniform sample.
     """
     keys = [f"countdown split {seed}: {' '.join(map(str, puzzle.numbers))}" for puzzle in puzzles]
     is_held_out = [uniform_hash(key) < held_out_fraction * 2**64 for key in keys]
@@ -146,7 +146,7 @@ def split_countdown(puzzles: Sequence[CountdownPuzzle], held_out_fraction: float
 
 
 def countdown_questions(puzzles: Iterable[CountdownPuzzle], source: str = COUNTDOWN_DOMAIN) -> list[Question]:
-    """Return the questions of puzzles, in order, with the name of their source."""
+    """Turn puzzles into questions of `source`, in order."""
     return [
         Question(
             f"{source}-{'-'.join(map(str, puzzle.numbers))}-to-{puzzle.target}",

@@ -1,6 +1,6 @@
-"""The rows of files and datasets as `Question`s; a question that repeats is kept once.
+"""Turns the rows of files and datasets into `Question`s; a repeated question is kept once.
 
-A bad row is an error of one line with the file, the line, the column and the fix. A layout drops and counts bad rows.
+A bad row is an error: one line with the file, the line, the column and the fix. A layout drops and counts bad rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from brorl.prompts.rows import MISSING, Row, is_local, read_rows
 from brorl.prompts.science import choice_question, read_options, right_option
 from brorl.prompts.settings import FileSource
 
-# Names of these columns in other datasets, the most specific first.
+# Setting of a column -> names that other datasets give the column, the most specific first.
 USUAL_NAMES = {
     "prompt_column": (
         "prompt", "question", "question_stem", "stem", "problem", "instruction", "query", "goal", "ctx", "sentence",
@@ -53,7 +53,7 @@ _FORM = '[{"role": "user", "content": "..."}]'
 def read_columns(row: Row, source: FileSource, seed: int) -> Question:
     """Return the question of a row, without id and source; the seed permutes its options.
 
-    A row that is not a question with an answer is a `ValueError` with the problem and the fix.
+    A row without a question or an answer raises a `ValueError` with the problem and the fix.
     """
     prompt, text, messages = _cell(row, source, "prompt_column"), "", tuple[Message, ...]()
     if isinstance(prompt, list):
@@ -91,7 +91,7 @@ def _reference(row: Row, source: FileSource) -> str:
 
 
 def _choices(row: Row, question: str, source: FileSource, seed: int) -> tuple[str, str]:
-    """Return a question with its options, and the reference that names the right one."""
+    """Return a question with its options below it, and the reference that names the right option."""
     cells = [_cell(row, source, "options_column", name) for name in source.options_column]
     answer, options = _cell(row, source, "answer_column"), read_options(cells)
     names = f"{source.options_column[0]}{'' if len(cells) == 1 else f' to {source.options_column[-1]}'}"
@@ -114,7 +114,7 @@ def _choices(row: Row, question: str, source: FileSource, seed: int) -> tuple[st
 
 
 def _cell(row: Row, source: FileSource, setting: str, column: str | None = None) -> Any:
-    """Return a row's value in the column of a setting; without the column, the error names a similar one."""
+    """Return a row's value in the column that a setting names; if it is missing, the error suggests a similar one."""
     column = column or str(getattr(source, setting))
     value = row.cell(column)
     if value is not MISSING:
@@ -168,7 +168,7 @@ def _answer_advice(answer: Any, row: Row, source: FileSource) -> str:
 
 
 def _messages(values: list[Any], column: str) -> tuple[Message, ...]:
-    """Check a list of messages; a chat template would silently drop unknown keys."""
+    """Check and return messages. Unknown keys are an error, since a chat template would silently drop them."""
     for number, value in enumerate(values, 1):
         where = f"message {number} of {column}"
         if not isinstance(value, Mapping) or not {"role", "content"} <= set(value):
@@ -196,13 +196,13 @@ CONTRADICTION = "the same question with different answers"
 def read_source(source: FileSource, seed: int = 0) -> SourceReading:
     """Read a source's distinct questions, in the order of its files (by name) and rows.
 
-    A question that repeats with the same answer is kept once. With a layout, all rows of a question that repeats with
-    another answer are dropped. Ids are `name:number`, `name:file:number` if there are several files, or `name:id` with
-    an id column. The column `reward_model.ground_truth` is the key `ground_truth` of the column `reward_model`, unless
-    there is a column of the whole name.
+    A question that repeats with the same answer is kept once. With a layout, a question that repeats with another
+    answer is dropped with all its rows. Ids are `name:number`, `name:file:number` if there are several files, or
+    `name:id` with an id column. The column `reward_model.ground_truth` means the key `ground_truth` inside the column
+    `reward_model`, unless a column has the whole name.
     """
     layout = find_layout(source.layout) if source.layout else None
-    first: dict[bytes, Question] = {}  # by the digest of a question
+    first: dict[bytes, Question] = {}  # digest of a question -> its first occurrence
     rows, dropped = Counter[bytes](), Counter[str]()
     contradicted: set[bytes] = set()
     location_of_id: dict[str, str] = {}
@@ -243,7 +243,7 @@ def read_source(source: FileSource, seed: int = 0) -> SourceReading:
 
 
 def check_first_row(source: FileSource) -> None:
-    """Check the first row of files on this machine, which finds a wrong path, column or layout."""
+    """Check the first row of local files: this finds a wrong path, column or layout early."""
     if is_local(source.path):
         for row in islice(read_rows(source.path, source.subset, source.split, _wanted(source)), 1):
             with suppress(DroppedRow):
@@ -251,7 +251,7 @@ def check_first_row(source: FileSource) -> None:
 
 
 def _wanted(source: FileSource) -> set[str]:
-    """Return the columns that are read, and for a key inside a column (`column.key`) also that column."""
+    """Return the columns to read; for a key inside a column, `column.key`, also `column`."""
     columns: tuple[str | None, ...]
     columns = (source.prompt_column, source.answer_column, source.domain_column, *source.options_column)
     if source.layout:

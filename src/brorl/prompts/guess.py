@@ -1,6 +1,6 @@
-"""A guess at the meaning of a data file: columns of questions, answers and options, or a layout, and the verifier.
+"""Guesses what a data file means: its columns of questions, answers and options, or its layout, and the verifier.
 
-Without a clear guess, a `UserError` names the columns and the setting to give.
+If nothing is clear, a `UserError` names the columns and the setting to give.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from brorl.prompts.science import Options, is_label, read_options, right_option,
 from brorl.prompts.settings import FileSource
 from brorl.storage import split_revision
 
-_ROWS = 200  # rows that the guess is made from
+_ROWS = 200  # the guess reads this many rows
 _MARKER = "####"  # stands before the answer in GSM8K's form
 _MOSTLY = 0.9
-_LONGEST_ANSWER = 200  # characters; longer texts are solutions, not answers
+_LONGEST_ANSWER = 200  # a text with more characters is a solution, not an answer
 _MATH_WORDS = {"pi", "sqrt", "frac", "sin", "cos", "tan", "log", "exp", "inf", "and", "or"}
 _PAIRS = (("yes", "no"), ("true", "false"))
 _WRONG = re.compile(r"distractor|incorrect|wrong|false")
@@ -50,12 +50,12 @@ class OptionGroup(NamedTuple):
     """Columns that have the form of options."""
 
     columns: tuple[str, ...]  # one column, or one column per option
-    kinds: frozenset[Kind]  # the kinds of answers that they may have; a list with an unusual name can be anything
-    is_clear: bool  # whether the name can mean nothing else
+    kinds: frozenset[Kind]  # an answer may name an option in these ways; a list with an unusual name can be anything
+    is_clear: bool  # whether the name can only mean options
 
     @property
     def name(self) -> str:
-        """The columns, for messages."""
+        """The columns as text for messages."""
         return self.columns[0] if len(self.columns) == 1 else f"{self.columns[0]} to {self.columns[-1]}"
 
 
@@ -63,9 +63,9 @@ def find_choices(
     path: str, rows: Sequence[Row], every: Iterable[Row], groups: Sequence[OptionGroup], answer: str | None,
     first: int | None, domain: str,
 ) -> FileSource | None:  # fmt: skip
-    """Find the answer column of one of the groups of options: the given one, or one whose name and values fit.
+    """Find the answer column for one of the groups of options: the given column, or one whose name and values fit.
 
-    `rows` are the first rows. `every` row is read until one tells whether an index counts from 0 or from 1.
+    `rows` are the first rows. Rows of `every` are read until one shows whether an index counts from 0 or from 1.
     """
     for group in groups:
         plain = {name: _letters(name.rpartition(".")[2]) for name in _names(rows[0]) if name not in group.columns}
@@ -89,7 +89,7 @@ def find_choices(
 
 
 def option_groups(rows: Sequence[Row], given: Sequence[str] = ()) -> list[OptionGroup]:
-    """Return the groups of columns that have the form of options, those with a clear name first, or the `given` one."""
+    """Return groups of columns that look like options, clear names first; only the `given` group if there is one."""
     if given:
         return [OptionGroup(tuple(given), frozenset(get_args(Kind)), is_clear=True)]
     families = [family for family in _families(rows[0].columns) if _have_form(rows, family)]
@@ -105,7 +105,7 @@ def _group(rows: Sequence[Row], columns: tuple[str, ...]) -> OptionGroup:
     is_clear = bool(_CLEAR.search(plain)) or (is_family and not plain)
     kinds: tuple[Kind, ...] = ()
     if _WRONG.search(plain) and not is_family and not isinstance(first, list):
-        kinds = ()  # a text cannot be joined with the right answer
+        kinds = ()  # wrong options in one text cannot be joined with the right one
     elif is_clear or (is_family and _POSSIBLE.search(plain)):
         kinds = get_args(Kind)
     elif _POSSIBLE.search(plain):  # such a list can also hold spellings of one answer
@@ -125,13 +125,13 @@ def cells(row: Row, columns: Sequence[str]) -> list[Any]:
 
 
 def _names(row: Row) -> list[str]:
-    """Return the columns, and the keys inside columns of objects."""
+    """Return the names of columns and, as `column.key`, of keys inside columns of objects."""
     inside = [f"{name}.{key}" for name, value in row.values.items() if isinstance(value, Mapping) for key in value]
     return [*row.columns, *inside]
 
 
 def _families(columns: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the columns whose names differ by a letter from A, or by a number from 0 or 1, in order."""
+    """Return groups of columns numbered from A, 0 or 1: `option_a`, `option_b`, ... or `choice1`, `choice2`, ..."""
     members: dict[tuple[str, bool], dict[str, str]] = {}
     for name in columns:
         stem, mark = _split(name)
@@ -142,7 +142,7 @@ def _families(columns: Sequence[str]) -> list[tuple[str, ...]]:
     for (stem, _), marks in members.items():
         starts = [
             order[: len(marks)] for order in orders if len(marks) >= (2 if stem else 3)
-        ]  # columns a and b can be anything
+        ]  # two columns named only a and b can be anything
         families += [tuple(marks[mark] for mark in start) for start in starts if {*start} == {*marks}]
     return families
 
@@ -210,11 +210,11 @@ def _place(read: _Read, first: int | None) -> int | None:
 class Guess(NamedTuple):
     """The probable meaning of a file."""
 
-    source: FileSource  # how its rows are read
-    domain: str  # domain of the questions, which a layout decides if there is one
+    source: FileSource  # settings to read the rows with
+    domain: str  # decided by the layout, if there is one
     example: str  # the first answer
-    domain_reason: str  # the reason for the domain
-    words: tuple[str, ...] = ()  # the answers, if all are words such as yes and no
+    domain_reason: str
+    words: tuple[str, ...] = ()  # the distinct answers, if all are words such as yes and no
     unused: tuple[str, ...] = ()  # columns of text that are not read
 
 
@@ -226,10 +226,10 @@ def guess_meaning(
     options_column: Sequence[str] = (),
     first_option: int | None = None,
 ) -> Guess:
-    """Guess the meaning of the columns of a file, a folder or a dataset; columns or the domain may be known.
+    """Guess what the columns of a file, a folder or a dataset mean; given columns or a given domain are kept.
 
-    A layout is chosen if all its columns are there, and it reads the rows. For mathematics, columns that are clear by
-    themselves take precedence. Columns of options make multiple-choice questions, unless another domain is known.
+    A layout is chosen if all its columns exist and it can read the rows. For mathematics, columns with clear names
+    take precedence over a layout. Columns of options make multiple-choice questions, unless another domain is given.
     """
     first = next(read_rows(path, None, "train", ()), None)
     if first is None:
@@ -258,13 +258,13 @@ def guess_meaning(
 
 
 def _source(path: str, **settings: Any) -> FileSource:
-    """Return a source whose name has no colon, since the ids of its questions begin with it."""
+    """Return a source whose name has no colon, since ids of questions begin with `name:`."""
     stem = Path(split_revision(path)[0]).stem
     return FileSource(path=path, name=stem.replace(":", "-") if ":" in stem else None, **settings)
 
 
 def _fitting_layout(path: str, rows: Sequence[Row]) -> Guess | None:
-    """Return the layout that reads the most rows, of several the one with the most columns; None if no layout fits."""
+    """Return the layout that reads the most rows; ties go to the layout with the most columns. None if none fits."""
     best: tuple[int, int] = (0, 0)
     guess: Guess | None = None
     for name, layout in LAYOUTS.items():
@@ -307,7 +307,7 @@ def _guess_columns(
 
 
 def _unused(rows: Sequence[Row], taken: Collection[str]) -> tuple[str, ...]:
-    """Return the columns of text that are not read, such as a passage that the question is about."""
+    """Return text columns that are not read, such as a passage that the question is about."""
     used = {name.partition(".")[0] for name in taken} | {*taken}
     return tuple(
         name
@@ -317,7 +317,7 @@ def _unused(rows: Sequence[Row], taken: Collection[str]) -> tuple[str, ...]:
 
 
 def _column(path: str, rows: Sequence[Row], what: str, given: str | None, taken: Collection[str]) -> str:
-    """Return the column of the question or the answer: the given one, or the first with a usual name that fits."""
+    """Return the column of `what`, question or answer: the given column, or the first usual name that fits."""
     columns = list(rows[0].columns)
     listed = ", ".join(columns) or "none"
     if given is not None:
@@ -329,7 +329,7 @@ def _column(path: str, rows: Sequence[Row], what: str, given: str | None, taken:
     spelled = {column.lower(): column for column in reversed(columns) if column not in taken}
     names = USUAL_NAMES[f"{what}_column"]
     for column in (spelled[name] for name in names if name in spelled):
-        inside = rows[0].values.get(column)  # of a column of objects, such as reward_model.ground_truth
+        inside = rows[0].values.get(column)  # an object has keys: reward_model.ground_truth
         keys = [f"{column}.{name}" for name in names if name in inside] if isinstance(inside, Mapping) else []
         for candidate in (column, *keys):
             values = [value for row in rows if not is_missing(value := row.cell(candidate))]
@@ -349,7 +349,7 @@ def _can_be(value: Any, what: str) -> bool:
 
 
 def _domain(path: str, column: str, texts: Sequence[str], words: Sequence[str]) -> tuple[str, str]:
-    """Return the domain that the answers belong to, and why."""
+    """Return the domain of the answers, and the reason for it."""
     if not texts:
         return MATH_DOMAIN, "there is no answer"
     if all(is_countdown_reference(text) for text in texts):

@@ -1,9 +1,9 @@
 """The reference of an instruction-following question: the instructions that a response must follow.
 
-They are the 25 kinds of IFEval (arXiv 2311.07911), with its ids and argument names, `section_spliter` included. The
-original replaces a missing or unusable argument by a random one. Here it is an error. Three arguments go beyond the
-original, for datasets that need them: a relation can also be `at most`, `exactly` or `around`, `number_paragraphs` can
-have a `divider`, and `constrained_response` can have `options`.
+There are the 25 kinds of IFEval (arXiv 2311.07911), with its ids and argument names, `section_spliter` included. The
+original replaces a missing or unusable argument by a random one; here it is an error. Some datasets need three
+arguments beyond the original: a relation can also be `at most`, `exactly` or `around`, `number_paragraphs` can have a
+`divider`, and `constrained_response` can have `options`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _one_of(allowed: Sequence[str], value: Any) -> str:
 _word = partial(_text, must_be="one word without punctuation", form=r"[^\s.,?!'\"]+")
 _relation, _language = partial(_one_of, RELATIONS), partial(_one_of, LANGUAGES)
 
-# Each argument with a function that checks a value or raises a ValueError, and the values that it admits in words.
+# argument -> (function that checks and returns a value or raises a ValueError, accepted values in words)
 _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Value], str]] = {
     name: (check, admits)
     for names, check, admits in (
@@ -123,7 +123,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 
 
 def _signature(kind: str) -> str:
-    """Return the arguments of a kind with the values that each accepts."""
+    """Return a kind's arguments with the values that each accepts, as text for messages."""
     admitted = [f"{_ARGUMENTS[name][1]}{', optional' if name in OPTIONAL else ''}" for name in KINDS[kind]]
     return ", ".join(f"{name} ({admits})" for name, admits in zip(KINDS[kind], admitted, strict=True)) or "none"
 
@@ -133,7 +133,7 @@ class Instruction:
     """One instruction."""
 
     kind: str  # one of `KINDS`
-    arguments: Mapping[str, Any]  # the arguments of the kind by name; None is the same as a missing one
+    arguments: Mapping[str, Any]  # name -> value; None counts as missing
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -180,8 +180,8 @@ class _Stored:
 class Instructions:
     """The instructions of one question."""
 
-    instructions: tuple[Instruction, ...]  # one or more instructions. A response is correct if it follows all of them.
-    # accept a response if a part of it follows the instruction: without its first or last line, or without asterisks
+    instructions: tuple[Instruction, ...]  # at least one; a correct response follows all of them
+    # Whether a response also counts that follows an instruction without its first or last line, or without asterisks.
     loose: bool = False
 
     def __post_init__(self) -> None:
@@ -190,7 +190,7 @@ class Instructions:
 
     @classmethod
     def from_lists(cls, kinds: Sequence[str], arguments: Sequence[Any], loose: bool = False) -> Instructions:
-        """Make instructions from two lists of one length, as most datasets store them; None is no arguments."""
+        """Make instructions from two lists of equal length, as most datasets store them; None means no arguments."""
         if len(kinds) != len(arguments):
             raise ValueError(f"has {len(kinds)} instructions with {len(arguments)} lists of arguments")
         wrong = next((one for one in arguments if not isinstance(one, Mapping | None)), None)

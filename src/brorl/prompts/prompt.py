@@ -1,6 +1,6 @@
-"""Prompts: a question as in the data, its reference as JSON, the prompt that a model reads, and the order of prompts.
+"""Prompts: a `Question` is read from data, a `Prompt` is read by a model, and a `PromptStream` orders prompts.
 
-The order of prompts is a pure function of (seed, source, epoch) and weights, which a resumed run continues.
+The order depends only on (seed, source, epoch) and the weights; a resumed run continues it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ JSON_NAMES = {
 
 
 def read_json(kind: Any, text: str, form: str) -> Any:
-    """Read the JSON text of a dataclass strictly; any other text is a `ValueError` with the problem and the `form`."""
+    """Read a dataclass from JSON text, strictly; other text raises a `ValueError` with the problem and the `form`."""
     try:
         return _adapter(kind).validate_json(text, strict=True)
     except ValidationError as errors:
         error = errors.errors(include_url=False)[0]
     place, problem = ".".join(map(str, error["loc"])), f"{error['msg'][:1].lower()}{error['msg'][1:]}"
     match error["type"]:
-        case "value_error":  # raised by the class itself
+        case "value_error":  # the class itself raised it
             raise ValueError(str(error["ctx"]["error"]))
         case "json_invalid":
             found = f"is not JSON text ({error['ctx']['error']})"
@@ -58,7 +58,7 @@ _adapter = cache(TypeAdapter)
 
 
 def json_problem(error: Exception) -> str:
-    """Return the problem that `json` found in a text, in a few words."""
+    """Return in a few words what `json` found wrong in a text."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if isinstance(error, json.JSONDecodeError):
@@ -70,8 +70,8 @@ def json_problem(error: Exception) -> str:
 class Message:
     """One turn of a conversation."""
 
-    role: str  # the speaker: `system`, `user`, `assistant`, or another role of the model's chat template
-    content: str  # the text
+    role: str  # `system`, `user`, `assistant`, or another role of the model's chat template
+    content: str
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ class Question:
 
     id: str  # unique name, the same in all runs
     text: str  # the question; empty if `messages` hold it
-    reference: str  # the reference answer, as the verifier of `domain` reads it
+    reference: str  # the verifier of `domain` reads this answer: `22`, or JSON such as tests of a program
     domain: str  # name of the verifier
     source: str = ""  # name of the data that the question is from
-    messages: tuple[Message, ...] = ()  # a conversation that ends with the user's turn, instead of `text`
-    # file and row, for error messages; empty if the question is generated; no part of its identity
+    messages: tuple[Message, ...] = ()  # instead of `text`: a conversation that ends with the user's turn
+    # File and row, for error messages; empty for a generated question. Equality ignores it.
     location: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class Question:
 
     @property
     def name(self) -> str:
-        """The id, with its file and row if it has them: `rows:9 (rows.jsonl line 9)`."""
+        """The id, followed by file and row if known: `rows:9 (rows.jsonl line 9)`."""
         return f"{self.id} ({self.location})" if self.location else self.id
 
     @property
@@ -111,14 +111,14 @@ class Question:
 
     @property
     def key(self) -> str:
-        """The text or the messages as one string: questions with equal keys are the same question."""
+        """The text or the messages as one string. Questions with equal keys are the same question."""
         if not self.messages:
             return self.text
         return json.dumps([[message.role, message.content] for message in self.messages], ensure_ascii=False)
 
     @property
     def words(self) -> str:
-        """The key without system messages and white space; no training question shares it with an evaluated one."""
+        """The key without system messages and white space. Training drops questions whose words are evaluated on."""
         turns = [message for message in self.messages if message.role != "system"]
         if len(turns) <= 1:
             return " ".join((turns[0].content if turns else self.text).split())
@@ -138,21 +138,21 @@ class Split(NamedTuple, Generic[_T]):
 
 @dataclass(frozen=True)
 class SourceReading:
-    """The questions of a source, and the number of its other rows."""
+    """The questions of a source, and counts of its rows."""
 
     questions: Sequence[Question]  # distinct questions, in the order of the rows
     num_rows: int  # rows read
     num_repeated: int = 0  # rows that repeat a question with the same answer
-    # number of rows that the layout dropped, by reason; empty without a layout
+    # Rows that the layout dropped: reason -> count; empty without a layout.
     dropped: Mapping[str, int] = field(default_factory=dict)
 
 
 def split_held_out(questions: Iterable[Question], fraction: float, seed: int) -> Split[Question]:
     """Split questions by a hash of their words (`Question.words`).
 
-    The side of a question depends on its words and the seed alone: the same question in two sources is on one side.
-    The held-out questions are in a seeded shuffle by their words: the first k are a uniform sample, and the same ones
-    for every fraction that holds out k or more. A larger fraction holds out all that a smaller one does.
+    A question's side depends only on its words and the seed, so two sources with the same question agree. The held-out
+    questions are shuffled by words and seed. The first k are a uniform sample, and they are the same k for every
+    fraction that holds out k or more. A larger fraction holds out all that a smaller fraction does.
     """
     train: list[Question] = []
     held_out: list[tuple[int, Question]] = []
@@ -167,7 +167,7 @@ def split_held_out(questions: Iterable[Question], fraction: float, seed: int) ->
 
 
 def drop_evaluated(questions: Iterable[Question], evaluated: Iterable[Question]) -> tuple[list[Question], int]:
-    """Drop training questions whose words are evaluated on; return the others, in order, and the number dropped."""
+    """Drop training questions whose words are evaluated on; return the rest, in order, and the number dropped."""
     asked = {question.words for question in evaluated}
     every = list(questions)
     kept = [question for question in every if question.words not in asked]
@@ -179,11 +179,11 @@ def uniform_hash(key: str) -> int:
     return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "big")
 
 
-Cells = Mapping[str, Any]  # a row, with its columns by name
+Cells = Mapping[str, Any]  # a row: column -> value
 
 
 class DroppedRow(Exception):  # noqa: N818
-    """A row has no question that can be verified; rows are counted by the message, which many of them share."""
+    """A row has no question that can be verified. Dropped rows are counted by message, so messages are general."""
 
 
 def question_of(text: str, reference: str, domain: str, missing: str = "no answer") -> Question:
@@ -198,19 +198,19 @@ def question_of(text: str, reference: str, domain: str, missing: str = "no answe
     return Question("", text, reference, domain)
 
 
-_LONGEST_REFERENCE = 2_000  # characters that are stored
+_LONGEST_REFERENCE = 2_000  # store at most this many characters
 
 
 @dataclass(frozen=True)
 class Prompt:
     """One question for the model."""
 
-    id: str  # unique name of the prompt, the same in all runs
-    text: str  # the text that the model reads
+    id: str  # unique name, the same in all runs
+    text: str  # the model reads this text: the question with system prompt and template
     token_ids: tuple[int, ...]  # `text` as token ids, at least one
-    reference: str  # the reference answer, as the verifier of `domain` reads it
+    reference: str  # the verifier of `domain` reads this answer
     domain: str  # name of the verifier
-    source: str = ""  # name of the data that the question is from, for results by source
+    source: str = ""  # name of the question's data, for results by source
     question: str = ""  # the question without system prompt and template, for lists; empty if unknown
 
     def __post_init__(self) -> None:
@@ -221,9 +221,9 @@ class Prompt:
 
 
 def stored_reference(reference: str) -> str:
-    """Return a reference answer for files of responses: of a long one its beginning, its length and a hash.
+    """Return a reference for files of responses; a long one becomes its beginning, its length and a hash.
 
-    The tests of a program can take megabytes, and every response is stored with its reference.
+    Every response is stored with its reference, and the tests of a program can take megabytes.
     """
     if len(reference) <= _LONGEST_REFERENCE:
         return reference
@@ -249,11 +249,10 @@ _CHANGED = "the data has changed since the run began: "
 class PromptStream:
     """Endless, seeded, resumable order of the prompts of one or several sources.
 
-    Every epoch of a source has each of its prompts once, and every prefix has each source's fraction to within one
-    prompt. The order of sources is a fair schedule: the j-th turn of a source with fraction w comes at turn
-    floor((j - 1) / w) or later, and before turn ceil(j / w). Of the sources that may come, the one with the earliest
-    deadline is next. This keeps |its turns among the first n - n w| < 1 for every n. Picking the source that lags most
-    would not.
+    Every epoch of a source has each of its prompts once. Every prefix of the order has each source's fraction to within
+    one prompt. The schedule of sources is fair: with fraction w, a source's j-th turn comes at turn floor((j - 1) / w)
+    or later, and before turn ceil(j / w). Among the sources whose turn may come, the one with the earliest deadline is
+    next. So |turns among the first n - n w| < 1 for every n. Picking the source that lags most would not ensure this.
 
     Source: Baruah, Cohen, Plaxton, Varvel, "Proportionate progress", Algorithmica 15 (1996), on one processor.
 
@@ -313,7 +312,7 @@ class PromptStream:
         return taken
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the `turns` of each source so far, its exact fraction (`shares`), and what identifies the prompts."""
+        """Return each source's `turns` so far, its exact fraction (`shares`), and fingerprints of the prompts."""
         return {
             "turns": list(self._turns),
             "shares": [str(fraction) for fraction in self._fractions],
@@ -322,7 +321,7 @@ class PromptStream:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of `state_dict`; prompts, sources, weights and seed must be the same."""
+        """Continue from a `state_dict`; prompts, sources, weights and seed must be the same."""
         own = self.state_dict()
         if set(state) != set(own):
             raise ValueError(

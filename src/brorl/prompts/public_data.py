@@ -1,7 +1,7 @@
-"""Public datasets by name: their layouts, with the reading of their rows, and the benchmarks with their sources.
+"""Lists public datasets: layouts, which read the rows, and benchmarks with their sources.
 
-A new layout is a function in the file of its domain and a line here. A row of another layout is an error of one line
-with the row, the problem and the layout that fits.
+To add a layout, write a function in the file of its domain and a line here. A row that does not fit the layout is an
+error: one line with the row, the problem and the layout that fits.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from brorl.storage import split_revision
 class Layout(NamedTuple):
     """How the rows of some public datasets are read."""
 
-    name: str  # the word that selects it in `data.sources[].layout`
-    columns: tuple[str, ...]  # the columns that `read` reads
-    # A row and a seed (of shuffled options) to a question of `question_of`. It raises `DroppedRow`, or a ValueError
-    # with the problem for a row that is not of this layout.
+    name: str  # `data.sources[].layout` selects the layout by this word
+    columns: tuple[str, ...]  # `read` needs these columns
+    # Turns a row and a seed, which shuffles options, into a question made by `question_of`. Raises `DroppedRow`, or a
+    # ValueError with the problem if the row does not have this layout.
     read: Callable[[Cells, int], Question]
     data_sets: tuple[str, ...] = ()  # hub ids of datasets with this layout
-    optional: tuple[str, ...] = ()  # columns that `read` also reads where a dataset has them
-    only: tuple[tuple[str, str], ...] = ()  # columns, each with the value of the rows to keep
-    # Whether every row counts: one without a question is an error, and one that repeats is a question of its own.
+    optional: tuple[str, ...] = ()  # `read` also reads these columns if a dataset has them
+    only: tuple[tuple[str, str], ...] = ()  # (column, value): keep only rows with this value
+    # Whether every row counts: a row without a question is an error, and a repeated row is a question of its own.
     is_whole: bool = False
 
     def question(self, row: Cells, seed: int) -> Question:
-        """Return the question of a row; see `read`. A row that is not one of `only` is dropped."""
+        """Return the question of a row; see `read`. Rows that `only` excludes raise `DroppedRow`."""
         for column, value in self.only:
             if row[column] != value:
                 raise DroppedRow(f"the {column} is {row[column]}, not {value}")
@@ -55,7 +55,7 @@ _VERL = text.answered("prompt", "reward_model.ground_truth")
 
 
 def _layout(name: str, read: Callable[[Cells, int], Question], columns: str, data_sets: str) -> Layout:
-    """Return a layout; its columns are text: `name`, `name?` if it is optional, `name=value` for the rows to keep."""
+    """Return a layout; columns are words: `name`, `name?` if optional, `name=value` to keep only these rows."""
     listed = columns.split(", ")
     needed = tuple(column.partition("=")[0] for column in listed if not column.endswith("?"))
     only = tuple((key, value) for key, _, value in (column.partition("=") for column in listed) if value)
@@ -139,12 +139,12 @@ def read_layout(row: Row, layout: Layout, seed: int) -> Question:
         ) from None
     except KeyError as error:
         raise _other_layout(row, layout, f"it has no column {str(error.args[0])!r}") from error
-    except (ValueError, TypeError, AttributeError) as error:  # a value of another type is one of the last two
+    except (ValueError, TypeError, AttributeError) as error:  # a value of the wrong type raises one of the last two
         raise _other_layout(row, layout, str(error)) from error
 
 
 def reasons(dropped: Mapping[str, int]) -> str:
-    """Return the reasons for dropped rows with their counts as text, the most frequent first."""
+    """Return as text why rows were dropped, with counts, the most frequent reason first."""
     ordered = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count:,} {reason}" for reason, count in ordered)
 
@@ -167,18 +167,18 @@ def _other_layout(row: Row, layout: Layout, problem: str) -> UserError:
 
 
 class HubDataset(NamedTuple):
-    """A dataset of a benchmark on the Hugging Face hub: its id, the split to evaluate on, and its configuration."""
+    """A dataset of a benchmark on the Hugging Face hub."""
 
     id: str
-    split: str
-    subset: str | None = None
+    split: str  # evaluate on this split
+    subset: str | None = None  # configuration of the dataset
 
 
 class PublicBenchmark(NamedTuple):
     """A benchmark."""
 
-    layout: str  # name of the layout of its datasets
-    hubs: tuple[HubDataset, ...]  # its datasets; the first is the default
+    layout: str  # name of a `Layout`
+    hubs: tuple[HubDataset, ...]  # datasets that have the benchmark; the first is the default
 
 
 # Name, layout, and datasets as `id split subset`.
@@ -216,7 +216,7 @@ def benchmark_source(
     split: str | None = None,
     subset: str | None = None,
 ) -> FileSource:
-    """Return the source of a benchmark, with the split and subset of a known path, or else the default split."""
+    """Return the source of a benchmark; a known path gives split and subset, otherwise the defaults apply."""
     if benchmark not in BENCHMARKS:
         raise ValueError(f"there is no benchmark {benchmark!r} (there are: {', '.join(BENCHMARKS)})")
     layout, hubs = BENCHMARKS[benchmark]

@@ -1,4 +1,4 @@
-"""A question as the `Prompt` that the model reads, and whether the model can read it and has room to answer."""
+"""Renders a question as a `Prompt`, and checks that the model can read it and has room to answer."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _QUESTIONS_AT_ONCE = 1024
 def render(questions: Sequence[Question], style: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
     """Turn questions into prompts, in order.
 
-    With a chat template, the text is the template's, up to the beginning of the answer, and no token is added.
-    Without one, the text is the question in `style.template`, after the system prompt and a blank line. The tokenizer
-    then adds its tokens at the beginning; an end token that it appends is removed, since the answer follows. A template
-    that writes today's date always writes 1 January 2026: a resumed run has the same prompts.
+    With a chat template, the text is what the template writes up to the beginning of the answer; no token is added.
+    Without one, the text is the system prompt, a blank line, and the question in `style.template`. The tokenizer then
+    adds its tokens at the beginning; an end token that it appends is removed, since the answer follows. A template that
+    writes today's date always gets 1 January 2026, so that a resumed run has the same prompts.
     """
     template = _chat_template(style, tokenizer)
     chat = template is not None
@@ -58,7 +58,7 @@ def render(questions: Sequence[Question], style: PromptFormat, tokenizer: PreTra
         texts = [
             _plain_text(q, style) if template is None else _chat_text(q, style, tokenizer, template) for q in batch
         ]
-        # not verbose: the run checks the positions of the model itself, so no warning about `model_max_length`
+        # verbose=False drops the warning about `model_max_length`: the run checks the model's positions itself.
         ids = tokenizer(texts, add_special_tokens=not chat, verbose=False)["input_ids"]
         for q, text, token_ids in zip(batch, texts, ids, strict=True):
             kept = tuple(token_ids[:-1] if drop_end else token_ids)
@@ -69,13 +69,13 @@ def render(questions: Sequence[Question], style: PromptFormat, tokenizer: PreTra
 
 
 def drop_long(prompts: Sequence[Prompt], max_tokens: int) -> tuple[list[Prompt], int]:
-    """Drop prompts of more than `max_tokens` tokens, 1 or more; return the others, in order, and the number dropped."""
+    """Drop prompts with more than `max_tokens` (>= 1) tokens; return the rest, in order, and the number dropped."""
     kept = [prompt for prompt in prompts if len(prompt.token_ids) <= max_tokens]
     return kept, len(prompts) - len(kept)
 
 
 def _chat_template(style: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return the chat template, or None; options that are no variables of it are an error."""
+    """Return the chat template, or None. An option that is not a variable of the template is an error."""
     if style.chat == "never":
         return None
     if not tokenizer.chat_template:
@@ -165,7 +165,7 @@ def prompt_problems(
 ) -> Iterator[str]:
     """Yield the problem of each prompt that the tokenizer cannot encode, or that leaves no room for a response.
 
-    `limits` are the maximum tokens of a response by the name of the setting; `otherwise` is another fix.
+    `limits` maps the name of a setting to its maximum tokens of a response; `otherwise` is another fix to suggest.
     """
     text_config = model_config.get_text_config()
     longest = model_positions(model_config)

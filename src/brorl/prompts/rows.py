@@ -1,6 +1,6 @@
-"""Rows of a file (JSON Lines, JSON, CSV, TSV, Parquet), a folder or a Hugging Face dataset.
+"""Reads the rows of a file (JSON Lines, JSON, CSV, TSV, Parquet), a folder or a Hugging Face dataset.
 
-All but a JSON array are streamed. Unreadable data is a `UserError` of one line that names the file and the line.
+Everything except a JSON array is streamed. Unreadable data is a `UserError` that names the file and the line.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _OTHER_SPLITS = ("test", "validation", "valid", "eval", "dev")
 class Row(NamedTuple):
     """A row of a data file."""
 
-    location: str  # its file, or the dataset and its split, with the number of the line or row
-    number: int  # number of the line or row, from 1 on
+    location: str  # for messages: `train.jsonl line 7`, or a dataset, its split and the row
+    number: int  # line or row, counted from 1
     part: str  # file of the row, relative to the folder of all files; empty if there is a single file
     columns: Sequence[str]  # names of all columns
-    values: Mapping[str, Any]  # values of at least the wanted columns
+    values: Mapping[str, Any]  # column -> value, for at least the wanted columns
 
     @property
     def key(self) -> str:
-        """The number of the row, after its file if there are several."""
+        """`number`, or `file:number` if there are several files."""
         return f"{self.part}:{self.number}" if self.part else str(self.number)
 
     def cell(self, column: str) -> Any:
-        """Return the value of a column, or of a key inside one (`column.key`); `MISSING` if there is none."""
+        """Return the value of a column, or of a key inside a column (`column.key`); `MISSING` if there is none."""
         try:
             return cell_of(self.values, column)
         except KeyError:
@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
 
 def cell_of(values: Mapping[str, Any], column: str) -> Any:
-    """Return the value of a column, or of a key inside one (`column.key`), or raise a `KeyError` with the column."""
+    """Return the value of a column, or of a key inside a column (`column.key`); raise a `KeyError` if it is missing."""
     if column in values:
         return values[column]
     value: Any = values
@@ -65,16 +65,16 @@ def cell_of(values: Mapping[str, Any], column: str) -> Any:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether the value of a cell is missing, empty or NaN; the reading of the rows is what rejects it."""
+    """Whether the value of a cell is missing, empty or NaN; the code that reads rows decides what follows."""
     return value is MISSING or value is None or (isinstance(value, str) and not value.strip()) or value != value
 
 
 def decoded(value: Any) -> Any:
-    """Return the list or object that a text holds as JSON or as a Python literal; return any other value unchanged."""
+    """Turn text such as `["a", "b"]` or `['a', 'b']` into its list or object; return any other value unchanged."""
     if isinstance(value, str) and value.strip()[:1] + value.strip()[-1:] in ("[]", "{}"):
         for decode in (json.loads, ast.literal_eval):
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about escapes such as \d
+                warnings.simplefilter("ignore")  # escapes such as \d in the text cause warnings
                 try:
                     return decode(value.strip())
                 except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -118,7 +118,7 @@ def _json_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
 
 
 def _table_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
-    """Read a table of text with the names of the columns in its first row; every value stays the text that it is."""
+    """Read CSV or TSV whose first row names the columns; every value stays text."""
     del wanted  # a row is decoded whole
     with path.open("rb") as file:
         lines = (_decode(raw, f"{path} line {number}", first=number == 1) for number, raw in enumerate(file, 1))
@@ -174,13 +174,13 @@ def arrow_rows(
 ) -> Iterator[Row]:
     """Yield the rows of Arrow batches; a 32-bit float becomes its printed decimal, 0.1 and not 0.1000000015.
 
-    `name` begins the locations of rows; `columns` are the names of all columns (None: those of the batches).
+    Locations of rows begin with `name`. `columns` names all columns (None: the columns of the batches).
     """
     number = 0
     for batch in batches:
         columns = columns or list(batch.schema.names)
         chosen = batch.select([column for column in batch.schema.names if column in wanted])
-        if not chosen.schema.names and batch.num_rows:  # enough for an error that lists the columns
+        if not chosen.schema.names and batch.num_rows:  # this row lets an error list the columns
             yield Row(f"{name} row 1", 1, "", columns, {})
             return
         kinds = {"float": np.float32, "halffloat": np.float16}
@@ -219,7 +219,7 @@ def _row(values: Any, location: str, number: int) -> Row:
 
 
 def is_local(path: str) -> bool:
-    """Return whether rows are read from files here, not with `datasets`; the path is as in `read_rows`."""
+    """Return whether `read_rows` reads this path from local files, and not with `datasets`."""
     local = Path(path).expanduser()
     return _is_saved_data_set(local) or _files_of(path, local) is not None
 
@@ -228,8 +228,8 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
     """Read rows in order: files by name, then rows as in the file.
 
     The path is a file, a folder or a pattern (`*`, `?`, `[...]`, `**`) of files, a folder that `datasets` saved, or the
-    id of a dataset on the Hugging Face hub, with or without `@revision`; a file has no subset and no split. The
-    values of columns that are not wanted can be missing.
+    id of a dataset on the Hugging Face hub, with or without `@revision`. A file has no subset and no split. Values of
+    columns that are not `wanted` can be missing.
     """
     local = Path(path).expanduser()
     files = None if _is_saved_data_set(local) else _files_of(path, local)

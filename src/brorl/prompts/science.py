@@ -1,6 +1,6 @@
-"""The references of science: a measured answer with its tolerance, or options in any of the forms of datasets.
+"""References of science questions: a measured answer with a tolerance, or options in any form that datasets use.
 
-An answer that could mean two options is an error. Options are permuted, so the place of the right one says nothing.
+An answer that could mean two options is an error. Options are permuted, so the right option's place says nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _CONFIG: Any = {"extra": "forbid"}
 class Choices:
     """The options of a question."""
 
-    options: tuple[str, ...]  # 2 to 26 different texts, in the order of their letters
-    right: int  # place of the right option, from 0
+    options: tuple[str, ...]  # 2 to 26 different texts; the letters are A, B, C, ... in this order
+    right: int  # index of the right option
 
     def __post_init__(self) -> None:
         if not 2 <= len(self.options) <= len(ascii_uppercase):
@@ -44,9 +44,9 @@ class Choices:
 
     @classmethod
     def permuted(cls, options: Sequence[str], right: int, question: str, seed: int) -> Choices:
-        """Order the options of a row by a hash of the question, the option and a seed.
+        """Order the options of a row by a hash of the question, the option and the seed.
 
-        Options such as `all of the above` come last. Options that name letters keep all options in place.
+        Options such as `all of the above` come last. If an option names letters (`both A and B`), nothing is permuted.
         """
         cls(tuple(options), right)
         order = list(range(len(options)))
@@ -84,8 +84,8 @@ class MeasuredAnswer:
 
     __pydantic_config__ = _CONFIG
 
-    value: str  # the answer as LaTeX or plain text, such as `9.81 m/s^2`
-    tolerance: float = 0.0  # relative error that is accepted, 0 to 0.5; 0 for none beyond rounding
+    value: str  # LaTeX or plain text, such as `9.81 m/s^2`
+    tolerance: float = 0.0  # accepted relative error, 0 to 0.5; 0 accepts only rounding
 
     def __post_init__(self) -> None:
         if not self.value.strip():
@@ -139,14 +139,14 @@ class Options(NamedTuple):
     """The options of one row."""
 
     texts: tuple[str, ...]
-    labels: tuple[str, ...]  # what an answer may call each of them: the labels of the data, or letters
+    labels: tuple[str, ...]  # an answer may name an option by its label: the data's labels, or letters
 
 
 def read_options(values: Sequence[Any]) -> Options | None:
-    """Return the options in the value of one column, or of one column per option; None if there are none.
+    """Return the options in the value of one column, or in one column per option; None if there are none.
 
-    Two columns can also be one option and a list of the others. Text in one of several columns is always an option.
-    Empty values at the end are dropped. A letter before each option, such as `(A)`, is its label and is removed.
+    Two columns can also hold one option and a list of the others. With several columns, text is always an option.
+    Empty values at the end are dropped. Letters before all options become labels: `(A) He` is `He` with the label A.
     """
     one, *others = values
     if len(others) == 1 and isinstance(others[0], list):
@@ -169,7 +169,7 @@ def read_options(values: Sequence[Any]) -> Options | None:
 
 
 def _pairs(value: Any) -> list[tuple[Any, Any]]:
-    """Return the labels and texts of options in any form; a label is None where the data has no labels."""
+    """Return (label, text) of each option, from any form; the label is None if the data has no labels."""
     if isinstance(value, Mapping):
         texts = next((value[name] for name in _TEXTS if isinstance(value.get(name), list)), None)
         labels = next((value[name] for name in _LABELS if isinstance(value.get(name), list)), None)
@@ -186,9 +186,9 @@ def _pairs(value: Any) -> list[tuple[Any, Any]]:
 
 
 def right_option(options: Options, answer: Any, first: int | None) -> int:
-    """Return the place of the right option, from 0; an answer that names no option or two is a `ValueError`.
+    """Return the index of the right option, from 0; an answer that names no option or two raises a `ValueError`.
 
-    `first` is the index of the first option in the data, 0 or 1; None if the answer is not an index.
+    `first` is the data's index of the first option, 0 or 1; None if answers are not indices.
     """
     value, number = _answer(options, answer), len(options.texts)
     if isinstance(value, list):
@@ -215,7 +215,7 @@ def is_label(options: Options, answer: Any) -> bool:
 
 
 def _answer(options: Options, answer: Any) -> Any:
-    """Return an answer that may be stored in a list: its only value, or a list that marks each option with 0 or 1."""
+    """Unpack an answer stored in a list: [x] gives x; [0, 1, 0], which marks each of three options, stays a list."""
     value = answer if isinstance(answer, str) and places(options.texts, answer) else decoded(answer)
     if not isinstance(value, list):
         return answer
@@ -229,7 +229,7 @@ def _labeled(options: Options, answer: Any) -> list[int]:
 
 
 def places(names: Sequence[str], wanted: str) -> list[int]:
-    """Return the places of a text among names; if no name equals it, those that do without regard to case."""
+    """Return the indices of the names that equal a text; if there are none, compare without regard to case."""
     plain, given = " ".join(wanted.split()), [" ".join(name.split()) for name in names]
     for text, others in ((plain, given), (plain.casefold(), [name.casefold() for name in given])):
         if found := [at for at, other in enumerate(others) if other == text]:
@@ -238,7 +238,7 @@ def places(names: Sequence[str], wanted: str) -> list[int]:
 
 
 def whole_number(value: Any) -> int | None:
-    """Return a whole number of at most three digits, which may be text; None for any other value."""
+    """Return a whole number of at most three digits, given as number or text; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     match = re.fullmatch(r"\s*([0-9]{1,3})(?:\.0)?\s*", str(value))
@@ -248,8 +248,8 @@ def whole_number(value: Any) -> int | None:
 def choice_question(question: str, texts: Sequence[str], right: int, seed: int) -> Question:
     """Return a question with its options below it and the `Choices` as its reference.
 
-    The options are permuted by the question and the seed. A question that already has the options with their letters
-    stays unchanged.
+    The question and the seed permute the options. A question that already shows the options with their letters stays
+    unchanged.
     """
     try:
         if shown := shows_options(question, texts):

@@ -1,4 +1,4 @@
-"""Settings of the prompts: their sources (built-in puzzles, files, datasets), and the text around a question."""
+"""Settings of prompts: their sources (built-in puzzles, files, datasets), and the text around a question."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class GymSource(Section):
 
     @property
     def is_single(self) -> bool:
-        """Whether it is one dataset, not several or a set."""
+        """Whether the source is a single dataset, not several or a set."""
         return len(self.gym) == 1 and self.gym[0] not in GYM_SETS
 
     @property
@@ -214,7 +214,7 @@ EvaluationSource = Annotated[
 
 
 def as_sources(value: Any) -> Any:
-    """Turn one source into a list of one, and text into a built-in puzzle or a path."""
+    """Turn one source into a list of one. Text is the name of a built-in puzzle, or a path."""
     sources = []
     for item in listed(value):
         key = "task" if item == "countdown" else "path"
