@@ -1,7 +1,8 @@
-"""What decides an answer to a task of Reasoning Gym besides the scorer of its dataset; nothing is evaluated.
+"""Judges answers to tasks of Reasoning Gym where the dataset's scorer is too lenient or too strict; evaluates nothing.
 
-Most datasets have one right answer, which is compared by value, in any of the usual ways of writing it. Where several
-answers are right, a guard rejects what the scorer alone would accept; `scripts/make_gym_table.py` tests every dataset.
+Most datasets have one right answer. It is compared by value, in any usual way of writing it: `5`, `5 times`,
+`2 + 3 = 5`. If several answers are right, a guard rejects wrong answers that the scorer alone would accept.
+`scripts/make_gym_table.py` tests every dataset.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def is_own_answer(answer: str, task: GymTask) -> bool:
 
 
 def _same(answer: str, right: str) -> bool:
-    """Whether two texts are equal in their words, their number, their JSON or their rows."""
+    """Whether two texts are equal as words, as a number, as JSON or as rows."""
     if _folded(answer, right) == _folded(right, right):
         return True
     if _OWN_NUMBER.fullmatch(right):
@@ -59,7 +60,7 @@ def _same(answer: str, right: str) -> bool:
 
 
 def _folded(text: str, right: str) -> str:
-    """Return a text with single spaces in its rows, and in small letters unless the right one needs both cases."""
+    """Return a text with single spaces in its rows, in small letters unless the right answer needs both cases."""
     rows = (re.sub(r" ?, ?", ", ", " ".join(row.split())) for row in text.splitlines())
     joined = "\n".join(row for row in rows if row)
     both = any(letter.isupper() and letter.lower() in right for letter in set(right))
@@ -85,7 +86,7 @@ def _number(text: str) -> Decimal | None:
 
 
 def _json(text: str) -> Any:
-    """Return the value of JSON text, which may have single quotes; None for any other text."""
+    """Return the value of JSON text, also with single quotes or Python's True; None for any other text."""
     if len(text) > _LONGEST_JSON:
         return None
     for one in (text, text.replace("'", '"').replace("True", "true").replace("False", "false").replace("None", "null")):
@@ -97,7 +98,7 @@ def _json(text: str) -> Any:
 
 
 def _equal(given: Any, own: Any) -> bool:
-    """Whether two JSON values are equal; a number equals the text of it."""
+    """Whether two JSON values are equal; 5 equals "5"."""
     if isinstance(own, list) and isinstance(given, list):
         return len(own) == len(given) and all(map(_equal, given, own))
     if isinstance(own, dict) and isinstance(given, dict):
@@ -111,12 +112,12 @@ def _equal(given: Any, own: Any) -> bool:
 
 
 def _equal_as(read: Callable[[str], Any]) -> Callable[[str, str], bool]:
-    """Compare the values of two texts; a text that cannot be read has the value None, and equals no other."""
+    """Return a test that compares two texts by the values that `read` gives; an unreadable text equals nothing."""
     return lambda answer, right: (own := read(right)) is not None and read(answer) == own
 
 
 def _lists(key: Callable[[Any], Any]) -> Callable[[str], list[Any] | None]:
-    """Read lists of lists in any order, each by its key."""
+    """Return a reader of a list of lists in any order; `key` normalizes an inner list."""
 
     def read(text: str) -> list[Any] | None:
         value = _json(text)
@@ -127,7 +128,7 @@ def _lists(key: Callable[[Any], Any]) -> Callable[[str], list[Any] | None]:
 
 
 def _rounded_to(decimals: int, in_order: bool = True) -> Callable[[str, str], bool]:
-    """Compare the numbers of rows or a list when they are rounded to some decimals."""
+    """Return a test that compares numbers, in rows or a list, rounded to some decimals."""
 
     def numbers(text: str) -> list[list[Fraction]] | None:
         rows = [re.split(r"[\s,]+", row.strip(" ()\u00b0")) for row in text.strip().splitlines()]
@@ -151,7 +152,7 @@ def _rounded_to(decimals: int, in_order: bool = True) -> Callable[[str, str], bo
 
 
 def _same_probability(answer: str, right: str) -> bool:
-    """Whether a fraction is equal, or a decimal is the right one rounded to four digits or more."""
+    """Whether a fraction equals the right one, or a decimal is the right fraction rounded to four digits or more."""
     own = Fraction(right)
     fraction = re.fullmatch(r"(?:\\d?frac\{)?(\d{1,40})(?:/|\}\{)(\d{1,40})\}?", answer.replace(" ", ""))
     if fraction:
@@ -203,7 +204,7 @@ def _fraction(text: str) -> tuple[str, str] | None:
 
 
 def _roles(text: str) -> list[tuple[str, str]] | None:
-    """Read the role of each name, in any order and in no other words."""
+    """Read pairs of name and role in any order: `Ann is a knight and Bob is a knave`; None for other words."""
     words = [
         word for word in re.sub(r"[.,;:()=\n]", " ", text.casefold()).split() if word not in ("is", "a", "an", "and")
     ]
@@ -216,7 +217,7 @@ _DURATION = re.compile(
 
 
 def _duration(text: str) -> tuple[bool, bool, int, list[Fraction]] | None:
-    """Read whether a duration has days and a clock time, and how long it is."""
+    """Read `2 days, 03:15:00` or a part: (no days, no clock, days, [hours, minutes, seconds]); None for other text."""
     match = _DURATION.fullmatch(text.strip())
     days, clock = (match["days"], match["clock"]) if match else (None, None)
     if not (days or clock) or (days and clock and "," not in text):
@@ -245,10 +246,10 @@ _SAME: Mapping[str, Callable[[str, str], bool]] = {
 Entry = Mapping[str, Any]
 Test = Callable[[str, Entry], bool]
 
-_MAX_FORMULA, _MAX_CONCLUSION = 2_000, 400  # characters; the parser of conclusions takes quadratic time
+_MAX_FORMULA, _MAX_CONCLUSION = 2_000, 400  # characters; conclusions are parsed in quadratic time
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _FORMULA = re.compile(r"[-+*/()\s0-9A-Za-z.]*")
-_ACCESS = re.compile(r"\.[A-Za-z.]|(?<![0-9])\.(?![0-9])")  # a dot that is not of a number
+_ACCESS = re.compile(r"\.[A-Za-z.]|(?<![0-9])\.(?![0-9])")  # a dot outside of a number: `x.y`
 _NAME = re.compile(r"[A-Za-z]+")
 _FUNCTIONS = {*_NAME.findall("sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs pi E")}
 _JUG_MOVE = re.compile(r"(?:fill|empty) [A-Z]|pour [A-Z]->[A-Z]")
@@ -257,26 +258,26 @@ _HANOI_MOVE = r"(?:\d{1,6}[.)]\s)?\s*Move disk \d{1,6} from Peg \d{1,6} to Peg \
 
 @dataclass(frozen=True)
 class Guard:
-    """What an answer to a dataset must pass beside its scorer."""
+    """A test that an answer must pass before the dataset's scorer sees it."""
 
     why: str  # the wrong answers that the scorer alone accepts
-    admits: Test  # false for an answer that gets no score; it does not reach the scorer
+    admits: Test  # (answer, entry) -> whether the answer goes to the scorer; otherwise its score is 0
 
 
 def _characters(allowed: str) -> Test:
-    """Admit answers that have only some characters, which cannot call or access anything."""
+    """Admit answers that consist of these characters, which cannot call or access anything."""
     pattern = re.compile(f"[{allowed}]*")
     return lambda answer, _entry: pattern.fullmatch(answer) is not None
 
 
 def _form(pattern: str) -> Test:
-    """Admit answers of one form, with space around it."""
+    """Admit answers that match a pattern, apart from space around them."""
     compiled = re.compile(pattern, re.IGNORECASE)
     return lambda answer, _entry: compiled.fullmatch(answer.strip()) is not None
 
 
 def _tokens(pattern: str, separator: str = r"\s+") -> Test:
-    """Admit answers in which every token has one form."""
+    """Admit answers in which every token matches a pattern."""
     token, between = re.compile(pattern), re.compile(separator)
     return lambda answer, _entry: all(map(token.fullmatch, between.split(answer.strip())))
 
@@ -293,7 +294,7 @@ def _formula(names_of: Callable[[Entry], set[str]]) -> Test:
 
 
 def _value(node: ast.AST, numbers: list[int]) -> Fraction:
-    """Return the value of an arithmetic expression, and append its numbers; any other syntax is a ValueError."""
+    """Return the value of an arithmetic expression, and collect its numbers; ValueError for other syntax."""
     match node:
         case ast.Constant(value=int(number)) if not isinstance(number, bool):
             numbers.append(number)
@@ -307,7 +308,7 @@ def _value(node: ast.AST, numbers: list[int]) -> Fraction:
 
 
 def _makes(target: int | None = None) -> Test:
-    """Admit expressions that use each given number once and have the target, of the entry if None, as exact value."""
+    """Admit expressions that use each of the entry's numbers once, and equal the target (None: the entry's)."""
 
     def admits(answer: str, entry: Entry) -> bool:
         numbers: list[int] = []
@@ -327,14 +328,14 @@ def _makes(target: int | None = None) -> Test:
 
 
 def _assigns_each_name_once(answer: str, entry: Entry) -> bool:
-    """Whether an answer of the form `A=1,B=2` names the letters of the right one, each once."""
+    """Whether an answer such as `A=1,B=2` names each letter of the right answer once."""
     texts = (answer, str(entry["answer"]))
     given, own = (sorted(pair.partition("=")[0].strip() for pair in text.split(",")) for text in texts)
     return given == own
 
 
 def _jug_moves(answer: str, _entry: Entry) -> bool:
-    """Whether an answer is a list of moves without other words."""
+    """Whether an answer is a JSON list of moves without other words: `["fill A", "pour A->B"]`."""
     try:
         moves = json.loads(answer)
     except (ValueError, RecursionError):
@@ -343,7 +344,7 @@ def _jug_moves(answer: str, _entry: Entry) -> bool:
 
 
 def _new_conclusion(answer: str, entry: Entry) -> bool:
-    """Whether a conclusion is not equivalent to one of its premises."""
+    """Whether a conclusion is equivalent to none of its premises."""
     from reasoning_gym.logic.propositional_logic import Expression
 
     names = sorted(entry["metadata"]["variables"])

@@ -1,6 +1,6 @@
-"""A taskset of the library `verifiers`, version 0.4: its tasks of one turn as rows of a data file, and its rewards.
+"""Reads tasksets of the library `verifiers`, version 0.4, and computes their rewards.
 
-`brorl init verifiers:NAME` writes the rows and a recipe whose verifier is `score`.
+`brorl init verifiers:NAME` writes the tasks of one turn as rows of a data file, and a recipe whose verifier is `score`.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from brorl.errors import UserError, option
 PREFIX = "verifiers:"
 SCORE = f"{__name__}:score"
 _THOUGHT = "</think>"
-_DECIMALS = 9  # of a reward: weights such as 0.7, 0.2 and 0.1 add up to 1
+_DECIMALS = 9  # rewards are rounded, so that weights such as 0.7, 0.2 and 0.1 add up to 1
 
 
 def read_taskset(name: str, config: Mapping[str, Any], limit: int) -> Iterator[dict[str, Any]]:
-    """Yield the first tasks of an installed taskset as rows of a data file; some tasksets never end.
+    """Yield the first `limit` tasks of an installed taskset as rows of a data file; some tasksets never end.
 
-    Its settings are the ones under `env.taskset` in a config of `verifiers`. The columns are `prompt` (a text, or
-    messages) and `answer` (the task as JSON text, for `score`). Raises a UserError if `verifiers` or the taskset is
-    not installed, if the settings are wrong, if tasks have more than one turn or need a machine of their own, or if a
-    response could get a reward above 1.
+        {"prompt": a text or messages, "answer": the task as JSON text, for `score`}
+
+    `config` has the settings that stand under `env.taskset` in a config of `verifiers`. Raises a UserError if
+    `verifiers` or the taskset is not installed, if the settings are wrong, if tasks have more than one turn or need a
+    machine of their own, or if a response could get a reward above 1.
     """
     try:
         from verifiers.v1.utils.loaders import default_harness_id, environment_class
     except ImportError as error:
         raise UserError(f"{PREFIX}{name}: {error}; run: pip install 'brorl[verifiers]'") from error
     settings = {**config, "id": name}
-    if str(Path.cwd()) not in sys.path:  # as in the workers that call `score`
+    if str(Path.cwd()) not in sys.path:  # the workers that call `score` do the same
         sys.path.insert(0, str(Path.cwd()))
     try:
         taskset = _taskset(json.dumps(settings))
@@ -46,7 +47,7 @@ def read_taskset(name: str, config: Mapping[str, Any], limit: int) -> Iterator[d
         problem = next(_problems(taskset, tasks), None)
         if environment_class(name).__name__ != "SingleAgentEnv" or default_harness_id(name) == name:
             problem = "has an agent or an environment of its own; brorl trains on tasks of one turn"
-    except Exception as error:  # of the author's code, or of the settings
+    except Exception as error:  # the taskset's code may raise anything, and the settings may be wrong
         why = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
         raise UserError(
             f"{PREFIX}{name} cannot be read ({type(error).__name__}: {why}); install its package, and give its "
@@ -64,9 +65,9 @@ def read_taskset(name: str, config: Mapping[str, Any], limit: int) -> Iterator[d
 
 
 def score(response: str, reference: str) -> float:
-    """Return the sum of the weighted rewards of a task, the column `answer` of its row, for one response.
+    """Return the sum of a task's weighted rewards for one response; `reference` is the column `answer`.
 
-    The text up to the last `</think>` is the message's reasoning. Raises a ValueError unless the sum is 0 to 1.
+    The text up to the last `</think>` becomes the message's reasoning. Raises a ValueError unless the sum is 0 to 1.
     """
     from verifiers.v1.configs.agent import AgentConfig
     from verifiers.v1.graph import MessageNode
@@ -113,7 +114,7 @@ def _taskset(settings: str) -> Any:
 
 
 def _problems(taskset: Any, tasks: list[Any]) -> Iterator[str]:
-    """Yield why one response to one prompt does not decide the rewards of a taskset."""
+    """Yield each reason why one response to one prompt does not decide a taskset's rewards."""
     if not tasks:
         yield f"has no tasks; change its settings with {option('taskset-config')}"
     if type(taskset).toolsets(taskset.config):
@@ -164,7 +165,7 @@ def _problems_of_rewards(task: Any) -> Iterator[str]:
 
 
 def _prompt(data: Any) -> str | list[dict[str, str]]:
-    """Return the prompt of a task as a cell: a text, or messages if there are several or a system prompt."""
+    """Return a task's prompt: a text, or messages if there are several or a system prompt."""
     if isinstance(data.prompt, str) and not data.system_prompt:
         return data.prompt
     asked = [("user", data.prompt)] if isinstance(data.prompt, str) else [(m.role, m.content) for m in data.prompt]
