@@ -1,7 +1,9 @@
-r"""Whether an answer says the same as its reference: like is compared with like.
+r"""Decides whether an answer says the same as its reference; forms of one kind are compared with each other.
 
-A value may have a name before it (`x = 42`, `AB = 42`), a unit after it, and brackets of its own kind. A list without
-brackets is a set. Texts are equal word by word. Everything else differs.
+    `\frac{1}{2}` and `x = 0.5` agree; `(0, 1)` and `[0, 1]` differ
+
+A value may have a name before it (`x = 42`, `AB = 42`) and a unit after it. A list without brackets is a set. Texts are
+equal word by word. Everything else differs.
 """
 
 from __future__ import annotations
@@ -65,8 +67,8 @@ CORRECT, WRONG, SEVERAL, OTHER_UNIT = "correct", "wrong answer", "no single answ
 UNREAD, UNREAD_REFERENCE = "not parsed", "reference not parsed"
 _PI = Symbol("\\pi")
 _MAX_MEMBERS = 500
-_REFIRE_S = 0.1  # the alarm goes off again: a bare `except` or a destructor may swallow its exception
-_ROUNDING = Fraction(1, 1_000_000)  # the least tolerance of numbers that are not both whole
+_REFIRE_S = 0.1  # the alarm repeats, because a bare `except` or a destructor may swallow its exception
+_ROUNDING = Fraction(1, 1_000_000)  # the least tolerance, unless both numbers are whole
 
 
 class _OverrunError(BaseException):
@@ -74,16 +76,16 @@ class _OverrunError(BaseException):
 
 
 def compare(pairs: Sequence[tuple[str, str, float | None]], limit_s: float) -> list[str]:
-    """Return the reason of the verdict on each reference, answer and tolerance, as `agree` does, or `timeout`.
+    """Return for each (reference, answer, tolerance) the reason that `agree` gives, or `timeout`.
 
-    Only workers call this: its alarm needs the main thread. The limit is CPU time for each comparison in seconds, above
-    0; C code may exceed it.
+    Only workers call this, because the alarm needs the main thread. Each comparison may take `limit_s` of CPU time,
+    above 0; C code may exceed it.
     """
     return [str(_within(limit_s, partial(agree, *pair)) or "timeout") for pair in pairs]
 
 
 def are_readable(references: Sequence[str], limit_s: float) -> list[bool]:
-    """Whether each reference can be read within the CPU time, and has a value if it is no text."""
+    """Whether each reference can be read within the CPU time, and has a value unless it is a text."""
     return [bool(_within(limit_s, partial(is_readable, reference))) for reference in references]
 
 
@@ -106,10 +108,10 @@ def _ring(_number: int, _frame: FrameType | None) -> None:
 
 
 def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
-    """Return the reason of the verdict on an answer; reference and answer are LaTeX or plain text.
+    """Return the verdict's reason for an answer; reference and answer are LaTeX or plain text.
 
-    The tolerance is the accepted difference of two measured numbers, relative to the reference, at least a millionth
-    unless both are whole; None for the digits that decimals have.
+    `tolerance` is the accepted difference of two measured numbers, relative to the reference. It is at least a
+    millionth, unless both numbers are whole. None compares decimals in the digits that they have.
     """
     if choice := labeled(reference):
         return _agree_with_choice(*choice, answer, tolerance)
@@ -131,7 +133,7 @@ def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
 
 
 def _agree_with_choice(letter: str, value: str, answer: str, tolerance: float | None) -> str:
-    """Return the reason of the verdict if the reference is a choice with its value: either of them is the answer."""
+    """Return the verdict's reason if the reference is a choice with its value, `(B) 12`: `B` or `12` is correct."""
     if choice := labeled(answer):
         reasons = [agree(letter, choice[0]), agree(value, choice[1], tolerance)]
         return next((reason for reason in reasons if reason != CORRECT), CORRECT)
@@ -139,7 +141,7 @@ def _agree_with_choice(letter: str, value: str, answer: str, tolerance: float | 
 
 
 def is_readable(reference: str) -> bool:
-    """Whether an answer can agree with a reference: it has a value, or it is words or balanced notation."""
+    """Whether any answer can agree with a reference: the reference has a value, or is words or balanced notation."""
     if choice := labeled(reference):
         return is_readable(choice[1])
     form = read(reference)
@@ -156,7 +158,7 @@ class Comparison:
         self._is_complex, self._tolerance = is_complex, tolerance
 
     def agrees(self, right: Form, given: Form) -> bool:
-        """Whether an answer says the same as the reference; false if that cannot be found."""
+        """Whether an answer says the same as the reference; false if a value cannot be computed."""
         try:
             return self.same(right, given)
         except (UnreadableError, UndefinedError, RecursionError):
@@ -185,7 +187,7 @@ class Comparison:
         return self._same_kind(right, given)
 
     def _single(self, form: Form) -> Form:
-        r"""Return a value that is said twice, as in `\frac{1}{2} or 0.5`, once."""
+        r"""Return `\frac{1}{2}` for `\frac{1}{2} or 0.5`, which says one value twice; any other form unchanged."""
         if isinstance(form, Listing) and form.joint == "or" and not any(variables(item) for item in form.items[1:]):
             first = normal(form.items[0])
             if not isinstance(first, Listing) and all(self.same(first, item) for item in form.items[1:]):
@@ -193,7 +195,7 @@ class Comparison:
         return form
 
     def _same_text(self, right: Form, given: Form) -> bool:
-        """Compare words; a few letters may be a product."""
+        """Compare words. A few letters may be a product: `ab` is a times b."""
         if isinstance(right, Text) and isinstance(given, Text):
             return same_words(right.words, given.words)
         if isinstance(right, Text) and isinstance(given, Relation):
@@ -230,7 +232,7 @@ class Comparison:
         return right == given if one is None or other is None else self._same_quantity(one, other)
 
     def _same_quantity(self, right: Quantity, given: Quantity) -> bool:
-        """Compare values with units; a unit on one side alone is dropped."""
+        """Compare values with units; if only one side has a unit, the unit is dropped."""
         products = [one for one in (right.product, given.product) if one is not None]
         if len(products) == 2 and any(map(variables, products)) and self._same_value(products[0], products[1]):
             return True
@@ -260,7 +262,7 @@ class Comparison:
         return self._same_value(one, other)
 
     def _same_value(self, right: Expression, given: Expression, slack: Fraction | None = None) -> bool:
-        """Compare expressions; 50% equals a half, and 50 too. A value with a unit has the slack of its conversion."""
+        """Compare expressions; 50% equals a half, and also 50. `slack` is the error of a unit's conversion."""
         given = with_letters(right, given)
         pairs = [(right, given)]
         one, other = percent_of(right), percent_of(given)
@@ -280,7 +282,7 @@ class Comparison:
         return len(right) == len(given) and all(map(self.same, right, given))
 
     def _same_members(self, right: Sequence[Form], given: Sequence[Form]) -> bool:
-        """Whether each member of one list is in the other; the same one may not serve for two."""
+        """Whether two lists have the same members in any order; one member may not match two."""
         if not len(right) == len(given) <= _MAX_MEMBERS:
             right, given = self._distinct(right), self._distinct(given)
         left = list(given)
@@ -299,7 +301,7 @@ class Comparison:
         return kept
 
     def _same_regions(self, right: Form, given: Form) -> bool | None:
-        """Compare sets of real numbers; None if a form is no such set, or if both are pairs in brackets."""
+        """Compare sets of real numbers; None if a form is no set of real numbers, or if both are pairs in brackets."""
         if all(isinstance(form, Bracketed) and form.opening != "\\{:" for form in (right, given)):
             return None
         one, other = region_of(right), region_of(given)
@@ -312,12 +314,12 @@ class Comparison:
         return one.holds == other.holds and all(map(self._same_value, one.ends, other.ends))
 
     def _says(self, right: Form, given: Relation) -> bool:
-        """Whether a chain such as `x = 6 * 7 = 42` says a value: its other sides are a name, or equal."""
+        """Whether a chain such as `x = 6 * 7 = 42` says a value: each other side is a name, or equals the value."""
         if not set(given.signs) <= EQUAL:
             return False
         is_open, sides, signs = bool(variables(right)), given.sides, given.signs
         if is_open and is_call(sides[0]) and not variables(sides[0].arguments[1:]) <= variables(right):
-            return False  # `f(t)` of another variable
+            return False  # `f(t) = ...`, but the reference has another variable
         is_value = is_open and isinstance(sides[0], Expression) and self.same(right, sides[0])
         if is_name(sides[0], wide=not is_open) and not is_value:
             return self._chain_says(right, sides[1:], signs[1:], after_name=True)
@@ -326,7 +328,7 @@ class Comparison:
         return self._chain_says(right, sides, signs)
 
     def _chain_says(self, right: Form, sides: Sequence[Form], signs: Sequence[str], after_name: bool = False) -> bool:
-        """Whether equal sides say a value; after a name, formulas with variables before a number are not read."""
+        """Whether equal sides say a value; after a name, formulas with variables are skipped: `A = r h = 42`."""
         while after_name and not variables(right) and sides and variables(sides[0]):
             sides, signs = sides[1:], signs[1:]
         if not sides or not self._is_chain(sides, signs):
@@ -336,7 +338,7 @@ class Comparison:
         return any(self.same(right, side) for side in said)
 
     def _is_chain(self, sides: Sequence[Form], signs: Sequence[str]) -> bool:
-        """Whether the sides of a chain are equal, or rounded where it says so."""
+        r"""Whether all sides of a chain are equal, or rounded after `\approx`."""
         for one, other, sign in zip(sides, sides[1:], signs, strict=False):
             if sign == "\\approx":
                 one, other = (side.value if isinstance(side, Quantity) else side for side in (one, other))
@@ -347,7 +349,7 @@ class Comparison:
         return True
 
     def _same_relation(self, right: Relation, given: Form) -> bool:
-        """Compare an equation or inequality with an answer, which may be its solved side alone."""
+        """Compare an equation or inequality with an answer; for `x = 42` the answer may be `42`."""
         if set(right.signs) <= EQUAL and (pair := solved(right)):
             name, value = pair
             if not isinstance(given, Relation):
@@ -365,7 +367,7 @@ class Comparison:
         return isinstance(given, Relation) and self._same_equation(right, given)
 
     def _same_equation(self, right: Relation, given: Relation) -> bool:
-        """Whether two relations of two sides are the same up to a factor and the order of their sides."""
+        """Whether two relations are the same up to a factor and the order of sides: `2x = 4y` and `2y = x`."""
         are_expressions = all(isinstance(side, Expression) for side in (*right.sides, *given.sides))
         if not len(right.signs) == len(given.signs) == 1 or not are_expressions:
             return any(
@@ -383,14 +385,14 @@ class Comparison:
         return is_multiple(sides[0], sides[1], is_positive=signs[0] in (">", "\\ge"), is_complex=self._is_complex)
 
     def _same_assignments(self, right: Form, given: Form) -> bool | None:
-        """Compare `x = 1, y = 2` with such a list, or with values in order; None if neither form is such a list."""
+        """Compare `x = 1, y = 2` with a list like it, or with `1, 2`; None if neither form names several values."""
         one, other = assigned(right), assigned(given)
         if one is not None and other is not None:
             return one.keys() == other.keys() and all(self.same(one[name], other[name]) for name in one)
         if one is not None:
             parts = given.items if isinstance(given, Listing) else vector_of(given)
             if parts is None and isinstance(right, Relation) and len(right.sides) > 2:
-                return None  # `x = y = 1` also says the value of one of them
+                return None  # `x = y = 1` also answers a question for x alone
             return parts is not None and self._same_in_order(list(one.values()), parts)
         if other is None:
             return None

@@ -1,7 +1,10 @@
-"""Expressions: numbers, symbols, and operations on them, with their values.
+r"""Expressions (numbers, symbols, operations) with their values, and the other forms that an answer can have.
 
-A value is an exact fraction where it can be, else a number of mpmath at any precision. No value is computed whose
-logarithm is beyond a bound, so the work stays small.
+    `2x + 1`     Apply("+", (Apply("*", (Number(2), Symbol("x"))), Number(1)))
+    `x = 3 cm`   Relation((Symbol("x"), Quantity(Number(3), "cm", ...)), ("=",))
+
+A value is an exact fraction if possible, otherwise a number of mpmath at any precision. Values with a logarithm beyond
+a bound are not computed, so the work stays small.
 """
 
 from __future__ import annotations
@@ -17,14 +20,14 @@ from mpmath import mp
 
 from brorl.verification.domains.formula.tokens import UnreadableError
 
-_MAX_BITS = 400_000  # of an exact number
-_MAX_MAGNITUDE = 10**30  # of a logarithm of a number
+_MAX_BITS = 400_000  # for an exact number
+_MAX_MAGNITUDE = 10**30  # for the logarithm of a number
 _MAX_TERMS = 10_000
-_MAX_ARGUMENT = 5_000  # of an exact factorial
+_MAX_ARGUMENT = 5_000  # for an exact factorial
 
 
 class UndefinedError(ArithmeticError):
-    """An expression without a value that can be computed."""
+    """An expression has no value, or no value that can be computed."""
 
 
 class Number(NamedTuple):
@@ -50,7 +53,7 @@ class Apply(NamedTuple):
 Expression = Number | Symbol | Apply
 Point = Mapping[str, Any]
 
-LOG = "\\log"  # the base of a logarithm that has none
+LOG = "\\log"  # stands for the unwritten base of a logarithm
 CONSTANTS: Mapping[str, Callable[[], Any]] = {
     "\\pi": lambda: +mp.pi,
     "e": lambda: +mp.e,
@@ -82,7 +85,7 @@ def walk(expression: Expression) -> Iterator[Expression]:
 
 
 def variables(form: object) -> frozenset[str]:
-    """Return the variables of all expressions in a form; units and the base of a logarithm are none."""
+    """Return the variables of all expressions in a form, without units and the base of a logarithm."""
     if isinstance(form, Symbol):
         return frozenset() if form.name in CONSTANTS or form.name == LOG else frozenset({form.name})
     parts = (form.value,) if isinstance(form, Quantity) else form if isinstance(form, tuple) else ()
@@ -97,7 +100,7 @@ def has_two_signs(form: object) -> TypeGuard[Apply]:
 
 
 def with_sign(expression: Expression, sign: int) -> Expression:
-    """Return an expression with one of the signs of each plus-minus."""
+    r"""Return an expression with one sign for each plus-minus: `1 \pm x` and -1 give `1 - x`."""
     if not isinstance(expression, Apply):
         return expression
     arguments = tuple(with_sign(argument, sign) for argument in expression.arguments)
@@ -115,12 +118,12 @@ def is_plain_number(expression: Expression) -> bool:
 
 
 def is_decimal(expression: Expression) -> bool:
-    """Whether an expression is one number with a decimal point, or one such as `1e5`."""
+    """Whether an expression is a number with a decimal point or an exponent: `0.5`, `1e5`."""
     return is_plain_number(expression) and any(isinstance(one, Number) and one.is_decimal for one in walk(expression))
 
 
 def exact(expression: Expression) -> Fraction | None:
-    """Return the value of a rational expression without variables; None for any other, or if it is too large."""
+    """Return the value of a rational expression without variables; None for other expressions or a value too large."""
     if isinstance(expression, Number):
         return expression.value
     if isinstance(expression, Symbol):
@@ -194,9 +197,9 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
 
 
 def evaluate(expression: Expression, point: Point) -> Any:
-    """Return the value of an expression at the working precision of mpmath, with values of its variables.
+    """Return an expression's value at mpmath's working precision; `point` has the values of its variables.
 
-    An UndefinedError says that it has no finite value, or none that can be computed within the bounds.
+    Raises an UndefinedError if there is no value, or none that can be computed within the bounds.
     """
     try:
         value = _evaluate(expression, point)
@@ -226,7 +229,7 @@ def _evaluate(expression: Expression, point: Point) -> Any:
 
 
 def _power_of(arguments: tuple[Expression, ...], point: Point) -> Any:
-    """Return a power; a negative number has a real root of an odd degree."""
+    """Return a power. A root of odd degree of a negative number is real: (-8)^(1/3) is -2."""
     base, exponent = (_evaluate(argument, point) for argument in arguments)
     fraction = exact(arguments[1]) if mp.im(base) == 0 and mp.re(base) < 0 else None
     if fraction is not None and fraction.denominator > 1 and fraction.denominator % 2:
@@ -293,7 +296,7 @@ def _series(operation: str, arguments: tuple[Expression, ...], point: Point) -> 
 
 
 def _call(arguments: tuple[Expression, ...], point: Point) -> Any:
-    """Return a value for `f(x)` or `a(x)`: of a function that nobody knows, or a product."""
+    """Return a value for `f(x)`, an arbitrary fixed function of x, or for `a(x)`, a product."""
     head, *others = arguments
     assert isinstance(head, Symbol)
     values = [_evaluate(other, point) for other in others]
@@ -310,8 +313,8 @@ class Quantity(NamedTuple):
 
     value: Expression
     unit: str  # `cm`, `apple`, `°`
-    product: Expression | None  # the expression if the letters of the unit are variables; None if they cannot be
-    words: str = ""  # what follows the unit: `east`, `of NaOH`
+    product: Expression | None  # `3 m` read as 3 times the variable m; None if the unit cannot be variables
+    words: str = ""  # the words after the unit: `east`, `of NaOH`
 
 
 class Text(NamedTuple):
@@ -353,7 +356,7 @@ class Matrix(NamedTuple):
     """Rows of cells."""
 
     rows: tuple[tuple[Form, ...], ...]
-    is_array: bool  # a determinant or cases are something else
+    is_array: bool  # false for a determinant or cases
 
 
 class Ratio(NamedTuple):
@@ -374,7 +377,7 @@ Form = Number | Symbol | Apply | Quantity | Text | Bracketed | Listing | Relatio
 
 
 def to_expression(form: Form) -> Expression:
-    """Return a form that is an expression, else an UnreadableError; letters that may be a unit are variables."""
+    """Return a form as an expression, with a unit's letters as variables; UnreadableError if it is no expression."""
     if isinstance(form, Quantity) and form.product is not None:
         return form.product
     if isinstance(form, Expression):
@@ -383,7 +386,7 @@ def to_expression(form: Form) -> Expression:
 
 
 def as_quantity(form: Form) -> Quantity | None:
-    """Return a quantity, or an expression as one without a unit; None if a form is neither."""
+    """Return a quantity, or an expression as a quantity without unit; None for other forms."""
     if isinstance(form, Quantity):
         return form
     return Quantity(form, "", form) if isinstance(form, Expression) else None

@@ -1,6 +1,9 @@
 r"""Brings forms that say the same into one form: sets of numbers, two signs, lists of named values.
 
-A set of real numbers is a predicate with the numbers at which it may change; between two of these, one test decides.
+    `\pm 2`  ->  `2 or -2`        `x = 1 or x = 2`  ->  `1 or 2`        `0 < x < 1`, `(0, 1)`  ->  one `Region`
+
+A set of real numbers is a predicate, with the numbers at which it may change. Between two such numbers, one test
+decides.
 """
 
 from __future__ import annotations
@@ -59,19 +62,19 @@ TURNED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\ne": "\\ne", "=
 class Region(NamedTuple):
     """A set of real numbers."""
 
-    ends: tuple[Expression, ...]  # where it changes, ascending
-    holds: tuple[bool, ...]  # whether it has the numbers before the first end, this end, those after it, ...
-    variable: str | None  # what lies in it, if that is named
+    ends: tuple[Expression, ...]  # the numbers at which the set changes, ascending: 0 and 1 for (0, 1]
+    holds: tuple[bool, ...]  # (below ends[0], at ends[0], above it, at ends[1], ...): False False True True False
+    variable: str | None  # the name of a number in the set, if it has one: `x`
 
 
 class _Set(NamedTuple):
-    contains: Callable[[Any], bool]  # of a number of mpmath
+    contains: Callable[[Any], bool]  # takes a number of mpmath
     ends: tuple[Expression, ...]
     variable: str | None = None
 
 
 def region_of(form: Form) -> Region | None:
-    """Return the region that a form describes; None if it does not describe one."""
+    """Return the region that a form describes; None if it describes no set of real numbers."""
     try:
         found = None if isinstance(form, Bracketed) and form.opening == "\\{" else _set(form)
         return _region(found) if found else None
@@ -156,7 +159,7 @@ def _of_relation(sides: tuple[Form, ...], signs: tuple[str, ...]) -> _Set | None
 
 
 def _variable_of(side: Form) -> str | None:
-    """Return the name of what lies in a region: `x` or `f(x)`; None if a side is no such name."""
+    """Return the name `x` or `f(x)` if a side is such a name, else None."""
     return name_of(side) if is_call(side) or isinstance(side, Symbol) else None
 
 
@@ -190,7 +193,7 @@ def _combine(sign: str, parts: Sequence[_Set | None]) -> _Set | None:
 
 
 def turned(relation: Relation) -> Relation:
-    """Return a chain of relations from its end."""
+    """Return a chain of relations backward: `1 < x` becomes `x > 1`."""
     signs = tuple(TURNED.get(sign, sign) for sign in reversed(relation.signs))
     return Relation(relation.sides[::-1], signs)
 
@@ -204,7 +207,7 @@ def is_equation(form: Form) -> bool:
 
 @lru_cache(maxsize=4096)
 def normal(form: Form) -> Form:
-    """Return a form without sets of one member, without two signs, and without names that stand before each member."""
+    r"""Return a form in the one notation: `{4}` -> `4`, `\pm 2` -> `2 or -2`, `x = 1 or x = 2` -> `1 or 2`."""
     if isinstance(form, Relation) and form.signs == ("\\in",) and vector_of(form.sides[0]):
         points = members_of(form.sides[1]) or (form.sides[1],)
         return _normal_listing(Listing((Relation((form.sides[0], points[0]), ("=",)), *points[1:]), "or"))
@@ -240,7 +243,7 @@ def normal(form: Form) -> Form:
 
 
 def _with_either_sign(form: Bracketed) -> Form:
-    r"""Return both points of `(2, \pm 1)`; with more such signs it may be two or four, and stays."""
+    r"""Return both points of `(2, \pm 1)`; a point with more such signs may mean two or four points, and stays."""
     places = [at for at, item in enumerate(form.items) if has_two_signs(item)]
     if len(places) != 1:
         return form
@@ -250,7 +253,7 @@ def _with_either_sign(form: Bracketed) -> Form:
 
 
 def _with_heads(items: Sequence[Form]) -> Sequence[Form]:
-    """Return `(p,q) = (5,2), (7,2)` with the names before each point."""
+    """Return `(p,q) = (5,2), (7,2)` as `(p,q) = (5,2), (p,q) = (7,2)`."""
     match items[0]:
         case Relation((heads, first), ("=",)) if (names := vector_of(heads)) and vector_of(first):
             if all(len(vector_of(item) or ()) == len(names) for item in items[1:]):
@@ -299,7 +302,7 @@ def _normal_listing(form: Listing) -> Form:
 
 
 def _total(items: Sequence[Form]) -> Quantity | None:
-    """Return `2 hours and 30 minutes` in the first unit; None if the items are no such parts of one quantity."""
+    """Return `2 hours and 30 minutes` as one quantity in hours; None if the items are no parts of one quantity."""
     parts = [(item, units_of(item.unit)) for item in items if isinstance(item, Quantity)]
     units = [found[0] for _, found in parts if found]
     if not len(units) == len(items) > 1 or len({unit.dimension for unit in units}) > 1:
@@ -314,7 +317,7 @@ def _total(items: Sequence[Form]) -> Quantity | None:
 
 
 def members_of(form: Form) -> Sequence[Form] | None:
-    """Return the members of a set or of a list without brackets; None if it is neither."""
+    """Return the members of a set or of a list without brackets; None for other forms."""
     if isinstance(form, Listing) or (isinstance(form, Bracketed) and form.opening == "\\{"):
         return form.items
     return None
@@ -330,7 +333,7 @@ def percent_of(expression: Expression) -> Expression | None:
 
 
 def along_axes(form: Form, vector: Form) -> Sequence[Form] | None:
-    r"""Return the parts of `3\mathbf{i}+4\mathbf{j}` if the other form is a vector; None for any other form."""
+    r"""Return (3, 4) for `3\mathbf{i}+4\mathbf{j}` if the other form is a vector of as many parts; otherwise None."""
     parts = vector_of(vector)
     if parts is None or not isinstance(form, Expression) or not variables(form) <= {*"ijk"[: len(parts)]}:
         return None

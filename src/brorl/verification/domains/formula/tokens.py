@@ -1,7 +1,9 @@
 r"""Splits an answer, which is LaTeX or plain text, into tokens of one notation.
 
-Fonts, colors and spacing are dropped, and each symbol has one name: `\leq`, `\leqslant` and `<=` are `\le`. Words keep
-whether they are upright, as in `\text{cm}`. The time is linear in the length of the text.
+    `x\leq 2.5\,\text{cm}`  ->  name `x`, command `\le`, number `2.5`, upright name `cm`
+
+Fonts, colors and spacing are dropped, and each symbol has one name: `\leq`, `\leqslant` and `<=` are `\le`. The time is
+linear in the length of the text.
 """
 
 # ruff: noqa: RUF001
@@ -42,7 +44,7 @@ _RAISED_TO, _LOWERED_TO = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", 
 
 
 def in_latex(text: str) -> str:
-    """Return a text with LaTeX for characters such as `½`, `²`, `≤` and bold digits."""
+    r"""Return a text with LaTeX for special characters: `½` -> `\frac{1}{2}`, `x²` -> `x^{2}`, `≤` -> `\le `."""
     text = _STYLED.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
     text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_RAISED_TO)}}}", text)
     text = _LOWERED.sub(lambda match: f"_{{{match[0].translate(_LOWERED_TO)}}}", text)
@@ -54,7 +56,7 @@ word_list = re.compile(r"\S+").findall
 
 
 class UnreadableError(ValueError):
-    """A text that the grammar of answers does not know."""
+    """The grammar of answers does not know this text."""
 
 
 class Token(NamedTuple):
@@ -110,13 +112,13 @@ _DROPPED = frozenset({"phantom", "hphantom", "vphantom", "hspace", "vspace", "co
 
 _NUMBER = re.compile(r"(?:\d+(?:\.\d+|\.(?!\.))?|\.\d+)(?:[eE][-+]?\d+(?![\w.]))?")
 _GROUPED = re.compile(r"[1-9]\d{0,2}(?:(?:,|\{,\}|\\[,;:! ]| )\d{3})+(?:\.\d+)?(?![\d,]|\.\d|[ ]\d|/)")
-_CLEAR = r"(?:,(?: ?\\!)+ ?| ?\{ ?, ?\} ?)"  # a comma that separates no items
+_CLEAR = r"(?:,(?: ?\\!)+ ?| ?\{ ?, ?\} ?)"  # a comma that groups digits, never items: `1{,}000`
 _CLEARLY_GROUPED = re.compile(rf"[1-9]\d{{0,2}}(?:{_CLEAR}\d{{3}})+(?:\.\d+)?(?!\d|{_CLEAR}\d|,\d)")
 _NAME = re.compile(r"[A-Za-zÀ-ÖØ-öø-ÿ]+")
 _COMMAND = re.compile(r"\\([a-zA-Z]+)\*?|\\(.)", re.DOTALL)
 _MARKS = (("!=", "\\ne"), ("<=", "\\le"), (">=", "\\ge"), (":=", "="), ("**", "^"), ("...", "\\ldots"), ("->", "\\to"))
 _OF_DAY = re.compile(r"\b([apAP])\.\s?([mM])\b\.?")
-_CHOSEN = re.compile(  # C with a number before and after it
+_CHOSEN = re.compile(  # a binomial coefficient: `^5C_2`, `5C2`
     r"(?:(?:\{\}\s*)?[\^_]\s*(?:\{\s*(\d{1,4})\s*\}|(\d{1,4}))|\b(\d{1,3}))\s?(?:C|\\mathrm\s*\{\s*C\s*\})\s?_?\s*"
     r"(?:\{(\d{1,4})\}|(\d{1,4})\b)"
 )
@@ -128,7 +130,7 @@ _MAX_TOKENS = 4_000
 
 
 def tokenize(text: str) -> list[Token]:
-    """Return the tokens of a text; an UnreadableError says that a text group does not close."""
+    """Return the tokens of a text; UnreadableError if a text group does not close, or the text is too long."""
     text = _CHOSEN.sub(r"\\binom{\1\2\3}{\4\5}", _GLUED_SPACE.sub(r"\\quad ", in_latex(text)))
     text = _SPELLED_MARK.sub(lambda match: f"\\{_MARK_OF.get(match[1], match[1])} ", text)
     return _Lexer(_LONE.sub(r"\1", _OF_DAY.sub(r"\1\2", text))).tokens
@@ -140,9 +142,9 @@ class _Lexer:
     def __init__(self, text: str) -> None:
         self.text, self.at, self.tokens = text, 0, list[Token]()
         self.is_spaced = False
-        self.upright: list[int] = []  # depth of the braces of open text groups
-        self.depth = 0  # of braces
-        self.brackets = 0  # of ( and [ and \{
+        self.upright: list[int] = []  # for each open \text{ the depth of its brace
+        self.depth = 0  # open braces
+        self.brackets = 0  # open ( and [ and \{
         while self.at < len(text) and len(self.tokens) < _MAX_TOKENS:
             self._read()
         if self.upright or len(self.tokens) >= _MAX_TOKENS:
@@ -221,7 +223,7 @@ class _Lexer:
             self._add("command", f"\\{name}")
 
     def _font(self, is_upright: bool) -> None:
-        """Begin a group of upright text; other fonts leave their group as it is."""
+        r"""Begin a group of upright text; after other fonts such as `\mathbf`, the group is an ordinary one."""
         brace = re.compile(r"\s*\{").match(self.text, self.at)
         if is_upright and brace:
             self.at = brace.end()
@@ -230,7 +232,7 @@ class _Lexer:
 
 
 def written(tokens: Sequence[Token]) -> str:
-    """Return tokens as a text in the one notation."""
+    """Join tokens to a text in the one notation."""
     return "".join(
         (" " if token.is_spaced else "") + token.text + (" " if token.kind == "command" else "") for token in tokens
     ).strip()
