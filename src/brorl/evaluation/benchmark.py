@@ -28,23 +28,22 @@ from brorl.verification.grade import Grader
 class PromptResult:
     """Counts over the n responses to one prompt."""
 
-    prompt_id: str  # name of the prompt
-    data_set: str  # its dataset
-    domain: str  # its domain, which decides the verifier
+    prompt_id: str
+    data_set: str
+    domain: str  # decides which verifier checks the responses
     num_samples: int  # n responses, duplicates included
     num_correct: int  # correct responses, 0 to `num_verified`
     num_truncated: int  # truncated responses, 0 to n
     num_distinct: int  # distinct responses, each of which is verified once
-    sampled_tokens: int  # tokens of all responses
-    unique_tokens: int  # tokens computed
+    sampled_tokens: int  # tokens in all responses
+    unique_tokens: int  # nodes of the tree: tokens that the engine had to compute
     verifier_timeouts: int  # distinct responses whose verification timed out; they count as incorrect
     verifier_failures: int  # distinct responses whose verification failed otherwise; they count as incorrect
-    # responses that could not be verified because of infrastructure failures, 0 to n; they do not count
-    num_unverified: int = 0
+    num_unverified: int = 0  # responses, 0 to n, that infrastructure failures left unverified; they do not count
 
     @property
     def num_verified(self) -> int:
-        """Number of responses with a verdict, from which pass@k is estimated."""
+        """Number of responses with a verdict; pass@k is estimated from them."""
         return self.num_samples - self.num_unverified
 
 
@@ -54,8 +53,8 @@ class Summary:
 
     num_prompts: int  # number of prompts, P
     num_samples: int  # responses per prompt, n
-    # pass@k by k: the mean of unbiased estimates over prompts, with its interval. Prompts with fewer than k verified
-    # responses do not count, and a k without a prompt is missing.
+    # k -> pass@k: the mean of unbiased estimates over prompts, with its interval. Prompts with fewer than k verified
+    # responses do not count; a k that leaves no prompt is missing.
     pass_at: dict[int, Estimate]
     solved: int  # prompts with at least one correct response
     tokens_per_response: float  # mean number of tokens of a response
@@ -63,13 +62,11 @@ class Summary:
     verifier_timeouts: int  # distinct responses whose verification timed out
     verifier_failures: int  # distinct responses whose verification failed otherwise
     num_distinct: int  # distinct responses
-    sampled_tokens: int  # tokens of all responses
-    unique_tokens: int  # tokens computed
-    seconds: float | None  # time of sampling, verifying and storing; None if it is unknown
-    # responses that could not be verified because of infrastructure failures; they do not count
-    num_unverified: int = 0
-    # the number of prompts that do not count, for each k with such prompts
-    left_out: dict[int, int] = field(default_factory=dict)
+    sampled_tokens: int  # tokens in all responses
+    unique_tokens: int  # nodes of all trees: tokens that the engine had to compute
+    seconds: float | None  # time for sampling, verifying and storing; None if it is unknown
+    num_unverified: int = 0  # responses that infrastructure failures left unverified; they do not count
+    left_out: dict[int, int] = field(default_factory=dict)  # k -> number of prompts that do not count, if any
 
 
 _TOTALS = (
@@ -78,7 +75,7 @@ _TOTALS = (
 
 
 def count_responses(group: Group) -> PromptResult:
-    """Count the correct, truncated and distinct responses of a verified group, and their tokens."""
+    """Count a verified group's correct, truncated and distinct responses, and its tokens."""
     prompt, tree, reasons = group.prompt, group.tree, [verdict.reason for verdict in group.verdicts]
     return PromptResult(
         prompt_id=prompt.id,
@@ -97,7 +94,7 @@ def count_responses(group: Group) -> PromptResult:
 
 
 def summarize(results: Sequence[PromptResult], ks: Sequence[int], seconds: float | None) -> Summary:
-    """Average over prompts with the same number of responses."""
+    """Summarize the results of prompts, which must have equal numbers of responses."""
     numbers = {result.num_samples for result in results}
     if len(numbers) != 1:
         raise ValueError(
@@ -123,7 +120,7 @@ def summarize(results: Sequence[PromptResult], ks: Sequence[int], seconds: float
     )
 
 
-_SEED_OFFSET = 1_000_003  # keeps the draws apart from the draws of training
+_SEED_OFFSET = 1_000_003  # evaluation draws other random numbers than training
 _VALUES_OF_A_TENSOR = 65_536
 _RECORDED = (
     "pass_at", "num_prompts", "num_samples", "solved", "truncation_rate", "verifier_timeouts", "verifier_failures",
@@ -133,14 +130,14 @@ _RECORDED = (
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Held-out prompts and the settings of their evaluation."""
+    """Evaluates on held-out prompts, the same way each time."""
 
     prompts: Sequence[Prompt]
     grader: Grader
     sampling: SamplingParams
     num_rollouts: int  # responses per prompt, n
     ks: tuple[int, ...]  # values of k for pass@k, each 1 to n
-    seed: int  # seed of the sampling, the same for every evaluation
+    seed: int  # sampling seed, the same for every evaluation
     observe: Observe = unobserved  # called at the start of each phase
 
     @classmethod
@@ -171,9 +168,9 @@ class Benchmark:
         return groups, perf_counter() - started
 
     def record(self, groups: Sequence[Group], seconds: float) -> dict[str, Any] | None:
-        """Return the numbers of an evaluation as docs/reference/metrics.md lists them.
+        """Return the section `evaluation` of the metrics (docs/reference/metrics.md).
 
-        Return None if no prompt has enough verified responses for some k.
+        Return None if there is a k for which no prompt has k verified responses.
         """
         results = list(map(count_responses, groups))
         overall = asdict(summarize(results, self.ks, seconds))

@@ -1,14 +1,14 @@
-"""Whether arm B scores higher than arm A on the same prompts: the difference, its interval, and the conclusion.
+"""Decides whether arm B scores higher than arm A on the same prompts: difference, interval, conclusion.
 
 A run's mean score varies with the prompts (others could have been held out) and with the seed (another seed trains
-another model). With D the differences of P prompts and S seeds, v_P = var(D averaged over seeds) / P and v_S = var(D
-averaged over prompts) / S,
+another model). D has the differences B - A, shape [S, P] for S seeds and P prompts. The 95% interval has
 
-    half-width^2 = t(P - 1)^2 v_P + t(S - 1)^2 v_S,    t(d) the 97.5% quantile of Student's t with d degrees of freedom.
+    half-width^2 = t(P - 1)^2 v_P + t(S - 1)^2 v_S,
+    v_P = var(mean of D over seeds) / P,    v_S = var(mean of D over prompts) / S,
 
-At another level L, t(d) is the quantile at 1 - (1 - L) / 2. If runs of the arms are not paired, the v_S of the two arms
-are separate parts. docs/explanation/comparing.md shows why the interval covers at least L, and how often narrower
-intervals do not. With a single number the interval is as wide as possible.
+where t(d) is the 97.5% quantile of Student's t with d degrees of freedom. At another level L it is the quantile at
+1 - (1 - L) / 2. If the arms' runs are not paired, each arm has its own v_S. docs/explanation/comparing.md shows why the
+interval covers at least L, and how often narrower intervals do not. A single number gives the widest interval.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ Conclusion = Literal["A leads", "B leads", "no difference shown"]
 Covers = Literal["prompts and seeds", "prompts", "seeds", "nothing"]
 
 ROUNDING = 1e-12  # differences of scores below this are rounding
-_BOUNDS = (-1.0, 1.0)  # of a difference
+_BOUNDS = (-1.0, 1.0)  # a difference of two scores lies within
 
 
 @dataclass(frozen=True)
 class VariancePart:
-    """An independent part of the variance of a mean."""
+    """One source's share of the variance of a mean; sources are independent."""
 
-    variance: float  # the variance of the mean that is due to this part
-    degrees: float  # degrees of freedom of its estimate
+    variance: float  # variance that this source adds to the mean
+    degrees: float  # degrees of freedom in the estimate of `variance`
 
     def squared_half_width(self, level: float = 0.95) -> float:
-        """Return the squared half-width of an interval if this were the only part."""
+        """Return the squared half-width that the interval would have with this part alone."""
         return float(stdtrit(self.degrees, (1 + level) / 2)) ** 2 * self.variance
 
     def with_size(self, size: int) -> VariancePart:
-        """Return the same part if the mean were over another number of prompts or seeds."""
+        """Return this part for a mean over another number of prompts or seeds."""
         return VariancePart(self.variance * (self.degrees + 1) / size, size - 1)
 
 
@@ -52,13 +52,13 @@ class VariancePart:
 class VarianceParts:
     """The parts of the variance of a mean over prompts and seeds."""
 
-    prompts: VariancePart | None  # the part of the prompts; None for one prompt
-    # the part of the seeds, or one of each arm if runs of the arms are not paired; empty if an arm has one seed
+    prompts: VariancePart | None  # due to the prompts; None with one prompt
+    # due to the seeds: one part if runs are paired, else one for each arm; empty if an arm has one seed
     seeds: tuple[VariancePart, ...]
 
     @classmethod
     def of(cls, value_P: FloatArray, value_S: Sequence[FloatArray]) -> VarianceParts:
-        """Estimate the parts from independent values by prompt, and by seed (one array, or one of each arm)."""
+        """Estimate the parts from one value per prompt, and one per seed (one array, or an array for each arm)."""
 
         def part(values: FloatArray) -> VariancePart:
             return VariancePart(float(values.var(ddof=1)) / values.size, values.size - 1)
@@ -68,13 +68,13 @@ class VarianceParts:
 
     @property
     def covers(self) -> Covers:
-        """The sources of variation that an interval from these parts covers."""
+        """Which sources of variation an interval from these parts covers."""
         if self.prompts is None:
             return "seeds" if self.seeds else "nothing"
         return "prompts and seeds" if self.seeds else "prompts"
 
     def interval(self, value: float, bounds: tuple[float, float], level: float = 0.95) -> Estimate:
-        """Return the interval of a mean with these parts, within its bounds; the whole range if no part is known."""
+        """Return the interval around `value`, cut to the bounds; it is the whole range if no part is known."""
         known = (*self.seeds, *(() if self.prompts is None else (self.prompts,)))
         half = sqrt(sum(part.squared_half_width(level) for part in known)) if known else inf
         return Estimate(value, max(value - half, bounds[0]), min(value + half, bounds[1]))
@@ -82,9 +82,9 @@ class VarianceParts:
 
 @dataclass(frozen=True)
 class TTest:
-    """A t-test of a mean difference."""
+    """The result of a t-test on a mean difference."""
 
-    t: float  # the statistic; infinite if all differences are one number other than 0
+    t: float  # the statistic; infinite if all differences are equal and not 0
     degrees: float  # degrees of freedom (a fraction if two groups are not paired)
     p_greater: float  # one-tailed p for B above A
     p_two_sided: float
@@ -92,25 +92,24 @@ class TTest:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The difference of B's score minus A's."""
+    """How much higher B scores than A, with tests and a conclusion."""
 
-    difference: Estimate  # mean of B minus A with the 95% interval that the conclusion uses
-    # the parts of the variance of that mean, from which `at_level` makes intervals at other levels
-    parts: VarianceParts
+    difference: Estimate  # mean of B - A, with the 95% interval that the conclusion uses
+    parts: VarianceParts  # the variance of `difference`; `at_level` makes intervals at other levels from it
     # the sources of variation in that interval; with one seed per arm it shows which trained model is better, not which
     # setting
     covers: Covers
     conclusion: Conclusion  # an arm leads if the interval excludes 0
-    # the paper's t-test over prompts of seed-averaged scores, which takes the trained models as given; None for one
-    # prompt
+    # the paper's t-test: scores are averaged over seeds, and the test is over prompts, for the given trained models;
+    # None with one prompt
     prompt_test: TTest | None
-    # t-test over seeds of prompt-averaged scores, which takes the prompts as given; None if an arm has one seed
+    # scores are averaged over prompts, and the test is over seeds, for the given prompts; None if an arm has one seed
     seed_test: TTest | None
-    seed_interval: Estimate | None  # the mean difference with the 95% interval of that test
+    seed_interval: Estimate | None  # the mean difference with the 95% interval of `seed_test`
     seeds_paired: bool  # whether the arms have the same seeds, so that runs are paired
     num_prompts: int  # P
-    num_seeds: tuple[int, int]  # runs of A and of B
-    seeds_ahead: int | None  # seeds in which B's mean is above A's; None unless runs are paired
+    num_seeds: tuple[int, int]  # runs of A, runs of B
+    seeds_ahead: int | None  # number of seeds with B's mean above A's; None unless runs are paired
 
     def at_level(self, level: float) -> Estimate:
         """Return `difference` with its interval at another level between 0 and 1."""
@@ -119,36 +118,37 @@ class PairedDifference:
 
 @dataclass(frozen=True)
 class CorrectedInterval:
-    """A difference with an interval that holds together with the others of its table."""
+    """A difference in a table of several: all intervals together contain the truth with a probability of 95%."""
 
-    interval: Estimate  # the difference with the interval at that level
-    level: float  # the level of each interval, `corrected_level(num_intervals)`
-    num_intervals: int  # the number of intervals in the table
-    conclusion: Conclusion  # the conclusion from this interval
+    interval: Estimate  # the difference with its interval at `level`
+    level: float  # level of each interval alone, `corrected_level(num_intervals)`
+    num_intervals: int  # number of intervals in the table
+    conclusion: Conclusion  # drawn from `interval`
 
     @classmethod
     def of(cls, interval_at: Callable[[float], Estimate], num_intervals: int) -> CorrectedInterval:
-        """Conclude from the interval at the level for so many intervals."""
+        """Correct the level for so many intervals, and conclude from the interval at that level."""
         level = corrected_level(num_intervals)
         return cls(interval := interval_at(level), level, num_intervals, conclusion_of(interval))
 
 
 @dataclass(frozen=True)
 class SeedsNeeded:
-    """Numbers of seeds and prompts whose interval has a given half-width."""
+    """How many seeds and prompts make an interval as narrow as wanted."""
 
-    half_width: float  # the half-width: the smallest measured difference that is shown
+    half_width: float  # half of the interval's width: a smaller measured difference is not shown
     seeds: int
     prompts: int  # held-out prompts: as many as the comparison has if `enough_prompts`, else more
-    enough_prompts: bool  # whether the prompts of the comparison are enough, with this many seeds
+    enough_prompts: bool  # whether the comparison's prompts are enough, with this many seeds
 
 
 def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_paired: bool) -> PairedDifference:
     """Compare the scores of two arms on the same prompts.
 
-    Runs of the same seed see the same prompts in the same order and are evaluated with the same random numbers, so they
-    are paired: the test then holds whether or not that makes them alike. Runs of different seeds are independent.
-    Scores are between 0 and 1, shape [S, P]; S may differ if row s of both is not of the same seed.
+    Scores are between 0 and 1, shape [S, P]. Two runs with the same seed are paired: they see the same prompts in the
+    same order, and are evaluated with the same random numbers. The test holds whether or not that makes them alike.
+    Runs with different seeds are independent. With `seeds_paired`, row s of both arms has the same seed; else S may
+    differ.
 
     Source: the t-test over prompts is that of BroRL (arXiv 2510.01180, section 5); the interval is after Banerjee
     (Sankhya 23, 1961).
@@ -190,17 +190,17 @@ def conclusion_of(difference: Estimate) -> Conclusion:
 
 
 def mean_over_runs(value_SP: FloatArray, lowest: float = 0.0, highest: float = 1.0, level: float = 0.95) -> Estimate:
-    """Average numbers of runs and prompts, shape [S, P], with an interval over prompts and seeds by the same method.
+    """Average numbers of runs and prompts, shape [S, P]; the interval is made as for a difference.
 
-    With one run the interval is over prompts alone, and with one prompt over seeds alone. With one number it is the
-    whole range from `lowest` to `highest`.
+    With one run the interval is over prompts alone, with one prompt over seeds alone. With one number it is the whole
+    range from `lowest` to `highest`.
     """
     values = _checked(value_SP)
     return VarianceParts.of(values.mean(0), [values.mean(1)]).interval(float(values.mean()), (lowest, highest), level)
 
 
 def corrected_level(num_intervals: int) -> float:
-    """Return the level of each of several intervals that contain the truth together with a probability of 95%.
+    """Return the level of each interval at which all of them contain the truth with a probability of 95%: 1 - .05 / n.
 
     Source: Dunn, Journal of the American Statistical Association 56 (1961), after Bonferroni's inequality.
     """
@@ -212,15 +212,15 @@ def corrected_level(num_intervals: int) -> float:
 def seeds_needed(parts: VarianceParts, half_width: float = 0.02) -> SeedsNeeded | None:
     """Return the fewest seeds whose 95% interval has at most a given half-width.
 
-    With v the variance over seeds of one seed's mean difference, that is the smallest S with
+    Let v be the variance over seeds of one seed's mean difference (its sum over both arms if runs are not paired). The
+    result is the smallest S with
 
-        t(S - 1)^2 v / S + t(P - 1)^2 v_P <= half_width^2,
+        t(S - 1)^2 v / S + t(P - 1)^2 v_P <= half_width^2.
 
-    and if runs are not paired, the sum over both arms instead of v. If the part of the prompts alone is above half of
-    half_width^2, no number of seeds is enough, or only a very large one. The result then has the fewest prompts whose
-    part is at most half of it, and the fewest seeds with these prompts. A true difference of the half-width is shown in
-    about half of the comparisons. Few seeds measure the variance roughly, so the result is rough too. It is None if the
-    parts of prompts and seeds are not both known.
+    If the prompts alone contribute more than half of half_width^2, no number of seeds is enough, or only a very large
+    one. The result then has the fewest prompts that contribute at most half, and the fewest seeds with these prompts.
+    A true difference of the half-width is shown in about half of the comparisons. Few seeds measure the variance
+    roughly, so the result is rough too. It is None unless the parts of prompts and seeds are both known.
     """
     prompts = parts.prompts
     if prompts is None or not parts.seeds:
@@ -248,7 +248,7 @@ def _checked(score_SP: FloatArray) -> FloatArray:
 
 
 def _together(parts: Sequence[VariancePart]) -> VariancePart | None:
-    """Add independent parts of a variance; the degrees of freedom are Welch's."""
+    """Add independent parts of a variance, with Welch's degrees of freedom."""
     if len(parts) < 2:
         return parts[0] if parts else None
     total = sum(part.variance for part in parts)

@@ -1,6 +1,6 @@
 """pass@k and worst@k: the chance that at least one, or all, of k responses to a prompt are correct.
 
-The estimates are unbiased. Counts above n and k above n are rejected.
+The estimates are unbiased: 1 correct response of 4 gives pass@2 = 1/2. Counts above n and k above n are rejected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from brorl.format import Estimate
 
 
 def pass_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: int, k: int) -> FloatArray:
-    """Estimate pass@k of each prompt, unbiased, from c correct ones of n responses: 1 - C(n - c, k) / C(n, k).
+    """Estimate pass@k of each prompt from c correct responses among n: 1 - C(n - c, k) / C(n, k).
 
     Source: Codex (arXiv 2107.03374, Eq. 1).
     """
@@ -26,7 +26,7 @@ def pass_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: in
 
 
 def pass_at_k_of_each(num_correct_P: NDArray[np.int64], num_rollouts_P: NDArray[np.int64], k: int) -> FloatArray:
-    """Estimate pass@k of the prompts with at least k responses, in order; the numbers of responses may differ."""
+    """Estimate pass@k of each prompt with at least k responses, in order; prompts may differ in their number n."""
     enough_P = num_rollouts_P >= k
     value_P = np.empty(num_correct_P.size)
     for n in np.unique(num_rollouts_P[enough_P]).tolist():
@@ -37,7 +37,7 @@ def pass_at_k_of_each(num_correct_P: NDArray[np.int64], num_rollouts_P: NDArray[
 def worst_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: int, k: int) -> FloatArray:
     """Estimate worst@k of each prompt, the chance that all of k responses are correct: C(c, k) / C(n, k).
 
-    pass@k measures the coverage of the prompts, worst@k the reliability on each of them.
+    pass@k shows how many prompts the model can solve, worst@k how reliably it solves them.
 
     Source: the worst@k of IsoCompute (arXiv 2603.12151), in the manner of Codex (arXiv 2107.03374, Eq. 1).
     """
@@ -54,26 +54,27 @@ def _checked(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: int
 
 
 def _all_drawn_from(num_rollouts: int, k: int) -> FloatArray:
-    """Return the chance C(m, k) / C(n, k) that k draws of n all fall on m of them, for m = 0 .. n, shape [n + 1]."""
+    """Return C(m, k) / C(n, k), the chance that k draws from n all fall on m of them, for m = 0 .. n, shape [n + 1]."""
     # C(m, k) / C(n, k) = product over j = m + 1 .. n of (1 - k / j)
     factor_J = np.maximum(1 - k / np.arange(1, num_rollouts + 1), 0.0)
     return np.append(1.0, np.cumprod(factor_J[::-1]))[::-1]
 
 
-_TAIL = 0.025  # the chance that an end misses
+_TAIL = 0.025  # the chance that the truth is beyond one end of the interval
 
 # Step and end of the trapezoidal rule in `_chance_at_most`. Its relative error is below 1e-7 for every P.
 _STEP, _END = 0.5, 8.5
 
 
 def mean_with_interval(value_P: FloatArray) -> Estimate:
-    """Average estimates of prompts, with a 95% confidence interval for the mean over the population of prompts.
+    """Average estimates over prompts, with a 95% confidence interval for the mean over the population of prompts.
 
     Add one value to the P values, which stands for the prompts that were not drawn: 0 for the low end, 1 for the high
-    end. Weight the P + 1 values at random, all weights that sum to 1 being equally likely (a flat Dirichlet
+    end. Weight the P + 1 values at random; all weights that sum to 1 are equally likely (a flat Dirichlet
     distribution). The ends are the 2.5% and the 97.5% quantile of the weighted mean. Raising a value lowers no end. The
-    interval contains the mean, because the density of a weighted mean is log-concave (Grünbaum). For values 0 and 1 it
-    is that of Clopper and Pearson. No random numbers are used; docs/explanation/intervals.md shows measured levels.
+    interval contains the mean, because the density of a weighted mean is log-concave (Grünbaum). If all values are 0 or
+    1, it is the interval of Clopper and Pearson. The quantiles are computed without random numbers;
+    docs/explanation/intervals.md shows measured levels.
 
     Source: Gaffke, "Three test statistics for a nonparametric one-sided hypothesis on the mean of a nonnegative
     variable", Mathematical Methods of Statistics 14 (2005); as a bound in Learned-Miller and Thomas, arXiv 1905.06208.
@@ -84,14 +85,14 @@ def mean_with_interval(value_P: FloatArray) -> Estimate:
 
 
 def _low_end(value_P: FloatArray) -> float:
-    """Return the 2.5% quantile of the weighted mean of some values and one more, 0."""
+    """Return the 2.5% quantile of the randomly weighted mean of the values and a 0."""
     value_J, count_J = np.unique(value_P, return_counts=True)
     if value_J[-1] == 0:
         return 0.0
     value_J, count_J = np.append(value_J, 0.0), np.append(count_J, 1)
     expected = value_P.sum() / (value_P.size + 1)
     variance = ((value_P**2).sum() / (value_P.size + 1) - expected**2) / (value_P.size + 2)
-    spread = np.log1p(variance / expected**2) ** 0.5  # of a log-normal distribution with these moments
+    spread = np.log1p(variance / expected**2) ** 0.5  # start from the log-normal with these moments
     start = np.log(expected) - spread**2 / 2 + ndtri(_TAIL) * spread
 
     def excess(log_mean: float) -> float:
@@ -99,20 +100,20 @@ def _low_end(value_P: FloatArray) -> float:
         chance = _chance_at_most(np.exp(log_mean), value_J, count_J)
         return float(ndtri(np.clip(chance, 1e-300, 1 - 1e-15)) - ndtri(_TAIL))
 
-    tolerance = min(1e-6, 1e-4 * spread)  # of the logarithm; a narrow distribution needs a closer end
+    tolerance = min(1e-6, 1e-4 * spread)  # in the logarithm; a narrow distribution needs more
     return float(np.exp(newton(excess, start, x1=start + spread / 8, tol=tolerance)))
 
 
 def _chance_at_most(mean: float, value_J: FloatArray, count_J: IntArray) -> float:
-    """Return the chance that the randomly weighted mean of some values is at most `mean`.
+    """Return the chance that the randomly weighted mean of the values is at most `mean`.
 
     Flat Dirichlet weights are exponential numbers divided by their sum. So this is the chance of S <= 0, where S is the
     sum over distinct values of (value - mean) g, and g has the gamma distribution of shape `count`. By Fourier
     inversion it is the integral of exp(f(z)) / (2 pi i), f(z) = log E[exp(z S)] - log(-z), along any line from the
     lower to the upper half-plane that crosses the real axis between the first pole below 0 and 0.
 
-    We follow the path of steepest descent. It starts at the saddle point, and f falls by u^2 / 2 along it and stays
-    real. There is exactly one such path in the upper half-plane, because f' has a positive imaginary part there.
+    We follow the path of steepest descent from the saddle point: along it f stays real and falls by u^2 / 2. There is
+    exactly one such path in the upper half-plane, because f' has a positive imaginary part there.
     Integration by parts leaves the smooth integrand u exp(-u^2 / 2) Im z(u), and 16 nodes suffice.
     """
     excess_J = value_J - mean
@@ -128,19 +129,19 @@ def _chance_at_most(mean: float, value_J: FloatArray, count_J: IntArray) -> floa
             derivative = count_J @ (excess_J / factor_J) - 1 / z
             change = (value - peak + u**2 / 2) / derivative
             z -= change
-            if abs(change) < 1e-4 * abs(z - saddle):  # it is quadratic, so what is left is of the order of 1e-8
+            if abs(change) < 1e-4 * abs(z - saddle):  # convergence is quadratic: the rest is near 1e-8
                 break
         total += u * np.exp(-(u**2) / 2) * z.imag
         slope = -u / derivative
-        ahead = 5 * z_before - 4 * z + _STEP * (4 * slope + 2 * slope_before)  # the cubic through both, continued
+        ahead = 5 * z_before - 4 * z + _STEP * (4 * slope + 2 * slope_before)  # extrapolates the cubic through both
     return float(np.exp(peak) * _STEP / np.pi * total)
 
 
 def _saddle_point(excess_J: FloatArray, count_J: IntArray) -> tuple[float, float]:
-    """Return the z between the first pole below 0 and 0 where f is smallest, and the width 1 / sqrt(f'') there.
+    """Find where f is smallest between its first pole below 0 and 0; return that z, and the width 1 / sqrt(f'') there.
 
-    On that interval f is a sum of terms -log(linear function). It is therefore self-concordant: damped Newton steps
-    stay in the interval and converge from any start.
+    On that interval f is a sum of terms -log(linear function), hence self-concordant: damped Newton steps stay in the
+    interval and converge from any start.
 
     Source: Nesterov and Nemirovskii, "Interior-Point Polynomial Algorithms in Convex Programming" (1994), section 2.2.
     """

@@ -1,4 +1,4 @@
-"""The inputs of an evaluation, checked before the model is loaded, the cheapest checks first."""
+"""The inputs of an evaluation. They are checked before the model is loaded; the cheapest checks come first."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ LONGEST_RESPONSE = 32_768  # the paper's context
 
 
 class EvaluationInputs(NamedTuple):
-    """An evaluation before its model is loaded."""
+    """All that an evaluation needs, except for the loaded model."""
 
     request: Request  # the model, the data and the settings
     tokenizer: PreTrainedTokenizerBase
     batches: list[PromptBatch]  # all prompts, in batches
-    verifiers: Mapping[str, Verifier]  # verifier of each domain
+    verifiers: Mapping[str, Verifier]  # domain -> its verifier
     sampling: SamplingParams
-    settings: dict[str, Any]  # everything that the responses and verdicts depend on, except the weights, as JSON values
-    unreadable: dict[str, list[str]]  # ids of questions whose reference answer the verifier cannot read, by dataset
+    settings: dict[str, Any]  # all that the responses and verdicts depend on, except the weights, as JSON values
+    unreadable: dict[str, list[str]]  # dataset -> ids of questions whose reference answer the verifier cannot read
     notes: list[str]  # lines for the user
 
     @property
     def context(self) -> int:
-        """Tokens of the longest prompt and the longest response together."""
+        """Tokens in the longest prompt and the longest possible response together."""
         longest = max(len(prompt.token_ids) for batch in self.batches for prompt in batch.prompts)
         return longest + self.sampling.max_new_tokens
 
@@ -63,7 +63,7 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
     check_engine(config)
     model_config = read_config(find_model(config.model))
     sets = read_sets(request)
-    # a split of puzzles also has questions to train on, which the evaluation leaves out
+    # puzzles are also split into questions to train on, which an evaluation leaves out
     sets = [replace(one, train=()) for one in sets]
     domains, workers = {question.domain for question in all_questions(sets)}, Workers.from_settings(config.verification)
     verifiers = make_verifiers(domains, config.verification, config.rewards, workers)
@@ -95,7 +95,7 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
 
 
 def prompts_per_batch(num_rollouts: int, max_new_tokens: int) -> int:
-    """Return the number of prompts in a batch; long responses get small batches, so that less work can be lost."""
+    """Return the number of prompts in a batch. Long responses get small batches, so that a kill loses less work."""
     return min(_MAX_PROMPTS, max(_MIN_PROMPTS, _BATCH_TOKENS // (num_rollouts * max_new_tokens)))
 
 
@@ -130,7 +130,7 @@ def _render(
 def _response_limit(
     request: Request, prompts_of: Mapping[str, Sequence[Prompt]], model_config: PreTrainedConfig
 ) -> int:
-    """Return the length limit of a response: the user's, the run's, or the model's up to the paper's."""
+    """Return the length limit of a response: from the user, from the run, or the model's context up to the paper's."""
     config = request.config
     if config.evaluation.max_new_tokens:
         return config.evaluation.max_new_tokens
@@ -146,7 +146,7 @@ def _response_limit(
 def _check_memory(
     config: TrainConfig, model_config: PreTrainedConfig, prompts_of: Mapping[str, Sequence[Prompt]], limit: int
 ) -> int:
-    """Reject an evaluation whose weights and responses do not fit into memory; return the number of weights."""
+    """Check that the weights and the responses fit into memory; return the number of weights."""
     device = choose_device(config.device)
     samples = config.evaluation.rollouts_per_prompt
     largest = min(prompts_per_batch(samples, limit), max(map(len, prompts_of.values())))

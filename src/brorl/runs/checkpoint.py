@@ -1,8 +1,8 @@
 """Checkpoints: Hugging Face folders with the trainer's state beside the weights.
 
-A checkpoint is written under a temporary name, forced to disk, given a COMMIT file and only then its final name, so a
-kill at any instant leaves the previous checkpoints intact and a half-written one is never mistaken for a whole one.
-COMMIT has the step, and the size and the CRC-32 of every file; only the model card may be edited.
+A checkpoint is written under a temporary name and forced to disk; it then gets a COMMIT file, and last its final name.
+So a kill at any instant leaves earlier checkpoints intact, and nothing half-written looks complete. COMMIT has the
+step, and the size and the CRC-32 of every file. Only the model card may be edited.
 
 A run that trains adapters saves the adapters alone, in peft's format, with the name of their base. A learner with
 several ranks writes its optimizer and its reference as shards, one file per rank, into a subfolder. `best` is a link to
@@ -32,36 +32,36 @@ from brorl.prompts.prompt import Prompt
 from brorl.storage import storage_errors
 from brorl.tree import RolloutTree
 
-SHARDS = "shards"  # in the state of a learner of several ranks: the folder that they have written
-EMA = "ema"  # subfolder of a checkpoint with the averaged weights, if there are any
+SHARDS = "shards"  # key in a learner's state, and subfolder: what several ranks have written
+EMA = "ema"  # subfolder with the averaged weights, if there are any
 CARD = "README.md"  # the model card, which a user may edit
 _COMMIT = "COMMIT"
 _NOT_REGULAR = " saved for being the best"  # on COMMIT's first line
 _STATE = "trainer_state.pt"
 FOR_RESUMING = (_COMMIT, _STATE, SHARDS)  # what only `brorl resume` reads
 _BEST = "best"
-_BLOCK = 1 << 22  # bytes that are read at once
+_BLOCK = 1 << 22  # bytes per read
 _TREE_ARRAYS = ("token", "parent", "count", "logprob", "leaf", "leaf_count", "finished")
 
 
 class CollectorState(NamedTuple):
-    """The state from which the collector continues exactly."""
+    """All that a collector needs to continue as if it had not stopped."""
 
     stream: dict[str, Any] | None = None  # position of the prompt stream; None at the start of a run
     carried: tuple[Group, ...] = ()  # groups that were sampled but not trained on
-    attempts: int = 0  # how often the next step has found no mixed group
-    ahead: dict[str, Any] | None = None  # state of an asynchronous collector, plain values; None for others
-    seen: tuple[float, float] = (0.0, 0.0)  # weighted numbers of kept and of sampled groups of earlier steps
+    attempts: int = 0  # attempts at the next step that found no mixed group
+    ahead: dict[str, Any] | None = None  # the backlog of an asynchronous collector, as plain values; else None
+    seen: tuple[float, float] = (0.0, 0.0)  # groups that earlier steps (kept, sampled); recent steps weigh more
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """The state, in addition to the weights, from which a run continues exactly."""
+    """All that a run needs, in addition to the weights, to continue as if it had not stopped."""
 
     step: int  # number of steps done
-    learner: dict[str, Any] | None  # state of the learner (optimizer, updates)
+    learner: dict[str, Any] | None  # the learner's optimizer and number of updates; None at the start
     collector: CollectorState = field(default_factory=CollectorState)
-    held_out: str | None = None  # fingerprint of the prompts that are evaluated; None without
+    held_out: str | None = None  # fingerprint of the held-out prompts; None without any
 
 
 START = TrainerState(step=0, learner=None)
@@ -76,14 +76,15 @@ def save_checkpoint(
     best_step: int | None = None,
     regular: bool = True,
 ) -> Path:
-    """Write a checkpoint: what `save` writes into its folder in Hugging Face format, the tokenizer, and the state.
+    """Write a checkpoint: the model, which `save` writes into its folder, the tokenizer, and the state.
 
-    Once it is complete, all but the newest `keep` regular checkpoints and that of `best_step` are deleted; 0 keeps all.
-    A checkpoint that is saved only because it is the best is not regular. An error leaves earlier checkpoints intact.
+    Once it is complete, older checkpoints are deleted, except for the newest `keep` regular ones (0 keeps all) and the
+    one of `best_step`. A checkpoint that is saved only because it is the best is not regular. An error leaves earlier
+    checkpoints intact.
     """
     target = folder / f"step-{state.step:06d}"
     if is_checkpoint(target) and not state.collector.attempts:
-        return target  # saved after this step already, and nothing has changed since
+        return target  # already saved, and nothing has changed since
     temporary = folder / f".{target.name}.tmp"
     try:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -111,7 +112,7 @@ def save_checkpoint(
     except (OSError, SafetensorError, RuntimeError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, RuntimeError) and not isinstance(_cause(error), OSError):
-            raise  # no error of the disk: memory, or a lost rank
+            raise  # not a disk error: memory, or a lost rank
         last = last_checkpoint(folder)
         raise StorageError(
             f"could not write checkpoint {target} ({_cause(error)}); the last complete one is {last or 'none'}; "
@@ -124,7 +125,7 @@ def save_checkpoint(
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the error of the system behind an error: torch.save raises another one about positions in the file."""
+    """Return the OSError that caused an error, if any: torch.save hides it behind one about file positions."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
@@ -132,7 +133,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _size_and_sum(file: Path) -> str:
-    """Return the size of a file in bytes, and its CRC-32 in hexadecimal digits."""
+    """Return the size of a file in bytes and its CRC-32 in hexadecimal: `4096 1a2b3c4d`."""
     size = crc = 0
     with file.open("rb") as stream:
         while block := stream.read(_BLOCK):
@@ -141,7 +142,7 @@ def _size_and_sum(file: Path) -> str:
 
 
 def _name(complete: Path, target: Path) -> None:
-    """Give a complete checkpoint its name, instead of one of the same step; see `discard_unfinished` for kills."""
+    """Give a complete checkpoint its final name, and delete one of the same step. `discard_unfinished` mends kills."""
     if is_checkpoint(target):
         (target / _COMMIT).unlink()
         shutil.rmtree(target)
@@ -150,7 +151,7 @@ def _name(complete: Path, target: Path) -> None:
 
 
 def _delete_old(folder: Path, keep: int, kept_steps: Collection[int | None]) -> None:
-    """Delete all checkpoints but the newest `keep` regular ones and those of some steps."""
+    """Delete all checkpoints except for the newest `keep` regular ones and those of `kept_steps`."""
     complete = complete_checkpoints(folder)
     regular = [c for c in complete if not (c / _COMMIT).read_text("utf-8").partition("\n")[0].endswith(_NOT_REGULAR)]
     for old in complete:
@@ -173,7 +174,7 @@ def mark_best(folder: Path, step: int) -> None:
 
 
 def best_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint that is marked best, or None."""
+    """Return the checkpoint that `best` points at, or None."""
     link = folder / _BEST
     return folder / link.readlink().name if link.is_symlink() and is_checkpoint(link) else None
 
@@ -201,7 +202,7 @@ def read_step(checkpoint: Path) -> int:
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """Read all files of a complete checkpoint, and return what has changed since it was written, if anything has."""
+    """Read all files of a complete checkpoint. Return what has changed since it was written; None if nothing has."""
     for line in (checkpoint / _COMMIT).read_text("utf-8").splitlines()[1:]:
         size, crc, name = line.split(" ", 2)
         file = checkpoint / name
@@ -215,12 +216,12 @@ def find_damage(checkpoint: Path) -> str | None:
 
 
 def read_state(checkpoint: Path) -> TrainerState:
-    """Read the trainer's state of a checkpoint for another run; random numbers stay as they are."""
+    """Read a checkpoint's state for another run. The state of torch's random numbers is not restored."""
     return _state_from(_read_plain(checkpoint), checkpoint)
 
 
 def load_state(checkpoint: Path) -> TrainerState:
-    """Read the trainer's state of a checkpoint, and restore torch's random numbers."""
+    """Read a checkpoint's state, and restore the state of torch's random numbers."""
     plain = _read_plain(checkpoint)
     torch.set_rng_state(plain["torch_rng"])
     for device, state in enumerate(plain["cuda_rng"][: torch.cuda.device_count()]):  # there can be fewer now
@@ -250,7 +251,7 @@ def _state_from(plain: dict[str, Any], checkpoint: Path) -> TrainerState:
 
 
 def discard_unfinished(folder: Path) -> None:
-    """Delete unfinished files of a killed process, and rename a complete checkpoint that still has a temporary name."""
+    """Clean up after a killed process: rename a complete checkpoint with a temporary name, delete unfinished files."""
     for temporary in folder.glob(f".step-*.tmp/{_COMMIT}"):
         target = folder / temporary.parent.name.removeprefix(".").removesuffix(".tmp")
         if not is_checkpoint(target):
@@ -280,7 +281,7 @@ def _to_disk(path: Path) -> None:
 
 
 def _to_plain(state: TrainerState) -> dict[str, Any]:
-    """Return tensors, numbers and strings only: loading them executes no code."""
+    """Return the state as tensors, numbers and strings only, so that loading it executes no code."""
     collector = state.collector
     parts = {"learner": state.learner, "stream": collector.stream, "ahead": collector.ahead}
     for name, value in parts.items():

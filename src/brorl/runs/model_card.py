@@ -1,7 +1,7 @@
 """The model card of a checkpoint: `README.md` in its folder, which the Hugging Face hub shows.
 
-All numbers are from the run's records: its settings, `env.json` and the lines of `metrics.jsonl`. What was not measured
-has no number, and no path of this machine is in the card. The license is left to the user.
+All numbers come from the run's records: its settings, `env.json` and `metrics.jsonl`. The card has no number that was
+not measured, and no path on this machine. The user chooses the license.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Weights = Literal["evaluation", "ema_evaluation"]  # the key of their scores in 
 
 
 def write_card(folder: Path, run: Path, step: int, weights: Weights = "evaluation") -> None:
-    """Write the card of the weights after a step of a run into their folder; none for a run without its settings."""
+    """Write the card of the weights after a step into their folder; write none if the run's settings are missing."""
     record = read_run(run)
     if record.settings:
         replace_file(folder / CARD, model_card(record, step, weights).encode())
@@ -53,7 +53,7 @@ def upload_command(checkpoint: Path) -> str:
 
 
 def model_card(run: RunRecord, step: int, weights: Weights = "evaluation") -> str:
-    """Return the card of the weights after a step, or with `ema_evaluation` of the averaged weights."""
+    """Return the card of the weights after a step; `ema_evaluation` means the averaged weights."""
     base, revision = _base(run)
     name = Path(base).name
     ending = ", averaged weights" if weights == "ema_evaluation" else ""
@@ -83,7 +83,7 @@ def model_card(run: RunRecord, step: int, weights: Weights = "evaluation") -> st
 
 
 def _metadata(run: RunRecord, base: str) -> str:
-    """Return the metadata as YAML. Only what is on the hub is named there."""
+    """Return the metadata as YAML. It names only models and datasets on the hub."""
     from huggingface_hub import ModelCardData
 
     adapters = run.settings.get("lora.rank", "0") != "0"
@@ -100,7 +100,7 @@ def _metadata(run: RunRecord, base: str) -> str:
 
 
 def _base(run: RunRecord) -> tuple[str, str | None]:
-    """Return the name of the model that the first of the run's stages began from, and its revision."""
+    """Return the name and the revision of the model that training began from, possibly several runs ago."""
     name, environment = run.settings["model"], run.environment
     while before := environment.get("continued_from"):
         name, file = before.get("model", "another model"), Path(before["checkpoint"]).parents[1] / "env.json"
@@ -110,7 +110,7 @@ def _base(run: RunRecord) -> tuple[str, str | None]:
 
 
 def _is_hub_id(name: str) -> bool:
-    """Return whether the name of a model or of data is a hub id: runs store the paths of folders as absolute ones."""
+    """Return whether a name is a hub id (`OWNER/NAME`); runs store folders by their absolute paths."""
     return not Path(name).is_absolute() and name.count("/") == 1
 
 
@@ -199,6 +199,6 @@ def _cell(scores: Record, source: str, k: str) -> str:
 
 
 def _scores(run: RunRecord, step: int, weights: Weights) -> Record | None:
-    """Return the evaluation of the weights after a step; a line of a step without an update has those before it."""
+    """Return the evaluation of the weights after a step. A line without an update evaluates the step before it."""
     lines = [r for r in run.records if r["step"] - ("update" not in r and "sampling" in r) == step]
     return next((r[weights] for r in lines if r.get(weights)), None)

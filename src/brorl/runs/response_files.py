@@ -1,6 +1,6 @@
-"""Responses from files: JSONL, JSON or Parquet rows of the user, or the rollouts and evaluations that brorl stores.
+"""Reads responses from files: the user's JSONL, JSON or Parquet rows, or rollouts and evaluations that brorl stored.
 
-A row without a response is an error of one line.
+A row without a response is an error that names its location.
 """
 
 from __future__ import annotations
@@ -27,23 +27,22 @@ _REASON = "reason"
 
 @dataclass(frozen=True)
 class ResponseColumns:
-    """The columns of stored responses."""
+    """Names of the columns in files of responses; None takes the first usual name that a row has."""
 
-    response: str = "response"  # column of the response
-    question_id: str | None = None  # column of the question's id; None for the first usual name that a row has
-    # column of the stored verdict, true or false; None for the first usual name that a row has
-    correct: str | None = None
+    response: str = "response"  # text of the response
+    question_id: str | None = None  # id of its question
+    correct: str | None = None  # stored verdict, true or false
 
 
 def run_of(path: str) -> Path | None:
-    """Return the run directory that a path is, or that holds its file; None if there is none."""
+    """Return the run directory at a path, or up to two folders above it; None if there is none."""
     local = Path(path).expanduser()
     candidates = (local, local.parent, local.parent.parent)
     return next((folder for folder in candidates if is_file(folder / "config.yaml")), None)
 
 
 def find_responses(path: str) -> str:
-    """Return the file or folder of the responses: for a run directory, the rollouts of its last stored step."""
+    """Return the file or folder of the responses; for a run directory, the rollouts of its last stored step."""
     local = Path(path).expanduser()
     if not path.strip():
         raise UserError("FILE is empty; name the file or folder of the responses")
@@ -64,7 +63,7 @@ def find_responses(path: str) -> str:
 
 
 def read_responses(path: str, columns: ResponseColumns) -> Iterator[StoredResponse]:
-    """Read responses from a path of `find_responses`, in the order of the files by name and of their rows."""
+    """Yield the responses at a path of `find_responses`; files come in the order of their names."""
     named = [columns.response, columns.question_id, columns.correct]
     wanted = {*_IDS, *_QUESTIONS, *_VERDICTS, _REASON, *(name for name in named if name)}
     with source_words(lambda key, _value: "FILE" if key == "path" else key):
@@ -108,7 +107,7 @@ def _named(row: Row, column: str, fix: str) -> Any:
 
 
 def _id(row: Row, columns: ResponseColumns) -> str | None:
-    """Return the id of the question, None if there is none; a whole number that was stored as 3.0 is 3."""
+    """Return the id of the question as text; None if there is none. 3.0 gives "3"."""
     column = columns.question_id
     value = _named(row, column, f"fix {option('id-column')}") if column else _first(row, _IDS)
     if isinstance(value, bool | list | Mapping):
@@ -122,7 +121,7 @@ def _id(row: Row, columns: ResponseColumns) -> str | None:
 
 
 def _verdict(row: Row, columns: ResponseColumns) -> bool | None:
-    """Return the stored verdict, None if there is none."""
+    """Return the stored verdict; None if there is none."""
     column = columns.correct
     value = _named(row, column, f"fix {option('correct-column')}") if column else _first(row, _VERDICTS)
     if value is None:
@@ -140,13 +139,13 @@ def _kind(value: Any) -> str:
 
 
 def _first(row: Row, names: Sequence[str]) -> Any:
-    """Return the first value of the named columns that is not null; None without any."""
+    """Return the first value in the named columns that is not null; None if there is none."""
     values = (row.cell(name) for name in names)
     return next((value for value in values if value is not MISSING and value is not None), None)
 
 
 def _question(value: Any) -> str | None:
-    """Return the text of a question: text, or the last message of a conversation."""
+    """Return the text of a question: the value itself if it is text, or the last message of a conversation."""
     if isinstance(value, list) and value and isinstance(value[-1], Mapping):
         value = value[-1].get("content")
     return value if isinstance(value, str) else None

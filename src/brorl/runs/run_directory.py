@@ -1,8 +1,8 @@
-"""The files of a run: their paths and writing (`RunDirectory`), and what they record (`RunRecord`).
+"""The files of a run: `RunDirectory` writes them, `RunRecord` is their content, read back.
 
-They stay readable after a kill at any instant. A line of `metrics.jsonl` is on disk before the checkpoint that follows
-it. A file of responses has its final name only when it is complete. A return to a checkpoint removes later lines and
-files. A recorded run may be unfinished; its settings are read as YAML without checks.
+The files stay readable after a kill at any instant. A line of `metrics.jsonl` is on disk before the checkpoint that
+follows it. A file of responses gets its final name when it is complete. A return to a checkpoint removes later lines
+and files. A run that is read back may be unfinished; its settings are read as YAML without checks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Record = dict[str, Any]
 
 
 class RunDirectory:
-    """The paths of a run, and the writing of its files; the directory must exist."""
+    """Knows the paths of a run, and writes its files; the directory must exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,8 +39,8 @@ class RunDirectory:
         self.metrics_file = path / "metrics.jsonl"  # one JSON object per line; step 0 is the start, before any update
         self.checkpoints = path / "checkpoints"  # one folder per checkpoint
         self.rollouts = path / "rollouts"  # one Parquet file per step
-        self.evaluations = path / "evaluations"  # the same for evaluations, with responses to a few held-out prompts
-        # Facts that a resumed run checks: the settings that cannot change, and whether there was a checkpoint.
+        self.evaluations = path / "evaluations"  # one Parquet file per evaluation: responses to a few held-out prompts
+        # a resumed run checks it: the settings that cannot change, and whether there was a checkpoint
         self.begun_file = path / "begun.json"
 
     def write_begun(self, settings: Record, has_checkpoint: bool) -> None:
@@ -79,7 +79,7 @@ class RunDirectory:
     def rewind(self, step: int, attempts: int = 0) -> None:
         """Remove metrics and responses of steps after `step`, and unfinished files of a killed process.
 
-        The lines of the first `attempts` attempts at the next step, which found no mixed group, stay with their cost.
+        The first `attempts` attempts at the next step, which found no mixed group, keep their lines, and so their cost.
         """
 
         def stays(record: Record) -> bool:
@@ -103,14 +103,14 @@ class RunDirectory:
         groups: Sequence[Group],
         texts: Sequence[Sequence[str]],
     ) -> None:
-        """Store every distinct response that a step sampled, kept or not, or an evaluation, with its text."""
+        """Store every distinct response of a step (its group kept or not) or of an evaluation, with its text."""
         target = self.path / folder / f"step-{step:06d}.parquet"
         with storage_errors(target):
             target.parent.mkdir(exist_ok=True)
             replace_file(target, parquet_bytes(responses_table(step, groups, texts)))
 
     def write_held_out(self, prompts: Sequence[Prompt]) -> None:
-        """Write `held_out.json`: the prompts that evaluations are made on, in their order."""
+        """Write `held_out.json`, the prompts to evaluate on, in order."""
         target = self.path / "held_out.json"
         with storage_errors(target):
             replace_file(target, json.dumps(held_out_record(prompts), indent=0).encode())
@@ -125,7 +125,7 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the run; a second process, or one whose directory was removed just now, gets an error."""
+        """Lock the run within a block. It is an error if another process has locked it, or has just removed it."""
         try:
             import fcntl
         except ImportError:  # not on Windows
@@ -144,7 +144,7 @@ class RunDirectory:
             os.close(descriptor)
 
     def arithmetic_line(self) -> str | None:
-        """Return a line if this process is known to compute sums in another way than the run so far."""
+        """Return a warning if this process computes sums in another way than the run so far; else None."""
         earlier: dict[str, str] = {}
         with suppress(OSError, ValueError):
             earlier = json.loads((self.path / "env.json").read_text("utf-8")).get("arithmetic", {})
@@ -227,8 +227,8 @@ class RunRecord:
     """The contents of a run directory, apart from weights and rollouts."""
 
     path: Path  # the directory
-    name: str  # name of the run among the others
-    # the settings by dotted name, values as text, in the order of `config.yaml`; empty if it is missing
+    name: str  # shortest end of the path that tells the run from the others read with it
+    # `config.yaml` by dotted name, as text: {"optimizer.learning_rate": "2e-06", ...}; empty if it is missing
     settings: Mapping[str, str]
     environment: Mapping[str, Any]  # `env.json`; empty if it is missing
     records: tuple[Record, ...]  # the complete metrics records, steps ascending
@@ -236,22 +236,22 @@ class RunRecord:
 
     @property
     def steps(self) -> tuple[Record, ...]:
-        """The lines of steps, without the start. The last step makes no update if it found no mixed group."""
+        """The records of steps, without step 0. The last step has no update if it found no mixed group."""
         return tuple(r for r in self.records if "sampling" in r)
 
     @property
     def updates(self) -> tuple[Record, ...]:
-        """The lines of steps that made an update."""
+        """The records with an update."""
         return tuple(r for r in self.records if "update" in r)
 
     @property
     def evaluations(self) -> tuple[Record, ...]:
-        """The lines that hold an evaluation."""
+        """The records with an evaluation."""
         return tuple(r for r in self.records if r.get("evaluation"))
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
-    """Read run directories, each once. Names are the directories', with as much of the paths as makes them differ."""
+    """Read different run directories. Names are ends of the paths, long enough to differ: `a/seed-0`, `b/seed-0`."""
     resolved = [path.resolve() for path in paths]
     for path, full in zip(paths, resolved, strict=True):
         if resolved.count(full) > 1:
@@ -280,7 +280,7 @@ def check_run(path: Path) -> None:
 
 
 def differing_settings(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the names of the settings in which some runs differ, except for `output_dir`, in order."""
+    """Return the names of the settings that differ between runs, in order, without `output_dir`."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
     return [name for name in names if name != "output_dir" and len({run.settings.get(name) for run in runs}) > 1]
 
@@ -303,7 +303,7 @@ def _read_run(path: Path, name: str) -> RunRecord:
 
 
 def read_metrics(file: Path) -> list[Record]:
-    """Return all complete lines of a file of metrics; none if it is missing. A damaged line is an error."""
+    """Return the records in all complete lines of a metrics file; none if it is missing. A damaged line is an error."""
     if not file.is_file():
         return []
     records = []
@@ -353,7 +353,7 @@ def _text(file: Path) -> str:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest tails of paths that are all different."""
+    """Return the ends of paths with as many parts as make all of them differ."""
     longest = max(len(path.parts) for path in paths)
     for length in range(1, longest + 1):
         names = ["/".join(path.parts[-length:]) for path in paths]
@@ -363,7 +363,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def number(record: Mapping[str, Any], *keys: str) -> float | None:
-    """Return a number of a metrics record by its keys, from the outermost; None if it is missing or not finite."""
+    """Return `record[key][key]...` as a number; None if it is missing or not finite."""
     value: Any = record
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -373,5 +373,5 @@ def number(record: Mapping[str, Any], *keys: str) -> float | None:
 
 
 def total(records: Iterable[Mapping[str, Any]], *keys: str) -> float:
-    """Return the sum of a number over metrics records; missing ones count as 0."""
+    """Add up `number` over metrics records; missing numbers count as 0."""
     return sum(number(record, *keys) or 0.0 for record in records)

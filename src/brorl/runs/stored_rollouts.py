@@ -1,6 +1,6 @@
-"""Stored rollouts, read back: each prompt of a step with its tree, texts, verdicts and rewards.
+"""Stored rollouts: the table that a step writes, and its groups, read back with tree, texts, verdicts and rewards.
 
-Groups come one after the other, so only one has to fit into memory. Steps that are not stored and damaged files are
+Groups are read one after the other, so only one has to fit into memory. Steps that are not stored and damaged files are
 rejected. Responses to held-out prompts (`evaluations/step-*.parquet`) have the same format.
 """
 
@@ -40,17 +40,17 @@ Folder = Literal["rollouts", "evaluations"]
 
 @dataclass(frozen=True, eq=False)
 class StoredGroup:
-    """All rollouts of one prompt in one step, as they are stored: with texts, and without the tokens of the prompt."""
+    """All rollouts of one prompt in one step. Files store the texts of responses, but not the prompt's tokens."""
 
-    prompt_id: str  # name of the prompt
-    domain: str  # its domain
+    prompt_id: str
+    domain: str
     prompt: str  # the text that the model read
     question: str  # the question alone
-    tree: RolloutTree  # the rollouts, with empty `prompt_ids`, which are not stored
+    tree: RolloutTree  # the rollouts; `prompt_ids` is empty, because files do not store it
     texts: tuple[str, ...]  # text of each distinct response, L of them
-    verdicts: tuple[Verdict, ...]  # verdict of each distinct response, with 0 seconds, which are not stored
+    verdicts: tuple[Verdict, ...]  # verdict of each distinct response; seconds are not stored and are 0
     reward_L: FloatArray  # reward of each distinct response, shape [L]; NaN for unverified ones
-    reference: str  # the reference answer, a long one by its beginning
+    reference: str  # the reference answer; only the beginning of a long one
 
     @cached_property
     def correct_L(self) -> BoolArray:
@@ -59,12 +59,12 @@ class StoredGroup:
 
     @cached_property
     def unverified_L(self) -> BoolArray:
-        """Whether each distinct response could not be verified because of infrastructure failures, shape [L]."""
+        """Whether an infrastructure failure left each distinct response unverified, shape [L]."""
         return np.array([verdict.unverified for verdict in self.verdicts], np.bool_)
 
     @property
     def num_verified(self) -> int:
-        """Number of verified rollouts; fractions of correct rollouts are fractions of these."""
+        """Number of verified rollouts, the denominator of the fraction correct."""
         return int(self.tree.leaf_count[~self.unverified_L].sum())
 
     @property
@@ -79,7 +79,7 @@ class StoredGroup:
 
 
 def responses_table(step: int, groups: Sequence[Group], texts: Sequence[Sequence[str]]) -> pa.Table:
-    """Return the table of a step's groups, one row per distinct response; see `RunDirectory.write_responses`."""
+    """Return a step's groups as a table with one row per distinct response; see `RunDirectory.write_responses`."""
     import pyarrow as pa
 
     trees = [group.tree for group in groups]
@@ -124,19 +124,19 @@ def responses_table(step: int, groups: Sequence[Group], texts: Sequence[Sequence
 
 
 def stored_steps(run: Path, folder: Folder = "rollouts") -> list[int]:
-    """Return the steps with responses in a folder of a run directory, ascending."""
+    """Return the steps whose responses a run directory has in a folder, ascending."""
     names = (re.fullmatch(r"step-(\d+)\.parquet", file.name) for file in (run / folder).glob("step-*.parquet"))
     return sorted(int(name[1]) for name in names if name)
 
 
 def read_groups(run: Path, step: int, folder: Folder = "rollouts") -> Iterator[StoredGroup]:
-    """Yield the groups of a step that `stored_steps` returns, in the order in which they were sampled."""
+    """Yield the groups of a stored step, in the order in which they were sampled."""
     file = run / folder / f"step-{step:06d}.parquet"
     if not file.is_file():
         stored = step_list(stored_steps(run, folder))
         raise UserError(f"{run} contains no {folder} of step {step}; it has {stored}")
     rows: list[Row] = []
-    left = 0  # rollouts of the current group that are still to come
+    left = 0  # rollouts of the current group in later rows
     for row in _rows(file):
         if not rows:
             left = row["num_rollouts"]
@@ -214,7 +214,7 @@ def _rows(file: Path) -> Iterator[Row]:
 
 
 def _slices(column: Any) -> list[NDArray[Any]]:
-    """Return the rows of a column of lists as arrays. Lists of Python numbers take eight times the memory."""
+    """Return the rows of a column of lists as arrays; lists of Python numbers would take eight times the memory."""
     stop = np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False)).tolist()
     values = column.flatten().to_numpy(zero_copy_only=False)
     return [values[a:b] for a, b in zip([0, *stop[:-1]], stop, strict=True)]

@@ -1,8 +1,8 @@
 """Coverage of one prompt by N rollouts: sampled and unsampled mass, nodes and responses, also at other N.
 
-The outcome space is the set of whole responses (finished, or cut at the length limit), so sampled masses are exact. The
-unsampled mass is estimated from the probability pi that a response is among the N, 1 - (1-p)^N.
-Where every response is unique (`Coverage.all_unique`) these numbers carry no information about missed responses.
+Outcomes are whole responses (finished, or cut at the length limit), and the mass of a set is its total probability p.
+Sampled masses are exact. Unsampled masses are estimated with pi = 1 - (1-p)^N, the chance that a response is among the
+N. If every response is unique (`Coverage.all_unique`), these numbers carry no information about missed responses.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from brorl.tree import RolloutTree
 class Coverage:
     """Masses of the responses to one prompt (L distinct ones among N), in the notation of BroRL, section 3."""
 
-    num_rollouts: int
+    num_rollouts: int  # N
     num_correct: int  # number of correct rollouts
     num_distinct: int  # L
-    p_pos: float  # sum of the probabilities of the sampled correct responses
-    p_neg: float  # the same of the sampled incorrect ones
-    a_2: float  # sum of squared probabilities of the sampled correct ones
-    b_2: float  # the same of the sampled incorrect ones
+    p_pos: float  # sum of p over the sampled correct responses
+    p_neg: float  # sum of p over the sampled incorrect responses
+    a_2: float  # sum of p^2 over the sampled correct responses
+    b_2: float  # sum of p^2 over the sampled incorrect responses
     s_r: float  # R_c P_pos + R_w P_neg with the rewards minus the group mean x: R_c = 1 - x, R_w = -x
-    q_pos: float  # estimate of the probability of a correct response, sum of p / pi over the sampled correct ones
-    unsampled_correct: float  # estimate of the probability of the correct responses that were not sampled
-    u_pos_2: float  # estimate of their sum of squares
-    u_neg_2: float  # the same for the incorrect ones
+    q_pos: float  # estimated mass of all correct responses: sum of p / pi over the sampled correct ones
+    unsampled_correct: float  # estimated sum of p over the correct responses that were not sampled
+    u_pos_2: float  # estimated sum of p^2 over the correct responses that were not sampled
+    u_neg_2: float  # estimated sum of p^2 over the incorrect responses that were not sampled
     entropy: float  # minus the mean log-prob of a sampled token, nats per token
 
     @property
@@ -53,14 +53,14 @@ class Coverage:
 
 def response_masses(tree: RolloutTree) -> FloatArray:
     """Return the probability of each distinct response under the policy that sampled it, in (0, 1], shape [L]."""
-    # Long responses underflow, and rounding may exceed 1.
+    # long responses underflow to 0, and rounding may exceed 1
     return np.clip(np.exp(tree.prefix_logprob[tree.leaf]), np.finfo(np.float64).tiny, 1.0)
 
 
 def unseen_and_seen_mass(p_L: FloatArray, num_rollouts: int | NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-    """Return the probabilities 1 - pi and pi that an outcome is missing from, and among, N rollouts.
+    """Return 1 - pi and pi, the chances that an outcome is missing from, or among, N rollouts.
 
-    Each is without loss of precision where it is small, shape [L], or [K, L] for several N of shape [K, 1].
+    Both are precise also where they are small. Their shape is [L], or [K, L] for several N of shape [K, 1].
     """
     with np.errstate(divide="ignore"):
         log_missed = num_rollouts * np.log1p(-p_L)
@@ -68,7 +68,7 @@ def unseen_and_seen_mass(p_L: FloatArray, num_rollouts: int | NDArray[np.int64])
 
 
 def measure_coverage(tree: RolloutTree, correct_L: BoolArray) -> Coverage:
-    """Measure the sampled masses of a prompt, and estimate the unsampled ones, without bias over draws.
+    """Measure the sampled masses of a prompt, and estimate the unsampled ones without bias.
 
     Source: BroRL (arXiv 2510.01180), section 3; Horvitz and Thompson, JASA 47 (1952), for 1 / pi.
     """
@@ -97,9 +97,9 @@ def measure_coverage(tree: RolloutTree, correct_L: BoolArray) -> Coverage:
 
 
 def unsampled_correct_at(tree: RolloutTree, correct_L: BoolArray, num_rollouts: Sequence[int]) -> FloatArray:
-    """Estimate the correct mass that K other numbers of rollouts N' would leave unsampled, without bias, shape [K].
+    """Estimate without bias the correct mass that N' rollouts would leave unsampled, for K values of N', shape [K].
 
-    It is the sum over A of p (1 - pi') / pi, for N' below or above N.
+    It is the sum of p (1 - pi') / pi over the sampled correct responses A. N' may be below or above N.
 
     Source: the coverage curve follows from Lemma 2 of BroRL (arXiv 2510.01180) with p instead of p^2.
     """
@@ -111,12 +111,12 @@ def unsampled_correct_at(tree: RolloutTree, correct_L: BoolArray, num_rollouts: 
 
 
 def leaving_mass(tree: RolloutTree) -> FloatArray:
-    """Return, by position, the chance that a fresh rollout leaves the tree there.
+    """Return for each position the chance that a fresh rollout's first token outside the tree is there, shape [T].
 
-    A node's unsampled next-token mass is 1 minus the probabilities of its children; weighted by the probability of
-    reaching the node and summed over the nodes of one depth, it is the chance that a fresh rollout's first token
-    outside the tree is at that position, shape [T], position 0 being the first token after the prompt. The sum over
-    all positions is the unsampled mass M. It is exact, also where every response is unique.
+    Position 0 is the first token after the prompt. A rollout at a node leaves the tree with 1 minus the sum of the
+    children's probabilities. The chance at a position is the sum over the nodes of one depth, each weighted by the
+    probability of reaching it. All chances add up to the unsampled mass M. They are exact, also where every response
+    is unique.
     """
     mass_M = np.exp(tree.prefix_logprob)
     length = int(tree.depth.max()) + 1
@@ -127,15 +127,15 @@ def leaving_mass(tree: RolloutTree) -> FloatArray:
     return np.maximum(unfinished_T - level_T, 0.0)
 
 
-_SMALLEST = -690.0  # exp() of it is a normal number; below it a chance is proportional to the number of rollouts
+_SMALLEST = -690.0  # exp(-690) is still a normal float; chances below it are proportional to the number of rollouts
 
 
 def tree_growth(tree: RolloutTree, wanted: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Estimate the nodes and the distinct responses of a prompt's tree at other numbers of rollouts, shape [J] each.
+    """Estimate how many nodes and distinct responses a prompt's tree has at other numbers of rollouts, shape [J] each.
 
     A prefix of probability p is a node of the tree of N' rollouts with probability 1 - (1 - p)^N'. So each node of a
-    tree of n independent rollouts is weighted by (1 - (1 - p)^N') / (1 - (1 - p)^n), which is exactly unbiased for
-    every N', below n and above (Horvitz and Thompson 1952). Sampling must not be truncated.
+    tree of n independent rollouts counts (1 - (1 - p)^N') / (1 - (1 - p)^n). The estimate is exactly unbiased for every
+    N', below n and above. Sampling must not be truncated.
 
     Source: Horvitz and Thompson, "A generalization of sampling without replacement from a finite universe" (1952).
     """
@@ -146,10 +146,10 @@ def tree_growth(tree: RolloutTree, wanted: IntArray) -> tuple[FloatArray, FloatA
 
 
 def growth_ratios(path_logprob_K: FloatArray, pilot_rollouts: int, wanted: IntArray) -> FloatArray:
-    """Return the chance of each prefix to appear among N' rollouts, divided by its chance among n.
+    """Return each prefix's chance to appear among N' rollouts, divided by its chance to appear among n.
 
     Returns:
-        Ratios, shape [J, K]: N' / n for a prefix of probability near 0, 1 for a certain one.
+        Ratios, shape [J, K]: N' / n for a prefix with a probability near 0, 1 for a certain prefix.
     """
     p_K = np.exp(np.clip(path_logprob_K, _SMALLEST, 0.0))
     _, seen_JK = unseen_and_seen_mass(p_K, np.asarray(wanted)[:, None])

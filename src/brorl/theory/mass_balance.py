@@ -1,15 +1,15 @@
-"""Mass balance: the change of the total probability of the correct outcomes in one policy-gradient step.
+"""Mass balance: how one policy-gradient step changes Q_pos, the total probability of the correct outcomes.
 
-The change of the correct mass Q_pos, to first order in the learning rate, is split into its sources, with a bound on
-the higher orders. It holds for a tabular softmax with one free logit per outcome (a token, or a whole response), and
-for samples drawn independently from the policy at temperature 1. Theorem 1 is about a surrogate that sums over the
-distinct sampled outcomes. The estimators that trainers use, with counts and baselines, are in `tests/theory`.
+Theorem 1 of BroRL splits the change, to first order in the learning rate, into its sources; the higher orders have a
+bound. It holds for a tabular softmax with one free logit per outcome (a token, or a whole response), and for samples
+drawn independently from the policy at temperature 1. Its surrogate sums over the distinct sampled outcomes. The
+estimators that trainers use, with counts and baselines, are in `tests/theory`.
 
 The surrogate has the factor 1/N, so at a fixed learning rate the whole change vanishes as N grows. Compare numbers of
 rollouts by the sign and the fractions of the terms, not by the size of the total.
 
-Notation: P the correct outcomes, A the sampled correct ones, B the sampled incorrect ones, U the unsampled ones; a mass
-is a sum of p, a second moment a sum of p^2.
+Notation: P are the correct outcomes, A the sampled correct ones, B the sampled incorrect ones, U the unsampled ones. A
+mass is a sum of p, a second moment is a sum of p^2.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from brorl.arrays import BoolArray, FloatArray
 
 @dataclass(frozen=True)
 class MassBalance:
-    """The first-order change of the correct mass in one step of Theorem 1's surrogate, and its parts."""
+    """The first-order change of the correct mass in one step on Theorem 1's surrogate, and its parts."""
 
     sampled_correct_term: float  # contribution of the sampled correct outcomes, >= 0
     sampled_wrong_term: float  # contribution of the sampled incorrect outcomes, >= 0
-    unsampled_term: float  # contribution of the outcomes that were not sampled, of either sign: the unsampled coupling
+    unsampled_term: float  # contribution of the unsampled outcomes (the unsampled coupling), of either sign
     q_pos: float  # mass of the correct outcomes
     q_neg: float  # mass of the incorrect outcomes
-    s_r: float  # mean reward under the policy, 0 for unsampled outcomes, S_R
+    s_r: float  # S_R, the mean reward under the policy if unsampled outcomes have the reward 0
     p_pos: float  # mass of the sampled correct outcomes
     p_neg: float  # mass of the sampled incorrect outcomes
     a_2: float  # second moment of the sampled correct outcomes
     b_2: float  # second moment of the sampled incorrect outcomes
     u_pos_2: float  # second moment of the unsampled correct outcomes
     u_neg_2: float  # second moment of the unsampled incorrect outcomes
-    remainder_bound: float  # largest distance between the real change of the finite step and `total`
+    remainder_bound: float  # the real change differs from `total` by at most this
 
     @property
     def total(self) -> float:
@@ -61,13 +61,13 @@ def mass_balance(
 
         dQ_pos = (eta / N) [(R_c - S_R) Q_neg A_2 + (S_R - R_w) Q_pos B_2 + S_R (Q_pos U_neg,2 - Q_neg U_pos,2)]
 
-    The step is dz_j = (eta / N) p_j (R_j - S_R), one gradient step on L = -(1/N) sum_j R_j p_j, where R_j is 0 for
-    unsampled outcomes: an outcome counts once, however often it was drawn.
+    The step is dz_j = (eta / N) p_j (R_j - S_R), one gradient step on L = -(1/N) sum_j R_j p_j. R_j is 0 for unsampled
+    outcomes. An outcome counts once, however often it was drawn.
 
     Args:
         p_V: The policy before the step, probabilities that add up to 1, shape [V].
         correct_V: Whether each outcome is correct, shape [V].
-        sampled_V: Whether it was drawn at least once, shape [V].
+        sampled_V: Whether each outcome was drawn at least once, shape [V].
         num_rollouts: Number of rollouts N, duplicates counted, >= 1.
         reward_correct: Reward of a correct rollout, R_c >= 0.
         reward_wrong: Reward of an incorrect rollout, R_w <= 0.
@@ -115,11 +115,11 @@ _NORMAL_95 = 1.959963984540054
 class HeldOut:
     """Held-out rollouts of one prompt (L distinct ones among H) before and after an update."""
 
-    count_L: NDArray[np.int64]  # number of rollouts that gave each distinct response, shape [L]; they add up to H >= 2
+    count_L: NDArray[np.int64]  # number of rollouts that gave each distinct response, shape [L]; the sum is H >= 2
     correct_L: NDArray[np.bool_]  # verdict of each distinct response, shape [L]
     old_logprob_L: FloatArray  # log-prob (nats) of each whole response under the policy that sampled it, shape [L]
-    new_logprob_L: FloatArray  # the same after the update, shape [L]
-    baseline: float  # any number that does not depend on these rollouts; near the pass rate it makes the variance small
+    new_logprob_L: FloatArray  # log-prob (nats) of each whole response after the update, shape [L]
+    baseline: float  # any number that does not depend on these rollouts; the pass rate makes the variance small
 
 
 @dataclass(frozen=True)
@@ -128,35 +128,35 @@ class HeldOutCheck:
 
     # estimate of the change of Q_pos, mean over the prompts; None where a weight is too large for a float
     change: float | None
-    change_low: float | None  # lower end of its interval (normal, from the variance within each prompt); None likewise
-    change_high: float | None  # upper end; None likewise
+    change_low: float | None  # lower end of the interval of `change` (normal, from the variance within each prompt)
+    change_high: float | None  # upper end; both ends are None if `change` is
     fraction_improved: float | None  # fraction of the correct mass that rose; None without a correct held-out rollout
-    fraction_improved_low: float  # lower end of its interval (exact binomial)
+    fraction_improved_low: float  # lower end of the interval of `fraction_improved` (exact binomial)
     fraction_improved_high: float  # upper end
     worst_drop: float | None  # largest fall of a correct held-out response's probability, <= 0; None without one
     # smallest log(new / old probability) of a correct held-out response; None without one
     worst_log_ratio: float | None
     num_prompts: int
-    num_rollouts: int  # number of held-out rollouts over all prompts
-    num_correct: int  # number of correct ones among them
+    num_rollouts: int  # held-out rollouts of all prompts
+    num_correct: int  # correct held-out rollouts
     # (sum w)^2 / (H sum w^2) of the weights w = new / old over all held-out rollouts. Far below 1, a few
     # rollouts dominate the estimate, and its interval is not reliable.
     effective_fraction: float
 
 
 def check_on_held_out(held_out: Sequence[HeldOut]) -> HeldOutCheck:
-    """Estimate the change of Q_pos by an update from rollouts that were not part of it.
+    """Estimate how much an update changed Q_pos, from rollouts that the update was not trained on.
 
-    Never pass rollouts that the update was trained on: they overestimate the change.
+    Rollouts that it was trained on would overestimate the change.
 
         w = pi_new(y) / pi_old(y),   dQ_hat = mean over held-out rollouts of (r - b)(w - 1)
 
-    It is unbiased for the real change because E[w - 1] = 0 and E[r w] = Q_new, with r = 1 for a correct response and 0
-    otherwise. The rollouts must be independent draws from the distribution of the old log-probs. With top-p or top-k
-    E[w - 1] is 0 up to the mass of tokens that one policy keeps and the other does not.
+    Here r is 1 for a correct response and 0 otherwise, and b is the baseline. The estimate is unbiased for the real
+    change, because E[w - 1] = 0 and E[r w] = Q_new. The rollouts must be independent draws from the distribution of the
+    old log-probs. With top-p or top-k, E[w - 1] is 0 up to the mass of tokens that only one of the policies keeps.
 
     Raises:
-        ValueError: If there is no prompt, or one has fewer than 2 rollouts.
+        ValueError: If there is no prompt, or if a prompt has fewer than 2 rollouts.
     """
     if not held_out or any(h.count_L.sum() < 2 for h in held_out):
         raise ValueError("a held-out check needs at least one prompt and at least 2 held-out rollouts of each")
@@ -191,7 +191,7 @@ def check_on_held_out(held_out: Sequence[HeldOut]) -> HeldOutCheck:
 
 
 def binomial_interval(successes: int, trials: int) -> tuple[float, float]:
-    """Return the exact 95% interval of a probability, with a coverage of at least 95%; (0, 1) without trials.
+    """Return the exact 95% interval of the probability of a success: it covers at least 95%; (0, 1) without trials.
 
     Source: Clopper and Pearson, Biometrika 26 (1934).
     """

@@ -1,8 +1,8 @@
 """Pass rates of prompts from a pilot, and the fraction of groups that will be mixed at another N.
 
-Up to the pilot's n rollouts these are unbiased counts without a model. Beyond n they follow from a fit: pass rates are
-Beta(a, b), with a fraction of prompts at exactly 0 and another at exactly 1. Counts of n cannot distinguish a pass rate
-of 0 from one far below 1 / n: report both readings beyond n.
+Up to the pilot's n rollouts, the fractions are unbiased counts without a model. Beyond n they come from a fit: pass
+rates are Beta(a, b), with a fraction of prompts at exactly 0 and another at exactly 1. Counts among n rollouts cannot
+distinguish a pass rate of 0 from one far below 1 / n, so report both readings beyond n.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Numbers = NDArray[np.floating[Any]] | float
 
 _LOGIT_MEANS = np.linspace(-9.0, 9.0, 49)
 _LOG_SIZES = np.linspace(np.log(0.03), np.log(1000.0), 29)
-_ZOOMS = 12  # of a grid of 5 x 5 around the best point, each half as wide as the one before
+_ZOOMS = 12  # rounds with a grid of 5 x 5 around the best point, each half as wide as the last
 _RATE_LOGITS = np.linspace(-9.0, 9.0, 181)
 _EM_ROUNDS = 2000
 
 
 @dataclass(frozen=True)
 class PassRates:
-    """Distribution of pass rates over prompts: Beta(a, b), with spikes at 0 and at 1."""
+    """The distribution of pass rates over prompts: Beta(a, b), with spikes at 0 and at 1."""
 
     a: float  # first parameter of the Beta, > 0
     b: float  # second parameter of the Beta, > 0
@@ -50,7 +50,7 @@ class PassRates:
         return max(0.0, 1.0 - self.never - self.always)
 
     def mixed(self, num_rollouts: int) -> float:
-        """Return the chance that a group of N rollouts is mixed."""
+        """Return the chance that a group of N rollouts is mixed (some correct, some not)."""
         return float(_mixed(self.a, self.b, self.between, num_rollouts))
 
     def solved(self, num_rollouts: int) -> float:
@@ -58,7 +58,7 @@ class PassRates:
         return float(_solved(self.a, self.b, self.never, self.between, num_rollouts))
 
     def mixed_after(self, correct_P: IntArray, pilot_rollouts: int, num_rollouts: int) -> FloatArray:
-        """Return each prompt's chance that N fresh rollouts are mixed, given its n rollouts in the pilot, shape [P]."""
+        """Return for each prompt the chance that N fresh rollouts are mixed, given its n pilot rollouts, shape [P]."""
         from_beta_P = np.ones(correct_P.shape)
         log_K = _log_beta_binomial(np.array([self.a]), np.array([self.b]), pilot_rollouts)[0]
         for outcome, spike in ((0, self.never), (pilot_rollouts, self.always)):
@@ -68,10 +68,10 @@ class PassRates:
 
 
 def fit_pass_rates(correct_P: IntArray, num_rollouts: int) -> PassRates:
-    """Fit a Beta with spikes at 0 and 1 to the pilot's counts of n rollouts by maximum likelihood.
+    """Fit a Beta with spikes at 0 and 1 to the numbers correct among n pilot rollouts, by maximum likelihood.
 
     Raises:
-        ValueError: If no prompt is mixed: then nothing distinguishes the Beta from the spikes.
+        ValueError: If no prompt is mixed, because nothing then distinguishes the Beta from the spikes.
     """
     histogram_1K = _histogram(correct_P, num_rollouts)[None]
     if not histogram_1K[0, 1:-1].any():
@@ -83,16 +83,16 @@ def fit_pass_rates(correct_P: IntArray, num_rollouts: int) -> PassRates:
 
 
 def fit_without_spikes(correct_P: IntArray, num_rollouts: int) -> PassRates:
-    """Fit a plain Beta, in which every prompt without a success has a small pass rate."""
+    """Fit a plain Beta: a prompt without a success then has a small pass rate, never 0."""
     histogram_K = _histogram(correct_P, num_rollouts)
     return _most_likely(num_rollouts, lambda log_GK: [log_GK @ histogram_K, np.zeros((len(log_GK), 2))])
 
 
 def fractions_of_any_shape(correct_P: IntArray, num_rollouts: int, wanted: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Predict fractions from the most likely distribution of pass rates: weights on a grid, 0 and 1 included.
+    """Predict fractions from the most likely distribution of any shape: weights on a grid of pass rates from 0 to 1.
 
-    Where pass rates are far from 0 without being 0, a Beta predicts too few mixed groups; this one does not. Its
-    predictions far beyond n depend on a few prompts. Returns the fractions of mixed groups and of prompts with a
+    A Beta predicts too few mixed groups where pass rates are far from 0 without being 0; this distribution does not.
+    Its predictions far beyond n depend on a few prompts. Returns the fractions of mixed groups and of prompts with a
     success at J numbers of rollouts, each of shape [J].
 
     Source: Kiefer and Wolfowitz, Annals of Mathematical Statistics 27 (1956); by EM.
@@ -110,7 +110,7 @@ def fractions_of_any_shape(correct_P: IntArray, num_rollouts: int, wanted: IntAr
 def refit_fractions(
     correct_P: IntArray, num_rollouts: int, weight_BP: FloatArray, wanted: IntArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Predict fractions from refits to B reweighted sets of the prompts, each on the grid alone.
+    """Refit to B reweighted sets of the prompts, on the grid without zooms, and predict fractions from each fit.
 
     Returns the fractions of mixed groups and of prompts with a success at J numbers of rollouts, each of shape [B, J].
     """
@@ -130,7 +130,7 @@ def _histogram(correct_P: IntArray, num_rollouts: int) -> FloatArray:
 
 
 def _most_likely(num_rollouts: int, fit: Callable[[FloatArray], Sequence[FloatArray]]) -> PassRates:
-    """Return the Beta and its spikes of the greatest likelihood, on a grid that narrows around the best point.
+    """Return the Beta and the spikes with the greatest likelihood, on a grid that narrows around the best point.
 
     `fit` maps log-probabilities of the counts under G Betas, shape [G, n + 1], to log-likelihoods, shape [G], and
     spikes, shape [G, 2].
@@ -150,7 +150,7 @@ def _most_likely(num_rollouts: int, fit: Callable[[FloatArray], Sequence[FloatAr
 def _grid(num_rollouts: int, means: FloatArray, sizes: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return a and b of G Betas, shape [G], and their log-probabilities of each count, shape [G, n + 1].
 
-    The Betas are those of all pairs of the logit of a mean and the logarithm of a + b.
+    There is one Beta for each pair of `means` (the logit of the mean) and `sizes` (the logarithm of a + b).
     """
     logit_G, log_size_G = (x.ravel() for x in np.meshgrid(means, sizes))
     a_G, b_G = (np.exp(log_size_G) / (1 + np.exp(sign * logit_G)) for sign in (-1, 1))
@@ -158,7 +158,7 @@ def _grid(num_rollouts: int, means: FloatArray, sizes: FloatArray) -> tuple[Floa
 
 
 def _log_beta_binomial(a_G: FloatArray, b_G: FloatArray, num_rollouts: int) -> FloatArray:
-    """Return the log-probability of each count 0 .. n, shape [G, n + 1]."""
+    """Return the log-probability of 0 .. n correct rollouts under each of G Betas, shape [G, n + 1]."""
     k = np.arange(num_rollouts + 1)
     log_choose = gammaln(num_rollouts + 1) - gammaln(k + 1) - gammaln(num_rollouts - k + 1)
     above = betaln(a_G[:, None] + k, b_G[:, None] + num_rollouts - k)
@@ -169,9 +169,9 @@ def _log_beta_binomial(a_G: FloatArray, b_G: FloatArray, num_rollouts: int) -> F
 def _profile(log_GK: FloatArray, histogram_BK: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Maximize the likelihood over the two spikes, for G Betas and B histograms.
 
-    With r the observed and q the Beta's fractions of the outcomes 0 and n, the unconstrained optimum is a Beta of
-    weight (1 - r_0 - r_n) / (1 - q_0 - q_n), and spikes for the rest. A spike that would be negative is 0; the other
-    spike is then the best one given that.
+    r_0 and r_n are the observed fractions of prompts with 0 and n correct; q_0 and q_n are the Beta's. Without limits,
+    the optimum is a Beta of weight (1 - r_0 - r_n) / (1 - q_0 - q_n), and spikes for the rest. A spike that would be
+    negative is 0; the other spike is then the best one given that.
     """
     total_B = histogram_BK.sum(1)
     r0, rn = histogram_BK[:, 0] / total_B, histogram_BK[:, -1] / total_B
@@ -206,7 +206,7 @@ def _log(x: FloatArray) -> FloatArray:
 
 
 def _mixed(a: Numbers, b: Numbers, weight: Numbers, num_rollouts: IntArray | int) -> FloatArray:
-    """Return the chance that N rollouts are mixed under Betas (a, b) of some weight; the arguments broadcast."""
+    """Return the chance that N rollouts are mixed: a Beta (a, b) has this weight, the rest never is. Broadcasts."""
     all_correct = np.exp(betaln(a + num_rollouts, b) - betaln(a, b))
     none_correct = np.exp(betaln(a, b + num_rollouts) - betaln(a, b))
     chance: FloatArray = np.maximum(weight * (1.0 - all_correct - none_correct), 0.0)
@@ -214,5 +214,5 @@ def _mixed(a: Numbers, b: Numbers, weight: Numbers, num_rollouts: IntArray | int
 
 
 def _solved(a: Numbers, b: Numbers, never: Numbers, weight: Numbers, num_rollouts: IntArray | int) -> FloatArray:
-    """Return the chance of a success among N rollouts, under Betas and a spike at 0; the arguments broadcast."""
+    """Return the chance of a success among N rollouts under a Beta and a spike at 0; the arguments broadcast."""
     return np.asarray(1.0 - never - weight * np.exp(betaln(a, b + num_rollouts) - betaln(a, b)))

@@ -1,9 +1,9 @@
-"""The token-level simulator: one softmax over a vocabulary, N draws per step, a trainer's gradient step on the logits.
+"""The token-level simulator: one softmax over a vocabulary. Each step draws N tokens and updates the logits.
 
 There is no model and no prompt. A token is a whole response, and the tokens with index < num_correct are correct.
-Invalid settings are rejected, and the simulation stops when the logits are no longer finite. The settings that the
-paper leaves open (optimizer constants, duplicates, whether the anchor is correct) default to the values that reproduce
-its Figure 3; docs/explanation/simulator.md has the numbers for the alternatives.
+Invalid settings are rejected, and the simulation stops when the logits are no longer finite. The paper leaves some
+settings open (optimizer constants, duplicates, whether the anchor is correct). Their defaults reproduce its Figure 3;
+docs/explanation/simulator.md has the numbers for the alternatives.
 """
 
 from __future__ import annotations
@@ -118,20 +118,20 @@ class SimulationSettings:
 class SimulationResult:
     """A simulation at its S recorded steps."""
 
-    settings: SimulationSettings  # its settings
-    step: IntArray  # gradient steps taken before each record, shape [S]; the first is 0
+    settings: SimulationSettings
+    step: IntArray  # gradient steps taken before each record, shape [S]: 0, 10, 20, ...
     correct_mass: FloatArray  # total probability of the correct tokens, Q_pos, shape [S]
-    # fraction of the correct tokens whose probability is above its value at step 0, shape [S], 0 to 1
+    # fraction of the correct tokens that are likelier than at step 0, shape [S], 0 to 1
     fraction_improved: FloatArray
-    worst_drop: FloatArray  # largest fall of a correct token's probability below step 0, shape [S]; <= 0
+    worst_drop: FloatArray  # largest fall of a correct token's probability since step 0, shape [S]; <= 0
     # the terms of Theorem 1 for the draws of the first step; None if the rewards are not on both sides of 0
     first_step: MassBalance | None
 
 
 def simulate(settings: SimulationSettings, on_record: Callable[[int], None] | None = None) -> SimulationResult:
-    """Simulate T steps: draw N tokens i.i.d. from p = softmax(z), and step the logits on the surrogate's gradient.
+    """Simulate T steps. Each draws N tokens i.i.d. from p = softmax(z), and moves the logits z by the gradient.
 
-    The same settings give the same bits on the same machine. `on_record` gets the steps taken, after each record.
+    The same settings give the same bits on the same machine. After each record, `on_record` gets the steps taken.
 
     Raises:
         DivergedError: If a logit is no longer finite (a learning rate far too high).
@@ -164,7 +164,7 @@ def simulate(settings: SimulationSettings, on_record: Callable[[int], None] | No
 
 
 def _terms(p_V: FloatArray, token_K: IntArray, settings: SimulationSettings) -> MassBalance:
-    """Return the terms of Theorem 1 for the distinct tokens of a step, whatever the simulator's own step is."""
+    """Return the terms of Theorem 1 for the distinct tokens of a step, even if the simulator's step is another one."""
     token_V = np.arange(p_V.size)
     return mass_balance(
         p_V / p_V.sum(), token_V < settings.num_correct, np.isin(token_V, token_K), settings.rollouts,
@@ -186,17 +186,17 @@ def initial_logits(settings: SimulationSettings) -> FloatArray:
 
 
 def draw(rng: np.random.Generator, p_V: FloatArray, num_draws: int) -> tuple[IntArray, IntArray]:
-    """Draw N tokens i.i.d., never one of probability 0; return the K distinct ones, ascending, and their counts."""
-    if num_draws > p_V.size:  # memory and time in V, not in N
+    """Draw N tokens i.i.d.: 7, 2, 7 -> tokens [2, 7], counts [1, 2]. A token of probability 0 is never drawn."""
+    if num_draws > p_V.size:  # memory and time grow with V, not with N
         count_V = rng.multinomial(num_draws, p_V)
         token_K = np.flatnonzero(count_V)
         return token_K, count_V[token_K]
     cumulative_V = np.cumsum(p_V)
-    # Sums of exponentials over their total are N sorted uniforms, without a sort.
+    # running sums of exponentials, divided by their total, are N sorted uniform numbers
     arrival = np.cumsum(rng.standard_exponential(num_draws + 1))
     quantile_N = arrival[:-1] * (cumulative_V[-1] / arrival[-1])
     token_N = np.searchsorted(cumulative_V, quantile_N, side="right")
-    last = np.searchsorted(cumulative_V, cumulative_V[-1])  # of a quantile that was rounded up to the total
+    last = np.searchsorted(cumulative_V, cumulative_V[-1])  # for a quantile rounded up to the total
     np.minimum(token_N, last, out=token_N)
     starts_K = np.flatnonzero(np.append(True, token_N[1:] != token_N[:-1]))
     return token_N[starts_K], np.diff(np.append(starts_K, num_draws))
@@ -209,15 +209,15 @@ def surrogate_gradient(
 
         L = -(1/N) sum_j (R_j - b) f_j,   f_j = p_j ("probability") or p_j / p_old,j ("ratio", at p = p_old)
 
-    The sum runs over the N draws, or with duplicates "distinct" over the K distinct tokens; b is the mean reward of the
-    N draws or 0, and is not differentiated.
+    The sum runs over the N draws, or with duplicates "distinct" over the K distinct tokens. The baseline b is the mean
+    reward of the N draws, or 0; it has no gradient.
 
     Source: BroRL (arXiv 2510.01180), section 4.1 and Appendix C.1 (distinct, no baseline).
     """
     num_draws = count_K.sum()
     reward_K = np.where(token_K < settings.num_correct, settings.reward_correct, settings.reward_wrong)
     if settings.baseline == "mean":
-        # By the fraction of correct draws: exactly 0 where all draws are of one kind, whatever the rewards.
+        # from the fraction of correct draws: exactly 0 where all draws are of one kind, whatever the rewards
         fraction = count_K[token_K < settings.num_correct].sum() / num_draws
         span = settings.reward_correct - settings.reward_wrong
         reward_K = span * np.where(token_K < settings.num_correct, 1 - fraction, -fraction)
@@ -239,7 +239,7 @@ class Optimizer:
         self._steps = 0
 
     def update(self, logit_V: FloatArray, gradient_V: FloatArray) -> None:
-        """Take a step; changes both arguments."""
+        """Take a step: update the logits in place. The gradient is overwritten too."""
         settings, scratch_V = self._settings, self._scratch_V
         self._steps += 1
         if settings.optimizer == "adamw":
