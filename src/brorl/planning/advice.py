@@ -1,4 +1,4 @@
-"""The result of a plan as tables, sentences, commands and JSON."""
+"""Turns a plan into tables, sentences, commands and JSON."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class PlanResult(Result):
 
     plan: RolloutPlan
     measured: PlanMeasurements
-    settings: StepSettings  # the recipe's settings of a step
-    model: str  # name of the model
-    device: str  # device of the measurements
-    path: Path  # the folder of `plan.json`
-    # the command that trains with the recommendation; None if no N fits in the budget, or if the recipe is no file
+    settings: StepSettings
+    model: str
+    device: str  # the plan was measured here
+    path: Path  # folder of `plan.json`
+    # Trains with the recommendation; None if no N fits in the budget, or if the recipe is not a file.
     train_command: str | None = None
-    compare_command: str | None = None  # the command that tests the plan; None if there is nothing to compare
+    compare_command: str | None = None  # tests the plan; None if there is nothing to compare
 
     @property
     def recommended(self) -> PlanRow | None:
@@ -54,10 +54,10 @@ class PlanResult(Result):
         announce: Callable[[str], None],
         seconds_per_step: float | None = None,
     ) -> PlanResult:
-        """Take a pilot (prompts, and rollouts of each), time some steps, and make the plan from them.
+        """Take a pilot of (prompts, rollouts per prompt), time some steps, and make the plan from them.
 
-        The recipe's own N is compared too, and an N that its objective refuses is left out. Without `seconds_per_step`,
-        the budget is the time of the recipe's own step.
+        The recipe's own N is compared too. An N that the recipe's objective refuses is left out. Without
+        `seconds_per_step`, the budget is the time of the recipe's own step.
 
         Raises:
             NoMixedGroupError: If no group of the pilot is mixed.
@@ -97,7 +97,7 @@ def pilot_line(report: PlanResult) -> str:
 
 
 def fraction_table(report: PlanResult) -> Table:
-    """Return the table of fractions and tokens of N rollouts of a prompt, and of the seconds of a step."""
+    """Return a table with one row per N: fractions, tokens per prompt, and seconds per step."""
     columns = ("N", "mixed groups", "solved prompts", "unique tokens", "of sampled", "seconds")
     rows = []
     for row in report.plan.rows:
@@ -116,7 +116,7 @@ def _beyond_pilot(report: PlanResult) -> tuple[str, ...]:
 
 
 def budget_table(report: PlanResult) -> Table:
-    """Return the table of the steps that fit in the time budget."""
+    """Return a table with one row per N: the step that fits in the time budget."""
     plan, rows = report.plan, []
     for index, row in enumerate(plan.rows):
         if not row.budget_prompts:
@@ -176,7 +176,7 @@ def _against_recipe(plan: RolloutPlan, chosen: PlanRow, settings: StepSettings) 
 
 
 def _alternatives(plan: RolloutPlan, chosen: PlanRow) -> Iterator[str]:
-    """Name every N that is tied with the best one, or else the second best N."""
+    """Name every N that is tied with the best; if none is, name the second best."""
     others = [r for r in plan.rows if r is not chosen and r.budget_prompts]
     if len(plan.tied) > 1:
         *tied, last = [str(plan.rows[i].num_rollouts) for i in plan.tied]
@@ -194,7 +194,7 @@ def _alternatives(plan: RolloutPlan, chosen: PlanRow) -> Iterator[str]:
 
 
 def _limits(report: PlanResult, chosen: PlanRow) -> str:
-    """Return how certain the plan is, and what makes it more certain."""
+    """Return how certain the plan is, and how to make it more certain."""
     plan, summary = report.plan, report.measured.summary
     more = option("pilot-prompts", 4 * summary.num_prompts)
     reasons = []
@@ -245,7 +245,7 @@ def plan_record(report: PlanResult) -> dict[str, Any]:
 
 
 def format_noise(estimate: Estimate) -> str:
-    """Format a relative noise with its interval, or its lower bound alone if the mean gradient may be 0."""
+    """Format a relative noise with its interval; only its lower bound if the mean gradient may be 0."""
     if isnan(estimate.value) or isnan(estimate.low):
         return ""
     if isinf(estimate.value):
@@ -264,16 +264,16 @@ def seconds_text(seconds: float) -> str:
 
 
 _NOT_COMPARED = ("rollouts_per_prompt", "prompts_per_step", "seed", "steps", "evaluation.every")  # compare sets these
-_COMPARED_STEPS = 100  # length of the recommended comparison
+_COMPARED_STEPS = 100  # the recommended comparison lasts this many steps
 _LARGE_N = 512
 
 
 def next_commands(
     report: PlanResult, recipe: str | Path, given: Mapping[str, Any], is_of_a_run: bool
 ) -> tuple[str | None, str | None]:
-    """Return the command that trains with the recommendation and the command that tests the plan, if they exist.
+    """Return the commands that train with the recommendation and that test the plan; None if there is none.
 
-    `given` has the settings that replace settings of the recipe, which may be the recipe of a run.
+    The settings in `given` replace settings of the recipe, which may be the recipe of a run.
     """
     plan = report.plan
     row = plan.recommended
@@ -296,7 +296,7 @@ def next_commands(
 
 
 def _sweep(plan: RolloutPlan, chosen: PlanRow) -> list[str]:
-    """Return the options that compare a few N of the plan, each with the prompts that fit its time."""
+    """Return options that compare a few N of the plan, each with the prompts per step that fit in the budget."""
     fitting = [row for row in plan.rows if row.budget_prompts]
     if not fitting:
         return []

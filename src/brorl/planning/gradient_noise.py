@@ -1,17 +1,17 @@
-"""The noise of a batch gradient at any number of rollouts and prompts, from one pilot.
+"""Estimates the noise of a batch gradient at any number of rollouts and prompts, from one pilot.
 
-Each prompt's policy gradient is estimated twice, from independent halves of its rollouts; long gradients are projected
-at random, which keeps inner products in the mean. With g_p the leave-one-out policy gradient of prompt p, E[g_p] = G_p
-does not depend on N, and
+Each prompt's policy gradient is estimated twice, from independent halves of its rollouts. Long gradients are projected
+at random, which keeps inner products in the mean. Let g_p be the leave-one-out policy gradient of prompt p. Its mean
+E[g_p] = G_p does not depend on N, and
 
     |G|^2 = E over pairs of prompts of g_p . g_q            G = mean of G_p
     M     = E |G_p|^2 = E g_p1 . g_p2                       g_p1, g_p2 from the two halves of n / 2 rollouts
     s_w^2 = (n / 2) E |g_p1 - g_p2|^2 / 2                   variance within a prompt, for one rollout
     s_b^2 = M - |G|^2                                       variance between prompts
 
-A mean over P prompts has the relative noise (s_b^2 + s_w^2 / N) / (P |G|^2). Dynamic sampling keeps a fraction s of the
-prompts, those whose gradient is not 0 by construction. The P kept ones are draws from that part: mean G / s, second
-moment (M + s_w^2 / N) / s, and the relative noise is (s (M + s_w^2 / N) - |G|^2) / (P |G|^2).
+A mean over P prompts has the relative noise (s_b^2 + s_w^2 / N) / (P |G|^2). Dynamic sampling keeps the fraction s of
+prompts whose gradient is not 0 by construction. The P kept prompts are draws from that part, with mean G / s and second
+moment (M + s_w^2 / N) / s. Their relative noise is (s (M + s_w^2 / N) - |G|^2) / (P |G|^2).
 
 Source: the simple noise scale of arXiv 1812.06162 (its tr(S) / |G|^2), split here into its two levels.
 """
@@ -38,7 +38,7 @@ from brorl.tree import RolloutTree
 
 _FLIPS = 4000
 _SKETCH = 1 << 18  # gradients longer than this are projected onto this many numbers
-_PIECE = 1 << 22  # numbers of a gradient that are projected in one operation
+_PIECE = 1 << 22  # project this many numbers of a gradient in one operation
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class GradientProducts:
 
 @dataclass(frozen=True)
 class NoiseMoments:
-    """The moments that determine the noise of any batch; scalars, or one number for each of B replicates."""
+    """The moments that determine the noise of any batch: scalars, or arrays of shape [B] for B replicates."""
 
     mean_squared: FloatArray  # |G|^2, unbiased, so it can be negative
     prompt_squared: FloatArray  # M, the mean of |G_p|^2, unbiased
@@ -76,14 +76,14 @@ class NoiseMoments:
         return np.maximum(self.prompt_squared - self.mean_squared, 0.0)
 
     def excess(self, num_rollouts: FloatArray | float, kept_fraction: FloatArray | float) -> FloatArray:
-        """Return the relative noise of P kept prompts times P |G|^2, which does not depend on P."""
+        """Return relative noise x P |G|^2 for P kept prompts; this product does not depend on P."""
         signal = np.maximum(self.mean_squared, 0.0)
         second = np.maximum(self.prompt_squared, signal) + self.within / num_rollouts
         return np.maximum(kept_fraction * second - signal, 0.0)
 
 
 def noise_moments(products: GradientProducts, weight_BP: FloatArray | None = None) -> NoiseMoments:
-    """Estimate the moments from 2 prompts or more: scalars with equal weights, shape [B] with B sets of weights."""
+    """Estimate the moments from at least 2 prompts: scalars without weights, shape [B] with weights [B, P]."""
     if products.across_P.size < 2:
         raise ValueError("the noise between prompts needs at least 2 prompts")
     weight = np.ones((1, products.across_P.size)) if weight_BP is None else np.asarray(weight_BP, np.float64)
@@ -99,12 +99,12 @@ def noise_moments(products: GradientProducts, weight_BP: FloatArray | None = Non
 
 
 def mean_gradient_p_value(products: GradientProducts, generator: np.random.Generator) -> float:
-    """Return the fraction of random signs of the prompts' gradients that give at least the measured |G|^2.
+    """Flip the signs of the prompts' gradients at random; return the fraction of flips with |G|^2 as large as measured.
 
-    It is uniform on [0, 1] if the gradients are distributed symmetrically around 0.
+    This p value is uniform on [0, 1] if the gradients are distributed symmetrically around 0.
     """
     sign_FP = generator.choice([-1.0, 1.0], (_FLIPS, products.across_P.size))
-    flipped_F = np.einsum("fp,fp->f", sign_FP @ products.gram_PP, sign_FP)  # the diagonal adds the same to each
+    flipped_F = np.einsum("fp,fp->f", sign_FP @ products.gram_PP, sign_FP)  # flips do not change the diagonal's part
     return float((1 + np.count_nonzero(flipped_F >= products.gram_PP.sum())) / (1 + _FLIPS))
 
 
@@ -139,10 +139,10 @@ def prompt_gradient(
 ) -> FloatArray:
     """Return the policy gradient of one prompt: (1/N) sum_i w(N, c) (r_i - mean of r) grad log pi(y_i).
 
-    With the weight of RLOO its mean over draws does not depend on N. Up to a factor it is the gradient of the learner's
-    loss at ratio 1. `count_L` (shape [L]) counts each distinct response of the group among the N rollouts. The model's
-    gradients are overwritten. A long gradient is projected at random onto fewer numbers. The projection is the same for
-    all gradients of a model, and keeps inner products in the mean.
+    With RLOO's weight, its mean over draws does not depend on N. Up to a factor it is the gradient of the learner's
+    loss at ratio 1. `count_L` (shape [L]) says how often each distinct response occurs among the N rollouts. The
+    model's gradients are overwritten. A long gradient is projected at random onto fewer numbers. All gradients of a
+    model share the projection, which keeps inner products in the mean.
     """
     model.zero_grad(set_to_none=True)
     num_rollouts = int(count_L.sum())
@@ -167,7 +167,7 @@ def _accumulate(model: PreTrainedModel, tree: RolloutTree, weight_M: FloatArray,
 
 
 def _sketch(parameters: Sequence[Tensor]) -> FloatArray:
-    """Return the gradient as a vector, or if it is long, as a count sketch: random signs, summed into `_SKETCH`."""
+    """Return the gradient as a vector; a long one as a count sketch: random signs, summed into `_SKETCH` numbers."""
     total = sum(p.numel() for p in parameters)
     device = parameters[0].device
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]

@@ -1,4 +1,4 @@
-"""The pilot of a plan: a few rollouts of a few training prompts, graded and counted, with predictions for other N.
+"""The pilot of a plan samples, grades and counts a few rollouts of a few training prompts, and predicts other N.
 
 The draws have their own seeds. Means over prompts have equal weights, or random weights in B replicates. A replicate
 uses the same weights for pass rates and sizes, which keeps their dependence.
@@ -29,11 +29,11 @@ from brorl.theory.pass_rates import PassRates, fit_without_spikes, fractions_of_
 from brorl.training.local_parts import LocalParts
 from brorl.tree import fraction_cut
 
-_SEED_TAG = 0x9140  # keeps the pilot's draws apart from the draws of training
+_SEED_TAG = 0x9140  # the pilot draws other numbers than training
 
 
 def generator_of(parts: LocalParts, purpose: int) -> np.random.Generator:
-    """Return a generator for one purpose of the pilot, which depends on the run's seed alone."""
+    """Return a generator for one purpose of the pilot; its seed depends only on the run's seed and the purpose."""
     return np.random.default_rng(seed_sequence(parts.config.seed, _SEED_TAG, purpose))
 
 
@@ -42,7 +42,7 @@ class PilotSummary:
     """Means over the pilot's rollouts."""
 
     num_prompts: int
-    num_rollouts: int  # rollouts of each
+    num_rollouts: int  # per prompt
     accuracy: float  # fraction of correct rollouts
     entropy: float  # minus the mean log-prob of the sampled tokens, nats per token
     mean_length: float  # tokens per rollout
@@ -107,20 +107,20 @@ class PilotCounts:
 
 @dataclass(frozen=True)
 class ExpectedCounts:
-    """Means over prompts at each N, with equal weights (B = 1) or in B replicates, each of shape [B, J]."""
+    """Means over prompts at J values of N, each of shape [B, J]; B = 1 with equal weights, or B replicates."""
 
     mixed: FloatArray  # fraction of mixed groups
     solved: FloatArray  # fraction of prompts with a success
     nodes: FloatArray  # tree nodes of a sampled group
     responses: FloatArray  # distinct responses of a sampled group
     tokens: FloatArray  # sampled tokens of a group, duplicates counted
-    trained: FloatArray  # nodes of a kept group in the loss, where a prompt has the weight of its chance to be kept
+    trained: FloatArray  # nodes of a kept group in the loss; prompts are weighted by their chance to be kept
 
 
 def expected_counts(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = None) -> ExpectedCounts:
     """Average over the pilot's prompts, with equal weights or with the weights of B replicates.
 
-    Beyond the pilot's rollouts, fractions continue with the fit to its pass rates; each replicate has its own fit.
+    At an N beyond the pilot's rollouts, a fit to its pass rates gives the fractions. Each replicate has its own fit.
     """
     wanted_J, n, correct_P = counts.wanted_J, counts.num_rollouts, counts.correct_P
     weight = np.ones((1, correct_P.size)) if weight_BP is None else weight_BP
@@ -155,7 +155,7 @@ def expected_counts(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray |
 
 
 def _continued(measured_B: FloatArray, fitted_BJ: FloatArray) -> FloatArray:
-    """Continue a measured fraction by a fit whose first column is at the same N, shape [B, J - 1].
+    """Continue a measured fraction to larger N with a fit whose first column is at the measured N; shape [B, J - 1].
 
     The fit does not pass through the measured fraction, and may lie below it at a larger N. So the fit only decides
     which part of the rest, 1 - fraction, is left at each N.
@@ -167,7 +167,7 @@ def _continued(measured_B: FloatArray, fitted_BJ: FloatArray) -> FloatArray:
 
 
 def with_interval(value: float, replicates_B: FloatArray) -> Estimate:
-    """Return a value with the 95% interval of its replicates, extended to the value if needed."""
+    """Return a value with the 95% interval of its replicates; the interval is extended to include the value."""
     low, high = np.quantile(replicates_B, [0.025, 0.975])
     return Estimate(float(value), float(min(low, value)), float(max(high, value)))
 
@@ -177,9 +177,9 @@ def fraction_estimates(
 ) -> tuple[list[Estimate], list[Estimate]]:
     """Return the fractions of mixed groups and of prompts with a success at each N, with intervals.
 
-    Beyond the pilot the intervals include three readings of the prompts with a single outcome: their outcome is
-    certain, so the fractions stay as they are at n; the prompts are the tail of a plain Beta; or they follow the most
-    likely distribution of any shape.
+    Beyond the pilot's n, the intervals cover three readings of the prompts with a single outcome. Their outcome may be
+    certain, so that the fractions stay as they are at n. They may be the tail of a plain Beta. Or they may follow the
+    most likely distribution of any shape.
     """
     n, correct_P = counts.num_rollouts, counts.correct_P
     tail = fit_without_spikes(correct_P, n)
@@ -206,7 +206,7 @@ def _trained_nodes(
 ) -> FloatArray:
     """Return the nodes in the loss at each N: all nodes, or the nodes of at most `size` responses of each verdict.
 
-    The nodes per chosen response are approximated by a choice among the pilot's responses.
+    A choice among the pilot's responses approximates the nodes per chosen response.
     """
     tree = group.tree
     if not size:
@@ -223,8 +223,8 @@ def _trained_nodes(
     return trained_J
 
 
-_CALLS = 4  # of the engine for the pilot: one to warm up, and three that are timed
-_QUICK_SECONDS = 10.0  # after a slower pilot, the timed steps have a quarter of its size
+_CALLS = 4  # the pilot calls the engine once to warm up, and three times with the clock running
+_QUICK_SECONDS = 10.0  # if the pilot takes longer, the timed steps have a quarter of its size
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""The recommendation: N and number of prompts for a time budget, from the measurements of a pilot.
+"""Recommends N and the number of prompts for a time budget, from the measurements of a pilot.
 
-It is the pair whose batch gradient has the least relative noise for the same seconds per step, with every N that the
-pilot cannot distinguish from it. All intervals come from resampling the pilot's prompts. The plan holds for the current
-policy, and does not predict the final performance of a run.
+At equal seconds per step, the best pair has the least relative noise of its batch gradient. Every N that the pilot
+cannot distinguish from the best is named too. All intervals come from resampling the pilot's prompts. The plan holds
+for the current policy, and does not predict the final performance of a run.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from brorl.planning.step_cost import StepCost, Work, mean_rounds
 from brorl.theory.pass_rates import PassRates, fit_pass_rates
 
 _REPLICATES = 400
-_MIN_TIME_ERROR = 0.05  # relative; the seconds of a step are never known better
+_MIN_TIME_ERROR = 0.05  # relative error; the seconds of a step are never known better
 _SIGNIFICANT = 0.025
-NEARLY_BEST = 1.1  # times the least noise; otherwise an uncertain pilot would recommend the largest N
-_MIN_FRACTION = 1e-9  # of mixed groups in a replicate; without any, a step takes practically forever
+NEARLY_BEST = 1.1  # a tied N may have this multiple of the least noise; else an uncertain pilot picks the largest N
+_MIN_FRACTION = 1e-9  # least fraction of mixed groups in a replicate; a step then takes practically forever
 _MISSING = Estimate(np.nan, np.nan, np.nan)
 
 
@@ -35,7 +35,7 @@ _MISSING = Estimate(np.nan, np.nan, np.nan)
 class StepSettings:
     """The recipe's settings of a step."""
 
-    num_rollouts: int  # the recipe's own N; one of the numbers to compare
+    num_rollouts: int  # the recipe's own N, which is compared with others
     prompts_per_step: int  # the recipe's own number of groups
     mini_batches: int  # updates per step, and the least number of groups in a step
     dynamic_sampling: bool  # whether only mixed groups are kept, and the batch is refilled
@@ -43,7 +43,7 @@ class StepSettings:
 
     @classmethod
     def of(cls, config: TrainConfig, num_prompts: int) -> StepSettings:
-        """Return the settings of a recipe with so many training prompts."""
+        """Return the settings of a recipe that has `num_prompts` training prompts."""
         return cls(
             num_rollouts=config.rollouts_per_prompt,
             prompts_per_step=config.prompts_per_step,
@@ -58,17 +58,17 @@ class PlanRow:
     """The expected fractions, costs and noise at N rollouts per prompt."""
 
     num_rollouts: int  # N
-    extrapolated: bool  # whether N is beyond the pilot's rollouts, where fractions follow from the fit
+    extrapolated: bool  # whether N is beyond the pilot's rollouts; then the fit gives the fractions
     mixed: Estimate  # fraction of mixed groups
     solved: Estimate  # fraction of prompts with at least one success
     unique_tokens: Estimate  # tree nodes of a sampled group
-    unique_fraction: float  # these nodes as a fraction of its sampled tokens
+    unique_fraction: float  # tree nodes / sampled tokens of a group
     trained_nodes: float  # tree nodes of a kept group in the loss
     seconds: dict[str, float]  # seconds of a step with the recipe's number of prompts, by phase and in total
     budget_prompts: int  # prompts per step that fit in the time budget; 0 if too few fit
     budget_seconds: float  # seconds of a step with these prompts
-    budget_noise: Estimate  # relative gradient noise of that step; the upper end is infinite where |G|^2 may be 0
-    to_best: Estimate  # its noise divided by the noise of the best N
+    budget_noise: Estimate  # relative gradient noise of that step; the upper end is infinite if |G|^2 may be 0
+    to_best: Estimate  # budget_noise / budget_noise of the best N
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ class RolloutPlan:
     recipe: int  # index of the recipe's own N
     best: int | None  # index of the N with the least noise at the budget; None if no N fits
     tied: list[int]  # indices that the pilot cannot distinguish from the best, including the best
-    # the largest tied N with at most `NEARLY_BEST` times the least noise, as coverage of rare successes grows with N;
-    # None if no N fits
+    # Index of the largest tied N with at most `NEARLY_BEST` times the least noise, as coverage of rare successes grows
+    # with N; None if no N fits.
     chosen: int | None
-    pass_rates: PassRates  # the fit of the fractions beyond the pilot
+    pass_rates: PassRates  # fit that gives the fractions beyond the pilot
     moments: NoiseMoments  # squared length and variances of the gradient
-    p_value: float  # chance of a |G|^2 like this if the mean gradient were 0
+    p_value: float  # probability of a |G|^2 at least this large if the mean gradient were 0
     time_error: float  # relative error of the seconds, for comparisons of noise at equal time
 
     @property
@@ -134,9 +134,9 @@ class _Steps:
         return self.seconds(column, num_prompts)["total"]
 
     def redrawn_prompts(self, drawn: ExpectedCounts, column: int, num_prompts: int) -> FloatArray:
-        """Return the number of prompts that takes the same time in each replicate, not rounded, shape [B].
+        """Return how many prompts take the same time in each replicate, not rounded, shape [B].
 
-        At a given number of rounds the cost is affine in the number of prompts. If no prompts fit, all numbers are 1.
+        At a given number of rounds, the cost is affine in the number of prompts. If no prompts fit, every entry is 1.
         """
         if not num_prompts:
             return np.ones(drawn.nodes.shape[0])
@@ -151,7 +151,7 @@ class _Steps:
 
 @dataclass(frozen=True)
 class _Noise:
-    """Noise times prompts times |G|^2, over all prompts and in B replicates."""
+    """Holds noise x prompts x |G|^2 for each N, over all prompts and in B replicates."""
 
     moments: NoiseMoments
     moments_B: NoiseMoments
@@ -160,7 +160,7 @@ class _Noise:
     seen: bool
 
     def of(self, column: int, prompts: float, prompts_B: FloatArray | float) -> Estimate:
-        """Divide by |G|^2; the upper end is infinite if |G|^2 may be 0, the value too if |G|^2 is not significant."""
+        """Return the relative noise: the upper end is infinite if |G|^2 may be 0, the value too if not significant."""
         signal, signal_B = float(self.moments.mean_squared), self.moments_B.mean_squared
         above_B = np.where(signal_B > 0, signal_B, 1.0)
         low, high = _ends(np.where(signal_B > 0, self.excess_BJ[:, column] / prompts_B / above_B, np.inf))
@@ -173,9 +173,9 @@ class _Noise:
 def make_plan(
     counts: PilotCounts, cost: StepCost, settings: StepSettings, budget: float | None, generator: np.random.Generator
 ) -> RolloutPlan:
-    """Compare N, and recommend one; the recipe's own N is among them.
+    """Compare N, the recipe's own among them, and recommend one.
 
-    The budget is in seconds per step; None is the seconds of the recipe's own N and number of prompts.
+    The budget is in seconds per step. None takes the seconds of the recipe's own N and number of prompts.
     """
     columns = range(counts.wanted_J.size)
     recipe = counts.wanted_J.tolist().index(settings.num_rollouts)
@@ -217,7 +217,7 @@ def make_plan(
 
 
 def prompts_that_fit(seconds_of: Callable[[int], float], budget: float, minimum: int, maximum: int) -> int:
-    """Return the largest number of prompts that takes at most `budget` seconds; 0 if none does."""
+    """Return the largest number of prompts, minimum to maximum, with a step of at most `budget` seconds; 0 if none."""
     number = bisect_right(range(minimum, maximum + 1), budget, key=seconds_of)
     return minimum + number - 1 if number else 0
 
@@ -225,10 +225,10 @@ def prompts_that_fit(seconds_of: Callable[[int], float], budget: float, minimum:
 def least_noise(
     excess_J: FloatArray, prompts_J: IntArray, noise_BJ: FloatArray, time_error: float
 ) -> tuple[int | None, list[int], FloatArray]:
-    """Find the N of the least noise (None if nothing fits), every N that is tied with it, and the replicates' ratios.
+    """Return the N with the least noise (None if nothing fits), every N tied with it, and the replicates' ratios.
 
-    Noise is `excess_J / prompts_J` up to a factor, where prompts fit. N is tied with the best if the lower end of the
-    95% interval of its noise divided by the best's is at most 1 + `time_error`.
+    Where prompts fit, noise is `excess_J / prompts_J` up to a factor. The ratio of an N is its noise / the best noise.
+    An N is tied if the lower end of the ratio's 95% interval is at most 1 + `time_error`.
     """
     fits_J = prompts_J > 0
     if not fits_J.any():
@@ -269,6 +269,6 @@ def _to_best(excess_J: FloatArray, prompts: list[int], ratio_BJ: FloatArray, col
 
 
 def _ends(values_B: FloatArray) -> tuple[float, float]:
-    """Return the ends of the 95% interval of replicates; each end is a replicate, because some may be infinite."""
+    """Return the ends of the 95% interval; each end is one of the replicates, because some may be infinite."""
     low, high = np.quantile(values_B, 0.025, method="lower"), np.quantile(values_B, 0.975, method="higher")
     return float(low), float(high)

@@ -1,7 +1,7 @@
-"""Seconds of a training step at any number of rollouts and prompts, from a few measured steps.
+"""Predicts the seconds of a training step at any number of rollouts and prompts, from a few measured steps.
 
-They are affine with nonnegative coefficients: a fixed cost, and a cost per unit of work. Far beyond the measured sizes
-the model is a guess. The run's model does not change: a copy is trained.
+The seconds are a fixed cost plus a cost per unit of work, with coefficients >= 0. Far beyond the measured sizes this is
+a guess. The run's model does not change, because a copy is trained.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from brorl.training.diagnostics import coverage_record
 from brorl.training.local_parts import LocalParts
 from brorl.tree import fraction_cut
 
-_FEATURES = {  # what the seconds of each phase are affine in; None is a constant
+_FEATURES = {  # phase -> fields of `Work` that its seconds are affine in; None is a constant
     "generation": ("rounds", "unique_tokens", "sampled_tokens"),
     "verification": ("rounds", "responses"),
     "training": ("updates", "trained_nodes", "trained_groups"),
     "storing": (None, "responses"),
     "diagnostics": (None, "unique_tokens"),
 }
-_CHAINS, _STEPS, _WARM_UP, _MAX_ROUNDS = 64, 24, 4, 2000  # of the simulation of dynamic sampling
-_REPEATS = 3  # of a timed step
+_CHAINS, _STEPS, _WARM_UP, _MAX_ROUNDS = 64, 24, 4, 2000  # sizes of the simulation of dynamic sampling
+_REPEATS = 3  # time every step this often
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Work:
     """The work of one call of every phase."""
 
     groups: float  # groups to sample, verify and store
-    unique_tokens: float  # their tree nodes
-    sampled_tokens: float  # their tokens, duplicates counted
-    responses: float  # their distinct responses
+    unique_tokens: float  # tree nodes of these groups
+    sampled_tokens: float  # tokens of these groups, duplicates counted
+    responses: float  # distinct responses of these groups
     trained_groups: float  # groups to train on
     trained_nodes: float  # tree nodes in the loss
     updates: float  # mini-batches
@@ -60,7 +60,7 @@ class Work:
     @classmethod
     def of_step(cls, num_prompts: float, kept_fraction: float, *, nodes: float, tokens: float, responses: float,
                 trained: float, updates: float, rounds: float) -> Work:  # fmt: skip
-        """Return the work of a step that trains on `num_prompts` groups, from the means of a group."""
+        """Return the work of a step that trains on `num_prompts` groups; the keyword arguments are means per group."""
         groups = num_prompts / kept_fraction
         counts = (groups, groups * nodes, groups * tokens, groups * responses)
         return cls(*counts, num_prompts, num_prompts * trained, updates, rounds)
@@ -72,7 +72,7 @@ class Work:
 
 @dataclass(frozen=True)
 class AffineCost:
-    """A cost that is a sum of features, each times a coefficient >= 0."""
+    """A cost that is a weighted sum of features, with weights >= 0."""
 
     coefficients: tuple[float, ...]  # one per feature
     worst_error: float  # largest error of the fit, relative to the measured cost
@@ -95,19 +95,19 @@ def fit_affine(feature_KF: FloatArray, cost_K: FloatArray) -> AffineCost:
 
 @dataclass(frozen=True)
 class StepTiming:
-    """One amount of work, with the median seconds of each phase over some repeats."""
+    """One amount of work, and how long it took."""
 
     num_rollouts: int
     work: Work
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # phase -> median seconds over some repeats
 
 
 @dataclass(frozen=True)
 class StepCost:
     """Seconds of a step by phase."""
 
-    costs: dict[str, AffineCost]  # affine cost of each timed phase
-    per_step: dict[str, float]  # how often a step runs each phase: 1 / k for a phase of every k-th step
+    costs: dict[str, AffineCost]  # timed phase -> cost
+    per_step: dict[str, float]  # phase -> runs per step: 1 / k for a phase of every k-th step
     worst_error: float  # largest relative error of a timing's total
 
     @classmethod
@@ -129,9 +129,10 @@ class StepCost:
 
 @lru_cache(maxsize=4096)
 def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
-    """Return the mean number of engine calls per step, by a simulation of dynamic sampling with refill.
+    """Simulate dynamic sampling with refill, and return the mean number of engine calls per step.
 
-    Surplus groups are carried to the next step. A step samples P / fraction groups on average; fraction is in (0, 1].
+    Surplus groups are carried to the next step. A step samples num_prompts / kept_fraction groups on average;
+    `kept_fraction` is in (0, 1].
     """
     if not 0 < kept_fraction <= 1:
         raise ValueError(f"the fraction of kept groups must be in (0, 1], got {kept_fraction}")
@@ -157,7 +158,7 @@ def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
 class SampledGroups:
     """The groups that one call of the engine sampled, with the time of each phase."""
 
-    groups: list[Group]  # without those that have unverified rollouts: a plan compares groups of one size
+    groups: list[Group]  # without groups that have unverified rollouts: a plan compares groups of one size
     num_incomplete: int  # number of prompts that were left out
     clock: Stopwatch  # the time of each phase
 
@@ -186,9 +187,9 @@ def sample_groups(parts: LocalParts, prompts: Sequence[Prompt], num_rollouts: in
 def timing_sizes(
     num_prompts: int, num_rollouts: int, prompts_per_step: int, max_rollouts: int, quick: bool
 ) -> list[tuple[int, int]]:
-    """Choose (rollouts per prompt, prompts) of the timed steps, in addition to the pilot.
+    """Choose (rollouts per prompt, prompts) of the steps to time in addition to the pilot.
 
-    No timed step has more rollouts than the pilot; after a slow pilot, at most a quarter of them.
+    No timed step has more rollouts than the pilot. If `quick`, it has at most a quarter of them.
     """
     maximum = num_prompts * num_rollouts // (1 if quick else 4)
     low = min(16, num_rollouts)
@@ -198,7 +199,7 @@ def timing_sizes(
 
 
 class StepTimer:
-    """Runs the phases of a step, which trains the model: the run's, or a copy; `scratch` is for stored rollouts."""
+    """Runs the phases of a step. This trains `model`: the run's, or a copy. Rollouts are stored in `scratch`."""
 
     def __init__(self, parts: LocalParts, model: PreTrainedModel, scratch: Path) -> None:
         self._parts = parts
@@ -218,7 +219,7 @@ class StepTimer:
         updates = self._parts.config.optimizer.mini_batches
         repeated = [groups[i % len(groups)] for i in range(max(updates, len(groups)))]  # a group for every mini-batch
         with clock("training"):
-            # the time does not depend on the estimator, and the default one allows every N
+            # The time does not depend on the estimator; the default estimator allows every N.
             metrics = self.learner.learn(repeated, advantage_estimator(AdvantageSettings()), seed=0)
         if self._parts.config.store_rollouts_every:
             with clock("storing"):
@@ -242,7 +243,7 @@ class StepTimer:
 def time_steps(
     timer: StepTimer, prompts: Sequence[Prompt], sizes: Sequence[tuple[int, int]], pilot: Sequence[SampledGroups]
 ) -> list[StepTiming]:
-    """Time a step of each size a few times, alternating, and finish calls of the pilot in between."""
+    """Time a step of each size a few times, alternating; in between, time the other phases on the pilot's groups."""
     pilot_size = (pilot[0].groups[0].tree.num_rollouts, len(pilot[0].groups))
     timed: dict[tuple[int, int], list[StepTiming]] = {}
     for repeat in range(_REPEATS):
@@ -259,43 +260,43 @@ def time_steps(
     return timings
 
 
-MAX_TOKENS = 128  # of a measured response
-_SIZES = ((8, 2), (16, 4), (32, 8), (64, 8))  # largest rollouts and prompts of the measured steps
-_SECONDS = 5.0  # after this no larger size is measured
-_FEW_TOKENS = 16  # of a response where only the setup or the threads count
-_STEPS_A_THREAD_COUNT = 3  # of a step with each number of threads
+MAX_TOKENS = 128  # measured responses are cut after this many tokens
+_SIZES = ((8, 2), (16, 4), (32, 8), (64, 8))  # measured steps have at most these (rollouts, prompts)
+_SECONDS = 5.0  # after this time no larger size is measured
+_FEW_TOKENS = 16  # shorter responses, where only the setup or the threads count
+_STEPS_A_THREAD_COUNT = 3  # steps with each number of threads
 
 
 @dataclass(frozen=True)
 class StepForecast:
     """The expected seconds of a step."""
 
-    seconds: dict[str, float]  # seconds by phase and their total, for responses of the measured lengths
+    seconds: dict[str, float]  # phase -> seconds, and their total, for responses of the measured lengths
     max_seconds: float  # the total if every response that was cut reaches the length limit
-    fraction_cut: float  # measured responses that were cut before the length limit, as a fraction of all
-    fraction_at_limit: float  # measured responses that were cut at the length limit itself, as a fraction of all
-    groups: Sequence[Group]  # the groups of the largest measured step
-    # expected fraction of mixed groups; None if every group is trained on, responses were cut (they count as incorrect)
-    # or no measured group was mixed: the seconds are then for a step that keeps all groups
+    fraction_cut: float  # 0 to 1: measured responses that were cut before the length limit
+    fraction_at_limit: float  # 0 to 1: measured responses that were cut at the length limit itself
+    groups: Sequence[Group]  # groups of the largest measured step
+    # Expected fraction of mixed groups. None if every group is trained on, if responses were cut (they count as
+    # incorrect), or if no measured group was mixed; the seconds are then for a step that keeps all groups.
     kept_fraction: float | None
     num_rollouts: int  # measured rollouts
     num_prompts: int  # largest number of prompts in a measured step
-    measured_seconds: float  # duration of the measurement
-    seconds_of_threads: Mapping[int, float]  # seconds of the same small step by the number of CPU threads
+    measured_seconds: float  # the measurement took this long
+    seconds_of_threads: Mapping[int, float]  # number of CPU threads -> seconds of the same small step
 
 
 def forecast_step(parts: LocalParts, scratch: Path, threads: Sequence[int] = ()) -> StepForecast:
-    """Run small steps and extrapolate to a whole one; time a small step with each of some numbers of CPU threads, too.
+    """Run small steps and extrapolate to a whole step; also time a small step with each number of CPU `threads`.
 
     Rollouts are cut after `MAX_TOKENS` tokens to keep the measurement short; the forecast bounds the time of longer
-    responses. A model whose first step is slow takes one more, which is smaller. The small steps train the model, which
-    must be discarded.
+    responses. If the first step is slow, only one more is taken, which is smaller. The small steps train the model:
+    discard it.
     """
     limit, rollouts_per_prompt = parts.config.sampling.max_new_tokens, parts.config.rollouts_per_prompt
     parts, brief = _cut(parts, MAX_TOKENS), _cut(parts, _FEW_TOKENS)
     timer = StepTimer(parts, parts.model, scratch)
     sizes = sorted({(min(n, rollouts_per_prompt), min(p, parts.config.prompts_per_step)) for n, p in _SIZES})
-    num_rollouts, num_prompts = sizes[0]  # a step to warm up: imports and one-time setup are not part of a step
+    num_rollouts, num_prompts = sizes[0]  # to warm up: imports and one-time setup do not count
     timer.finish(sample_groups(brief, parts.stream.take(num_prompts), num_rollouts, 0))
     started = perf_counter()
     timings: list[StepTiming] = []
@@ -321,7 +322,7 @@ def forecast_step(parts: LocalParts, scratch: Path, threads: Sequence[int] = ())
         correct_P = np.array([group.num_correct for group in groups])
         fraction = fit_pass_rates(correct_P, groups[0].tree.num_rollouts).mixed(rollouts_per_prompt) or None
     cost = StepCost.fit(timings, timer.per_step)
-    limited = parts.config.optimizer.max_responses_per_outcome  # then the trained nodes do not grow with N
+    limited = parts.config.optimizer.max_responses_per_outcome  # if set, the trained nodes stop growing with N
     num_trained = min(2 * limited, rollouts_per_prompt) if limited else rollouts_per_prompt
     work = _whole_step(parts, groups, rollouts_per_prompt, num_trained, fraction)
     added = longer * cut_before  # tokens of every response, none of them shared
@@ -361,7 +362,7 @@ def _time_threads(
     sampled = sample_groups(parts, prompts, num_rollouts, seed=0)
     works: list[Callable[[], object]] = [
         lambda: sample_groups(parts, prompts, num_rollouts, seed=0),
-        lambda: timer.finish(sampled),  # afterwards: learning changes the rollouts of the next sampling
+        lambda: timer.finish(sampled),  # second, because learning changes later rollouts
     ]
     means = dict.fromkeys(threads, 0.0)
     try:

@@ -2,5 +2,5 @@
 
 from typing import Literal, get_args
 
-Aim = Literal["pass@1", "pass@k", "coverage"]  # what a tuning is for
+Aim = Literal["pass@1", "pass@k", "coverage"]  # a tuning raises this score
 AIMS: tuple[Aim, ...] = get_args(Aim)

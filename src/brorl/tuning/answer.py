@@ -56,13 +56,13 @@ def make_race_figure(race: Sequence[Sequence[Standing]], start: float, seconds: 
 class TuningResult(Result):
     """The answer of a race, and of the final against the user's recipe."""
 
-    path: Path  # the folder
+    path: Path  # folder of the tuning
     answer: str  # one sentence
-    spec: TuningSpec | None  # what was trained; None if there was nothing to find
-    race: tuple[tuple[Standing, ...], ...]  # the arms at each rung
+    spec: TuningSpec | None  # None if there was nothing to find
+    race: tuple[tuple[Standing, ...], ...]  # [rung][arm]
     final: FinishedComparison | None  # the winner against the user's recipe; None if the recipe won the race
-    recipe: Path | None = None  # the recipe to train; None if the user's own is the best
-    page: Path | None = None  # the answer, the race and the final for a browser; None if there was nothing to find
+    recipe: Path | None = None  # train this recipe next; None if the user's own is the best
+    page: Path | None = None  # HTML with the answer, the race and the final; None if there was nothing to find
 
     @property
     def train_command(self) -> str | None:
@@ -91,10 +91,10 @@ def conclude(
     final: FinishedComparison | None,
     with_more_time: str,
 ) -> TuningResult:
-    """Conclude, and write the page, and the recipe if it is not the user's own.
+    """State the answer, write the page, and write the recipe if it is not the user's own.
 
-    The race has the standings at each complete rung. Without a final, the user's recipe won, or there was no time and
-    the command `with_more_time` continues.
+    `race` has the standings at each complete rung. If there is no final, either the user's recipe won, or time ran out
+    and the command `with_more_time` continues.
     """
     pair, recipe, whole = None if final is None else final.results.pair, None, f"within {duration(spec.seconds)}"
     if not race:
@@ -133,7 +133,7 @@ def conclude(
 
 
 def recipe_for(config: TrainConfig, run_seconds: float, folder: Path) -> Path:
-    """Write a recipe that trains as a run of the tuning did, in its own directory."""
+    """Write a recipe that trains as a run of the tuning did, but into a run directory of its own."""
     settings: dict[str, Any] = {
         "seed": 0, "steps": None, "output_dir": None, "tracking.run_name": None, "budget.unit": "seconds",
         "budget.limit": run_seconds, "budget.marks": [], "budget.pause_at": None,
@@ -171,7 +171,7 @@ def _write_page(result: TuningResult, spec: TuningSpec, page: Path) -> None:
 
 
 def race_table(spec: TuningSpec, race: Sequence[Sequence[Standing]]) -> Table:
-    """Return the arms with their scores at each rung and why they were dropped, the arms that got farthest first."""
+    """Return a table of the arms, farthest first: their scores at each rung, and why they were dropped."""
     reached = {arm.name: [s for rung in race for s in rung if s.arm == arm.name] for arm in spec.arms}
     rows = []
     for arm in sorted(

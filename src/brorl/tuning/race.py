@@ -1,4 +1,4 @@
-"""The race of `brorl.tune` within its budget, from the pilot to the final."""
+"""Runs a tuning within its budget: the pilot, the race and the final."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ from brorl.tuning.spec import (
     standings,
 )
 
-_FEWEST_PROMPTS = 16  # held out, for the race and for the final each
+_FEWEST_PROMPTS = 16  # the race and the final each need this many held-out prompts
 
 
 @dataclass(frozen=True)
 class StartPilot:
     """The measurements of the pilot."""
 
-    start: dict[int, Estimate]  # pass@k on the tuning prompts, by k
-    prompts: dict[int, int]  # by each N that fits, the prompts per step that take as long as a step of the recipe
-    step_seconds: float  # of a step of the recipe
-    evaluation_seconds: float
+    start: dict[int, Estimate]  # k -> pass@k on the tuning prompts
+    prompts: dict[int, int]  # N -> prompts per step that take as long as the recipe's step; only N that fit
+    step_seconds: float  # one step of the recipe takes this long
+    evaluation_seconds: float  # one evaluation takes this long
 
 
 def with_tuning_prompts(config: TrainConfig) -> tuple[TrainConfig, tuple[int, int]]:
-    """Divide the held-out prompts of each source: the final keeps the recipe's prompts, and the race gets the next."""
+    """Divide each source's held-out prompts: the final keeps the recipe's prompts, and the race gets the next ones."""
     skip, wanted = config.evaluation.skip_prompts, config.evaluation.num_prompts
     everything = _evaluated_on(config, skip, 2**20)
     sizes = [len(source.held_out) for source in build_questions(everything) if source.held_out]
@@ -84,7 +84,7 @@ def _evaluated_on(config: TrainConfig, skip: int, num: int) -> TrainConfig:
 
 
 def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, progress: bool) -> StartPilot:
-    """Evaluate the start on the tuning prompts, and find the prompts per step that take as long at each N."""
+    """Evaluate the start on the tuning prompts; for each N, find the prompts per step that take equally long."""
     config = _evaluated_on(config, *tuning)
     with Screen(silent=not progress) as screen, ExitStack() as ends:
         screen.observe(Phase("loading", "data"))
@@ -112,14 +112,14 @@ def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, progr
     return StartPilot(start, fitting, plan.rows[plan.recipe].seconds["total"], evaluation_seconds)
 
 
-_FEWEST = 4  # arms, the user's own recipe among them, unless there are fewer candidates
-_STEPS_TO_A_RUNG = 25  # of the user's recipe, at least, in the first part of the race
+_FEWEST = 4  # race at least this many arms, the user's own among them, unless there are fewer candidates
+_STEPS_TO_A_RUNG = 25  # the first rung is long enough for this many steps of the user's recipe
 _HEADROOM = 0.02  # if pass@k is less than this above pass@1, there is hardly anything to find
-_K = 16  # of the aim pass@k
+_K = 16  # the aim pass@k means this k
 
 
 def train_race(spec: TuningSpec, folder: Path, jobs: int | None, console: Console) -> TuningResult:
-    """Train the race and the final while there is time, and conclude; the folder is locked meanwhile."""
+    """Train the race and the final while there is time, and state the answer; the folder is locked meanwhile."""
 
     @cache
     def slots() -> list[Slot]:
@@ -145,7 +145,7 @@ def train_race(spec: TuningSpec, folder: Path, jobs: int | None, console: Consol
 
 
 def _command_with_more_time(clock: TuneClock, folder: Path) -> str:
-    """Return the command that continues a tuning with the time that it needs at its measured speed."""
+    """Return the command that continues a tuning, with a budget long enough at the measured speed."""
     needed = 60 * ceil((clock.spec.used_seconds + 1.2 * clock.whole_seconds) / 60)
     return f"{again(folder)} --budget {max(needed, 2 * ceil(clock.spec.seconds / 60) * 60) // 60}m"
 
@@ -233,9 +233,9 @@ def begin(
 
 
 def with_sizes(spec: TuningSpec, step_seconds: float) -> TuningSpec:
-    """Return the spec with the most arms for which the first part of the race is long enough, and the budget of a run.
+    """Return the spec with a run's budget, and with as many arms as leave the first rung long enough.
 
-    The race and the final take the time that is left; `step_seconds` is of the recipe.
+    The race and the final share the remaining time. One step of the recipe takes `step_seconds`.
     """
     least, left = _STEPS_TO_A_RUNG * step_seconds / RUNGS[0], spec.seconds - spec.used_seconds
     needed = 0.0
@@ -273,14 +273,14 @@ def _race(
 ) -> tuple[tuple[Standing, ...], ...]:
     """Train the arms from rung to rung, and return their standings; finished parts are not repeated.
 
-    A rung that does not leave time for the final is not begun, and one that takes too long is stopped.
+    A rung does not begin if it would leave no time for the final. A rung that takes too long is stopped.
     """
     arms, rungs = list(spec.arms), []
     for rung, fraction in enumerate(RUNGS):
         runs = [spec.race_run(folder, arm, fraction) for arm in arms]
         waiting = [run for run in runs if not progress_of(run).ended]
         if waiting:
-            if (folder / "final" / SPEC_FILE).is_file():  # begun by an earlier call, which had no time for this
+            if (folder / "final" / SPEC_FILE).is_file():  # an earlier call skipped this rung and began the final
                 break
             if rung and clock.rung_seconds(rung) > clock.left_to_race:
                 console.print(f"no time for the race up to {amount(spec.run_seconds * fraction, 'seconds')}")
@@ -301,7 +301,7 @@ def _race(
 
 
 def _courses(spec: TuningSpec, runs: Sequence[ArmRun]) -> list[Course]:
-    """Read the scores of runs at a rung, on the prompts whose responses were all verified in every run."""
+    """Read the scores of runs at a rung. Prompts count only if every run verified all of their responses."""
     evaluations: list[list[Score]] = []
     for run in runs:
         read = read_run(run.directory, run.seed, run.budget)

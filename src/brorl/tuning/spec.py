@@ -1,13 +1,13 @@
-"""What a tuning races and by which rules: its arms, rungs, standings and clock, as `tune.json` holds it.
+"""The arms of a tuning and the rules of its race: rungs, standings and clock. `tune.json` stores them.
 
-All arms have the whole budget in their settings, because learning rates and orders fall over it. They pause at rungs, a
-quarter, a half and all of the budget, and those that go on are continued, not started again. If more arms are left than
-the next rung has room for, the best by their projected ends go on, taking turns by objective: an order that falls
-lowers pass@1 first and raises it last. The user's own arm always goes on.
+All arms have the whole budget in their settings, because learning rates and orders fall over it. They pause at rungs: a
+quarter, a half and all of the budget. An arm that goes on continues from its pause and does not restart. If more arms
+are left than the next rung has room for, the best by projected end go on. Objectives take turns in this choice, because
+a falling order lowers pass@1 first and raises it last. The user's own arm always goes on.
 
-The projected end follows the power of the cost that leads from the start through the evaluations at half of the rung
-and at the rung, with an exponent of at most 1; an arm that has turned stays where it is. So an arm that starts slowly
-and still rises goes on.
+The projected end is a power law of the cost: it leads from the start through the evaluations at half of the rung and at
+the rung, with an exponent of at most 1. An arm that has turned stays where it is. So an arm that starts slowly and
+still rises goes on.
 
 Source: successive halving (Jamieson and Talwalkar, arXiv 1502.07943); the projection is ours.
 """
@@ -35,11 +35,11 @@ from brorl.runs.run_directory import TUNE_FILE
 from brorl.storage import replace_file, storage_errors
 from brorl.tuning import Aim
 
-RUNGS = (0.25, 0.5, 1.0)  # fractions of the budget; each is evaluated at its half, too
+RUNGS = (0.25, 0.5, 1.0)  # fractions of the budget; runs are evaluated at each rung and at half of it
 
 
 def room_after(rung: int, num_arms: int) -> int:
-    """Return how many of the arms of a race may go on after a rung, the user's own included; at least 2."""
+    """Return how many arms may go on after a rung, the user's own included; at least 2."""
     return min(max(2, ceil(num_arms / (2 << rung))), num_arms)
 
 
@@ -49,12 +49,12 @@ class Course:
 
     arm: str
     objective: str  # before the end, only scores of one objective are comparable
-    start: float  # its score at the start
-    half: float  # at half of the rung's cost
-    rung: float  # at the rung
+    start: float  # score at the start
+    half: float  # score at half of the rung's cost
+    rung: float  # score at the rung
 
     def projected(self, fraction: float) -> float:
-        """Return the expected score at the end, from a rung at a fraction of the budget."""
+        """Return the expected score at the end of the budget, for a rung at this fraction of it."""
         if (self.half - self.start) * (self.rung - self.half) <= 0:
             return self.rung
         exponent = min(log2((self.rung - self.start) / (self.half - self.start)), 1.0)
@@ -66,12 +66,12 @@ class Standing:
     """An arm at a rung."""
 
     arm: str
-    score: float  # its mean score at the rung
-    dropped: str | None  # why it does not go on; None if it goes on
+    score: float  # mean over the tuning prompts
+    dropped: str | None  # the reason why the arm does not go on; None if it goes on
 
 
 def standings(courses: Sequence[Course], fraction: float, room: int, own: str) -> tuple[Standing, ...]:
-    """Decide which `room` arms go on at a rung, the own arm among them, and return all by falling projected end.
+    """Decide which `room` arms go on at a rung, the own arm among them; return all arms, best projected end first.
 
     At the end of the budget, arms of all objectives are compared.
     """
@@ -87,21 +87,21 @@ def standings(courses: Sequence[Course], fraction: float, room: int, own: str) -
 
 
 OWN = "yours"
-ROLLOUTS = (128, 16, 512)  # the numbers of rollouts to try, in this order
-# The order of MaxRL at the end of a long run, as docs/explanation/study.md found; None for no fall.
+ROLLOUTS = (128, 16, 512)  # try these N, in this order
+# MaxRL's order at the end of a long run, as docs/explanation/study.md found; None if the order does not fall.
 _FINAL_ORDERS: Mapping[Aim, int | None] = {"pass@1": 1, "pass@k": 16, "coverage": None}
 _FALLING = {"optimizer.schedule": "cosine"}
 
 
 def candidates(config: TrainConfig, prompts: Mapping[int, int], aim: Aim) -> list[ArmRecipe]:
-    """Return at most nine arms, the user's own first and then the most promising ones.
+    """Return at most nine arms: the user's own first, then the most promising candidates.
 
     Each candidate is the user's recipe with another N, objective or learning rate, and a rate that falls over the
-    budget; docs/explanation/study.md is the reason for the list. A gradient from fewer prompts is noisier, however many
-    rollouts they have. So each N has a rate that scales with the square root of the number of prompts, once and three
-    times: the rate of a pretrained model may be as high as it can be.
+    budget; docs/explanation/study.md gives the reasons. A gradient from fewer prompts is noisier, however many rollouts
+    they have, so the rate scales with the square root of the number of prompts. Each N is tried with this rate and with
+    three times this rate, because a pretrained model's rate may already be as high as possible.
 
-    `prompts` has, for each N that fits, the prompts per step that take as long as a step of the recipe.
+    `prompts` maps each N that fits to the prompts per step that take as long as a step of the recipe.
     """
     objective = _objective(aim)
     sizes = [n for n in ROLLOUTS if n in prompts]
@@ -127,7 +127,7 @@ def _settings(
 
 
 def _objective(aim: Aim) -> dict[str, Any]:
-    """Return the objective that the study found best for an aim: MaxRL, with an order that ends at the aim's k."""
+    """Return the settings of the objective that the study found best for an aim: MaxRL, its order ending at the k."""
     return {"advantage": AdvantageSettings(estimator="maxrl", final_order=_FINAL_ORDERS[aim]).model_dump(mode="json")}
 
 
@@ -140,27 +140,27 @@ def _title(config: TrainConfig) -> str:
     return f"{batch}, {objective}{falls}, rate {plain(optimizer.learning_rate)}{schedule}"
 
 
-_TUNING_SEED = 1000  # of the race; the final has the seeds from 0
-_POINTS = (RUNGS[0] / 2, *RUNGS)  # fractions at which a run is evaluated: the rungs and their halves
-NUM_EVALUATIONS = 1 + len(_POINTS)  # of a whole run, with the evaluation of the start
+_TUNING_SEED = 1000  # all runs of the race have this seed; the final uses seeds 0, 1, 2, ...
+_POINTS = (RUNGS[0] / 2, *RUNGS)  # runs are evaluated at these fractions: the rungs and their halves
+NUM_EVALUATIONS = 1 + len(_POINTS)  # evaluations per whole run; the first is at the start
 
 
 @dataclass(frozen=True)
 class TuningSpec:
-    """What is trained."""
+    """The plan of a tuning."""
 
     aim: Aim
-    k: int  # of the pass@k that the aim means
-    seconds: float  # of the whole command
-    run_seconds: float  # of each run
-    seeds: int  # of the final
+    k: int  # the aim means pass@k of this k
+    seconds: float  # budget of the whole command
+    run_seconds: float  # budget per run
+    seeds: int  # runs of each arm in the final
     jobs: int  # runs at the same time
     machine: str
-    start: Mapping[int, Estimate]  # held-out pass@k of the start
+    start: Mapping[int, Estimate]  # k -> held-out pass@k of the start
     tuning_prompts: tuple[int, int]  # evaluation.skip_prompts and num_prompts of the race
     arms: tuple[ArmRecipe, ...]  # the user's own first
-    evaluation_seconds: float = 0.0  # of one evaluation
-    used_seconds: float = 0.0  # of the whole command, by earlier calls and the pilot
+    evaluation_seconds: float = 0.0  # one evaluation takes this long
+    used_seconds: float = 0.0  # part of `seconds` that the pilot and earlier calls used
 
     @property
     def own(self) -> ArmRecipe:
@@ -168,7 +168,7 @@ class TuningSpec:
         return self.arms[0]
 
     def arm(self, name: str) -> ArmRecipe:
-        """Return the arm of a name."""
+        """Return the arm with this name."""
         return next(arm for arm in self.arms if arm.name == name)
 
     def final(self, winner: ArmRecipe, run_seconds: float, seeds: int) -> ComparisonSpec:
@@ -178,7 +178,7 @@ class TuningSpec:
         return ComparisonSpec(arms, "seconds", run_seconds, points, seeds, (), (), *where)
 
     def race_run(self, folder: Path, arm: ArmRecipe, fraction: float) -> ArmRun:
-        """Write the recipe of a run of the race, and return the run up to a rung."""
+        """Write the recipe for an arm's run in the race, and return the run up to `fraction` of its budget."""
         directory = folder / "race" / arm.name.replace(" ", "_")
         points = tuple(self.run_seconds * fraction for fraction in _POINTS)
         config = run_config(arm, _TUNING_SEED, directory, Budget("seconds", self.run_seconds, points))
@@ -207,24 +207,24 @@ class TuningSpec:
         return cls(**content)
 
 
-USED = 0.85  # the fraction of the time without evaluations that goes to training; the rest is startup and last steps
-FEWEST_SEEDS = 2  # of a final
-_CONCLUDING = 0.03  # the fraction of the whole budget for the tables and figures of the answer
-_SHORTEST = 0.5  # fraction of the planned budget of a run; instead of shorter runs a final has fewer seeds
-_FIRST_EVALUATIONS = 3  # of a run in the first rung; later rungs have one
+USED = 0.85  # fraction of the time outside evaluations that is training; the rest is startup and last steps
+FEWEST_SEEDS = 2  # a final needs at least this many
+_CONCLUDING = 0.03  # fraction of the whole budget that the answer's tables and figures take
+_SHORTEST = 0.5  # the final's runs get at least this fraction of their planned budget; rather, it has fewer seeds
+_FIRST_EVALUATIONS = 3  # evaluations of a run up to the first rung; each later rung has one
 
 
 @dataclass
 class TuneClock:
-    """Divides the rest of the budget, from the measured time that runs take besides their training."""
+    """Divides the remaining budget; it measures how long runs take in addition to their training."""
 
     spec: TuningSpec
-    deadline: float  # of the runs, on the clock of `time.perf_counter`
-    extra: float | None = None  # seconds of a run of the first rung beyond its training; None until it is measured
+    deadline: float  # all runs end by this time of `time.perf_counter`
+    extra: float | None = None  # seconds that a run up to the first rung takes beyond training; None until measured
 
     @classmethod
     def start(cls, spec: TuningSpec) -> TuneClock:
-        """Start with the budget that earlier calls have left."""
+        """Start a clock with the budget that earlier calls left."""
         return cls(spec, perf_counter() + spec.seconds * (1 - _CONCLUDING) - spec.used_seconds)
 
     @property
@@ -234,7 +234,7 @@ class TuneClock:
 
     @property
     def left_to_race(self) -> float:
-        """Seconds that are left for the race, less the time of a short final."""
+        """Seconds left for the race; a short final is already subtracted."""
         return self.left - self.final_seconds(_SHORTEST)
 
     def rung_seconds(self, rung: int) -> float:
@@ -244,7 +244,7 @@ class TuneClock:
         return ceil(entering / self.spec.jobs) * self._run_seconds(length, 1 if rung else _FIRST_EVALUATIONS)
 
     def final_seconds(self, fraction: float = 1.0) -> float:
-        """Return the time that the final should take, with a fraction of the planned budget of each run."""
+        """Return the time that the final should take if each run gets this fraction of its planned budget."""
         return self._waves(self.spec.seeds) * self._run_seconds(fraction, NUM_EVALUATIONS)
 
     @property
@@ -258,7 +258,7 @@ class TuneClock:
         self.extra = max(seconds / waves - RUNGS[0] * self.spec.run_seconds, 0.0)
 
     def size_of_final(self) -> tuple[float, int] | None:
-        """Return the budget of a run and the seeds of a final that fits into the time left; None if none fits."""
+        """Return (budget per run, seeds) of a final that fits into the time left; None if none fits."""
         for seeds in range(self.spec.seeds, FEWEST_SEEDS - 1, -1):
             each = self.left / self._waves(seeds)
             shortest, whole = (self._run_seconds(fraction, NUM_EVALUATIONS) for fraction in (_SHORTEST, 1.0))
@@ -272,11 +272,11 @@ class TuneClock:
         return ceil(2 * seeds / self.spec.jobs)
 
     def _run_seconds(self, fraction: float, evaluations: int) -> float:
-        """Return the time of a run with a fraction of the planned budget; it is linear in the fraction from 1/4 on."""
+        """Return the time of a run with this fraction of its planned budget; linear from a fraction of 1/4 on."""
         training = fraction * self.spec.run_seconds
         if self.extra is None:
             return training / USED + evaluations * self.spec.evaluation_seconds
         more = evaluations / _FIRST_EVALUATIONS
-        if self.spec.own.config.engine.clock == "cpu":  # the extra is also time in which the run had no core
+        if self.spec.own.config.engine.clock == "cpu":  # extra then includes time when the run had no core
             more = max(more, fraction / RUNGS[0])
         return training + max(more, 1.0) * self.extra
