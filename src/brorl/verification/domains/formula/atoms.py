@@ -24,16 +24,16 @@ from brorl.verification.domains.formula.words import NUMERALS, ORDINAL_ENDINGS
 
 
 class Cursor:
-    """Moves through tokens; the classes below it read forms, which may be within each other."""
+    """Moves through tokens. Subclasses read forms; the methods declared here let lower classes call higher ones."""
 
-    listing: Callable[..., Form]  # what stands between brackets, up to the closing one
+    listing: Callable[..., Form]  # all items up to a closing bracket
     bracketed: Callable[[], Form]  # a tuple, an interval, a set, or an expression in brackets
     sum: Callable[[], Form]
     product: Callable[[], Form]
     power: Callable[[], Form]  # a factor with its exponent
     exponent: Callable[[], Expression]
     mixed_number: Callable[[], Form]  # a factor, or a mixed number
-    starts_factor: Callable[[Token], bool]  # whether a token goes on with a product without an operator
+    starts_factor: Callable[[Token], bool]  # whether a token continues a product without an operator
     starts_unit: Callable[[], bool]  # whether the rest of this item is a unit
 
     def __init__(self, tokens: Sequence[Token], has_units: bool = True) -> None:
@@ -45,7 +45,7 @@ class Cursor:
         return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else END
 
     def take(self) -> Token:
-        """Return the next token, and move after it."""
+        """Return the next token, and move past it."""
         token = self.peek()
         self.at += 1
         return token
@@ -62,7 +62,7 @@ class Cursor:
         return token
 
     def outside_brackets(self, most: int | None = None) -> Iterator[tuple[int, Token]]:
-        """Yield the tokens from here on that stand in no bracket, which begins or ends there too, and their places."""
+        """Yield (place, token) from here on, without the tokens inside brackets that open after here."""
         depth = 0
         for at in range(self.at, len(self.tokens) if most is None else min(self.at + most, len(self.tokens))):
             text = self.tokens[at].text
@@ -98,7 +98,7 @@ MARKS = frozenset(
 )
 CURRENCY_OF = {"\\$": "dollar", "\\euro": "euro", "\\pounds": "pound", "\\yen": "yen", "\\rupee": "rupee"}
 _PAIRS = (("(", ")"), ("\\{", "\\}"))
-_PERIOD = re.compile(r"\.\d{0,30}?(\d{1,6}?)\1{1,30}$")  # of a decimal that dots go on with
+_PERIOD = re.compile(r"\.\d{0,30}?(\d{1,6}?)\1{1,30}$")  # the repeating digits before dots: `0.333...`
 
 
 class AtomReader(Cursor):
@@ -148,7 +148,7 @@ class AtomReader(Cursor):
         raise UnreadableError(f"no factor: {token.text}")
 
     def number(self) -> Form:
-        """Read a number: with a period that repeats, an ordinal, or of another base."""
+        r"""Read a number: `0.\overline{3}`, `5th`, `1011_2`, or plain digits."""
         token = self.take()
         if self.accept("_"):
             return based(token.text, self.braced() if self.peek().text == "{" else self._one_character())
@@ -208,7 +208,7 @@ class AtomReader(Cursor):
         return token.text[0]
 
     def command(self) -> Form:
-        """Read what a command of LaTeX begins."""
+        """Read the form that a LaTeX command begins."""
         token = self.take()
         name = token.text[1:]
         match name:
@@ -362,7 +362,7 @@ def _number(text: str) -> Number:
 
 
 def based(digits: str, base: str) -> Form:
-    """Return a number of a base, which is written with digits or as a word."""
+    """Return a number in a base, `1011_2` or `1011_{two}`."""
     base = base.strip("()").removeprefix("base")
     if not (base.isdigit() or base in NUMERALS) or not digits.isdigit():
         raise UnreadableError("no base")

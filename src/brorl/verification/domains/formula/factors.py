@@ -1,6 +1,6 @@
-r"""The grammar of expressions: sums, products, powers, functions and what stands in brackets.
+r"""The grammar of expressions: sums, products, powers, functions and brackets.
 
-Letters side by side are a product. A number follows another factor only after an operator, apart from mixed numbers.
+Letters side by side are a product: `ab`. Before a number there must be an operator, except in mixed numbers: `1 1/2`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class FactorReader(AtomReader):
         return _signed("-", factor) if signs.count("-") % 2 else factor
 
     def starts_factor(self, token: Token) -> bool:
-        """Whether a token goes on with a product without an operator."""
+        """Whether a token continues a product without an operator."""
         if token.kind == "name":
             return token.text not in _ENDS_TERM
         if token.kind == "command":
@@ -225,7 +225,7 @@ def _scale(factors: Sequence[Form]) -> Form:
 
 
 def _call(head: Symbol, form: Form) -> Form:
-    """Return `f(x)`; for most letters it is a product."""
+    """Return a call such as `f(x)`; its value is a product for most letters, see `expressions`."""
     if isinstance(form, Bracketed) and form.items:
         return Apply("call", (head, *map(to_expression, form.items)))
     return Apply("call", (head, to_expression(form)))

@@ -1,7 +1,10 @@
-r"""The grammar of answers: reads tokens as a form, all of them or none.
+r"""The grammar of answers: `read` turns a text into a form.
 
-An answer is a list of items. An item is a chain of relations between sides; a side is an expression, which a unit may
-follow, a set, a matrix, a ratio or words. What the grammar does not know is a text.
+    answer   items joined by `,`, `and` or `or`       `x = 3 cm, y = 4`
+    item     sides joined by `=`, `<`, `\in`, ...     `x = 3 cm`
+    side     an expression (a unit may follow), a set, a matrix, a ratio, or words
+
+If the grammar does not know a part of the answer, the whole answer is a `Text`.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ _SET_SIGNS = frozenset({"\\cup", "\\cap", "\\setminus"})
 _JOINTS = {",": ",", ";": ",", "and": "and", "or": "or", "\\lor": "or", "\\land": "and"}
 _ENDS = _CLOSERS | SIGNS | _JOINTS.keys() | _SET_SIGNS | {":"}
 _UNIT_COMMANDS = frozenset({"\\frac", "\\degree", "\\Omega", "\\mu", "\\AA", "^"})
-_PRODUCT = re.compile(  # letters that may be multiplied: `mgh`, `qvB`, `ab`, but not `east` and `PQR`
+_PRODUCT = re.compile(  # matches products of letters: `mgh`, `qvB`, `ab`, but not `east` and `PQR`
     r"(?=[A-Z]*[a-z])(?:(?![aeiou])[a-z]|(?![AEIOU])[A-Z])+|[a-z]{2}"
 )
 _SHORT_WORDS = frozenset(
@@ -67,7 +70,7 @@ _MAX_TAIL = 24
 
 @lru_cache(maxsize=4096)
 def read(text: str) -> Form:
-    """Return the form of an answer, which is any string; notation that the grammar does not know is a text."""
+    """Return the form of any string; notation that the grammar does not know becomes a `Text`."""
     try:
         tokens = without_frame(tokenize(text))
     except UnreadableError:
@@ -86,7 +89,7 @@ class Reader(FactorReader):
     """Reads an answer from tokens."""
 
     def listing(self, *closing: str) -> Form:
-        """Read items and what joins them, up to one of the closing marks, which is taken."""
+        """Read items and the marks that join them; with closing marks, take one of these at the end."""
         items, joints = [self.item()], []
         while joint := self._joint(isinstance(items[-1], Relation)):
             joints.append(joint)
@@ -119,7 +122,7 @@ class Reader(FactorReader):
         return joint
 
     def item(self) -> Form:
-        """Read one answer of a list."""
+        """Read one item of a list."""
         sides: list[Form] = []
         signs: list[str] = []
         self.accept("\\approx", "=")
@@ -133,7 +136,7 @@ class Reader(FactorReader):
         return sides[0] if len(sides) == 1 else Relation(tuple(sides), tuple(signs))
 
     def _left_side(self) -> Form | None:
-        """Read a side before `=` that only names a value, such as an integral or `P(A > 1)`; None for any other."""
+        """Read a side before `=` that only names a value, such as an integral or `P(A > 1)`; None for other sides."""
         first = self.peek()
         if not (first.text in _OPAQUE or (first.text in _PROBABILITIES and self.peek(1).text in ("(", "["))):
             return None
@@ -154,7 +157,7 @@ class Reader(FactorReader):
         return min(len(self.tokens), self.at + _MAX_TAIL)
 
     def _words(self) -> Form | None:
-        """Read a side of words alone; None for any other side."""
+        """Read a side that is only words; None for other sides."""
         end = self._boundary()
         if (spelled := self._spelled_with_and()) is not None:
             return spelled
@@ -174,7 +177,7 @@ class Reader(FactorReader):
         return Text(next((same for pattern, same in _SAME_WORDS if pattern.fullmatch(text)), text))
 
     def _set_sign(self, form: Form) -> str | None:
-        """Take what joins a set with another one; a minus sign is the same as a backslash."""
+        r"""Take the sign between two sets; `-` before a set means `\setminus`. None if there is no such sign."""
         sign = self.peek().text
         if isinstance(form, Number | Apply):
             return None
@@ -186,7 +189,7 @@ class Reader(FactorReader):
         return None
 
     def _spelled_with_and(self) -> Form | None:
-        """Read `one and a half`; None if the words from here on are no such number."""
+        """Read a spelled number with `and`, such as `one and a half`; None for other words."""
         if self.peek().kind != "name":
             return None
         end = self.at
@@ -254,7 +257,7 @@ class Reader(FactorReader):
         return self._with_smaller(quantity) if self.peek().kind == "number" else quantity
 
     def _with_smaller(self, quantity: Quantity) -> Form:
-        """Return `2 hours 30 minutes` in the first unit."""
+        """Return `2 hours 30 minutes` as one quantity in hours."""
         other = self.side()
         if not isinstance(other, Quantity) or not (units := units_of(quantity.unit) and units_of(other.unit)):
             raise UnreadableError("two numbers side by side")
@@ -269,7 +272,7 @@ class Reader(FactorReader):
         return self.has_units and self._measure() is not None
 
     def _measure(self) -> tuple[str, str, int] | None:
-        """Return the unit from here on, or the noun that is counted, words after it, and the end; None for none."""
+        """Return (unit or counted noun, words after it, end) from here on; None if there is no unit or noun."""
         end = self._boundary(of_unit=True)
         first, tail = self.peek(), self.tokens[self.at : end]
         if first.text == "(" and len(tail) > 2 and tail[-1].text == ")" and all(len(t.text) > 1 for t in tail[1:-1]):
@@ -339,7 +342,7 @@ class Reader(FactorReader):
 
 
 def _unit(tokens: Sequence[Token]) -> str | None:
-    """Return the unit of measurement that tokens name; None if they do not name one."""
+    """Return the text of the unit that tokens name; None if they name no unit."""
     text = written(tokens)
     if re.match(r"\^? *\{?\\(?:circ|degree)", text):
         text = re.sub(r"^\^? *\{?\\(?:circ|degree) *\}? *", "°", text)
@@ -351,7 +354,7 @@ def _unit(tokens: Sequence[Token]) -> str | None:
 
 
 def _are_words(names: list[Token]) -> bool:
-    """Whether names are words of a language, not letters of a formula."""
+    """Whether names are words such as `east`, not letters of a formula such as `mgh`."""
     if all(len(name.text) == 1 for name in names):
         return False
     names = [name for name in names if name.text.lower() not in WORDS_OF_FORMULAS]
@@ -363,7 +366,7 @@ def _are_words(names: list[Token]) -> bool:
 
 
 def _product(tokens: list[Token]) -> Expression | None:
-    """Return tokens as an expression in which no letter is a unit; None if they are no expression."""
+    """Return tokens as an expression in which all letters are variables; None if they are no expression."""
     reader = Reader(tokens, has_units=False)
     try:
         form = reader.sum()
@@ -373,7 +376,7 @@ def _product(tokens: list[Token]) -> Expression | None:
 
 
 def letters_of(text: str) -> Expression | None:
-    """Return a word as the product of its letters; None if it is no single word of a few letters."""
+    """Return `ab` as a times b; None if a text is not a single word of 2 to 6 letters."""
     if not re.fullmatch(r"[A-Za-z]{2,6}", text):
         return None
     return Apply("*", tuple(Symbol(letter) for letter in text))

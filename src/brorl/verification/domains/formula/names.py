@@ -45,7 +45,7 @@ def vector_of(form: Form) -> Sequence[Form] | None:
 
 
 def name_of(form: Form) -> str | None:
-    r"""Return what a side names, without a value: `x`, `f(x)`, `AB`, `\text{Area}`; None if it names nothing."""
+    r"""Return the name that a side is: `x`, `f(x)`, `AB`, `\text{Area}`; None if it is no name."""
     match form:
         case Symbol(name):
             return name if variables(form) else None
@@ -75,12 +75,12 @@ def _are_letters(parts: Sequence[Form]) -> bool:
 
 
 def _is_formula(form: Form) -> bool:
-    """Whether a side names a number alone, as in `NO/BO = 2`; with variables after it, it is an equation."""
+    """Whether a side is a quotient or sum: `NO/BO = 2` names a number, but `NO/BO = x` is an equation."""
     return isinstance(form, Apply) and form.operation in ("/", "+")
 
 
 def _are_measures(parts: Sequence[Form]) -> bool:
-    """Whether parts are letters or products of them, as in the quotient `NO/BO`."""
+    """Whether parts are letters or products of letters, as in the quotient `NO/BO`."""
     products = (part.arguments if isinstance(part, Apply) and part.operation == "*" else (part,) for part in parts)
     return all(map(_are_letters, products))
 
@@ -106,7 +106,7 @@ def is_name(form: Form, wide: bool) -> bool:
 
 
 def solved(form: Form) -> tuple[str, Form] | None:
-    """Return the name and the value of a solved equation; None for any other form."""
+    """Return (name, value) of a solved equation, `x = 42`; None for any other form."""
     if not isinstance(form, Relation) or not set(form.signs) <= EQUAL:
         return None
     first, last = form.sides[0], form.sides[-1]
@@ -124,7 +124,7 @@ def solved(form: Form) -> tuple[str, Form] | None:
 
 
 def are_choices(form: Form, words: str) -> bool:
-    """Whether a list of letters of choices, such as `A, C, D`, is written in one word, in any order."""
+    """Whether a word has the letters of a list of choices in any order: `DAC` for `A, C, D`."""
     if not isinstance(form, Listing):
         return False
     letters = [item.name for item in form.items if isinstance(item, Symbol) and re.fullmatch("[A-J]", item.name)]
@@ -156,14 +156,14 @@ def assigned(form: Form) -> dict[str, Form] | None:
     return values if len(values) == len(pairs) > 1 else None
 
 
-_WHOLE, _REAL = "n\N{ELEMENT OF}", "t\N{ELEMENT OF}"  # bound letters; no text has these names
+_WHOLE, _REAL = "n\N{ELEMENT OF}", "t\N{ELEMENT OF}"  # names for bound letters, which no text can have
 _MAX_PROGRESSION = 500
 
 T = TypeVar("T")
 
 
 def renamed(form: T, old: str, new: str) -> T:
-    """Return a form, or a part of one, with another name for a variable."""
+    """Return a form, or a part of a form, in which a variable has a new name."""
     if isinstance(form, Symbol):
         return Symbol(new) if form.name == old else form  # type: ignore[return-value]
     if not isinstance(form, tuple):
@@ -183,7 +183,7 @@ def domain_of(item: Form) -> tuple[str, str] | None:
 
 
 def without_conditions(form: Listing) -> list[Form]:
-    r"""Return items without `k \in \mathbb{Z}`, whose variable gets one name unless an item is its value: `n = 3`."""
+    r"""Return `2k\pi, k \in \mathbb{Z}` as `2n\pi` with one fixed name n; the name stays if an item is `k = 3`."""
     domains = [domain_of(item) for item in form.items]
     free = [variables(item) for item in form.items]
     dropped = [
@@ -209,7 +209,7 @@ def _names(side: Form, variable: str) -> bool:
 
 
 def with_letters(right: Expression, given: Expression) -> Expression:
-    """Return an answer with the letter of its reference for any whole number, or for the constant of integration."""
+    """Return an answer with its reference's letter for any whole number (`2k`, `2n`) or constant of integration."""
     ours, theirs = (variables(one) - variables(other) for one, other in ((right, given), (given, right)))
     if len(ours) != 1 or len(theirs) != 1:
         return given
@@ -221,7 +221,7 @@ def with_letters(right: Expression, given: Expression) -> Expression:
 
 
 def with_argument(right: Form, given: Relation) -> Relation:
-    """Return an equation of `f(t)` as one of `f(x)`, if x is the argument in the reference."""
+    """Return `f(t) = 2t` as `f(x) = 2x`, if x is the argument in the reference."""
     match right, given.sides[0]:
         case Apply("call", (head, Symbol(one))), Apply("call", (other_head, Symbol(other))):
             if head == other_head and one != other and one not in variables(given):
@@ -232,7 +232,7 @@ def with_argument(right: Form, given: Relation) -> Relation:
 
 
 def between(items: Sequence[Form], last: Form) -> list[Form]:
-    r"""Return what dots stand for in `1, 2, \ldots, 10`, whole numbers in steps; two numbers say a step of one."""
+    r"""Return the numbers that dots stand for: 3 to 9 in `1, 2, \ldots, 10`. Only whole numbers in equal steps."""
     numbers = [item.value for item in (*items, last) if isinstance(item, Number) and item.value.denominator == 1]
     steps = {other - one for one, other in pairwise(numbers[:-1])} or {Fraction(1)}
     step = steps.pop()

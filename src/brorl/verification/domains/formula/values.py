@@ -27,15 +27,15 @@ from brorl.verification.domains.formula.expressions import (
 
 IMAGINARY = "i"
 _DIGITS, _MANY_DIGITS, _DIGITS_AT_POINTS = 40, 600, 120
-_SMALL = Fraction(1, 1000)  # below, rounding to six decimals leaves fewer than three digits
-_HALF_UNIT = Fraction(1, 2) + Fraction(1, 10**9)  # of the third digit
+_SMALL = Fraction(1, 1000)  # below this, rounding to six decimals leaves fewer than three digits
+_HALF_UNIT = Fraction(1, 2) + Fraction(1, 10**9)  # in units of the third digit
 WHOLE_NUMBERS = frozenset("nkmj")  # letters that stand for whole numbers
 _POINTS = 8
-_INFINITE_PARTS = 2  # a sign and infinity: no arithmetic with it
+_INFINITE_PARTS = 2  # only a sign and infinity, no arithmetic with infinity
 
 
 def same_value(right: Expression, given: Expression, is_complex: bool = False) -> bool:
-    """Whether two expressions are equal wherever the first has a real value; i may be the imaginary unit."""
+    """Whether two expressions are equal wherever the first has a real value; `is_complex`: i is the imaginary unit."""
     return any(
         _same(right, given, {**({IMAGINARY: mp.mpc(0, 1)} if is_complex else {}), LOG: base})
         for base in ([mp.e, mp.mpf(10)] if Symbol(LOG) in (*walk(right), *walk(given)) else [mp.e])
@@ -68,7 +68,7 @@ def _same_number(right: Expression, given: Expression, fixed: Mapping[str, Any])
 
 
 def _without_common_terms(right: Expression, given: Expression) -> tuple[Expression, Expression]:
-    """Return two sums without the terms that they share, which may be larger than the precision."""
+    """Return two sums without shared terms, because these may be so large that the rest is lost in rounding."""
     terms = [[*one.arguments] if isinstance(one, Apply) and one.operation == "+" else [one] for one in (right, given)]
     if max(map(len, terms)) == 1:
         return right, given
@@ -100,7 +100,7 @@ def _same_digits(right: Expression, given: Expression, one: Fraction, other: Fra
 
 
 def _exponent(value: Fraction) -> int:
-    """Return the power of ten of the first digit of a number above 0."""
+    """Return the power of ten of a positive number's first digit: -2 for 0.05."""
     power = floor((value.numerator.bit_length() - value.denominator.bit_length()) * log10(2)) + 1
     while Fraction(10) ** power > value:
         power -= 1
@@ -110,7 +110,7 @@ def _exponent(value: Fraction) -> int:
 def _same_at_points(right: Expression, given: Expression, names: list[str], fixed: Mapping[str, Any]) -> bool:
     random = Random(17)
     is_whole = any(isinstance(one, Apply) and one.operation in INTEGER_FUNCTIONS for one in walk(right))
-    compared = {True: 0, False: 0}  # points where the reference is real, and other ones
+    compared = {True: 0, False: 0}  # number of points by whether the reference is real there
     agree = {True: True, False: True}
     for number in range(_POINTS):
         point = dict(fixed)
@@ -138,7 +138,7 @@ def _same_at_points(right: Expression, given: Expression, names: list[str], fixe
 
 
 def _equal(right: Expression, given: Expression, point: Mapping[str, Any], digits: int) -> bool:
-    """Whether two values stay equal as digits are added, apart from the error of rounding."""
+    """Whether two values stay equal, apart from rounding, when they are computed with more digits."""
     with mp.workdps(_DIGITS):
         one, other = evaluate(right, point), evaluate(given, point)
         if mp.isinf(one) or mp.isinf(other):
@@ -155,7 +155,7 @@ def _equal(right: Expression, given: Expression, point: Mapping[str, Any], digit
 
 
 def within(right: Expression, given: Expression, tolerance: Fraction, are_counts: bool) -> bool | None:
-    """Whether two numbers are equal within a tolerance, counts exactly; None if one has no value."""
+    """Whether two numbers are equal within a relative tolerance, whole counts exactly; None if one has no value."""
     values = _value(right, mp.mpf(10)), _value(given, mp.mpf(10))
     if None in values:
         return None
@@ -170,7 +170,7 @@ def within(right: Expression, given: Expression, tolerance: Fraction, are_counts
 
 
 def is_rounded(exact_value: Expression, decimal: Expression) -> bool:
-    r"""Whether a decimal is a number cut or rounded to the digits that it has, as after `\approx`."""
+    r"""Whether a decimal is a number cut or rounded to the decimal's digits: `\pi \approx 3.14`."""
     one, other = _value(exact_value), _value(decimal)
     if one is None or other is None:
         return False
@@ -201,7 +201,7 @@ def _value(expression: Expression, base: Any = mp.e) -> Any:
 
 
 def at_point(expression: Expression, point: dict[str, Fraction]) -> Expression:
-    """Return an expression with values for its variables, as a function of new ones."""
+    """Return an expression in which numbers replace the variables of a point: `x + y` at x = 2 is `2 + y`."""
     if isinstance(expression, Symbol):
         return Number(point[expression.name]) if expression.name in point else expression
     if isinstance(expression, Apply):
@@ -212,7 +212,7 @@ def at_point(expression: Expression, point: dict[str, Fraction]) -> Expression:
 
 
 def is_multiple(right: Expression, given: Expression, is_positive: bool, is_complex: bool) -> bool:
-    """Whether one expression is a constant times the other one."""
+    """Whether one expression is a constant times the other."""
     point = {name: Fraction(1_009 + 97 * k, 613) for k, name in enumerate(sorted(variables(right)))}
     try:
         ratio = evaluate(given, point) / evaluate(right, point)

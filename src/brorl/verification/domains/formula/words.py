@@ -1,4 +1,4 @@
-"""Words beside a number: units, nouns that are counted, magnitudes, and numbers that are spelled."""
+"""Words beside a number: units (`3 cm`), counted nouns (`3 apples`), magnitudes (`3 million`), spelled numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DENOMINATORS = {
 }  # fmt: skip
 ORDINAL_ENDINGS = frozenset({"st", "nd", "rd", "th"})
 CURRENCIES = {"USD": "dollar", "EUR": "euro", "GBP": "pound", "INR": "rupee"}
-# Words after a number that are no unit: operators, numerals, times, hedges, parts of sentences.
+# These words are no counted nouns: operators, numerals, times, hedges, parts of sentences.
 _OTHER_WORDS = word_list(
     "plus minus times divided over squared cubed mod modulo choose factorial power powers percent pct root "
     "roots half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths seventh eighth "
@@ -68,7 +68,7 @@ _MAX_WORDS = 6
 
 
 def noun_of(text: str) -> str | None:
-    """Return the counted noun as one word in the singular, empty for `square units`; None if words are no noun."""
+    """Return a counted noun in the singular: `red apples` -> `apple`, `square units` -> ""; None for other words."""
     if text in CURRENCIES:
         return CURRENCIES[text]
     base = _POWER.sub("", text)
@@ -103,19 +103,19 @@ def _singular(word: str) -> str:
 
 
 def units_of(text: str) -> tuple[Unit, ...]:
-    """Return the units of measurement that a text can be."""
+    """Return the units of measurement that a text can mean."""
     is_word = "%" in text or text in _NO_UNITS or text.replace(".", "").casefold() in _NO_NOUNS
     return () if is_word else parse_units(text)
 
 
 _FILLERS_OF_UNITS = frozenset(word_list("the a an of in to due toward towards is direction directed and"))
 _WORD_AFTER_UNIT = re.compile(r"(?=.*[aeiouy])[^\W\d_]{3,}|up|in|to|of|it|is|at|on|by|as|so|an?", re.IGNORECASE)
-# What belongs to a value as a sign does.
+# Directions belong to a value like a sign: `5 m up`, `a loss of 3`.
 _DIRECTION = re.compile(
     r"\b(?:(?:up|down|for|back|in|out|left|right|north|south|east|west)(?:wards?|erly)?|(?:north|south)(?:east|west)|clockwise|"
     r"counterclockwise|anticlockwise|increased?|decreased?|rise|drop|gain|loss|more|less|above|below|before|after|ago)\b"
 )
-# What belongs to the sentence: `since it falls`, `downward`, `of water`.
+# These words belong to the sentence, not to the value: `since it falls`, `downward`, `of water`.
 _BESIDE = re.compile(
     r"(?:of|in|from|since|because|as|which|where|so|when|for|to|toward|towards|at|on|by|with|after|before|away)\b|"
     r"(?:(?:up|down|for|back|in|out|left|right|north|south|east|west)(?:wards?)?|(?:north|south)(?:east|west)|"
@@ -129,7 +129,7 @@ def is_beside_unit(token: Token) -> bool:
 
 
 def same_beside(right: str, given: str) -> bool:
-    """Whether the words after two measured values say the same; a direction belongs to its value as a sign does."""
+    """Whether the words after two measured values say the same; a direction in the reference must not be missing."""
     one, other = (
         [word.rstrip("s") for word in text.casefold().split() if word not in _FILLERS_OF_UNITS]
         for text in (right, given)
@@ -140,12 +140,12 @@ def same_beside(right: str, given: str) -> bool:
 
 
 def is_symbol_of_unit(word: str) -> bool:
-    """Whether letters are one unit, not several that are glued: `cm`, but not `gh`."""
+    """Whether letters are one unit, `cm`, not several units side by side, `gh`."""
     return unit_named(word) is not None
 
 
 def are_names(text: str) -> bool:
-    """Whether words name a value, as in `Area = 42`, and deny nothing."""
+    """Whether words can name a value: `Area = 42`, but not `not = 42`."""
     return _NO_NAMES.isdisjoint(text.casefold().replace("'", " ").split())
 
 
@@ -169,7 +169,7 @@ def spelled_number(words: str) -> Fraction | None:
 
 
 def _whole(words: list[str]) -> Fraction | None:
-    """Return the whole number that words spell; None if they do not spell one."""
+    """Return the whole number that words spell; None for other words."""
     total = part = 0
     last, largest = 1_000, 10**15
     for at, word in enumerate(words):
@@ -219,7 +219,7 @@ def labeled(text: str) -> tuple[str, str] | None:
 
 
 def without_frame(tokens: list[Token]) -> list[Token]:
-    """Remove braces around an answer, `Answer:` before it, and marks after it."""
+    """Remove braces around an answer, `Answer:` before the answer, and marks after it."""
     infix = {"\\over", "\\choose"}
     while len(tokens) > 2 and _closing(tokens) == len(tokens) - 1 and not any(one.text in infix for one in tokens):
         tokens = tokens[1:-1]
