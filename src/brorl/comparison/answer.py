@@ -1,7 +1,7 @@
 """The answer of a comparison: a sentence, its limits, the next command, and files for people and for programs.
 
-The answer begins with what is shown: an arm that won, or "No difference shown". Nothing is called matched or shown
-that is not. Of two arms, the second is measured against the first; of more, the best arm at the budget is named.
+The answer begins with the finding: an arm that won, or "No difference shown". It calls nothing matched or shown that is
+not. With two arms, the second is measured against the first. With more, the answer names the best arm at the budget.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _ROLLOUTS = "rollouts_per_prompt"
 _EXPECTED = {_ROLLOUTS, "prompts_per_step"}  # settings that a comparison of N changes
 _SLOW = 0.7  # a run with fewer steps than this fraction of its siblings' steps was disturbed
 _FEWEST_SIBLINGS = 3  # fewer runs of an arm have no meaningful median
-MOST_CAVEATS = 3  # are shown; the record has all
+MOST_CAVEATS = 3  # show at most this many; the record has all
 
 
 def sentences_of(results: ComparisonResults) -> tuple[str, ...]:
-    """Return the answer, and a key if the arms have letters as names."""
+    """Return the answer; if the arms are named A, B, ..., also a sentence that explains the letters."""
     key = [f"{'; '.join(f'{letter} is {name}' for letter, name in results.key.items())}."] if results.key else []
     return answer_of(results), *key
 
@@ -48,7 +48,7 @@ def answer_of(results: ComparisonResults) -> str:
 
 
 def caveats_of(results: ComparisonResults) -> tuple[str, ...]:
-    """Return everything that limits the answer, the gravest first: faults of the comparison, then its certainty."""
+    """Return all limits of the answer, the gravest first: faults of the comparison, then its uncertainty."""
     comparison = results.comparison
     unit, whole = comparison.unit, amount(results.budget, comparison.unit)
     ended = [
@@ -149,7 +149,7 @@ def _slow_runs(results: ComparisonResults) -> Iterator[str]:
 
 
 def _changed_at_equal_budget(results: ComparisonResults) -> str:
-    """Return a sentence if the conclusion changes where all runs had spent exactly the same."""
+    """Return a sentence if the conclusion would differ at exactly equal spending of all runs."""
     unit = results.comparison.unit
     equal = next((e for e in results.at_equal_cost if e.unit == unit), None)
     there = None if equal is None else equal.differences[1]
@@ -202,7 +202,7 @@ def _certainty(results: ComparisonResults) -> Iterator[str]:
 
 
 def _seeds_needed(results: ComparisonResults) -> str:
-    """Return the seeds that show a difference of 0.02 in pass@1, for the arm that needs the most."""
+    """Return how many seeds would show a difference of 0.02 in pass@1, for the arm that needs the most."""
     known = {arm: needed for arm, needed in results.seeds_needed.items() if needed is not None}
     if not known:
         return "The seeds that a small difference takes are unknown: that needs 2 seeds of each arm, and 2 prompts."
@@ -241,22 +241,22 @@ def _interval_words(difference: Estimate) -> str:
     return f", interval {ends}" if ends else ""
 
 
-_LONGER = 2  # times the budget
+_LONGER = 2  # a longer comparison gets this multiple of the budget
 
 
 @dataclass(frozen=True)
 class NextCommand:
-    """A command that follows."""
+    """The command to run next."""
 
-    why: str  # what it is for
+    why: str  # purpose of the command
     command: str
 
 
 def next_command(results: ComparisonResults, folder: Path) -> NextCommand:
-    """Return the command that follows a comparison.
+    """Return the command to run after a comparison.
 
-    Two arms without a shown difference need more seeds, if more seeds can show one. All other arms need a larger
-    budget: to be matched, or because a longer run may rank them differently.
+    Two arms without a shown difference get more seeds, if more seeds can show one. All others get a larger budget,
+    either to be matched, or because a longer run may rank the arms differently.
     """
     comparison = results.comparison
     recipes = [f"{arm.runs[0].path}.yaml" for arm in comparison.arms]
@@ -346,13 +346,13 @@ def _run(run: RunScores, results: ComparisonResults) -> dict[str, Any]:
 class FinishedComparison(Result):
     """A comparison whose runs are complete."""
 
-    path: Path  # its folder
+    path: Path  # folder of the comparison
     results: ComparisonResults  # all numbers, with 95% intervals
-    answer: tuple[str, ...]  # the answer; and what the letters stand for, if the arms have letters as names
-    caveats: tuple[str, ...]  # what limits the answer, at most three
-    tables: tuple[Table, ...]  # the tables; the first one shows the answer
+    answer: tuple[str, ...]  # sentences; the second one explains the letters, if the arms are named by letters
+    caveats: tuple[str, ...]  # limits of the answer, at most three
+    tables: tuple[Table, ...]  # the first one shows the answer
     files: tuple[Path, ...]  # `comparison.json`, `comparison.png` and `comparison.html`
-    next: NextCommand  # the command that follows, with the reason for it
+    next: NextCommand  # the command to run next, with the reason
 
     @property
     def arms(self) -> tuple[Arm, ...]:

@@ -31,16 +31,16 @@ from brorl.model.load import choose_device
 from brorl.runs.run_directory import held_out_record
 from brorl.training.inputs import prepare
 
-_LONGEST_NAME = 14  # characters of an arm's name that tables and figures can repeat
+_LONGEST_NAME = 14  # tables and figures can repeat an arm's name of at most this many characters
 
 
 @dataclass(frozen=True)
 class ArmRecipe:
     """An arm before it is run."""
 
-    name: str  # its short name
-    config: TrainConfig  # its settings; every run has its own seed, output directory and budget
-    title: str = ""  # its full name if the short name is a letter; else empty
+    name: str  # short, such as "N=16" or "A"
+    config: TrainConfig  # every run replaces seed, output directory and budget
+    title: str = ""  # full name if the short name is a letter; else empty
 
     @property
     def full_name(self) -> str:
@@ -49,7 +49,7 @@ class ArmRecipe:
 
 
 def _owned() -> dict[str, str]:
-    """Return the settings that a comparison decides, with the options to use instead."""
+    """Return the settings that a comparison decides: setting -> option to use instead."""
     return {
         "seed": f"{option('seeds', 'N')}, which runs seeds 0 to N-1",
         "output_dir": option("output-dir"),
@@ -85,7 +85,7 @@ def read_arms(recipes: Sequence[ConfigOrPath], settings: Mapping[str, Any]) -> l
 def sweep_arms(
     recipe: ConfigOrPath, settings: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]
 ) -> list[ArmRecipe]:
-    """Make one arm per value of the swept settings, which change together, with settings for all arms."""
+    """Make one arm per value of the swept settings, which change together; `settings` apply to all arms."""
     if isinstance(recipe, str | Path):
         _reject_folder(recipe)
     reject_owned(sweep)
@@ -115,7 +115,7 @@ def sweep_arms(
 
 
 def _arm_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], name: str) -> TrainConfig:
-    """Make the config of an arm. It drops `steps: null`, which needs a budget, since the comparison sets the budget."""
+    """Make the config of an arm. `steps: null` needs a budget, which the comparison sets later, so it is dropped."""
     given = {key: value for key, value in settings.items() if (key, value) != ("steps", None)}
     return make_config(given, overrides, name)
 
@@ -218,7 +218,7 @@ def _check_ready(arms: Sequence[ArmRecipe], seeds: int, jobs: int) -> None:
         check_ray(arm.config)
         inputs = prepare(arm.config, arm.config.model)
         held_out.append(held_out_record(inputs.prompts.held_out))
-        if not arm.config.cluster.enabled:  # else other machines hold the parts
+        if not arm.config.cluster.enabled:  # on a cluster, other machines hold the parts
             needed += [inputs.memory.certain_bytes] * seeds
     for arm, asked in zip(arms, held_out, strict=True):
         if asked != held_out[0]:

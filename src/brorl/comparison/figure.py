@@ -28,7 +28,7 @@ PNG: dict[str, Any] = {"dpi": 130, "facecolor": "white"}  # options of `Figure.s
 INK, GREY, PALE = "#2b2f36", "#8a8f98", "#d5d8dd"
 _BLUE, _ORANGE = "#1f5fa8", "#cc7417"
 COLORS = (_BLUE, _ORANGE, "#2e8b6a", "#b3382c", "#7b5ea7", "#8a6d3b", "#5b626d", "#c2508f", "#3aa0c8")
-# from light to dark and from warm to cold: the order survives color blindness and gray printing
+# The ramp runs from light to dark and from warm to cold, so color blindness and gray printing keep its order.
 _RAMP = LinearSegmentedColormap.from_list("rollouts", ["#d3901c", "#cf5a3c", "#9a3f77", "#4c489c", "#142f57"])
 
 
@@ -76,9 +76,10 @@ def label_ends(axis: Axes, end: float, labels: Mapping[str, tuple[float, str]], 
 
 
 def apart(height_A: FloatArray, gap: float) -> FloatArray:
-    """Move rising heights by the least squares that leave a gap between neighbors, within 0 and 1.
+    """Move rising heights apart, within 0 and 1, with the least sum of squared moves.
 
-    If there are too many heights for the bounds, the gaps are smaller.
+    Neighbors are then at least `gap` apart: [0.5, 0.5] with gap 0.1 gives [0.45, 0.55]. Gaps are smaller if there are
+    too many heights.
     """
     last = len(height_A) - 1
     shift_A = min(gap, 1 / max(last, 1)) * np.arange(len(height_A))
@@ -108,7 +109,7 @@ def cost_axis(axis: Axes, unit: Unit, *, max_ticks: int = 5) -> None:
 
 
 def tick_seconds(least: float) -> float:
-    """Return the smallest round distance of ticks that is at least `least`."""
+    """Return the smallest round distance between ticks, in seconds, that is at least `least`."""
     numbers = [(unit, number) for unit in (0.01, 1, 60, 3600) for number in (1, 2, 5, 10, 20, 30)]
     return next((unit * number for unit, number in numbers if unit * number >= least), 86_400 * ceil(least / 86_400))
 
@@ -140,8 +141,8 @@ def make_figure(results: ComparisonResults, title: str) -> Figure:
 def _curves(comparison: Comparison, unit: Unit, k: int = 1) -> dict[str, tuple[FloatArray, FloatArray]]:
     """Return the pass@k of each arm's runs against their mean cost, from the start on.
 
-    In the unit of the comparison, a run that ended early is drawn at the evaluation point, where its last score counts;
-    in the other units it is drawn at its real cost.
+    A run that ended early keeps its last score. In the comparison's unit that score is drawn at the evaluation point;
+    in the other units it is drawn at the run's real cost.
     """
     curves = {}
     for arm in comparison.arms:
@@ -178,7 +179,7 @@ def _draw_scores(part: SubFigure, results: ComparisonResults) -> None:
 def _draw_other_units(part: SubFigure, results: ComparisonResults) -> None:
     """Draw pass@1 against the units in which the arms are not matched, and coverage against pass@1.
 
-    Arms on one line in the last panel differ only in how far they have come.
+    If arms share one line in the last panel, they differ only in how far they have come.
     """
     comparison = results.comparison
     units: list[Unit] = [unit for unit in UNITS if unit != comparison.unit]

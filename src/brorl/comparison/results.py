@@ -1,6 +1,7 @@
 """All numbers of a comparison, computed once for its tables, answer, record and figure.
 
-Runs are matched if none spent more than the budget plus a tolerance. A ratio is None if no run has its denominator.
+Runs are matched if none spent more than the budget plus a tolerance. A ratio is None if every run lacks its
+denominator.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate, counted
 
 TOLERANCE = 0.05  # a run is matched if it spent at most this fraction more than the evaluation point
-START = "start"  # the checkpoint, among the arms
-_FARTHEST = 2.1  # largest ratio of the costs of two successive evaluations: points that double, overshot by 5%
+START = "start"  # stands for the checkpoint in tables of arms
+_FARTHEST = 2.1  # interpolate if successive evaluations differ at most by this factor: points double, plus 5% overshoot
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,11 @@ def costs_at(arm: Arm, unit: Unit, eval_point: float) -> dict[str, Spread]:
 
 
 def use_of_samples(comparison: Comparison, arm: Arm | None = None) -> dict[str, Spread | None]:
-    """Return the use of an arm's samples and tokens; without an arm, of the tokens of the start.
+    """Return how well an arm used its samples and tokens; without an arm, only the token numbers of the start.
 
-    `samples_per_s` counts the whole run and `generated_per_s` generation alone (the paper's throughput);
-    `mixed_fraction` is the paper's dynamic-sampling pass rate. `tokens_per_response` and `correct_per_1000_tokens` are
-    of the evaluations at the start or at the budget.
+    `samples_per_s` divides by the seconds of the whole run, `generated_per_s` (the paper's throughput) by those of
+    generation alone. `mixed_fraction` is the paper's dynamic-sampling pass rate. `tokens_per_response` and
+    `correct_per_1000_tokens` come from the evaluation at the start or at the budget.
     """
     ratios: dict[str, list[tuple[float, float]]] = {}
     if arm is None:
@@ -106,22 +107,22 @@ class CoverageChange:
     arm: str
     gained: Spread  # prompts solved now and not at the start, over runs
     lost: Spread  # prompts solved at the start and not now
-    by_chance: Spread  # gains, and as many losses, that unchanged pass rates would give
+    by_chance: Spread  # unchanged pass rates would give this many gains, and as many losses
     expected: Spread  # prompts that k attempts are expected to solve now (the sum of pass@k)
     expected_change: Estimate  # `expected` minus its value at the start, in prompts, with a 95% interval
-    # the same change with an interval corrected for the number of arms; in its conclusion the start is A
+    # The same change with an interval corrected for the number of arms; its conclusion calls the start A.
     corrected: CorrectedInterval
 
 
 def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_intervals: int = 1) -> CoverageChange:
     """Count the prompts that the runs of an arm gained and lost since the start.
 
-    A prompt is solved if at least one of n responses is correct. At low pass rates that depends on n, so every count
-    comes with the expected number of prompts solved in k attempts, which does not.
+    A prompt is solved if at least one of n responses is correct. At low pass rates this count depends on n. So it comes
+    with the expected number of prompts solved in k attempts, which does not depend on n.
 
-    Gains and losses by chance: if a prompt's pass rate had not changed, its c correct responses of both evaluations
-    would fall on either with equal probability, and all of them on one evaluation of n with the probability
-    C(2n - c, n) / C(2n, n). Evaluations that share random numbers differ less, so this is rather too many.
+    Gains and losses by chance: suppose that a prompt's pass rate did not change, and that the two evaluations have c
+    correct responses together. Each falls on either evaluation with equal probability, so all fall on one evaluation
+    with probability C(2n - c, n) / C(2n, n). Evaluations that share random numbers differ less, so this is too many.
     """
     n, num_prompts = comparison.num_samples, len(comparison.prompts)
     start_SP, end_SP = num_correct_at(comparison, arm, 0), num_correct_at(comparison, arm, spent)
@@ -148,13 +149,13 @@ def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_
 
 @dataclass(frozen=True)
 class EqualCost:
-    """An arm against the first one at equal cost of all their runs; a score that is not known is None."""
+    """An arm against the first arm, at equal cost of all their runs; an unknown score is None."""
 
     arm: str
     unit: Unit
     amount: float  # the largest amount that every run of the two reached
-    scores: Mapping[int, Estimate | None]  # pass@k of the arm, by k, with a 95% interval over prompts and seeds
-    differences: Mapping[int, PairedDifference | None]  # that minus pass@k of the first arm
+    scores: Mapping[int, Estimate | None]  # k -> pass@k of the arm, with a 95% interval over prompts and seeds
+    differences: Mapping[int, PairedDifference | None]  # k -> pass@k of the arm minus pass@k of the first arm
 
 
 def equal_amount(arms: Sequence[Arm], unit: Unit) -> float:
@@ -180,10 +181,10 @@ def at_equal_cost(comparison: Comparison, arm: Arm, unit: Unit, ks: Sequence[int
 
 
 def scores_at_cost(comparison: Comparison, arm: Arm, unit: Unit, amount: float, k: int = 1) -> FloatArray | None:
-    """Return an arm's pass@k on each prompt at a cost, on straight lines between evaluations, shape [S, P], by seed.
+    """Interpolate an arm's pass@k on each prompt at a cost, linearly between evaluations; shape [S, P], by seed.
 
-    A run that ended early keeps its last score. None is read between the start and a run's first evaluation, or
-    between two that lie a factor of more than about 2 apart; docs/explanation/comparing.md has the reasons.
+    A run that ended early keeps its last score. The result is None between the start and a run's first evaluation, and
+    between evaluations more than a factor of about 2 apart; docs/explanation/comparing.md has the reasons.
     """
     rows = []
     for run in sorted(arm.runs, key=lambda run: run.seed):
@@ -205,9 +206,9 @@ class BestArm:
 
     eval_point: float  # the budget
     arm: str  # name of the arm with the highest score
-    second: str  # name of the next
-    lead: Estimate  # its score minus the second's, with a 95% interval
-    lead_shown: bool  # whether that interval lies above 0
+    second: str  # name of the arm with the second highest score
+    lead: Estimate  # best score minus second score, with a 95% interval
+    lead_shown: bool  # whether the interval of the lead lies above 0
 
     @property
     def is_tied(self) -> bool:
@@ -218,12 +219,12 @@ class BestArm:
 def frontier(comparison: Comparison, k: int = 1) -> tuple[BestArm, ...]:
     """Find the best of the matched arms by pass@k at each evaluation point.
 
-    The best arm's lead over the second is tested after both were picked. Among arms that do not differ the gap of the
-    best two is smaller than that of any other two, so picking does not raise the rate of false leads at an evaluation
-    point above 5%. Over many evaluation points one may still be false.
+    The best arm's lead over the second is tested after both were picked. Among arms that do not differ, the gap of the
+    best two is smaller than the gap of any other two. So picking does not raise the rate of false leads at one
+    evaluation point above 5%. Among many evaluation points, one lead may still be false.
 
-    Source: IsoCompute (arXiv 2603.12151): the best N by budget. There the budget is in rollouts and the best N is
-    fitted by a sigmoid; here it is in the comparison's unit, and nothing is fitted.
+    Source: IsoCompute (arXiv 2603.12151), the best N by budget. There the budget is in rollouts and a sigmoid is fitted
+    to the best N. Here the budget is in the comparison's unit, and nothing is fitted.
     """
     best = []
     for eval_point in comparison.eval_points:
@@ -231,7 +232,7 @@ def frontier(comparison: Comparison, k: int = 1) -> tuple[BestArm, ...]:
         scored = [(arm, scores_at(comparison, arm, eval_point, k)) for arm in matched]
         if len(scored) < 2:
             continue
-        # of equal arms the earlier counts as the better
+        # Of arms with equal scores, the earlier counts as better.
         (first, first_SP), (second, second_SP), *_ = sorted(scored, key=lambda item: -item[1].mean().round(12))
         lead = difference_interval(second_SP, first_SP, seeds_paired=have_same_seeds(second, first))
         best.append(BestArm(eval_point, first.name, second.name, lead, conclusion_of(lead) == "B leads"))
@@ -243,18 +244,18 @@ class ArmScores:
     """An arm at an evaluation point."""
 
     eval_point: float
-    costs: Mapping[str, Spread]  # of its runs, by name: steps, seconds, samples, sampled_tokens, unique_tokens
-    matched: bool  # whether none of its runs overshot the evaluation point by more than the tolerance
+    costs: Mapping[str, Spread]  # steps, seconds, samples, sampled_tokens and unique_tokens -> cost over the runs
+    matched: bool  # whether no run overshot the evaluation point by more than the tolerance
     pass_at: Mapping[int, Estimate]  # pass@1 and pass@k of the largest k
 
 
 @dataclass(frozen=True)
 class BudgetScores:
-    """pass@k at the budget on some of the held-out prompts, by k."""
+    """pass@k at the budget on some of the held-out prompts."""
 
     num_prompts: int
-    pass_at: Mapping[str, Mapping[int, Estimate]]  # of the start and of each arm
-    differences: Mapping[str, Mapping[int, PairedDifference]]  # each later arm minus the first
+    pass_at: Mapping[str, Mapping[int, Estimate]]  # [arm or `start`][k]
+    differences: Mapping[str, Mapping[int, PairedDifference]]  # [later arm][k]: this arm minus the first arm
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,18 +263,18 @@ class ComparisonResults:
     """All numbers of a comparison."""
 
     comparison: Comparison
-    key: Mapping[str, str]  # titles of the arms by letter; empty if the arms have names
-    ks: tuple[int, ...]  # the k of every pass@k, rising; 1 is always among them
-    scores: BudgetScores  # on all held-out prompts, for every k
-    tasks: Mapping[str, BudgetScores]  # by task, for the smallest and the largest k; empty if there is one
-    at_eval_points: Mapping[str, tuple[ArmScores, ...]]  # by arm
-    # each later arm minus the first at equal cost: in the unit of the budget, then in each other unit
+    key: Mapping[str, str]  # letter -> title of the arm; empty if the arms have names
+    ks: tuple[int, ...]  # every reported k, rising; 1 is always among them
+    scores: BudgetScores  # all held-out prompts, every k
+    tasks: Mapping[str, BudgetScores]  # task -> scores at the smallest and the largest k; empty if there is one task
+    at_eval_points: Mapping[str, tuple[ArmScores, ...]]  # arm -> one entry per evaluation point
+    # Each later arm minus the first at equal cost: in the unit of the budget, then in each other unit.
     at_equal_cost: tuple[EqualCost, ...]
-    best: Mapping[int, tuple[BestArm, ...]]  # the best arm of each evaluation point, by k: the smallest and the largest
-    use: Mapping[str, Mapping[str, Spread | None]]  # `use_of_samples` of the start and of each arm
-    coverage: tuple[CoverageChange, ...]  # prompts gained and lost since the start, by arm
-    # the seeds that show a difference of 0.02 from the first arm in pass@1 at the budget, by later arm, without
-    # correction; None if the arms have one seed or there is one prompt
+    best: Mapping[int, tuple[BestArm, ...]]  # smallest and largest k -> best arm at each evaluation point
+    use: Mapping[str, Mapping[str, Spread | None]]  # arm or `start` -> its `use_of_samples`
+    coverage: tuple[CoverageChange, ...]  # prompts gained and lost since the start, one entry per arm
+    # Later arm -> seeds that show a difference of 0.02 from the first arm in pass@1 at the budget, without correction;
+    # None if the arms have one seed or there is one prompt.
     seeds_needed: Mapping[str, SeedsNeeded | None]
 
     @property
@@ -332,7 +333,7 @@ def results_of(comparison: Comparison) -> ComparisonResults:
     at_end |= {arm.name: {k: scores_at(comparison, arm, budget, k) for k in ks} for arm in arms}
     whole = _budget_scores(arms, at_end, ks, np.arange(len(comparison.prompts)))
     tasks = comparison.task_names()
-    # steps are left out unless the budget counts them: a step costs more at a larger N
+    # Steps are left out unless the budget counts them, because a step costs more at a larger N.
     units = (comparison.unit, *(unit for unit in UNITS if unit not in (comparison.unit, "steps")))
     equal = [at_equal_cost(comparison, arm, unit, end_ks) for arm in arms[1:] for unit in units]
     return ComparisonResults(

@@ -1,7 +1,7 @@
-"""The runs of a comparison as child processes, several in parallel, and the console output meanwhile.
+"""Runs a comparison in child processes, several in parallel, and prints their progress.
 
-Each run is in a slot with its own cores or GPU. An unfinished run is resumed and a complete one is left alone. In a
-file or pipe, the runs in progress are a line after 30 seconds without output, if one of them has moved on.
+Each run has a slot with its own cores or GPU. An unfinished run is resumed; a complete run is left alone. A file or
+pipe gets a line on the runs in progress after 30 seconds without output, if one of them has moved on.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from brorl.runs.run_directory import RunDirectory, processor_name
 from brorl.storage import output_folder, replace_file, storage_errors
 from brorl.training.stop_request import on_stop, stop_signals
 
-_BUSY = 0.25  # other work on more than this fraction of the cores of a comparison slows its steps
+_BUSY = 0.25  # warn if other programs use more than this fraction of the comparison's cores: its steps get slower
 
 
 class ComparisonView:
@@ -106,7 +106,7 @@ class ComparisonView:
 
     @contextmanager
     def running(self, command: str) -> Iterator[None]:
-        """Restore the terminal after the block; if it is interrupted, print the command that continues the runs."""
+        """Restore the terminal after the block. If the block is interrupted, print the command that continues."""
         try:
             yield
         except KeyboardInterrupt:
@@ -146,14 +146,14 @@ class ComparisonView:
 
 @dataclass(frozen=True)
 class Slot:
-    """The cores that one run may use (empty: all), and its only accelerator (None: all)."""
+    """The part of the machine that one run may use."""
 
-    cores: frozenset[int] = frozenset()
-    device: str | None = None
+    cores: frozenset[int] = frozenset()  # empty: all
+    device: str | None = None  # the only accelerator of the run; None: all
 
 
 def slots_for(jobs: int | None, arms: Sequence[ArmRecipe]) -> list[Slot]:
-    """Return a slot for each run that is in progress at the same time."""
+    """Return one slot for each run that can be in progress at the same time."""
     if jobs is not None and jobs < 1:
         raise UserError(f"{option('jobs')}: at least 1 is needed, got {jobs}")
     device = arms[0].config.device
@@ -199,7 +199,7 @@ def gpu_slots(num: int | None) -> list[Slot]:
 
 
 def cpu_slots(num: int | None, threads: int) -> list[Slot]:
-    """Divide the cores of this process among `num` runs; None for as many as have `threads` cores each (0: all)."""
+    """Divide this process's cores among `num` runs; None: as many runs as get `threads` cores each (0: all cores)."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     num = num or max(1, len(cores) // (threads or len(cores)))
     _reject_more(num, len(cores), f"there are {len(cores)} cores, and runs cannot share one")
@@ -213,7 +213,7 @@ def cpu_slots(num: int | None, threads: int) -> list[Slot]:
 
 
 _POLL_S = 0.5
-_DISCARDED_BY, _KILLED_BY = 2, 3  # signals sent to the comparison: the steps in progress, and the runs
+_DISCARDED_BY, _KILLED_BY = 2, 3  # the second signal discards the steps in progress, the third kills the runs
 _STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 _PRELOADED = [  # in the process that all runs are forked from, so that a run starts at once
     "brorl.api.training_session", "brorl.console.progress", "brorl.trackers", "pyarrow.parquet",

@@ -54,11 +54,11 @@ class RunScores:
     scores: tuple[Score, ...]  # its evaluations by rising cost; the first is the start, at no cost
     cost: Cost  # cost of the whole run
     phase_seconds: Mapping[str, float]  # seconds of the run in each phase (generation, verification, training, ...)
-    groups: int  # groups sampled
-    groups_mixed: int  # mixed groups among them
-    ended_early: str | None  # why the run ended before its budget was spent; None if it did not
+    groups: int  # sampled groups
+    groups_mixed: int  # sampled groups that were mixed
+    ended_early: str | None  # the reason if the run ended before its budget was spent; else None
     path: str
-    # the cost at which each later phase of its objective began, by the title of the phase
+    # Title of each later phase of the objective -> cost at which the phase began.
     phase_begins: Mapping[str, Cost] = field(default_factory=dict)
 
 
@@ -66,15 +66,15 @@ class RunScores:
 class Arm:
     """One arm of a comparison, with its runs."""
 
-    name: str  # its short name
-    title: str  # its full name if the short name is a letter; else empty
+    name: str  # short name
+    title: str  # full name if the short name is a letter; else empty
     num_rollouts: int  # N
     prompts_per_step: int  # groups that a step trains on
     differs: Mapping[str, str]  # settings in which the arms differ, with this arm's values as text
     runs: tuple[RunScores, ...]  # in the order of their seeds
 
     def phase_begins(self, unit: Unit) -> dict[str, float]:
-        """Return the mean cost at which its runs began each later phase, by the title of the phase."""
+        """Return title of each later phase -> mean cost at which the runs began the phase."""
         titles = dict.fromkeys(title for run in self.runs for title in run.phase_begins)
         begins = {t: [r.phase_begins[t].of(unit) for r in self.runs if t in r.phase_begins] for t in titles}
         return {title: sum(costs) / len(costs) for title, costs in begins.items()}
@@ -84,18 +84,18 @@ class Arm:
 class Comparison:
     """Arms that start from one checkpoint."""
 
-    checkpoint: str  # the model that all runs start from
+    checkpoint: str  # all runs start from this model
     unit: Unit  # unit of the budget
-    budget: float  # budget of each run
-    eval_points: tuple[float, ...]  # amounts at which all runs were evaluated, rising; the last is the budget
-    prompts: tuple[HeldOutPrompt, ...]  # the held-out prompts
-    num_samples: int  # responses per prompt in each evaluation, n
-    ks: tuple[int, ...]  # the reported pass@k, rising, each at most n
-    arms: tuple[Arm, ...]  # the arms; of two, the second is measured against the first
+    budget: float  # per run
+    eval_points: tuple[float, ...]  # all runs were evaluated at these amounts, rising; the last is the budget
+    prompts: tuple[HeldOutPrompt, ...]
+    num_samples: int  # n, responses per prompt in each evaluation
+    ks: tuple[int, ...]  # the k of the reported pass@k, rising, each at most n
+    arms: tuple[Arm, ...]  # if there are two, the second is measured against the first
     machine: str  # processor or accelerator, and how many runs were made in parallel
-    # held-out prompts that `prompts` leaves out, because an infrastructure failure left responses unverified
+    # Number of held-out prompts not in `prompts`, because an infrastructure failure left responses unverified.
     num_left_out: int = 0
-    notes: tuple[str, ...] = ()  # what was chosen or changed for the arms and the budget, a sentence each
+    notes: tuple[str, ...] = ()  # sentences about choices and changes of the arms and the budget
 
     @property
     def ordered_by_rollouts(self) -> bool:
@@ -112,7 +112,7 @@ class Comparison:
 
 
 def score_at(run: RunScores, unit: Unit, spent: float) -> Score:
-    """Return the first evaluation at which a run had spent an amount of a unit; 0 is the start.
+    """Return a run's first evaluation after it had spent an amount of a unit; 0 is the start.
 
     Raises:
         ValueError: If the run was not evaluated there and did not end early.
@@ -153,9 +153,9 @@ def start_scores(comparison: Comparison, k: int = 1) -> FloatArray:
 
 
 def starts_by_seed(arms: Sequence[Arm]) -> list[list[Score]]:
-    """Return the evaluations of the checkpoint with which runs begin, grouped by seed.
+    """Return the runs' first evaluations, of the checkpoint, grouped by seed.
 
-    Runs of one seed repeat one evaluation, whatever their arm: the same model, prompts and random numbers.
+    In all arms, runs of one seed repeat the same evaluation: same model, prompts and random numbers.
     """
     starts: dict[int, list[Score]] = {}
     for arm in arms:
@@ -170,7 +170,7 @@ def have_same_seeds(a: Arm, b: Arm) -> bool:
     return sorted(seeds_a) == sorted(seeds_b) and len(set(seeds_a)) == len(seeds_a)
 
 
-Setup = tuple[tuple[HeldOutPrompt, ...], int, tuple[int, ...]]  # what a run is evaluated on, as SETUP names it
+Setup = tuple[tuple[HeldOutPrompt, ...], int, tuple[int, ...]]  # setup of an evaluation; SETUP names its parts
 SETUP = ("held-out prompts", "samples per prompt", "pass@k")
 
 
@@ -268,10 +268,10 @@ class ArmRun:
 
     arm: str
     seed: int
-    recipe: Path  # the file with all its settings
+    recipe: Path  # YAML file with all settings of the run
     directory: Path
     budget: Budget
-    resume_with: tuple[str, ...] = ()  # options of the command that resumes it
+    resume_with: tuple[str, ...] = ()  # options of the command that resumes the run
 
 
 @dataclass
@@ -280,10 +280,10 @@ class RunProgress:
 
     run: ArmRun
     spent: Cost = field(default_factory=Cost)
-    score: dict[int, float] = field(default_factory=dict)  # pass@k by k of the last evaluation
-    first: dict[int, float] = field(default_factory=dict)  # pass@k by k of the first evaluation
+    score: dict[int, float] = field(default_factory=dict)  # k -> pass@k at the last evaluation
+    first: dict[int, float] = field(default_factory=dict)  # k -> pass@k at the first evaluation
     ended: bool = False
-    ended_early: bool = False  # before the budget was spent
+    ended_early: bool = False  # whether the run ended before its budget was spent
     steps: list[Cost] = field(default_factory=list)
     _offset: int = 0
     _file: int = 0

@@ -1,6 +1,6 @@
 """The spec of a comparison: arms, budget, evaluation points and seeds, from arguments or from a folder.
 
-What was not given is chosen. Contradictions and a folder with another comparison are errors.
+Arguments that were not given get defaults. Contradictions and a folder with another comparison are errors.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from brorl.runs.run_directory import SPEC_FILE
 from brorl.storage import json_ready, replace_file, storage_errors
 
 DEFAULT_ARMS = ("plateau-16", "plateau-512")
-_DEFAULT_POINTS = 4  # of the default arms
-_MARGIN = 1.2  # steps vary
-LEAST_STEPS = round(_MARGIN / TOLERANCE)  # in a budget, so that the last step cannot overshoot it by much
-# without --budget: at least these, and `LEAST_STEPS` steps of every arm
+_DEFAULT_POINTS = 4  # evaluation points of the default arms
+_MARGIN = 1.2  # a step may take this multiple of the mean, since steps vary
+LEAST_STEPS = round(_MARGIN / TOLERANCE)  # in a budget, so that the last step overshoots it only a little
+# Without --budget, a run gets at least these amounts and `LEAST_STEPS` steps of every arm.
 _LEAST_BUDGET: dict[Unit, float] = {"steps": LEAST_STEPS, "seconds": 30.0, "samples": 1.0, "unique_tokens": 1.0}
-_FEW, _MANY = 16, 512  # rollouts per prompt that one recipe is compared at, its own being one of them
+_FEW, _MANY = 16, 512  # a single recipe is compared with one of these rollouts per prompt
 _NUM_POINTS, _SEEDS = 8, 5
-_SWEPT = "quickstart"  # without a recipe
+_SWEPT = "quickstart"  # recipe of a sweep without a recipe
 _ROLLOUTS = "rollouts_per_prompt"
-TRIAL = "trial-"  # how the name of a folder of trial steps begins
-_LONGEST_NAME = 60  # of a folder of an arm
+TRIAL = "trial-"  # folders of trial steps begin with this
+_LONGEST_NAME = 60  # an arm's folder name has at most this many characters
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of `brorl.compare` that make a new spec; those that are None or empty were not given."""
+    """The arguments of `brorl.compare` that make a new spec. None or empty means not given."""
 
     arms: tuple[ConfigOrPath, ...] = ()
     sweep: Mapping[str, Sequence[Any]] | None = None
@@ -57,13 +57,13 @@ class ComparisonSpec:
 
     arms: tuple[ArmRecipe, ...]
     unit: Unit
-    budget: float  # of each run
-    eval_points: tuple[float, ...]  # amounts at which every run is evaluated; the last is the budget
-    seeds: int  # runs of each arm
-    seeds_before: tuple[int, ...] = ()  # numbers of seeds before seeds were added
-    notes: tuple[str, ...] = ()  # what was chosen or changed, a sentence each
-    machine: str = ""  # `machine_of`; empty before the runs begin
-    jobs: int = 0  # runs at a time; 0 before they begin
+    budget: float  # per run
+    eval_points: tuple[float, ...]  # every run is evaluated at these amounts; the last is the budget
+    seeds: int  # runs per arm
+    seeds_before: tuple[int, ...] = ()  # earlier values of `seeds`, before seeds were added
+    notes: tuple[str, ...] = ()  # sentences about choices and changes
+    machine: str = ""  # result of `machine_of`; empty before the runs begin
+    jobs: int = 0  # runs at a time; 0 before the runs begin
 
     def runs_in(self, folder: Path) -> list[ArmRun]:
         """Return the runs to make, seed by seed; the first arm changes with the seed."""
@@ -106,7 +106,7 @@ class ComparisonSpec:
 
 
 def arm_folders(arms: Sequence[ArmRecipe]) -> dict[str, str]:
-    """Return the folder of each arm by its name, after which it is called if such names are valid and unique."""
+    """Return arm -> folder name. It is made from the arm's name if such names are valid and unique."""
     slugs = ["".join(c if c.isalnum() or c in "=.-" else "_" for c in arm.name) for arm in arms]
     plain = len({slug.lower() for slug in slugs}) == len(slugs) and max(map(len, slugs)) <= _LONGEST_NAME
     return {
@@ -232,7 +232,7 @@ def _new_spec(arguments: Arguments) -> ComparisonSpec:
 
 
 def _budget(arguments: Arguments, unit: Unit) -> float:
-    """Return the budget in its unit: the one given, the last amount of --marks, or the least."""
+    """Return the budget in its unit: the given budget, the last amount of --marks, or the least budget."""
     given, marks = arguments.budget, arguments.marks
     if given is None:
         return _LEAST_BUDGET[unit] if marks is None or isinstance(marks, int) else max(marks)
@@ -255,9 +255,9 @@ def _number(given: str | float) -> float | None:
 
 
 def fit_budget(spec: ComparisonSpec, arguments: Arguments, cost_of: Mapping[str, float]) -> ComparisonSpec:
-    """Return the spec with a budget that is not much exceeded by the last step of a run.
+    """Return the spec with a budget so large that a run's last step does not exceed it by much.
 
-    A budget that was not given rises. `cost_of` is the cost of a step by arm, in the unit of the budget.
+    A budget that was not given is raised. `cost_of` maps each arm to its cost per step, in the unit of the budget.
 
     Raises:
         UserError: If a budget that was given is too small.
@@ -309,9 +309,9 @@ def _points_of(arguments: Arguments, budget: float, unit: Unit) -> tuple[float, 
 
 
 def _eval_points(marks: int | Sequence[float] | None, budget: float, unit: Unit) -> tuple[float, ...]:
-    """Return the amounts at which runs are evaluated, the budget being the last.
+    """Return the amounts at which runs are evaluated; the last is the budget.
 
-    A number of points is spread geometrically, each a factor of the square root of 2 from the next.
+    If `marks` is a number of points, each is sqrt(2) times the one before: 3 points of 100 are 50, 70.7 and 100.
     """
     if marks is None or isinstance(marks, int):
         number = _NUM_POINTS if marks is None else marks

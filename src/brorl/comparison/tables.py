@@ -1,6 +1,6 @@
 """The tables of a comparison, in the layout of the paper's tables.
 
-All evaluations of all runs and all prompts are only in the record.
+Only the record has every evaluation of every run on every prompt.
 
 Source: the layout of BroRL (arXiv 2510.01180), Tables 1 to 5.
 """
@@ -17,13 +17,13 @@ from brorl.evaluation.paired import CorrectedInterval, TTest, conclusion_of
 from brorl.format import Estimate, interval, p_value, plain, short, short_time, signed
 from brorl.table import Table
 
-_LONGEST_VALUE = 9  # characters of a setting in a column
+_LONGEST_VALUE = 9  # if a value has more characters, the table of settings has a row per arm
 
 
 def tables_of(results: ComparisonResults) -> list[Table]:
     """Return the tables of a comparison. The first one shows the answer.
 
-    For two arms it is the table of pass@k at the budget; for more, of the costs and scores of the arms.
+    With two arms it shows pass@k at the budget; with more, the costs and scores of the arms.
     """
     costs, pair = cost_table(results), results.pair is not None
     first = [pass_table(results), costs, paired_table(results)] if pair else [costs]
@@ -72,7 +72,7 @@ def cost_table(results: ComparisonResults) -> Table:
     return Table(title, columns, tuple(rows), tuple(notes))
 
 
-# the columns of the use of samples: the heading, and the format of the numbers
+# key of `use_of_samples` -> (heading, format of the numbers)
 _USE: dict[str, tuple[str, Callable[[float], str]]] = {
     "mixed_fraction": ("mixed\ngroups", "{:.1%}".format),
     "samples_per_s": ("samples\n/s", short),
@@ -194,7 +194,7 @@ def equal_table(results: ComparisonResults) -> Table:
 
 
 def frontier_table(results: ComparisonResults, k: int) -> Table:
-    """Make the table of every arm's pass@k at every budget, the best of each marked."""
+    """Make the table of every arm's pass@k at every evaluation point; the best arm of each is marked."""
     unit, best = results.comparison.unit, {b.eval_point: b for b in results.best[k] if not b.is_tied}
     rows = []
     for index, eval_point in enumerate(results.comparison.eval_points):
@@ -255,7 +255,7 @@ def spread_text(values: Spread) -> str:
 
 
 def settings_table(results: ComparisonResults) -> Table:
-    """Make the table of the settings in which the arms differ, with a row for each arm if the values are long."""
+    """Make the table of the settings in which the arms differ; long values get one row per arm."""
     arms = results.comparison.arms
     title = "Settings in which the arms differ"
     values = [_shown_settings(arm) for arm in arms]
@@ -271,6 +271,6 @@ def settings_table(results: ComparisonResults) -> Table:
 
 
 def _shown_settings(arm: Arm) -> dict[str, str]:
-    """Return the settings in which an arm differs, and its recipe unless its title repeats them all."""
+    """Return the settings in which an arm differs, and its recipe, unless its title already repeats them all."""
     repeated = all(f"{name.rpartition('.')[2]}={value}" in arm.title for name, value in arm.differs.items())
     return {**({} if not arm.title or repeated else {"recipe": arm.title}), **arm.differs}
