@@ -1,7 +1,7 @@
 """The machines of a run: starts or joins Ray, checks the machines, and reserves CPUs and GPUs for each process.
 
 Missing machines, CPUs and GPUs are errors before anything is loaded. `close` ends every process of the run; a cluster
-that was joined continues to run.
+that the run has joined goes on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from brorl.storage import TemporaryFolder
 _PLACING_S = 120.0
 _POLL_S = 0.2
 _ANSWER_S = 5.0
-_PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")  # whose versions must be equal on all machines
+_PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")  # need the same version on all machines
 _PROGRAM = """
 import sys
 if not sys.stdin.read(1):
@@ -46,9 +46,9 @@ if not sys.stdin.read(1):
 
 
 class RayCluster:
-    """The connection to Ray, and the placement of the processes.
+    """Connects to Ray, and decides where each process runs.
 
-    `echo` receives lines for the user, `note` receives the messages of Ray, and `advice` says how to go on if Ray dies.
+    `echo` receives lines for the user, `note` receives Ray's messages, and `advice` says how to go on if Ray dies.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RayCluster:
         self._parts: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Start or join the cluster, wait for its machines, check them, and reserve their resources; once."""
+        """Start or join the cluster, wait for its machines, and check them; reserve their resources the first time."""
         self.connect()
         self._wait_for_machines()
         _check_versions()
@@ -77,7 +77,7 @@ class RayCluster:
             self._reserve()
 
     def options(self, kind: Kind, number: int) -> dict[str, Any]:
-        """Return the options that start the actor of a kind and a number, from 0, on its reserved resources."""
+        """Return the actor options that place process `number` (from 0) of a kind on its reserved resources."""
         group = self._groups.get("rollout" if kind == "learner" and self.settings.colocated else kind)
         if group is None:  # nothing is reserved for it
             return {**self.settings.request(kind), "scheduling_strategy": "SPREAD"}
@@ -85,7 +85,7 @@ class RayCluster:
         return {**self.settings.request(kind), "scheduling_strategy": place}
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of a module in another process of the cluster, and return its result."""
+        """Call a module-level function in another process of the cluster, and return its result."""
         result = ray.remote(function).options(num_cpus=0).remote(*arguments)
         while not ray.wait([result], timeout=_POLL_S)[0]:  # short waits, for Ctrl-C
             pass
@@ -95,7 +95,7 @@ class RayCluster:
             raise error.cause from error
 
     def on_release(self, end: Callable[[], None]) -> None:
-        """Call a function when the processes of the run end."""
+        """Register a function that `release` calls, the latest first."""
         self._parts.append(end)
 
     def release(self) -> None:
@@ -125,7 +125,7 @@ class RayCluster:
         return len(_machines())
 
     def connect(self) -> None:
-        """Start or join the cluster, unless this program has connected before; it then stays connected."""
+        """Start or join the cluster; a program that is already connected stays so."""
         if ray.is_initialized():
             return
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -143,7 +143,7 @@ class RayCluster:
         )
 
     def _start_here(self) -> None:
-        """Start a cluster of this machine."""
+        """Start a cluster on this machine."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")  # by default workers give way to all other processes
         short = Path("/tmp")  # the paths of sockets have at most 107 characters
@@ -173,7 +173,7 @@ class RayCluster:
             sleep(_POLL_S)
 
     def _check_resources(self) -> None:
-        """Check that the cluster has the CPUs and GPUs of all processes."""
+        """Check that the cluster has enough CPUs and GPUs for all processes."""
         settings = self.settings
         available = {name: int(sum(node["Resources"].get(name, 0) for node in _machines())) for name in ("CPU", "GPU")}
         numbers, gpus = f"cluster.rollout_workers ({settings.rollout_workers})", "cluster.gpus_per_rollout_worker"
@@ -191,7 +191,7 @@ class RayCluster:
                 )
 
     def _reserve(self) -> None:
-        """Reserve the resources of all processes."""
+        """Reserve CPUs and GPUs for all processes."""
         kinds: tuple[Kind, ...] = ("learner", "rollout", "verifier")
         for kind in kinds:
             bundles = self.settings.bundles(kind)
@@ -200,7 +200,7 @@ class RayCluster:
                 self._groups[kind] = placement_group(bundles, "PACK" if together else "SPREAD")
         deadline = monotonic() + _PLACING_S
         for kind, group in self._groups.items():
-            while not group.wait(_POLL_S):  # short, for Ctrl-C
+            while not group.wait(_POLL_S):  # short waits, for Ctrl-C
                 if monotonic() > deadline:
                     raise UserError(
                         f"Ray found no place for {len(group.bundle_specs)} {kind} processes of "
@@ -211,11 +211,11 @@ class RayCluster:
 
 @contextmanager
 def _without_stop_signals() -> Iterator[None]:
-    """Start processes that SIGTERM and SIGHUP do not end; keep this program's handler of SIGTERM, which Ray replaces.
+    """Block SIGTERM and SIGHUP in processes that start within the block; keep this program's own SIGTERM handler.
 
-    `scancel` and `timeout` send SIGTERM to all processes of a run, a closed terminal sends SIGHUP, and the run needs
-    its processes until it has saved a checkpoint. The processes inherit the blocked signals. The kernel kills them if
-    this program dies. Only Linux does that: on other systems Ray ends them with SIGTERM, and no signal is blocked.
+    `scancel` and `timeout` send SIGTERM to all processes of a run, and a closed terminal sends SIGHUP, but the run
+    needs its processes until it has saved a checkpoint. They inherit the blocked signals. On Linux the kernel kills
+    them if this program dies. Other systems lack that: there Ray ends them with SIGTERM, so no signal is blocked.
     """
     handler = signal.getsignal(signal.SIGTERM)
     blocked = {signal.SIGTERM, signal.SIGHUP}
@@ -230,10 +230,10 @@ def _without_stop_signals() -> Iterator[None]:
 
 
 def _check_versions() -> None:
-    """Check that all other machines have the versions of this one."""
+    """Check that all other machines have the same package versions as this one."""
     packages = _PACKAGES
 
-    def read() -> dict[str, str]:  # Ray sends its code, as brorl may be missing there
+    def read() -> dict[str, str]:  # Ray sends this code: brorl may be missing there
         import platform
         from importlib import metadata
 
@@ -259,7 +259,7 @@ def _check_versions() -> None:
 
 
 def check_versions(machine: str, versions: Mapping[str, str], expected: Mapping[str, str]) -> None:
-    """Check that a machine has the versions of this one."""
+    """Check that a machine has the expected package versions."""
     for name in sorted(expected):
         if versions.get(name) != expected[name]:
             has = f"{name} {versions[name]}" if name in versions else f"no {name}"
@@ -273,7 +273,7 @@ def _machines() -> list[dict[str, Any]]:
 
 
 def _connect(address: str, **options: Any) -> None:
-    """Connect this program to Ray at HOST:PORT, `auto`, or `local` to start one, with arguments of `ray.init`."""
+    """Connect this program to Ray at HOST:PORT or `auto`; `local` starts it. `options` go to `ray.init`."""
     # Workers import modules only from the folders of this program's path.
     script = str(Path(sys.argv[0]).resolve().parent)
     job = _OwnPath(_py_driver_sys_path=[script] if script in sys.path else [])
@@ -281,7 +281,7 @@ def _connect(address: str, **options: Any) -> None:
 
 
 class _OwnPath(JobConfig):
-    """A job to whose path Ray adds nothing: the current folder would come before the installed packages."""
+    """Keeps Ray from adding the current folder to the path, where it would come before installed packages."""
 
     def _runtime_env_has_working_dir(self) -> bool:
         return True
@@ -319,9 +319,9 @@ def _send_messages_of_ray(note: Callable[[str], None]) -> None:
 
 
 def exit_message(line: str) -> subprocess.Popen[bytes]:
-    """Start a small process that prints a line to stderr, if it gets no input before this process ends.
+    """Start a small process that prints a line to stderr if this process ends without sending it input.
 
-    Ray ends this process without an exception when one of Ray's own processes dies.
+    It is needed because Ray ends this process without an exception when one of Ray's own processes dies.
     """
     command = [sys.executable, "-I", "-S", "-c", _PROGRAM, line]
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)

@@ -1,8 +1,8 @@
-"""A learner whose ranks are actors: every rank gets each call, and the result is that of rank 0.
+"""A learner whose ranks are Ray actors: every rank gets each call, and rank 0 returns the result.
 
-Between two results rank 0 reports its activities and its lines for the user. Groups travel once, through the object
-store. The weights stay there and never pass through this process. A rank that dies or stalls is a `LearnerLostError`:
-the updates since the last checkpoint are lost.
+During a call, rank 0 also reports activities and lines for the user. Groups travel once, through the object store. The
+weights stay there and never pass through this process. If a rank dies or stalls, a `LearnerLostError` says so: the
+updates since the last checkpoint are lost.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from brorl.storage import storage_errors
 from brorl.training.learner import Learner, StepMetrics
 from brorl.tree import RolloutTree
 
-_POLL_S = 0.2  # Python handles a signal that comes just before a wait only after it
-_GRACE_S = 5.0  # in which the death of a rank becomes known, after another rank has lost its connection
+_POLL_S = 0.2  # Python handles a signal that comes just before a wait only after it, so waits are short
+_GRACE_S = 5.0  # after a rank has lost its connection, the death of another one becomes known within this time
 _LONGEST_WAIT_S = 5.0
 
 Report = Activity | str  # an activity, or a line for the user
 
 
-# Makes the learner of a rank from its number, the number of ranks, and the host and port of rank 0, where they meet.
+# (rank, number of ranks, host and port of rank 0, echo, observe) -> the learner of this rank
 BuildLearner = Callable[[int, int, tuple[str, int], Callable[[str], None], Observe], Learner]
 
 
 class LearnerRank:
     """The learner of one rank; Ray makes this class an actor.
 
-    It may share its GPU with a rollout worker, which uses it between two calls. `sent_dtype` is the number format of
-    the weights in the object store; None keeps the learner's.
+    A rollout worker may use the same GPU between two calls. `sent_dtype` is the number format of the weights in the
+    object store; None keeps the learner's.
     """
 
     def __init__(self, rank: int, shares_gpu: bool = False, sent_dtype: torch.dtype | None = None) -> None:
@@ -63,7 +63,7 @@ class LearnerRank:
             return ray.util.get_node_ip_address(), listener.getsockname()[1]
 
     def build(self, build: BuildLearner, size: int, meeting_point: tuple[str, int], token: Path) -> None:
-        """Make the learner of one of `size` ranks, in a folder that it shares with the driver; see `check_shared`."""
+        """Check the folder that this rank shares with the driver (`check_shared`), and make the learner."""
         machine = socket.gethostname()
         check_shared(token, machine)
         echo: Callable[[Report], None] = self._reports.put if self._rank == 0 else lambda _: None
@@ -75,9 +75,9 @@ class LearnerRank:
             raise UserError(f"learner rank {self._rank} on machine {machine}: {error}") from error
 
     def call(self, method: str, *arguments: Any) -> tuple[Any, list[Report]]:
-        """Call a method of the learner; return its result, None for other ranks than 0, and the latest reports.
+        """Call a method of the learner. Return its result (None except on rank 0) and the latest reports.
 
-        `with_old_logprobs` returns the old log-probs alone.
+        `with_old_logprobs` returns only the old log-probs, not the groups.
         """
         result = getattr(self._learner, method)(*arguments)
         if self._rank:
@@ -88,7 +88,7 @@ class LearnerRank:
         return result, self._fetched()
 
     def weights(self) -> tuple[None, Any]:
-        """Return nothing and the stored form of the weights, as two objects; every rank takes part in collecting."""
+        """Return None and, on rank 0, the stored form of the weights, as two objects. All ranks help to gather them."""
         weights = self._learner.weights()
         stored = None if self._rank else stored_form(weights, self._sent_dtype)
         for _ in weights if self._rank else ():
@@ -97,7 +97,7 @@ class LearnerRank:
         return None, stored
 
     def reports(self) -> list[Report]:
-        """Return reports, as soon as there are any, or an empty list after some seconds."""
+        """Wait for reports, and return them; return an empty list after some seconds without any."""
         try:
             first = self._reports.get(timeout=_LONGEST_WAIT_S)
         except Empty:
@@ -105,7 +105,7 @@ class LearnerRank:
         return [first, *self._fetched()]
 
     def _give_way(self) -> None:
-        """Return the unused memory of this process for the rollout worker on the GPU."""
+        """Free unused GPU memory for the rollout worker on the same GPU."""
         if self._shares_gpu:
             torch.cuda.empty_cache()
 
@@ -120,7 +120,7 @@ class LearnerRank:
 
 
 def check_shared(token: Path, machine: str) -> None:
-    """Check that the folder of a file of the driver, the token, is the same here, and can be written to."""
+    """Check that the driver's folder is here too and can be written to; `token` is a file of the driver in it."""
     folder = token.parent
     fix = "set output_dir to storage that all machines mount at the same path"
     if not folder.is_dir():
@@ -138,11 +138,11 @@ def check_shared(token: Path, machine: str) -> None:
 
 
 class RemoteLearner:
-    """Trains on the learner ranks of a cluster, which ends them when it is released.
+    """Trains on the learner ranks of a cluster. Releasing the cluster ends them.
 
-    The ranks make their learners while other processes start; the first use of this object waits for them. All must
-    see and write to the folder `shared`. A rank that neither answers nor reports for `timeout_s` has stalled.
-    `sent_dtype` is the number format of the published weights; None keeps the learner's.
+    The ranks make their learners while other processes start; `wait_until_built` waits for them. All ranks must see and
+    write to the folder `shared`. If nothing answers or reports for `timeout_s`, the learner has stalled. `sent_dtype`
+    is the number format of the published weights; None keeps the learner's.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class RemoteLearner:
         return found
 
     def weights(self) -> RemoteWeights:
-        """Return the current weights as a reference; only the process that iterates over it holds them."""
+        """Return the current weights as a reference. A process loads them only when it iterates over it."""
         pairs = [rank.weights.options(num_returns=2).remote() for rank in self._ranks]
         self._wait([done for done, _ in pairs])
         return RemoteWeights(pairs[0][1])
@@ -235,7 +235,7 @@ class RemoteLearner:
         self._call("load_state_dict", state)
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Load the moments of another run's optimizer from the state of its learner."""
+        """Load the optimizer's moments from the learner's state of another run."""
         self._call("load_optimizer_state", state)
 
     def _call(self, method: str, *arguments: Any) -> Any:
@@ -247,7 +247,7 @@ class RemoteLearner:
         return result
 
     def _wait(self, calls: Sequence[Any]) -> list[Any]:
-        """Wait for calls, pass on the reports of rank 0 meanwhile, and return the results in order."""
+        """Wait for calls, and return their results in order. Pass on the reports of rank 0 meanwhile."""
         results: dict[Any, Any] = {}
         last_sign = monotonic()
         while len(results) < len(calls):
@@ -272,7 +272,7 @@ class RemoteLearner:
             return _got(call)
         except RayTaskError as error:
             others = [other for other in pending if other != call]
-            if isinstance(error.cause, RuntimeError) and others:  # of the connection to a rank that died, perhaps
+            if isinstance(error.cause, RuntimeError) and others:  # perhaps another rank died
                 for other in ray.wait(others, num_returns=len(others), timeout=_GRACE_S)[0]:
                     with suppress(RayTaskError):
                         _got(other)
@@ -291,12 +291,12 @@ class RemoteLearner:
 
 
 def _without_verdicts(groups: Sequence[Group]) -> list[Group]:
-    """Return groups as a rank needs them: verdicts have texts, which no learner reads."""
+    """Return groups without verdicts and reward terms, which no learner reads, to send less."""
     return [replace(group, verdicts=(), terms_L={}) for group in groups]
 
 
 def _got(call: Any) -> Any:
-    """Return the result of a call; the death of its process is a `LearnerLostError`."""
+    """Return the result of a call. If its process died, raise a `LearnerLostError`."""
     try:
         return ray.get(call)
     except RayTaskError:

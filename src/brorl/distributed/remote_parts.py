@@ -1,7 +1,7 @@
-"""The parts of a run on a cluster: the machines, the learner ranks, the rollout workers, the verifier workers.
+"""Places the parts of a run on a cluster: learner ranks, rollout workers, verifier workers.
 
-Engine and learner have the protocols of the training loop; their work is done in other processes. Ray is imported when
-the first of these functions is called.
+The training loop uses the same protocols as for local parts; other processes do the work. Ray is imported when one of
+these functions is first called.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def build_cluster(
     note: Echo = lambda _: None,
     advice: str = "Rerun the command.",
 ) -> RayCluster | None:
-    """Return the cluster of a run, or of an evaluation, which does not learn, before its start; None for one process.
+    """Return a cluster that is not started yet; None if one process does all. An evaluation has `learns=False`.
 
-    `note` receives the messages of Ray, and `advice` says how to continue if Ray dies.
+    `note` receives Ray's messages, and `advice` says how to continue if Ray dies.
     """
     settings = config.cluster
     if not settings.enabled:
@@ -104,14 +104,14 @@ def place_async_collector(
 
 
 def remote_fingerprint(config: TrainConfig) -> str:
-    """Return the fingerprint of the weights of a model, which is loaded for it in a process of the cluster."""
+    """Load a model in this process of the cluster, and return the fingerprint of its weights."""
     return weights_fingerprint(build_sampling_model(_on(config, gpus=0), config.model))
 
 
 def place_verifiers(
     cluster: RayCluster, config: TrainConfig, verifiers: Mapping[str, Verifier]
 ) -> Mapping[str, Verifier]:
-    """Start the verifier workers, and return verifiers over them; without such workers return the given ones."""
+    """Start the verifier workers, and return verifiers that use them. Without such workers, return `verifiers`."""
     if not config.cluster.verifier_workers:
         return verifiers
     from brorl.distributed.workers import RemoteVerifier, VerifierWorkers
@@ -139,13 +139,13 @@ def _pool_config(cluster: RayCluster, config: TrainConfig, kind: Literal["rollou
 def place_learner(
     cluster: RayCluster, config: TrainConfig, inputs: RunInputs, shared: Path, observe: Observe
 ) -> RemoteLearner:
-    """Start the learner ranks, which must see the folder `shared`, and return a learner over them."""
+    """Start the learner ranks, and return a learner over them. All ranks must see the folder `shared`."""
     from brorl.distributed.remote_learner import RemoteLearner
 
     folder = Path(inputs.model_path)
     model_path = str(folder.resolve()) if folder.is_dir() else inputs.model_path
     recipe = partial(_make_learner, _on(config, config.cluster.gpus_per_learner_rank), model_path, inputs.context)
-    halved = config.engine.kind == "vllm" and config.autocasts  # of float32, to the format of the engine
+    halved = config.engine.kind == "vllm" and config.autocasts  # from float32 to vLLM's bfloat16
     sent_dtype, timeout_s = torch.bfloat16 if halved else None, config.cluster.learner_timeout_s
     return RemoteLearner(cluster, recipe, shared.resolve(), timeout_s, cluster.echo, observe, sent_dtype)
 
@@ -153,11 +153,11 @@ def place_learner(
 def _make_engine(config: TrainConfig, context: int, shares_gpu: bool) -> Engine:
     """Load the model and make the engine of a rollout worker, in its process."""
     tokenizer = load_tokenizer(config.model, config.sampling.stop)
-    if config.engine.kind == "vllm":  # it loads the model on its own
+    if config.engine.kind == "vllm":  # vLLM loads the model itself
         settings = replace(vllm_setup(config, config.model, context), sleeps=shares_gpu)
         stop_token_ids = end_tokens(config.model, tokenizer, config.sampling.stop)
         engine = VllmEngine(settings, stop_token_ids, stop=StopStrings(tokenizer, config.sampling.stop))
-        if find_model(config.model).adapter:  # it has loaded the base
+        if find_model(config.model).adapter:  # vLLM has loaded only the base model
             model = build_sampling_model(_on(config, gpus=0), config.model)
             send_adapted(engine, model, config.model)
         return engine
@@ -165,7 +165,7 @@ def _make_engine(config: TrainConfig, context: int, shares_gpu: bool) -> Engine:
 
 
 def _make_verifiers(config: TrainConfig, domains: tuple[str, ...], folder: Path) -> Mapping[str, Verifier]:
-    """Make the verifiers of a verifier worker, in its process; a user's functions may be relative to `folder`."""
+    """Make the verifiers of a verifier worker, in its process. Paths of user functions may be relative to `folder`."""
     if folder.is_dir():
         os.chdir(folder)
     workers = Workers.from_settings(config.verification)
@@ -187,5 +187,5 @@ def _make_learner(
 
 
 def _on(config: TrainConfig, gpus: int) -> TrainConfig:
-    """Return settings with the device of a worker: Ray shows a worker only its own GPUs."""
+    """Return the settings with the device "cuda" or "cpu"; Ray shows a worker only its own GPUs."""
     return config.model_copy(update={"device": "cuda" if gpus else "cpu"})

@@ -96,7 +96,7 @@ class ClusterSettings(Section):
         return self.colocated and self.gpus_per_rollout_worker > 0 and self.gpus_per_learner_rank > 0
 
     def bundles(self, kind: Kind) -> list[dict[str, float]]:
-        """Return the CPUs and GPUs to reserve for each process of a kind; none for those in the place of another."""
+        """Return the CPUs and GPUs to reserve for each process of a kind; none for processes that share a place."""
         others = 0 if self.in_turn else self.cpus_per_worker
         match kind:
             case "rollout" if self.colocated:
@@ -112,7 +112,7 @@ class ClusterSettings(Section):
                 return _bundles(self.verifier_workers, others, 0)
 
     def request(self, kind: Kind) -> dict[str, float]:
-        """Return the CPUs and GPUs that each process of a kind takes of its place, as the options of an actor."""
+        """Return the CPUs and GPUs that each process of a kind takes from its reserved place, as actor options."""
         own_cpus = kind == "rollout" or not self.in_turn
         gpus: float = {"rollout": self.gpus_per_rollout_worker, "learner": self.gpus_per_learner_rank}.get(kind, 0)
         if self.shares_gpus:
@@ -120,7 +120,7 @@ class ClusterSettings(Section):
         return {"num_cpus": self.cpus_per_worker if own_cpus else 0, "num_gpus": gpus}
 
     def without_learner(self) -> ClusterSettings:
-        """Return the settings of an evaluation."""
+        """Return the settings for an evaluation, which has no learner ranks."""
         return self.model_copy(update={"learner_ranks": 0, "gpus_per_learner_rank": 0})
 
     @model_validator(mode="after")

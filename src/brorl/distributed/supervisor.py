@@ -1,8 +1,8 @@
-"""Workers of one kind as Ray actors: starts them, gives each one call after the other, and replaces the lost ones.
+"""Supervises workers of one kind, which are Ray actors: starts them, gives out calls, and replaces lost workers.
 
-A free worker takes the oldest job. A worker that dies, or gives no answer in time, is killed and replaced, and its job
-is the next one to be given out. Each worker has a thread here that waits for it while the caller computes. Ray restarts
-actors and repeats their tasks on its own, but it knows no time limit, and a restarted actor would lack its weights.
+A free worker takes the oldest call. A worker that dies, or gives no answer in time, is killed and replaced, and its
+call is given out next. Each worker has a thread here that waits for it while the caller computes. Ray could restart
+actors and repeat tasks itself, but it has no time limit, and a restarted actor would lack its weights.
 """
 
 from __future__ import annotations
@@ -28,63 +28,63 @@ from brorl.activity import Echo
 from brorl.errors import WorkersLostError, first_line
 
 _POLL_S = 0.2  # Python handles a signal that comes just before a wait only after it: short waits keep Ctrl-C working
-_GRACE_S = 10.0  # in which the threads end after their workers were killed
+_GRACE_S = 10.0  # longest wait for a thread to end after its worker was killed
 
 
 @dataclass(frozen=True)
 class WorkerPoolConfig:
     """How many workers there are, where they run, and their limits."""
 
-    kind: str  # the kind of the workers in messages: `rollout worker`
+    kind: str  # the name of a worker in messages: `rollout worker`
     number: int  # number of workers, 1 or more
-    # returns the options of the Ray actor of a worker, given its index, 0 to `number` - 1
+    # index of a worker, 0 to `number` - 1 -> options of its Ray actor
     options: Callable[[int], Mapping[str, Any]]
-    timeout_s: float  # seconds after which a worker that does a job is lost
+    timeout_s: float  # a call that takes longer means that the worker is lost
     max_restarts: int  # lost workers that are replaced; one more is an error
-    start_timeout_s: float = 1800.0  # seconds after which a worker that starts is lost
+    start_timeout_s: float = 1800.0  # a start that takes longer means that the worker is lost
 
 
 @dataclass(frozen=True)
 class WorkerCall:
-    """A call of a method of any worker."""
+    """A method call that any worker can do."""
 
-    method: str  # its name
-    arguments: tuple[Any, ...]  # its arguments
-    title: str  # the work in messages: `sampling prompt 3`
-    max_losses: int | None = None  # workers that may be lost on the call before it is given up; None for no limit
+    method: str
+    arguments: tuple[Any, ...]
+    title: str  # what messages call the work: `sampling prompt 3`
+    max_losses: int | None = None  # repeats after a lost worker, before the call is given up; None for no limit
 
 
 class FinishedCall(NamedTuple):
     """A finished call."""
 
     ticket: int  # the number that `submit` returned
-    receipt: Any  # the receipt that the method returned
-    payload: Any  # the payload that the method returned; its reference until it is fetched
+    receipt: Any  # first result of the method, small
+    payload: Any  # second result of the method; a Ray reference until it is fetched
     lost: str | None = None  # why the call was given up; None if it was done
 
 
 class StartReceipt(NamedTuple):
-    """The receipt of a start."""
+    """Says where a worker has started."""
 
     host: str  # name and address of the machine
-    pid: int  # the process id there
+    pid: int  # its process id there
 
 
 class FailedCall(NamedTuple):
-    """The receipt of a call that raised an exception; the process is intact."""
+    """Replaces the receipt of a call that raised an exception; the process is intact."""
 
     error: Exception
 
 
 class WorkerHost:
-    """The process of a worker: makes it, and then makes calls on it; Ray makes this class an actor.
+    """Runs in a worker's process: makes the worker, then calls its methods; Ray makes this class an actor.
 
     Every method of the worker returns a receipt, which the driver reads at once, and a payload, which stays
     where it was made until the driver fetches it.
     """
 
     def start(self, make: bytes) -> StartReceipt | FailedCall:
-        """Make the worker; an exception in an actor's constructor would lose its type."""
+        """Make the worker. In an actor's constructor, an exception would lose its type."""
         try:
             self._worker = pickle.loads(make)()
             return StartReceipt(f"{socket.gethostname()} at {ray.util.get_node_ip_address()}", os.getpid())
@@ -101,7 +101,7 @@ class WorkerHost:
 
 
 def _raised(error: Exception) -> FailedCall:
-    """Return the receipt of an exception; pickling drops its traceback, so the text of it becomes a note."""
+    """Wrap an exception for the way to the driver. Pickling drops the traceback, so a note keeps its text."""
     error.add_note(f"In a worker on {socket.gethostname()}:\n{''.join(traceback.format_exception(error))}")
     return FailedCall(error)
 
@@ -111,7 +111,7 @@ _Host = ray.remote(WorkerHost)
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker process: its actor, the receipt of its start, and the ticket that it works on."""
+    """A worker process, and the ticket that it works on."""
 
     actor: Any
     started: StartReceipt | None = None
@@ -123,21 +123,22 @@ class _LostError(Exception):
 
 
 class Supervisor:
-    """Makes calls on workers; one thread calls its methods, and gets a line for each lost worker from `finished`.
+    """Gives calls to workers. Only one thread may use it; `echo` gets a line for each lost worker.
 
-    `make` makes a worker in its process, and must be picklable. Its error, or too many losses, end the start.
+    `make` makes a worker in its process, and must be picklable. If it fails, or too many workers are lost, the start
+    fails.
     """
 
     def __init__(self, make: Callable[[], object], pool_config: WorkerPoolConfig, echo: Echo = lambda _: None) -> None:
         self._make = cloudpickle.dumps(make)  # workers unpickle it in `start`, where an error keeps its type
         self._config, self._echo = pool_config, echo
         self._num_tickets = 0
-        self._outbox: SimpleQueue[FinishedCall | str] = SimpleQueue()  # from the threads, with lines for `echo`
+        self._outbox: SimpleQueue[FinishedCall | str] = SimpleQueue()  # what the threads send: calls, lines for `echo`
         self._fetched: list[FinishedCall] = []
-        self._all_started = threading.Event()  # or the start has failed
-        self._changed = threading.Condition()  # guards all that follows
+        self._all_started = threading.Event()  # set also when the start has failed
+        self._changed = threading.Condition()  # guards all fields below
         self._failure: BaseException | None = None
-        self._open: dict[int, WorkerCall] = {}  # those whose results the caller waits for
+        self._open: dict[int, WorkerCall] = {}  # ticket -> a call that is not finished
         self._waiting: deque[int] = deque()
         self._losses: Counter[int] = Counter()
         self._preparation: tuple[int, WorkerCall | None] = (0, None)
@@ -173,16 +174,16 @@ class Supervisor:
         return ticket
 
     def prepare(self, call: WorkerCall) -> None:
-        """Make a call on each worker once, before its next ticket; it replaces the previous preparation."""
+        """Have each worker do a call once, before its next ticket. It replaces the previous preparation."""
         self._check()
         with self._changed:
             self._preparation = self._preparation[0] + 1, call
             self._changed.notify_all()
 
     def finished(self, timeout_s: float | None = None) -> list[FinishedCall]:
-        """Wait until a call is finished; return all that are, each once; none after the timeout.
+        """Wait until a call is finished; return all finished calls, each once; none after the timeout.
 
-        The exception that a call raised is raised here; the call is then finished.
+        If a call raised an exception, raise it here; the call is then finished.
         """
         deadline = monotonic() + (inf if timeout_s is None else timeout_s)
         while self._open and not self._fetched:
@@ -197,7 +198,7 @@ class Supervisor:
         return done
 
     def discard(self, tickets: Iterable[int]) -> None:
-        """Forget calls; a worker finishes the one that it works on, and its result is dropped."""
+        """Forget calls. A worker that is doing one finishes it, and the result is dropped."""
         tickets = {*tickets}
         with self._changed:
             for ticket in tickets:
@@ -217,7 +218,7 @@ class Supervisor:
             raise self._failure
 
     def _take_all(self, timeout_s: float = 0.0) -> bool:
-        """Wait for something from the threads, and take all that they have sent; return whether there was something."""
+        """Wait for news from the threads, and take all of it; return whether there was any."""
         try:
             self._take(self._outbox.get(timeout=timeout_s))
             while not self._outbox.empty():
@@ -227,7 +228,7 @@ class Supervisor:
         return True
 
     def _take(self, news: FinishedCall | str) -> None:
-        """Fetch a payload; one that was lost with its machine is made again."""
+        """Take a line, or a finished call and its payload; repeat the call if the payload was lost with its machine."""
         if isinstance(news, str):
             self._echo(news)
             return
@@ -251,7 +252,7 @@ class Supervisor:
     # The threads: all methods below run in them, except that any thread can end the work.
 
     def _keep(self, index: int) -> None:
-        """Keep one worker running: start one, make calls on it, and replace it whenever it is lost."""
+        """Keep one worker running: start it, give it calls, and replace it whenever it is lost."""
         options = {**self._config.options(index), "max_restarts": 0, "max_task_retries": 0}
         try:
             while True:
@@ -267,7 +268,7 @@ class Supervisor:
             self._end(error)
 
     def _serve(self, worker: _Worker) -> None:
-        """Start a worker, and make calls on it until the end of all workers."""
+        """Start a worker, and give it calls until all workers end."""
         started = _answer(worker.actor.start.remote(self._make), self._config.start_timeout_s)
         if isinstance(started, FailedCall):
             if not self._all_started.is_set():
@@ -310,7 +311,7 @@ class Supervisor:
                 self._put_back(worker.ticket, reason)
 
     def _count_loss(self, lost: str, remedy: str) -> bool:
-        """Report a loss and return True, or end the work of all workers if there have been too many."""
+        """Report a loss and return True. After too many losses, end all workers and return False."""
         limit = self._config.max_restarts
         if self._restarts == limit:
             self._end(
@@ -325,7 +326,7 @@ class Supervisor:
         return True
 
     def _put_back(self, ticket: int | None, reason: str) -> None:
-        """Make a call the next one to be given out, unless it was discarded or has been lost too often."""
+        """Give out a call again, before all others, unless it was discarded or has been lost too often."""
         call = None if ticket is None else self._open.get(ticket)
         if ticket is None or call is None:
             return
@@ -337,7 +338,7 @@ class Supervisor:
             self._changed.notify()
 
     def _end(self, failure: BaseException) -> None:
-        """End the work of all workers; the first failure is the one that the caller gets."""
+        """End all workers. The caller gets the first failure."""
         with self._changed:
             self._failure = self._failure or failure
             for worker in self._workers if ray.is_initialized() else ():

@@ -1,6 +1,6 @@
-"""Rollout workers and verifier workers as Ray actors, and the weights in the object store that they read.
+"""Rollout workers and verifier workers as Ray actors, and the weights that they read from the object store.
 
-Weights are put there once. On the machine of the store, the tensors share its memory.
+Weights are put there once. On the machine that stores them, the tensors share the store's memory.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from brorl.verification.verifier import TrialResponses, Verifier
 
 @dataclass(frozen=True)
 class RemoteWeights:
-    """Named tensors in the object store; every iteration reads them, and passing them on copies none."""
+    """Named tensors in the object store. Every iteration reads them; passing this object on copies none."""
 
-    # The reference of their `stored_form`. The weights live as long as a process has the reference and its owner lives,
-    # which is the process that called `put` or the actor.
+    # Ray's reference to their `stored_form`. The weights exist as long as some process has the reference, and its owner
+    # lives: the process that called `put`, or the actor.
     ref: Any
 
     @classmethod
     def put(cls, weights: Iterable[tuple[str, Tensor]]) -> RemoteWeights:
-        """Copy weights into the object store, those on a GPU by way of the host."""
+        """Copy weights into the object store; weights on a GPU go by way of the host."""
         return cls(ray.put(stored_form(weights)))
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Read the weights as read-only tensors; a `LearnerLostError` if they were lost with their machine."""
+        """Read the weights as read-only tensors. If they were lost with their machine, raise a `LearnerLostError`."""
         try:
             stored = ray.get(self.ref)
         except ObjectLostError as error:
@@ -60,21 +60,21 @@ class RemoteWeights:
 def stored_form(
     weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None
 ) -> list[tuple[str, torch.Size, torch.dtype, Any]]:
-    """Return the value that a `RemoteWeights` refers to, with floats in the dtype.
+    """Return weights as `RemoteWeights` stores them: (name, shape, dtype, bytes), with floats in `dtype`.
 
-    An actor that returns it leaves the weights to the caller.
+    If an actor returns this form, its caller gets a reference to it.
     """
     on_host = ((name, to_host(tensor, dtype)) for name, tensor in weights)
     return [(name, tensor.shape, tensor.dtype, _bytes(tensor)) for name, tensor in on_host]
 
 
 def _bytes(tensor: Tensor) -> Any:
-    """Return the memory of a tensor as an array, which the object store neither pickles nor copies twice."""
+    """Return a tensor's memory as a byte array, which the object store neither pickles nor copies twice."""
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 class EngineWorker:
-    """The engine of one worker process; a learner rank may use its GPU between two calls."""
+    """The engine in one worker process. A learner rank may use the same GPU between two calls."""
 
     def __init__(self, build: Callable[[], Engine], threads: int, shares_gpu: bool = False) -> None:
         torch.set_num_threads(threads)
@@ -86,7 +86,7 @@ class EngineWorker:
         return None, None
 
     def sample(self, task: SampleTask) -> tuple[tuple[int, float], list[RolloutTree]]:
-        """Sample a task; return the version of the weights and the seconds, and the trees."""
+        """Sample a task. The receipt is (version of the weights, seconds); the payload is the trees."""
         start = perf_counter()
         trees = self._engine.sample(task.prompts, task.num_rollouts, task.sampling, task.seed, task.first)
         if self._shares_gpu:
@@ -118,7 +118,7 @@ class RayRolloutPool:
     def done(self, timeout_s: float | None = None) -> list[SampledTask]:
         """Wait for tasks; see `SamplingPool`. The list is empty if no task is open, or after the timeout.
 
-        The exception of an engine is raised here; the other tasks continue.
+        If an engine raised an exception, raise it here; the other tasks continue.
         """
         return [SampledTask(call.ticket, call.payload, *call.receipt) for call in self.supervisor.finished(timeout_s)]
 
@@ -129,7 +129,7 @@ class RayRolloutPool:
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample with these weights from now on; see `SamplingPool`.
 
-        Free workers load them at once, the others after their task. `RemoteWeights` are not copied again.
+        Free workers load them at once, busy workers after their task. `RemoteWeights` are not copied again.
         """
         remote = weights if isinstance(weights, RemoteWeights) else RemoteWeights.put(weights)
         self.supervisor.prepare(WorkerCall("load", (remote, version), f"loading the weights of version {version}"))
@@ -140,7 +140,7 @@ class RayRolloutPool:
 
 
 def _title(task: SampleTask) -> str:
-    """Return the work of a task, with the numbers of its prompts."""
+    """Name a task in messages: `sampling prompts 4 to 7 with seed 0`."""
     last = task.first + len(task.prompts) - 1
     numbers = f"prompt {task.first}" if last == task.first else f"prompts {task.first} to {last}"
     return f"sampling {numbers} with seed {task.seed}"
@@ -150,7 +150,7 @@ _LOST = "a verifier worker was lost"
 
 
 class VerifierWorker:
-    """The verifiers of one worker process, by domain; their processes end with it."""
+    """The verifiers in one worker process, by domain. Their processes end with it."""
 
     def __init__(self, build: Callable[[], Mapping[str, Verifier]]) -> None:
         self._verifiers = build()
@@ -163,9 +163,9 @@ class VerifierWorker:
 class VerifierWorkers:
     """Verifies on several workers. Each worker keeps verdicts for later responses with the same answer.
 
-    The responses are cut into batches, and a free worker takes the next batch. A batch whose worker was lost is
-    verified again; after a second loss, its responses are unverified. `build` makes the verifier of each domain in a
-    worker's process, and must be picklable.
+    The responses are cut into batches, and a free worker takes the next batch. If the worker of a batch is lost, the
+    batch is verified again; after a second loss, its responses are unverified. `build` makes the verifiers by domain in
+    a worker's process, and must be picklable.
     """
 
     def __init__(
@@ -200,11 +200,11 @@ class VerifierWorkers:
 
 @dataclass(frozen=True)
 class RemoteVerifier:
-    """The verifier of one domain, which verifies responses on workers."""
+    """Verifies responses in one domain, on workers."""
 
     local: Verifier  # the verifier in this process; it checks references before the workers start
-    domain: str  # the domain
-    workers: VerifierWorkers  # the workers; their verifier of the domain is made like `local`
+    domain: str
+    workers: VerifierWorkers  # their verifier for the domain is made like `local`
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses on the workers; see `Verifier`."""

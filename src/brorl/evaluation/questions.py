@@ -1,6 +1,6 @@
-"""The questions of a run or of an evaluation, before any model is loaded, and the check of their references.
+"""Reads the questions of a run or of an evaluation, before any model is loaded, and checks their references.
 
-A question that is evaluated on is removed from the training questions of every source. Bad rows are errors.
+A question to evaluate on is removed from the training questions of every source. Bad rows are errors.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class SourceQuestions:
     """The questions of one source."""
 
     source: CountdownSource | GymSource | FileSource
-    weight: float  # relative to the weights of other sources in training; 0 if it is only evaluated on
+    weight: float  # share in training, relative to other sources; 0 for evaluation only
     train: Sequence[Question]  # questions to train on
     held_out: Sequence[Question]  # questions to evaluate on, in a seeded order; at most `evaluation.num_prompts`
     num_held_out: int = 0  # number of questions held out, evaluated on or not
-    num_evaluated_on: int = 0  # number of training questions that were dropped because another source evaluates on them
+    num_evaluated_on: int = 0  # training questions dropped because another source evaluates on them
     num_rows: int = 0  # rows read; 0 if the questions were generated
     num_repeated: int = 0  # rows that repeat a question with the same answer
-    dropped: Mapping[str, int] = field(default_factory=dict)  # rows that the layout dropped, by reason
+    dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> number of rows that the layout dropped
 
     @property
     def name(self) -> str:
@@ -46,14 +46,14 @@ class SourceQuestions:
 
     @property
     def published(self) -> bool:
-        """Whether it is a public dataset, whose rows the user cannot correct."""
+        """Whether the source is a public dataset, whose rows the user cannot correct."""
         return isinstance(self.source, GymSource) or (
             isinstance(self.source, FileSource) and self.source.layout is not None
         )
 
 
 def check_first_rows(config: TrainConfig) -> None:
-    """Check the first row of each file on this machine, before anything large is imported or read."""
+    """Check the first row of each local file, before anything large is imported or read."""
     for source in (*config.data.sources, *(config.evaluation.sources if _last_evaluated(config) else ())):
         if isinstance(source, FileSource):
             from brorl.prompts.file_questions import check_first_row  # puzzles need no reader of files
@@ -62,7 +62,7 @@ def check_first_rows(config: TrainConfig) -> None:
 
 
 def build_questions(config: TrainConfig) -> list[SourceQuestions]:
-    """Read all sources."""
+    """Read all sources, and drop training questions that any source evaluates on."""
     sources = [read_questions(one, config, config.data.held_out_fraction, one.weight) for one in config.data.sources]
     if _last_evaluated(config):
         sources += [read_questions(only, config) for only in config.evaluation.sources]
@@ -82,7 +82,7 @@ def build_questions(config: TrainConfig) -> list[SourceQuestions]:
 def read_questions(
     source: CountdownSource | GymSource | FileSource, config: TrainConfig, held_out: float = 1.0, weight: float = 0.0
 ) -> SourceQuestions:
-    """Read a source, and hold out a fraction of its questions; for puzzles it is the fraction of the config."""
+    """Read a source, and hold out a fraction of its questions. Puzzles always use `data.held_out_fraction`."""
     data, last = config.data, _last_evaluated(config)
     if isinstance(source, CountdownSource):
         targets = range(source.min_target, source.max_target + 1)
@@ -139,7 +139,7 @@ def check_domain_names(config: TrainConfig, domains: Iterable[str]) -> None:
 
 
 def removed_lines(num_too_long: int, num_evaluated_on: int, config: TrainConfig) -> list[str]:
-    """Return lines about prompts that are too long, and about training questions that are also evaluated on."""
+    """Return lines about dropped prompts that are too long, and about training questions that are evaluated on."""
     lines = []
     if num_too_long:
         maximum = counted(config.data.max_prompt_tokens or 0, "token")
@@ -165,12 +165,12 @@ def _last_evaluated(config: TrainConfig) -> int:
 
 
 def all_questions(sources: Sequence[SourceQuestions]) -> list[Question]:
-    """Return the questions of all sources, to train and to evaluate on."""
+    """Return the training and held-out questions of all sources."""
     return [question for source in sources for part in (source.train, source.held_out) for question in part]
 
 
 def check_left(config: TrainConfig, sources: Sequence[SourceQuestions], verifiers: Mapping[str, Verifier]) -> None:
-    """Do `check_split`, but report an unreadable reference answer first, because it is the more basic fault."""
+    """Do `check_split`. If it fails, report an unreadable reference answer instead, the more basic fault."""
     try:
         check_split(config, sources)
     except UserError:
@@ -181,9 +181,9 @@ def check_left(config: TrainConfig, sources: Sequence[SourceQuestions], verifier
 def find_unreadable(
     verifiers: Mapping[str, Verifier], sources: Sequence[SourceQuestions]
 ) -> dict[str, list[tuple[Question, str]]]:
-    """Return the questions of public datasets whose reference no response can match, with the problem, by source.
+    """Find questions whose reference answer no response can match.
 
-    Such a question in the user's own data is an error.
+    In the user's own data such a question is an error. For public datasets, return them with the problem, by source.
     """
     check_references(verifiers, all_questions([source for source in sources if not source.published]))
     public = {one.name: unreadable_references(verifiers, all_questions([one])) for one in sources if one.published}
@@ -211,16 +211,16 @@ class Request:
     # the settings of the checkpoint's run, if it has one; `evaluation.max_new_tokens` is None if neither the user nor
     # the run sets it
     config: TrainConfig
-    data: tuple[str, ...]  # datasets as the user named them; empty for the questions that the run held out
+    data: tuple[str, ...]  # datasets as the user named them; empty means the run's held-out questions
     belongs_to_run: bool  # whether a run or the shipped model's recipe sets the prompt format
     own_template: bool  # whether the user set prompt.template or prompt.domain_templates
-    limit: int | None = None  # maximum number of prompts of each dataset; None for all
+    limit: int | None = None  # most prompts per dataset; None for all
 
     def format_of(self, one: SourceQuestions) -> PromptFormat:
         """Return the prompt format of a dataset.
 
-        A public dataset, or one whose options ask for a letter, has the usual templates of its domains, unless the run
-        or the user has templates.
+        If neither the run nor the user has templates, the usual templates of its domains apply to a public dataset, and
+        to one with multiple-choice options.
         """
         own = self.config.prompt
         has_options = isinstance(one.source, FileSource) and bool(one.source.options_column)
@@ -302,9 +302,9 @@ def parse_data(text: str) -> DataSource:
 
 
 def _as_guessed(text: str, source: DataSource, config: TrainConfig) -> DataSource:
-    """Guess the columns and the domain of a file that --data names by its path alone, as `brorl init` does.
+    """Guess the columns and the domain, as `brorl init` does, if --data gives only the path of a file.
 
-    Answers that no built-in verifier reads belong to the user's function, if there is one.
+    If no built-in verifier reads the answers, the user's function does, if there is one.
     """
     if not isinstance(source, FileSource) or source.layout or text.lstrip().startswith("{"):
         return source
@@ -321,7 +321,7 @@ def _as_guessed(text: str, source: DataSource, config: TrainConfig) -> DataSourc
 
 @contextmanager
 def naming_data(text: str, source: DataSource) -> Iterator[None]:
-    """Let errors about a dataset name the option --data and its value `text`, not a setting of a recipe."""
+    """Within the block, let errors about a dataset name the option --data with its value, not a recipe's setting."""
     named: list[str] = []  # settings in an error
 
     def words(key: str, value: object) -> str:
@@ -342,7 +342,7 @@ def naming_data(text: str, source: DataSource) -> Iterator[None]:
 
 
 def read_all_questions(data: str, overrides: Mapping[str, Any]) -> tuple[TrainConfig, list[Question]]:
-    """Read the settings and all questions of a recipe, of a run, or of a dataset that `parse_data` reads."""
+    """Read all questions of a recipe, a run, or a dataset that `parse_data` reads; return them with the settings."""
     run = Path(data).expanduser() / "config.yaml"
     recipe = str(run) if is_file(run) else data
     if recipe in builtin_recipes() or Path(recipe).suffix in (".yaml", ".yml"):

@@ -1,9 +1,9 @@
 """The responses of an evaluation on disk, in batches of prompts, and its result as tables and JSON.
 
-Each batch is one Parquet file (`part-*.parquet`) with one row per distinct response, and the counts of the prompts in
-its metadata. A file gets its name when it is complete, and the responses of a batch depend on the batch alone. So a
-stored batch is never sampled again, and a continued evaluation equals an uninterrupted one. Folders of another
-evaluation and folders with other files are rejected.
+Each batch is one Parquet file (`part-*.parquet`) with one row per distinct response; its metadata has the counts of
+each prompt. A file gets its name when it is complete, and the responses of a batch depend on the batch alone. So a
+stored batch is never sampled again, and a continued evaluation equals an uninterrupted one. A folder of another
+evaluation, or with other files, is rejected.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ _RERUN = "rerun the command"
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """Prompts of one dataset that one call of the engine samples."""
+    """Some prompts of one dataset, for one call of the engine."""
 
     index: int  # number of the batch, from 0
     data_set: str
     prompts: tuple[Prompt, ...]
-    seed: int  # of the sampling; it depends only on the evaluation's seed, the dataset and the place in the dataset
+    seed: int  # sampling seed; depends only on the evaluation's seed, the dataset and the place in the dataset
 
 
 @dataclass(frozen=True)
 class StoredBatch:
     """The counts of an evaluated batch."""
 
-    results: tuple[PromptResult, ...]  # the counts of its prompts
-    seconds: float  # time of sampling, verifying and storing
+    results: tuple[PromptResult, ...]  # one for each prompt
+    seconds: float  # time for sampling, verifying and storing
 
 
 def split_into_batches(prompts_of: Mapping[str, Sequence[Prompt]], size: int, seed: int) -> list[PromptBatch]:
-    """Split the prompts of datasets into batches; a batch does not depend on later prompts or other datasets."""
+    """Split the prompts of each dataset into batches. A batch does not depend on later prompts or other datasets."""
     batches: list[PromptBatch] = []
     for name, prompts in prompts_of.items():
         for number, start in enumerate(range(0, len(prompts), size)):
@@ -70,11 +70,11 @@ def split_into_batches(prompts_of: Mapping[str, Sequence[Prompt]], size: int, se
 class ResponseStore:
     """The folder of an evaluation."""
 
-    path: Path  # the folder, which exists
+    path: Path  # must exist
 
     @property
     def settings_file(self) -> Path:
-        """File of the settings of the evaluation."""
+        """File with the settings of the evaluation."""
         return self.path / "settings.json"
 
     @property
@@ -84,13 +84,13 @@ class ResponseStore:
 
     @property
     def responses(self) -> Path:
-        """Folder of one Parquet file per batch."""
+        """Folder with one Parquet file per batch."""
         return self.path / "responses"
 
     def check(self, settings: Mapping[str, Any], complete: bool = False) -> None:
         """Check that the folder is empty or contains an evaluation with these settings.
 
-        If the settings are not `complete`, the folder may have more of them.
+        The folder may have further settings if `settings` is not `complete`.
         """
         if not self.settings_file.is_file():
             others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".") and p.name != "env.json")
@@ -112,7 +112,7 @@ class ResponseStore:
                 )
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Store the settings unless they are stored, and remove the temporary files of a killed process."""
+        """Store the settings if they are not stored yet; remove the temporary files of a killed process."""
         self.check(settings, complete=True)
         with storage_errors(self.settings_file, _RERUN):
             for left in (*self.path.glob(".*.tmp"), *self.responses.glob(".*.tmp")):
@@ -179,7 +179,7 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """A model under evaluation, with the grader of its responses."""
+    """A model under evaluation, and the grader that checks its responses."""
 
     engine: Engine
     sampling: SamplingParams
@@ -188,7 +188,7 @@ class EvaluatedModel:
     observe: Observe = unobserved  # called at the start of each phase
 
     def evaluate(self, batch: PromptBatch, store: ResponseStore) -> StoredBatch:
-        """Sample, verify and store a batch; raise an error if most responses could not be verified."""
+        """Sample, verify and store a batch. It is an error if most responses could not be verified."""
         started = perf_counter()
         self.observe(Phase("generation", f"{len(batch.prompts)} prompts of {batch.data_set}"))
         token_ids = [prompt.token_ids for prompt in batch.prompts]
@@ -211,7 +211,7 @@ class EvaluatedModel:
 def evaluate_batches(
     batches: Sequence[PromptBatch], model: EvaluatedModel, store: ResponseStore, echo: Echo = lambda _: None
 ) -> list[StoredBatch]:
-    """Evaluate the batches that are not stored, with a line of progress after each; return the counts of all."""
+    """Evaluate the batches that are not stored, and report progress after each; return the counts of all batches."""
     stored = [store.read(batch) for batch in batches]
     left = sum(len(batch.prompts) for batch, read in zip(batches, stored, strict=True) if read is None)
     started, new = perf_counter(), 0
@@ -255,7 +255,7 @@ def summarize_all(
     )
 
 
-_ENVIRONMENT = ("processor", "cuda", "platform", "threads", "python", "packages")  # of a session
+_ENVIRONMENT = ("processor", "cuda", "platform", "threads", "python", "packages")  # compared between sessions
 
 
 @dataclass(frozen=True)
@@ -363,7 +363,7 @@ def remarks(result: EvaluationResult) -> list[str]:
 
 
 def shown_ks(ks: Sequence[int]) -> list[int]:
-    """Return the k of the table: up to three k are all shown, else the smallest, the middle and the largest."""
+    """Choose at most three k for a table: 1, 4, 16, 64, 256 -> 1, 16, 256."""
     ordered = sorted(ks)
     return ordered if len(ordered) <= 3 else [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
 
