@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FENCE = r"(?P<fence>(?<!`)`{3,}+|(?<!~)~{3,}+)(?=(?P<info>[^`~\n]*+)$)"
 _LANGUAGE = re.compile(r"[ \t]*\w.*")  # follows a fence that opens a block: ```python
-_LOOK_BACK = 200  # characters before a tag: a span of code around it begins there
+_LOOK_BACK = 200  # a span of code around a tag begins in so many characters
 _SPAN = r"(?P<ticks>(?<!`)`++)[^`\n]++(?P=ticks)(?!`)"
 
 

@@ -2,7 +2,7 @@ r"""Finds the option that a response to a multiple-choice question names, by a s
 
 The grammar never reads the right option. The last box decides, else the last `the answer is`, else a last sentence such
 as `B is correct`, else the whole response (docs/how-to/verify_science.md). A statement with words other than a reason
-names no option: `B, since A is too small` does, `B or so` does not.
+names no option, such as `B or so`.
 """
 
 from __future__ import annotations

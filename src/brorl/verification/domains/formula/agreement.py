@@ -1,6 +1,4 @@
-r"""Decides whether an answer says the same as its reference; forms of one kind are compared with each other.
-
-    `\frac{1}{2}` and `x = 0.5` agree; `(0, 1)` and `[0, 1]` differ
+r"""Decides whether an answer says the same as its reference: `x = 0.5` and `\frac{1}{2}`, not `[0, 1]` and `(0, 1)`.
 
 A value may have a name before it (`x = 42`, `AB = 42`) and a unit after it. A list without brackets is a set. Texts are
 equal word by word. Everything else differs.
