@@ -25,8 +25,7 @@ from typing import NamedTuple
 # Calls that are missing here fail with EPERM. Among them are fork, execve, kill, tgkill, ptrace, socket, connect,
 # sendmsg, prctl, chmod, rename, unlink, mount, io_uring_setup, bpf, memfd_create and timer_create.
 ALWAYS: dict[str, tuple[int | None, int | None]] = {
-    # name: (number on x86-64, number on 64-bit ARM); None if the architecture has no such call.
-    # Descriptors that the program has.
+    # name: (x86-64, ARM64) or None. Calls on descriptors that the program has:
     "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67),
     "preadv": (295, 69), "lseek": (8, 62), "close": (3, 57), "close_range": (436, 436), "dup": (32, 23),
     "dup2": (33, None), "dup3": (292, 24), "fstat": (5, 80), "fsync": (74, 82), "fadvise64": (221, 223),
@@ -325,8 +324,7 @@ class Confinement:
     def enter(self, memory_bytes: int, cpu_seconds: int, core: int | None) -> None:
         """Confine this fork before any untrusted code. If the kernel rejects a part, an OSError keeps it from running.
 
-        The program may use `memory_bytes` beyond the server's address space. All its threads share one core, unless
-        `core` is None.
+        The program may use `memory_bytes` beyond the server's address space. Its threads share `core`, if one is given.
         """
         os.setsid()
         if core is not None:
