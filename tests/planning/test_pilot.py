@@ -294,7 +294,7 @@ def test_rounds_are_those_of_the_collector(rng: np.random.Generator) -> None:
     class Coins:
         rounds, version = 0, 0
 
-        def sample_groups(self, asked: Sequence[Sequence[int]], *_: object) -> list[RolloutTree]:
+        def sample(self, asked: Sequence[Sequence[int]], *_: object) -> list[RolloutTree]:
             self.rounds += 1
             return [RolloutTree.from_responses(p, [[2 if rng.random() < fraction else 1], [1]]) for p in asked]
 
