@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from brorl.activity import Echo
 from brorl.api.arguments import check_cheaply, recipe_name
-from brorl.api.data import ShownPrompt
+from brorl.api.data import prompt_lines
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
@@ -237,7 +237,7 @@ def _show_source(source: str, inputs: RunInputs, report: _Report) -> list[Prompt
         f"median length {median(lengths):g} tokens, longest {max(lengths):,}",
     )
     text = str(inputs.tokenizer.decode(list(first.token_ids), skip_special_tokens=False))
-    report.show(*ShownPrompt(first.id, first.domain, first.reference, text, lengths[0]).lines("tokens"))
+    report.show(*prompt_lines(replace(first, text=text)))
     return prompts
 
 

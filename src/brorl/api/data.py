@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -35,7 +35,6 @@ from brorl.evaluation.questions import (
 )
 from brorl.format import counted, listed, visible_text
 from brorl.prompts.prompt import Prompt, Question
-from brorl.prompts.rendering import drop_long, model_positions, prompt_problems, render
 from brorl.storage import is_file
 from brorl.table import Result, Table
 from brorl.verification.domains.table import make_verifiers, untrusted_domains
@@ -81,28 +80,17 @@ class SourceSummary:
     lengths: Lengths
 
 
-@dataclass(frozen=True)
-class ShownPrompt:
-    """A prompt that is shown as an example."""
-
-    id: str
-    domain: str
-    reference: str  # reference answer
-    text: str  # the model reads this text; the chat template is missing if the tokenizer could not be loaded
-    length: int  # in tokens, or in characters without a tokenizer
-
-    def lines(self, unit: str) -> list[Text]:
-        """Return lines with the prompt's id, its length in `unit`, its reference and the beginning of its text."""
-        cut = visible_text(self.text[:_PROMPT])
-        more = len(self.text) - _PROMPT
-        lines = [*cut.split("\n"), *([f"... {counted(more, 'more character')}"] if more > 0 else [])]
-        reference = visible_text(self.reference[:_REFERENCE], one_line=True)
-        if len(self.reference) > _REFERENCE:
-            reference += f"... ({len(self.reference):,} characters)"
-        return [
-            Text(f"\n{self.id} ({self.domain}, {self.length:,} {unit}), reference: {reference}"),
-            *(Text(f"  | {line}", style="cyan") for line in lines),
-        ]
+def prompt_lines(prompt: Prompt, unit: str = "tokens") -> list[Text]:
+    """Return lines with a prompt's id, its length in `unit`, its reference and the beginning of its text."""
+    cut, more = visible_text(prompt.text[:_PROMPT]), len(prompt.text) - _PROMPT
+    lines = [*cut.split("\n"), *([f"... {counted(more, 'more character')}"] if more > 0 else [])]
+    reference = visible_text(prompt.reference[:_REFERENCE], one_line=True)
+    if len(prompt.reference) > _REFERENCE:
+        reference += f"... ({len(prompt.reference):,} characters)"
+    return [
+        Text(f"\n{prompt.id} ({prompt.domain}, {len(prompt.token_ids):,} {unit}), reference: {reference}"),
+        *(Text(f"  | {line}", style="cyan") for line in lines),
+    ]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -110,8 +98,8 @@ class DataResult(Result):
     """The counts and examples of the sources of a recipe."""
 
     sources: tuple[SourceSummary, ...]
-    prompts: tuple[ShownPrompt, ...]  # examples
-    unit: str  # `tokens`, or `characters` without a tokenizer
+    prompts: tuple[Prompt, ...]  # examples; without a tokenizer they have no chat template, and a token per character
+    unit: str  # unit of lengths: `tokens`, or `characters` without a tokenizer
     notes: tuple[str, ...]  # lines for the user
     problem: str | None = None  # a run would stop with this error; None if no check found one
 
@@ -149,7 +137,7 @@ class DataResult(Result):
             yield from (table, "")
         yield from self.notes
         for prompt in self.prompts:
-            yield from prompt.lines(self.unit)
+            yield from prompt_lines(prompt, self.unit)
 
     @property
     def exit_code(self) -> int:
@@ -192,64 +180,55 @@ def data(
         return describe_data(config, show, screen.observe)
 
 
-class _Preview(NamedTuple):
-    """The prompts of some questions, and what a run would do with them."""
-
-    prompts: list[ShownPrompt]
-    kept: list[ShownPrompt]  # short enough for `data.max_prompt_tokens`
-    problems: list[str]  # one message per prompt that a run would reject
-
-    @property
-    def num_too_long(self) -> int:
-        return len(self.prompts) - len(self.kept)
-
-
 def describe_data(config: TrainConfig, show: int, observe: Observe = unobserved) -> DataResult:
     """Read the sources of a recipe, and check them as training does."""
+    from brorl.training.inputs import SourcePrompts, build_prompts, render_sources  # imports torch
+
     observe(Phase("reading", "data"))
     sources = build_questions(config)
     observe(Phase("checking", "reference answers"))
     notes = _check(config, sources)
     observe(Phase("encoding", "prompts"))
-    model = _load(config, notes)
-    kinds = {source.label: source.kind for source in (*config.data.sources, *config.evaluation.sources)}
+    model, problem = _load(config, notes), None
+    if model is None:
+        every = [SourcePrompts(one, _spelled(one.train, config), _spelled(one.held_out, config)) for one in sources]
+        kept = every
+    else:
+        every = render_sources(config, sources, model[0])
+        kept = [source.short(config.data.max_prompt_tokens) for source in every]
+        try:
+            build_prompts(config, every, *model)
+        except UserError as error:
+            problem = str(error)
     total = sum(source.weight for source in sources if source.train)
-    parts = [
-        (_render_preview(source.train, config, model), _render_preview(source.held_out, config, model))
-        for source in sources
-    ]
-    summaries, shown = list[SourceSummary](), list[ShownPrompt]()
-    for number, (source, (train, held_out)) in enumerate(zip(sources, parts, strict=True)):
-        lengths = sorted(prompt.length for prompt in train.prompts or held_out.prompts) or [0]
-        examples = train.kept or held_out.kept or train.prompts or held_out.prompts
+    summaries, shown = list[SourceSummary](), list[Prompt]()
+    for number, ((source, *parts), (_, train, held_out)) in enumerate(zip(every, kept, strict=True)):
+        lengths = sorted(len(prompt.token_ids) for prompt in parts[0] or parts[1]) or [0]
+        examples = train or held_out or parts[0] or parts[1]
         most = min(show // len(sources) + (number < show % len(sources)), len(examples))
         shown += [examples[index * len(examples) // most] for index in range(most)]  # at even distances
         summaries.append(
             SourceSummary(
                 name=source.name,
-                kind=kinds[source.name],
+                kind=source.source.kind,
                 num_rows=source.num_rows or None,
-                num_train=len(train.kept),
+                num_train=len(train),
                 num_held_out=source.num_held_out,
                 num_repeated=source.num_repeated,
                 dropped=source.dropped,
                 num_evaluated_on=source.num_evaluated_on,
-                num_too_long=train.num_too_long + held_out.num_too_long,
-                domains=Counter(prompt.domain for prompt in (train.kept if source.train else held_out.kept)),
-                fraction=source.weight / total if train.kept else 0.0,
+                num_too_long=sum(map(len, parts)) - len(train) - len(held_out),
+                domains=Counter(prompt.domain for prompt in (train if source.train else held_out)),
+                fraction=source.weight / total if train else 0.0,
                 lengths=Lengths(median(lengths), lengths[ceil(0.95 * len(lengths)) - 1], lengths[-1]),
             )
         )
-    if evaluated := sum(len(held_out.kept) for _, held_out in parts):
+    if evaluated := sum(len(one.held_out) for one in kept):
         notes.append(f"evaluated on: {counted(evaluated, 'held-out question')} (evaluation.num_prompts per source)")
     too_long, asked = sum(one.num_too_long for one in summaries), sum(one.num_evaluated_on for one in summaries)
     notes += removed_lines(too_long, asked, config)
-    problem = next(_errors(sources, parts, config, model and model_positions(model[1])), None)
     if problem is not None:
-        both = [part for pair in parts for part in pair]
-        rejected, every = sum(len(part.problems) for part in both), sum(len(part.prompts) for part in both)
-        of_all = f" ({rejected:,} of the {counted(every, 'prompt')})" if rejected else ""
-        notes.append(f"a run stops with an error: {problem}{of_all}")
+        notes.append(f"a run stops with an error: {problem}")
     return DataResult(tuple(summaries), tuple(shown), "tokens" if model else "characters", tuple(notes), problem)
 
 
@@ -286,42 +265,10 @@ def _load(config: TrainConfig, notes: list[str]) -> _Model | None:
         return None
 
 
-def _render_preview(questions: Sequence[Question], config: TrainConfig, model: _Model | None) -> _Preview:
-    style = config.prompt
-    if model is None:
-        texts = ["\n\n".join(message.content for message in style.messages_of(source)) for source in questions]
-        characters = [
-            ShownPrompt(source.id, source.domain, source.reference, text, len(text))
-            for source, text in zip(questions, texts, strict=True)
-        ]
-        return _Preview(characters, characters, [])
-    prompts = render(questions, style, model[0])
-    kept = drop_long(prompts, config.data.max_prompt_tokens)[0] if config.data.max_prompt_tokens else prompts
-    advice = ", or set data.max_prompt_tokens"
-    problems = [*prompt_problems(config.model, kept, config.response_limits, *model, advice)]
-    return _Preview(_examples(prompts), _examples(kept), problems)
-
-
-def _examples(prompts: Sequence[Prompt]) -> list[ShownPrompt]:
+def _spelled(questions: Sequence[Question], config: TrainConfig) -> list[Prompt]:
+    """Return prompts without a chat template, with one token per character."""
+    texts = ["\n\n".join(message.content for message in config.prompt.messages_of(one)) for one in questions]
     return [
-        ShownPrompt(source.id, source.domain, source.reference, source.text, len(source.token_ids))
-        for source in prompts
+        Prompt(one.id, text, tuple(map(ord, text)), one.reference, one.domain, one.source, one.last_turn)
+        for one, text in zip(questions, texts, strict=True)
     ]
-
-
-def _errors(
-    sources: Sequence[SourceQuestions],
-    parts: Sequence[tuple[_Preview, _Preview]],
-    config: TrainConfig,
-    positions: int | None,
-) -> Iterator[str]:
-    """Yield the errors that would stop a run, in the order of its checks."""
-    from brorl.training.inputs import no_held_out_prompt, no_train_prompt  # imports torch
-
-    for source, (train, held_out) in zip(sources, parts, strict=True):
-        yield from (*train.problems, *held_out.problems)
-        if train.prompts and not train.kept:
-            yield no_train_prompt(source.name, [prompt.length for prompt in train.prompts], config, positions)
-    if config.evaluation.num_prompts and not any(held_out.kept for _, held_out in parts):
-        lengths = [prompt.length for _, held_out in parts for prompt in held_out.prompts]
-        yield no_held_out_prompt(lengths, config, positions)

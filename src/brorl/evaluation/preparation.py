@@ -109,11 +109,10 @@ def _render(
     own, longest = request.config.prompt, request.config.data.max_prompt_tokens
     for one in sets:
         style = request.format_of(one)
-        prompts = render(one.held_out, style, tokenizer)
-        if longest and not request.data:
-            prompts, dropped = drop_long(prompts, longest)
-            if dropped:
-                notes.append(f"{one.name}: {dropped} prompts of more than {longest} tokens left out, as in the run")
+        every = render(one.held_out, style, tokenizer)
+        prompts = every if request.data else drop_long(every, longest)
+        if dropped := len(every) - len(prompts):
+            notes.append(f"{one.name}: {dropped} prompts of more than {longest} tokens left out, as in the run")
         if not prompts:
             raise UserError(f"{one.name} has no prompt to evaluate; choose other data")
         prompts_of[one.name] = prompts

@@ -68,10 +68,9 @@ def render(questions: Sequence[Question], style: PromptFormat, tokenizer: PreTra
     return prompts
 
 
-def drop_long(prompts: Sequence[Prompt], max_tokens: int) -> tuple[list[Prompt], int]:
-    """Drop prompts with more than `max_tokens` (>= 1) tokens; return the rest, in order, and the number dropped."""
-    kept = [prompt for prompt in prompts if len(prompt.token_ids) <= max_tokens]
-    return kept, len(prompts) - len(kept)
+def drop_long(prompts: Sequence[Prompt], max_tokens: int) -> list[Prompt]:
+    """Drop prompts with more than `max_tokens` tokens; 0 keeps all. Return the rest, in order."""
+    return [prompt for prompt in prompts if not max_tokens or len(prompt.token_ids) <= max_tokens]
 
 
 def _chat_template(style: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> str | None:

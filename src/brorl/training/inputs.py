@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -143,7 +144,7 @@ def prepare(config: TrainConfig, model_path: str, show: Callable[[Table], None] 
     check_domain_names(config, verifiers)
     check_left(config, sources, verifiers)
     tokenizer = load_tokenizer(model_path, config.sampling.stop)
-    prompts = build_prompts(config, sources, tokenizer, model_config)
+    prompts = build_prompts(config, render_sources(config, sources, tokenizer), tokenizer, model_config)
     context = prompts.longest + max(config.response_limits.values())
     check_window(config, model_config, context)
     memory, warning = check_memory(config, model_config, prompts, show)
@@ -206,68 +207,64 @@ class Prompts:
     num_evaluated_on: int  # training questions dropped because another source evaluates on them
 
 
+class SourcePrompts(NamedTuple):
+    """The prompts of a source, also those of more than `data.max_prompt_tokens`."""
+
+    source: SourceQuestions
+    train: list[Prompt]
+    held_out: list[Prompt]
+
+    def short(self, max_tokens: int) -> SourcePrompts:
+        """Return the prompts of at most `max_tokens` tokens; 0 keeps all."""
+        return SourcePrompts(self.source, drop_long(self.train, max_tokens), drop_long(self.held_out, max_tokens))
+
+
+def render_sources(
+    config: TrainConfig, sources: Sequence[SourceQuestions], tokenizer: PreTrainedTokenizerBase
+) -> list[SourcePrompts]:
+    """Turn the questions of sources into prompts."""
+    return [
+        SourcePrompts(source, *(render(part, config.prompt, tokenizer) for part in (source.train, source.held_out)))
+        for source in sources
+    ]
+
+
 def build_prompts(
     config: TrainConfig,
-    sources: Sequence[SourceQuestions],
+    sources: Sequence[SourcePrompts],
     tokenizer: PreTrainedTokenizerBase,
     model_config: PreTrainedConfig,
 ) -> Prompts:
-    """Turn questions into prompts. One that cannot be encoded, or does not fit into the model, is a UserError."""
-    limits = config.response_limits
-    maximum = config.data.max_prompt_tokens
-    train_prompts: list[Prompt] = []
-    weights: dict[str, float] = {}
-    held_out: list[Prompt] = []
-    held_out_tokens: list[int] = []
-    positions, dropped = model_positions(model_config), 0
-    for source in sources:
-        train, kept = (render(part, config.prompt, tokenizer) for part in (source.train, source.held_out))
-        lengths = [len(prompt.token_ids) for prompt in train]
-        held_out_tokens += [len(prompt.token_ids) for prompt in kept]
-        if maximum:
-            (train, long_train), (kept, long_kept) = drop_long(train, maximum), drop_long(kept, maximum)
-            dropped += long_train + long_kept
+    """Order the prompts of a run. One that cannot be encoded, or does not fit into the model, is a UserError."""
+    limits, maximum, positions = config.response_limits, config.data.max_prompt_tokens, model_positions(model_config)
+    too_long = f"has more than data.max_prompt_tokens = {maximum} tokens"
+    kept = [source.short(maximum) for source in sources]
+    for every, (source, train, held_out) in zip(sources, kept, strict=True):
         otherwise = ", or set data.max_prompt_tokens"
-        problems = prompt_problems(config.model, [*train, *kept], limits, tokenizer, model_config, otherwise)
+        problems = prompt_problems(config.model, [*train, *held_out], limits, tokenizer, model_config, otherwise)
         if problem := next(problems, None):
             raise UserError(problem)
-        if source.train and not train:
-            raise UserError(no_train_prompt(source.name, lengths, config, positions))
-        held_out += kept
-        if train:
-            train_prompts += train
-            weights[source.name] = source.weight
-    if config.evaluation.num_prompts and not held_out:
-        raise UserError(no_held_out_prompt(held_out_tokens, config, positions))
+        if every.train and not train:
+            raise UserError(f"every prompt of {source.name} {too_long}; {_room(every.train, config, positions)}")
+    train_prompts = [prompt for one in kept for prompt in one.train]
+    held_out_prompts = [prompt for one in kept for prompt in one.held_out]
+    if config.evaluation.num_prompts and not held_out_prompts:
+        fix = _room([prompt for source in sources for prompt in source.held_out], config, positions)
+        raise UserError(f"every held-out prompt {too_long}; {fix}, or set evaluation.num_prompts: 0")
     try:
+        weights = {source.name: source.weight for source, train, _ in kept if train}
         stream = PromptStream(train_prompts, config.seed, weights)
     except ValueError as error:
         raise UserError(f"data.sources: {error}") from error
-    longest = max(len(prompt.token_ids) for prompt in (*train_prompts, *held_out))
-    return Prompts(stream, held_out, longest, dropped, sum(source.num_evaluated_on for source in sources))
+    longest = max(len(prompt.token_ids) for prompt in (*train_prompts, *held_out_prompts))
+    dropped = sum(len(one.train) + len(one.held_out) for one in sources) - len(train_prompts) - len(held_out_prompts)
+    num_evaluated_on = sum(one.source.num_evaluated_on for one in sources)
+    return Prompts(stream, held_out_prompts, longest, dropped, num_evaluated_on)
 
 
-def no_train_prompt(name: str, lengths: Sequence[int], config: TrainConfig, positions: int | None) -> str:
-    """Return the error message for a source whose training prompts, of these lengths in tokens, are all too long.
-
-    `positions` is the longest context of the model; None if it is unknown.
-    """
-    maximum, fix = config.data.max_prompt_tokens, _room(min(lengths), config, positions)
-    return f"every prompt of {name} has more than data.max_prompt_tokens = {maximum} tokens; {fix}"
-
-
-def no_held_out_prompt(lengths: Sequence[int], config: TrainConfig, positions: int | None) -> str:
-    """Return the error message for held-out prompts that are all too long; see `no_train_prompt`."""
-    maximum = config.data.max_prompt_tokens
-    fix = _room(min(lengths), config, positions) if lengths else "raise it"
-    return (
-        f"every held-out prompt has more than data.max_prompt_tokens = {maximum} tokens; {fix}, or set "
-        "evaluation.num_prompts: 0"
-    )
-
-
-def _room(shortest: int, config: TrainConfig, positions: int | None) -> str:
+def _room(prompts: Sequence[Prompt], config: TrainConfig, positions: int | None) -> str:
     """Return how to fix prompts that are too long: a higher limit, unless the model has too few positions for it."""
+    shortest = min(len(prompt.token_ids) for prompt in prompts)
     setting, response = max(config.response_limits.items(), key=lambda item: item[1])
     if not positions or shortest + response <= positions:
         return f"raise it to {shortest} or more, the tokens of the shortest one"
