@@ -17,6 +17,7 @@ from rich.console import Console
 from brorl.api.arguments import resolve_config
 from brorl.api.evaluate import evaluate, make_request
 from brorl.errors import UserError
+from brorl.evaluation.questions import NO_LIMIT
 from run_support import command, save_tiny_model
 
 QUICK: dict[str, Any] = {"samples": 8, "evaluation": {"num_prompts": 4}, "engine.threads": 1}
@@ -129,7 +130,13 @@ def test_the_training_of_a_run_does_not_limit_its_evaluation(
     run = tmp_path / "run"
     shutil.copytree(short_run, run)
     settings = yaml.safe_load((run / "config.yaml").read_text())
-    settings["evaluation"] |= {"rollouts_per_prompt": 16, "ks": [1, 16], "every": 1, "num_prompts": 4}
+    settings["evaluation"] |= {
+        "rollouts_per_prompt": 16,
+        "ks": [1, 16],
+        "every": 1,
+        "num_prompts": 4,
+        "skip_prompts": 2,
+    }
     settings["importance"]["correction"] = "truncate"
     settings["optimizer"]["old_logprobs"] = "recompute"
     for name, value in of_training.items():
@@ -143,6 +150,7 @@ def test_the_training_of_a_run_does_not_limit_its_evaluation(
     sampled = {"samples": 8, "temperature": 1.0, "top_p": 1.0, "seed": 0} | arguments
     evaluation = make_request(str(run), (), (1,), None, sampled, overrides).config.evaluation
     assert (evaluation.rollouts_per_prompt, evaluation.temperature) == (sampled["samples"], sampled["temperature"])
+    assert (evaluation.num_prompts, evaluation.skip_prompts) == (NO_LIMIT, 0)  # also those that tuning did not use
 
 
 def test_the_stored_settings_name_what_decides_responses_and_verdicts() -> None:
@@ -161,10 +169,10 @@ def test_the_stored_settings_name_what_decides_responses_and_verdicts() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"ks": [16]}, "ks: pass@16 needs 16 responses per prompt"),
-        ({"ks": []}, "ks: expected numbers of at least 1, not []"),
-        ({"max_new_tokens": 0}, "max_new_tokens: expected a number of at least 1, not 0"),
-        ({"temperature": float("nan")}, "temperature: expected a number of at least 0, not nan"),
+        ({"ks": [16]}, "ks must be between 1 and samples = 8, got (16,)"),
+        ({"ks": []}, "ks must be between 1 and samples = 8, got ()"),
+        ({"max_new_tokens": 0}, "max_new_tokens: the value should be greater than or equal to 1, not 0"),
+        ({"temperature": float("nan")}, "temperature: the value should be a finite number, not nan"),
         ({"loss": {"clip_high": 0.3}}, "loss.clip_high is not a setting of an evaluation; the settings are: device"),
         ({"model": "other"}, "model is not a setting of an evaluation"),
         ({"prompt": {"template": "none"}}, "prompt.template must have {prompt} once"),

@@ -68,7 +68,7 @@ def test_a_run_of_a_model_without_an_end_token(endless: Path) -> None:
 
 def test_an_evaluation_ends_its_responses_as_the_run_does(endless: Path) -> None:
     settings = config(endless, **{"sampling.stop": STOP})
-    ready = prepare_evaluation(Request(settings, (), belongs_to_run=True, own_template=False, limit=2))
+    ready = prepare_evaluation(Request(settings, (), belongs_to_run=True, own_template=False))
     assert ready.settings["stop"] == STOP
     evaluated, _ = build_evaluation(ready)
     (tree,) = evaluated.engine.sample([ready.batches[0].prompts[0].token_ids], 64, ready.sampling, seed=1)

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from brorl.evaluation.questions import Request
     from brorl.evaluation.responses import EvaluationResult, ResponseStore, StoredBatch
 
-_MAX_SAMPLES = 2**20
+_OPTIONS = {  # setting -> option of `brorl eval`
+    "evaluation.rollouts_per_prompt": "samples", "evaluation.ks": "ks", "evaluation.temperature": "temperature",
+    "evaluation.top_p": "top-p", "evaluation.max_new_tokens": "max-new-tokens",
+}  # fmt: skip
 _SINGLE = (
     "device", "dtype", "engine.kind", "engine.dtype", "engine.memory_gib", "engine.threads", "sampling.stop",
     "evaluation.num_prompts",
@@ -63,7 +66,7 @@ def evaluate(
             mbpp_plus, livecodebench, apps, codecontests, codeforces, taco, gpqa_diamond, mmlu_pro, ifeval; NAME=PATH
             for a copy of one of these; gym; gym_ood; a file, hub id or puzzle; or {path: ..., layout: ...}; may be
             repeated; from Python also rows, as in `train` (default: the prompts that the checkpoint's run held out).
-        samples: Responses per prompt, n, 1 to 2^20.
+        samples: Responses per prompt, n, at least 1.
         ks: Values of k for pass@k, each 1 to n. By default 1 and the powers of 2 up to n / 2, at most 256.
         temperature: Divisor of the logits, at least 0; 0 is greedy and needs one response per prompt.
         top_p: Nucleus mass, above 0 and at most 1.
@@ -126,54 +129,9 @@ def make_request(
     given: Mapping[str, Any],
 ) -> Request:
     """Return the checked settings of an evaluation: the checkpoint's run has them, and given ones replace them."""
-    from brorl.evaluation.questions import Request
+    from brorl.evaluation.questions import NO_LIMIT, Request
 
-    samples, limit = sampled["samples"], given.get("evaluation.num_prompts")
-    _check(data, ks, max_new_tokens, limit, **sampled)
-    if wrong := next((name for name in given if name not in _SINGLE and not name.startswith(_SECTIONS)), None):
-        raise UserError(
-            f"{wrong} is not a setting of an evaluation; the settings are: {', '.join(_SINGLE)}, and all in "
-            f"{listed([section.rstrip('.') for section in _SECTIONS])}"
-        )
-    found = resolve_checkpoint(checkpoint)
-    settings = {} if found.recipe is None else read_recipe(found.recipe)
-    settings.pop("cluster", None)  # the run's cluster; an evaluation uses one only if asked to
-    overrides = {
-        **given,
-        **WITHOUT_TRAINING,
-        "model": found.model,
-        "evaluation.rollouts_per_prompt": samples,
-        "evaluation.ks": list(ks),
-        "evaluation.temperature": sampled["temperature"],
-        "evaluation.top_p": sampled["top_p"],
-        "evaluation.max_new_tokens": max_new_tokens or settings.get("evaluation", {}).get("max_new_tokens"),
-        "evaluation.num_prompts": _MAX_SAMPLES,  # without effect, since the request has the limit
-        "seed": sampled["seed"],
-    }
-    if overrides.get("cluster.mode") == "async":  # the mode says how sampling and learning overlap
-        overrides["cluster.mode"] = "sync"
-    config = make_config(settings, overrides, found.recipe or "the options")
-    own_template = any(name.startswith(("prompt.template", "prompt.domain_templates")) for name in given)
-    return Request(config, data, found.recipe is not None, own_template, limit)
-
-
-def _check(
-    data: Sequence[str], ks: Sequence[int], max_new_tokens: int | None, limit: Any, samples: int, temperature: float,
-    top_p: float, seed: int,
-) -> None:  # fmt: skip
-    """Reject the first wrong argument."""
-    for name, value, is_right, expected in (
-        ("samples", samples, 1 <= samples <= _MAX_SAMPLES, f"a number from 1 to {_MAX_SAMPLES:,}"),
-        ("temperature", temperature, 0 <= temperature < float("inf"), "a number of at least 0"),
-        ("top-p", top_p, 0 < top_p <= 1, "a number above 0 and at most 1"),
-        ("max-new-tokens", max_new_tokens, max_new_tokens is None or max_new_tokens >= 1, "a number of at least 1"),
-        ("seed", seed, 0 <= seed < 2**63, "a number of at least 0"),
-        ("ks", list(ks), bool(ks) and ks[0] >= 1, "numbers of at least 1"),
-        ("evaluation.num_prompts", limit, limit is None or (type(limit) is int and limit >= 1),
-         "a whole number of at least 1"),
-    ):  # fmt: skip
-        if not is_right:
-            raise UserError(f"{option(name)}: expected {expected}, not {value!r}")
+    samples, temperature = sampled["samples"], sampled["temperature"]
     if temperature == 0 and samples > 1:
         raise UserError(
             f"{option('temperature', 0)} is greedy: all {samples} responses to a prompt would be the same, and pass@k "
@@ -183,11 +141,42 @@ def _check(
         raise UserError(
             f"{option('data')}: the value is empty; name a benchmark, file, hub id or puzzle, or omit {option('data')}"
         )
-    if ks[-1] > samples:
+    if wrong := next((name for name in given if name not in _SINGLE and not name.startswith(_SECTIONS)), None):
         raise UserError(
-            f"{option('ks')}: pass@{ks[-1]} needs {ks[-1]} responses per prompt, but {option('samples')} is {samples}; "
-            f"raise {option('samples')} to {ks[-1]} or more, or remove {ks[-1]} from {option('ks')}"
+            f"{wrong} is not a setting of an evaluation; the settings are: {', '.join(_SINGLE)}, and all in "
+            f"{listed([section.rstrip('.') for section in _SECTIONS])}"
         )
+    found = resolve_checkpoint(checkpoint)
+    settings = {} if found.recipe is None else read_recipe(found.recipe)
+    settings.pop("cluster", None)  # the run's cluster; an evaluation uses one only if asked to
+    if max_new_tokens is None:
+        max_new_tokens = settings.get("evaluation", {}).get("max_new_tokens")
+    overrides = {
+        "evaluation.num_prompts": NO_LIMIT,
+        **given,
+        **WITHOUT_TRAINING,
+        "model": found.model,
+        "evaluation.rollouts_per_prompt": samples,
+        "evaluation.ks": list(ks),
+        "evaluation.temperature": temperature,
+        "evaluation.top_p": sampled["top_p"],
+        "evaluation.max_new_tokens": max_new_tokens,
+        "evaluation.skip_prompts": 0,
+        "seed": sampled["seed"],
+    }
+    if overrides.get("cluster.mode") == "async":  # the mode says how sampling and learning overlap
+        overrides["cluster.mode"] = "sync"
+    try:
+        config = make_config(settings, overrides, found.recipe or "the options")
+    except UserError as error:
+        message = str(error)
+        for setting, name in _OPTIONS.items():
+            message = message.replace(setting, option(name))
+        raise UserError(message) from None
+    if not config.evaluation.num_prompts:
+        raise UserError(f"{option('evaluation.num_prompts')}: expected at least 1 prompt, not 0")
+    own_template = any(name.startswith(("prompt.template", "prompt.domain_templates")) for name in given)
+    return Request(config, data, found.recipe is not None, own_template)
 
 
 def _evaluate(checkpoint: str, request: Request, output_dir: str | Path | None, screen: Screen) -> EvaluationResult:

@@ -200,7 +200,8 @@ def unreadable_lines(unreadable: Mapping[str, Sequence[tuple[Question, str]]]) -
     ]
 
 
-_NO_LIMIT = 2**31
+NO_LIMIT = 2**31
+"""`evaluation.num_prompts` of an evaluation on all prompts."""
 DataSource: TypeAlias = FileSource | GymSource | CountdownSource
 
 
@@ -214,7 +215,6 @@ class Request:
     data: tuple[str, ...]  # datasets as the user named them; empty means the run's held-out questions
     belongs_to_run: bool  # whether a run or the shipped model's recipe sets the prompt format
     own_template: bool  # whether the user set prompt.template or prompt.domain_templates
-    limit: int | None = None  # most prompts per dataset; None for all
 
     def format_of(self, one: SourceQuestions) -> PromptFormat:
         """Return the prompt format of a dataset.
@@ -232,8 +232,7 @@ class Request:
 
 def read_sets(request: Request) -> list[SourceQuestions]:
     """Read all datasets; all their questions are held out."""
-    limit = _NO_LIMIT if request.limit is None else request.limit
-    config = _copy(request.config, evaluation={"num_prompts": limit, "skip_prompts": 0})
+    config = request.config
     if not request.data:
         if not request.belongs_to_run or not (config.data.held_out_fraction or config.evaluation.sources):
             raise UserError(
@@ -255,12 +254,6 @@ def read_sets(request: Request) -> list[SourceQuestions]:
             f"two datasets have the same name, {repeated!r}; rename one: {option('data', '{path: ..., name: ...}')}"
         )
     return sets
-
-
-def _copy(config: TrainConfig, **sections: Mapping[str, Any]) -> TrainConfig:
-    """Return a config with other settings in some of its sections."""
-    made = {name: getattr(config, name).model_copy(update=dict(values)) for name, values in sections.items()}
-    return config.model_copy(update=made)
 
 
 def _names() -> tuple[str, ...]:
@@ -286,17 +279,6 @@ def parse_data(text: str) -> DataSource:
             raise UserError(f"{option('data', text)}: NAME in NAME=PATH must be one of {', '.join(BENCHMARKS)}")
         return benchmark_source(name, path)
     value = parse_yaml(text, option("data")) if text.lstrip().startswith("{") else text
-    if isinstance(value, dict) and "benchmark" in value:
-        known = ("benchmark", "path", "name", "split", "subset")
-        wrong = next((key for key in value if key not in known or not isinstance(value[key], str | None)), None)
-        if wrong is not None:
-            raise UserError(
-                f"{option('data', text)}: key {wrong!r}; use the keys {', '.join(known)}, each with a text value"
-            )
-        try:
-            return benchmark_source(**value)
-        except ValueError as error:
-            raise UserError(f"{option('data', text)}: {error}") from error
     (source,) = make_config({"data": {"sources": [value]}}, {}, option("data")).data.sources
     return source
 
@@ -345,20 +327,19 @@ def read_all_questions(data: str, overrides: Mapping[str, Any]) -> tuple[TrainCo
     """Read all questions of a recipe, a run, or a dataset that `parse_data` reads; return them with the settings."""
     run = Path(data).expanduser() / "config.yaml"
     recipe = str(run) if is_file(run) else data
+    every = {
+        **overrides, "data.held_out_fraction": 0.0, "evaluation.num_prompts": NO_LIMIT, "evaluation.skip_prompts": 0
+    }  # fmt: skip
     if recipe in builtin_recipes() or Path(recipe).suffix in (".yaml", ".yml"):
         try:
             settings = read_recipe(recipe)
         except UserError as error:
             raise UserError(f"{option('data', recipe)}: {error}") from error
-        return _all(make_config(settings, overrides, recipe))
-    config = make_config({}, overrides, "the options")
+        config = make_config(settings, every, recipe)
+        return config, all_questions(build_questions(config))
+    config = make_config({}, every, "the options")
     source = parse_data(data)
     with naming_data(data, source):
-        source = _as_guessed(data, source, config)
-        return _all(_copy(config, data={"sources": (source,)}))
-
-
-def _all(config: TrainConfig) -> tuple[TrainConfig, list[Question]]:
-    """Return a config, and all questions of its sources."""
-    evaluation = {"num_prompts": _NO_LIMIT if config.evaluation.sources else 0, "skip_prompts": 0}
-    return config, all_questions(build_questions(_copy(config, data={"held_out_fraction": 0.0}, evaluation=evaluation)))
+        sources = (_as_guessed(data, source, config),)
+        config = config.model_copy(update={"data": config.data.model_copy(update={"sources": sources})})
+        return config, all_questions(build_questions(config))
