@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -48,17 +48,15 @@ from virtual_pool import VirtualPool
 
 
 class Arm(NamedTuple):
-    """A way to train: the bound of the staleness, and what happens to stragglers."""
+    """A way to train: the bound of the staleness."""
 
     max_staleness: int
-    stragglers: Literal["train", "wait"] = "train"
 
 
 ARMS = {
     "sync": Arm(0),
     "async 1": Arm(1),
     "async 2": Arm(2),
-    "async 1, wait": Arm(1, "wait"),
 }
 
 
@@ -115,7 +113,7 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
     engine = NativeEngine(copy.deepcopy(learner.model), base.engine.stop_token_ids)
     prefix = min(len(prompt.token_ids) for prompt in base.stream.prompts)
     pool = VirtualPool(engine, args.workers, durations(args, seed, prefix))
-    cluster = config.cluster.model_copy(update={"max_staleness": arm.max_staleness, "stragglers": arm.stragglers})
+    cluster = config.cluster.model_copy(update={"max_staleness": arm.max_staleness})
     collector = ForegroundCollector(
         config=config.model_copy(update={"cluster": cluster}), stream=base.stream, grader=base.grader, pool=pool
     )

@@ -40,7 +40,6 @@ learning_times = st.lists(st.floats(0.0, 60.0), min_size=1, max_size=5)
 @settings(max_examples=30)
 @given(
     staleness=st.integers(0, 3),
-    stragglers=st.sampled_from(["train", "wait"]),
     workers=st.integers(1, 6),
     per_step=st.integers(1, 4),
     mixed=st.sampled_from([0.4, 1.0]),
@@ -49,7 +48,6 @@ learning_times = st.lists(st.floats(0.0, 60.0), min_size=1, max_size=5)
 )
 def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
     staleness: int,
-    stragglers: str,
     workers: int,
     per_step: int,
     mixed: float,
@@ -62,9 +60,8 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
     """
     engine = WordyEngine(mixed_fraction=mixed, longest=12)
     collector, pool = virtual_collector(
-        engine, workers=workers, per_step=per_step, staleness=staleness, stragglers=stragglers,
-        seed=seed, max_tries=1000,
-    )  # fmt: skip
+        engine, workers=workers, per_step=per_step, staleness=staleness, seed=seed, max_tries=1000
+    )
     begun: list[str] = []
     were_late: set[str] = set()
     begin = collector._backlog.start
@@ -84,12 +81,11 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
         batch = collector.next_batch(step)
         assert len(batch.groups) == per_step
         for group in batch.groups:
-            assert 0 <= step - 1 - group.version <= (step if stragglers == "train" else staleness)
+            assert 0 <= step - 1 - group.version <= step
             assert (-group.tree.logprob == group.version).all()  # the weights that sampled it
         assert batch.staleness is not None
         assert batch.staleness.updates == tuple(step - 1 - g.version for g in batch.groups)
         assert batch.staleness.num_late == sum(step - 1 - g.version > staleness for g in batch.groups)
-        assert stragglers != "wait" or batch.staleness.num_became_late == 0
         ended.update(g.prompt.id for g in batch.groups)
         ended.update(g.prompt.id for g in batch.verified if not g.is_mixed)
         pool.advance(learning[step % len(learning)])
@@ -180,20 +176,7 @@ def test_a_straggler_of_many_epochs_begins_once_afterwards() -> None:
     assert epochs > 50
 
 
-def test_steps_wait_for_a_straggler_that_no_later_step_can_train_in_time() -> None:
-    collector, pool = virtual_collector(
-        WordyEngine(longest=5), workers=6, duration=straggling(1000.0), num_prompts=12, stragglers="wait"
-    )
-    collector.publish([], 0)
-    batches = steps_of(collector, pool, 1, 20, [1.0])
-    trained = Counter(g.prompt.id for batch in batches for g in batch.groups)
-    assert trained["p0"] == int(pool.now // 1000) >= 2
-    assert all(batch.summary()["staleness_max"] <= 1 for batch in batches)
-    assert any(batch.summary()["staleness_max"] == 1 for batch in batches)
-
-
-@pytest.mark.parametrize("stragglers", ["train", "wait"])
-def test_as_many_long_responses_are_trained_as_were_drawn(stragglers: str) -> None:
+def test_as_many_long_responses_are_trained_as_were_drawn() -> None:
     """A prompt takes long if one of its responses is long. All draws are trained, but for those of the last steps."""
     drawn: list[RolloutTree] = []
 
@@ -204,9 +187,7 @@ def test_as_many_long_responses_are_trained_as_were_drawn(stragglers: str) -> No
         drawn.extend(trees)
         return 300.0 if any(map(is_long, trees)) else 1.0
 
-    collector, pool = virtual_collector(
-        WordyEngine(), workers=9, duration=duration, stragglers=stragglers, enabled=False
-    )
+    collector, pool = virtual_collector(WordyEngine(), workers=9, duration=duration, enabled=False)
     collector.publish([], 0)
     trained = [g.tree for batch in steps_of(collector, pool, 1, 100, [1.0]) for g in batch.groups]
     assert len(drawn) - len(trained) <= collector._backlog.capacity

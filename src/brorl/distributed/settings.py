@@ -55,11 +55,7 @@ class ClusterSettings(Section):
     )
     max_staleness: int = Field(
         1, ge=0, le=64, description="async: largest number of updates between the weights that sampled a group and "
-        "those that it trains, except for stragglers; 0 samples and learns in turn",
-    )  # fmt: skip
-    stragglers: Literal["train", "wait"] = Field(
-        "train", description="async: prompts that exceed max_staleness because they take too long. train: in the first "
-        "step after they are done | wait: steps wait for them",
+        "those that it trains, except for prompts that take too long; 0 samples and learns in turn",
     )  # fmt: skip
 
     @property

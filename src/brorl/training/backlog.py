@@ -2,7 +2,7 @@
 
 No more prompts start than the next `max_staleness` + 1 steps can train, and the oldest groups train first. So a group
 trains at most `max_staleness` updates after the weights that sampled it, with one exception: newer groups may fill a
-step while its prompt is still being sampled. Such stragglers train late, or the steps wait for them.
+step while its prompt is still being sampled. Such stragglers train in the first step after they are done.
 """
 
 from __future__ import annotations
@@ -37,9 +37,6 @@ class Backlog:
     stream: PromptStream  # the training prompts
     prompts_per_step: int  # groups of a step, P
     max_staleness: int  # largest staleness of a group, K
-    # True: a step waits for prompts that later steps cannot train in time. False: such a straggler trains in the first
-    # step after it is done
-    waits: bool
     _version: int = 0
     _steps_taken: int = 0  # the last step whose groups were taken
     _waves: int = 0
@@ -122,7 +119,7 @@ class Backlog:
             self._under_way[start.serial] = start
 
     def take(self, step: int) -> tuple[list[Group], Staleness] | None:
-        """Return the groups of a step; None if there are too few, or if the step has to wait for stragglers.
+        """Return the groups of a step; None if there are too few.
 
         Groups from the oldest weights are chosen first, and among equals the group that was done first.
         """
@@ -136,8 +133,6 @@ class Backlog:
         by_age = sorted(self._ready, key=lambda serial: self._ready[serial].version)  # stable: the order of completion
         chosen = sorted(by_age[: self.prompts_per_step])
         rest = {serial: group for serial, group in self._ready.items() if serial not in chosen}
-        if self.waits and self._under_way and not self._in_time(step, rest):
-            return None
         groups = [self._ready[serial] for serial in chosen]
         self._ready = rest
         self._steps_taken = step
@@ -146,15 +141,6 @@ class Backlog:
         staleness = Staleness(updates, num_above, len(self._ready), len(self._under_way), self._num_late)
         self.report()
         return groups, staleness
-
-    def _in_time(self, step: int, rest: dict[int, Group]) -> bool:
-        """Return whether the steps after `step` can train the rest and the prompts in progress within the bound."""
-        begun: list[Start | Group] = [*rest.values(), *self._under_way.values()]
-        versions = sorted(one.version for one in begun)
-        per_step = self.prompts_per_step
-        return all(
-            number <= per_step * (version + 1 + self.max_staleness - step) for number, version in enumerate(versions, 1)
-        )
 
     def report(self) -> None:
         """Note that a step has reported everything that is done."""
