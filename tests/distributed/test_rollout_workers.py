@@ -251,6 +251,7 @@ def test_discarded_tasks_are_not_returned(rng: np.random.Generator, shared: Any)
 def test_a_result_that_was_lost_with_its_machine_is_sampled_again(
     rng: np.random.Generator, shared: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its worker is taken for lost too."""
     import ray
     from ray.exceptions import ObjectLostError
 
@@ -260,7 +261,7 @@ def test_a_result_that_was_lost_with_its_machine_is_sampled_again(
     def get_after_a_loss(ref: Any) -> Any:
         if len(lost) < 2:
             lost.append(ref)
-            raise ObjectLostError(ref.hex(), None, "")
+            raise ObjectLostError(ref[0].hex(), None, "")
         return get(ref)
 
     weights, tasks = random_weights(seed=int(rng.integers(2**30))), random_tasks(rng, 4)

@@ -1,7 +1,7 @@
 """Supervises workers of one kind, which are Ray actors: starts them, gives out calls, and replaces lost workers.
 
 A free worker takes the oldest call. A worker that dies, or gives no answer in time, is killed and replaced, and its
-call is given out next. Each worker has a thread here that waits for it while the caller computes. Ray could restart
+call is given out next. All of this happens in the caller's thread, in the calls of `Supervisor`. Ray could restart
 actors and repeat tasks itself, but it has no time limit, and a restarted actor would lack its weights.
 """
 
@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-import threading
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from math import inf
-from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import ray
 from ray import cloudpickle
@@ -28,7 +27,6 @@ from brorl.activity import Echo
 from brorl.errors import WorkersLostError, first_line
 
 _POLL_S = 0.2  # Python handles a signal that comes just before a wait only after it: short waits keep Ctrl-C working
-_GRACE_S = 10.0  # longest wait for a thread to end after its worker was killed
 
 
 @dataclass(frozen=True)
@@ -59,8 +57,8 @@ class FinishedCall(NamedTuple):
 
     ticket: int  # the number that `submit` returned
     receipt: Any  # first result of the method, small
-    payload: Any  # second result of the method; a Ray reference until it is fetched
-    lost: str | None = None  # why the call was given up; None if it was done
+    payload: Any = None  # second result of the method
+    is_lost: bool = False  # whether the call was given up
 
 
 class StartReceipt(NamedTuple):
@@ -79,8 +77,7 @@ class FailedCall(NamedTuple):
 class WorkerHost:
     """Runs in a worker's process: makes the worker, then calls its methods; Ray makes this class an actor.
 
-    Every method of the worker returns a receipt, which the driver reads at once, and a payload, which stays
-    where it was made until the driver fetches it.
+    Every method of the worker returns a receipt and a payload.
     """
 
     def start(self, make: bytes) -> StartReceipt | FailedCall:
@@ -111,15 +108,15 @@ _Host = ray.remote(WorkerHost)
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker process, and the ticket that it works on."""
+    """A worker process, and the answer that it owes."""
 
+    index: int
     actor: Any
+    answer: list[Any]  # Ray's references to the receipt and the payload; empty if the worker is free
+    deadline: float  # the worker is lost if it gives no answer until then
+    ticket: int | None = None  # the call that it works on
+    prepared: int = 0  # number of its last preparation
     started: StartReceipt | None = None
-    ticket: int | None = None
-
-
-class _LostError(Exception):
-    """A worker has died, or it has given no answer in time."""
 
 
 class Supervisor:
@@ -132,28 +129,20 @@ class Supervisor:
     def __init__(self, make: Callable[[], object], pool_config: WorkerPoolConfig, echo: Echo = lambda _: None) -> None:
         self._make = cloudpickle.dumps(make)  # workers unpickle it in `start`, where an error keeps its type
         self._config, self._echo = pool_config, echo
-        self._num_tickets = 0
-        self._outbox: SimpleQueue[FinishedCall | str] = SimpleQueue()  # what the threads send: calls, lines for `echo`
-        self._fetched: list[FinishedCall] = []
-        self._all_started = threading.Event()  # set also when the start has failed
-        self._changed = threading.Condition()  # guards all fields below
-        self._failure: BaseException | None = None
+        self._tickets = count()
         self._open: dict[int, WorkerCall] = {}  # ticket -> a call that is not finished
-        self._waiting: deque[int] = deque()
-        self._losses: Counter[int] = Counter()
+        self._waiting: deque[int] = deque()  # tickets that no worker has
+        self._losses: Counter[int] = Counter()  # ticket -> workers that were lost with the call
+        self._finished: list[FinishedCall] = []
         self._preparation: tuple[int, WorkerCall | None] = (0, None)
         self._restarts = 0
-        self._workers: list[_Worker | None] = [None] * pool_config.number
-        self._threads = [
-            threading.Thread(target=self._keep, args=(index,), name=f"{pool_config.kind} {index + 1}", daemon=True)
-            for index in range(pool_config.number)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._failure: BaseException | None = None  # what ended the work of all workers
+        self._all_started = False
+        self._workers = [self._start(index) for index in range(pool_config.number)]
         try:
-            while not self._all_started.wait(_POLL_S):
-                self._take_all()
-            self._check()
+            while not self._all_started:
+                self._advance(_POLL_S)
+                self._all_started = len(self.started) == pool_config.number
         except BaseException:
             self.close()
             raise
@@ -161,24 +150,22 @@ class Supervisor:
     @property
     def started(self) -> list[StartReceipt]:
         """The receipts of the workers that have started, by index."""
-        return [worker.started for worker in self._workers if worker is not None and worker.started is not None]
+        return [worker.started for worker in self._workers if worker.started is not None]
 
     def submit(self, call: WorkerCall) -> int:
         """Queue a call; return its ticket. Tickets rise from call to call."""
         self._check()
-        with self._changed:
-            ticket, self._num_tickets = self._num_tickets, self._num_tickets + 1
-            self._open[ticket] = call
-            self._waiting.append(ticket)
-            self._changed.notify()
+        ticket = next(self._tickets)
+        self._open[ticket] = call
+        self._waiting.append(ticket)
+        self._give_out()
         return ticket
 
     def prepare(self, call: WorkerCall) -> None:
         """Have each worker do a call once, before its next ticket. It replaces the previous preparation."""
         self._check()
-        with self._changed:
-            self._preparation = self._preparation[0] + 1, call
-            self._changed.notify_all()
+        self._preparation = self._preparation[0] + 1, call
+        self._give_out()
 
     def finished(self, timeout_s: float | None = None) -> list[FinishedCall]:
         """Wait until a call is finished; return all finished calls, each once; none after the timeout.
@@ -186,180 +173,128 @@ class Supervisor:
         If a call raised an exception, raise it here; the call is then finished.
         """
         deadline = monotonic() + (inf if timeout_s is None else timeout_s)
-        while self._open and not self._fetched:
-            if not self._take_all(max(0.0, min(_POLL_S, deadline - monotonic()))):
-                self._check()
-                if monotonic() >= deadline:
-                    break
-        done = [call for call in self._fetched if not isinstance(call.receipt, FailedCall)]
-        self._fetched = [call for call in self._fetched if isinstance(call.receipt, FailedCall)]
-        if self._fetched and not done:
-            raise self._fetched.pop(0).receipt.error
+        while self._open and not self._finished:
+            self._advance(max(0.0, min(_POLL_S, deadline - monotonic())))
+            if monotonic() >= deadline:
+                break
+        done = [call for call in self._finished if not isinstance(call.receipt, FailedCall)]
+        self._finished = [call for call in self._finished if isinstance(call.receipt, FailedCall)]
+        if self._finished and not done:
+            raise self._finished.pop(0).receipt.error
         return done
 
     def discard(self, tickets: Iterable[int]) -> None:
         """Forget calls. A worker that is doing one finishes it, and the result is dropped."""
         tickets = {*tickets}
-        with self._changed:
-            for ticket in tickets:
-                self._open.pop(ticket, None)
-            self._waiting = deque(ticket for ticket in self._waiting if ticket in self._open)
-        self._fetched = [call for call in self._fetched if call.ticket not in tickets]
+        for ticket in tickets:
+            self._open.pop(ticket, None)
+        self._waiting = deque(ticket for ticket in self._waiting if ticket in self._open)
+        self._finished = [call for call in self._finished if call.ticket not in tickets]
 
     def close(self) -> None:
         """Kill all workers."""
-        self._end(RuntimeError("the workers have been closed"))
-        for thread in self._threads if ray.is_initialized() else ():
-            thread.join(_GRACE_S)
+        self._failure = self._failure or RuntimeError("the workers have been closed")
+        for worker in self._workers if ray.is_initialized() else ():
+            ray.kill(worker.actor)
 
     def _check(self) -> None:
         """Raise the failure that ended the work of all workers, if there is one."""
         if self._failure is not None:
             raise self._failure
 
-    def _take_all(self, timeout_s: float = 0.0) -> bool:
-        """Wait for news from the threads, and take all of it; return whether there was any."""
-        try:
-            self._take(self._outbox.get(timeout=timeout_s))
-            while not self._outbox.empty():
-                self._take(self._outbox.get())
-        except Empty:
-            return False
-        return True
+    def _fail(self, failure: BaseException) -> NoReturn:
+        """End all workers with a failure."""
+        self._failure = failure
+        self.close()
+        raise failure
 
-    def _take(self, news: FinishedCall | str) -> None:
-        """Take a line, or a finished call and its payload; repeat the call if the payload was lost with its machine."""
-        if isinstance(news, str):
-            self._echo(news)
-            return
-        call = self._open.get(news.ticket)
-        if call is None:
-            return
-        try:
-            if news.lost is None and not isinstance(news.receipt, FailedCall):
-                news = news._replace(payload=ray.get(news.payload))
-        except RayError as error:
-            reason = first_line(error)
-            with self._changed:
-                if self._count_loss(f"the result of {call.title} was lost: {reason}", "it is made again"):
-                    self._put_back(news.ticket, reason)
-            return
-        with self._changed:
-            del self._open[news.ticket]
-        self._losses.pop(news.ticket, None)
-        self._fetched.append(news)
-
-    # The threads: all methods below run in them, except that any thread can end the work.
-
-    def _keep(self, index: int) -> None:
-        """Keep one worker running: start it, give it calls, and replace it whenever it is lost."""
+    def _start(self, index: int) -> _Worker:
         options = {**self._config.options(index), "max_restarts": 0, "max_task_retries": 0}
+        actor: Any = _Host.options(**options).remote()
+        return _Worker(index, actor, [actor.start.remote(self._make)], monotonic() + self._config.start_timeout_s)
+
+    def _give_out(self) -> None:
+        """Give each free worker its preparation or the next call; the worker with the oldest call comes first."""
+        for worker in sorted(self._workers, key=lambda one: one.deadline):
+            number, preparation = self._preparation
+            if worker.answer:
+                continue
+            if worker.prepared < number:
+                assert preparation is not None
+                worker.prepared, call = number, preparation
+            elif self._waiting:
+                worker.ticket = self._waiting.popleft()
+                call = self._open[worker.ticket]
+            else:
+                continue
+            worker.answer = worker.actor.call.options(num_returns=2).remote(call.method, *call.arguments)
+            worker.deadline = monotonic() + self._config.timeout_s
+
+    def _advance(self, timeout_s: float) -> None:
+        """Give out calls, wait until a worker answers, and take all answers; replace workers that are too late."""
+        self._check()
+        self._give_out()
+        owing = {worker.answer[0]: worker for worker in self._workers if worker.answer}
+        ray.wait([*owing], timeout=timeout_s)
+        answered, missing = ray.wait([*owing], num_returns=len(owing), timeout=0)
+        for receipt in answered:
+            self._take(owing[receipt])
+        for receipt in missing:
+            if monotonic() > owing[receipt].deadline:
+                limit_s = self._config.timeout_s if owing[receipt].started else self._config.start_timeout_s
+                self._lose(owing[receipt], f"it gave no answer for {limit_s:g} seconds")
+        self._give_out()
+
+    def _take(self, worker: _Worker) -> None:
+        """Take the answer of a worker, or replace the worker."""
         try:
-            while True:
-                with self._changed:
-                    if self._failure is not None:
-                        return
-                    worker = self._workers[index] = _Worker(_Host.options(**options).remote())
-                try:
-                    self._serve(worker)
-                except _LostError as error:
-                    self._lose(index, worker, str(error))
-        except BaseException as error:  # `finished` must not wait for a thread that has ended
-            self._end(error)
+            receipt, *payload = ray.get(worker.answer)
+        except RayTaskError as error:  # the result could not be pickled
+            receipt, payload = FailedCall(error.cause), []
+        except RayError as error:
+            receipt, payload = FailedCall(error), []
+        if isinstance(receipt, FailedCall) and isinstance(receipt.error, RayError):
+            lines = [line.strip() for line in str(receipt.error).splitlines() if line.strip()]
+            last = lines[-1] if lines else type(receipt.error).__name__
+            self._lose(worker, last.split(" Some common causes include")[0].rstrip("."))
+        elif worker.started is None and isinstance(receipt, FailedCall) and self._all_started:
+            self._lose(worker, f"it could not be started: {first_line(receipt.error)}")  # others could, so try again
+        elif worker.ticket is None and isinstance(receipt, FailedCall):
+            self._fail(receipt.error)
+        else:
+            if worker.started is None:
+                worker.started = receipt
+            elif worker.ticket is not None:
+                self._finish(FinishedCall(worker.ticket, receipt, *payload))
+            worker.answer, worker.ticket = [], None
 
-    def _serve(self, worker: _Worker) -> None:
-        """Start a worker, and give it calls until all workers end."""
-        started = _answer(worker.actor.start.remote(self._make), self._config.start_timeout_s)
-        if isinstance(started, FailedCall):
-            if not self._all_started.is_set():
-                raise started.error
-            raise _LostError(f"it could not be started: {first_line(started.error)}")  # others could, so try again
-        worker.started = started
-        if len(self.started) == self._config.number:
-            self._all_started.set()
-        prepared = 0
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._failure or self._waiting or prepared < self._preparation[0])  # noqa: B023
-                if self._failure is not None:
-                    return
-                if prepared < self._preparation[0]:
-                    prepared, call = self._preparation
-                    assert call is not None
-                else:
-                    worker.ticket = self._waiting.popleft()
-                    call = self._open[worker.ticket]
-                receipt, payload = worker.actor.call.options(num_returns=2).remote(call.method, *call.arguments)
-            answer = _answer(receipt, self._config.timeout_s)
-            if worker.ticket is not None:
-                self._outbox.put(FinishedCall(worker.ticket, answer, payload))
-            elif isinstance(answer, FailedCall):
-                raise answer.error
-            worker.ticket = None
+    def _finish(self, call: FinishedCall) -> None:
+        """Note a finished call, unless it was discarded."""
+        if self._open.pop(call.ticket, None) is not None:
+            self._finished.append(call)
 
-    def _lose(self, index: int, worker: _Worker, reason: str) -> None:
-        """Kill a worker, and put back its call."""
-        with self._changed:
-            if self._failure is not None:
-                return
-            ray.kill(worker.actor)
-            process = "" if worker.started is None else f" ({worker.started.host}, process {worker.started.pid})"
-            call = None if worker.ticket is None else self._open.get(worker.ticket)
-            work = "" if call is None else f" while {call.title}"
-            lost = f"{self._config.kind} {index + 1}{process} was lost{work}: {reason}"
-            if self._count_loss(lost, "it is replaced" + ("" if call is None else ", and its work is repeated")):
-                self._put_back(worker.ticket, reason)
-
-    def _count_loss(self, lost: str, remedy: str) -> bool:
-        """Report a loss and return True. After too many losses, end all workers and return False."""
-        limit = self._config.max_restarts
+    def _lose(self, worker: _Worker, reason: str) -> None:
+        """Replace a worker; put its call back, before all others, unless it was discarded or lost too often."""
+        ray.kill(worker.actor)
+        process = "" if worker.started is None else f" ({worker.started.host}, process {worker.started.pid})"
+        ticket, limit = worker.ticket, self._config.max_restarts
+        call = None if ticket is None else self._open.get(ticket)
+        work = "" if call is None else f" while {call.title}"
+        lost = f"{self._config.kind} {worker.index + 1}{process} was lost{work}: {reason}"
         if self._restarts == limit:
-            self._end(
+            self._fail(
                 WorkersLostError(
                     f"{lost}; cluster.max_restarts = {limit} allows no more losses; fix the cause, or raise "
                     "cluster.max_restarts, and resume the run"
                 )
             )
-            return False
         self._restarts += 1
-        self._outbox.put(f"{lost}; {remedy} (restart {self._restarts:,} of at most {limit:,})")
-        return True
-
-    def _put_back(self, ticket: int | None, reason: str) -> None:
-        """Give out a call again, before all others, unless it was discarded or has been lost too often."""
-        call = None if ticket is None else self._open.get(ticket)
-        if ticket is None or call is None:
-            return
-        self._losses[ticket] += 1
-        if call.max_losses is not None and self._losses[ticket] > call.max_losses:
-            self._outbox.put(FinishedCall(ticket, None, None, lost=reason))
-        else:
-            self._waiting.appendleft(ticket)
-            self._changed.notify()
-
-    def _end(self, failure: BaseException) -> None:
-        """End all workers. The caller gets the first failure."""
-        with self._changed:
-            self._failure = self._failure or failure
-            for worker in self._workers if ray.is_initialized() else ():
-                if worker is not None:
-                    ray.kill(worker.actor)
-            self._changed.notify_all()
-        self._all_started.set()
-
-
-def _answer(receipt: Any, timeout_s: float) -> Any:
-    """Wait for the receipt of a call."""
-    try:
-        answer = receipt.future().result(timeout_s)
-    except RayTaskError as error:  # the receipt could not be pickled
-        answer = FailedCall(error.cause)
-    except RayError as error:
-        answer = FailedCall(error)
-    except TimeoutError:
-        raise _LostError(f"it gave no answer for {timeout_s:g} seconds") from None
-    if isinstance(answer, FailedCall) and isinstance(answer.error, RayError):
-        lines = [line.strip() for line in str(answer.error).splitlines() if line.strip()]
-        last = lines[-1] if lines else type(answer.error).__name__
-        raise _LostError(last.split(" Some common causes include")[0].rstrip("."))
-    return answer
+        remedy = "it is replaced" if call is None else "it is replaced, and its work is repeated"
+        self._echo(f"{lost}; {remedy} (restart {self._restarts:,} of at most {limit:,})")
+        self._workers[worker.index] = self._start(worker.index)
+        if ticket is not None and call is not None:
+            self._losses[ticket] += 1
+            if call.max_losses is not None and self._losses[ticket] > call.max_losses:
+                self._finish(FinishedCall(ticket, None, is_lost=True))
+            else:
+                self._waiting.appendleft(ticket)

@@ -97,8 +97,8 @@ class EngineWorker:
 class RayRolloutPool:
     """Samples tasks on rollout workers; see `SamplingPool`.
 
-    `build` makes the same engine in every worker's process, and must be picklable. The results of finished tasks stay
-    in the object store until `done` returns them. A caller that samples ahead must limit its number of open tickets.
+    `build` makes the same engine in every worker's process, and must be picklable. Workers get their next task in the
+    calls of this pool. A caller that samples ahead must limit its number of open tickets.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class VerifierWorkers:
             while len(verdicts_of) < len(batch_of):
                 for done in self.supervisor.finished():
                     lost = [unverified_verdict(_LOST)] * len(batch_of[done.ticket])
-                    verdicts_of[done.ticket] = done.payload if done.lost is None else lost
+                    verdicts_of[done.ticket] = lost if done.is_lost else done.payload
         finally:
             self.supervisor.discard(batch_of.keys() - verdicts_of.keys())
         return [verdict for ticket in batch_of for verdict in verdicts_of[ticket]]

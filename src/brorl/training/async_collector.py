@@ -1,14 +1,15 @@
 """Asynchronous sampling: a collector whose pool samples the next groups while the learner learns.
 
-A step gets its groups as soon as enough are done. `Backlog` bounds their staleness and their number. A thread takes
-results from the pool, verifies them and submits tasks. A step takes groups in the order in which they complete, so a
-repeated run differs.
+A step gets its groups as soon as enough are done. `Backlog` bounds their staleness and their number. One thread takes
+results from the pool, and another one verifies them and submits tasks. A step takes groups in the order in which they
+complete, so a repeated run differs.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -45,8 +46,7 @@ class AsyncCollector(Collector):
         super().__post_init__()
         self._changed = threading.Condition()  # guards everything below, and the pool
         cluster = self.config.cluster
-        waits = cluster.stragglers == "wait"
-        self._backlog = Backlog(self.stream, self.config.prompts_per_step, cluster.max_staleness, waits)
+        self._backlog = Backlog(self.stream, self.config.prompts_per_step, cluster.max_staleness)
         self._retries = RetryPolicy(self.config.dynamic_sampling)
         self._round: list[Group] = []
         self._started: dict[int, Start] = {}  # ticket -> the training prompt that is being sampled
@@ -210,25 +210,37 @@ class AsyncCollector(Collector):
         self._changed.notify_all()
 
     def _work(self) -> None:
-        """The thread: take results and verify them, until the collector is closed."""
+        """The thread: take results until the collector is closed. Another thread verifies them meanwhile."""
         try:
-            while True:
-                with self._changed:
-                    if self._closed:
-                        return
-                    any_done, ended = self._receive(0.0)
-                    if not any_done:
-                        self._changed.wait(_POLL_S)
-                        continue
-                    self._changed.notify_all()
-                if ended:
-                    groups = self._verify(ended)
+            with ThreadPoolExecutor(1, "verification") as verification:
+                while True:
                     with self._changed:
-                        self._add(ended, groups)
+                        if self._closed or self._error is not None:
+                            return
+                        any_done, ended = self._receive(0.0)
+                        if not any_done:
+                            self._changed.wait(_POLL_S)
+                            continue
+                        self._changed.notify_all()
+                    if ended:
+                        verification.submit(self._finish, ended)
         except BaseException as error:
+            self._stop(error)
+
+    def _finish(self, ended: Sequence[Sampled]) -> None:
+        """Verify results, and add them."""
+        try:
+            groups = self._verify(ended)
             with self._changed:
-                self._error = error
-                self._changed.notify_all()
+                self._add(ended, groups)
+        except BaseException as error:
+            self._stop(error)
+
+    def _stop(self, error: BaseException) -> None:
+        """End the work with an error, which the caller gets."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
 
     def _wait(self) -> None:
         """Wait for progress, with the lock held, and report it. The observer may raise."""
