@@ -90,7 +90,7 @@ def test_the_hub_reads_the_metadata(run: Path) -> None:
     assert (card.data.base_model, card.data.library_name) == ("org/base", "peft")
     assert card.data.to_dict()["base_model_relation"] == "adapter"
     assert card.data.datasets == ["org/questions"]
-    assert cells(card.text, "base model") == ["[org/base](https://huggingface.co/org/base), revision `f00`"]
+    assert cells(card.text, "base model") == ["[org/base](https://huggingface.co/org/base) at `f00`"]
     assert "`mine.jsonl`, Reasoning Gym (acre)" in card.text
     assert "/home/me" not in card.content
 
@@ -115,7 +115,7 @@ def test_the_base_of_a_later_stage_is_that_of_the_first(tmp_path: Path) -> None:
     (first / "env.json").write_text(json.dumps({"continued_from": None, "model_commit": "abc"}))
     before = {"checkpoint": str(first / "checkpoints" / "step-000007"), "step": 7, "model": "org/base"}
     card = model_card(made_up([{"step": 0}], {"continued_from": before}, model=before["checkpoint"]), 0)
-    assert cells(card, "base model") == ["[org/base](https://huggingface.co/org/base), revision `abc`"]
+    assert cells(card, "base model") == ["[org/base](https://huggingface.co/org/base) at `abc`"]
     assert cells(card, "continued from")[0].startswith("step 7 of another run")
     assert str(tmp_path) not in card
 

@@ -26,13 +26,6 @@ _RECIPE = (
 )  # fmt: skip
 _USERS = "rewards.terms"  # functions, with their paths
 _UNSET = ("null", "[]", "{}")
-_CITATION = """@article{hu2025brorl,
-  title = {BroRL: Scaling Reinforcement Learning via Broadened Exploration},
-  author = {Hu, Jian and Liu, Mingjie and Lu, Ximing and Wu, Fang and Harchaoui, Zaid and Diao, Shizhe and Choi, Yejin
-            and Molchanov, Pavlo and Yang, Jun and Kautz, Jan and Dong, Yi},
-  journal = {arXiv preprint arXiv:2510.01180},
-  year = {2025}
-}"""
 
 Weights = Literal["evaluation", "ema_evaluation"]  # the key of their scores in a metrics record
 
@@ -55,11 +48,10 @@ def upload_command(checkpoint: Path) -> str:
 def model_card(run: RunRecord, step: int, weights: Weights = "evaluation") -> str:
     """Return the card of the weights after a step; `ema_evaluation` means the averaged weights."""
     base, revision = _base(run)
-    name = Path(base).name
     ending = ", averaged weights" if weights == "ema_evaluation" else ""
     cost = total_cost(record for record in run.records if record["step"] <= step)
     rows = {
-        "base model": f"{_shown(base)}{f', revision `{revision}`' if revision else ''}",
+        "base model": _linked(base, revision),
         "training data": ", ".join(map(_source, _sources(run, "data.sources"))),
         "rollouts per prompt (N)": run.settings["rollouts_per_prompt"],
         "prompts per step": run.settings["prompts_per_step"],
@@ -67,18 +59,18 @@ def model_card(run: RunRecord, step: int, weights: Weights = "evaluation") -> st
         "rollouts": f"{cost.samples:,} ({cost.sampled_tokens:,} tokens)",
         "advantage estimator": ", then ".join(f"`{estimator}`" for estimator in _estimators(run)),
     }
-    before = run.environment.get("continued_from")
-    if before:
+    if before := run.environment.get("continued_from"):
         rows["continued from"] = f"step {before['step']} of another run, which this card does not describe"
-    recipe = "\n".join(f"{key}: {_one_line(value)}" for key, value in run.settings.items() if _is_recipe(key, value))
+    recipe = {k: v for k, v in run.settings.items() if k.startswith(_RECIPE) and not k.startswith(_USERS)}
+    settings = "\n".join(f"{key}: {_one_line(value)}" for key, value in recipe.items() if value not in _UNSET)
     version = run.environment.get("packages", {}).get("brorl", "of unknown version")
     table = "".join(f"| {key} | {value} |\n" for key, value in rows.items())
     return (
-        f"---\n{_metadata(run, base)}\n---\n\n# {name}, trained with brorl\n\n"
-        f"{_shown(base)} after reinforcement learning from verifiable rewards with brorl {version}, a reproduction of "
+        f"---\n{_metadata(run, base)}\n---\n\n# {Path(base).name}, trained with brorl\n\n"
+        f"{_linked(base)} after reinforcement learning from verifiable rewards with brorl {version}, a reproduction of "
         f"[BroRL](https://arxiv.org/abs/2510.01180).\n\n## Training\n\n| | |\n|---|---|\n{table}\n"
-        f"<details><summary>Settings</summary>\n\n```yaml\n{recipe}\n```\n\n</details>\n\n{_prompt(run)}"
-        f"## Evaluation\n\n{_evaluation(run, step, weights)}\n\n## Citation\n\n```bibtex\n{_CITATION}\n```\n"
+        f"<details><summary>Settings</summary>\n\n```yaml\n{settings}\n```\n\n</details>\n\n"
+        f"## Evaluation\n\n{_evaluation(run, step, weights)}\n"
     )
 
 
@@ -87,10 +79,10 @@ def _metadata(run: RunRecord, base: str) -> str:
     from huggingface_hub import ModelCardData
 
     adapters = run.settings.get("lora.rank", "0") != "0"
-    data_sets = [source["path"].partition("@")[0] for source in _sources(run, "data.sources") if _is_on_hub(source)]
+    paths = [str(source.get("path", "")).partition("@")[0] for source in _sources(run, "data.sources")]
     data = ModelCardData(
         base_model=base if _is_hub_id(base) else None,
-        datasets=list(dict.fromkeys(data_sets)) or None,
+        datasets=list(dict.fromkeys(filter(_is_hub_id, paths))) or None,
         library_name="peft" if adapters else "transformers",
         pipeline_tag="text-generation",
         tags=["brorl", "rlvr", "reinforcement-learning", *(["lora"] if adapters else [])],
@@ -114,13 +106,11 @@ def _is_hub_id(name: str) -> bool:
     return not Path(name).is_absolute() and name.count("/") == 1
 
 
-def _is_on_hub(source: Mapping[str, Any]) -> bool:
-    return _is_hub_id(str(source.get("path", "")).partition("@")[0])
-
-
-def _shown(base: str) -> str:
-    """Return the base model as Markdown: a link, or the last part of its path."""
-    return f"[{base}](https://huggingface.co/{base})" if _is_hub_id(base) else f"`{Path(base).name}`"
+def _linked(name: str, revision: str | None = None, kind: str = "") -> str:
+    """Return a model (or with the kind `datasets/` a data set) as Markdown: a link, or the last part of its path."""
+    if not _is_hub_id(name):
+        return f"`{Path(name).name}`"
+    return f"[{name}](https://huggingface.co/{kind}{name}){f' at `{revision}`' if revision else ''}"
 
 
 def _sources(run: RunRecord, setting: str) -> list[dict[str, Any]]:
@@ -132,10 +122,8 @@ def _source(source: Mapping[str, Any]) -> str:
     """Return a source of prompts as Markdown, without its folder."""
     match source:
         case {"path": path}:
-            hub_id, _, revision = str(path).partition("@")
-            if not _is_on_hub(source):
-                return f"`{Path(path).name}`"
-            return f"[{hub_id}](https://huggingface.co/datasets/{hub_id}){f' at `{revision}`' if revision else ''}"
+            name, _, revision = str(path).partition("@")
+            return _linked(name if _is_hub_id(name) else path, revision, "datasets/")
         case {"gym": names}:
             return f"Reasoning Gym ({', '.join(names)})"
         case _:
@@ -148,19 +136,8 @@ def _estimators(run: RunRecord) -> Iterator[str]:
     yield from [phase["advantage"]["estimator"] for phase in phases] or [run.settings["advantage.estimator"]]
 
 
-def _is_recipe(key: str, value: str) -> bool:
-    return key.startswith(_RECIPE) and not key.startswith(_USERS) and value not in _UNSET
-
-
 def _one_line(value: str) -> str:
     return json.dumps(value) if "\n" in value else value
-
-
-def _prompt(run: RunRecord) -> str:
-    """Return the section on the text around a question."""
-    template, system = run.settings.get("prompt.template", "{prompt}"), run.settings.get("prompt.system_prompt", "null")
-    shown = "" if system == "null" else f"\n\nSystem prompt:\n\n```text\n{system}\n```"
-    return f"## Prompt\n\nThe text around each question, `{{prompt}}`:\n\n```text\n{template}\n```{shown}\n\n"
 
 
 def _evaluation(run: RunRecord, step: int, weights: Weights) -> str:
