@@ -138,13 +138,6 @@ def test_every_entry_is_chosen_with_exactly_its_probability(rng: np.random.Gener
             np.testing.assert_allclose(fraction, pi_L, rtol=1e-9, atol=1e-11)
 
 
-def test_empirical_inclusion_frequencies_with_a_real_generator() -> None:
-    generator = np.random.default_rng(7)
-    pi_L = inclusion_probabilities(random_weights(generator, 30), 6)
-    fraction = sum(np.bincount(choose(pi_L, generator), minlength=30) for _ in range(20_000)) / 20_000
-    assert (np.abs(fraction - pi_L) <= 5 * np.sqrt(pi_L * (1 - pi_L) / 20_000)).all()
-
-
 def all_choices(
     tree: RolloutTree, advantage_L: np.ndarray, correct_L: np.ndarray, size: int
 ) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:

@@ -50,29 +50,6 @@ def test_metrics_are_read_back_and_a_torn_last_line_is_not(tmp_path: Path) -> No
     assert directory.read_metrics() == records
 
 
-def test_rollouts_read_back_equal_the_tree(tmp_path: Path) -> None:
-    group, texts = stored_group()
-    RunDirectory(tmp_path).write_responses("rollouts", 12, [group], [texts])
-    assert [p.name for p in (tmp_path / "rollouts").iterdir()] == ["step-000012.parquet"]
-    rows = pq.read_table(tmp_path / "rollouts/step-000012.parquet").to_pylist()
-    paths = [(5, 1), (5, 6, 1), (6, 6, 6, 6)]
-    assert [tuple(r["token_ids"]) for r in rows] == paths
-    for row, path in zip(rows, paths, strict=True):
-        expected = [np.float32(LOGPROBS[path[: i + 1]]) for i in range(len(path))]
-        assert row["logprobs"] == expected
-    assert [r["count"] for r in rows] == [3, 1, 1]
-    assert [r["num_rollouts"] for r in rows] == [5, 5, 5]
-    assert [r["finished"] for r in rows] == [True, True, False]
-    assert [r["correct"] for r in rows] == [True, False, False]
-    assert [r["score"] for r in rows] == [1.0, 0.25, 0.0]
-    assert [r["reward"] for r in rows] == [0.5, -0.25, -0.5]
-    assert [r["extracted"] for r in rows] == ["5", "5+6", None]
-    assert [r["reason"] for r in rows] == ["correct", "wrong value 11", "truncated"]
-    assert [r["response"] for r in rows] == texts
-    same = {(r["step"], r["prompt_id"], r["domain"], r["prompt"]) for r in rows}
-    assert same == {(12, "p-1", "countdown", "2 3:")}
-
-
 def test_a_long_reference_is_not_repeated_in_every_row(tmp_path: Path, rng: np.random.Generator) -> None:
     """Files grow with the beginning of a long reference, not with its length, and still tell references apart."""
     group, texts = stored_group()
@@ -94,24 +71,6 @@ def test_a_long_reference_is_not_repeated_in_every_row(tmp_path: Path, rng: np.r
     assert max(sizes) < 3_000
     same = reference[:2_000] + "".join(map(chr, rng.integers(97, 123, 998_000)))
     assert stored_reference(same) != stored_reference(reference)
-
-
-def test_evaluations_are_stored_as_rollouts_are(tmp_path: Path) -> None:
-    group, texts = stored_group()
-    directory = RunDirectory(tmp_path)
-    directory.write_responses("rollouts", 12, [group], [texts])
-    directory.write_responses("evaluations", 12, [group], [texts])
-    rollouts, evaluation = (
-        pq.read_table(tmp_path / f"{name}/step-000012.parquet") for name in ("rollouts", "evaluations")
-    )
-    assert evaluation.equals(rollouts, check_metadata=True)
-
-
-def test_a_step_that_sampled_nothing_stores_an_empty_table(tmp_path: Path) -> None:
-    RunDirectory(tmp_path).write_responses("rollouts", 1, [], [])
-    table = pq.read_table(tmp_path / "rollouts/step-000001.parquet")
-    assert table.num_rows == 0
-    assert "token_ids" in table.column_names
 
 
 def test_rewind_removes_what_came_after(tmp_path: Path) -> None:
@@ -139,12 +98,6 @@ def test_rewind_removes_what_came_after(tmp_path: Path) -> None:
     directory.rewind(-1)
     assert directory.read_metrics() == []
     assert not [*(tmp_path / "rollouts").iterdir(), *(tmp_path / "evaluations").iterdir()]
-
-
-def test_rewind_of_a_run_without_files(tmp_path: Path) -> None:
-    RunDirectory(tmp_path).rewind(-1)
-    assert [p.name for p in tmp_path.rglob("*")] == ["metrics.jsonl"]
-    assert RunDirectory(tmp_path).read_metrics() == []
 
 
 def test_what_cannot_be_written_is_a_storage_error_that_names_the_file(tmp_path: Path) -> None:
