@@ -10,20 +10,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import brorl
 from brorl.api.data import DataResult, data
 from brorl.errors import UserError
 from brorl.model.load import load_tokenizer
 from brorl.prompts.prompt import Question, split_held_out
+from data_files import write_rows
 from each_row import each_row
 from run_support import command, save_tiny_model
 
 EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def printed(result: DataResult) -> str:
@@ -48,8 +43,8 @@ def recipe(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyP
         "model": str(save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=256)),
         "data": {
             "sources": [
-                {"path": write(tmp_path / "own.jsonl", own), "domain_column": "kind", "weight": 3},
-                {"path": write(tmp_path / "public.jsonl", public), "layout": "deepscaler", "weight": 1},
+                {"path": write_rows(tmp_path / "own.jsonl", own), "domain_column": "kind", "weight": 3},
+                {"path": write_rows(tmp_path / "public.jsonl", public), "layout": "deepscaler", "weight": 1},
             ],
             "held_out_fraction": 0.25,
         },
@@ -107,7 +102,7 @@ def test_long_prompts_are_counted(recipe: dict[str, Any]) -> None:
 
 def test_a_prompt_is_shown_with_its_control_characters_written_out(recipe: dict[str, Any], tmp_path: Path) -> None:
     rows = [{"prompt": "\x1b[2J 数学 \u202e" + "y" * 3000, "answer": "7" * 300}, {"prompt": "b", "answer": "2"}]
-    recipe["data"] = {"sources": write(tmp_path / "odd.jsonl", rows), "held_out_fraction": 0.0}
+    recipe["data"] = {"sources": write_rows(tmp_path / "odd.jsonl", rows), "held_out_fraction": 0.0}
     recipe["evaluation"]["num_prompts"] = 0
     text = printed(data({**recipe, "model": "missing/", "prompt": {}, "verification": {}}, show=2))
     assert "\x1b" not in text
@@ -169,7 +164,7 @@ def test_a_malformed_reference_is_the_error_of_training(
     """The row is reported even where no question is left to evaluate on, since it is the more basic fault."""
     number = 3 if few else 20
     bad = int(rng.integers(1, number + 1))
-    wrong = bare(recipe["model"], write(tmp_path / "rows.jsonl", rows_of(domain, number, bad)), domain)
+    wrong = bare(recipe["model"], write_rows(tmp_path / "rows.jsonl", rows_of(domain, number, bad)), domain)
     if few:
         wrong["data"]["held_out_fraction"] = 0.0
     Path("mine.yaml").write_text(json.dumps(wrong))
@@ -179,14 +174,14 @@ def test_a_malformed_reference_is_the_error_of_training(
 
 
 def test_nothing_left_to_evaluate_on_is_the_error_of_training(recipe: dict[str, Any], tmp_path: Path) -> None:
-    few = bare(recipe["model"], write(tmp_path / "rows.jsonl", rows_of("math", 3, bad=0)), "math")
+    few = bare(recipe["model"], write_rows(tmp_path / "rows.jsonl", rows_of("math", 3, bad=0)), "math")
     few["data"]["held_out_fraction"] = 0.0
     with pytest.raises(UserError, match="there is no held-out question for evaluation"):
         data(few)
 
 
 def test_a_domain_without_a_verifier_is_rejected(recipe: dict[str, Any], tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.jsonl", rows_of("math", 20, bad=0))
+    path = write_rows(tmp_path / "rows.jsonl", rows_of("math", 20, bad=0))
     with pytest.raises(UserError, match="of the domain 'chess', which has no verifier"):
         data(bare(recipe["model"], path, "chess"))
 
@@ -197,7 +192,7 @@ def test_a_prompt_that_training_rejects_is_the_error_of_training(
     """A character out of the vocabulary, or too little room for a response."""
     odd, long = (rng.permutation(40)[:12] < 30), int(rng.integers(240, 250))
     texts = [f"Row {i}{'é' * bool(is_odd)}" for i, is_odd in enumerate(odd)] + ["x" * long, "y" * 30]
-    path = write(tmp_path / "rows.jsonl", [{"prompt": text, "answer": "7"} for text in texts])
+    path = write_rows(tmp_path / "rows.jsonl", [{"prompt": text, "answer": "7"} for text in texts])
     settings = bare(recipe["model"], path, "math", evaluation={"num_prompts": 0})
     settings["data"]["held_out_fraction"] = 0.0
     found = data(settings, show=0)
@@ -217,7 +212,7 @@ def test_prompts_that_are_all_too_long_are_the_error_of_training(
     number = dict(zip(("training", "held-out"), map(int, rng.integers(1, 6, 2)), strict=True))
     for part, count in number.items():
         texts = [f"{part[0]}{i}" + "x" * (most if part == long_part else 0) for i in range(count)]
-        write(tmp_path / f"{part}.jsonl", [{"prompt": text, "answer": "7"} for text in texts])
+        write_rows(tmp_path / f"{part}.jsonl", [{"prompt": text, "answer": "7"} for text in texts])
     settings = bare(recipe["model"], str(tmp_path / "training.jsonl"), "math")
     settings["data"] |= {"held_out_fraction": 0.0, "max_prompt_tokens": most}
     settings["evaluation"] = {"num_prompts": 100, "sources": str(tmp_path / "held-out.jsonl")}
@@ -255,7 +250,9 @@ def test_prompts_that_are_all_too_long_are_the_error_of_training(
 def test_the_fix_of_long_prompts_is_one_that_helps(
     recipe: dict[str, Any], tmp_path: Path, tokens: int, limit: int, response: int, fix: str
 ) -> None:
-    settings = bare(recipe["model"], write(tmp_path / "long.jsonl", [{"prompt": "x" * tokens, "answer": "7"}]), "math")
+    settings = bare(
+        recipe["model"], write_rows(tmp_path / "long.jsonl", [{"prompt": "x" * tokens, "answer": "7"}]), "math"
+    )
     settings["data"] |= {"held_out_fraction": 0.0, "max_prompt_tokens": limit}
     settings["sampling"] = {"max_new_tokens": response}
     settings["evaluation"] = {"num_prompts": 0}
@@ -273,20 +270,14 @@ def test_without_a_sandbox_the_other_domains_are_checked(
     monkeypatch.setattr("brorl.api.data.choose_level", no_level)
     monkeypatch.setattr("brorl.verification.sandbox.pool.choose_level", no_level)
     rows = [{"prompt": f"{d} {i}", "answer": GOOD[d], "kind": d} for d in ("code", "math") for i in range(10)]
-    settings = bare(recipe["model"], write(tmp_path / "rows.jsonl", rows), "math")
+    settings = bare(recipe["model"], write_rows(tmp_path / "rows.jsonl", rows), "math")
     settings["data"]["sources"] = {"path": str(tmp_path / "rows.jsonl"), "domain_column": "kind"}
     settings["rewards"] = {"domain_weights": {"code": 2.0}}
     assert "not checked: the reference answers of code: no sandbox for auto" in data(settings).notes
     rows[-1]["answer"] = BAD["math"]
-    write(tmp_path / "rows.jsonl", rows)
+    write_rows(tmp_path / "rows.jsonl", rows)
     with pytest.raises(UserError, match=r"question rows:20 .* has the reference answer"):
         data(settings)
-
-
-def test_an_error_is_not_its_own_cause(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="neither a file nor a built-in recipe") as raised:
-        data(str(tmp_path / "none.yaml"), progress=False)
-    assert raised.value.__cause__ is None
 
 
 def test_a_run_and_a_recipe_in_json_are_recipes(recipe: dict[str, Any]) -> None:
@@ -318,12 +309,3 @@ def test_errors_name_the_fix(name: str, content: str | None, said: str) -> None:
     assert said in outcome.err
     assert "brorl train" not in outcome.err
     assert outcome.err.count("\n") == 1
-
-
-def test_an_unknown_option_names_the_command(recipe: dict[str, Any]) -> None:  # noqa: ARG001
-    assert "xyzzy is not a setting; see brorl data --help" in command("data", "--xyzzy=1").err
-
-
-def test_the_first_line_comes_before_the_work(recipe: dict[str, Any]) -> None:
-    Path("mine.yaml").write_text(json.dumps(recipe))
-    assert command("data", "mine.yaml").out.splitlines()[0] == f"brorl {brorl.__version__}: starting"

@@ -15,6 +15,7 @@ from brorl.prompts.settings import FileSource, PromptFormat
 from brorl.verdict import Verdict
 from brorl.verification.verifier import TrialResponses
 from choice_rows import SCHEMAS
+from data_files import write_rows
 from run_support import command, save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
@@ -44,7 +45,7 @@ class Boxes:
 
 def warnings(rows: list[dict[str, Any]], template: str = "{prompt}", **columns: Any) -> str:
     """Return the warnings about rows with the columns `question` and `answer`."""
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows("rows.jsonl", rows)
     source = FileSource(path="rows.jsonl", prompt_column="question", **columns)
     style = PromptFormat(template=template)
     prompts = [
@@ -60,7 +61,7 @@ def test_a_check_says_the_warnings(tmp_path: Path) -> None:
     every = "".join(map(chr, range(32, 127))) + "\n"
     model = save_tiny_model(tmp_path / "tiny", characters=every, max_positions=800)
     rows = [{**row, "question": f"{row['question']} {AFTER}"} for row in SCHEMAS["mmlu_csv"].rows]
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows("rows.jsonl", rows)
     source = "--data.sources={path: rows.jsonl, prompt_column: question}"
     rest = ("--no-timing", f"--model={model}", "--data.held_out_fraction=0", "--evaluation.num_prompts=0")
     outcome = command("check", source, *rest, "--prompt.template={prompt} Use \\boxed{}.")

@@ -16,6 +16,7 @@ from brorl.planning.step_cost import StepTimer, StepTiming, mean_rounds
 from brorl.training.inputs import prepare
 from brorl.training.local_parts import LocalParts
 from brorl.tree import RolloutTree
+from data_files import write_rows
 from recipes import recipe
 from run_support import SMALL, command, refused, save_tiny_model
 
@@ -62,7 +63,7 @@ def test_sources_are_shown_one_by_one(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=256)
     for name, factor in (("easy", 1), ("hard", 100)):
         rows = [{"prompt": f"{i * factor} + 1?", "answer": str(i * factor + 1)} for i in range(1, 9)]
-        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(f"{name}.jsonl", rows)
     options = ("--data.sources=[easy.jsonl, hard.jsonl]", "--data.held_out_fraction=0.3", "--sampling.max_new_tokens=8")
     outcome = command("check", *options, f"--model={model}", "--prompt.system_prompt=Be brief.", "--no-timing")
     assert outcome.code == 0, outcome
@@ -224,7 +225,7 @@ def test_stored_solutions_are_tried_on_the_tests(tmp_path: Path, rng: np.random.
         for number, body in enumerate(bodies)
     ]  # fmt: skip
     wrong = 1 + bodies.index("    return a\n")
-    Path("he.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows("he.jsonl", rows)
     source, cases = "--data.sources={path: he.jsonl, layout: humaneval}", {"inputs": ["2\n"], "outputs": ["2\n"]}
     options = (f"--model={model}", "--no-timing", "--data.held_out_fraction=0", "--evaluation.num_prompts=0")
     outcome = command("check", source, *options)

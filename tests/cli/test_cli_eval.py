@@ -141,21 +141,6 @@ def test_an_interrupted_evaluation_continues_to_the_same_result(monkeypatch: pyt
     assert first_processor == "another processor" != second_processor
 
 
-@pytest.mark.slow
-def test_another_evaluation_in_the_same_folder_is_refused() -> None:
-    base = ("quickstart", "--samples=8", "--evaluation.num_prompts=1", "--engine.threads=1", "--output-dir=out")
-    assert command("eval", *base).code == 0
-    for changed, said in (
-        ("--samples=9", "samples is 8 there and 9 here"),
-        ("--seed=1", "seed is 0 there and 1 here"),
-        ("--temperature=0.5", "temperature is 0.6 there and 0.5 here"),
-        ("--dtype=float64", "dtype is 'float32' there and 'float64' here"),
-        ("--data=countdown", "data.countdown.source.max_number is 12 there and 9 here"),
-        ("--evaluation.num_prompts=4", "data.countdown.prompts is 1 there and 4 here"),
-    ):
-        assert said in refusal(*base, changed)
-
-
 def test_other_weights_in_the_same_place_are_refused(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file

@@ -1,6 +1,5 @@
 """`brorl init`: what it guesses of a data file, and that the recipe it writes is one that `brorl check` takes."""
 
-import csv
 import json
 import re
 from functools import partial
@@ -9,14 +8,13 @@ from typing import Any
 
 import datasets
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from brorl.config.reading import make_config, parse_yaml
 from brorl.config.settings import TrainConfig
 from brorl.prompts.settings import FileSource
 from choice_rows import SCHEMAS
+from data_files import write_rows
 from run_support import command, refused, save_tiny_model
 
 EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
@@ -24,17 +22,6 @@ EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 refusal = partial(refused, "init")
-
-
-def write(name: str, rows: list[dict[str, Any]]) -> Path:
-    path = Path(name)
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(rows))
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def sums(rng: np.random.Generator, number: int, question: str, answer: str, form: str = "{}") -> list[dict[str, Any]]:
@@ -57,6 +44,7 @@ def source_of(recipe: str) -> FileSource:
     [
         ("a.jsonl", "prompt", "answer", "{}", None),
         ("a.json", "question", "ground_truth", "${}$", None),
+        ("a.csv", "question", "answer", "{}", None),
         ("a.parquet", "Problem", "Solution", "First add.\n#### {}", "####"),
         ("a.jsonl", "instruction", "target", "\\boxed{{{}}}", None),
     ],
@@ -65,18 +53,13 @@ def test_columns_and_domain_are_guessed(
     rng: np.random.Generator, file: str, question: str, answer: str, form: str, after: str | None
 ) -> None:
     rows = sums(rng, 300, question, answer, form)
-    outcome = command("init", write(file, rows))
+    outcome = command("init", write_rows(file, rows))
     assert outcome.code == 0, outcome
     source = source_of("mine.yaml")
     assert (source.prompt_column, source.answer_column, source.answer_after) == (question, answer, after)
     assert (source.domain, Path(source.path).name) == ("math", file)
-    for said in (
-        f"{len(rows)} questions",
-        f"prompt_column: {question}",
-        f"answer_column: {answer}",
-        "domain: math",
-        "wrote mine.yaml",
-    ):
+    columns = (f"prompt_column: {question}", f"answer_column: {answer}")
+    for said in (f"{len(rows)} questions", *columns, "domain: math", "wrote mine.yaml"):
         assert said in outcome.said
 
 
@@ -88,13 +71,13 @@ def test_conversations_and_answers_inside_a_column(rng: np.random.Generator) -> 
         }
         for a in rng.permutation(1000)[:50].tolist()
     ]
-    assert command("init", write("verl.parquet", rows)).code == 0
+    assert command("init", write_rows("verl.parquet", rows)).code == 0
     source = source_of("mine.yaml")
     assert (source.prompt_column, source.answer_column) == ("prompt", "reward_model.ground_truth")
 
 
 def test_every_setting_has_a_comment(rng: np.random.Generator) -> None:
-    assert command("init", write("a.jsonl", sums(rng, 40, "prompt", "answer"))).code == 0
+    assert command("init", write_rows("a.jsonl", sums(rng, 40, "prompt", "answer"))).code == 0
     lines = Path("mine.yaml").read_text().splitlines()
     settings = [
         (before, line) for before, line in zip(["", *lines], lines, strict=False) if ": " in line.split(" #")[0]
@@ -112,7 +95,7 @@ def test_every_setting_has_a_comment(rng: np.random.Generator) -> None:
 def test_what_it_writes_is_checked_and_trained(rng: np.random.Generator, tmp_path: Path) -> None:
     """A random model solves nothing, so training makes no step, and says so."""
     model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=256)
-    data = write("sums.jsonl", sums(rng, 12, "question", "answer"))
+    data = write_rows("sums.jsonl", sums(rng, 12, "question", "answer"))
     assert command("init", data, "--model", model, "--output", "recipes/first.yaml").code == 0
     short = ("--sampling.max_new_tokens=4", "--engine.threads=1", "--verification.workers=1")
     outcome = command("check", "recipes/first.yaml", *short)
@@ -126,7 +109,7 @@ def test_what_it_writes_is_checked_and_trained(rng: np.random.Generator, tmp_pat
 
 def test_puzzles_are_for_the_shipped_model() -> None:
     rows = [{"prompt": f"1 2 {i} -> {3 + i}:", "answer": f"1 2 {i} -> {3 + i}"} for i in range(2, 40)]
-    assert command("init", write("puzzles.jsonl", rows)).code == 0
+    assert command("init", write_rows("puzzles.jsonl", rows)).code == 0
     config = config_in()
     assert config.model == "quickstart"
     assert config.prompt.template == "{prompt}"
@@ -135,7 +118,7 @@ def test_puzzles_are_for_the_shipped_model() -> None:
 
 
 def test_a_domain_of_ones_own() -> None:
-    write("cities.jsonl", [{"q": f"Capital of {i}?", "a": f"City {chr(97 + i)}"} for i in range(20)])
+    write_rows("cities.jsonl", [{"q": f"Capital of {i}?", "a": f"City {chr(97 + i)}"} for i in range(20)])
     said = refusal("cities.jsonl")
     assert "no column is clearly the question (columns: q, a); name it with --prompt-column NAME" in said
     said = refusal("cities.jsonl", "--prompt-column=q")
@@ -153,7 +136,7 @@ def test_a_domain_of_ones_own() -> None:
 
 
 def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
-    data = write("a.jsonl", sums(rng, 30, "prompt", "answer"))
+    data = write_rows("a.jsonl", sums(rng, 30, "prompt", "answer"))
     assert "has no column 'x' (columns: prompt, answer, note); name one of them with --answer-column" in refusal(
         data, "--answer-column=x"
     )
@@ -165,27 +148,17 @@ def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
     Path("empty.jsonl").write_text("")
     assert "empty.jsonl is empty" in refusal("empty.jsonl", "--output=b.yaml")
     long = "Let us think. " * 30
-    write("solved.jsonl", [{"prompt": f"{i}?", "solution": f"{long}\\boxed{{{i}}}"} for i in range(5)])
+    write_rows("solved.jsonl", [{"prompt": f"{i}?", "solution": f"{long}\\boxed{{{i}}}"} for i in range(5)])
     assert "contains whole solutions with the answer in \\boxed{}" in refusal("solved.jsonl", "--output=b.yaml")
-    write("twice.jsonl", [{"prompt": "1?", "answer": "1"}, {"prompt": "1?", "answer": "2"}])
+    write_rows("twice.jsonl", [{"prompt": "1?", "answer": "1"}, {"prompt": "1?", "answer": "2"}])
     assert "twice.jsonl line 1 with another answer" in refusal("twice.jsonl", "--output=b.yaml")
     assert "give the file of your questions" in refusal("--output=b.yaml")
 
 
-@pytest.mark.parametrize("bad", [None, " "])
-def test_a_row_without_an_answer_is_named(rng: np.random.Generator, bad: str | None) -> None:
-    rows = sums(rng, 30, "question", "answer")
-    rows[16]["answer"] = bad
-    kind = "null" if bad is None else "empty"
-    for name in ("a.jsonl", "a.parquet"):
-        said = refusal(write(name, rows))
-        assert re.search(rf"{name} (line|row) 17: answer is {kind}; fill it in or delete the row", said)
-
-
 def test_rows_that_repeat_a_question_are_counted(rng: np.random.Generator) -> None:
     rows = sums(rng, 40, "question", "answer")
-    assert f"a.jsonl: {len(rows)} questions prompt_column:" in command("init", write("a.jsonl", rows)).said
-    path = write("b.jsonl", [*rows, *rows[:7]])
+    assert f"a.jsonl: {len(rows)} questions prompt_column:" in command("init", write_rows("a.jsonl", rows)).said
+    path = write_rows("b.jsonl", [*rows, *rows[:7]])
     said = command("init", path, "--output=b.yaml").said
     assert f"b.jsonl: {len(rows)} questions in {len(rows) + 7} rows: 7 rows repeat a question" in said
 
@@ -205,23 +178,12 @@ def test_a_folder_that_datasets_saved_is_read(rng: np.random.Generator) -> None:
     assert "three has no split 'train' (splits: test); set data.sources[].split, or DATA_FILE " in refusal("three")
 
 
-def test_a_table_is_read(rng: np.random.Generator) -> None:
-    rows = sums(rng, 30, "question", "answer")
-    with Path("sums.csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, list(rows[0]))
-        table.writeheader()
-        table.writerows(rows)
-    outcome = command("init", "sums.csv")
-    assert outcome.code == 0, outcome
-    assert "sums.csv: 30 questions prompt_column: question" in outcome.said
-
-
 @pytest.mark.parametrize(
     ("words", "named"),
     [(("Yes", "no"), "yes or no"), ((True, False), "true or false"), (("True", "False"), "true or false")],
 )
 def test_answers_of_two_words_have_a_verifier_and_are_asked_for(words: tuple[Any, Any], named: str) -> None:
-    write("q.jsonl", [{"question": f"Is {i} even?", "answer": words[i % 2]} for i in range(20)])
+    write_rows("q.jsonl", [{"question": f"Is {i} even?", "answer": words[i % 2]} for i in range(20)])
     outcome = command("init", "q.jsonl")
     assert outcome.code == 0, outcome
     assert f"domain: math, which compares {named.replace('or', 'and')} as words" in outcome.said
@@ -238,7 +200,7 @@ def test_answers_of_two_words_have_a_verifier_and_are_asked_for(words: tuple[Any
     ],
 )
 def test_no_second_form_of_the_answer_is_added(asked: str, said: str) -> None:
-    write("q.jsonl", [{"question": f"{i} + 1? {asked}", "answer": str(i + 1)} for i in range(20)])
+    write_rows("q.jsonl", [{"question": f"{i} + 1? {asked}", "answer": str(i + 1)} for i in range(20)])
     outcome = command("init", "q.jsonl")
     assert f"the questions ask for the answer {said}, so prompt.template adds no other form" in outcome.said
     config = config_in()
@@ -252,7 +214,7 @@ def test_the_options_of_multiple_choice_are_found_and_checked(tmp_path: Path) ->
         ("medmcqa_from_1", "cop first_option: 1 first answer: '2', which is 'carbon dioxide'"),
         ("ceval", "answer first answer: 'B', which is 'carbon dioxide'"),
     ):
-        outcome = command("init", write(f"{name}.jsonl", SCHEMAS[name].rows), f"--output={name}.yaml")
+        outcome = command("init", write_rows(f"{name}.jsonl", SCHEMAS[name].rows), f"--output={name}.yaml")
         assert outcome.code == 0, outcome
         assert f"answer_column: {answer}" in outcome.said
         assert "domain: science, multiple choice" in outcome.said
@@ -268,27 +230,31 @@ def test_the_options_of_multiple_choice_are_found_and_checked(tmp_path: Path) ->
 
 
 def test_options_without_an_answer_are_refused_with_the_options_of_the_command() -> None:
-    write("q.jsonl", [{"question": f"{i}?", "choices": ["red", "blue"], "kind": "x"} for i in range(3)])
+    write_rows("q.jsonl", [{"question": f"{i}?", "choices": ["red", "blue"], "kind": "x"} for i in range(3)])
     assert "no column names the right one (columns: question, choices, kind); give --answer-column" in refusal(
         "q.jsonl"
     )
-    write("p.jsonl", [{"question": f"{i}?", "choices": ["red", "blue", "pink"], "answer": 1 + i % 2} for i in range(9)])
+    write_rows(
+        "p.jsonl", [{"question": f"{i}?", "choices": ["red", "blue", "pink"], "answer": 1 + i % 2} for i in range(9)]
+    )
     said = refusal("p.jsonl")
     assert "give --first-option N, the index of the first option: 0 or 1" in said
     assert command("init", "p.jsonl", "--first-option=1").code == 0
     assert source_of("mine.yaml").first_option == 1
     options = ("--options-column=x", "--options-column=y", "--answer-column=right", "--output=b.yaml")
-    write("r.jsonl", [{"question": f"{i}?", "x": "red", "y": "blue", "right": "red"} for i in range(3)])
+    write_rows("r.jsonl", [{"question": f"{i}?", "x": "red", "y": "blue", "right": "red"} for i in range(3)])
     assert command("init", "r.jsonl", *options).code == 0
     assert source_of("b.yaml").options_column == ("x", "y")
 
 
 def test_a_passage_that_is_not_asked_is_named() -> None:
-    assert command("init", write("race.jsonl", SCHEMAS["race"].rows)).said.count("not in the prompt: 1 column") == 1
+    assert (
+        command("init", write_rows("race.jsonl", SCHEMAS["race"].rows)).said.count("not in the prompt: 1 column") == 1
+    )
 
 
 def test_one_question_is_trained_on_and_not_evaluated() -> None:
-    assert command("init", write("one.jsonl", [{"prompt": "1 + 1?", "answer": 2}])).code == 0
+    assert command("init", write_rows("one.jsonl", [{"prompt": "1 + 1?", "answer": 2}])).code == 0
     config = config_in()
     assert (config.evaluation.num_prompts, config.data.held_out_fraction) == (0, 0)
 
@@ -322,7 +288,7 @@ SOLVED = {"problem": "2+2?", "solution": "Let us think. " * 30 + "\\boxed{4}", "
     ],
 )
 def test_the_layout_of_a_public_data_set_is_found(layout: str, domain: str, row: dict[str, Any]) -> None:
-    outcome = command("init", write("rows.jsonl", [row]))
+    outcome = command("init", write_rows("rows.jsonl", [row]))
     assert outcome.code == 0, outcome
     assert f"layout: {layout} domain: {domain}" in outcome.said
     assert source_of("mine.yaml").layout == layout
@@ -331,7 +297,7 @@ def test_the_layout_of_a_public_data_set_is_found(layout: str, domain: str, row:
 
 
 def test_rows_that_only_look_like_a_layout_are_read_by_their_columns() -> None:
-    write("rows.jsonl", [{"messages": "1 + 1?", "ground_truth": "2"}])  # the columns of rlvr_ifeval
+    write_rows("rows.jsonl", [{"messages": "1 + 1?", "ground_truth": "2"}])  # the columns of rlvr_ifeval
     assert command("init", "rows.jsonl").code == 0
     assert (source_of("mine.yaml").layout, source_of("mine.yaml").prompt_column) == (None, "messages")
 
@@ -339,7 +305,7 @@ def test_rows_that_only_look_like_a_layout_are_read_by_their_columns() -> None:
 @pytest.mark.parametrize(("positions", "response", "prompt"), [(64, 32, 32), (600, 256, 344), (1024, 256, 768)])
 def test_lengths_fit_into_the_model(tmp_path: Path, positions: int, response: int, prompt: int) -> None:
     model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=positions)
-    write("a.jsonl", [{"prompt": "1?" * length, "answer": "1"} for length in range(1, positions, 7)])
+    write_rows("a.jsonl", [{"prompt": "1?" * length, "answer": "1"} for length in range(1, positions, 7)])
     assert command("init", "a.jsonl", "--model", model).code == 0
     config = config_in()
     assert (config.sampling.max_new_tokens, config.data.max_prompt_tokens) == (response, prompt)

@@ -1,6 +1,5 @@
 """The batches of an evaluation: their size, the fingerprint of weights, and evaluations that do not fit into memory."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.rollout.chosen_engine import build_sampling_model
 from brorl.rollout.native_engine import NativeEngine
 from choice_rows import SCHEMAS
+from data_files import write_rows
 
 FEW = {"evaluation.rollouts_per_prompt": 4, "evaluation.ks": [1], "engine.threads": 1}
 
@@ -55,7 +55,7 @@ def test_what_a_data_set_means(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["mmlu", "medmcqa_from_1", "opentdb"])
 def test_a_file_is_read_with_the_columns_that_init_guesses(tmp_path: Path, name: str) -> None:
     path = tmp_path / f"{name}.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in SCHEMAS[name].rows))
+    write_rows(path, SCHEMAS[name].rows)
     asked = replace(request((str(path),), NO_LIMIT), belongs_to_run=False)
     (found,) = read_sets(asked)
     assert [q.domain for q in found.held_out] == ["science"] * 5
@@ -178,7 +178,7 @@ def test_public_data_gets_the_template_of_its_domain_unless_the_run_has_one(
     files = {}
     for name, rows in (("gpqa", [gpqa]), ("mixed", mixed), ("aime", [{"problem": "Sum?", "answer": "70"}])):
         files[name] = tmp_path / f"{name}.jsonl"
-        files[name].write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(files[name], rows)
     data = (f"gpqa_diamond={files['gpqa']}", f"{{path: {files['mixed']}, layout: eurus2}}", f"aime25={files['aime']}")
     config = make_config({"prompt": {"template": "Q: {prompt}"}}, {"evaluation.num_prompts": NO_LIMIT}, "test")
     asked = Request(config, data, belongs_to_run, own_template=False)

@@ -5,7 +5,6 @@ import csv
 import errno
 import json
 import os
-import re
 import sys
 from decimal import Decimal
 from pathlib import Path
@@ -130,15 +129,8 @@ class TestFormats:
         write_lines(tmp_path / ".cache" / "x.jsonl", [{"prompt": "hidden", "answer": 0}])
         found = read(tmp_path)
         assert pairs(found) == [(row["prompt"], row["answer"]) for row in rows]
-        parts = [
-            "a.parquet:1",
-            "a.parquet:2",
-            "b.jsonl:1",
-            "b.jsonl:2",
-            "b.jsonl:3",
-            *(f"sub/c.json:{i}" for i in range(1, 5)),
-        ]
-        assert [q.id for q in found] == [f"s:{part}" for part in parts]
+        parts = {"a.parquet": 2, "b.jsonl": 3, "sub/c.json": 4}
+        assert [q.id for q in found] == [f"s:{part}:{i}" for part, end in parts.items() for i in range(1, end + 1)]
         assert read(f"{tmp_path}/**/*.js*") == found[2:]
         assert pairs(read(f"{tmp_path}/?.jsonl")) == pairs(found[2:5])
 
@@ -338,17 +330,7 @@ class TestPaths:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("asked the hub for a file"))
         hint = "(the id of a Hugging Face dataset looks like openai/gsm8k)"
-        for path in (
-            "prompts.jsonl",
-            "data/prompts.parquet",
-            "./data/x",
-            "/no/x",
-            "../x",
-            "a/b/c",
-            "gsm8k",
-            "~/x",
-            "a/b.csv",
-        ):
+        for path in ("prompts.jsonl", "data/prompts.parquet", "./data/x", "/no/x", "../x", "a/b/c", "gsm8k", "~/x"):
             assert refusal(path) == (
                 f"there is no file or folder {path} (working folder {tmp_path}); fix data.sources[].path {hint}"
             )
@@ -523,18 +505,3 @@ class TestRefusals:
         order = [*range(20), *rng.integers(0, 20, 30).tolist()]
         path = write_lines(tmp_path / "q.jsonl", [rows[i] for i in order])
         assert pairs(read(path)) == [(row["prompt"], row["answer"]) for row in rows]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"path": " "}, "data.sources[].path is empty; give it a value"),
-        ({"answer_column": ""}, "data.sources[].answer_column is empty; give it a value, or leave it out if it has a default"),
-        ({"answer_after": ""}, "data.sources[].answer_after is empty; give it a value, or null"),
-        ({"name": "a:b"}, "data.sources[].name: 'a:b' must have no colon, which separates the parts of ids; choose another name"),
-        ({"limit": 0}, "greater than or equal to 1"),
-    ],
-)  # fmt: skip
-def test_a_source_checks_its_settings(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        FileSource(**{"path": "p.jsonl", "name": "s", **settings})

@@ -1,21 +1,19 @@
 """Sources in the layout of a public dataset: questions, dropped rows with their reasons, and errors."""
 
-import json
 import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from brorl.errors import UserError
 from brorl.prompts.file_questions import CONTRADICTION, read_source
 from brorl.prompts.prompt import DroppedRow, SourceReading, question_of
 from brorl.prompts.public_data import BENCHMARKS, LAYOUTS, Layout, layouts_of
 from brorl.prompts.settings import FileSource
+from data_files import write_rows
 from each_row import each_row
 
 # Rows in the shape of the public datasets. Each has a question and its reference, or the reason why it is dropped.
@@ -72,14 +70,6 @@ ROWS: dict[str, list[tuple[dict[str, Any], tuple[str, str] | str]]] = {
 }  # fmt: skip
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> str:
-    if path.suffix == ".parquet":
-        parquet.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def read(path: str, layout: str, seed: int = 0, **settings: Any) -> SourceReading:
     return read_source(FileSource(path=path, name="mine", layout=layout, **settings), seed)
 
@@ -95,7 +85,7 @@ def refusal(path: str, layout: str) -> str:
 @pytest.mark.parametrize("layout", ROWS)
 def test_every_row_becomes_a_question_or_is_dropped(layout: str, suffix: str, tmp_path: Path) -> None:
     cases = ROWS[layout]
-    reading = read(write(tmp_path / f"rows{suffix}", [row for row, _ in cases]), layout)
+    reading = read(write_rows(tmp_path / f"rows{suffix}", [row for row, _ in cases]), layout)
     expected = [
         (f"mine:{number}", *found, "math") for number, (_, found) in enumerate(cases, 1) if isinstance(found, tuple)
     ]
@@ -142,7 +132,7 @@ def test_repetitions_and_contradictions_against_plain_counting(rng: np.random.Ge
     answers = {question: {a for q, a in pairs if q == question} for question, _ in pairs}
     order = list(dict.fromkeys(q for q, _ in pairs if len(answers[q]) == 1))
     contradicting = sum(len(answers[q]) > 1 for q, _ in pairs)
-    reading = read(write(tmp_path / "rows.jsonl", rows), "deepscaler")
+    reading = read(write_rows(tmp_path / "rows.jsonl", rows), "deepscaler")
     assert [q.text for q in reading.questions] == [f"{q}?" for q in order]
     expected = Counter({CONTRADICTION: contradicting, "no answer": 3})
     assert +Counter(reading.dropped) == +expected
@@ -153,7 +143,7 @@ def test_repetitions_and_contradictions_against_plain_counting(rng: np.random.Ge
 def test_a_seed_and_the_row_reach_the_layout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     layout = Layout("seeded", ("a",), lambda row, seed: question_of(f"{row['a']} {seed}", "1", "math"))
     monkeypatch.setitem(LAYOUTS, "seeded", layout)  # type: ignore[arg-type]
-    path = write(tmp_path / "rows.jsonl", [{"a": "x"}, {"a": "y"}])
+    path = write_rows(tmp_path / "rows.jsonl", [{"a": "x"}, {"a": "y"}])
     assert [q.text for q in read(path, "seeded", seed=5).questions] == ["x 5", "y 5"]
     assert [q.id for q in read(path, "seeded", id_column="a").questions] == ["mine:x", "mine:y"]
     assert read(path, "seeded", limit=1).num_rows == 1
@@ -169,17 +159,17 @@ def test_unusable_rows_are_dropped(text: str, reference: str, reason: str) -> No
 
 
 def test_a_wrong_layout_names_the_row_the_problem_and_the_layout_that_fits(tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.jsonl", [{"problem": "x", "solution": "\\boxed{1}"}])
+    path = write_rows(tmp_path / "rows.jsonl", [{"problem": "x", "solution": "\\boxed{1}"}])
     assert refusal(path, "gsm8k") == (
         f"{path} line 1 is not of the layout gsm8k: it has no column 'question' (columns: problem, solution); set "
         "data.sources[].layout to one that fits these columns: math"
     )
-    path = write(tmp_path / "other.parquet", [{"u": "x", "v": 1}])
+    path = write_rows(tmp_path / "other.parquet", [{"u": "x", "v": 1}])
     assert refusal(path, "math") == (
         f"{path} row 1 is not of the layout math: it has no column 'problem' (columns: u, v); no layout fits these "
         "columns; name them with data.sources[].prompt_column and answer_column"
     )
-    path = write(tmp_path / "broken.jsonl", [{"question": 3, "answer": "#### 4"}])
+    path = write_rows(tmp_path / "broken.jsonl", [{"question": 3, "answer": "#### 4"}])
     assert "is not of the layout gsm8k: the problem must be a string, got int (columns: question, answer)" in refusal(
         path, "gsm8k"
     )
@@ -187,33 +177,18 @@ def test_a_wrong_layout_names_the_row_the_problem_and_the_layout_that_fits(tmp_p
 
 def test_data_of_which_no_row_is_left_lists_the_reasons(tmp_path: Path) -> None:
     rows = [row for row, found in ROWS["deepscaler"] if isinstance(found, str)]
-    path = write(tmp_path / "rows.jsonl", rows)
+    path = write_rows(tmp_path / "rows.jsonl", rows)
     assert refusal(path, "deepscaler") == (
         f"the layout deepscaler dropped all 3 rows of {path} (2 no answer, 1 no question); choose another "
         "data.sources[].layout, split or file"
     )
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"layout": "deepscalar"}, r"layout: 'deepscalar' is not a layout; did you mean deepscaler\?"),
-        ({"layout": "zzz"}, r"'zzz' is not a layout; the layouts are deepscaler, "),
-        ({"layout": "gsm8k", "answer_after": "####"}, "answer_after: the layout gsm8k sets it; remove answer_after"),
-        ({"layout": "gsm8k", "prompt_column": "question"}, "prompt_column: the layout gsm8k sets it"),
-        ({"layout": "gsm8k", "domain": "code"}, "domain: the layout gsm8k sets it"),
-    ],
-)
-def test_settings_that_contradict_a_layout(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        FileSource(path="p.jsonl", name="s", **settings)
-
-
 def test_columns_of_a_known_data_set_suggest_its_layout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "agentica-org" / "DeepScaleR-Preview-Dataset"
     folder.mkdir(parents=True)
-    write(folder / "deepscaler.json", [{"problem": "x", "answer": "1", "solution": ""}])
+    write_rows(folder / "deepscaler.json", [{"problem": "x", "answer": "1", "solution": ""}])
     with pytest.raises(UserError, match=r"no column 'prompt' .*; set data.sources\[\].layout: deepscaler, which reads"):
         read_source(
             FileSource(path="x", name="s").model_copy(update={"path": "agentica-org/DeepScaleR-Preview-Dataset"})

@@ -1,14 +1,10 @@
 """Multiple choice in schemas of public datasets: the options are in the prompt, and the right letter is accepted."""
 
-import csv
-import json
 import re
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from brorl.errors import UserError
 from brorl.prompts.file_questions import read_source
@@ -18,24 +14,12 @@ from brorl.prompts.science import Choices, read_science_reference
 from brorl.prompts.settings import FileSource
 from brorl.verification.domains.choice import choose
 from choice_rows import SCHEMAS, Schema
+from data_files import write_rows
 
 OPTIONS = {"A": "iron", "B": "air", "C": "salt"}
 FLAT = [
     name for name, schema in SCHEMAS.items() if not any(isinstance(v, list | dict) for v in schema.rows[0].values())
 ]
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> str:
-    if path.suffix == ".parquet":
-        parquet.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            table = csv.DictWriter(file, list(rows[0]))
-            table.writeheader()
-            table.writerows(rows)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def choices_of(question: Question) -> Choices:
@@ -61,12 +45,12 @@ def check_rows(path: str, schema: Schema) -> None:
 @pytest.mark.parametrize("name", SCHEMAS)
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_the_options_and_the_right_one_are_found(tmp_path: Path, name: str, suffix: str) -> None:
-    check_rows(write(tmp_path / f"rows{suffix}", SCHEMAS[name].rows), SCHEMAS[name])
+    check_rows(write_rows(tmp_path / f"rows{suffix}", SCHEMAS[name].rows), SCHEMAS[name])
 
 
 @pytest.mark.parametrize("name", FLAT)
 def test_a_table_of_text_says_the_same(tmp_path: Path, name: str) -> None:
-    check_rows(write(tmp_path / "rows.csv", SCHEMAS[name].rows), SCHEMAS[name])
+    check_rows(write_rows(tmp_path / "rows.csv", SCHEMAS[name].rows), SCHEMAS[name])
 
 
 def mmlu(*answers: Any) -> list[dict[str, Any]]:
@@ -77,14 +61,14 @@ def mmlu(*answers: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("answers", "first"), [((2, 1, 3, 0), 0), ((2, 1, 3, 4), 1), (("0", "1"), 0), ((1.0, 4.0), 1)])
 def test_an_index_counts_from_what_occurs(tmp_path: Path, answers: tuple[Any, ...], first: int) -> None:
-    source = guess_meaning(write(tmp_path / "rows.jsonl", mmlu(*answers))).source
+    source = guess_meaning(write_rows(tmp_path / "rows.jsonl", mmlu(*answers))).source
     assert source.first_option == first
     right = [choices_of(q).options[choices_of(q).right] for q in read_source(source).questions]
     assert right == [["red", "blue", "pink", "gray"][int(answer) - first] for answer in answers]
 
 
 def test_the_row_that_decides_may_come_late(tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.jsonl", mmlu(*[2] * 300, 4))
+    path = write_rows(tmp_path / "rows.jsonl", mmlu(*[2] * 300, 4))
     assert guess_meaning(path).source.first_option == 1
 
 
@@ -107,17 +91,17 @@ def test_the_row_that_decides_may_come_late(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_clear_is_refused(tmp_path: Path, rows: list[dict[str, Any]], said: str) -> None:
-    path = write(tmp_path / "rows.jsonl", rows)
+    path = write_rows(tmp_path / "rows.jsonl", rows)
     with pytest.raises(UserError, match=re.escape(said)):
         guess_meaning(path)
 
 
 def test_what_is_given_is_not_guessed(tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.jsonl", mmlu(1, 2, 3))
+    path = write_rows(tmp_path / "rows.jsonl", mmlu(1, 2, 3))
     for first, right in ((0, ["blue", "pink", "gray"]), (1, ["red", "blue", "pink"])):
         questions = read_source(guess_meaning(path, first_option=first).source).questions
         assert [choices_of(q).options[choices_of(q).right] for q in questions] == right
-    odd = write(tmp_path / "odd.jsonl", [{"question": "Which?", "x": "iron", "y": "air", "z": "x", "w": "air"}])
+    odd = write_rows(tmp_path / "odd.jsonl", [{"question": "Which?", "x": "iron", "y": "air", "z": "x", "w": "air"}])
     guess = guess_meaning(odd, answer_column="w", options_column=["x", "y"])
     assert (guess.source.options_column, guess.source.answer_column) == (("x", "y"), "w")
     assert guess_meaning(path, domain="math").source.options_column == ()
@@ -136,7 +120,7 @@ def test_what_is_given_is_not_guessed(tmp_path: Path) -> None:
     ],
 )
 def test_other_columns_are_no_options(tmp_path: Path, row: dict[str, Any]) -> None:
-    source = guess_meaning(write(tmp_path / "rows.jsonl", [row])).source
+    source = guess_meaning(write_rows(tmp_path / "rows.jsonl", [row])).source
     assert (source.options_column, source.domain) == ((), "math")
 
 
@@ -157,7 +141,7 @@ GOOD = {"question": "Which is a gas?", **OPTIONS, "answer": "B"}
     ],
 )
 def test_a_row_without_a_right_option_is_named(tmp_path: Path, row: dict[str, Any], said: str) -> None:
-    path = write(tmp_path / "rows.jsonl", [GOOD, {**GOOD, "question": "Which?", **row}])
+    path = write_rows(tmp_path / "rows.jsonl", [GOOD, {**GOOD, "question": "Which?", **row}])
     source = FileSource(path=path, prompt_column="question", options_column=("A", "B", "C"), domain="science")
     with pytest.raises(UserError, match=r"rows.jsonl line 2:? ") as caught:
         read_source(source)
@@ -171,25 +155,25 @@ def test_options_that_look_like_lists_stay_texts(tmp_path: Path, suffix: str) ->
         rows = [
             {"question": f"{i}?", **dict(zip("ABCD", texts, strict=True)), "answer": a} for i, a in enumerate(answers)
         ]
-        guess = guess_meaning(write(tmp_path / f"rows{suffix}", rows))
+        guess = guess_meaning(write_rows(tmp_path / f"rows{suffix}", rows))
         right = [choices_of(q).options[choices_of(q).right] for q in read_source(guess.source).questions]
         assert right == texts
         two = [{"question": f"{i}?", "option1": "[0, 1]", "option2": "[1, 0]", "answer": a} for i, a in enumerate("12")]
-        guess = guess_meaning(write(tmp_path / f"two{suffix}", two))
+        guess = guess_meaning(write_rows(tmp_path / f"two{suffix}", two))
         right = [choices_of(q).options[choices_of(q).right] for q in read_source(guess.source).questions]
         assert right == ["[0, 1]", "[1, 0]"]
 
 
 @pytest.mark.parametrize("value", [[0, 1], {"a": 1}, [[1], [2]]])
 def test_a_value_that_is_no_text_is_no_option(tmp_path: Path, value: Any) -> None:
-    path = write(tmp_path / "rows.jsonl", [{**GOOD, "A": value}])
+    path = write_rows(tmp_path / "rows.jsonl", [{**GOOD, "A": value}])
     with pytest.raises(UserError, match="and not 2 to 26 options"):
         read_source(FileSource(path=path, prompt_column="question", options_column=("A", "B", "C"), domain="science"))
 
 
 def test_a_conversation_has_its_options_in_the_last_message(tmp_path: Path) -> None:
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Which is a gas?"}]
-    path = write(tmp_path / "rows.jsonl", [{"messages": turns, **OPTIONS, "answer": "B"}])
+    path = write_rows(tmp_path / "rows.jsonl", [{"messages": turns, **OPTIONS, "answer": "B"}])
     (question,) = read_source(guess_meaning(path).source).questions
     assert question.messages[0].content == "Be brief."
     assert question.messages[1].content.startswith("Which is a gas?\n\nA. ")
@@ -197,23 +181,5 @@ def test_a_conversation_has_its_options_in_the_last_message(tmp_path: Path) -> N
 
 def test_trailing_empty_options_are_none(tmp_path: Path) -> None:
     rows = [{**GOOD, "D": "ice"}, {**GOOD, "question": "Which is not?", "answer": "A", "D": None}]
-    guess: Guess = guess_meaning(write(tmp_path / "rows.parquet", rows))
+    guess: Guess = guess_meaning(write_rows(tmp_path / "rows.parquet", rows))
     assert [len(choices_of(q).options) for q in read_source(guess.source).questions] == [4, 3]
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"options_column": "A"}, "needs the verifier of multiple choice; set data.sources[].domain: science"),
-        ({"first_option": 0}, "first_option has no effect without options_column"),
-        ({"options_column": ["A", " "], "domain": "science"}, "options_column has an empty name"),
-        (
-            {"options_column": "A", "domain": "science", "answer_after": "####"},
-            "answer_after has no effect with options",
-        ),
-        ({"options_column": "A", "layout": "gsm8k"}, "the layout gsm8k sets it"),
-    ],
-)
-def test_settings_that_do_not_fit(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
-        FileSource(path="rows.jsonl", **settings)

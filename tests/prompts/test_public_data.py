@@ -1,15 +1,12 @@
 """Benchmarks in the layouts in which they are published, from small files, and what is said of other files."""
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from brorl.errors import UserError
 from brorl.prompts.answer_forms import last_box
@@ -18,6 +15,7 @@ from brorl.prompts.layouts.text import reference_answer
 from brorl.prompts.public_data import BENCHMARKS, LAYOUTS, benchmark_source
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import PromptFormat
+from data_files import write_rows
 from each_row import each_row
 
 ROWS: Mapping[str, tuple[str, dict[str, Any], str, str]] = {  # case: benchmark, row, question, reference
@@ -53,19 +51,11 @@ ROWS: Mapping[str, tuple[str, dict[str, Any], str, str]] = {  # case: benchmark,
 }  # fmt: skip
 
 
-def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    if path.suffix == ".parquet":
-        parquet.write_table(pa.Table.from_pylist(list(rows)), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 @pytest.mark.parametrize("case", ROWS)
 def test_every_layout_gives_question_and_answer(case: str, suffix: str, tmp_path: Path) -> None:
     benchmark, row, question, reference = ROWS[case]
-    path = write(tmp_path / f"rows{suffix}", [row, row])
+    path = write_rows(tmp_path / f"rows{suffix}", [row, row])
     found = read_source(benchmark_source(benchmark, str(path))).questions
     assert [(q.text, q.reference, q.domain, q.source) for q in found] == [(question, reference, "math", benchmark)] * 2
     assert [q.id for q in found] == [f"{benchmark}:1", f"{benchmark}:2"]  # a repeated row is a prompt of its own
@@ -109,7 +99,7 @@ def test_where_a_benchmark_is_read_from() -> None:
 )  # fmt: skip
 def test_a_row_that_is_no_question_is_refused_in_one_line(row: dict[str, Any], said: str, tmp_path: Path) -> None:
     for suffix, place in ((".jsonl", "line"), (".parquet", "row")):
-        path = write(tmp_path / f"rows{suffix}", [row])
+        path = write_rows(tmp_path / f"rows{suffix}", [row])
         with pytest.raises(UserError, match=re.escape(f"{place} 1 {said}")) as refused:
             read_source(benchmark_source("aime24", str(path)))
         assert "\n" not in str(refused.value)

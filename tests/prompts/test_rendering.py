@@ -2,7 +2,6 @@
 # ruff: noqa: E501
 
 import logging
-import re
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -18,7 +17,6 @@ from brorl.errors import UserError
 from brorl.prompts.prompt import Message, Prompt, Question
 from brorl.prompts.rendering import drop_long, render
 from brorl.prompts.settings import PromptFormat
-from each_row import each_row
 
 CHAT = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -242,23 +240,6 @@ class TestChat:
             "question q has a system message too; set prompt.system_prompt: null, or remove the system messages "
             "from the data"
         )
-
-
-@each_row(
-    ("fields", "message"),
-    [
-        ({"template": "Q: prompt"}, "prompt.template must have {prompt} once, in the place of the question, got 0 times ('Q: prompt')"),
-        ({"template": "{prompt}{prompt}"}, "prompt.template must have {prompt} once, in the place of the question, got 2 times ('{prompt}{prompt}')"),
-        ({"domain_templates": {"code": "x"}}, "prompt.domain_templates.code must have {prompt} once, in the place of the question, got 0 times ('x')"),
-        ({"system_prompt": " "}, "prompt.system_prompt is blank; give it a text, or null for none"),
-        ({"chat": "yes"}, "'auto', 'always' or 'never'"),
-        ({"chat": "never", "chat_template_options": {"a": 1}}, "prompt.chat_template_options has no effect with prompt.chat: never; remove one of them"),
-        ({"chat_template_options": {"tokenize": True}}, "prompt.chat_template_options: tokenize is not a variable of a chat template; remove it"),
-    ],
-)  # fmt: skip
-def test_a_format_checks_its_settings(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        PromptFormat(**fields)
 
 
 def test_a_prompt_keeps_the_question_alone() -> None:

@@ -1,0 +1,52 @@
+"""Settings of sources and of prompts that contradict each other are rejected with the fix."""
+# ruff: noqa: E501
+
+import re
+from typing import Any
+
+import pytest
+
+from brorl.prompts.settings import FileSource, PromptFormat
+from each_row import each_row
+
+
+@each_row(
+    ("settings", "message"),
+    [
+        ({"path": " "}, "data.sources[].path is empty; give it a value"),
+        ({"answer_column": ""}, "data.sources[].answer_column is empty; give it a value, or leave it out if it has a default"),
+        ({"answer_after": ""}, "data.sources[].answer_after is empty; give it a value, or null"),
+        ({"name": "a:b"}, "data.sources[].name: 'a:b' must have no colon, which separates the parts of ids; choose another name"),
+        ({"limit": 0}, "greater than or equal to 1"),
+        ({"options_column": "A"}, "needs the verifier of multiple choice; set data.sources[].domain: science"),
+        ({"first_option": 0}, "first_option has no effect without options_column"),
+        ({"options_column": ["A", " "], "domain": "science"}, "options_column has an empty name"),
+        ({"options_column": "A", "domain": "science", "answer_after": "####"}, "answer_after has no effect with options"),
+        ({"options_column": "A", "layout": "gsm8k"}, "the layout gsm8k sets it"),
+        ({"layout": "deepscalar"}, "layout: 'deepscalar' is not a layout; did you mean deepscaler?"),
+        ({"layout": "zzz"}, "'zzz' is not a layout; the layouts are deepscaler, "),
+        ({"layout": "gsm8k", "answer_after": "####"}, "answer_after: the layout gsm8k sets it; remove answer_after"),
+        ({"layout": "gsm8k", "prompt_column": "question"}, "prompt_column: the layout gsm8k sets it"),
+        ({"layout": "gsm8k", "domain": "code"}, "domain: the layout gsm8k sets it"),
+    ],
+)  # fmt: skip
+def test_a_source_checks_its_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        FileSource(**{"path": "p.jsonl", "name": "s", **settings})
+
+
+@each_row(
+    ("fields", "message"),
+    [
+        ({"template": "Q: prompt"}, "prompt.template must have {prompt} once, in the place of the question, got 0 times ('Q: prompt')"),
+        ({"template": "{prompt}{prompt}"}, "prompt.template must have {prompt} once, in the place of the question, got 2 times ('{prompt}{prompt}')"),
+        ({"domain_templates": {"code": "x"}}, "prompt.domain_templates.code must have {prompt} once, in the place of the question, got 0 times ('x')"),
+        ({"system_prompt": " "}, "prompt.system_prompt is blank; give it a text, or null for none"),
+        ({"chat": "yes"}, "'auto', 'always' or 'never'"),
+        ({"chat": "never", "chat_template_options": {"a": 1}}, "prompt.chat_template_options has no effect with prompt.chat: never; remove one of them"),
+        ({"chat_template_options": {"tokenize": True}}, "prompt.chat_template_options: tokenize is not a variable of a chat template; remove it"),
+    ],
+)  # fmt: skip
+def test_a_format_checks_its_settings(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        PromptFormat(**fields)
