@@ -52,7 +52,7 @@ def unused_options(source: FileSource) -> Iterator[str]:
     columns = first.columns if first else ()
     rows = list(islice(read_rows(source.path, source.subset, source.split, columns), _ROWS))
     for group in option_groups(rows) if rows else ():
-        options = [read_options([row.cell(name) for name in group.columns]) for row in rows]
+        options = [read_options([*map(row.cell, group.columns)]) for row in rows]
         shown = sum(
             one is None or _contains(str(row.cell(source.prompt_column)), one.texts)
             for row, one in zip(rows, options, strict=True)

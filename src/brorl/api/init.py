@@ -7,7 +7,7 @@ recipe. Nothing here imports torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -169,45 +169,27 @@ def init(
         "prompt_column": prompt_column, "answer_column": answer_column, "domain": domain,
         "options_column": options_column, "first_option": first_option,
     }  # fmt: skip
-
-    def first_recipe(file: str, function: str, **more: Any) -> FirstRecipe:
-        return _first_recipe(file, columns | more, function, model, taskset_config, output.parent)
-
+    function, first, conversion = f"{FUNCTION_FILE}:check", None, None
     if trainer_config is not None:
-        lines = _convert_file(Path(trainer_config).expanduser(), data_file, output, model, domain, first_recipe)
-    elif data_file is None:
-        raise UserError("give the file of your questions, such as brorl init problems.jsonl")
-    else:
-        first = first_recipe(data_file, f"{FUNCTION_FILE}:check")
+        given, name = _read_trainer_config(Path(trainer_config).expanduser()), str(Path(trainer_config).expanduser())
+        conversion = convert(given, name)
+        if not model and "model" not in conversion.settings:
+            raise UserError(f"{name} names no model; give it, such as {option('model', 'Qwen/Qwen2.5-0.5B-Instruct')}")
+        for of_domain, path in conversion.settings.get("verification.functions", {}).items():
+            function, columns["domain"] = path, domain or of_domain
+    if data_file is not None:
+        first = _first_recipe(data_file, columns, function, model, taskset_config, output.parent)
+    elif conversion is None or "data.sources" not in conversion.settings:
+        source = "" if conversion is None else f": {name} names no data"
+        raise UserError(f"give the file of your questions{source}, such as brorl init problems.jsonl")
+    if conversion is not None:
+        number = len(first.reading.questions) if first else _num_prompts(conversion.settings["data.sources"])
+        own = {**(first.settings_of_data if first else {}), **({"model": model} if model else {})}
+        lines = _write_conversion(with_data(convert(given, name, number), own), output)
+    elif first is not None:
         _write(output, first.text(str(output)))
         lines = first.summary(output)
     print("\n".join(lines))  # noqa: T201
-
-
-def _convert_file(
-    file: Path,
-    data_file: str | None,
-    output: Path,
-    model: str | None,
-    domain: str | None,
-    first_recipe: Callable[..., FirstRecipe],
-) -> list[str]:
-    """Convert a trainer's config, for its own data or for a data file; return lines for the user."""
-    given = _read_trainer_config(file)
-    conversion = convert(given, str(file))
-    own: dict[str, Any] = {"model": model} if model else {}
-    if "model" not in {**conversion.settings, **own}:
-        raise UserError(f"{file} names no model; give it, such as {option('model', 'Qwen/Qwen2.5-0.5B-Instruct')}")
-    if data_file is None:
-        if "data.sources" not in conversion.settings:
-            raise UserError(f"give the file of your questions: {file} names no data, such as brorl init problems.jsonl")
-        number = _num_prompts(conversion.settings["data.sources"])
-    else:
-        functions = conversion.settings.get("verification.functions", {})
-        named, function = next(iter(functions.items()), (None, f"{FUNCTION_FILE}:check"))
-        first = first_recipe(data_file, function, domain=domain or named)
-        number, own = len(first.reading.questions), first.settings_of_data | own
-    return _write_conversion(with_data(convert(given, str(file), number), own), output)
 
 
 def _first_recipe(

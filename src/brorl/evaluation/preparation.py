@@ -15,7 +15,7 @@ from brorl.evaluation.questions import (
     Request,
     SourceQuestions,
     all_questions,
-    dropped_line,
+    dropped_lines,
     find_unreadable,
     read_sets,
     unreadable_lines,
@@ -77,7 +77,7 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
     set_threads_and_kernels(config, _check_memory(config, model_config, prompts_of, limit))
     unreadable = find_unreadable(verifiers, sets)
     notes += sandbox_lines(config.verification, verifiers)
-    notes += [line for one in sets if (line := dropped_line(one.name, one.num_rows, one.dropped))]
+    notes += dropped_lines(sets)
     notes += unreadable_lines(unreadable)
     evaluation = config.evaluation
     sampling = SamplingParams(evaluation.temperature, evaluation.top_p, max_new_tokens=limit)

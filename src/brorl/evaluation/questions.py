@@ -149,13 +149,15 @@ def removed_lines(num_too_long: int, num_evaluated_on: int, config: TrainConfig)
     return lines
 
 
-def dropped_line(name: str, num_rows: int, dropped: Mapping[str, int]) -> str:
-    """Return a line about the rows of a source that its layout dropped; empty if there are none."""
-    if not (number := sum(dropped.values())):
-        return ""
+def dropped_lines(sources: Sequence[SourceQuestions]) -> list[str]:
+    """Return a line about each source with rows that its layout dropped."""
     from brorl.prompts.public_data import reasons
 
-    return f"{name}: {number:,} of {num_rows:,} rows were dropped ({reasons(dropped)})"
+    return [
+        f"{one.name}: {sum(one.dropped.values()):,} of {one.num_rows:,} rows were dropped ({reasons(one.dropped)})"
+        for one in sources
+        if any(one.dropped.values())
+    ]
 
 
 def _last_evaluated(config: TrainConfig) -> int:

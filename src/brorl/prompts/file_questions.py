@@ -31,7 +31,7 @@ from brorl.prompts.prompt import (
     SourceReading,
 )
 from brorl.prompts.public_data import find_layout, layouts_of, read_layout, reasons
-from brorl.prompts.rows import MISSING, Row, is_local, read_rows
+from brorl.prompts.rows import Row, cell_of, is_local, read_rows
 from brorl.prompts.science import choice_question, read_options, right_option
 from brorl.prompts.settings import FileSource
 
@@ -116,9 +116,8 @@ def _choices(row: Row, question: str, source: FileSource, seed: int) -> tuple[st
 def _cell(row: Row, source: FileSource, setting: str, column: str | None = None) -> Any:
     """Return a row's value in the column that a setting names; if it is missing, the error suggests a similar one."""
     column = column or str(getattr(source, setting))
-    value = row.cell(column)
-    if value is not MISSING:
-        return value
+    with suppress(KeyError):
+        return cell_of(row.values, column)
     taken = {source.prompt_column, source.answer_column, source.id_column, source.domain_column}
     lower = {name.lower(): name for name in reversed(row.columns) if name not in taken}
     # the same name in another case, a usual name, or a name of similar spelling

@@ -21,7 +21,7 @@ from brorl.prompts.countdown import is_countdown_reference
 from brorl.prompts.file_questions import USUAL_NAMES
 from brorl.prompts.prompt import COUNTDOWN_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN, DroppedRow, Question
 from brorl.prompts.public_data import LAYOUTS, read_layout
-from brorl.prompts.rows import MISSING, Row, is_missing, read_rows
+from brorl.prompts.rows import Row, is_missing, read_rows
 from brorl.prompts.science import Options, is_label, read_options, right_option, whole_number
 from brorl.prompts.settings import FileSource
 from brorl.storage import split_revision
@@ -101,7 +101,7 @@ def option_groups(rows: Sequence[Row], given: Sequence[str] = ()) -> list[Option
 
 def _group(rows: Sequence[Row], columns: tuple[str, ...]) -> OptionGroup:
     plain, is_family = _letters(_stem(columns)), len(columns) > 1
-    first = None if is_family else cells(rows[0], columns)[0]
+    first = None if is_family else rows[0].cell(columns[0])
     is_clear = bool(_CLEAR.search(plain)) or (is_family and not plain)
     kinds: tuple[Kind, ...] = ()
     if _WRONG.search(plain) and not is_family and not isinstance(first, list):
@@ -116,12 +116,7 @@ def _group(rows: Sequence[Row], columns: tuple[str, ...]) -> OptionGroup:
 
 
 def _have_form(rows: Sequence[Row], group: Sequence[str]) -> bool:
-    return sum(read_options(cells(row, group)) is not None for row in rows) >= _MOSTLY * len(rows)
-
-
-def cells(row: Row, columns: Sequence[str]) -> list[Any]:
-    """Return the values of columns; None where the row has no such column."""
-    return [None if (value := row.cell(column)) is MISSING else value for column in columns]
+    return sum(read_options([*map(row.cell, group)]) is not None for row in rows) >= _MOSTLY * len(rows)
 
 
 def _names(row: Row) -> list[str]:
@@ -196,7 +191,7 @@ def _fit(
 
 def _read(rows: Iterable[Row], source: FileSource) -> Iterator[_Read]:
     for row in rows:
-        options, (answer,) = read_options(cells(row, source.options_column)), cells(row, [source.answer_column])
+        options, answer = read_options([*map(row.cell, source.options_column)]), row.cell(source.answer_column)
         if options is not None and answer is not None and str(answer).strip():
             yield options, answer
 

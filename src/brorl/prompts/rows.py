@@ -13,7 +13,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,6 @@ from brorl.prompts.prompt import JSON_NAMES, json_problem
 from brorl.storage import is_file, is_folder, split_revision
 
 ROW_FORM = '{"COLUMN": VALUE, ...}'
-MISSING = object()
 _PROBE_TIMEOUT_S = 4.0
 _OTHER_SPLITS = ("test", "validation", "valid", "eval", "dev")
 
@@ -45,11 +44,10 @@ class Row(NamedTuple):
         return f"{self.part}:{self.number}" if self.part else str(self.number)
 
     def cell(self, column: str) -> Any:
-        """Return the value of a column, or of a key inside a column (`column.key`); `MISSING` if there is none."""
-        try:
+        """Return the value of a column, or of a key inside a column (`column.key`); None if there is none."""
+        with suppress(KeyError):
             return cell_of(self.values, column)
-        except KeyError:
-            return MISSING
+        return None
 
 
 def cell_of(values: Mapping[str, Any], column: str) -> Any:
@@ -66,7 +64,7 @@ def cell_of(values: Mapping[str, Any], column: str) -> Any:
 
 def is_missing(value: Any) -> bool:
     """Whether the value of a cell is missing, empty or NaN; the code that reads rows decides what follows."""
-    return value is MISSING or value is None or (isinstance(value, str) and not value.strip()) or value != value
+    return value is None or (isinstance(value, str) and not value.strip()) or value != value
 
 
 def decoded(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 from brorl.errors import UserError, option, source_words
 from brorl.prompts.prompt import JSON_NAMES
-from brorl.prompts.rows import MISSING, Row, read_rows
+from brorl.prompts.rows import Row, cell_of, read_rows
 from brorl.runs.stored_rollouts import stored_steps
 from brorl.storage import exists, is_file
 from brorl.verification.grade import StoredResponse
@@ -100,10 +100,11 @@ def _response(row: Row, columns: ResponseColumns) -> StoredResponse:
 
 def _named(row: Row, column: str, fix: str) -> Any:
     """Return the value of a column that the user named."""
-    value = row.cell(column)
-    if value is MISSING:
-        raise UserError(f"{row.location} has no column {column!r} (columns: {', '.join(row.columns) or 'none'}); {fix}")
-    return value
+    try:
+        return cell_of(row.values, column)
+    except KeyError:
+        columns = ", ".join(row.columns) or "none"
+        raise UserError(f"{row.location} has no column {column!r} (columns: {columns}); {fix}") from None
 
 
 def _id(row: Row, columns: ResponseColumns) -> str | None:
@@ -141,7 +142,7 @@ def _kind(value: Any) -> str:
 def _first(row: Row, names: Sequence[str]) -> Any:
     """Return the first value in the named columns that is not null; None if there is none."""
     values = (row.cell(name) for name in names)
-    return next((value for value in values if value is not MISSING and value is not None), None)
+    return next((value for value in values if value is not None), None)
 
 
 def _question(value: Any) -> str | None:

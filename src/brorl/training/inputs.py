@@ -21,7 +21,7 @@ from brorl.evaluation.questions import (
     build_questions,
     check_domain_names,
     check_left,
-    dropped_line,
+    dropped_lines,
     find_unreadable,
     removed_lines,
     unreadable_lines,
@@ -149,7 +149,7 @@ def prepare(config: TrainConfig, model_path: str, show: Callable[[Table], None] 
     check_window(config, model_config, context)
     memory, warning = check_memory(config, model_config, prompts, show)
     set_threads_and_kernels(config, memory.num_weights)
-    notes = [line for source in sources if (line := dropped_line(source.name, source.num_rows, source.dropped))]
+    notes = dropped_lines(sources)
     if model_path == config.model:  # a run that is resumed has been checked
         notes += unreadable_lines(find_unreadable(verifiers, sources))
     elif INSTRUCTIONS_DOMAIN in verifiers:  # this machine can lack the package that some instructions need
