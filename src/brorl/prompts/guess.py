@@ -43,7 +43,6 @@ _ANSWERS = (
 )  # fmt: skip
 
 Kind = Literal["label", "text", "index"]  # how an answer names an option
-_Read = tuple[Options, Any]  # the options and the answer of a row
 
 
 class OptionGroup(NamedTuple):
@@ -68,15 +67,14 @@ def find_choices(
     `rows` are the first rows. Rows of `every` are read until one shows whether an index counts from 0 or from 1.
     """
     for group in groups:
-        plain = {name: _letters(name.rpartition(".")[2]) for name in _names(rows[0]) if name not in group.columns}
-        usual = [name for word in _ANSWERS for name in plain if plain[name] == word]  # the most specific first
+        words = {name: _word((name,)) for name in _names(rows[0]) if name not in group.columns}
+        usual = [name for word in _ANSWERS for name in words if words[name] == word]  # the most specific first
         for column in [answer] if answer else usual:
-            wrong = _WRONG.search(_letters(_stem(group.columns))) and column not in group.columns
-            options = (column, *group.columns) if wrong else group.columns
+            are_wrong = _WRONG.search(_word(group.columns)) and column not in group.columns
+            options = (column, *group.columns) if are_wrong else group.columns
             source = _source(path, answer_column=column, options_column=options, first_option=first, domain=domain)
-            fit = _fit(path, rows, every, source, group.kinds)
-            if fit is not None:
-                return fit
+            if (fitting := _fitting_source(path, rows, every, source, group.kinds)) is not None:
+                return fitting
     clear = next((group for group in groups if group.is_clear), None)
     if clear is None:
         return None
@@ -92,31 +90,31 @@ def option_groups(rows: Sequence[Row], given: Sequence[str] = ()) -> list[Option
     """Return groups of columns that look like options, clear names first; only the `given` group if there is one."""
     if given:
         return [OptionGroup(tuple(given), frozenset(get_args(Kind)), is_clear=True)]
-    families = [family for family in _families(rows[0].columns) if _have_form(rows, family)]
+
+    def have_form(group: Sequence[str]) -> bool:
+        return sum(read_options([*map(row.cell, group)]) is not None for row in rows) >= _MOSTLY * len(rows)
+
+    families = list(filter(have_form, _families(rows[0].columns)))
     members = {name for family in families for name in family}
-    single = [(name,) for name in _names(rows[0]) if name not in members and _have_form(rows, (name,))]
-    found = [_group(rows, group) for group in [*families, *single]]
+    single = [(name,) for name in _names(rows[0]) if name not in members and have_form((name,))]
+    found = [_option_group(rows[0], columns) for columns in (*families, *single)]
     return sorted((group for group in found if group.kinds), key=lambda group: not group.is_clear)
 
 
-def _group(rows: Sequence[Row], columns: tuple[str, ...]) -> OptionGroup:
-    plain, is_family = _letters(_stem(columns)), len(columns) > 1
-    first = None if is_family else rows[0].cell(columns[0])
-    is_clear = bool(_CLEAR.search(plain)) or (is_family and not plain)
+def _option_group(row: Row, columns: tuple[str, ...]) -> OptionGroup:
+    """Return a group with what the names of its columns can mean."""
+    word, is_family, first = _word(columns), len(columns) > 1, row.cell(columns[0])
+    is_clear = bool(_CLEAR.search(word)) or (is_family and not word)
     kinds: tuple[Kind, ...] = ()
-    if _WRONG.search(plain) and not is_family and not isinstance(first, list):
+    if _WRONG.search(word) and not is_family and not isinstance(first, list):
         kinds = ()  # wrong options in one text cannot be joined with the right one
-    elif is_clear or (is_family and _POSSIBLE.search(plain)):
+    elif is_clear or (is_family and _POSSIBLE.search(word)):
         kinds = get_args(Kind)
-    elif _POSSIBLE.search(plain):  # such a list can also hold spellings of one answer
+    elif _POSSIBLE.search(word):  # such a list can also hold spellings of one answer
         kinds = ("label", "index")
     elif is_family or isinstance(first, Mapping):
         kinds = ("label",)
     return OptionGroup(columns, frozenset(kinds), is_clear)
-
-
-def _have_form(rows: Sequence[Row], group: Sequence[str]) -> bool:
-    return sum(read_options([*map(row.cell, group)]) is not None for row in rows) >= _MOSTLY * len(rows)
 
 
 def _names(row: Row) -> list[str]:
@@ -129,9 +127,8 @@ def _families(columns: Sequence[str]) -> list[tuple[str, ...]]:
     """Return groups of columns numbered from A, 0 or 1: `option_a`, `option_b`, ... or `choice1`, `choice2`, ..."""
     members: dict[tuple[str, bool], dict[str, str]] = {}
     for name in columns:
-        stem, mark = _split(name)
-        if mark:
-            members.setdefault((stem.lower(), mark.isdigit()), {})[mark.lower()] = name
+        if match := _MEMBER.fullmatch(name):
+            members.setdefault((match[1].lower(), match[2].isdigit()), {})[match[2].lower()] = name
     orders = (list(ascii_lowercase), [str(n) for n in range(26)], [str(n) for n in range(1, 26)])
     families: list[tuple[str, ...]] = []
     for (stem, _), marks in members.items():
@@ -142,63 +139,57 @@ def _families(columns: Sequence[str]) -> list[tuple[str, ...]]:
     return families
 
 
-def _split(name: str) -> tuple[str, str]:
-    match = _MEMBER.fullmatch(name)
-    return (match[1], match[2]) if match else (name, "")
-
-
-def _stem(columns: Sequence[str]) -> str:
-    return columns[0].rpartition(".")[2] if len(columns) == 1 else _split(columns[-1])[0]
-
-
-def _letters(name: str) -> str:
+def _word(columns: Sequence[str]) -> str:
+    """Return the letters that say what columns hold: `option` of `option_a` and `option_b`, `rightanswer` of one."""
+    match = _MEMBER.fullmatch(columns[-1]) if len(columns) > 1 else None
+    name = match[1] if match else columns[-1] if len(columns) > 1 else columns[0].rpartition(".")[2]
     return re.sub(r"[^a-z]", "", name.lower())
 
 
-def _fit(
+def _fitting_source(
     path: str, rows: Sequence[Row], every: Iterable[Row], source: FileSource, kinds: frozenset[Kind]
 ) -> FileSource | None:
-    """Return the source if its answers name options in nearly all rows."""
-    read = list(_read(rows, source))
-    places = {first: [_place(one, first) for one in read] for first in (None, 0, 1)}
-
-    def fits(first: int | None) -> bool:
-        return len(read) - places[first].count(None) >= _MOSTLY * len(read)
-
-    if not read:
+    """Return the source if its answers name options in nearly all rows; an index also needs its first option."""
+    pairs = list(_options_and_answers(rows, source))
+    places = {first: [_place(*pair, first) for pair in pairs] for first in (None, 0, 1)}
+    fits = {first: len(pairs) - found.count(None) >= _MOSTLY * len(pairs) for first, found in places.items()}
+    if not pairs:
         return None
     if source.first_option is not None:
-        return source if fits(source.first_option) else None
-    if sum(is_label(*one) for one in read) >= _MOSTLY * len(read):
+        return source if fits[source.first_option] else None
+    if sum(is_label(*pair) for pair in pairs) >= _MOSTLY * len(pairs):
         return source if "label" in kinds else None
-    is_text = "text" in kinds and fits(None)
-    bases = [base for base in (0, 1) if "index" in kinds and fits(base)]
+    is_text = "text" in kinds and fits[None]
+    bases = [base for base in (0, 1) if "index" in kinds and fits[base]]
     if is_text and all(places[None] == places[base] for base in bases):
         return source
-    base: int | None = None
-    if bases and not is_text:  # the first row whose answer is 0 or the number of its options decides
-        indices = ((whole_number(a[0] if isinstance(a, list) and a else a), o) for o, a in _read(every, source))
-        base = next((min(at, 1) for at, o in indices if at is not None and at in (0, len(o.texts))), None)
-    if base is not None or not bases:
-        return source.model_copy(update={"first_option": base}) if bases else None
+    if not bases:
+        return None
+    if not is_text:  # the first row whose answer is 0 or the number of its options decides
+        for options, answer in _options_and_answers(every, source):
+            index = whole_number(answer[0] if isinstance(answer, list) and answer else answer)
+            if index in (0, len(options.texts)):
+                return source.model_copy(update={"first_option": min(index, 1)})
     meant = "the text or the index of an option" if is_text else "an index from 0 or from 1"
     why = "" if is_text else ": neither 0 nor the number of options occurs"
     raise UserError(
-        f"{path}: the answers in column {source.answer_column!r}, such as {short_repr(read[0][1])}, can be {meant}"
+        f"{path}: the answers in column {source.answer_column!r}, such as {short_repr(pairs[0][1])}, can be {meant}"
         f"{why}; give {of_source('first_option')}, the index of the first option: 0 or 1"
     )
 
 
-def _read(rows: Iterable[Row], source: FileSource) -> Iterator[_Read]:
+def _options_and_answers(rows: Iterable[Row], source: FileSource) -> Iterator[tuple[Options, Any]]:
+    """Yield the options and the answer of the rows that have both."""
     for row in rows:
         options, answer = read_options([*map(row.cell, source.options_column)]), row.cell(source.answer_column)
         if options is not None and answer is not None and str(answer).strip():
             yield options, answer
 
 
-def _place(read: _Read, first: int | None) -> int | None:
+def _place(options: Options, answer: Any, first: int | None) -> int | None:
+    """Return the index of the option that an answer names; None if it names none."""
     with suppress(ValueError):
-        return right_option(*read, first)
+        return right_option(options, answer, first)
     return None
 
 
@@ -244,7 +235,11 @@ def guess_meaning(
             known = domain or SCIENCE_DOMAIN
             source = find_choices(path, rows, every(), groups, answer_column, first_option, known)
             if source is not None:
-                return _choice_guess(path, rows, source, prompt_column)
+                used = {*source.options_column, source.answer_column}
+                prompt = _column(path, rows, "prompt", prompt_column, used)
+                example = next(str(value) for row in rows if not is_missing(value := row.cell(source.answer_column)))
+                found = source.model_copy(update={"prompt_column": prompt})
+                return Guess(found, source.domain, example, "multiple choice", (), _unused(rows, {prompt, *used}))
         return _guess_columns(path, rows, prompt_column, answer_column, domain)
     except UserError:
         if fitting:
@@ -274,14 +269,6 @@ def _fitting_layout(path: str, rows: Sequence[Row]) -> Guess | None:
                 best, why = (len(found), len(layout.columns)), f"the columns are those of the layout {name}"
                 guess = Guess(_source(path, layout=name), found[0].domain, found[0].reference, why)
     return guess
-
-
-def _choice_guess(path: str, rows: Sequence[Row], source: FileSource, prompt_column: str | None) -> Guess:
-    taken = {*source.options_column, source.answer_column}
-    prompt = _column(path, rows, "prompt", prompt_column, taken)
-    example = next(str(value) for row in rows if not is_missing(value := row.cell(source.answer_column)))
-    found = source.model_copy(update={"prompt_column": prompt})
-    return Guess(found, source.domain, example, "multiple choice", (), _unused(rows, {prompt, *taken}))
 
 
 def _guess_columns(
