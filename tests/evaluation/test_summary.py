@@ -119,8 +119,6 @@ def test_default_ks() -> None:
 
 
 def test_averages_need_prompts_of_one_number_of_samples(rng: np.random.Generator) -> None:
-    from dataclasses import replace
-
     with pytest.raises(ValueError, match="got no prompt"):
         summarize([], (1,), None)
     one, other, *_ = results(rng)

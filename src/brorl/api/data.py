@@ -28,7 +28,7 @@ from brorl.evaluation.questions import (
     build_questions,
     check_domain_names,
     check_first_rows,
-    check_left,
+    check_split,
     find_unreadable,
     removed_lines,
     unreadable_lines,
@@ -246,7 +246,7 @@ def _check(config: TrainConfig, sources: Sequence[SourceQuestions]) -> list[str]
     with Workers.from_settings(config.verification) as workers:
         verifiers = make_verifiers(checked, config.verification, config.rewards, workers)
         check_domain_names(config, domains)
-        check_left(config, sources, verifiers)
+        check_split(config, sources)
         return notes + unreadable_lines(find_unreadable(verifiers, sources))
 
 

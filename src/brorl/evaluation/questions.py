@@ -171,15 +171,6 @@ def all_questions(sources: Sequence[SourceQuestions]) -> list[Question]:
     return [question for source in sources for part in (source.train, source.held_out) for question in part]
 
 
-def check_left(config: TrainConfig, sources: Sequence[SourceQuestions], verifiers: Mapping[str, Verifier]) -> None:
-    """Do `check_split`. If it fails, report an unreadable reference answer instead, the more basic fault."""
-    try:
-        check_split(config, sources)
-    except UserError:
-        find_unreadable(verifiers, sources)
-        raise
-
-
 def find_unreadable(
     verifiers: Mapping[str, Verifier], sources: Sequence[SourceQuestions]
 ) -> dict[str, list[tuple[Question, str]]]:

@@ -20,7 +20,7 @@ from brorl.evaluation.questions import (
     all_questions,
     build_questions,
     check_domain_names,
-    check_left,
+    check_split,
     dropped_lines,
     find_unreadable,
     removed_lines,
@@ -142,7 +142,7 @@ def prepare(config: TrainConfig, model_path: str, show: Callable[[Table], None] 
     workers, domains = Workers.from_settings(config.verification), {question.domain for question in questions}
     verifiers = make_verifiers(domains, config.verification, config.rewards, workers)
     check_domain_names(config, verifiers)
-    check_left(config, sources, verifiers)
+    check_split(config, sources)
     tokenizer = load_tokenizer(model_path, config.sampling.stop)
     prompts = build_prompts(config, render_sources(config, sources, tokenizer), tokenizer, model_config)
     context = prompts.longest + max(config.response_limits.values())
