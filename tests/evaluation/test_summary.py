@@ -1,9 +1,11 @@
 """Summaries of an evaluation against plain loops, and their tables and lines."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,6 @@ from brorl.evaluation.responses import (
     remarks,
     response_table,
     shown_ks,
-    summarize_all,
 )
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
@@ -47,9 +48,21 @@ def results(rng: np.random.Generator) -> list[PromptResult]:
     ]
 
 
+def result_of(
+    prompts: Sequence[PromptResult], ks: Sequence[int], seconds: Mapping[str, float], **more: Any
+) -> EvaluationResult:
+    rest = {
+        "path": Path("out"),
+        "settings": {"max_new_tokens": 32_768},
+        "unreadable": {},
+        "sessions": [{"python": "3"}],
+    }
+    return EvaluationResult.of(prompts, ks, seconds, **(rest | more))
+
+
 def test_every_number_by_data_set_domain_and_over_all_prompts(rng: np.random.Generator) -> None:
     given = results(rng)
-    found = summarize_all(given, (1, 2, 5), {"one": 2.5, "two": 0.5})
+    found = result_of(given, (1, 2, 5), {"one": 2.5, "two": 0.5})
     assert list(found.by_data_set) == ["one", "two"]
     assert list(found.by_domain) == ["countdown", "math"]
     groups = [(found.overall, given, 3.0)]
@@ -126,7 +139,7 @@ def test_averages_need_prompts_of_one_number_of_samples(rng: np.random.Generator
         summarize([one, replace(other, num_samples=7)], (1,), None)
 
 
-def result_of(name: str, num_verified: int, num_correct: int, n: int) -> PromptResult:
+def prompt_result(name: str, num_verified: int, num_correct: int, n: int) -> PromptResult:
     return PromptResult(name, "set", "math", n, num_correct, 0, n, 5 * n, 3 * n, 0, 0, n - num_verified)
 
 
@@ -141,7 +154,7 @@ def test_estimates_are_means_over_all_subsets_of_the_verified_responses(k: int, 
             if n >= k
         ]
         assert pass_at_k_of_each(correct_P, verified_P, k).tolist() == pytest.approx(expected)
-        results = [result_of(f"p{i}", n, c, 6) for i, (n, c) in enumerate(zip(verified_P, correct_P, strict=True))]
+        results = [prompt_result(f"p{i}", n, c, 6) for i, (n, c) in enumerate(zip(verified_P, correct_P, strict=True))]
         summary = summarize(results, [k], None)
         assert summary.num_samples == 6
         assert summary.num_unverified == 6 * 8 - verified_P.sum()
@@ -171,10 +184,8 @@ def report(rng: np.random.Generator) -> EvaluationResult:
         for i in range(12)
     ]
     seconds = {"olympiadbench": 123_456.7, "aime24": 2.0, "own": 0.5}
-    summary = summarize_all(results, (1, 2, 4, 8, 16, 32, 64, 128, 256), seconds)
-    return EvaluationResult(
-        Path("out"), summary, results, {"max_new_tokens": 32_768}, {"aime24": ["aime24:3"]}, [{"python": "3"}]
-    )
+    ks = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    return result_of(results, ks, seconds, unreadable={"aime24": ["aime24:3"]})
 
 
 def shown(*tables: object) -> str:
@@ -186,7 +197,7 @@ def shown(*tables: object) -> str:
 
 
 def test_the_repr_is_a_short_line(report: EvaluationResult) -> None:
-    pass_at = report.summary.overall.pass_at
+    pass_at = report.overall.pass_at
     assert repr(report).startswith(f"EvaluationResult('out': pass@1 {pass_at[1].value:.3f} [")
     assert f"pass@256 {pass_at[256].value:.3f} [" in repr(report)
     assert len(repr(report)) < 150
@@ -197,8 +208,7 @@ def test_tables_are_whole_on_80_columns(report: EvaluationResult) -> None:
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in text
-    summary = report.summary
-    named = {**summary.by_data_set, "all prompts": summary.overall}
+    named = {**report.by_data_set, "all prompts": report.overall}
     for name, one in named.items():
         first, second = (line for line in lines if line.startswith(name))
         for k in (1, 16, 256):
@@ -208,7 +218,7 @@ def test_tables_are_whole_on_80_columns(report: EvaluationResult) -> None:
         assert f"{one.tokens_per_response:,.1f}" in second
         assert f"{one.sampled_tokens:,}" in second
         assert f"{one.unique_tokens / one.sampled_tokens:.1%}" in second
-    for one in summary.by_domain.values():
+    for one in report.by_domain.values():
         at = one.pass_at[16]
         assert f"{at.value:.3f} [{at.low:.2f}, {at.high:.2f}]" in text
     assert text.count("domain ") == 4
@@ -229,7 +239,7 @@ def test_the_result_of_the_command_has_tables_then_lines(report: EvaluationResul
 
 def test_one_data_set_needs_no_row_for_all(report: EvaluationResult) -> None:
     alone = [r for r in report.prompts if r.data_set == "own"]
-    single = replace(report, summary=summarize_all(alone, (1,), {"own": 1.0}), prompts=alone)
+    single = result_of(alone, (1,), {"own": 1.0})
     text = shown(pass_table(single), response_table(single))
     assert "all prompts" not in text
     assert "domain" not in text
@@ -237,7 +247,7 @@ def test_one_data_set_needs_no_row_for_all(report: EvaluationResult) -> None:
 
 def test_the_record_holds_every_number_and_is_json(report: EvaluationResult) -> None:
     record = json.loads(json.dumps(report.record()))
-    for name, one in report.summary.by_data_set.items():
+    for name, one in report.by_data_set.items():
         given = record["by_data_set"][name]
         assert {int(k): at for k, at in given.pop("pass_at").items()} == {k: asdict(a) for k, a in one.pass_at.items()}
         assert given == {key: value for key, value in asdict(one).items() if key != "pass_at"}
@@ -251,7 +261,7 @@ def test_the_record_holds_every_number_and_is_json(report: EvaluationResult) -> 
 def test_what_is_out_of_the_ordinary_is_said(report: EvaluationResult) -> None:
     assert remarks(report) == []
     few = [replace(r, num_truncated=256, verifier_timeouts=2, verifier_failures=1) for r in report.prompts[:3]]
-    odd = replace(report, summary=summarize_all(few, (1,), {"olympiadbench": 1.0}))
+    odd = result_of(few, (1,), {"olympiadbench": 1.0})
     lost, cut = remarks(odd)
     assert lost == "6 of 900 verifications timed out and 3 failed; they count as incorrect"
     assert cut.startswith("50% of the responses were cut at 32,768 tokens")

@@ -270,17 +270,18 @@ def _finish(
     inputs: EvaluationInputs, stored: list[StoredBatch], store: ResponseStore, differences: list[str]
 ) -> EvaluationResult:
     """Summarize the results and write `evaluation.json`."""
-    from brorl.evaluation.responses import EvaluationResult, summarize_all
+    from brorl.evaluation.responses import EvaluationResult
     from brorl.storage import replace_file, storage_errors
 
     seconds_of = {batch.data_set: 0.0 for batch in inputs.batches}
     for batch, batch_result in zip(inputs.batches, stored, strict=True):
         seconds_of[batch.data_set] += batch_result.seconds
     prompts = [result for batch_result in stored for result in batch_result.results]
-    result = EvaluationResult(
+    result = EvaluationResult.of(
+        prompts,
+        inputs.request.config.evaluation.ks,
+        seconds_of,
         path=store.path,
-        summary=summarize_all(prompts, inputs.request.config.evaluation.ks, seconds_of),
-        prompts=prompts,
         settings=json.loads(store.settings_file.read_text("utf-8")),
         unreadable=inputs.unreadable,
         sessions=store.sessions(),

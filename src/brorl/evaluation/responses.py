@@ -233,28 +233,6 @@ def evaluate_batches(
     return [batch for batch in stored if batch is not None]
 
 
-@dataclass(frozen=True)
-class EvaluationSummary:
-    """Results of an evaluation."""
-
-    overall: Summary  # over all prompts
-    by_data_set: dict[str, Summary]  # for each dataset, in the given order
-    by_domain: dict[str, Summary]  # for each domain, in alphabetical order
-
-
-def summarize_all(
-    results: Sequence[PromptResult], ks: Sequence[int], seconds_of: Mapping[str, float]
-) -> EvaluationSummary:
-    """Summarize over all prompts, by dataset and by domain; see `summarize`."""
-    sets = dict.fromkeys(result.data_set for result in results)
-    domains = sorted({result.domain for result in results})
-    return EvaluationSummary(
-        overall=summarize(results, ks, sum(seconds_of[name] for name in sets)),
-        by_data_set={s: summarize([r for r in results if r.data_set == s], ks, seconds_of[s]) for s in sets},
-        by_domain={d: summarize([r for r in results if r.domain == d], ks, None) for d in domains},
-    )
-
-
 _ENVIRONMENT = ("processor", "cuda", "platform", "threads", "python", "packages")  # compared between sessions
 
 
@@ -263,7 +241,9 @@ class EvaluationResult(Result):
     """The result of an evaluation."""
 
     path: Path  # folder with `evaluation.json` and every response
-    summary: EvaluationSummary  # pass@k with 95% intervals, and totals: over all prompts, by dataset, by domain
+    overall: Summary  # pass@k with 95% intervals, and totals, over all prompts
+    by_data_set: dict[str, Summary]  # the same for each dataset, in the given order
+    by_domain: dict[str, Summary]  # the same for each domain, in alphabetical order
     prompts: Sequence[PromptResult]  # the counts of every prompt
     settings: Mapping[str, Any]  # everything that the responses depend on
     # ids of questions whose reference answer the verifier cannot read, by dataset
@@ -271,6 +251,21 @@ class EvaluationResult(Result):
     sessions: Sequence[Mapping[str, Any]]  # versions, machine and command of each process that sampled
     # how the settings differ from the run's own evaluations; empty if they do not differ, or without a run
     differences: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls, prompts: Sequence[PromptResult], ks: Sequence[int], seconds_of: Mapping[str, float], **fields: Any
+    ) -> EvaluationResult:
+        """Summarize over all prompts, by dataset and by domain; `seconds_of` has the seconds of each dataset."""
+        sets = dict.fromkeys(prompt.data_set for prompt in prompts)
+        domains = sorted({prompt.domain for prompt in prompts})
+        return cls(
+            overall=summarize(prompts, ks, sum(seconds_of[name] for name in sets)),
+            by_data_set={s: summarize([r for r in prompts if r.data_set == s], ks, seconds_of[s]) for s in sets},
+            by_domain={d: summarize([r for r in prompts if r.domain == d], ks, None) for d in domains},
+            prompts=prompts,
+            **fields,
+        )
 
     def parts(self) -> Iterator[Table | str]:
         """Yield the tables, the remarks, the files, and the differences from the run's own evaluations."""
@@ -281,34 +276,35 @@ class EvaluationResult(Result):
         yield from self.differences
 
     def __repr__(self) -> str:
-        pass_at = self.summary.overall.pass_at
+        pass_at = self.overall.pass_at
         scores = ", ".join(f"pass@{k} {interval(pass_at[k])}" for k in shown_ks([*pass_at]))
         return f"EvaluationResult({str(self.path)!r}: {scores})"
 
     def record(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        summary = self.summary
-        return {
-            "settings": dict(self.settings),
-            "overall": asdict(summary.overall),
-            "by_data_set": {name: asdict(part) for name, part in summary.by_data_set.items()},
-            "by_domain": {name: asdict(part) for name, part in summary.by_domain.items()},
-            "unreadable_references": {name: list(ids) for name, ids in self.unreadable.items()},
-            "prompts": [asdict(result) for result in self.prompts],
-            "sessions": [dict(session) for session in self.sessions],
-        }
+        found = asdict(self)
+        del found["path"], found["differences"]
+        return {"unreadable_references": found.pop("unreadable"), **found}
+
+    def rows(self) -> Iterator[tuple[str, Summary]]:
+        """Yield the rows of a table: datasets, domains if there are several, and all prompts of several datasets."""
+        yield from self.by_data_set.items()
+        if len(self.by_domain) > 1:
+            yield from ((f"domain {name}", part) for name, part in self.by_domain.items())
+        if len(self.by_data_set) > 1:
+            yield "all prompts", self.overall
 
 
 def pass_table(result: EvaluationResult) -> Table:
     """Return the table of pass@k by dataset, by domain if there are several, and over all prompts."""
-    overall = result.summary.overall
+    overall = result.overall
     ks = shown_ks(list(overall.pass_at))
     return Table(
         f"pass@k from n = {overall.num_samples:,}: mean over prompts [95% interval]",
         ("dataset", *(f"pass@{k}" for k in ks)),
         tuple(
             (name, *(interval(summary.pass_at[k], end_digits=2) if k in summary.pass_at else "" for k in ks))
-            for name, summary in _rows(result.summary)
+            for name, summary in result.rows()
         ),
     )
 
@@ -328,14 +324,14 @@ def response_table(result: EvaluationResult) -> Table:
                 f"{summary.unique_tokens / summary.sampled_tokens:.1%}",
                 "" if summary.seconds is None else f"{summary.seconds:,.1f}",
             )
-            for name, summary in _rows(result.summary)
+            for name, summary in result.rows()
         ),
     )
 
 
 def remarks(result: EvaluationResult) -> list[str]:
     """Return warnings about failed verifications, truncated responses, and sessions on different machines."""
-    overall, sessions = result.summary.overall, result.sessions
+    overall, sessions = result.overall, result.sessions
     lines = []
     if overall.verifier_timeouts or overall.verifier_failures:
         lines.append(
@@ -366,11 +362,3 @@ def shown_ks(ks: Sequence[int]) -> list[int]:
     """Choose at most three k for a table: 1, 4, 16, 64, 256 -> 1, 16, 256."""
     ordered = sorted(ks)
     return ordered if len(ordered) <= 3 else [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
-
-
-def _rows(summary: EvaluationSummary) -> Iterator[tuple[str, Summary]]:
-    yield from summary.by_data_set.items()
-    if len(summary.by_domain) > 1:
-        yield from ((f"domain {name}", part) for name, part in summary.by_domain.items())
-    if len(summary.by_data_set) > 1:
-        yield "all prompts", summary.overall
