@@ -1,22 +1,20 @@
 import argparse
 import inspect
 import json
-import math
 import re
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gpu import exactness, measure
-from gpu.decoding import NATIVE, Decoding, Rows
+from gpu.decoding import NATIVE, Rows
 from gpu.device import Device
 from gpu.exactness import Trial, computed_plainly, engine_part, learner_part, plain_logprobs
 from gpu.launches import profiled
@@ -35,14 +33,14 @@ from gpu.models import (
 from gpu.page import page
 from gpu.real_step import RealStep, sums
 from gpu.roofline import bytes_read, flops
-from harness import Check, DeviceLostError, Findings, Limits, OtherOptionsError, Part, Record, run_parts
+from harness import Check, Findings, Part, Record, run_parts
 from measurement import Work, Workload
+from ours import tree_work
 from torch.utils.flop_counter import FlopCounterMode
 
 from brorl.config.reading import make_config
 from brorl.model.tree_path import TreeForward
 from brorl.rollout.native_engine import NativeEngine
-from brorl.rollout.vllm_process import VllmSetup
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from small_models import flattened_logprobs, random_tree, rollouts
@@ -148,7 +146,7 @@ def prefixes(tree: RolloutTree, length: int) -> set[tuple[int, ...]]:
 
 
 def check_learning(facts: dict[str, Any], ceilings: dict[str, float]) -> None:
-    """Compare with counts of the responses' prefixes, and with torch's counter of operations."""
+    """Compare with counts of the responses' prefixes."""
     responses = Responses(**(facts["setting"] | {"model": TINY}))
     seconds, model = median(facts["seconds"]), TINY.load(CPU, 64, 0)
     tree = responses.tree(model.config.vocab_size)
@@ -158,28 +156,9 @@ def check_learning(facts: dict[str, Any], ceilings: dict[str, float]) -> None:
     assert facts["unique_fraction"] == pytest.approx(nodes / responses.num_responses / responses.tokens)
     fed = responses.num_responses * (responses.prompt_tokens + responses.tokens - 1)
     assert facts["flat_tokens"] == fed
-    counted = sum(counted_flops(model, row, responses.prompt_tokens) for row in fed_rows(tree))
-    rate = 3 * counted / seconds / ceilings["matmul_flops_per_s"]
+    rate = flops(model, tree_work(tree), passes=3) / seconds / ceilings["matmul_flops_per_s"]
     assert facts["matmul_fraction"] == pytest.approx(rate)
     assert facts["predicted_bytes"] > 16 * sum(p.numel() for p in model.parameters())  # weights, gradients, moments
-
-
-def fed_rows(tree: RolloutTree) -> list[tuple[int, bool]]:
-    """Return the position of each token that goes through the model, and whether it predicts a node."""
-    inner = prefixes(tree, int(tree.length.max()) - 1)
-    prompt = [(place, place == len(tree.prompt_ids) - 1) for place in range(len(tree.prompt_ids))]
-    return prompt + [(len(tree.prompt_ids) + len(prefix) - 1, True) for prefix in inner]
-
-
-def counted_flops(model, fed: tuple[int, bool], _: int) -> int:
-    """Count the operations of one token that attends to all before it and itself."""
-    place, predicts = fed
-    cache = model(torch.ones(1, place, dtype=torch.long)).past_key_values if place else None
-    model.set_attn_implementation("eager")
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(torch.ones(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
-    head = 2 * model.get_output_embeddings().weight.numel()
-    return counter.get_total_flops() - (0 if predicts else head)
 
 
 def check_step(facts: dict[str, Any]) -> None:
@@ -245,15 +224,6 @@ def test_the_recipe_of_the_real_step_is_one_of_train(device: str, tmp_path: Path
     assert config.dtype == {"cpu": "float32", "cuda": "bfloat16"}[device]
 
 
-def test_without_trl_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "trl", None)
-    step = RealStep("model", 128, 16, 64, 24, 256, 6, 90.0, "cpu", 3)
-    found = step.measure("trl")
-    assert found.skipped is not None
-    assert found.skipped.startswith("TRL cannot be imported")
-    assert "\n" not in found.skipped
-
-
 def full_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     """Return the parts of the full sizes, with a pretrained model."""
     config = speed_config("tiny", 64)
@@ -265,95 +235,12 @@ def full_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     return list(measure._parts(arguments, CPU))
 
 
-def test_the_page_leaves_empty_what_was_not_measured(tmp_path: Path) -> None:
-    section = page(Record(tmp_path, {"hardware": "a card"})).partition("## Aims")[2]
-    assert [line.endswith(" |  |") for line in section.splitlines() if line.startswith("|")][2:] == [True] * 5
-
-
 def test_the_page_sums_up_exactness(tmp_path: Path) -> None:
     record = Record(tmp_path, {})
     for name, values in {"llama": (1e-12, 3e-13), "qwen3": (2e-11, 1e-12)}.items():
         checks = [Check("tree: log-prob", values[0], 1e-9), Check("tree: gradient", values[1], 1e-9)]
         run_parts([Part(f"exactness: {name}, learner float64", lambda c=checks: Findings(c))], record, 50.0)
     assert "| float64 | 2 | 4 of 4 | 2.0e-11 | 1.0e-12 |" in page(record)
-
-
-def test_a_part_ends_in_time_and_the_others_run(tmp_path: Path) -> None:
-    def sleeps() -> Findings:
-        time.sleep(30)
-        return Findings()
-
-    record = Record(tmp_path, {})
-    run_parts([Part("long", sleeps, most_s=0.05), Part("next", Findings)], record, 50.0)
-    assert record.failed_parts() == ["long"]
-    assert "TimeoutError: the part took more than 0.05 s" in record.parts["long"]["traceback"]
-    assert record.finished("next")
-
-
-def test_processes_share_a_record(tmp_path: Path) -> None:
-    one, other = Record(tmp_path, {}), Record(tmp_path, {})
-    run_parts([Part("a", Findings)], one, 50.0)
-    run_parts([Part("b", Findings)], other, 50.0)
-    run_parts([Part("c", Findings)], one, 50.0)
-    assert set(Record(tmp_path, {}).parts) == {"a", "b", "c"}
-
-
-def part(order: list[str], name: str, error: BaseException | None = None, least_s: float = 0.0) -> Part:
-    """A part that notes its turn, and fails with an error if one is given."""
-
-    def run() -> Findings:
-        order.append(name)
-        if error:
-            raise error
-        return Findings([Check("a number", 1.0, 2.0)], {"name": name})
-
-    return replace(Part(name, run), least_s=least_s)
-
-
-def test_a_failing_part_is_recorded_and_the_others_run(tmp_path: Path) -> None:
-    order: list[str] = []
-    record = Record(tmp_path, {"seed": 1})
-    failing = part(order, "b", RuntimeError("no kernel"))
-    parts = [part(order, "a"), failing, part(order, "c"), part(order, "late", least_s=100.0)]
-    assert run_parts(parts, record, 50.0, lambda: False) == ["late"]
-    assert order == ["a", "b", "c"]
-    record = Record(tmp_path, {"seed": 1})
-    assert record.failed_parts() == ["b"]
-    assert "RuntimeError: no kernel" in record.parts["b"]["traceback"]
-    assert record.parts["c"]["facts"] == {"name": "c"}
-    order.clear()
-    assert run_parts([part(order, name) for name in "abcd"], record, 50.0, lambda: False) == []
-    assert order == ["d", "b"]  # what failed comes last
-    assert Record(tmp_path, {"seed": 1}).failed_parts() == []
-    with pytest.raises(OtherOptionsError, match="give another folder"):
-        Record(tmp_path, {"seed": 2})
-
-
-@pytest.mark.parametrize(
-    ("error", "lost", "raised"),
-    [
-        (RuntimeError("illegal access"), True, DeviceLostError),
-        (SystemExit(), False, SystemExit),  # such as a signal, after which nothing more is written
-    ],
-)
-def test_a_part_that_loses_the_device_or_ends_the_process_comes_last(
-    error: BaseException, lost: bool, raised: type[BaseException], tmp_path: Path
-) -> None:
-    order: list[str] = []
-    with pytest.raises(raised):
-        run_parts([part(order, "a", error), part(order, "b")], Record(tmp_path, {}), 50.0, lambda: lost)
-    assert order == ["a"]
-    record = Record(tmp_path, {})
-    assert record.failed_parts() == ["a"]
-    run_parts([part(order, "a"), part(order, "b")], record, 50.0, lambda: False)
-    assert order == ["a", "b", "a"]
-
-
-def test_numbers_above_their_bound_and_nan_fail(tmp_path: Path) -> None:
-    checks = [Check("equal", 2.0, 2.0), Check("above", 2.1, 2.0), Check("undefined", math.nan, 2.0)]
-    record = Record(tmp_path, {})
-    run_parts([Part("x", lambda: Findings(checks))], record, 50.0, lambda: False)
-    assert [line.split(" is ")[0] for line in record.failed_checks()] == ["x: above", "x: undefined"]
 
 
 def test_the_reference_is_the_flattened_batch(rng: np.random.Generator) -> None:
@@ -442,27 +329,3 @@ def test_the_exit_code_is_that_of_the_worst_part(tmp_path: Path, monkeypatch: py
     assert code("shared", beside_another) == 0
     monkeypatch.setattr(Device, "is_lost", lambda _: True)
     assert code("lost", fails) == 4
-
-
-@pytest.mark.parametrize(("free", "limit"), [(None, 1 << 30), (1 << 40, 1 << 30), (1 << 28, None)])
-def test_vllm_gets_a_cache_that_fits_beside_its_weights(
-    free: int | None, limit: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """vLLM allocates its cache at the start; 96 GiB of the default do not fit on every GPU."""
-    asked: list[int] = []
-
-    def engine(settings: VllmSetup, _: tuple[int, ...]) -> NoReturn:
-        asked.append(settings.cache_bytes)
-        raise InterruptedError
-
-    monkeypatch.setattr("gpu.decoding.find_spec", lambda _: True)
-    monkeypatch.setattr("brorl.rollout.vllm_engine.VllmEngine", engine)
-    monkeypatch.setattr(Device, "free_bytes", lambda _: free)
-    rows = Rows(TINY, 4, 1, 8, 16, 1 << 30, 0)
-    with pytest.raises(InterruptedError):
-        Decoding(rows, CPU, Limits(1, 0, 1.0), lambda: pytest.fail("no ceilings are needed")).vllm()
-    assert 0 < asked[0] == (limit or asked[0]) <= min(1 << 30, free or 1 << 30)
-    if limit is None:
-        assert free is not None
-        weights = sum(p.numel() * 2 for p in speed_model(speed_config("tiny", 24), CPU, 1.0, 0).parameters())
-        assert asked[0] == int(0.6 * (free - weights))

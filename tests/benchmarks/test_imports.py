@@ -39,13 +39,6 @@ def test_imports_from_the_package_exist(script: Path) -> None:
                 assert hasattr(found, name) or find_spec(f"{module}.{name}"), f"{module} has no {name}"
 
 
-def test_benchmarks_have_no_import_circle() -> None:
-    needs = {name: {module for module, _ in imports_of(file)} & set(BENCHMARKS) for name, file in BENCHMARKS.items()}
-    while leaves := [name for name, modules in needs.items() if not modules]:
-        needs = {name: modules - set(leaves) for name, modules in needs.items() if name not in leaves}
-    assert not needs, f"circle among {sorted(needs)}"
-
-
 @pytest.mark.slow
 def test_the_benchmark_of_verifiers_starts() -> None:
     """Its hostile answers come from a file of the tests."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import suite
 from harness import Findings
-from test_tables import WORKLOAD, cell_of, facts_of
+from test_tables import cell_of, facts_of
 
 
 def test_finished_parts_are_not_measured_again(
@@ -31,22 +31,3 @@ def test_finished_parts_are_not_measured_again(
     tables = (tmp_path / "benchmarks.md").read_text(encoding="utf-8")
     assert all(f"| 64 | {16 + list(suite.PARTS).index(part)} | 1 |" in tables for part in ("full", "low", "big-low"))
     assert tables in capsys.readouterr().out
-
-
-def test_a_part_measures_each_peer_that_can() -> None:
-    jobs = {
-        (quantity, job.peer, job.num_rollouts)
-        for quantity in suite.QUANTITIES
-        for n in (16, 64, 512, 2048)
-        for job in suite.PARTS["low"].jobs(WORKLOAD, quantity, n, suite.PEERS)
-    }
-    assert {(peer, n) for quantity, peer, n in jobs if quantity == "generation"} == {
-        *(("ours", n) for n in (16, 64, 512, 2048)),
-        *((peer, n) for peer in ("transformers", "vllm") for n in (16, 64, 512)),
-    }
-    assert {n for quantity, peer, n in jobs if peer == "trl-checkpointing"} == {512}
-    assert ("step", "trl", 2048) not in jobs
-    for comparison in suite.PARTS.values():
-        assert all(
-            list(comparison.jobs(WORKLOAD, q, comparison.num_rollouts[0], ["ours"])) for q in comparison.quantities
-        )
