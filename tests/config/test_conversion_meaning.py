@@ -241,18 +241,6 @@ def test_settings_of_the_run_in_verl() -> None:
     assert config.data.sources[0].limit == 500  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {**TRL, "use_vllm": True, "use_peft": True},
-        {**VERL, "actor_rollout_ref.rollout.name": "vllm", "actor_rollout_ref.model.lora_rank": 16},
-    ],
-)
-def test_vllm_samples_with_adapters(config: dict[str, Any]) -> None:
-    recipe = make_config(convert(config, "it.yaml").settings, {}, "it.yaml")
-    assert (recipe.engine.kind, recipe.lora.rank) == ("vllm", 16)
-
-
 def test_rounded_weights_are_sampled_from_by_the_native_engine() -> None:
     given = {**TRL, "use_vllm": True, "vllm_tensor_parallel_size": 2, "use_peft": True, "load_in_4bit": True}
     found = convert(given, "it.yaml")

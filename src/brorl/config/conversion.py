@@ -35,11 +35,6 @@ class Conversion:
     remarks: tuple[str, ...]  # sentences on choices, and on work that is left to the user
 
 
-def same(value: Any) -> Any:
-    """Return the value unchanged."""
-    return value
-
-
 def all_tokens(value: Any) -> int:
     """Return top-k, with 0 if all tokens are kept; other trainers write 0, -1 or null."""
     return max(int(value or 0), 0)
@@ -115,6 +110,27 @@ class Converter:
             if steps is None
             else f"steps = {steps}: {key} = {number} over {num_prompts:,} prompts, {prompts} a step"
         )
+
+    def set_schedule(self, warmup: int | Fraction | None, steps: int | Fraction | None, end: float) -> None:
+        """Set the warm-up, the decay and the end of the learning rate.
+
+        `warmup` is in steps, and None if it is a fraction of an unknown number of steps. `steps` is None if it is
+        unknown. `end` is the last learning rate divided by the highest.
+        """
+        settings = self.settings
+        if warmup is None:
+            self.remarks.append("set optimizer.warmup_updates: the warm-up is a fraction of an unknown number of steps")
+        elif warmup:
+            settings["optimizer.warmup_updates"] = max(round(warmup * settings["optimizer.mini_batches"]), 1)
+        if settings.get("optimizer.schedule", "constant") == "constant":
+            return
+        settings["optimizer.final_rate"] = end
+        if warmup and steps is not None:
+            settings["optimizer.decay_from"] = round(min(float(warmup / steps), 0.999), 6)
+        elif warmup:
+            self.remarks.append(
+                "set optimizer.decay_from to the fraction of the steps at which the learning rate falls"
+            )
 
     def finish(self, trainer: Literal["TRL", "verl"], logger: str, without: Mapping[str, Any]) -> Conversion:
         """Return the conversion, with settings that brorl accepts together.

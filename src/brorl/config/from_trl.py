@@ -21,7 +21,6 @@ from brorl.config.conversion import (
     distinct_names,
     file_source,
     names,
-    same,
     trackers,
 )
 from brorl.errors import UserError
@@ -42,17 +41,13 @@ _SCHEDULE = {
 _IMPORTANCE = {"token_truncate": "truncate", "token_mask": "mask"}
 _NO_BOUND = 1e9
 _TABLE: dict[str, Counterpart] = {
-    "model_name_or_path": ("model", same),
+    "model_name_or_path": ("model", str),
     "num_generations": ("rollouts_per_prompt", int, 8),
     "max_completion_length": ("sampling.max_new_tokens", int, 512),
     "max_prompt_length": ("data.max_prompt_tokens", int),
     "temperature": ("sampling.temperature", float),
     "top_p": ("sampling.top_p", float),
     "top_k": ("sampling.top_k", all_tokens),
-    "generation_kwargs.temperature": ("sampling.temperature", float),  # these replace the three above
-    "generation_kwargs.top_p": ("sampling.top_p", float),
-    "generation_kwargs.top_k": ("sampling.top_k", all_tokens),
-    "generation_kwargs.min_new_tokens": ("sampling.min_new_tokens", int),
     "scale_rewards": ("advantage.estimator", _SCALE, "group"),
     "epsilon": ("loss.clip_low", float, 0.2),
     "epsilon_high": ("loss.clip_high", float),
@@ -127,12 +122,12 @@ class _Updates(NamedTuple):
     of_a_step: Fraction  # updates on the samples of one brorl step, over all iterations
     total: int | None  # updates in the whole run; None if the number of prompts is unknown
 
-    def number(self, given: Any) -> int | None:
-        """Return a number of updates. A number below 1 is a fraction of the total: None if that is unknown."""
+    def in_steps(self, given: Any) -> Fraction | None:
+        """Return a number of updates in steps. A number below 1 is a fraction of the total: None if it is unknown."""
         value = float(given)
-        if value >= 1 or value == 0:
-            return int(value)
-        return None if self.total is None else ceil(self.total * value)
+        if 0 < value < 1:
+            return None if self.total is None else ceil(self.total * value) / self.of_a_step
+        return int(value) / self.of_a_step
 
 
 def _updates(config: Converter, num_prompts: int | None) -> _Updates:
@@ -175,39 +170,24 @@ def _intervals(config: Converter, updates: _Updates, an_epoch: int | None) -> No
         if strategy == "no" and what == "eval":
             config.settings[name] = 0
         elif strategy == "epoch" or (given and strategy != "no"):
-            number = an_epoch if strategy == "epoch" else updates.number(given)
-            if number is None:
+            number = an_epoch if strategy == "epoch" else given
+            if number is None or (steps := updates.in_steps(number)) is None:
                 wanted = "an epoch" if strategy == "epoch" else f"{what}_steps = {given}, a fraction of all steps"
                 config.remarks.append(f"set {name}: the config has {wanted}, and the number of prompts is unknown")
             else:
-                config.settings[name] = max(round(number / updates.of_a_step), 1)
+                config.settings[name] = max(round(steps), 1)
 
 
 def _learning_rate(config: Converter, updates: _Updates) -> None:
-    """Set the warm-up, the decay and the end of the learning rate; `warmup_ratio` is the older name of a fraction."""
-    settings, kind = config.settings, config("lr_scheduler_type", "linear")
-    key = "warmup_steps" if float(config("warmup_steps", 0)) else "warmup_ratio"
-    given = 0 if kind == "constant" else config(key, 0)
-    config("warmup_ratio")
-    warmup = updates.number(given)
-    if warmup is None:
-        config.remarks.append(
-            f"set optimizer.warmup_updates: {key} = {given} is a fraction of an unknown number of updates"
-        )
-    elif warmup:
-        mini_batches = settings["optimizer.mini_batches"]
-        settings["optimizer.warmup_updates"] = max(round(warmup * mini_batches / updates.of_a_step), 1)
+    """Set the schedule of the learning rate; `warmup_ratio` is the older name of a fraction."""
+    kind, older = config("lr_scheduler_type", "linear"), config("warmup_ratio", 0)
     end, relative = config("lr_scheduler_kwargs.min_lr"), config("lr_scheduler_kwargs.min_lr_rate")
-    if settings["optimizer.schedule"] == "constant":
-        return
     if end is None and relative is None and kind.endswith("min_lr"):
         raise UserError(f"lr_scheduler_type = {kind} needs min_lr or min_lr_rate in lr_scheduler_kwargs; add one")
-    rate = settings["optimizer.learning_rate"]
-    settings["optimizer.final_rate"] = float(relative or 0) if end is None else float(end) / rate
-    if warmup and updates.total is not None:
-        settings["optimizer.decay_from"] = round(min(warmup / updates.total, 0.999), 6)
-    elif warmup:
-        config.remarks.append("set optimizer.decay_from to the fraction of the steps at which the learning rate falls")
+    last = float(relative or 0) if end is None else float(end) / config.settings["optimizer.learning_rate"]
+    warmup = config("warmup_steps", 0) if float(config("warmup_steps", 0)) else older
+    steps = None if updates.total is None else updates.total / updates.of_a_step
+    config.set_schedule(updates.in_steps(0 if kind == "constant" else warmup), steps, last)
 
 
 def _loss(config: Converter) -> None:

@@ -16,7 +16,6 @@ from brorl.config.conversion import (
     distinct_names,
     file_source,
     names,
-    same,
     trackers,
 )
 
@@ -38,7 +37,7 @@ _R = "actor_rollout_ref.rollout."
 _M = "actor_rollout_ref.model."
 _O = f"{_A}optim."
 _TABLE: dict[str, Counterpart] = {
-    f"{_M}path": ("model", same),
+    f"{_M}path": ("model", str),
     f"{_R}n": ("rollouts_per_prompt", int, 1),
     "data.train_batch_size": ("prompts_per_step", int, 1024),
     "data.max_response_length": ("sampling.max_new_tokens", int, 512),
@@ -114,7 +113,6 @@ def from_verl(given: Mapping[str, Any], num_prompts: int | None) -> Conversion:
     if model_dtype in ("bf16", "bfloat16"):  # the optimizer keeps float32 weights
         settings |= BFLOAT16
     _advantages(config)
-    _clips(config)
     _kl(config)
     _engine(config)
     _evaluation(config)
@@ -153,22 +151,10 @@ def _steps(config: Converter, num_prompts: int | None) -> int | None:
 
 
 def _learning_rate(config: Converter, steps: int | None) -> None:
-    """Set warm-up and decay of the learning rate; verl counts both in steps, not in updates."""
-    settings, warmup = config.settings, int(config(f"{_O}lr_warmup_steps", 0))
-    ratio, end = float(config(f"{_O}lr_warmup_steps_ratio", 0)), float(config(f"{_O}min_lr_ratio", 0))
-    if warmup <= 0 and ratio and steps is None:
-        config.remarks.append(f"set optimizer.warmup_updates: lr_warmup_steps_ratio = {ratio:g} of an unknown number")
-    elif warmup <= 0 and steps is not None:
-        warmup = int(ratio * steps)
-    if warmup > 0:
-        settings["optimizer.warmup_updates"] = warmup * settings["optimizer.mini_batches"]
-    if settings.get("optimizer.schedule", "constant") == "constant":
-        return
-    settings["optimizer.final_rate"] = end
-    if warmup > 0 and steps is not None:
-        settings["optimizer.decay_from"] = round(min(warmup / steps, 0.999), 6)
-    elif warmup > 0:
-        config.remarks.append("set optimizer.decay_from to the fraction of the steps at which the learning rate falls")
+    """Set the schedule of the learning rate; verl counts the warm-up in steps, not in updates."""
+    given, ratio = int(config(f"{_O}lr_warmup_steps", 0)), float(config(f"{_O}lr_warmup_steps_ratio", 0))
+    of_ratio = 0 if not ratio else None if steps is None else int(ratio * steps)
+    config.set_schedule(given if given > 0 else of_ratio, steps, end=float(config(f"{_O}min_lr_ratio", 0)))
 
 
 def _advantages(config: Converter) -> None:
@@ -186,17 +172,6 @@ def _advantages(config: Converter) -> None:
         settings["dynamic_sampling.max_tries"] = tries
     if int(config(f"{_A}ppo_epochs", 1)) > 1:
         remarks.append("ppo_epochs: one pass is made over the rollouts; raise optimizer.mini_batches instead")
-
-
-def _clips(config: Converter) -> None:
-    """Say if `clip_ratio` has no effect."""
-    low, high = config.settings["loss.clip_low"], config.settings["loss.clip_high"]
-    alone = config(f"{_A}clip_ratio")
-    if alone is not None and float(alone) not in (low, high):
-        config.remarks.append(
-            f"clip_ratio = {alone} has no effect in verl, where clip_ratio_low = {low:g} and clip_ratio_high = "
-            f"{high:g} count; set loss.clip_low and loss.clip_high if it was meant"
-        )
 
 
 def _kl(config: Converter) -> None:
