@@ -365,11 +365,6 @@ def test_missing_recipe_names_the_nearest_and_the_built_in_ones(tmp_path: Path) 
         read_recipe(str(tmp_path))
 
 
-def test_section_that_is_no_section_cannot_be_overridden() -> None:
-    with pytest.raises(UserError, match=r"loss in my\.yaml must be a group of settings"):
-        make_config({"loss": 5}, {"loss.clip_high": 0.2}, "my.yaml")
-
-
 @each_row(
     ("source", "message"),
     [
