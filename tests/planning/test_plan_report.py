@@ -23,7 +23,7 @@ from brorl.planning.advice import (
 from brorl.planning.gradient_noise import GradientProducts, NoiseMoments
 from brorl.planning.pilot import PilotCounts, PilotSummary, PlanMeasurements
 from brorl.planning.recommendation import PlanRow, RolloutPlan, StepSettings
-from brorl.planning.step_cost import AffineCost, StepCost, StepTiming, Work
+from brorl.planning.step_cost import StepCost, StepTiming, Work
 from brorl.theory.pass_rates import PassRates
 
 SETTINGS = StepSettings(num_rollouts=64, prompts_per_step=16, mini_batches=4, dynamic_sampling=True, max_prompts=999)
@@ -71,7 +71,7 @@ def report(**changes: object) -> PlanResult:
             GradientProducts(np.eye(8), np.ones(8), np.ones(8), 16),
         ),
         summary=PilotSummary(8, 32, 0.2, 0.5, 7.0, 0.01, 0.3, 12_345.0),
-        cost=StepCost({"generation": AffineCost((0.1, 0.2, 0.3), 0.01)}, {"generation": 1.0}, 0.01),
+        cost=StepCost({"generation": (0.1, 0.2, 0.3)}, {"generation": 1.0}, 0.01),
         timings=[StepTiming(16, Work(1, 2, 3, 4, 5, 6, 7), {"generation": 0.5})],
     )  # fmt: skip
     return PlanResult(plan, measured, SETTINGS, "quickstart", "cpu", Path("runs/plan"))

@@ -9,7 +9,7 @@ from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.planning.gradient_noise import GradientProducts
 from brorl.planning.pilot import PilotCounts, expected_counts, fraction_estimates
 from brorl.planning.recommendation import StepSettings, _Steps, least_noise, make_plan, prompts_that_fit
-from brorl.planning.step_cost import AffineCost, StepCost, mean_rounds
+from brorl.planning.step_cost import StepCost, mean_rounds
 from brorl.theory.pass_rates import PassRates, fit_pass_rates, fit_without_spikes, fractions_of_any_shape
 
 WANTED = np.array([4, 16, 64, 256])
@@ -52,9 +52,9 @@ def pilot(
 
 def cost(fixed: float = 0.0, per_node: float = 1e-3, per_sampled: float = 0.0, error: float = 0.0) -> StepCost:
     costs = {
-        "generation": AffineCost((fixed, per_node, per_sampled), error),
-        "verification": AffineCost((0.0, 1e-4), error),
-        "training": AffineCost((0.0, 2 * per_node, 1e-3), error),
+        "generation": (fixed, per_node, per_sampled),
+        "verification": (0.0, 1e-4),
+        "training": (0.0, 2 * per_node, 1e-3),
     }
     return StepCost(costs, dict.fromkeys(costs, 1.0), error)
 
@@ -140,14 +140,13 @@ def test_beyond_the_pilot_intervals_hold_every_reading(rng: np.random.Generator)
     assert mixed[1].high < 0.7  # at n itself the data decide
 
 
-@pytest.mark.parametrize("seed_step", [1, 3, 7])
-def test_the_prompts_that_fit(seed_step: int) -> None:
+def test_the_prompts_that_fit() -> None:
     def seconds(prompts: int) -> float:
         calls.append(prompts)
         return 0.5 + 0.01 * prompts
 
     calls: list[int] = []
-    for least, most in ((1, 10_000), (seed_step, 37), (4, 4)):
+    for least, most in ((1, 10_000), (1, 37), (7, 37), (4, 4)):
         for budget in (0.4, 0.5 + 0.01 * least, 0.6666, 1.0, 3.1, 1e9):
             expected = max((p for p in range(least, most + 1) if seconds(p) <= budget), default=0)
             calls.clear()
@@ -159,38 +158,20 @@ def test_the_prompts_that_fit(seed_step: int) -> None:
 def test_ties_are_what_the_uncertainty_allows() -> None:
     noise = np.tile([2.0, 1.0, 1.2, 1.0], (100, 1))
     noise[:4, 2] = 1.02  # the 2.5% quantile of the ratio
-    prompts = np.array([1, 1, 1, 0])
-    excess = noise[50]
-    assert least_noise(excess, prompts, noise, 0.05)[:2] == (1, [1, 2])
-    assert least_noise(excess, prompts, noise, 0.01)[:2] == (1, [1])
-    assert least_noise(excess, prompts, noise, 1.0)[:2] == (1, [0, 1, 2])
-    assert least_noise(excess, np.zeros(4, np.int64), noise, 1.0)[:2] == (None, [])
-    assert least_noise(excess, np.array([4, 1, 1, 0]), noise / [4, 1, 1, 1], 0.05)[:2] == (0, [0])
+    mean = np.array([2.0, 1.0, 1.2, np.inf])  # nothing fits at the last N
+    for error, tied in ((0.05, [1, 2]), (0.01, [1]), (1.0, [0, 1, 2])):
+        assert least_noise(mean, noise, error)[:2] == (1, tied)
+    assert least_noise(np.full(4, np.inf), noise, 1.0)[:2] == (None, [])
+    assert least_noise(mean / [4, 1, 1, 1], noise / [4, 1, 1, 1], 0.05)[:2] == (0, [0])
 
 
 def test_a_replicate_without_noise_in_the_best_counts_against_the_others() -> None:
     noise = np.array([[0.0, 0.0, 2.0]] * 10 + [[1.0, 3.0, 2.0]] * 10)
-    best, tied, ratio = least_noise(np.array([0.5, 1.5, 2.0]), np.ones(3, np.int64), noise, 0.05)
+    best, tied, ratio = least_noise(np.array([0.5, 1.5, 2.0]), noise, 0.05)
     assert best == 0
     np.testing.assert_array_equal(ratio[:10], [[1.0, 1.0, np.inf]] * 10)
     np.testing.assert_array_equal(ratio[10:], [[1.0, 3.0, 2.0]] * 10)
     assert tied == [0, 1]
-
-
-@pytest.mark.slow
-def test_a_pilot_that_can_tell_little_does_not_argue_for_the_largest_n(rng: np.random.Generator) -> None:
-    costly, tempting = cost(per_node=0.0, per_sampled=1e-3), 0
-    for _ in range(100):  # a third of such pilots tie an N that is much worse with the best
-        weak = pilot(rng, between=9.0, within=0.5)
-        gram_PP = 0.5 + np.diag(rng.exponential(size=40) ** 4)  # a few prompts make all the variance
-        products = replace(weak.products, gram_PP=gram_PP, across_P=np.diag(gram_PP) * rng.normal(1, 2, 40))
-        plan = make_plan(replace(weak, products=products), costly, SETTINGS, None, rng)
-        assert plan.chosen is not None
-        assert not plan.rows[plan.chosen].to_best.value > 1.1  # not a number where no gradient is seen
-        tempting += plan.rows[max(plan.tied)].to_best.value > 1.1
-        if tempting == 2:
-            break
-    assert tempting == 2
 
 
 @pytest.mark.slow
@@ -252,7 +233,7 @@ def test_prompts_that_take_as_long_in_a_replicate(rng: np.random.Generator) -> N
         for b, prompts in enumerate(redrawn):
             work = steps.work(drawn, b, column, prompts, steps.rounds(column, 8))
             assert step_cost.seconds(work)["total"] == pytest.approx(steps.total(column, 8))
-    free = replace(steps, cost=StepCost({"training": AffineCost((1.0, 0.0, 0.0), 0.0)}, {"training": 1.0}, 0.0))
+    free = replace(steps, cost=StepCost({"training": (1.0, 0.0, 0.0)}, {"training": 1.0}, 0.0))
     np.testing.assert_array_equal(free.redrawn_prompts(drawn, 0, 8), 8.0)
 
 

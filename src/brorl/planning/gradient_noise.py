@@ -64,7 +64,7 @@ class GradientProducts:
 
 @dataclass(frozen=True)
 class NoiseMoments:
-    """The moments that determine the noise of any batch: scalars, or arrays of shape [B] for B replicates."""
+    """The moments that determine the noise of any batch: scalars, or arrays of shape [B, 1] for B replicates."""
 
     mean_squared: FloatArray  # |G|^2, unbiased, so it can be negative
     prompt_squared: FloatArray  # M, the mean of |G_p|^2, unbiased
@@ -83,7 +83,7 @@ class NoiseMoments:
 
 
 def noise_moments(products: GradientProducts, weight_BP: FloatArray | None = None) -> NoiseMoments:
-    """Estimate the moments from at least 2 prompts: scalars without weights, shape [B] with weights [B, P]."""
+    """Estimate the moments from at least 2 prompts: scalars without weights, shape [B, 1] with weights [B, P]."""
     if products.across_P.size < 2:
         raise ValueError("the noise between prompts needs at least 2 prompts")
     weight = np.ones((1, products.across_P.size)) if weight_BP is None else np.asarray(weight_BP, np.float64)
@@ -95,7 +95,7 @@ def noise_moments(products: GradientProducts, weight_BP: FloatArray | None = Non
         weight @ products.across_P / total_B,
         products.half_rollouts * (weight @ products.apart_P) / (2 * total_B),
     )
-    return NoiseMoments(*(np.asarray(m[0] if weight_BP is None else m) for m in moments))
+    return NoiseMoments(*(np.asarray(m[0] if weight_BP is None else m[:, None]) for m in moments))
 
 
 def mean_gradient_p_value(products: GradientProducts, generator: np.random.Generator) -> float:

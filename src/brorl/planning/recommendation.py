@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from brorl.arrays import FloatArray, IntArray
+from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
 from brorl.format import Estimate
 from brorl.planning.gradient_noise import NoiseMoments, mean_gradient_p_value, noise_moments
@@ -149,27 +149,6 @@ class _Steps:
         return num_prompts * factor_B
 
 
-@dataclass(frozen=True)
-class _Noise:
-    """Holds noise x prompts x |G|^2 for each N, over all prompts and in B replicates."""
-
-    moments: NoiseMoments
-    moments_B: NoiseMoments
-    excess_J: FloatArray
-    excess_BJ: FloatArray
-    seen: bool
-
-    def of(self, column: int, prompts: float, prompts_B: FloatArray | float) -> Estimate:
-        """Return the relative noise: the upper end is infinite if |G|^2 may be 0, the value too if not significant."""
-        signal, signal_B = float(self.moments.mean_squared), self.moments_B.mean_squared
-        above_B = np.where(signal_B > 0, signal_B, 1.0)
-        low, high = _ends(np.where(signal_B > 0, self.excess_BJ[:, column] / prompts_B / above_B, np.inf))
-        if not self.seen:
-            return Estimate(np.inf, low, np.inf)
-        value = float(self.excess_J[column] / prompts / signal)
-        return Estimate(value, min(low, value), max(high, value))
-
-
 def make_plan(
     counts: PilotCounts, cost: StepCost, settings: StepSettings, budget: float | None, generator: np.random.Generator
 ) -> RolloutPlan:
@@ -177,22 +156,31 @@ def make_plan(
 
     The budget is in seconds per step. None takes the seconds of the recipe's own N and number of prompts.
     """
-    columns = range(counts.wanted_J.size)
     recipe = counts.wanted_J.tolist().index(settings.num_rollouts)
     fit = fit_pass_rates(counts.correct_P, counts.num_rollouts)
     num_pilot = counts.correct_P.size
     weight_BP = generator.multinomial(num_pilot, np.full(num_pilot, 1 / num_pilot), _REPLICATES).astype(np.float64)
     point, drawn = expected_counts(counts, fit), expected_counts(counts, fit, weight_BP)
     p_value = mean_gradient_p_value(counts.products, generator)
-    noise = _noise(counts, settings, point, drawn, weight_BP, seen=p_value <= _SIGNIFICANT)
 
-    steps = _Steps(cost, settings, point)
+    steps, columns = _Steps(cost, settings, point), range(counts.wanted_J.size)
     budget = steps.total(recipe, settings.prompts_per_step) if budget is None else budget
     minimum, maximum = settings.mini_batches, settings.max_prompts
     prompts = [prompts_that_fit(partial(steps.total, j), budget, minimum, maximum) for j in columns]
     redrawn_BJ = np.stack([steps.redrawn_prompts(drawn, j, prompts[j]) for j in columns], axis=1)
+
+    # Noise times |G|^2, which comparisons do not need.
+    fits_J, wanted_J = np.array(prompts) > 0, counts.wanted_J.astype(np.float64)
+    fraction_J, fraction_BJ = (point.mixed[0], drawn.mixed) if settings.dynamic_sampling else (1.0, 1.0)
+    moments, drawn_moments = noise_moments(counts.products), noise_moments(counts.products, weight_BP)
+    noise_J = np.where(fits_J, moments.excess(wanted_J, fraction_J) / np.maximum(prompts, 1), np.inf)
+    noise_BJ = drawn_moments.excess(wanted_J, fraction_BJ) / redrawn_BJ
     time_error = max(cost.worst_error, _MIN_TIME_ERROR)
-    best, tied, ratio_BJ = least_noise(noise.excess_J, np.array(prompts), noise.excess_BJ / redrawn_BJ, time_error)
+    best, tied, ratio_BJ = least_noise(noise_J, noise_BJ, time_error)
+    signal, signal_B1 = float(moments.mean_squared) if p_value <= _SIGNIFICANT else 0.0, drawn_moments.mean_squared
+    relative_J = noise_J / signal if signal > 0 else np.full(noise_J.size, np.inf)
+    relative_BJ = np.where(signal_B1 > 0, noise_BJ / np.where(signal_B1 > 0, signal_B1, 1.0), np.inf)
+
     mixed, solved = fraction_estimates(counts, point, drawn)
     rows = [
         PlanRow(
@@ -206,14 +194,13 @@ def make_plan(
             seconds=steps.seconds(j, settings.prompts_per_step),
             budget_prompts=prompts[j],
             budget_seconds=steps.total(j, prompts[j]) if prompts[j] else np.inf,
-            budget_noise=noise.of(j, prompts[j], redrawn_BJ[:, j]) if prompts[j] else _MISSING,
-            to_best=_to_best(noise.excess_J, prompts, ratio_BJ, j, best),
+            budget_noise=_noise(relative_J[j], relative_BJ[:, j]) if fits_J[j] else _MISSING,
+            to_best=_noise(noise_J[j] / noise_J[best], ratio_BJ[:, j]) if fits_J[j] and noise_J[best] else _MISSING,
         )
         for j in columns
     ]
-    noise_J = noise.excess_J / np.maximum(prompts, 1)
     chosen = max((j for j in tied if noise_J[j] <= NEARLY_BEST * noise_J[best]), default=None)
-    return RolloutPlan(rows, budget, recipe, best, tied, chosen, fit, noise.moments, p_value, time_error)
+    return RolloutPlan(rows, budget, recipe, best, tied, chosen, fit, moments, p_value, time_error)
 
 
 def prompts_that_fit(seconds_of: Callable[[int], float], budget: float, minimum: int, maximum: int) -> int:
@@ -223,52 +210,24 @@ def prompts_that_fit(seconds_of: Callable[[int], float], budget: float, minimum:
 
 
 def least_noise(
-    excess_J: FloatArray, prompts_J: IntArray, noise_BJ: FloatArray, time_error: float
+    noise_J: FloatArray, noise_BJ: FloatArray, time_error: float
 ) -> tuple[int | None, list[int], FloatArray]:
     """Return the N with the least noise (None if nothing fits), every N tied with it, and the replicates' ratios.
 
-    Where prompts fit, noise is `excess_J / prompts_J` up to a factor. The ratio of an N is its noise / the best noise.
-    An N is tied if the lower end of the ratio's 95% interval is at most 1 + `time_error`.
+    Noise is infinite where no prompts fit. The ratio of an N is its noise / the best noise. An N is tied if the lower
+    end of the ratio's 95% interval is at most 1 + `time_error`.
     """
-    fits_J = prompts_J > 0
-    if not fits_J.any():
+    fitting = np.flatnonzero(np.isfinite(noise_J)).tolist()
+    if not fitting:
         return None, [], noise_BJ
-    noise_J = np.where(fits_J, excess_J / np.maximum(prompts_J, 1), np.inf)
     best = int(np.argmin(noise_J))
     min_B1 = noise_BJ[:, best : best + 1]  # 0 in a replicate without noise in the best
     seen_BJ = noise_BJ / np.where(min_B1 > 0, min_B1, 1.0)
     ratio_BJ = np.where(min_B1 > 0, seen_BJ, np.where(noise_BJ > 0, np.inf, 1.0))
-    tied = [j for j in np.flatnonzero(fits_J).tolist() if j == best or _ends(ratio_BJ[:, j])[0] <= 1 + time_error]
-    return best, tied, ratio_BJ
+    return best, [j for j in fitting if j == best or _noise(np.inf, ratio_BJ[:, j]).low <= 1 + time_error], ratio_BJ
 
 
-def _noise(
-    counts: PilotCounts,
-    settings: StepSettings,
-    point: ExpectedCounts,
-    drawn: ExpectedCounts,
-    weight_BP: FloatArray,
-    *,
-    seen: bool,
-) -> _Noise:
-    moments, moments_B = noise_moments(counts.products), noise_moments(counts.products, weight_BP)
-    columns_B = NoiseMoments(*(m[:, None] for m in vars(moments_B).values()))
-    wanted_J = counts.wanted_J.astype(np.float64)
-    kept = settings.dynamic_sampling
-    excess_J = moments.excess(wanted_J, point.mixed[0] if kept else 1.0)
-    excess_BJ = columns_B.excess(wanted_J, drawn.mixed if kept else 1.0)
-    return _Noise(moments, moments_B, excess_J, excess_BJ, seen)
-
-
-def _to_best(excess_J: FloatArray, prompts: list[int], ratio_BJ: FloatArray, column: int, best: int | None) -> Estimate:
-    if best is None or not prompts[column] or excess_J[best] <= 0:
-        return _MISSING
-    value = float(excess_J[column] / prompts[column] * prompts[best] / excess_J[best])
-    low, high = _ends(ratio_BJ[:, column])
-    return Estimate(value, min(low, value), max(high, value))
-
-
-def _ends(values_B: FloatArray) -> tuple[float, float]:
-    """Return the ends of the 95% interval; each end is one of the replicates, because some may be infinite."""
-    low, high = np.quantile(values_B, 0.025, method="lower"), np.quantile(values_B, 0.975, method="higher")
-    return float(low), float(high)
+def _noise(value: float, replicates_B: FloatArray) -> Estimate:
+    """Return a value with a 95% interval that includes it; each end is a replicate, because some may be infinite."""
+    low, high = np.quantile(replicates_B, 0.025, method="lower"), np.quantile(replicates_B, 0.975, method="higher")
+    return Estimate(float(value), min(float(low), float(value)), max(float(high), float(value)))

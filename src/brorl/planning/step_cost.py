@@ -70,27 +70,14 @@ class Work:
         return tuple(getattr(self, name) if name else 1.0 for name in _FEATURES[phase])
 
 
-@dataclass(frozen=True)
-class AffineCost:
-    """A cost that is a weighted sum of features, with weights >= 0."""
-
-    coefficients: tuple[float, ...]  # one per feature
-    worst_error: float  # largest error of the fit, relative to the measured cost
-
-    def __call__(self, features: Sequence[float]) -> float:
-        """Return the cost."""
-        return sum(c * f for c, f in zip(self.coefficients, features, strict=True))
-
-
-def fit_affine(feature_KF: FloatArray, cost_K: FloatArray) -> AffineCost:
-    """Fit non-negative coefficients with the least sum of squared relative errors to K positive costs."""
+def fit_affine(feature_KF: FloatArray, cost_K: FloatArray) -> tuple[float, ...]:
+    """Fit coefficients >= 0 of F features with the least sum of squared relative errors to K positive costs."""
     if not (cost_K > 0).all():
         raise ValueError(f"measured costs must be positive, got {cost_K.min()}")
     relative_KF = feature_KF / cost_K[:, None]
     scale_F = np.maximum(relative_KF.max(0), np.finfo(np.float64).tiny)
     coefficient_F, _ = nnls(relative_KF / scale_F, np.ones(cost_K.size))
-    error_K = np.abs(relative_KF @ (coefficient_F / scale_F) - 1)
-    return AffineCost(tuple((coefficient_F / scale_F).tolist()), float(error_K.max()))
+    return tuple((coefficient_F / scale_F).tolist())
 
 
 @dataclass(frozen=True)
@@ -106,7 +93,7 @@ class StepTiming:
 class StepCost:
     """Seconds of a step by phase."""
 
-    costs: dict[str, AffineCost]  # timed phase -> cost
+    costs: dict[str, tuple[float, ...]]  # timed phase -> coefficients of its features
     per_step: dict[str, float]  # phase -> runs per step: 1 / k for a phase of every k-th step
     worst_error: float  # largest relative error of a timing's total
 
@@ -123,7 +110,10 @@ class StepCost:
 
     def seconds(self, work: Work) -> dict[str, float]:
         """Return the seconds of each phase of a step, and their total."""
-        seconds = {phase: cost(work.features(phase)) * self.per_step[phase] for phase, cost in self.costs.items()}
+        seconds = {
+            phase: sum(c * f for c, f in zip(cost, work.features(phase), strict=True)) * self.per_step[phase]
+            for phase, cost in self.costs.items()
+        }
         return {**seconds, "total": sum(seconds.values())}
 
 
