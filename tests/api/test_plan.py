@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import brorl
-from brorl.api.plan import RECIPE, _note, _resolve
+from brorl.api.plan import _resolve
 from brorl.config.reading import flat_settings, parse_yaml
 from brorl.planning.advice import PlanResult
 from brorl.table import Table
@@ -81,12 +81,6 @@ def test_what_a_checkpoint_argument_means(short_run: Path, tmp_path: Path) -> No
     assert means(None, {"rollouts_per_prompt": 32, "steps": 3}) == ("quickstart", 32, 0)
     with pytest.raises(brorl.UserError, match="both name a model"):
         means("quickstart", model="other")
-
-
-def test_a_plan_without_a_recipe_names_the_prompts() -> None:
-    assert "the plan is for the arithmetic puzzles of quickstart" in "".join(_note(True, {}))
-    assert f"all settings except the prompts are those of {RECIPE}" in "".join(_note(True, {"data.sources": "a.jsonl"}))
-    assert _note(False, {}) == []
 
 
 def test_an_interrupted_plan_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:

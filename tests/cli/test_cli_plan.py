@@ -29,7 +29,6 @@ def test_a_plan_from_end_to_end() -> None:
     assert "8 rollouts of each of 12 training prompts, 96 in total (1.5 of a step)" in outcome.said
     assert "Steps of 2.50 s" in outcome.said
     assert "What a run needs by how it trains" in outcome.said
-    assert "no --recipe: all settings except the prompts are those of quickstart" in outcome.said
     record = json.loads(Path("out/mine/plan.json").read_text())
     assert [r["num_rollouts"] for r in record["rows"]] == [4, 16, 64]
     assert record["pilot"]["num_prompts"] == 12

@@ -126,8 +126,10 @@ class Checkpoint(NamedTuple):
 def resolve_checkpoint(name: str) -> Checkpoint:
     """Find the model and run that a name means: a model, a run (its last checkpoint), a checkpoint or its `ema`."""
     path = Path(name).expanduser()
-    if path.is_file():
-        raise UserError(f"{name} is a file; give a model's folder or hub id, a run directory, or a checkpoint in one")
+    if path.is_file() or path.suffix in (".yaml", ".yml"):
+        raise UserError(
+            f"{name} names a file; give a model's folder or hub id, a run directory, or a checkpoint in one"
+        )
     if (path / "config.yaml").is_file():
         from brorl.runs.checkpoint import last_checkpoint
 

@@ -83,10 +83,10 @@ def plan(
                 f"pilot_prompts = {pilot_prompts} is more than the {parts.stream.num_prompts} training prompts; lower "
                 f"{option('pilot-prompts')}"
             )
-        note = _note(recipe is None and source == RECIPE, given)
+        is_default = recipe is None and source == RECIPE and "data.sources" not in given
         with output_folder(Path(output_dir).expanduser()) as folder:
             pilot = pilot_prompts, pilot_rollouts
-            for line in (*_announcement(config, parts, *pilot), *note):
+            for line in _announcement(config, parts, *pilot, is_default):
                 screen.console.print(line, soft_wrap=True, markup=False)
             screen.console.print(*memory)
             report = PlanResult.measure(config, parts, pilot, rollouts, folder, screen.dim, seconds_per_step)
@@ -94,11 +94,11 @@ def plan(
                 replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
             named = given if checkpoint is None else {**given, "model": config.model}
             is_of_a_run = checkpoint is not None and source == resolve_checkpoint(str(checkpoint)).run_config
-            commands = next_commands(report, source, named, is_of_a_run) if isinstance(source, str | Path) else ()
-            train_command, compare_command = commands or (None, None)
-            result = replace(report, train_command=train_command, compare_command=compare_command)
-            screen.console.print(result, soft_wrap=True)
-            return result
+            if isinstance(source, str | Path):
+                train, compare = next_commands(report, source, named, is_of_a_run)
+                report = replace(report, train_command=train, compare_command=compare)
+            screen.console.print(report, soft_wrap=True)
+            return report
 
 
 def plan_command(
@@ -152,27 +152,22 @@ def _resolve(
     return resolve_config(source, replaced), source
 
 
-def _note(is_default: bool, given: Mapping[str, Any]) -> list[str]:
-    """Return a line that says so if the plan is for the default recipe."""
-    if not is_default:
-        return []
-    if "data.sources" in given:
-        return [f"no {option('recipe')}: all settings except the prompts are those of {RECIPE}"]
-    return [
-        f"no {option('recipe')}: the plan is for the arithmetic puzzles of {RECIPE}; plan your own prompts with "
-        f"{option('recipe')} "
-        f"mine.yaml or {option('data', 'FILE')}"
-    ]
-
-
-def _announcement(config: TrainConfig, parts: LocalParts, pilot_prompts: int, pilot_rollouts: int) -> list[str]:
-    """Return lines with the model, the recipe and the amount of work."""
+def _announcement(
+    config: TrainConfig, parts: LocalParts, pilot_prompts: int, pilot_rollouts: int, is_default: bool
+) -> list[str]:
+    """Return lines with the model, the recipe and the amount of work; `is_default`: no recipe and no data was given."""
     pilot = pilot_prompts * pilot_rollouts
     step = config.rollouts_per_prompt * config.prompts_per_step
     parameters = sum(p.numel() for p in parts.model.parameters())
-    return [
+    lines = [
         f"brorl {brorl.__version__}: a plan for {config.model} ({parameters:,} parameters) on {parts.model.device}",
         f"the recipe: N = {config.rollouts_per_prompt} rollouts x {config.prompts_per_step} prompts per step",
         f"pilot: {pilot_rollouts} rollouts of each of {pilot_prompts} training prompts, {pilot:,} in "
         f"total ({plain(pilot / step, 2)} of a step), two gradients of each prompt, and steps of up to 5 sizes",
     ]
+    if is_default:
+        lines.append(
+            f"no {option('recipe')}: the plan is for the arithmetic puzzles of {RECIPE}; plan your own prompts with "
+            f"{option('recipe')} mine.yaml or {option('data', 'FILE')}"
+        )
+    return lines
