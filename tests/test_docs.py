@@ -21,11 +21,9 @@ from brorl.cli import COMMANDS, make_parser
 from brorl.config.reading import setting_fields
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.reporting.page import make_page
 from brorl.reporting.summary import COSTS, SCORES
 from brorl.runs.run_directory import read_run
-from brorl.training.settings import PhaseSettings
 from brorl.verification.domains.table import DOMAINS
 from run_support import SMALL, command
 
@@ -161,43 +159,6 @@ def test_a_generated_page_is_up_to_date(name: str) -> None:
 def test_the_page_of_what_fits_is_up_to_date() -> None:
     """It makes 7B on the meta device many times."""
     test_a_generated_page_is_up_to_date("make_what_fits")
-
-
-def test_what_fits_adds_up_and_fits() -> None:
-    """The page's figures by the bytes of each of a published number of weights: 10, 2 in a joined map, and AdamW's."""
-    published = {"0.5B": 494_032_768, "1.5B": 1_543_714_304, "7B": 7_615_616_512}
-    joined = {"0.5B": 24 * 896 * (896 + 2 * 128 + 2 * 4864), "1.5B": 28 * 1536 * (1536 + 2 * 256 + 2 * 8960)}
-    joined["7B"] = 28 * 3584 * (3584 + 2 * 512 + 2 * 18_944)
-    pattern = r"^\| (.*?B) \| (.*?) \| ([\d.]+) \| ([\d.]+) \| (.*?) \| (.*?) \| (.*?) \|$"
-    rows = re.findall(pattern, (DOCS / "how-to" / "what_fits.md").read_text("utf-8"), re.MULTILINE)
-    assert [name for name, *_ in rows] == [name for name in published for _ in range(5)]
-    for name, settings, adamw, kept, *cells in rows:
-        for size, cell in zip((24, 32, 80), cells, strict=True):
-            peak = re.match(r"([\d.]+) GB, [\d,]+ rows: .*`engine.memory_gib: (\d+)`", cell)
-            assert peak or cell.startswith("no")
-            if peak:
-                assert float(kept) + int(peak[2]) * 2**30 / 1e9 <= float(peak[1]) + 0.1
-                assert float(peak[1]) <= 0.9 * size
-        weights = published[name]
-        moments = {"device": 8 * weights, "host": 0, "8bit": 2 * weights * (1 + 4 / 256)}
-        if settings.startswith("`optimizer.states: "):
-            of_adamw = 1e-9 * moments[settings.strip("`").split(": ")[1]]
-            assert float(adamw) == pytest.approx(of_adamw, abs=0.06)
-            assert float(kept) == pytest.approx(10e-9 * weights + 2e-9 * joined[name] + of_adamw, abs=0.1)
-
-
-def test_the_settings_reference_names_every_setting() -> None:
-    """The generator's own walk over the classes, against the one behind `brorl train --help`."""
-    page = (DOCS / "reference" / "settings.md").read_text("utf-8")
-    named = set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE))
-    in_sources = {
-        *CountdownSource.model_fields,
-        *FileSource.model_fields,
-        *GymSource.model_fields,
-        *PhaseSettings.model_fields,
-    } - {"advantage"}
-    assert named - in_sources == {name for name, _ in setting_fields(TrainConfig)} - in_sources
-    assert in_sources <= named
 
 
 def templates(source: str) -> Iterator[str]:
@@ -380,6 +341,23 @@ def test_lists_follow_a_blank_line() -> None:
             if item.match(line) and before.strip() and not item.match(before) and not before.startswith("  "):
                 joined.append(f"{page.name}: {line}")
     assert joined == []
+
+
+def test_every_path_of_the_project_that_is_named_exists() -> None:
+    """In pages, recipes, docstrings and comments. A page names files of the package from the package's folder too."""
+    sources = [f for folder in ("src", "benchmarks", "scripts", "examples") for f in (ROOT / folder).rglob("*")]
+    texts = [*PAGES, *(f for f in sources if f.suffix in (".md", ".py", ".yaml", ".sh"))]
+    path = re.compile(r"(?<![\w./-])(?:benchmarks|docs|examples|scripts|tests)/[\w/]+\.(?:json|md|py|sh|yaml)\b")
+    missing = {
+        f"{f.name}: {name}" for f in texts for name in path.findall(f.read_text("utf-8")) if not (ROOT / name).exists()
+    }
+    assert missing == set()
+    roots = (ROOT, ROOT / "src" / "brorl", DOCS)
+    for page in (ROOT / "CONTRIBUTING.md", DOCS / "status.md"):
+        names = re.findall(r"`((?:[\w.-]+/)+[\w.-]*|\w+\.(?:py|md|toml))`", page.read_text("utf-8"))
+        found = {name for name in names if "your_" not in name} - {"site/"}
+        assert len(found) > 8
+        assert {name for name in found if not any((root / name).exists() for root in roots)} == set()
 
 
 def test_the_readme_has_the_two_commands() -> None:

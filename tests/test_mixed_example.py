@@ -141,17 +141,6 @@ def test_the_untrained_model_reads_every_prompt(maker: ModuleType, questions: li
     assert tokenizer.decode(tokenizer("Ünïcode {x}\n 42 ☃")["input_ids"]) == "Ünïcode {x}\n 42 ☃"
 
 
-@pytest.mark.slow
-def test_training_repeats_itself_and_lowers_the_loss(maker: ModuleType) -> None:
-    tokenizer = maker.make_tokenizer(list(islice(maker.fresh_examples(1), 1_000)))
-    models = [maker.make_model(tokenizer, seed=1) for _ in range(2)]
-    first, second = (maker.train(model, tokenizer, maker.fresh_examples(2), 8) for model in models)
-    assert first == second
-    assert first[-1] < 0.9 * first[0]
-    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
 def test_the_loss_is_that_of_the_responses_alone(maker: ModuleType) -> None:
     """The loss of a domain, against log-probs of each response from a row of its own."""
     examples = list(islice(maker.fresh_examples(3), 8))[2::4]

@@ -170,27 +170,3 @@ def test_a_verdict_states_the_differences_of_its_runs(
 
     study.main(["figure", str(tmp_path / "figure.png")])
     assert (tmp_path / "figure.png").stat().st_size > 20_000
-
-
-@pytest.mark.slow
-def test_a_stage_that_fails_or_is_mistyped_says_what_to_do(
-    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = {"seeds": [1], "settings": {"steps": 1}, "arms": {"wrong": {"optimizer.learning_rate": -1}}}
-    table = tmp_path / "table.yaml"
-    table.write_text(json.dumps({"three": {"model": "quickstart", "stages": {"tries": stage}}}))
-    monkeypatch.setenv("STUDY", str(table))
-    monkeypatch.setattr(study, "ROOT", tmp_path / "runs")
-    monkeypatch.setattr(study, "RESULTS", tmp_path / "results")
-    with pytest.raises(SystemExit, match="three tries"):
-        study.main(["three", "trise"])
-    with pytest.raises(SystemExit, match="tries: wrong, seed 1 did not finish"):
-        study.main(["three", "tries"])
-    assert "learning_rate" in (tmp_path / "runs/three/tries/wrong/seed-1.log").read_text()
-
-
-def test_a_stage_starts_from_a_checkpoint_of_another(study: Any) -> None:
-    (first, *_) = study.runs_of("four", "verdict-knee")
-    (way, *_) = [run for run in study.runs_of("four", "way") if run[0] == "16 paper 3e-4"]
-    folder = study.folder_of("four", "way", way[0], way[1])
-    assert first[2]["model"] == str(folder / "checkpoints" / "step-000050")

@@ -112,21 +112,6 @@ def test_the_changelog_begins_with_the_version() -> None:
     assert versions[0] == brorl.__version__
 
 
-def paths_in(text: str) -> set[str]:
-    """Return the paths of this project that a page names in code; `your_` stands for a name of the reader's."""
-    names = re.findall(r"`((?:[\w.-]+/)+[\w.-]*|\w+\.(?:py|md|toml))`", text)
-    return {name for name in names if "your_" not in name}
-
-
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/status.md"])
-def test_every_file_that_a_page_names_exists(page: str) -> None:
-    """A path is one of the project, of its package, or of its documentation."""
-    paths = paths_in((ROOT / page).read_text("utf-8")) - {"site/"}
-    assert len(paths) > 8
-    roots = (ROOT, ROOT / "src" / "brorl", ROOT / "docs")
-    assert {path for path in paths if not any((root / path).exists() for root in roots)} == set()
-
-
 def test_the_status_names_every_marker() -> None:
     markers = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]["ini_options"]["markers"]
     rows = (ROOT / "docs" / "status.md").read_text("utf-8").split("\n|---|")[1].split("\n\n")[0].splitlines()[1:]

@@ -118,21 +118,6 @@ def test_untrained_model_loads_chats_and_samples(
     assert tree.num_rollouts == 8
 
 
-@pytest.mark.slow
-def test_training_teaches_the_form_and_repeats_itself(maker: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maker, "BATCH", 8)
-    problems = list(islice(maker.fresh_problems(1), 10 * maker.BATCH))
-    tokenizer = maker.make_tokenizer(problems)
-    models = [maker.make_model(tokenizer, seed=1) for _ in range(2)]
-    first, second = (maker.train(model, tokenizer, problems, seconds=1e9) for model in models)
-    assert first == second
-    assert len(first) == 10
-    assert first[-1] < 0.8 * first[0]
-    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        assert torch.equal(a, b)
-    assert len(maker.train(models[0], tokenizer, problems, seconds=0.0)) == 1
-
-
 def test_the_loss_is_that_of_the_response_alone(maker: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first batch's loss, against log-probs of each response from rows of its own."""
     monkeypatch.setattr(maker, "BATCH", 8)

@@ -1,11 +1,13 @@
-"""Parts of a measurement: recorded, limited in time, and run again where they failed."""
+"""The number of runs of a cell; parts of a measurement, recorded, limited in time, and run again where they failed."""
 
 import math
 import time
 from pathlib import Path
 
 import pytest
-from harness import Check, DeviceLostError, Findings, OtherOptionsError, Part, Record, run_parts
+from harness import Check, DeviceLostError, Findings, Limits, OtherOptionsError, Part, Record, run_parts
+
+from each_row import each_row
 
 
 def part(order: list[str], name: str, error: BaseException | None = None, least_s: float = 0.0) -> Part:
@@ -70,3 +72,20 @@ def test_numbers_above_their_bound_and_nan_fail(tmp_path: Path) -> None:
     record = Record(tmp_path, {})
     run_parts([Part("x", lambda: Findings(checks))], record, 50.0)
     assert [line.split(" is ")[0] for line in record.failed_checks()] == ["x: above", "x: undefined"]
+
+
+@each_row(
+    ("seconds", "warmups", "runs"),
+    [
+        (1.0, 1, 5),  # fast: all of them
+        (12.0, 1, 4),  # a sixth run would pass 60 s
+        (25.0, 1, 1),
+        (31.0, 0, 1),  # slow: its first run counts, and is the only one
+        (500.0, 0, 1),
+    ],
+)
+def test_a_slow_cell_gets_fewer_runs(seconds: float, warmups: int, runs: int) -> None:
+    limits, done = Limits(num_runs=5, num_warmups=1, cell_s=60.0), list[float]()
+    while not limits.reached(done):
+        done.append(seconds)
+    assert (limits.warmups(done), len(done) - limits.warmups(done)) == (warmups, runs)

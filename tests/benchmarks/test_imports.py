@@ -1,7 +1,6 @@
 """Imports of the scripts outside of the package, which no other test runs."""
 
 import ast
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,20 +43,6 @@ def test_the_benchmark_of_verifiers_starts() -> None:
     """Its hostile answers come from a file of the tests."""
     script = [sys.executable, str(BENCHMARKS["verification"]), "--help"]
     assert subprocess.run(script, capture_output=True, check=False).returncode == 0
-
-
-def test_documented_scripts_exist() -> None:
-    pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md"]
-    named = {
-        name
-        for page in pages
-        for name in re.findall(r"\b(?:benchmarks|scripts)/[\w/]+\.(?:py|sh)\b", page.read_text("utf-8"))
-    }
-    here = re.findall(r"`((?:\w+/)?\w+\.(?:py|sh))\b", (ROOT / "benchmarks" / "README.md").read_text("utf-8"))
-    assert named
-    assert here
-    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
-    assert [name for name in here if not list((ROOT / "benchmarks").rglob(name))] == []
 
 
 def test_the_readme_names_every_benchmark() -> None:
