@@ -232,17 +232,19 @@ def test_a_malformed_reference_is_named_and_the_others_are_verified(domain: str,
     assert "no response can be correct for 1 question, such as data:2" in printed(result)
 
 
-def test_reasons_that_are_not_listed_are_counted(rng: np.random.Generator) -> None:
-    Path("many.py").write_text(
-        "def check(response, reference):\n    return {'correct': False, 'reason': 'kind ' + response[0]}\n"
-    )
-    letters = "abcdefghijklmnopqrst"
-    counts = {letter: int(rng.integers(1, 6)) for letter in letters}
+def verified_by(lines: str, responses: list[str]) -> VerifyResult:
+    """Verify responses to one question by a function of the user."""
+    Path("own.py").write_text(f"def check(response, reference):\n{lines}")
     source = write("q.jsonl", [{"prompt": "a", "answer": "1"}])
-    rows = [{"id": "1", "response": f"{letter}{i}"} for letter, count in counts.items() for i in range(count)]
-    functions = {"verification.functions": {"mine": f"{Path('many.py').absolute()}:check"}}
-    found = verify(write("r.jsonl", rows), data=f"{{path: {source}, domain: mine}}", progress=False, **functions)
-    (table,) = found.tables
+    file = write("r.jsonl", [{"id": "1", "response": response} for response in responses])
+    functions = {"verification.functions": {"mine": f"{Path('own.py').absolute()}:check"}}
+    return verify(file, data=f"{{path: {source}, domain: mine}}", progress=False, **functions)
+
+
+def test_reasons_that_are_not_listed_are_counted(rng: np.random.Generator) -> None:
+    counts = {letter: int(rng.integers(1, 6)) for letter in "abcdefghijklmnopqrst"}
+    responses = [f"{letter}{i}" for letter, count in counts.items() for i in range(count)]
+    (table,) = verified_by("    return {'correct': False, 'reason': 'kind ' + response[0]}\n", responses).tables
     assert table.title == "verdicts"
     listed = [(row[1], int(row[2])) for row in table.rows]
     assert [count for _, count in listed[:-1]] == sorted(counts.values(), reverse=True)[:12]
@@ -250,17 +252,13 @@ def test_reasons_that_are_not_listed_are_counted(rng: np.random.Generator) -> No
 
 
 def test_a_number_in_a_reason_is_explained_and_others_are_not() -> None:
-    Path("numbered.py").write_text(
-        "def check(response, reference):\n"
+    lines = (
         "    reason = f'length {len(response)}' if response[0] == 'x' else 'no'\n"
         "    return {'correct': False, 'reason': reason}\n"
     )
-    source = write("q.jsonl", [{"prompt": "a", "answer": "1"}])
-    functions = {"verification.functions": {"mine": f"{Path('numbered.py').absolute()}:check"}}
     for response, notes, reason in (("x" * 17, ("# stands for a number",), "length #"), ("y", (), "no")):
-        file = write("r.jsonl", [{"id": "1", "response": response}])
-        found = verify(file, data=f"{{path: {source}, domain: mine}}", progress=False, **functions)
-        assert (found.tables[0].notes, found.tables[0].rows[0][1]) == (notes, reason)
+        (table,) = verified_by(lines, [response]).tables
+        assert (table.notes, table.rows[0][1]) == (notes, reason)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
+from brorl.planning import recommendation
 from brorl.planning.gradient_noise import GradientProducts
 from brorl.planning.pilot import PilotCounts, expected_counts, fraction_estimates
 from brorl.planning.recommendation import StepSettings, _Steps, least_noise, make_plan, prompts_that_fit
@@ -15,6 +16,11 @@ from brorl.theory.pass_rates import PassRates, fit_pass_rates, fit_without_spike
 WANTED = np.array([4, 16, 64, 256])
 N = 16
 SETTINGS = StepSettings(num_rollouts=16, prompts_per_step=8, mini_batches=2, dynamic_sampling=True, max_prompts=10_000)
+
+
+@pytest.fixture(autouse=True)
+def few_replicates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recommendation, "_REPLICATES", 100)
 
 
 def products(rng: np.random.Generator, num_prompts: int, signal: float, between: float, within: float):
