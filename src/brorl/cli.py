@@ -277,7 +277,7 @@ def _add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter, t
         more["type"] = _numbers_of(hint[0])
     elif get_origin(hint) is Literal:
         value = f"{{{','.join(get_args(hint))}}}"
-        more = {"choices": get_args(hint), "type": _one_of(get_args(hint))}
+        more = {"choices": get_args(hint)}
     elif hint is not str:
         more["type"] = hint
     more["help"] = text.replace("%", "%%")
@@ -297,18 +297,6 @@ def _add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter, t
     if value == "DIR" or value in _FILES:
         action.complete = shtab.DIRECTORY if value == "DIR" else shtab.FILE  # type: ignore[attr-defined]
     return usage
-
-
-def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """Return a parser that accepts only these choices."""
-
-    def choice(text: str) -> str:
-        if text not in choices:
-            advice = nearest(text, choices)
-            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}{advice}")
-        return text
-
-    return choice
 
 
 def _numbers_of(kind: type) -> Callable[[str], tuple[Any, ...]]:

@@ -56,4 +56,4 @@ def test_other_shells_get_all_settings(shell: str, tmp_path: Path) -> None:
 def test_a_shell_that_is_unknown() -> None:
     outcome = command("completion", "tcsh")
     assert outcome.code == 2
-    assert "is not one of bash, zsh, fish" in outcome.err
+    assert "invalid choice: 'tcsh' (choose from" in outcome.err

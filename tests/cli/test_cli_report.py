@@ -130,6 +130,6 @@ def test_samples_of_a_real_run(run: Path) -> None:
 def test_samples_that_are_not_there_are_refused_in_one_line(run: Path) -> None:
     assert "contains no rollouts of step 9; it has steps 1 to 3" in refused("samples", run, "--step=9")
     assert "has no prompt nobody; give a number from 1 to" in refused("samples", run, "--prompt=nobody")
-    assert "is not one of all, wrong, right; did you mean wrong?" in refused("samples", run, "--kind=wrng")
+    assert "argument --kind: invalid choice: 'wrng' (choose from" in refused("samples", run, "--kind=wrng")
     assert "expected a number of at least 1, not 0" in refused("samples", run, "--limit=0")
     assert "there is no run directory none" in refused("samples", "none")

@@ -241,22 +241,11 @@ def test_settings_of_the_run_in_verl() -> None:
     assert config.data.sources[0].limit == 500  # type: ignore[union-attr]
 
 
-def test_rounded_weights_are_sampled_from_by_the_native_engine() -> None:
-    given = {**TRL, "use_vllm": True, "vllm_tensor_parallel_size": 2, "use_peft": True, "load_in_4bit": True}
-    found = convert(given, "it.yaml")
-    recipe = make_config(found.settings, {}, "it.yaml")
-    assert (recipe.engine.kind, recipe.engine.vllm.tensor_parallel, recipe.lora.rank) == ("native", 1, 16)
-    assert any("vLLM" in remark and "engine.kind: native" in remark for remark in found.remarks)
-
-
-def test_clips_of_tokens_are_not_those_of_responses() -> None:
-    for config in (
-        {**TRL, "importance_sampling_level": "sequence", "epsilon": 0.2},
-        {**VERL, f"{A}policy_loss.loss_mode": "gspo"},
-    ):
-        found = convert(config, "it.yaml")
-        assert make_config(found.settings, {}, "it.yaml").loss.clip == (3e-4, 4e-4)
-        assert any("no effect on the ratio of a whole response" in remark for remark in found.remarks)
+def test_clips_of_responses_are_converted() -> None:
+    """Those of tokens have no effect on responses, and are refused with the ones to set."""
+    for config in ({**TRL, "importance_sampling_level": "sequence"}, {**VERL, f"{A}policy_loss.loss_mode": "gspo"}):
+        with pytest.raises(UserError, match=r"set loss\.clip_low: 3e-4 and loss\.clip_high: 4e-4"):
+            recipe_of(config)
     narrow = {**TRL, "importance_sampling_level": "sequence", "epsilon": 1e-3, "epsilon_high": 2e-3}
     assert recipe_of(narrow).loss.clip == (1e-3, 2e-3)
     assert recipe_of(narrow).loss.aggregation == "token_mean"  # of dapo, where every token carries the ratio

@@ -21,7 +21,6 @@ Counterpart = tuple[str, Action] | tuple[str, Action, Any]  # (name in a recipe,
 BFLOAT16 = {"dtype": "bfloat16", "importance.correction": "truncate", "optimizer.old_logprobs": "recompute"}
 """Settings of a learner that computes in bfloat16; the correction is for the difference to the engine."""
 _OF_THE_CONSOLE = ("console", "none", "file")  # loggers that brorl always has: every run prints and stores its metrics
-_WIDEST_CLIP_OF_RESPONSES = 0.1  # `config.settings` refuses a wider clip: it has no effect on the ratio of a response
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ class Converter:
             )
 
     def finish(self, trainer: Literal["TRL", "verl"], logger: str, without: Mapping[str, Any]) -> Conversion:
-        """Return the conversion, with settings that brorl accepts together.
+        """Return the conversion.
 
         `logger` is the key of the loggers. `without` lists keys that change what is trained and have no counterpart,
         each with the value that has no effect.
@@ -151,16 +150,8 @@ class Converter:
         return Conversion(trainer, self.settings, (*sorted(left), *named), tuple(sorted(others)), tuple(self.remarks))
 
     def _fit(self) -> None:
-        """Replace settings that brorl refuses together, and say what top-p and top-k mean for its learner."""
+        """Remove a clip that only PPO has, and say what top-p and top-k mean for brorl's learner."""
         settings = self.settings
-        if settings.get("engine.kind") == "vllm" and settings.get("lora.quantization") == "nf4":
-            for name in [name for name in settings if name.startswith("engine.vllm.")]:
-                del settings[name]
-            settings["engine.kind"] = "native"
-            self.remarks.append(
-                "vLLM samples with whole weights, and the learner's have 4 bits: the recipe has engine.kind: native; "
-                "to sample with vLLM, remove lora.quantization and set engine.kind: vllm"
-            )
         if settings.get("sampling.top_p", 1.0) < 1 or settings.get("sampling.top_k", 0):
             self.remarks.append(
                 "top_p and top_k: brorl's learner computes log-probs, ratios and penalties among the kept tokens, as "
@@ -168,11 +159,3 @@ class Converter:
             )
         if settings.get("loss.kind", "ppo") != "ppo":
             settings.pop("loss.dual_clip", None)
-        clips = {name: settings[name] for name in ("loss.clip_low", "loss.clip_high") if name in settings}
-        if settings.get("loss.kind") == "gspo" and max(clips.values()) > _WIDEST_CLIP_OF_RESPONSES:
-            for name in clips:
-                del settings[name]
-            self.remarks.append(
-                f"clips at {max(clips.values()):g} have no effect on the ratio of a whole response; the recipe has "
-                "GSPO's clips, 3e-4 and 4e-4"
-            )
