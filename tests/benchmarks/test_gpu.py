@@ -1,7 +1,4 @@
-import argparse
-import inspect
 import json
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -30,15 +27,13 @@ from gpu.models import (
     speed_config,
     speed_model,
 )
-from gpu.page import page
-from gpu.real_step import RealStep, sums
+from gpu.real_step import sums
 from gpu.roofline import bytes_read, flops
-from harness import Check, Findings, Part, Record, run_parts
-from measurement import Work, Workload
+from harness import Check, Findings
+from measurement import Work
 from ours import tree_work
 from torch.utils.flop_counter import FlopCounterMode
 
-from brorl.config.reading import make_config
 from brorl.model.tree_path import TreeForward
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
@@ -214,35 +209,6 @@ def test_the_answers_of_the_sums_are_right(rng: np.random.Generator) -> None:
     assert {row["question"].count("+") + row["question"].count("-") for row in rows} == {1, 2}
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_recipe_of_the_real_step_is_one_of_train(device: str, tmp_path: Path) -> None:
-    step = RealStep("model", 128, 16, 64, 24, 256, 6, 90.0, device, 3)
-    fields = dict.fromkeys(inspect.signature(Workload).parameters, 0) | {"folder": str(tmp_path), "domain": "math"}
-    config = make_config({}, step.recipe(Workload(**fields)), "defaults")
-    assert (config.rollouts_per_prompt, config.prompts_per_step, config.steps) == (128, 16, 6)
-    assert config.optimizer.mini_batches == 1
-    assert config.dtype == {"cpu": "float32", "cuda": "bfloat16"}[device]
-
-
-def full_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Part]:
-    """Return the parts of the full sizes, with a pretrained model."""
-    config = speed_config("tiny", 64)
-    config.save_pretrained(tmp_path / "model")
-    monkeypatch.setattr(
-        sys, "argv", ["measure.py", str(tmp_path), "--device", "cpu", "--model", str(tmp_path / "model")]
-    )
-    arguments: argparse.Namespace = measure._arguments()
-    return list(measure._parts(arguments, CPU))
-
-
-def test_the_page_sums_up_exactness(tmp_path: Path) -> None:
-    record = Record(tmp_path, {})
-    for name, values in {"llama": (1e-12, 3e-13), "qwen3": (2e-11, 1e-12)}.items():
-        checks = [Check("tree: log-prob", values[0], 1e-9), Check("tree: gradient", values[1], 1e-9)]
-        run_parts([Part(f"exactness: {name}, learner float64", lambda c=checks: Findings(c))], record, 50.0)
-    assert "| float64 | 2 | 4 of 4 | 2.0e-11 | 1.0e-12 |" in page(record)
-
-
 def test_the_reference_is_the_flattened_batch(rng: np.random.Generator) -> None:
     model = copy_of(small_model("qwen3", int(rng.integers(1 << 30))), CPU, torch.float64)
     trees = [random_tree(rng) for _ in range(3)]
@@ -293,17 +259,6 @@ class Wrong(TreeForward):
         return chunks
 
 
-def test_small_sizes_have_every_part_of_the_full_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part that only the full sizes have would never have run."""
-
-    def kinds(parts: list[Part]) -> set[str]:
-        return {re.sub(r": (?!.*exactness).* by ", " by ", part.name) for part in parts}
-
-    full = kinds(full_parts(tmp_path, monkeypatch))
-    monkeypatch.setattr(sys, "argv", ["measure.py", str(tmp_path), "--device", "cpu", "--small"])
-    assert kinds(list(measure._parts(measure._arguments(), CPU))) == full
-
-
 def test_the_exit_code_is_that_of_the_worst_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def code(folder: str, part, *options: str) -> int:
         monkeypatch.setattr(measure, "engine_part", part)
@@ -319,13 +274,5 @@ def test_the_exit_code_is_that_of_the_worst_part(tmp_path: Path, monkeypatch: py
     assert code("failed", fails) == 1
     assert code("failed", lambda *_: Findings()) == 0  # the next call measures the part again
     assert code("late", lambda *_: Findings(), "--seconds", "0") == 3
-    under_way = {"state": "failed", "seconds": 0.0, "traceback": "the process ended in this part"}
-
-    def beside_another(*_: object) -> Findings:
-        result = json.loads((tmp_path / "shared" / "result.json").read_text())
-        Record(tmp_path / "shared", result["options"]).write("exactness: mamba, device", under_way)
-        return Findings()
-
-    assert code("shared", beside_another) == 0
     monkeypatch.setattr(Device, "is_lost", lambda _: True)
     assert code("lost", fails) == 4

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from harness import Record
 from measurement import Cell, Job, Run, Work, Workload
-from tables import groups_of, markdown
+from tables import markdown
 
 WORKLOAD = Workload(
     setting="low",
@@ -58,18 +58,6 @@ def table_rows(text: str, first: str) -> list[dict[str, str]]:
     start = next(i for i, line in enumerate(lines) if line.startswith("|") and f"| {first} |" in line)
     header, _, *rows = [line.strip("| ").split(" | ") for line in lines[start:] if line.startswith("|")][: len(lines)]
     return [dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header)]
-
-
-def test_cells_are_the_same_after_json(tmp_path: Path, rng: np.random.Generator) -> None:
-    cells = [cell_of(peer, "step", 16, rng.uniform(1, 9, size=3).tolist()) for peer in ("ours", "trl")]
-    long = cell_of("ours", "step", 512, [3.0])
-    (group,), errors = groups_of(record_of(tmp_path, facts_of(*cells), facts_of(long, max_new_tokens=2048)))
-    assert errors == []
-    assert group.rows == {
-        ("step", 64, 16): dict(zip(("ours", "trl"), cells, strict=True)),
-        ("step", 2048, 512): {"ours": long},
-    }
-    assert group.workload == WORKLOAD
 
 
 def test_the_table_of_steps_has_medians_ratios_and_both_fractions_of_the_peak(

@@ -125,20 +125,13 @@ def test_settings_that_may_not_change_on_resume(name: str, value: Any) -> None:
 def test_settings_that_may_change_on_resume() -> None:
     first = {"data.sources": {"path": "a.jsonl"}, "budget.limit": 5}
     before = json.loads(json.dumps(fixed_settings(make_config({}, first, "test"))))
-    others = {"steps": 7, "checkpoint_every": 3, "keep_checkpoints": 0, "store_rollouts_every": 2, "report": False}
-    others |= {"device": "cuda", "verification.workers": 2, "budget.limit": 9, "budget.marks": [3], "output_dir": "b"}
-    others |= {"engine.memory_gib": 1, "engine.nodes_per_pass": 64, "engine.gradient_checkpointing": True}
-    others |= {"engine.attention": "tiled", "engine.vllm.max_rows": 64, "reference.offload": True}
-    others["optimizer.states"] = "host"
-    others |= {"engine.threads": 2, "tracking.to": "wandb", "tracking.project": "p", "tracking.run_name": "r"}
-    others["engine.vllm.placement"] = "apart"
-    others |= {"data.sources": {"path": "moved/a.jsonl"}, "verification.sandbox": "seccomp"}
-    others |= {"verification.batch_timeout_s": 9.0, "budget.pause_at": 2.0}
-    others |= {"cluster.nodes": 2, "cluster.address": "auto", "cluster.rollout_workers": 3, "cluster.learner_ranks": 2}
-    others |= {"cluster.verifier_workers": 1, "cluster.placement": "colocated", "cluster.gpus_per_rollout_worker": 1}
-    others |= {"cluster.gpus_per_learner_rank": 1, "cluster.cpus_per_worker": 2, "cluster.task_timeout_s": 9.0}
-    others |= {"cluster.learner_timeout_s": 9.0, "cluster.join_timeout_s": 9.0, "cluster.max_restarts": 1}
-    assert {*others} >= {*CHANGEABLE_ON_RESUME}
+    assert {*CHANGEABLE_ON_RESUME} & {*before} == {"optimizer.states"}  # of which 8bit alone rounds
+    others = {
+        "steps": 7, "budget.limit": 9, "budget.marks": [3], "output_dir": "b", "device": "cuda", "report": False,
+        "optimizer.states": "host", "reference.offload": True, "engine.attention": "tiled", "tracking.to": "wandb",
+        "data.sources": {"path": "moved/a.jsonl"}, "verification.sandbox": "seccomp", "cluster.nodes": 2,
+        "cluster.placement": "colocated", "cluster.gpus_per_rollout_worker": 1, "cluster.gpus_per_learner_rank": 1,
+    }  # fmt: skip
     assert first_change(before, make_config({}, others, "test")) is None
     assert first_change({}, make_config({}, {"seed": 4}, "test")) is None  # begun by a version that kept none
 

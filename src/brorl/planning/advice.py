@@ -275,35 +275,23 @@ def next_commands(
 
     The settings in `given` replace settings of the recipe, which may be the recipe of a run.
     """
-    plan = report.plan
-    row = plan.recommended
+    plan, row = report.plan, report.plan.recommended
     if row is None:
         return None, None
-    model = given.get("model")
     others = {name: value for name, value in given.items() if name != "model"}
-    trained = {"model": model} if model else {}
+    trained = {"model": given["model"]} if given.get("model") else {}
+    compared = {"from": given["model"]} if given.get("model") else {}
     if is_of_a_run:
         trained["output_dir"] = None  # the run's own directory is not empty
     trained |= others | {"rollouts_per_prompt": row.num_rollouts, "prompts_per_step": row.budget_prompts}
-    train = ["brorl", "train", str(recipe), *options_of(trained)]
-    if not (sweep := _sweep(plan, row)):
-        return shlex.join(train), None
-    compared = {"from": model} if model else {}
-    compared |= {name: value for name, value in others.items() if name not in _NOT_COMPARED}
-    budget = plain(_COMPARED_STEPS * plan.budget).replace(",", "")
-    compare = ["brorl", "compare", str(recipe), *options_of(compared), *sweep, "--budget", budget]
-    return shlex.join(train), shlex.join(compare)
-
-
-def _sweep(plan: RolloutPlan, chosen: PlanRow) -> list[str]:
-    """Return options that compare a few N of the plan, each with the prompts per step that fit in the budget."""
-    fitting = [row for row in plan.rows if row.budget_prompts]
-    if not fitting:
-        return []
-    wanted = {fitting[0].num_rollouts, plan.rows[plan.recipe].num_rollouts, chosen.num_rollouts, _LARGE_N}
-    arms = [row for row in fitting if row.num_rollouts in wanted]
+    train = shlex.join(["brorl", "train", str(recipe), *options_of(trained)])
+    fitting = [one for one in plan.rows if one.budget_prompts]
+    wanted = {fitting[0].num_rollouts, plan.rows[plan.recipe].num_rollouts, row.num_rollouts, _LARGE_N}
+    arms = [(one.num_rollouts, one.budget_prompts) for one in fitting if one.num_rollouts in wanted]
     if len(arms) < 2:
-        return []
-    rollouts = ",".join(str(row.num_rollouts) for row in arms)
-    prompts = ",".join(str(row.budget_prompts) for row in arms)
-    return ["--sweep", f"rollouts_per_prompt={rollouts}", "--sweep", f"prompts_per_step={prompts}"]
+        return train, None
+    compared |= {name: value for name, value in others.items() if name not in _NOT_COMPARED}
+    rollouts, prompts = (",".join(map(str, numbers)) for numbers in zip(*arms, strict=True))
+    sweep = ["--sweep", f"rollouts_per_prompt={rollouts}", "--sweep", f"prompts_per_step={prompts}"]
+    budget = plain(_COMPARED_STEPS * plan.budget).replace(",", "")
+    return train, shlex.join(["brorl", "compare", str(recipe), *options_of(compared), *sweep, "--budget", budget])
