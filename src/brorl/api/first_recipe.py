@@ -18,7 +18,6 @@ from brorl.prompts.guess import Guess
 from brorl.prompts.prompt import CODE_DOMAIN, COUNTDOWN_DOMAIN, SourceReading, split_held_out
 from brorl.prompts.rendering import TEMPLATES
 from brorl.verification.domains.table import DOMAINS
-from brorl.verification.gym.taskset import SCORE
 
 FUNCTION_FILE = "my_checks.py"
 """File of the user's verifier."""
@@ -32,7 +31,7 @@ _OF_DATA = (
 )  # fmt: skip
 _SOURCE = "data.sources[]."
 
-Line = tuple[str, Any, str]  # dotted name of a setting, its value, and a comment, which may be empty
+Line = tuple[str, Any, str]  # dotted name of a setting, its value, and a comment
 
 
 @dataclass(frozen=True)
@@ -81,10 +80,10 @@ class FirstRecipe:
             if dotted.startswith(_SOURCE):
                 indent += "  " if sections == before else "- "
             setting, before = f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}", sections
-            if comment and len(setting) > _COLUMN - 2:
+            if len(setting) > _COLUMN - 2:
                 lines += [f"{indent.replace('-', ' ')}# {comment}", setting]
             else:
-                lines.append(f"{setting:<{_COLUMN}}# {comment}" if comment else setting)
+                lines.append(f"{setting:<{_COLUMN}}# {comment}")
         return "\n".join(lines) + "\n"
 
     def guesses(self) -> list[str]:
@@ -119,7 +118,7 @@ class FirstRecipe:
             f"wrote {output}: model {settings['model']}, {settings['rollouts_per_prompt']} rollouts x "
             f"{settings['prompts_per_step']} prompts per step, {settings['steps']} steps"
         )
-        if {*settings.get("verification.functions", {}).values()} - {SCORE}:
+        if "verification.functions" in settings:
             lines.append(f"write the verifier first: {_SIGNATURE}, in {FUNCTION_FILE}")
         return [*lines, f"check the recipe: brorl check {output}", f"train with it: brorl train {output}"]
 
@@ -127,7 +126,7 @@ class FirstRecipe:
 def make_first_recipe(path: str, model: str | None, guess: Guess, reading: SourceReading, function: str) -> FirstRecipe:
     """Choose the settings, so that a prompt and its response fit into the model's positions."""
     questions, positions, source = reading.questions, _positions(model), guess.source
-    domain = "" if function == SCORE else guess.domain  # a taskset has its own rewards, whatever its name
+    domain = guess.domain
     puzzles, form = domain == COUNTDOWN_DOMAIN, asked_form([question.key for question in questions])
     response = 16 if puzzles else 512 if domain == CODE_DOMAIN else 256
     response = response if positions is None else max(1, min(response, positions // 2))
@@ -172,10 +171,7 @@ def make_first_recipe(path: str, model: str | None, guess: Guess, reading: Sourc
         ("evaluation.ks", [1, 16], "pass@1 and pass@16; a k is at most rollouts_per_prompt"),
         ("evaluation.every", 10, "steps between evaluations; the start and the end are always evaluated"),
         ("engine.threads", 0, "CPU threads; 0: by the size of the model; brorl check measures them"),
-        ("verification.functions", None if domain in DOMAINS else {guess.domain: function},
-         "" if function == SCORE else f"write {_SIGNATURE}"),
-        ("verification.timeout_s", 60 if function == SCORE else None,
-         "the first verification of a worker imports the library, which takes seconds"),
+        ("verification.functions", None if domain in DOMAINS else {domain: function}, f"write {_SIGNATURE}"),
     ]  # fmt: skip
     return FirstRecipe(tuple(line for line in lines if line[1] is not None), guess, reading, form)
 

@@ -1,12 +1,10 @@
 """`brorl init`: writes a first recipe for the user's own data file, with a comment on every setting.
 
-A config of TRL or verl becomes a recipe with the same numbers. A taskset of `verifiers` becomes a data file and a
-recipe. Nothing here imports torch.
+A config of TRL or verl becomes a recipe with the same numbers. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from brorl.api.arguments import check_cheaply
-from brorl.api.first_recipe import FUNCTION_FILE, FirstRecipe, make_first_recipe
+from brorl.api.first_recipe import FUNCTION_FILE, make_first_recipe
 from brorl.config.conversion import Conversion
 from brorl.config.from_trl import from_trl
 from brorl.config.from_verl import from_verl
@@ -26,8 +24,7 @@ from brorl.prompts.file_questions import read_source
 from brorl.prompts.guess import guess_meaning
 from brorl.prompts.rows import is_local
 from brorl.prompts.settings import FileSource
-from brorl.storage import dotted_items, replace_file, storage_errors
-from brorl.verification.gym.taskset import PREFIX, SCORE, read_taskset
+from brorl.storage import dotted_items
 
 _OF_TRL = {
     "num_generations", "max_completion_length", "scale_rewards", "loss_type", "epsilon", "beta", "num_iterations",
@@ -123,7 +120,6 @@ def _num_prompts(sources: list[dict[str, Any]]) -> int | None:
         return None
 
 
-_MOST_TASKS = 10_000  # write at most this many tasks of a taskset
 _OPTIONS = {  # setting of a source -> placeholder of its option in messages
     **dict.fromkeys(("prompt_column", "answer_column", "options_column", "domain"), "NAME"),
     "first_option": "N",
@@ -141,13 +137,12 @@ def init(
     options_column: Sequence[str] = (),
     first_option: int | None = None,
     domain: str | None = None,
-    taskset_config: str | None = None,
 ) -> None:
     """Read the data, write the recipe, and print the guesses.
 
     Args:
-        data_file: JSONL, JSON, CSV or Parquet file, or a folder or pattern of such files, or an installed taskset of
-            the library verifiers: `verifiers:NAME` (default: the data of --from).
+        data_file: JSONL, JSON, CSV or Parquet file, or a folder or pattern of such files (default: the data of
+            --from).
         trainer_config: A YAML config of TRL's GRPOTrainer or of verl, to be written as a recipe.
         output: Recipe to write.
         model: Model folder or hub id (default: a small Qwen model; quickstart for countdown puzzles).
@@ -157,7 +152,6 @@ def init(
             guessed).
         first_option: Index of the first option, 0 or 1, if the answer is an index (default: found in the data).
         domain: Verifier: math, science, countdown, or a name for your own (default: guessed).
-        taskset_config: Settings of the taskset as YAML, such as {split: train}.
 
     Raises:
         UserError: If the data does not fit, or `output` exists.
@@ -165,7 +159,7 @@ def init(
     output = Path(output)
     if output.exists():
         raise UserError(f"{output} already exists; choose another name with {option('output')}")
-    columns = {
+    columns: dict[str, Any] = {
         "prompt_column": prompt_column, "answer_column": answer_column, "domain": domain,
         "options_column": options_column, "first_option": first_option,
     }  # fmt: skip
@@ -178,7 +172,9 @@ def init(
         for of_domain, path in conversion.settings.get("verification.functions", {}).items():
             function, columns["domain"] = path, domain or of_domain
     if data_file is not None:
-        first = _first_recipe(data_file, columns, function, model, taskset_config, output.parent)
+        with source_words(_as_option):
+            guess = guess_meaning(data_file, **columns)
+            first = make_first_recipe(data_file, model, guess, read_source(guess.source), function)
     elif conversion is None or "data.sources" not in conversion.settings:
         source = "" if conversion is None else f": {name} names no data"
         raise UserError(f"give the file of your questions{source}, such as brorl init problems.jsonl")
@@ -190,31 +186,6 @@ def init(
         _write(output, first.text(str(output)))
         lines = first.summary(output)
     print("\n".join(lines))  # noqa: T201
-
-
-def _first_recipe(
-    data_file: str,
-    columns: Mapping[str, Any],
-    function: str,
-    model: str | None,
-    taskset_config: str | None,
-    folder: Path,
-) -> FirstRecipe:
-    """Read the data and choose the settings. The tasks of a taskset are first written into the folder."""
-    if data_file.startswith(PREFIX):
-        name, function = data_file.removeprefix(PREFIX), SCORE
-        data_file = _write_tasks(name, taskset_config, folder)
-        columns = {**columns, "prompt_column": "prompt", "answer_column": "answer", "domain": name}
-    elif taskset_config is not None:
-        raise UserError(
-            f"{option('taskset-config')} is for tasksets, and {data_file} is a file; give {PREFIX}NAME, or remove it"
-        )
-    with source_words(_as_option):
-        guess = guess_meaning(data_file, **columns)
-        if function == SCORE:  # answers are JSON
-            source = guess.source.model_copy(update={"answer_after": None})
-            guess = guess._replace(domain_reason="the rewards of the taskset", source=source)
-        return make_first_recipe(data_file, model, guess, read_source(guess.source), function)
 
 
 def _as_option(key: str, value: object) -> str:
@@ -238,24 +209,3 @@ def _write(output: Path, text: str) -> TrainConfig:
     except OSError as error:
         raise StorageError(f"could not write {output}: {error.strerror}; choose another {option('output')}") from error
     return config
-
-
-def _write_tasks(name: str, config: str | None, folder: Path) -> str:
-    """Write the tasks of a taskset of `verifiers` into a data file beside the recipe, and return its path."""
-    settings = {} if config is None else parse_yaml(config, option("taskset-config"))
-    if not isinstance(settings, dict):
-        raise UserError(
-            f"{option('taskset-config')} must be a mapping of settings, such as {{split: train}}, got {config!r}"
-        )
-    file = folder / f"{Path(name).name}.jsonl"
-    if file.exists():
-        raise UserError(
-            f"{file} already exists; remove it, or write the recipe into another folder with {option('output')}"
-        )
-    rows = list(read_taskset(name, settings, _MOST_TASKS))
-    with storage_errors(file, "run the command again"):
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-    first = f"; they are its first {_MOST_TASKS:,}" if len(rows) == _MOST_TASKS else ""
-    print(f"wrote {file}: {len(rows):,} tasks{first}")  # noqa: T201
-    return str(file)

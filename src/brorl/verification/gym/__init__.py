@@ -1,1 +1,1 @@
-"""Tasks of Reasoning Gym and of the library `verifiers`: their questions, their scorers and their guards."""
+"""Tasks of Reasoning Gym: their questions, their scorers and their guards."""
