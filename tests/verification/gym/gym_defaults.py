@@ -25,7 +25,7 @@ def rejected() -> tuple[list[Any], int]:
                 written = json.loads(json.dumps(value))
             except TypeError:
                 continue  # a recipe cannot hold it
-            found = check_source([name], {name: {field.name: written}}, 0, 1)
+            found = check_source([name], {name: {field.name: written}})
             problem = found if isinstance(found, str) else None
             checked += 1
             if problem and "which must be" in problem:

@@ -175,22 +175,14 @@ def _three_digits(text: str) -> str | None:
     return None if number is None else f"{number:.2e}"
 
 
-_TWO_NUMBERS = re.compile(r"[\d.]\s+[\d.]")
-
-
-def _complex(text: str) -> tuple[Decimal, Decimal] | None:
-    text = "".join(text.split()).replace("\N{MINUS SIGN}", "-") if not _TWO_NUMBERS.search(text) else ""
-    text = text[1:-1] if text.startswith("(") and text.endswith(")") else text
-    match = re.fullmatch(
-        r"(?P<real>[-+]?\d{1,40}(?:\.\d{1,40})?)?(?:(?P<sign>[-+]?)(?P<imaginary>\d{1,40}(?:\.\d{1,40})?)?\*?[ij])?",
-        text,
-    )
-    if match is None or not text:
+def _complex(text: str) -> complex | None:
+    """Read `3 - 2i`, `(3-2*j)` or a part of it; None for other text."""
+    if len(text) > _LONGEST_STATEMENT or re.search(r"[\d.]\s+[\d.]", text):  # `1 2` is no 12
         return None
-    if match["real"] is not None and not match["sign"] and text.endswith(("i", "j")):
-        return (Decimal(0), Decimal(match["real"])) if match["imaginary"] is None else None
-    imaginary = Decimal(match["imaginary"] or 1) if text.endswith(("i", "j")) else Decimal(0)
-    return Decimal(match["real"] or 0), -imaginary if match["sign"] == "-" else imaginary
+    bare = re.sub(r"\*?[ij](?=\)?$)", "j", "".join(text.split())).replace("\N{MINUS SIGN}", "-")
+    with suppress(ValueError):
+        return complex(bare)
+    return None
 
 
 def _factors(text: str) -> list[str]:

@@ -6,6 +6,7 @@ Only worker processes load this file: its import takes seconds, and an answer de
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import random
 import re
@@ -27,13 +28,12 @@ from brorl.verification.domains.marked_answer import writings
 from brorl.verification.gym.answers import GUARDS, is_own_answer
 from brorl.verification.gym.task import SETS, SEVERAL, GymTask
 
-_COMPOSED = "composite"
 _SIGNS = {
     "\N{MULTIPLICATION SIGN}": "*", "\N{MIDDLE DOT}": "*", "\\times": "*", "\\cdot": "*", "\N{DIVISION SIGN}": "/",
     "\\div": "/", "\N{MINUS SIGN}": "-", "^": "**", "->": "\u2192", "\\rightarrow": "\u2192", "\\to": "\u2192",
 }  # fmt: skip
 _DECIMAL = re.compile(r"(?<![\w.])(\d{1,20})\.(\d{1,20})(?![\w.])")
-_OWN = {"size": "num_questions", "seed": "seed"}  # dataset's setting -> the source's setting that decides it
+_OWN = ("size", "seed")  # a source's num_questions and seed decide these settings of its datasets
 # The size of these datasets changes or limits their entries; in all others it has no effect.
 _SIZES = {"acre": 5_000, "gsm_symbolic": 1_000_000, "list_functions": 1_000_000, "word_ladder": 20_000}
 _SIZE = 500
@@ -43,79 +43,46 @@ _CORRECT = 0.99
 _MAX_PARTIAL = 0.98  # the most that an incorrect answer gets
 
 
-def check_source(
-    given: Sequence[str], configs: Mapping[str, Mapping[str, Any]], first: int, number: int
-) -> list[str] | str:
+def check_source(given: Sequence[str], configs: Mapping[str, Mapping[str, Any]]) -> list[str] | str:
     """Find a source's datasets by their names or by names of sets, and check their settings.
 
-    Return the datasets' names, or the source's problem, which begins with a setting (`config: ...`). `number` counts
-    the entries of all datasets together; the datasets take turns from the index `first` on.
+    Return the datasets' names, or the source's problem, which begins with a setting (`config: ...`).
     """
-    known = sorted(set(DATASETS) - {_COMPOSED})
+    known = sorted(set(DATASETS) - {"composite"})  # it combines others; a source lists them itself
     names = known if ALL in given else list(dict.fromkeys(n for name in given for n in SETS.get(name, (name,))))
-    last_index = first - 1 - (-number // len(names))
     for name in names:
-        if name == _COMPOSED:
-            return "gym: composite combines datasets; list them: gym: [leg_counting, maze]"
         if name not in known:
             advice = nearest(name, known) or f"; {_PAGE} lists the {len(known)} names"
             return f"gym: {name!r} is not a dataset of Reasoning Gym{advice}"
         if problem := _problem_of(name, configs.get(name, {})):
-            return f"config: {name} {problem}"
-        if last_index >= _SIZES.get(name, last_index + 1):
-            return _beyond(name, first, last_index)
+            return f"config: {name} {problem}; {_PAGE} lists the settings"
     unused = next((name for name in configs if name not in names), None)
     if unused is not None:
         return f"config: {unused!r} is not a dataset of this source{nearest(unused, names)}"
     return names
 
 
-def _beyond(name: str, first: int, last_index: int) -> str:
-    """Return the problem that a dataset has no entry with the last index."""
-    size, needed = _SIZES[name], last_index - first + 1
-    lower = f"first_index to at most {size - needed:,}" if needed <= size else "num_questions to fewer"
-    return (
-        f"first_index: {name} has {size:,} entries, and index {last_index:,} is beyond (the last of {needed:,} "
-        f"questions from first_index = {first:,} on); lower {lower}"
-    )
-
-
 def _problem_of(name: str, config: Mapping[str, Any]) -> str | None:
     """Return the problem of a dataset's settings; None if they are valid."""
     settings = DATASETS[name][1]
-    known = [field.name for field in dataclasses.fields(settings) if field.name not in _OWN]
-    types = typing.get_type_hints(settings)
-    # Some settings are declared as int although their default is a float.
+    types = {key: hint for key, hint in typing.get_type_hints(settings).items() if key not in _OWN}
+    # Some settings are declared as int although their default is a float, or as a tuple of one text although it has
+    # several. A tuple without types can be a text.
     types |= {field.name: float for field in dataclasses.fields(settings) if isinstance(field.default, float)}
+    types |= {key: tuple[str, ...] for key, hint in types.items() if hint == tuple[str]}
+    types |= {key: str | tuple for key, hint in types.items() if hint is tuple}
     for key, value in config.items():
-        if key in _OWN:
-            return f"has its {key} from the source; set {_OWN[key]} beside gym, not in config"
-        if key not in known:
-            advice = nearest(key, known) or f"; {_PAGE} lists the settings"
-            return f"has no setting {key!r} (settings: {', '.join(known) or 'none'}){advice}"
-        if problem := _problem_of_value(value, types[key]):
-            return f"has the setting {key}: {value!r}, {problem}; {_PAGE} lists the settings"
+        if key not in types:
+            return f"has no setting {key!r} (settings: {', '.join(types) or 'none'}){nearest(key, types)}"
+        try:  # a value of another type than JSON's, such as a date, cannot be written either
+            json.dumps(TypeAdapter(types[key]).validate_json(json.dumps(value), strict=True))
+        except (ValidationError, PydanticUserError, TypeError):
+            return f"has the setting {key}: {value!r}, which must be of type {inspect.formatannotation(types[key])}"
     try:
         if config:
             _made(name, json.dumps(config), 0, _SIZE)
     except Exception as error:  # each dataset checks its settings in its own way, mostly by assertions
-        why = " ".join(str(error).split()) or type(error).__name__
-        return f"rejects config = {dict(config)}: {why}; {_PAGE} lists the settings"
-    return None
-
-
-def _problem_of_value(value: Any, hint: Any) -> str | None:
-    """Return why a value from a recipe does not have a setting's type; None if it does."""
-    if hint is tuple:  # some settings of this type hold a text
-        hint = str | tuple
-    try:
-        json.dumps(TypeAdapter(hint).validate_json(json.dumps(value), strict=True))
-    except ValidationError as error:
-        first = error.errors()[0]
-        item = next((f"whose item {place + 1}" for place in first["loc"] if isinstance(place, int)), "which")
-        return first["msg"].replace("Input should be", f"{item} must be")
-    except (PydanticUserError, TypeError):
-        return "which must be left out: a recipe cannot hold its value"
+        return f"rejects config = {dict(config)}: {' '.join(str(error).split()) or type(error).__name__}"
     return None
 
 

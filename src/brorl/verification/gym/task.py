@@ -189,7 +189,7 @@ def _rows(
     """Generate the entries of all datasets in turn."""
     configs: dict[str, dict[str, Any]] = json.loads(config)
     with WorkerPool(workers, _TIMEOUT_S, _MEMORY_BYTES) as pool:
-        (result,) = pool.run([VerifierCall(_CHECK_SOURCE, (given, configs, first, number))])
+        (result,) = pool.run([VerifierCall(_CHECK_SOURCE, (given, configs))])
         if result.failure:
             raise UserError(f"Reasoning Gym cannot be used ({result.failure}); run: pip install 'brorl[gym]'")
         if isinstance(result.value, str):
