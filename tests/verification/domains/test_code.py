@@ -1,10 +1,10 @@
 """Programs against their tests, in real sandboxed processes: answers by hand, and attacks that must not pass."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from code_answers import CALLS, FUNCTIONS, KINDS, OUTSIDE, SUMS, fenced, question_of, verify
+from code_answers import FUNCTIONS, KINDS, SUMS, fenced, question_of, verify
 from evalplus_sources import IS_FLOATS, PLAIN
 
 from brorl.prompts.code_tests import CallCases, StdinCases, TestCode
@@ -12,36 +12,24 @@ from brorl.prompts.layouts import code as layouts
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.request import JudgeTimeout, Undecided
 from brorl.verification.sandbox.values import MAX_DEPTH, decode
-from brorl.verification.sandbox.worker import Judge, T
 from case_tables import table
 
 pytestmark = pytest.mark.linux
 
 
-class CountingPool(ProgramPool):
-    """Counts the judges that it runs."""
-
-    num_judges = 0
-
-    def run(self, judges: Sequence[Judge[T]]) -> list[T | Undecided]:
-        self.num_judges += len(judges)
-        return super().run(judges)
-
-
 @pytest.fixture(scope="module")
-def pool() -> Iterator[CountingPool]:
-    with CountingPool(2) as pool:
+def pool() -> Iterator[ProgramPool]:
+    with ProgramPool(2) as pool:
         yield pool
 
 
 @pytest.fixture
-def verifier(pool: CountingPool) -> CodeVerifier:
+def verifier(pool: ProgramPool) -> CodeVerifier:
     return CodeVerifier(pool, timeout_s=10.0)
 
 
-def patient(pool: CountingPool, reason: str) -> CodeVerifier:
+def patient(pool: ProgramPool, reason: str) -> CodeVerifier:
     """A verifier that waits long on a busy machine, unless the program is to reach the limit."""
     return CodeVerifier(pool, timeout_s=0.1 if reason == "timeout" else 10.0)
 
@@ -99,7 +87,7 @@ class TestAnswers:
             ("x = 1\n" * 50_000, "answer too long"),
         ],
     )
-    def test_programs(self, pool: CountingPool, code: str, reason: str) -> None:
+    def test_programs(self, pool: ProgramPool, code: str, reason: str) -> None:
         verdict = verify(patient(pool, reason), question_of(SUMS), code)
         assert verdict.reason == reason
         assert verdict.correct is (reason == "correct")
@@ -115,17 +103,10 @@ class TestAnswers:
 
     @pytest.mark.parametrize("kind", FUNCTIONS)
     @pytest.mark.parametrize(*table(__file__, "functions"))
-    def test_functions(self, pool: CountingPool, kind: str, code: str, reason: str) -> None:
+    def test_functions(self, pool: ProgramPool, kind: str, code: str, reason: str) -> None:
         verdict = verify(patient(pool, reason), question_of(FUNCTIONS[kind]), code)
         assert verdict.reason == reason
         assert verdict.correct is (reason == "correct")
-
-    def test_a_response_without_code_has_its_reason(self, verifier: CodeVerifier, pool: CountingPool) -> None:
-        before = pool.num_judges
-        verdicts = verifier.verify_all([(question_of(SUMS), text) for text in ("print(3)", "", "```text\n3\n```")])
-        assert {verdict.reason for verdict in verdicts} == {"no code block"}
-        assert [verdict.extracted for verdict in verdicts] == [None] * 3
-        assert pool.num_judges == before
 
     def test_options_of_calls(self, verifier: CodeVerifier) -> None:
         code = "def f(x):\n    return [3, 1.0000001, 2]"
@@ -248,7 +229,7 @@ class TestAttacks:
         assert sum(read) < 10_000
         assert verify(verifier, question_of(CallCases("f", ((1,),), (7,))), "def f(x): return 7.0").correct
 
-    def test_later_inputs_are_not_in_reach(self, pool: CountingPool) -> None:
+    def test_later_inputs_are_not_in_reach(self, pool: ProgramPool) -> None:
         """Neither the expected values nor the arguments of later calls are in the process of the answer."""
         secret = "a" * 20 + "Zq"
         question = question_of(CallCases("f", ((1,), (f"{secret}_argument",)), (None, f"{secret}_expected")))
@@ -271,14 +252,14 @@ def f(x):
 
 
 class TestScores:
-    def test_the_first_case_that_fails_is_the_last(self, pool: CountingPool) -> None:
+    def test_the_first_case_that_fails_is_the_last(self, pool: ProgramPool) -> None:
         """Later cases do not run: the second would reach its limit."""
         code = "n = int(input())\nwhile n == 2: pass\nprint(0)"
         question = question_of(StdinCases(("1", "2", "2"), ("1", "2", "2")))
         assert verify(CodeVerifier(pool, timeout_s=10.0), question, code).reason == "wrong answer"
 
     @pytest.mark.parametrize("kind", ["stdin", "calls", "parsed"])
-    def test_the_share_of_cases_is_an_option(self, pool: CountingPool, rng: np.random.Generator, kind: str) -> None:
+    def test_the_share_of_cases_is_an_option(self, pool: ProgramPool, rng: np.random.Generator, kind: str) -> None:
         verifier = CodeVerifier(pool, timeout_s=10.0, partial_credit=True)
         number = 8
         how = rng.integers(0, 5, size=number)  # of each case: 0 and 1 pass, 2 is wrong, 3 raises, 4 exits
@@ -302,64 +283,13 @@ class TestScores:
         assert verdict.reason == reasons[first]
 
     @pytest.mark.slow
-    def test_the_limit_of_the_data_counts_three_times(self, pool: CountingPool) -> None:
+    def test_the_limit_of_the_data_counts_three_times(self, pool: ProgramPool) -> None:
         code = "import time\ntime.sleep(1.3)\nprint(input())"
         tests = StdinCases(("1",), ("1",))
         verifier = CodeVerifier(pool, timeout_s=20.0)
         assert verify(verifier, question_of(tests, time_limit_s=0.1), code).reason == "timeout"  # at least a second
         assert verify(verifier, question_of(tests, time_limit_s=4.0), code).reason == "correct"
         assert verify(CodeVerifier(pool, timeout_s=1.0), question_of(tests, time_limit_s=5.0), code).reason == "timeout"
-
-
-class TestCache:
-    @pytest.mark.usefixtures("no_own_time")
-    def test_each_pair_of_tests_and_code_runs_once(self, pool: CountingPool) -> None:
-        verifier = CodeVerifier(pool, cache_size=2)
-        question, other = question_of(SUMS), question_of(CALLS)
-        code = "print(sum(map(int, input().split())))"
-        before = pool.num_judges
-        texts = [fenced(code), f"Again.\n{fenced(code)}", fenced(f"{code} "), fenced(code)]
-        items = list(zip([question, question, question, other], texts, strict=True))
-        verdicts = verifier.verify_all(items)
-        assert [verdict.correct for verdict in verdicts] == [True, True, True, False]
-        assert verdicts[1].seconds == 0.0  # the others may have 0, too, if they only waited for their core
-        assert pool.num_judges == before + 3
-        again = verifier.verify_all(items[2:])  # the first pair has been pushed out
-        assert [(v.correct, v.reason, v.extracted) for v in again] == [
-            (v.correct, v.reason, v.extracted) for v in verdicts[2:]
-        ]
-        assert pool.num_judges == before + 3
-        verifier.verify_all(items[:1])
-        assert pool.num_judges == before + 4
-
-    def test_programs_that_used_their_part_are_incorrect_and_others_unverified(self) -> None:
-        class ShortPool(CountingPool):
-            def run(self, judges: Sequence[Judge[T]]) -> list[T | Undecided]:
-                self.num_judges += len(judges)
-                return [JudgeTimeout("over"), Undecided("over")]
-
-        with ShortPool(1) as pool:
-            verifier = CodeVerifier(pool)
-            for _ in range(2):
-                verdicts = verifier.verify_all([(question_of(SUMS), fenced("1")), (question_of(SUMS), fenced("2"))])
-                assert [v.reason for v in verdicts] == ["timeout of all programs", "unverified: over"]
-                assert [v.unverified for v in verdicts] == [False, True]
-            assert pool.num_judges == 4  # neither is kept
-
-    def test_a_lost_worker_is_no_verdict_and_is_not_kept(self) -> None:
-        class LosingPool(CountingPool):
-            def run(self, judges: Sequence[Judge[T]]) -> list[T | Undecided]:
-                self.num_judges += len(judges)
-                return [Undecided("a worker was lost") for _ in judges]
-
-        losing = LosingPool(1)
-        verifier = CodeVerifier(losing)
-        for number in (1, 2):
-            verdict = verify(verifier, question_of(SUMS), "print(3)")
-            assert verdict.reason == "unverified: a worker was lost"
-            assert verdict.unverified
-            assert losing.num_judges == number
-        assert verifier.check_references([question_of(OUTSIDE).reference]) == {}
 
 
 class TestReferences:

@@ -1,16 +1,19 @@
 """Judges of programs whose replies follow a script: no process runs, and no test depends on the load of the machine."""
 
 import time
+from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 import pytest
-from code_answers import Tests, verify
+from code_answers import OUTSIDE, SUMS, Tests, fenced, question_of, verify
 
 from brorl.prompts.code_tests import CallCases, StdinCases, TestCode
 from brorl.verdict import Verdict
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.code_judges import Clock, judge_test_code
-from brorl.verification.sandbox.request import Fault, Reply
+from brorl.verification.sandbox.request import Fault, JudgeTimeout, Limits, Reply, Undecided
+from brorl.verification.sandbox.worker import Judge, T
 from each_row import each_row
 from scripted_programs import Request, ScriptedPool, ScriptedWorker
 
@@ -99,42 +102,66 @@ REASONS = {
 }
 
 
-class TestTimeouts:
-    @pytest.mark.parametrize("kind", ["stdin", "calls"])
-    @pytest.mark.parametrize("first", ["wrong", "timeout"])
+class TestCache:
+    @pytest.mark.usefixtures("no_own_time")
+    def test_each_pair_of_tests_and_code_runs_once(self) -> None:
+        pool = ScriptedPool(lambda _: Reply("3", None, 0.5))
+        verifier = CodeVerifier(pool, cache_size=2)
+        question, other = question_of(StdinCases(("1",), ("3",))), question_of(StdinCases(("1",), ("4",)))
+        texts = [fenced("print(3)"), f"Again.\n{fenced('print(3)')}", fenced("print(3) "), fenced("print(3)")]
+        items = list(zip([question, question, question, other], texts, strict=True))
+        verdicts = verifier.verify_all(items)
+        assert [(verdict.correct, verdict.seconds) for verdict in verdicts] == [
+            *((True, 0.5), (True, 0.0), (True, 0.5), (False, 0.5))
+        ]
+        assert pool.num_judges == 3
+        again = verifier.verify_all(items[2:])  # the first pair has been pushed out
+        assert again == [replace(verdict, seconds=0.0) for verdict in verdicts[2:]]
+        assert pool.num_judges == 3
+        verifier.verify_all(items[:1])
+        assert pool.num_judges == 4
+
+    @pytest.mark.parametrize("first", ["wrong", "timeout", "time of all cases"])
     def test_a_share_with_a_timeout_of_any_case_is_kept_for_an_hour(
-        self, kind: str, first: str, monkeypatch: pytest.MonkeyPatch
+        self, first: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The reason is that of the first case that failed; a later case may end in time in another run."""
-        replies: list[tuple[str, str | None]] = [("0", None), ("1", "timeout")]
-        order = replies if first == "wrong" else replies[::-1]
-        texts = iter([*order, *order])
-
-        def script(request: Request) -> Reply:
-            if request.kind == "load":
-                return Reply(None, None, 0.0)
-            text, failure = next(texts)
-            return Reply(text, failure, 0.1) if kind == "stdin" else Reply(int(text), failure, 0.1)
-
-        pool = ScriptedPool(script)
-        cases = StdinCases(("1", "1"), ("1", "1"))
-        tests = cases if kind == "stdin" else CallCases("f", ((1,), (1,)), (1, 1))
+        wrong, late = Reply("0", None, 0.9), Reply("1", "timeout", 0.1)
+        replies = {"wrong": [wrong, late], "timeout": [late, wrong], "time of all cases": [wrong] * 30}[first]
+        left = cycle(replies)
+        pool = ScriptedPool(lambda _: next(left))
         verifier = CodeVerifier(pool, timeout_s=1.0, partial_credit=True)
+        tests = StdinCases(("1",) * len(replies), ("1",) * len(replies))
         for number in (1, 2):
-            verdict = verify(verifier, tests, ANSWER)
-            assert verdict.reason == ("wrong answer" if first == "wrong" else "timeout")
+            assert verify(verifier, tests, ANSWER).reason == ("timeout" if first == "timeout" else "wrong answer")
             assert pool.num_judges == number
             monkeypatch.setattr("brorl.verification.verifier.monotonic", lambda: time.monotonic() + 3601)
 
-    def test_a_share_without_the_last_cases_is_kept_for_an_hour(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The first case is wrong, and the time of all cases is over before the last one."""
-        tests = StdinCases(("1",) * 30, ("1",) * 30)
-        pool = ScriptedPool(lambda _: Reply("0", None, 0.9))
-        verifier = CodeVerifier(pool, timeout_s=1.0, partial_credit=True)
+    @pytest.mark.parametrize(
+        ("outcome", "reason"),
+        [
+            (JudgeTimeout("over"), "timeout of all programs"),
+            (Undecided("a worker was lost"), "unverified: a worker was lost"),
+        ],
+    )
+    def test_an_answer_without_a_decision_runs_again(self, outcome: Undecided, reason: str) -> None:
+        class UndecidedPool(ScriptedPool):
+            def _decision(self, judge: Judge[T]) -> T | Undecided:  # noqa: ARG002
+                return outcome
+
+        pool = UndecidedPool(lambda _: Reply(None, None, 0.0))
+        verifier = CodeVerifier(pool)
         for number in (1, 2):
-            assert verify(verifier, tests, "print(0)").reason == "wrong answer"
+            assert verify(verifier, SUMS, "print(3)").reason == reason
             assert pool.num_judges == number
-            monkeypatch.setattr("brorl.verification.verifier.monotonic", lambda: time.monotonic() + 3601)
+        assert verifier.check_references([question_of(OUTSIDE).reference]) == {}
+
+    def test_a_response_without_code_does_not_run(self) -> None:
+        pool = ScriptedPool(lambda _: Reply(None, None, 0.0))
+        items = [(question_of(SUMS), text) for text in ("print(3)", "", "```text\n3\n```")]
+        found = [(verdict.reason, verdict.extracted) for verdict in CodeVerifier(pool).verify_all(items)]
+        assert found == [("no code block", None)] * 3
+        assert pool.num_judges == 0
 
 
 class TestExceptionsOfTheAnswer:
@@ -179,12 +206,14 @@ class TestExceptionsOfTheAnswer:
 class TestSizeOfReplies:
     """This process reads no longer reply than an accepted value can be."""
 
-    def limits(self, tests: StdinCases | CallCases | TestCode) -> list[int]:
-        """Return the output limits of the requests to the answer."""
-
+    def requests(self, tests: Tests) -> list[Limits]:
+        """Return the limits of the requests to the answer."""
         pool = ScriptedPool(lambda request: Reply("" if request.kind == "run" else None, None, 0.0))
         verify(CodeVerifier(pool), tests, ANSWER)
-        return [request.limits.output_bytes for request in pool.requests if request.name != "tests"]
+        return [request.limits for request in pool.requests if request.name != "tests"]
+
+    def limits(self, tests: Tests) -> list[int]:
+        return [limits.output_bytes for limits in self.requests(tests)]
 
     def test_it_grows_with_the_expected_value(self, rng: np.random.Generator) -> None:
         assert max(self.limits(CallCases("f", ((1,),), (7,)))) < 5_000
@@ -197,12 +226,10 @@ class TestSizeOfReplies:
 
     def test_a_dense_text_of_a_short_value_is_not_read(self) -> None:
         """Numbers are short where a complex one would be long: 4 MiB of them have a hundred times the parts."""
-        pool = ScriptedPool(lambda _request: Reply(None, None, 0.0))
-        verify(CodeVerifier(pool), CallCases("f", ((1,),), ([7] * 50_000,)), ANSWER)
-        (called,) = (one for one in pool.requests if one.kind == "call")
-        assert called.limits.output_bytes > 1 << 21
-        assert called.limits.output_parts is not None
-        assert 50_000 < called.limits.output_parts < 200_000
+        (_, called) = self.requests(CallCases("f", ((1,),), ([7] * 50_000,)))
+        assert called.output_bytes > 1 << 21
+        assert called.output_parts is not None
+        assert 50_000 < called.output_parts < 200_000
 
     def test_it_is_small_where_test_code_decides(self) -> None:
         loaded, called = self.limits(TestCode("f", "x = f(1)\nassert x == 1"))

@@ -110,6 +110,15 @@ def call(name: str, *arguments: object) -> VerifierCall:
     return VerifierCall(f"{CALLS}:{name}", arguments)
 
 
+def execute(source: str, *arguments: object) -> VerifierCall:
+    """Return a call that executes a source, which finds `arguments` and sets `value`."""
+    return call("execute", source, *arguments)
+
+
+END_BY = "os.kill(os.getpid(), arguments[0]); time.sleep(300)"
+PID = execute("value = os.getpid()")
+
+
 def gone(pid: int, within_s: float = 10.0) -> bool:
     """Whether a process ends; a zombie that nobody has buried has ended."""
     end = time.monotonic() + within_s

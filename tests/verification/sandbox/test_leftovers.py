@@ -19,7 +19,7 @@ WAYS = ["session", "group", "grandchild", "daemon"]
 def test_a_timeout_ends_it(how: str, tmp_path: Path) -> None:
     path = tmp_path / "pid"
     with WorkerPool(1, timeout_s=1.0) as pool:
-        (reply,) = pool.run([call("leave_and_hang", how, str(path))])
+        (reply,) = pool.run([call("leave", how, str(path))])
         assert reply.failure == "timeout"
         assert gone(int(path.read_text("ascii")), 1.0)
 

@@ -123,14 +123,19 @@ def test_a_program_without_its_core_is_unverified(pool: ProgramPool, monkeypatch
     ]
 
 
-def test_the_time_of_all_cases_does_not_count_waiting_for_a_core(
-    pool: ProgramPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_without_a_core_does_not_count(pool: ProgramPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel says how long others had it; here a constant part of the time."""
+    source, limits = "import time\ntime.sleep(0.3)\nprint('done')", Limits(0.2)
+    monkeypatch.setattr(request, "denied_s", lambda _pid: 0.0)
+    assert ended(pool, source, limits=limits).failure == "timeout"
+    monkeypatch.setattr(request, "denied_s", lambda _pid: 0.6 * time.monotonic())
     began = time.monotonic()
-    monkeypatch.setattr(request, "denied_s", lambda _pid: 0.9 * (time.monotonic() - began))
-    (reply,) = returned(pool, "import time\ndef f(): time.sleep(0.3)", ("f", ()))
-    assert reply.failure is None
-    assert reply.seconds <= 0.11 * (time.monotonic() - began)
+    reply = ended(pool, source, limits=limits)
+    assert reply.value == "done\n"
+    assert reply.seconds <= 0.41 * (time.monotonic() - began)
+    began = time.monotonic()
+    assert ended(pool, "while True: pass", limits=Limits(0.15)).failure == "timeout"
+    assert time.monotonic() - began >= 0.3
 
 
 def state(pid: int) -> str:
