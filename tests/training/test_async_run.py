@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from async_support import by_tokens, collector_over
+from async_support import WordyEngine, by_tokens, collector_over
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.settings import AdvantageSettings, ImportanceCorrection, RewardShaping
 from brorl.assemble import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.prompts.prompt import Prompt, PromptStream
+from brorl.rollout.engine import SampledTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.runs.checkpoint import TrainerState
 from brorl.runs.run_directory import Record, RunDirectory
@@ -29,7 +29,6 @@ from brorl.training.run import TrainingRun
 from brorl.verdict import Verdict
 from brorl.verification.grade import Grader
 from foreground_collector import ForegroundCollector
-from local_pool import LocalPool
 from recipes import recipe
 from run_support import assert_same_run
 from small_models import small_model
@@ -45,8 +44,8 @@ class FirstToken:
         return [Verdict(c, float(c), None, "correct" if c else "wrong", 0.0) for c in correct]
 
 
-def test_a_run_in_threads_learns(rng: np.random.Generator) -> None:
-    """Two workers sample while the learner learns: the fraction of the right first token rises."""
+def test_a_run_in_a_thread_learns(rng: np.random.Generator) -> None:
+    """The collector's thread verifies while the learner learns: the fraction of the right first token rises."""
     model = small_model(vocab_size=8, seed=int(rng.integers(1 << 30)), scale=0.05, dtype=torch.float32)
     settings = recipe(
         learning_rate=3e-3,
@@ -55,7 +54,7 @@ def test_a_run_in_threads_learns(rng: np.random.Generator) -> None:
     )
     learner = TreeLearner(model, settings)
     prompts = [Prompt(f"p{i}", str(i), (1 + i, 5), "", "first") for i in range(6)]
-    pool = LocalPool([NativeEngine(copy.deepcopy(model), EOS) for _ in range(2)])
+    pool = VirtualPool(NativeEngine(copy.deepcopy(model), EOS), 2, lambda *_: 0.0)  # done as soon as it is asked
     collector = collector_over(
         pool,
         stream=PromptStream(prompts, 0),
@@ -83,7 +82,6 @@ def test_a_run_in_threads_learns(rng: np.random.Generator) -> None:
         assert tree.responses() == own[0].responses()  # the sampler has the newest weights
     finally:
         collector.close()
-        pool.close()
     assert min(staleness) >= 0
     assert max(staleness) >= 1
     assert np.mean(fractions[:3]) < 0.4
@@ -92,24 +90,17 @@ def test_a_run_in_threads_learns(rng: np.random.Generator) -> None:
 
 
 def test_an_exception_in_the_background_reaches_the_loop() -> None:
-    class Broken:
-        version = 0
-
-        def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-            self.version = version + len(list(weights))
-
-        def sample(self, *_: Any) -> Any:
+    class Broken(VirtualPool):
+        def done(self, timeout_s: float | None = None) -> list[SampledTask]:  # noqa: ARG002
             raise RuntimeError("no such kernel")
 
-    pool = LocalPool([Broken()])  # type: ignore[list-item]
-    collector = collector_over(pool, kind=AsyncCollector)
+    collector = collector_over(Broken(WordyEngine(), 1, by_tokens), kind=AsyncCollector)
     try:
         collector.publish([], 0)
         with pytest.raises(RuntimeError, match="no such kernel"):
             collector.next_batch(1)
     finally:
         collector.close()
-        pool.close()
 
 
 OVERRIDES = {
