@@ -88,7 +88,7 @@ def test_a_term_that_fails_is_the_verdict_of_its_failure(workers: Workers, own: 
 
 
 def test_a_function_that_cannot_be_a_term_is_refused_before_training(workers: Workers, own: Path) -> None:
-    with pytest.raises(UserError, match=r"rewards\.terms\.one: .* takes 1 arguments"):
+    with pytest.raises(UserError, match=r"rewards\.terms\.one: .* must take two arguments"):
         verifier_of(workers, own, "one")
 
 

@@ -67,17 +67,13 @@ class FunctionVerifier:
                 raise LoadError(f"cannot read the arguments of {function!r}: {result.failure}")
         except LoadError as error:
             raise UserError(f"{setting}: {error}; {_load_advice(function, str(error))}") from None
-        self._more = (as_messages,) if result.value == REWARD else ()
-        minimum, maximum = (3, 3) if result.value == REWARD else result.value
-        if minimum > 3 or (maximum is not None and maximum < 2):
-            upper = "any number" if maximum is None else maximum
-            arguments = f"{minimum}" if minimum == maximum else f"{minimum} to {upper}"
+        if result.value is None:
             raise UserError(
-                f"{setting}: {function!r} takes {arguments} arguments; "
-                "it must take two (response, reference) or three (response, reference, prompt), or have the signature "
-                "of TRL's reward functions (completions, **columns)"
+                f"{setting}: {function!r} must take two arguments (response, reference) or three (response, reference, "
+                "prompt), or have the signature of TRL's reward functions (completions, **columns)"
             )
-        self._takes_prompt = maximum is None or maximum >= 3
+        self._more = (as_messages,) if result.value == REWARD else ()
+        self._takes_prompt = result.value != 2
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses.

@@ -48,8 +48,8 @@ class VerifierCall:
     """One call of a function in a worker."""
 
     function: str  # `package.module:function` or `path/to/file.py:function`
-    # JSON values. None only loads the function. The reply is then its least and greatest number of positional
-    # arguments: (2, 3), or (2, None) without a bound.
+    # JSON values. None only loads the function. The reply is then how many arguments a verifier may pass to it: 3, 2,
+    # None if neither works, or `functions.REWARD`.
     arguments: tuple[object, ...] | None
 
 

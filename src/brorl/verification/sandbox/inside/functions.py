@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EXIT_OUT_OF_MEMORY = 77
 IN_A_WORKER = "BRORL_VERIFIER_WORKER"  # environment variable that keeps a function's file from starting a run
-REWARD = "reward"  # replaces the numbers of arguments if a function has TRL's signature
+REWARD = "reward"  # replaces the number of arguments if a function has TRL's signature
 MAX_REPLY_BYTES = 1 << 24
 _ERROR_CHARACTERS = 280
 _REFERENCE_COLUMNS = ("answer", "solution", "ground_truth", "reference")
@@ -80,7 +80,7 @@ class Functions:
 def _called(function: Callable[..., object], arguments: list[Any] | None) -> object:
     is_reward = is_reward_function(function)
     if arguments is None:
-        return REWARD if is_reward else accepted_arguments(function)
+        return REWARD if is_reward else next((number for number in (3, 2) if _takes(function, number)), None)
     return rewarded(function, *arguments) if is_reward else _result(function(*arguments))
 
 
@@ -210,16 +210,13 @@ def _load_file(path: Path) -> Any:
     return module
 
 
-def accepted_arguments(function: Callable[..., object]) -> tuple[int, int | None]:
-    """Return the least and the greatest number of positional arguments of a function; None means no bound."""
-    minimum, maximum = 0, 0
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            return minimum, None
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            maximum += 1
-            minimum += parameter.default is parameter.empty
-    return minimum, maximum
+def _takes(function: Callable[..., object], number: int) -> bool:
+    """Whether a function can be called with this number of arguments."""
+    try:
+        inspect.signature(function).bind(*range(number))
+    except TypeError:
+        return False
+    return True
 
 
 def describe(error: BaseException) -> str:
