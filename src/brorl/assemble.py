@@ -96,7 +96,7 @@ def build_run(
             collector = remote_parts.place_async_collector(cluster, config, inputs, clock, observe)
         remote.wait_until_built()  # the ranks load the model while the workers start
     if not config.cluster.verifier_workers:
-        inputs.workers.pool.start()
+        inputs.workers.functions.start()
     run = TrainingRun(
         config=config,
         collector=collector,

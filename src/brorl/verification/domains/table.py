@@ -167,13 +167,13 @@ DOMAINS: dict[str, Callable[..., Verifier]] = {
     CODE_DOMAIN: BuiltIn(
         "domains.code",
         "CodeVerifier",
-        lambda workers: (workers.programs, workers.pool.timeout_s, workers.pool.memory_bytes),
+        lambda workers: (workers.programs, workers.functions.timeout_s, workers.functions.memory_bytes),
     ),
     COUNTDOWN_DOMAIN: BuiltIn("domains.countdown", "CountdownVerifier"),
-    GYM_DOMAIN: BuiltIn("gym.verifier", "GymVerifier", lambda workers: (workers.programs, workers.pool.timeout_s)),
+    GYM_DOMAIN: BuiltIn("gym.verifier", "GymVerifier", lambda workers: (workers.programs, workers.functions.timeout_s)),
     INSTRUCTIONS_DOMAIN: BuiltIn("domains.ifeval", "InstructionsVerifier"),
-    MATH_DOMAIN: BuiltIn("domains.math", "MathVerifier", lambda workers: (workers.pool,)),
-    SCIENCE_DOMAIN: BuiltIn("domains.science", "ScienceVerifier", lambda workers: (workers.pool,)),
+    MATH_DOMAIN: BuiltIn("domains.math", "MathVerifier", lambda workers: (workers.functions,)),
+    SCIENCE_DOMAIN: BuiltIn("domains.science", "ScienceVerifier", lambda workers: (workers.functions,)),
 }
 """What makes the built-in verifier of each domain from the workers."""
 UNTRUSTED = (CODE_DOMAIN, GYM_DOMAIN)
@@ -192,13 +192,13 @@ def make_verifiers(
     """
     functions, as_messages = settings.functions, settings.completions == "messages"
     term_functions = {
-        name: FunctionVerifier(workers.pool, term.function, name, as_messages, section="rewards.terms")
+        name: FunctionVerifier(workers.functions, term.function, name, as_messages, section="rewards.terms")
         for name, term in rewards.terms.items()
     }
     verifiers: dict[str, Verifier] = {}
     for domain in sorted({*domains}):
         if domain in functions:
-            own = FunctionVerifier(workers.pool, functions[domain], domain, as_messages)
+            own = FunctionVerifier(workers.functions, functions[domain], domain, as_messages)
             verifiers[domain] = DomainVerifier(own, None, term_functions)
         elif domain in DOMAINS:
             options = {"partial_credit": True} if rewards.partial_credit and domain in WITH_FRACTIONS else {}

@@ -255,15 +255,15 @@ class ProgramPool(_Pool):
 class Workers:
     """Both pools of a run; their processes start with the first work."""
 
-    pool: WorkerPool = field(default_factory=WorkerPool)  # calls trusted functions
+    functions: WorkerPool = field(default_factory=WorkerPool)  # calls trusted functions
     programs: ProgramPool = field(default_factory=ProgramPool)  # runs untrusted code
 
     @classmethod
     def from_settings(cls, settings: VerificationSettings) -> Self:
         """Make both pools as the settings say."""
         number = settings.workers or None
-        pool = WorkerPool(number, settings.timeout_s, settings.memory_mib << 20)
-        return cls(pool, ProgramPool(number, settings.sandbox, batch_timeout_s=settings.batch_timeout_s))
+        functions = WorkerPool(number, settings.timeout_s, settings.memory_mib << 20)
+        return cls(functions, ProgramPool(number, settings.sandbox, batch_timeout_s=settings.batch_timeout_s))
 
     def __enter__(self) -> Self:
         return self
@@ -273,7 +273,7 @@ class Workers:
 
     def close(self) -> None:
         """End all processes; later work starts new processes."""
-        self.pool.close()
+        self.functions.close()
         self.programs.close()
 
 
