@@ -97,7 +97,8 @@ def measure(name: str, number: int, first: int = 0) -> dict[str, Any]:
     from brorl.verification.gym.entries import generate, score_task, scorer_of
 
     scorer = scorer_of(name, "{}")
-    made = generate(name, {}, 0, first, number)
+    places = [(name, first + place) for place in range(number + 3)]
+    made = generate(places[:number], {}, 0)
     tasks = [GymTask.from_text(one.task) for one in made if one.dropped is None]
     accepted: list[Any] = []
     raised = False
@@ -115,7 +116,7 @@ def measure(name: str, number: int, first: int = 0) -> dict[str, Any]:
             return 0.0
 
     junk = [scored(task, one) for task in tasks for one in (*JUNK, str(task.entry["question"])) if differs(one, task)]
-    others = made if len(made) > 1 else [*made, *generate(name, {}, 0, first + number, 3)]
+    others = made if len(made) > 1 else [*made, *generate(places[number:], {}, 0)]
     rights = [right_answer(GymTask.from_text(one.task)) for one in others if one.dropped is None]
     joins = [
         scored(task, answer)

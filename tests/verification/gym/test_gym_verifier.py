@@ -181,7 +181,8 @@ def test_a_missing_extra_is_an_error_with_the_command(monkeypatch: pytest.Monkey
 
 def generate(pool: WorkerPool, name: str, first: int, number: int) -> list[GymTask]:
     path = Path(__file__).parents[3] / "src" / "brorl" / "verification" / "gym" / "entries.py"
-    (result,) = pool.run([VerifierCall(f"{path}:generate", (name, {}, 0, first, number))])
+    entries = [(name, first + place) for place in range(number)]
+    (result,) = pool.run([VerifierCall(f"{path}:generate", (entries, {}, 0))])
     assert result.failure is None
     return [GymTask.from_text(task) for _, task, dropped in result.value if dropped is None]
 
@@ -270,15 +271,7 @@ def test_an_answer_with_two_candidates_earns_no_partial_credit(pool: WorkerPool,
 
 def raw_judge(reference: str, answer: str, limits: Limits, worker: Worker) -> Reply:
     """Score without a guard, to see that the sandbox alone holds."""
-    source = (
-        "import json\n"
-        "from brorl.verification.gym.task import GymTask\n"
-        "from brorl.verification.gym.entries import scorer_of\n"
-        "def raw(reference, answer):\n"
-        "    task = GymTask.from_text(reference)\n"
-        "    return float(scorer_of(task.data_set, '{}').score_answer(answer=answer, entry=task.entry))\n"
-    )
-    loaded = worker.load(source, limits)
+    loaded = worker.load(Path(__file__).with_name("gym_raw.py").read_text("utf-8"), limits)
     assert loaded.failure is None, loaded
     return worker.call("raw", (reference, answer), limits)
 

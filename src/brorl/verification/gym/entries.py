@@ -94,9 +94,11 @@ class GeneratedEntry(NamedTuple):
     dropped: str | None = None  # why the entry cannot be used
 
 
-def generate(name: str, config: Mapping[str, Any], seed: int, first: int, number: int) -> list[GeneratedEntry]:
-    """Generate `number` entries of a dataset with these settings, from the index `first` on."""
-    return [_generated(name, config, seed, index) for index in range(first, first + number)]
+def generate(
+    entries: Sequence[tuple[str, int]], configs: Mapping[str, Mapping[str, Any]], seed: int
+) -> list[GeneratedEntry]:
+    """Generate entries, each given by its dataset and its index; `configs` has the settings by dataset."""
+    return [_generated(name, configs.get(name, {}), seed, index) for name, index in entries]
 
 
 def _generated(name: str, config: Mapping[str, Any], seed: int, index: int) -> GeneratedEntry:

@@ -63,7 +63,7 @@ SEVERAL = frozenset(
 
 BENCHMARKS: Mapping[str, GymSource] = {
     source.label: source
-    for source in (  # training does not reach these indices; the shortest dataset has 5,000 entries
+    for source in (  # training does not reach these indices; the shortest datasets have 20,000 entries
         GymSource(gym=(ALL,), name="gym", num_questions=530, first_index=4_000),  # about five questions per dataset
         GymSource(gym=OUT_OF_DISTRIBUTION, name="gym_ood", num_questions=300, first_index=4_000),
     )
@@ -187,7 +187,7 @@ def _rows(
     given: tuple[str, ...], config: str, number: int, first: int, seed: int, workers: int | None
 ) -> tuple[_Row, ...]:
     """Generate the entries of all datasets in turn."""
-    configs: dict[str, dict[str, Any]] = json.loads(config)
+    configs = json.loads(config)
     with WorkerPool(workers, _TIMEOUT_S, _MEMORY_BYTES) as pool:
         (result,) = pool.run([VerifierCall(_CHECK_SOURCE, (given, configs))])
         if result.failure:
@@ -195,24 +195,14 @@ def _rows(
         if isinstance(result.value, str):
             raise ValueError(result.value)
         names: list[str] = result.value
-        fractions = [len(range(location, number, len(names))) for location in range(len(names))]
-        parts = [
-            (name, start, min(_ENTRIES_PER_CALL, fraction - start))
-            for name, fraction in zip(names, fractions, strict=True)
-            for start in range(0, fraction, _ENTRIES_PER_CALL)
-        ]
-        calls = [
-            VerifierCall(_GENERATE, (name, configs.get(name, {}), seed, first + start, size))
-            for name, start, size in parts
-        ]
-        rows_of: dict[tuple[int, str], _Row] = {}
-        for (name, start, size), result in zip(parts, pool.run(calls), strict=True):
-            if result.failure:
-                last = first + start + size - 1
-                raise ValueError(
-                    f"gym: {name} cannot generate its questions {first + start} to {last} ({result.failure}); change "
-                    "first_index or config, or remove the dataset"
-                )
-            for turn, row in enumerate(result.value, start):
-                rows_of[turn, name] = (name, first + turn, *row)
-    return tuple(rows_of[turn, name] for turn in range(fractions[0]) for name in names if (turn, name) in rows_of)
+        entries = [(names[turn % len(names)], first + turn // len(names)) for turn in range(number)]
+        in_groups = sorted(entries)  # a worker makes few datasets
+        replies = pool.map(_GENERATE, in_groups, configs, seed, at_once=_ENTRIES_PER_CALL)
+    reply_of = dict(zip(in_groups, replies, strict=True))
+    for (name, index), reply in reply_of.items():
+        if reply.failure:
+            raise ValueError(
+                f"gym: {name} cannot generate its question {index} ({reply.failure}); change first_index or config, or "
+                "remove the dataset"
+            )
+    return tuple((name, index, *reply_of[name, index].value) for name, index in entries)
