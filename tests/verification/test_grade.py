@@ -109,15 +109,6 @@ def test_truncated_responses_are_incorrect_unless_accepted() -> None:
     assert [v.reason for v in lenient] == ["correct", "correct"]
 
 
-def test_each_prompt_is_judged_by_its_domain() -> None:
-    prompts = [prompt_named("a"), prompt_named("b", "other")]
-    trees = [RolloutTree.from_responses(p.token_ids, [(97, EOS)]) for p in prompts]
-    first, second = EvenLength(), EvenLength()
-    grade(prompts, trees, {"even": first, "other": second}, decode)
-    assert first.asked == {("a", "a"): 1}
-    assert second.asked == {("b", "a"): 1}
-
-
 def test_a_domain_is_asked_once_about_all_trees() -> None:
     """And never twice about one text of one prompt, even where the prompt has several trees."""
 
