@@ -60,31 +60,26 @@ def test_whole_numbers_may_be_stored_as_floats() -> None:
     assert Instruction("detectable_format:number_bullet_lists", {"num_bullets": 3.0}).arguments == {"num_bullets": 3}
 
 
-def test_unknown_names_have_the_nearest_and_the_allowed_ones() -> None:
-    cases: list[tuple[str, dict[str, Any], str]] = [
-        (
-            "punctuation:no_commas",
-            {},
-            "unknown instruction 'punctuation:no_commas'; did you mean punctuation:no_comma?",
-        ),
-        ("nonsense", {}, "unknown instruction 'nonsense'; the kinds are keywords:existence, .*punctuation:no_comma"),
-        (
-            "length_constraints:number_words",
-            {"num_word": 3, "num_words": 3, "relation": "at least"},
-            r"'num_word' for .* \(its arguments: num_words \(a whole number\), relation \(one of less than, .*\)\); "
-            "did you mean num_words",
-        ),
-        (
-            "length_constraints:number_words",
-            {"num_words": 3},
-            r"has no relation for .* \(its arguments: num_words \(a wh",
-        ),
-        ("punctuation:no_comma", {"color": 1}, r"\(its arguments: none\)"),
-        ("detectable_format:constrained_response", {"option": ["a"]}, r"options \(a list of texts, optional\)"),
-    ]
-    for kind, given, problem in cases:
-        with pytest.raises(ValueError, match=problem):
-            Instruction(kind, given)
+WORDS = "length_constraints:number_words"
+
+
+@each_row(
+    ("kind", "given", "problem"),
+    [("punctuation:no_commas", {}, "unknown instruction 'punctuation:no_commas'; did you mean punctuation:no_comma?"),
+     ("nonsense", {}, "unknown instruction 'nonsense'; the kinds are keywords:existence, .*punctuation:no_comma"),
+     (WORDS, {"num_word": 3, "num_words": 3, "relation": "at least"},
+      r"'num_word' for .* \(its arguments: num_words \(a whole number\), relation \(one of less than, .*\)\); did you "
+      "mean num_words"),
+     (WORDS, {"num_words": 3}, r"has no relation for .* \(its arguments: num_words \(a wh"),
+     ("punctuation:no_comma", {"color": 1}, r"\(its arguments: none\)"),
+     ("detectable_format:constrained_response", {"option": ["a"]}, r"options \(a list of texts, optional\)")],
+)  # fmt: skip
+def test_unknown_names_have_the_nearest(kind: str, given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Instruction(kind, given)
+
+
+def test_an_unknown_argument_lists_the_allowed_ones() -> None:
     for kind in KINDS:
         with pytest.raises(ValueError, match="color") as caught:
             Instruction(kind, {**arguments(kind), "color": 1})
