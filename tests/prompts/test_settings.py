@@ -44,7 +44,7 @@ def test_a_source_checks_its_settings(settings: dict[str, Any], message: str) ->
         ({"system_prompt": " "}, "prompt.system_prompt is blank; give it a text, or null for none"),
         ({"chat": "yes"}, "'auto', 'always' or 'never'"),
         ({"chat": "never", "chat_template_options": {"a": 1}}, "prompt.chat_template_options has no effect with prompt.chat: never; remove one of them"),
-        ({"chat_template_options": {"tokenize": True}}, "prompt.chat_template_options: tokenize is not a variable of a chat template; remove it"),
+        ({"chat_template_options": {"messages": []}}, "prompt.chat_template_options: messages is not a variable of a chat template; remove it"),
     ],
 )  # fmt: skip
 def test_a_format_checks_its_settings(fields: dict[str, Any], message: str) -> None:

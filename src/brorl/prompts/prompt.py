@@ -243,9 +243,6 @@ def fingerprint(prompts: Iterable[Prompt]) -> str:
     return digest.hexdigest()
 
 
-_CHANGED = "the data has changed since the run began: "
-
-
 class PromptStream:
     """Endless, seeded, resumable order of the prompts of one or several sources.
 
@@ -327,21 +324,16 @@ class PromptStream:
             raise ValueError(
                 f"a stream's state has the keys {', '.join(own)}, got {sorted(state)}; pass what state_dict() returned"
             )
-        if state["num_prompts"] != self.num_prompts:
-            raise ValueError(
-                f"{_CHANGED}{state['num_prompts']} training prompts then, {self.num_prompts} now; restore the data, or "
-                "start a new run"
-            )
-        if state["fingerprint"] != self.fingerprint:
-            raise ValueError(
-                f"{_CHANGED}still {self.num_prompts} training prompts, but other ids, tokens, references or domains, "
-                "or another order; restore the data, the prompt settings and the tokenizer, or start a new run"
-            )
-        if state["shares"] != own["shares"]:
-            raise ValueError(
-                f"{_CHANGED}the fractions of the sources were {', '.join(state['shares'])} and are "
-                f"{', '.join(own['shares'])}; restore the sources and their weights, or start a new run"
-            )
+        shares, own_shares = ", ".join(state["shares"]), ", ".join(own["shares"])
+        for name, problem in (
+            ("num_prompts", f"{state['num_prompts']} training prompts then, {self.num_prompts} now; restore the data"),
+            ("fingerprint", f"still {self.num_prompts} training prompts, but other ids, tokens, references or domains, "
+             "or another order; restore the data, the prompt settings and the tokenizer"),
+            ("shares", f"the fractions of the sources were {shares} and are {own_shares}; restore the sources and "
+             "their weights"),
+        ):  # fmt: skip
+            if state[name] != own[name]:
+                raise ValueError(f"the data has changed since the run began: {problem}, or start a new run")
         self._turns = list(state["turns"])
         sizes = map(len, self._of_source)
         epochs = [turns // size for turns, size in zip(self._turns, sizes, strict=True)]

@@ -16,13 +16,8 @@ from brorl.storage import exists, split_revision
 _PLACEHOLDER = "{prompt}"
 GYM_SETS = ALL, PRORL = ("all", "prorl")
 """Sets of Reasoning Gym's datasets, which a source can name in place of datasets."""
-_OWN_OPTIONS = frozenset(
-    (
-        "conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
-        "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
-        "tokenizer_kwargs", "strftime_now",
-    )
-)  # fmt: skip
+_OWN_OPTIONS = {"messages", "add_generation_prompt", "chat_template", "strftime_now"}
+"""Variables of a chat template that are no options."""
 _OF_A_LAYOUT = (
     "prompt_column", "answer_column", "answer_after", "options_column", "first_option", "domain", "domain_column",
 )  # fmt: skip
