@@ -7,7 +7,7 @@ from math import exp, isnan
 import numpy as np
 import pytest
 
-from brorl.api.sample import Branch, lines_of, numbers_of, outline_of
+from brorl.reporting.outline import Branch, lines_of, outline_of
 from brorl.tree import RolloutTree
 from made_up_runs import random_tree
 
@@ -20,7 +20,7 @@ def paths(branch: Branch, above: tuple[int, ...] = ()) -> dict[tuple[int, ...], 
     """Every branch by the tokens up to its end."""
     here = (*above, *branch.tokens)
     found = {here: branch}
-    for below in branch.branches:
+    for below in branch.below.values():
         found |= paths(below, here)
     return found
 
@@ -60,7 +60,7 @@ def test_the_root_is_the_prompt_whatever_all_responses_share(rng: np.random.Gene
     tree = RolloutTree.from_responses((1,), [[*shared, i] for i in range(4)] * 2, finished=[True] * 8)
     for one in (tree, RolloutTree.from_responses((1,), [shared])):
         root = outline_of([one], [np.ones(one.num_responses, bool)])
-        (first,) = root.branches
+        (first,) = root.below.values()
         assert (root.tokens, first.tokens, first.count_K) == ([], shared, [one.num_rollouts])
         assert [line.text for line in lines_of(root, letters, 10)][:2] == ["", letters(shared)]
 
@@ -69,24 +69,24 @@ def test_the_lines_show_the_largest_branches_and_count_the_rest(rng: np.random.G
     tree = random_tree(rng, 60, unknown=False)
     root = outline_of([tree], [np.zeros(tree.num_responses, bool)])
     everything = lines_of(root, letters, 10_000)
-    assert len(everything) == 1 + root.size
+    assert len(everything) == len(list(root.walk()))
     few = lines_of(root, letters, 6)
     shown = [line.branch for line in few if line.branch is not None]
     assert len(shown) == 6
     smallest = min(branch.count_K[0] for branch in shown)
-    beside = [b for b in paths(root).values() if b not in shown and any(b in above.branches for above in shown)]
+    beside = [b for b in paths(root).values() if b not in shown and any(b in above.below.values() for above in shown)]
     assert all(branch.count_K[0] <= smallest for branch in beside)
     hidden = [re.fullmatch(r"\.\.\. (\d+) more, (\d+) rollouts?", line.text) for line in few if line.branch is None]
-    assert sum(int(m[1]) for m in hidden if m) == root.size + 1 - len(shown)
+    assert sum(int(m[1]) for m in hidden if m) == len(everything) - len(shown)
     assert sum(int(m[2]) for m in hidden if m) == sum(branch.count_K[0] for branch in beside)
 
 
 def test_the_numbers_of_a_branch() -> None:
-    branch = Branch([1], [1200, 0], [300, 0], [0.0123456, float("nan")], ends=False)
-    assert numbers_of(branch, 0, 2000) == ("1,200", "0.012", "25%")
-    assert numbers_of(branch, 1, 2000) == ("", "", "")
-    rare = Branch([1], [1], [1], [5.5e-30], ends=False)
-    assert numbers_of(rare, 0, 2000) == ("1", "5.5e-30", "100%")
+    branch = Branch([1], [1200, 0], [300, 0], [0.0123456, float("nan")])
+    assert branch.numbers(0, 2000) == ("1,200", "0.012", "25%")
+    assert branch.numbers(1, 2000) == ("", "", "")
+    rare = Branch([1], [1], [1], [5.5e-30])
+    assert rare.numbers(0, 2000) == ("1", "5.5e-30", "100%")
 
 
 @pytest.mark.slow
@@ -101,11 +101,6 @@ def test_a_path_may_have_thousands_of_forks() -> None:
         leaf_count=np.ones(len(ends), int), finished=np.ones(len(ends), bool),
     )  # fmt: skip
     root = outline_of([tree], [np.ones(tree.num_responses, bool)])
-    assert root.size == 2 * forks
+    assert len(list(root.walk())) == 1 + 2 * forks
     lines = lines_of(root, letters, 10)
     assert len(lines) == 10 + sum(line.branch is None for line in lines)
-
-
-def test_no_tree_is_an_error() -> None:
-    with pytest.raises(ValueError, match="at least one tree"):
-        outline_of([], [])

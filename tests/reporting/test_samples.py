@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import brorl
-from brorl.api.stored_runs import MAX_PROMPTS, Kind, find_samples
+from brorl.api.stored_runs import samples
 from brorl.errors import UserError
 from brorl.format import visible_text
+from brorl.reporting.samples import MAX_PROMPTS, Kind
 from brorl.runs.run_directory import RunDirectory
 from made_up_runs import Stored, held_out_answers, make_run, random_step
 
@@ -30,7 +30,7 @@ def shown(
     run: Path, step: int | None = None, prompt: str | None = None, kind: Kind = "all", limit: int = 5, width: int = 80
 ) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(find_samples(run, step=step, prompt=prompt, kind=kind, limit=limit), soft_wrap=True)
+    console.print(samples(run, step=step, prompt=prompt, kind=kind, limit=limit), soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -38,7 +38,7 @@ def shown(
 def test_the_last_step_and_its_most_mixed_prompt_by_default(run: Run) -> None:
     path, stored = run
     groups = stored[4].groups
-    found = find_samples(path)
+    found = samples(path)
     assert found.step == 4
     assert not found.chosen
     distance = [abs(g.num_correct / g.tree.num_rollouts - 0.5) for g in groups]
@@ -85,20 +85,9 @@ def test_responses_by_count_with_what_was_said_of_them(run: Run, kind: Kind) -> 
         assert shown(path, 2, str(number), kind, limit=1000, width=4000).count("  reward ") == len(chosen)
 
 
-def test_python_gets_the_advice_in_its_own_words(run: Run) -> None:
-    path, stored = run
-    number = max(range(5), key=lambda i: len(stored[4].texts[i])) + 1
-    limit = len(stored[4].texts[number - 1])
-    assert limit > 1
-    console = Console(file=io.StringIO(), width=80, highlight=False)
-    console.print(brorl.samples(path, prompt=number, limit=1), soft_wrap=True)
-    assert isinstance(console.file, io.StringIO)
-    assert f"; limit={limit} shows all" in console.file.getvalue()
-
-
 def test_a_prompt_by_its_name(run: Run) -> None:
     path, stored = run
-    found = find_samples(path, step=4, prompt=stored[4].groups[1].prompt.id)
+    found = samples(path, step=4, prompt=stored[4].groups[1].prompt.id)
     assert found.number == 2  # of two groups of one prompt the first
     assert found.chosen
     assert found.group is not None
@@ -123,7 +112,7 @@ def test_tables_fit_a_terminal(run: Run, rng: np.random.Generator) -> None:
     table = [line for line in lines if re.match(r" *\d+ +\d+/\d+ ", line)]
     assert len(table) == MAX_PROMPTS
     assert max(len(line) for line in table) <= 80
-    assert any(line.split() == ["#", "correct", "distinct", "cut", "question"] for line in lines)
+    assert any(line.split() == ["#", "correct", "pass", "rate", "distinct", "cut", "question"] for line in lines)
     assert any("20 of 60 prompts, evenly spaced by pass rate" in line for line in lines)
 
 
@@ -157,21 +146,21 @@ def test_what_is_not_there_is_named_with_what_is(run: Run, tmp_path: Path) -> No
         (tmp_path, None, None, r"is not a run directory"),
     ):
         with pytest.raises(UserError, match=said) as error:
-            find_samples(folder, step=step, prompt=prompt)
+            samples(folder, step=step, prompt=prompt)
         assert "\n" not in str(error.value)
     (tmp_path / "config.yaml").write_text("store_rollouts_every: 0\n")
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
     with pytest.raises(UserError, match=r"contains no rollouts: No rollouts were stored \(store_rollouts_every: 0\)"):
-        find_samples(tmp_path)
+        samples(tmp_path)
     with pytest.raises(UserError, match=r"contains no evaluations: The metrics hold no evaluation"):
-        find_samples(tmp_path, held_out=True)
+        samples(tmp_path, held_out=True)
 
 
 def test_the_responses_to_held_out_prompts(run: Run, rng: np.random.Generator) -> None:
     path, _ = run
     answers = held_out_answers(rng, [group.prompt for group in random_step(rng, 2, 2).groups], 30)
     RunDirectory(path).write_responses("evaluations", 3, answers.groups, answers.texts)
-    found = find_samples(path, step=3, held_out=True)
+    found = samples(path, step=3, held_out=True)
     assert [row.num_correct for row in found.rows] == [group.num_correct for group in answers.groups]
     assert [row.prompt_id for row in found.rows] == [group.prompt.id for group in answers.groups]
     console = Console(file=io.StringIO(), width=200)
@@ -182,13 +171,13 @@ def test_the_responses_to_held_out_prompts(run: Run, rng: np.random.Generator) -
     assert first.startswith("held-out prompts at step 3 of ")
     assert f"2 prompts, {rollouts} rollouts" in first
     with pytest.raises(UserError, match="contains no rollouts of step 3"):
-        find_samples(path, step=3)
+        samples(path, step=3)
 
 
 def test_a_notebook_shows_the_text_of_the_terminal_and_no_markup_of_the_model(run: Run) -> None:
     path, stored = run
     for number in range(1, 6):
-        found = find_samples(path, step=4, prompt=str(number), limit=1000)
+        found = samples(path, step=4, prompt=str(number), limit=1000)
         page = found._repr_html_()
         assert "<script" not in page
         assert "<img" not in page

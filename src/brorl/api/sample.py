@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from itertools import count
-from math import exp, isnan, nan
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brorl.api.arguments import WITHOUT_TRAINING, resolve_checkpoint
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
-from brorl.format import counted, probability, visible_text
+from brorl.format import visible_text
 from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.prompt import COUNTDOWN_DOMAIN, Question
 from brorl.prompts.settings import FileSource
+from brorl.reporting.outline import Branch, lines_of, outline_of
 from brorl.table import Result, Table
 
 if TYPE_CHECKING:
@@ -67,7 +64,7 @@ class SampledTree(Result):
             text = line.stem + line.text if line.branch is not root else visible_text(self.prompt, one_line=True)
             numbers: list[str] = []
             for k, tree in enumerate(self.trees):
-                of_model = ("", "", "") if line.branch is None else numbers_of(line.branch, k, tree.num_rollouts)
+                of_model = ("", "", "") if line.branch is None else line.branch.numbers(k, tree.num_rollouts)
                 numbers += of_model[:used]
             rows.append((text, *numbers))
         names = self.names if len(self.names) > 1 else ("",)
@@ -199,125 +196,3 @@ def _sampled(
             groups = Grader(verifiers, decode, config.rewards).verify([prompt] * len(trees), trees)
         verdicts = tuple(tuple(group.verdicts) for group in groups)
     return SampledTree(prompt.text, tuple(name for name, _ in models), tuple(trees), verdicts, decode, lines)
-
-
-# The outline of trees. A branch is a chain of tokens without a fork. Its probability is that of the text up to its end,
-# under the policy that sampled it. A path can have thousands of forks, so nothing here recurses.
-
-
-@dataclass(eq=False)
-class Branch:
-    """A chain of tokens and the branches that follow it; lists hold one number per tree, shape [K]."""
-
-    tokens: list[int]
-    count_K: list[int]  # rollouts that pass through the branch
-    correct_K: list[int]  # correct rollouts that pass through the branch
-    probability_K: list[float]  # P(text up to the branch's end); NaN if the tree has no rollout here
-    ends: bool  # whether responses end with the branch
-    branches: list[Branch] = field(default_factory=list, repr=False)  # most rollouts in the last tree first
-
-    @property
-    def size(self) -> int:
-        """Number of branches below this one."""
-        return sum(1 for _ in _walk(self)) - 1
-
-
-def _walk(root: Branch) -> Iterator[Branch]:
-    """Yield a branch and all branches below it, parents first."""
-    waiting = [root]
-    while waiting:
-        branch = waiting.pop()
-        yield branch
-        waiting += branch.branches
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a drawn outline."""
-
-    stem: str  # connecting characters at the left, such as `│ ├ `
-    text: str
-    branch: Branch | None  # None for a line about branches that are not shown
-
-
-def outline_of(trees: Sequence[RolloutTree], correct: Sequence[NDArray[np.bool_]]) -> Branch:
-    """Join K trees of one prompt; `correct` marks the correct distinct responses of each tree."""
-    if not trees:
-        raise ValueError("an outline needs at least one tree")
-    number = len(trees)
-    root = Branch([], [tree.num_rollouts for tree in trees], [0] * number, [1.0] * number, ends=False)
-    below: dict[int, dict[int, Branch]] = {id(root): {}}
-    for k, (tree, correct_L) in enumerate(zip(trees, correct, strict=True)):
-        correct_M = tree.sum_below(tree.leaf_count * correct_L)
-        root.correct_K[k] = int(tree.leaf_count @ correct_L)
-        at: list[Branch] = []
-        for node, (token, parent) in enumerate(zip(tree.token.tolist(), tree.parent.tolist(), strict=True)):
-            above = root if parent < 0 else at[parent]
-            found = below[id(above)].get(token)
-            if found is None:
-                found = Branch([token], [0] * number, [0] * number, [nan] * number, ends=False)
-                below[id(above)][token] = found
-                below[id(found)] = {}
-                above.branches.append(found)
-            found.count_K[k], found.correct_K[k] = int(tree.count[node]), round(float(correct_M[node]))
-            found.probability_K[k] = exp(float(tree.prefix_logprob[node]))
-            at.append(found)
-        for node in tree.leaf.tolist():
-            at[node].ends = True
-    for branch in _walk(root):  # the root is the prompt; no token joins it
-        for one in branch.branches:
-            _join(one)
-        branch.branches.sort(key=lambda b: (b.count_K[-1], b.count_K), reverse=True)
-    return root
-
-
-def _join(branch: Branch) -> None:
-    """Join the tokens that follow without a fork."""
-    while len(branch.branches) == 1 and not branch.ends and branch.branches[0].count_K == branch.count_K:
-        (only,) = branch.branches
-        branch.tokens += only.tokens
-        branch.correct_K, branch.probability_K = only.correct_K, only.probability_K
-        branch.ends, branch.branches = only.ends, only.branches
-
-
-def lines_of(root: Branch, decode: Callable[[Sequence[int]], str], num_lines: int) -> list[Line]:
-    """Draw the branches with the most rollouts in about `num_lines` lines or fewer."""
-    shown = {id(branch) for branch in _largest(root, num_lines)}
-    lines: list[Line] = []
-    waiting: list[tuple[Branch | str, str, str]] = [(root, "", "")]  # (item to draw, its stem, stem of lines below)
-    while waiting:
-        branch, stem, below = waiting.pop()
-        if isinstance(branch, str):
-            lines.append(Line(stem, branch, None))
-            continue
-        lines.append(Line(stem, visible_text(decode(branch.tokens), one_line=True), branch))
-        following: list[Branch | str] = [one for one in branch.branches if id(one) in shown]
-        if hidden := [one for one in branch.branches if id(one) not in shown]:
-            more, rollouts = sum(1 + one.size for one in hidden), sum(one.count_K[-1] for one in hidden)
-            following.append(f"... {more} more, {counted(rollouts, 'rollout')}")
-        for one in following[::-1]:
-            last = one is following[-1]
-            waiting.append((one, below + ("└ " if last else "├ "), below + ("  " if last else "│ ")))
-    return lines
-
-
-def _largest(root: Branch, number: int) -> list[Branch]:
-    """Return the `number` branches with the most rollouts in any tree, parents first."""
-    found: list[Branch] = []
-    order = count()  # breaks ties: of equal branches, the first one found comes first
-    candidates = [(0, next(order), root)]
-    while candidates and len(found) < number:
-        _, _, best = heappop(candidates)
-        found.append(best)
-        for branch in best.branches:
-            heappush(candidates, (-max(branch.count_K), next(order), branch))
-    return found
-
-
-def numbers_of(branch: Branch, k: int, num_rollouts: int) -> tuple[str, str, str]:
-    """Return the count, the probability and the correct fraction of a branch in one tree as text."""
-    number, known = branch.count_K[k], branch.probability_K[k]
-    if not number:
-        return "", "", ""
-    certain = known if not isnan(known) else number / num_rollouts
-    return f"{number:,}", probability(certain), f"{branch.correct_K[k] / number:.0%}"

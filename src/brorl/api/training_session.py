@@ -218,7 +218,7 @@ class TrainingSession:
     def _examples(self, last: Record) -> list[str]:
         """Return responses of the last step, if none was correct."""
         if self.config.store_rollouts_every:
-            from brorl.api.stored_runs import unsolved_examples
+            from brorl.reporting.samples import unsolved_examples
 
             return unsolved_examples(self.directory.path, last["step"])
         if last["sampling"]["accuracy"]:

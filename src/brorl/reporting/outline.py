@@ -1,0 +1,104 @@
+"""The outline of one or several rollout trees of a prompt: branches, and the lines that draw the largest of them.
+
+A branch is a chain of tokens without a fork. Its probability is that of the text up to its end, under the policy that
+sampled it. A path can have thousands of forks, so nothing here recurses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import exp, isnan, nan
+from typing import NamedTuple
+
+from brorl.arrays import BoolArray
+from brorl.format import counted, probability, visible_text
+from brorl.tree import RolloutTree
+
+
+@dataclass(eq=False)
+class Branch:
+    """A chain of tokens and the branches that follow it; lists hold one number per tree, shape [K]."""
+
+    tokens: list[int]
+    count_K: list[int]  # rollouts that pass through the branch
+    correct_K: list[int]  # correct rollouts that pass through the branch
+    probability_K: list[float]  # P(text up to the branch's end); NaN if the tree has no rollout here
+    ends: bool = False  # whether responses end with the branch
+    # the branches that follow, by their first token; those with the most rollouts in the last tree come first
+    below: dict[int, Branch] = field(default_factory=dict, repr=False)
+
+    def walk(self) -> Iterator[Branch]:
+        """Yield this branch and all branches below it, parents first."""
+        waiting = [self]
+        while waiting:
+            branch = waiting.pop()
+            yield branch
+            waiting += branch.below.values()
+
+    def numbers(self, k: int, num_rollouts: int) -> tuple[str, str, str]:
+        """Return the count, the probability and the correct fraction in one tree as text; empty without a rollout."""
+        number, known = self.count_K[k], self.probability_K[k]
+        if not number:
+            return "", "", ""
+        chance = number / num_rollouts if isnan(known) else known
+        return f"{number:,}", probability(chance), f"{self.correct_K[k] / number:.0%}"
+
+
+class Line(NamedTuple):
+    """A line of a drawn outline."""
+
+    stem: str  # connecting characters at the left, such as `│ ├ `
+    text: str
+    branch: Branch | None  # None for a line about branches that are not shown
+
+
+def outline_of(trees: Sequence[RolloutTree], correct: Sequence[BoolArray]) -> Branch:
+    """Join K trees of one prompt, which is the root; `correct` marks the correct distinct responses of each tree."""
+    number = len(trees)
+    root = Branch([], [tree.num_rollouts for tree in trees], [0] * number, [1.0] * number)
+    for k, (tree, correct_L) in enumerate(zip(trees, correct, strict=True)):
+        correct_M = tree.sum_below(tree.leaf_count * correct_L)
+        root.correct_K[k] = int(tree.leaf_count @ correct_L)
+        at: list[Branch] = []
+        for node, (token, parent) in enumerate(zip(tree.token.tolist(), tree.parent.tolist(), strict=True)):
+            above = (root if parent < 0 else at[parent]).below
+            branch = above.setdefault(token, Branch([token], [0] * number, [0] * number, [nan] * number))
+            branch.count_K[k], branch.correct_K[k] = int(tree.count[node]), round(float(correct_M[node]))
+            branch.probability_K[k] = exp(float(tree.prefix_logprob[node]))
+            at.append(branch)
+        for node in tree.leaf.tolist():
+            at[node].ends = True
+    for branch in root.walk():  # a branch takes up the tokens that follow without a fork; the prompt does not
+        while branch is not root and len(branch.below) == 1 and not branch.ends:
+            (only,) = branch.below.values()
+            if only.count_K != branch.count_K:
+                break
+            branch.tokens += only.tokens
+            branch.correct_K, branch.probability_K = only.correct_K, only.probability_K
+            branch.ends, branch.below = only.ends, only.below
+        following = sorted(branch.below.items(), key=lambda item: (item[1].count_K[-1], item[1].count_K), reverse=True)
+        branch.below = dict(following)
+    return root
+
+
+def lines_of(root: Branch, decode: Callable[[Sequence[int]], str], num_lines: int) -> list[Line]:
+    """Draw the `num_lines` branches with the most rollouts in any tree, and a line wherever branches are left out."""
+    largest = sorted(root.walk(), key=lambda branch: -max(branch.count_K))[:num_lines]  # parents first
+    shown = {id(branch) for branch in largest}
+    lines: list[Line] = []
+    waiting: list[tuple[Branch | str, str, str]] = [(root, "", "")]  # (item to draw, its stem, stem of lines below)
+    while waiting:
+        branch, stem, below = waiting.pop()
+        if isinstance(branch, str):
+            lines.append(Line(stem, branch, None))
+            continue
+        lines.append(Line(stem, visible_text(decode(branch.tokens), one_line=True), branch))
+        following: list[Branch | str] = [one for one in branch.below.values() if id(one) in shown]
+        if hidden := [one for one in branch.below.values() if id(one) not in shown]:
+            more, rollouts = sum(1 for one in hidden for _ in one.walk()), sum(one.count_K[-1] for one in hidden)
+            following.append(f"... {more} more, {counted(rollouts, 'rollout')}")
+        for one in following[::-1]:
+            last = one is following[-1]
+            waiting.append((one, below + ("└ " if last else "├ "), below + ("  " if last else "│ ")))
+    return lines

@@ -1,0 +1,192 @@
+"""Stored rollouts as text: the prompts of a step with their pass rates, and the responses to one of them.
+
+Control characters of prompts and responses are written out, so that they cannot act on a terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from rich.text import Text
+
+from brorl.arrays import IntArray
+from brorl.errors import option
+from brorl.format import counted, shortened, visible_text
+from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
+from brorl.table import Result, Table
+from brorl.verdict import NO_ANSWER, NO_CODE, Verdict
+
+Kind = Literal["all", "wrong", "right"]
+MAX_PROMPTS = 20  # list at most this many prompts; --prompt shows any of the others
+_PROMPT, _RESPONSE, _ANSWER = 240, 480, 480  # show at most this many characters of an example, or of an answer
+_KIND_NAMES = {"all": "responses", "wrong": "incorrect responses", "right": "correct responses"}
+
+
+class PromptRow(NamedTuple):
+    """A prompt in the list of a step's prompts, with the counts of its rollouts."""
+
+    number: int  # counts from 1
+    prompt_id: str
+    question: str
+    num_correct: int
+    num_rollouts: int
+    num_verified: int
+    num_responses: int  # distinct responses
+    num_truncated: int
+
+    @classmethod
+    def of(cls, number: int, group: StoredGroup) -> PromptRow:
+        """Return the row of a group."""
+        counts = group.tree.num_rollouts, group.num_verified, group.tree.num_responses, group.tree.num_truncated
+        return cls(number, group.prompt_id, group.question, group.num_correct, *counts)
+
+    @property
+    def pass_rate(self) -> float:
+        """Correct rollouts as a fraction of the verified rollouts, 0 to 1; 0 if none is verified."""
+        return self.num_correct / max(self.num_verified, 1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Samples(Result):
+    """The prompts of a step of a run, and the most frequent responses to one of them."""
+
+    run: Path
+    step: int
+    rows: tuple[PromptRow, ...]
+    number: int | None  # the prompt whose responses are shown; None if no prompt has responses of the kind
+    group: StoredGroup | None  # rollouts of that prompt
+    chosen: bool  # whether the caller chose the prompt; then the list of prompts is left out
+    folder: Folder
+    kind: Kind
+    limit: int  # show at most this many responses
+
+    def __repr__(self) -> str:
+        return f"Samples({str(self.run)!r}: {len(self.rows)} prompts at step {self.step})"
+
+    def parts(self) -> Iterator[str | Text | Table]:
+        """Yield the prompts, unless the caller chose one, and the responses."""
+        names = ("num_rollouts", "num_verified", "num_correct")
+        rollouts, verified, correct = (sum(getattr(row, name) for row in self.rows) for name in names)
+        lost = "" if verified == rollouts else f" of {verified:,} verified rollouts"
+        yield (
+            f"{'step' if self.folder == 'rollouts' else 'held-out prompts at step'} {self.step} of {self.run}: "
+            f"{len(self.rows)} prompts, {rollouts:,} rollouts, {correct / max(verified, 1):.1%} correct{lost}"
+        )
+        if not self.chosen:
+            yield self.prompts()
+        if self.group is None or self.number is None:
+            yield f"\nno prompt of this step has {_KIND_NAMES[self.kind]}"
+        else:
+            yield from _responses(self.group, self.number, self.kind, self.limit)
+
+    def prompts(self) -> Table:
+        """Return the prompts by pass rate; of many prompts, some that are evenly spaced."""
+        order = sorted(self.rows, key=lambda row: -row.pass_rate)
+        indices = np.linspace(0, len(order) - 1, min(len(order), MAX_PROMPTS)).round().astype(int).tolist()
+        rows = tuple(
+            (
+                str(row.number),
+                f"{row.num_correct}/{row.num_verified}",
+                f"{row.pass_rate:.0%}",
+                str(row.num_responses),
+                str(row.num_truncated or ""),
+                shortened(row.question.strip()),
+            )
+            for row in (order[i] for i in indices)
+        )
+        shown = f"{MAX_PROMPTS} of {len(order)} prompts, evenly spaced by pass rate; {option('prompt', 'NUMBER')} shows"
+        notes = (f"{shown} any",) if len(order) > MAX_PROMPTS else ()
+        columns = ("#", "correct", "pass rate", "distinct", "cut", "question")
+        return Table("", columns, rows, notes, words=frozenset({5}))
+
+
+def of_kind(group: StoredGroup, kind: Kind) -> IntArray:
+    """Return the indices of the distinct responses of a kind."""
+    if kind == "all":
+        return np.arange(group.correct_L.size)
+    return np.flatnonzero(group.correct_L if kind == "right" else ~(group.correct_L | group.unverified_L))
+
+
+def unsolved_examples(run: Path, step: int, number: int = 2) -> list[str]:
+    """Return lines with the most frequent response to the first prompts of a step.
+
+    The list is empty if a rollout of the step was correct, or if the step is not stored.
+    """
+    if step not in stored_steps(run):
+        return []
+    lines = []
+    for index, group in enumerate(read_groups(run, step), 1):
+        if group.num_correct:
+            return []
+        if index <= number:
+            i = int(np.argmax(group.tree.leaf_count))
+            answer = f"{answer}; " if (answer := _answer(group.verdicts[i])) else ""
+            lines += [
+                f"\nexample {index}, prompt: {_end(group.prompt, _PROMPT)}",
+                f"response ({group.tree.leaf_count[i]} of {group.tree.num_rollouts} rollouts): "
+                f"{_end(group.texts[i], _RESPONSE)}",
+                f"{answer}reference answer: {_beginning(group.reference)}; verdict: {group.verdicts[i].reason}",
+            ]
+    return [*lines, f"\nmore of them: brorl samples {run} --step {step}"] if lines else []
+
+
+def _responses(group: StoredGroup, number: int, kind: Kind, limit: int) -> Iterator[str | Text]:
+    """Yield a prompt and its most frequent responses."""
+    tree, kind_name, chosen = group.tree, _KIND_NAMES[kind], of_kind(group, kind)
+    order = chosen[np.argsort(-tree.leaf_count[chosen], kind="stable")]
+    head = f"prompt {number}, {one_line(group.prompt_id)} ({one_line(group.domain)})"
+    lost = tree.num_rollouts - group.num_verified
+    verified = f"{group.num_verified} verified" if lost else f"{tree.num_rollouts}"
+    facts = f": {group.num_correct} of {verified} rollouts correct, {tree.num_responses} distinct responses"
+    facts += f", {lost} rollouts could not be verified" if lost else ""
+    yield Text.assemble("\n", (head, "bold"), facts)
+    yield Text(visible_text(group.prompt), style="cyan")
+    yield Text(f"reference {_beginning(group.reference)}", style="cyan")
+    for i in order[:limit].tolist():
+        yield from _response(group, i)
+    if not order.size:
+        yield f"\nno {kind_name}"
+    elif order.size > limit:
+        left = int(tree.leaf_count[order[limit:]].sum())
+        yield f"\n{order.size - limit} more {kind_name} ({left} rollouts); {option('limit', order.size)} shows all"
+
+
+def _response(group: StoredGroup, i: int) -> Iterator[str | Text]:
+    """Yield the line about a response, and its text."""
+    verdict, tree, logprob = group.verdicts[i], group.tree, float(group.mean_logprob_L[i])
+    style = "green" if verdict.correct else "red" if tree.finished[i] and not verdict.unverified else "yellow"
+    answer = f"{answer}  " if (answer := _answer(verdict)) else ""
+    reward = "none" if verdict.unverified else f"{group.reward_L[i]:g}"
+    mean = f"mean log-prob {logprob:.3f}" if isfinite(logprob) else "log-probs unknown"
+    facts = f"  {answer}reward {reward}  {counted(int(tree.length[i]), 'token')}  {mean}"
+    yield Text.assemble("\n", (f"{tree.leaf_count[i]}x ", "bold"), (one_line(verdict.reason), style), (facts, "dim"))
+    yield visible_text(group.texts[i])
+
+
+def _answer(verdict: Verdict) -> str:
+    """Return the extracted answer, or an empty text if the verifier extracts none."""
+    if verdict.extracted is not None:
+        return f"extracted answer: {_beginning(verdict.extracted)}"
+    return "no answer found" if verdict.reason in (NO_ANSWER, NO_CODE) else ""
+
+
+def one_line(text: str) -> str:
+    """Return text on one line, with its control characters written out."""
+    return visible_text(text.strip(), one_line=True)
+
+
+def _beginning(text: str) -> str:
+    """Return the beginning of an answer on one line; programs and their tests are long."""
+    text = text.strip()
+    return one_line(text if len(text) <= _ANSWER else f"{text[:_ANSWER]}... ({len(text):,} characters)")
+
+
+def _end(text: str, size: int) -> str:
+    """Return the end of a text, which usually contains the answer."""
+    text = text.strip()
+    return visible_text(text if len(text) <= size else f"... {text[-size:]}")
