@@ -8,11 +8,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from brorl.api.arguments import resolve_checkpoint
 from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml, setting_fields, unknown_setting
 from brorl.config.settings import TrainConfig
+from brorl.console.screen import Screen
 from brorl.cost import Unit
 from brorl.errors import UserError, option
 from brorl.runs import RUNS
@@ -73,24 +72,23 @@ def compare(
     model = None if checkpoint is None else resolve_checkpoint(str(checkpoint)).model
     arguments = Arguments(arms, sweep, model, match, budget, marks, seeds, flat_settings(overrides))
     folder, spec = _folder_and_spec(arguments, output_dir)
-    console = Console(highlight=False, quiet=not progress)
-    view = ComparisonView(console, spec.runs_in(folder))
-    if spec.machine and len(view.complete) == len(spec.runs_in(folder)):
-        view.print_complete()
+    runs = spec.runs_in(folder)
+    with Screen(silent=not progress) as screen:
+        if spec.machine and len((view := ComparisonView(screen, runs)).complete) == len(runs):
+            view.print_complete()
+            return finished_comparison(folder)
+        slots = slots_for(spec.jobs or None if jobs is None else jobs, spec.arms)
+        machine = machine_of(slots, spec.arms)
+        if spec.unit == "seconds" and spec.machine not in ("", machine):
+            raise UserError(
+                f"{folder} was started on {spec.machine}, and this is {machine}: a comparison in seconds cannot "
+                f"continue here; use the same {option('jobs')}, or start a new one in another {option('output-dir')}"
+            )
+        check_arms(spec.arms, spec.unit, spec.seeds, len(slots))
+        if not spec.machine:
+            spec = fitted(spec, arguments, folder, slots, screen)
+        run_comparison(folder, replace(spec, machine=machine, jobs=len(slots)), slots, screen)
         return finished_comparison(folder)
-    slots = slots_for(spec.jobs or None if jobs is None else jobs, spec.arms)
-    machine = machine_of(slots, spec.arms)
-    if spec.unit == "seconds" and spec.machine not in ("", machine):
-        raise UserError(
-            f"{folder} was started on {spec.machine}, and this is {machine}: a comparison in seconds cannot continue "
-            f"here; use the same {option('jobs')}, or start a new one in another {option('output-dir')}"
-        )
-    check_arms(spec.arms, spec.unit, spec.seeds, len(slots))
-    if not spec.machine:
-        spec = fitted(spec, arguments, folder, slots, console)
-        view = ComparisonView(console, spec.runs_in(folder))
-    run_comparison(folder, replace(spec, machine=machine, jobs=len(slots)), slots, view)
-    return finished_comparison(folder)
 
 
 def compare_command(

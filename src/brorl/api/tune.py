@@ -9,11 +9,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from brorl.api.arguments import resolve_checkpoint, resolve_config
 from brorl.config.reading import ConfigOrPath, builtin_recipes, flat_settings
 from brorl.config.settings import TrainConfig
+from brorl.console.screen import Screen
 from brorl.errors import UserError, option
 from brorl.format import in_seconds
 from brorl.runs import RUNS
@@ -67,34 +66,25 @@ def tune(
     from brorl.tuning.race import begin, train_race
     from brorl.tuning.spec import TuningSpec
 
-    folder = _folder(start, output_dir)
-    console = Console(highlight=False, quiet=not progress)
-    seconds = _seconds("30m" if budget is None else budget)
-    spec: TuningSpec | TuningResult
-    if (folder / TUNE_FILE).is_file():
-        asked = {"aim": aim, "seeds": seeds, "recipe": recipe, **overrides}
-        if changed := next((name for name, value in asked.items() if value is not None), None):
-            raise UserError(
-                f"{folder} is a tuning already, and {option(changed)} would change it; only {option('jobs')} and "
-                f"{option('budget')} may"
-            )
-        spec = TuningSpec.read(folder)
-        if budget is not None:
-            spec = replace(spec, seconds=seconds)
-    else:
+    folder, seconds = _folder(start, output_dir), _seconds("30m" if budget is None else budget)
+    with Screen(silent=not progress) as screen:
+        if (folder / TUNE_FILE).is_file():
+            asked = {"aim": aim, "seeds": seeds, "recipe": recipe, **overrides}
+            if changed := next((name for name, value in asked.items() if value is not None), None):
+                raise UserError(
+                    f"{folder} is a tuning already, and {option(changed)} would change it; only {option('jobs')} and "
+                    f"{option('budget')} may"
+                )
+            spec = TuningSpec.read(folder)
+            return train_race(spec if budget is None else replace(spec, seconds=seconds), folder, jobs, screen)
         if aim not in (None, *AIMS):
             raise UserError(f"{option('aim')} must be one of {', '.join(AIMS)}, got {aim}")
         if seeds is not None and seeds < 2:
             raise UserError(f"{option('seeds')}: at least 2 are needed, got {seeds}")
         config = _own_config(start, recipe, flat_settings(overrides))
         with output_folder(folder):
-            spec = begin(config, folder, aim or "pass@1", seconds, seeds or 5, jobs, progress)
-        if isinstance(spec, TuningResult):
-            console.print(f"\n{spec.answer}", soft_wrap=True, markup=False)
-            return spec
-    result = train_race(spec, folder, jobs, console)
-    console.print(result, soft_wrap=True)
-    return result
+            begun = begin(config, folder, aim or "pass@1", seconds, seeds or 5, jobs, screen)
+        return begun if isinstance(begun, TuningResult) else train_race(begun, folder, jobs, screen)
 
 
 def _seconds(budget: str | float) -> float:

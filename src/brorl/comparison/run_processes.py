@@ -1,7 +1,6 @@
 """Runs a comparison in child processes, several in parallel, and prints their progress.
 
-Each run has a slot with its own cores or GPU. An unfinished run is resumed; a complete run is left alone. A file or
-pipe gets a line on the runs in progress after 30 seconds without output, if one of them has moved on.
+Each run has a slot with its own cores or GPU. An unfinished run is resumed; a complete run is left alone.
 """
 
 from __future__ import annotations
@@ -27,14 +26,12 @@ from time import perf_counter
 from types import ModuleType
 
 import torch
-from rich.console import Console
-from rich.text import Text
 
 from brorl.comparison.arm_recipes import ArmRecipe, run_config
 from brorl.comparison.scores import ArmRun, RunProgress, progress_of
 from brorl.comparison.spec import TRIAL, Arguments, ComparisonSpec, arm_folders, fit_budget
 from brorl.config.reading import dump_yaml, with_settings
-from brorl.console.screen import QUIET_S
+from brorl.console.screen import Screen
 from brorl.cost import Budget
 from brorl.errors import UserError, option
 from brorl.format import counted, duration
@@ -44,104 +41,68 @@ from brorl.runs.run_directory import RunDirectory, processor_name
 from brorl.storage import output_folder, replace_file, storage_errors
 from brorl.training.stop_request import on_stop, stop_signals
 
-_BUSY = 0.25  # warn if other programs use more than this fraction of the comparison's cores: its steps get slower
-
 
 class ComparisonView:
-    """Prints a line for each run that has ended, and the runs in progress."""
+    """Prints a line for each run that has ended; the status line of the screen has the runs in progress."""
 
-    def __init__(self, console: Console, runs: Sequence[ArmRun]) -> None:
-        self._console, self._runs, self._num_runs = console, runs, len(runs)
-        self.complete = frozenset(run for run in runs if progress_of(run).ended)
-        self._num_done = len(self.complete)
-        self._width = max((len(run.arm) for run in runs), default=0)
+    def __init__(self, screen: Screen, runs: Sequence[ArmRun]) -> None:
+        self._screen, self._runs = screen, runs
+        self.complete = frozenset(run for run in runs if progress_of(run).ended)  # before this call
+        self._num_ended = 0  # runs that this call has completed
+        self._in_progress: Sequence[RunProgress] = ()
         self._started = perf_counter()
-        self._last_output = self._started
-        self._last_fractions = ""
-        self._in_progress = 0.0
-        self._status = console.status("starting")
-
-    def announce(self, spec: ComparisonSpec, folder: Path, num_cores: int) -> None:
-        """Print the spec, and show runs in progress from here on; the runs use `num_cores` cores (0: GPUs)."""
-        for line in spec.announcement(folder):
-            self._print(line)
-        if spec.unit == "seconds" and spec.arms[0].config.engine.clock == "wall" and num_cores:
-            self._warn_of_load(num_cores)
-        if self.complete:
-            self.print_complete()
-        if self._console.is_terminal and len(self.complete) < self._num_runs:
-            self._status.start()
+        screen.describe = self.line
 
     def print_complete(self) -> None:
         """Print the number of runs that are complete already."""
-        self._print(f"{len(self.complete)} of {self._num_runs} runs are complete already")
+        self._screen.echo(f"{len(self.complete)} of {len(self._runs)} runs are complete already")
+
+    def runs_progressed(self, running: Sequence[RunProgress]) -> None:
+        """Take over the runs in progress."""
+        self._in_progress = running
+
+    def line(self, width: int | None = None) -> str:
+        """Return the fraction of each run in progress, and the time left."""
+        fractions = [f"{p.run.arm} seed {p.run.seed} {p.fraction:.0%}" for p in self._in_progress]
+        left = self._time_left(sum(progress.fraction for progress in self._in_progress))
+        now = ", ".join(fractions) or ("writing the answer" if self._num_ended else "starting")
+        return f"{now}{left and f'; about {left}'}"[:width]
 
     def run_ended(self, progress: RunProgress) -> None:
         """Print a run that has ended."""
-        self._num_done += 1
+        self._num_ended += 1
         ks = dict.fromkeys((min(progress.score), max(progress.score))) if progress.score else {}
         scores = "  ".join(f"pass@{k} {progress.first[k]:.3f} -> {progress.score[k]:.3f}" for k in ks)
-        left = self._seconds_left(self._num_done - len(self.complete) + max(self._in_progress - 1, 0))
+        others = sum(one.fraction for one in self._in_progress if not one.ended)
         spent = f"{progress.spent.steps:,} steps, {progress.spent.seconds:,.0f} s"
-        run = f"{progress.run.arm:<{self._width}}  seed {progress.run.seed}"
-        remaining = "" if not left else f"{duration(left)} left"
-        self._print(f"{self._num_done:>4}/{self._num_runs}  {run}  {scores}  {spent}  {remaining}")
-
-    def runs_progressed(self, running: Sequence[RunProgress]) -> None:
-        """Show the runs in progress: on a terminal always, elsewhere after some time without output."""
-        self._in_progress = sum(progress.fraction for progress in running)
-        left = self._seconds_left(self._num_done - len(self.complete) + self._in_progress)
-        fractions = ", ".join(f"{p.run.arm} seed {p.run.seed} {p.fraction:.0%}" for p in running)
-        line = f"{fractions}{'' if not left else f'; about {duration(left)} left'}"
-        self._status.update(Text(line))
-        quiet = not self._console.is_terminal and perf_counter() - self._last_output >= QUIET_S
-        if quiet and fractions not in ("", self._last_fractions):  # an evaluation spends nothing of the budget
-            self._last_fractions = fractions
-            self._print(line)
+        run = f"{progress.run.arm:<{max(len(run.arm) for run in self._runs)}}  seed {progress.run.seed}"
+        number = f"{len(self.complete) + self._num_ended:>4}/{len(self._runs)}"
+        self._screen.echo(f"{number}  {run}  {scores}  {spent}  {self._time_left(others)}".rstrip())
 
     def stopping(self, num_runs: int) -> None:
         """Print that runs will stop."""
         what = "1 run finishes its step and saves" if num_runs == 1 else f"{num_runs} runs finish their steps and save"
-        self._print(f"\nstopping: {what}; Ctrl-C again discards the steps in progress")
+        self._screen.echo(f"\nstopping: {what}; Ctrl-C again discards the steps in progress")
 
     @contextmanager
     def running(self, command: str) -> Iterator[None]:
-        """Restore the terminal after the block. If the block is interrupted, print the command that continues."""
+        """If the block is interrupted, print what is complete and saved, and the command that continues."""
         try:
             yield
         except KeyboardInterrupt:
-            self._print_stopped(command)
+            left = [run for run in self._runs if not progress_of(run).ended]
+            saved = sum(last_checkpoint(RunDirectory(run.directory).checkpoints) is not None for run in left)
+            more = f", {saved} more up to {'its' if saved == 1 else 'their'} last checkpoint" if saved else ""
+            complete = f"{len(self._runs) - len(left)} of {len(self._runs)} runs are complete"
+            self._screen.echo(f"\nstopped: {complete}{more}; continue with: {command}", is_command=True)
             raise KeyboardInterrupt("stopped") from None
-        finally:
-            self._status.stop()
 
-    def _print_stopped(self, command: str) -> None:
-        """Print the number of complete and of saved runs, and the command that continues them."""
-        left = [run for run in self._runs if not progress_of(run).ended]
-        saved = [run for run in left if last_checkpoint(RunDirectory(run.directory).checkpoints)]
-        more = f", {len(saved)} more up to {'its' if len(saved) == 1 else 'their'} last checkpoint" if saved else ""
-        complete = f"{self._num_runs - len(left)} of {self._num_runs} runs are complete"
-        self._print(f"\nstopped: {complete}{more}; continue with: {command}")
-
-    def _warn_of_load(self, num_cores: int) -> None:
-        """Recommend CPU time as the clock if other programs need cores that the runs will use."""
-        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-        cores = os.cpu_count() or num_cores
-        if load > cores - num_cores + max(_BUSY * num_cores, 0.5):
-            self._print(
-                f"warning: the machine is busy (load {load:.1f} on {counted(cores, 'core')}, and these runs use "
-                f"{num_cores}), which changes how many steps fit into a second; stop the other programs, or match CPU "
-                f"time: {option('engine.clock', 'cpu')} {option('engine.threads', 1)}"
-            )
-
-    def _print(self, line: str) -> None:
-        self._last_output = perf_counter()
-        self._console.print(line, soft_wrap=True, markup=False)
-
-    def _seconds_left(self, done: float) -> float | None:
-        """Estimate the remaining time from the fraction of this call's work that is done."""
-        whole = self._num_runs - len(self.complete)
-        return (perf_counter() - self._started) * (whole - done) / done if 0.02 < done < whole else None
+    def _time_left(self, in_progress: float) -> str:
+        """Estimate the time left from the runs of this call that are done, ended or in progress; else empty."""
+        done, whole = self._num_ended + in_progress, len(self._runs) - len(self.complete)
+        if not 0.02 < done < whole:
+            return ""
+        return f"{duration((perf_counter() - self._started) * (whole - done) / done)} left"
 
 
 @dataclass(frozen=True)
@@ -225,16 +186,20 @@ def run_comparison(
     folder: Path,
     spec: ComparisonSpec,
     slots: Sequence[Slot],
-    view: ComparisonView,
+    screen: Screen,
     again: str | None = None,
     deadline: float | None = None,
 ) -> bool:
     """Do `finish_runs` for the runs of a spec, in a locked folder; `again` is the command that continues it."""
+    view = ComparisonView(screen, spec.runs_in(folder))
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with RunDirectory(folder).locked():
         spec.write(folder)
-        view.announce(spec, folder, sum(len(slot.cores) for slot in slots))
+        for line in spec.announcement(folder):
+            screen.echo(line)
+        if view.complete:
+            view.print_complete()
         with view.running(again or f"brorl compare {shlex.quote(str(folder))}"):
             left = [run for run in spec.runs_in(folder) if run not in view.complete]
             return finish_runs(left, slots, view, deadline)
@@ -377,12 +342,12 @@ _QUICK = {"evaluation.num_prompts": 1, "tracking.to": []}
 
 
 def fitted(
-    spec: ComparisonSpec, arguments: Arguments, folder: Path, slots: Sequence[Slot], console: Console
+    spec: ComparisonSpec, arguments: Arguments, folder: Path, slots: Sequence[Slot], screen: Screen
 ) -> ComparisonSpec:
     """Return the spec with a budget that fits the cost of a step, which a few steps of every arm show."""
     if spec.unit == "steps":  # any budget fits
         return spec
-    console.print("a few steps of each arm, for their cost", markup=False)
+    screen.echo("a few steps of each arm, for their cost")
     folders, runs = arm_folders(spec.arms), []
     with output_folder(folder), RunDirectory(folder).locked(), TemporaryDirectory(prefix=TRIAL, dir=folder) as scratch:
         for arm in spec.arms:
@@ -393,7 +358,7 @@ def fitted(
                 directory.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(run.recipe, dump_yaml(config).encode())
             runs.append(run)
-        finish_runs(runs, slots, ComparisonView(Console(quiet=True), runs))
+        finish_runs(runs, slots, ComparisonView(Screen(silent=True), runs))
         costs = {run.arm: progress_of(run).costs_of_steps(spec.unit) for run in runs}
         cost_of = {arm: median(of_arm) for arm, of_arm in costs.items() if of_arm}
         return fit_budget(spec, arguments, cost_of) if cost_of else spec  # or an error, which leaves no new folder

@@ -81,17 +81,17 @@ class ComparisonSpec:
         """Yield the lines that tell what will run."""
         names = (" against " if len(self.arms) == 2 else ", ").join(arm.name for arm in self.arms)
         yield (
-            f"brorl {brorl.__version__}: {names}, from {self.arms[0].config.model}, {amount(self.budget, self.unit)} "
+            f"{names}, from {self.arms[0].config.model}, {amount(self.budget, self.unit)} "
             f"of training each, {counted(self.seeds, 'seed')}"
         )
         yield f"{counted(self.seeds * len(self.arms), 'run')} in all; {self.machine}"
         yield f"evaluated at {', '.join(map(plain, self.eval_points))} {UNIT_WORDS[self.unit]}; folder {folder}"
         yield from self.notes
         yield from (f"{arm.name}: {arm.title}" for arm in self.arms if arm.title)
-        if self.unit == "seconds":
+        if self.unit == "seconds" and self.arms[0].config.engine.clock == "wall":
             yield (
                 "evaluations and startup take extra time; keep the machine free of other work, because seconds are "
-                "matched"
+                f"matched, or match CPU time: {option('engine.clock', 'cpu')} {option('engine.threads', 1)}"
             )
 
     def write(self, folder: Path) -> None:

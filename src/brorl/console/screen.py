@@ -190,6 +190,7 @@ class Screen:
         if not self.console.is_terminal:
             self.console.width = WIDTH
         self.status = StatusLine(Phase("starting"))
+        self.describe: Callable[[int | None], str] = self.status.line  # makes the status line, for a width
         self._log_file: Path | None = None
         self._lock = threading.RLock()
         self._last_output = monotonic()
@@ -262,7 +263,7 @@ class Screen:
                         log.print(part, soft_wrap=not isinstance(part, Table), markup=False, emoji=False)
 
     def _live_line(self) -> RenderableType:
-        self._spinner.update(text=Text(self.status.line(self.console.width - 3), style="dim", no_wrap=True))
+        self._spinner.update(text=Text(self.describe(self.console.width - 3), style="dim", no_wrap=True))
         return self._spinner
 
     def _print_status_when_quiet(self) -> None:
@@ -273,4 +274,4 @@ class Screen:
                 if wait <= 0:
                     wait = QUIET_S
                     with suppress(StorageError):
-                        self.echo(self.status.line())
+                        self.echo(self.describe(None))

@@ -11,8 +11,6 @@ from math import ceil
 from pathlib import Path
 from time import perf_counter
 
-from rich.console import Console
-
 from brorl.activity import Phase
 from brorl.comparison.answer import FinishedComparison, finished_comparison
 from brorl.comparison.arm_recipes import ArmRecipe, check_arms
@@ -83,10 +81,10 @@ def _evaluated_on(config: TrainConfig, skip: int, num: int) -> TrainConfig:
     return with_settings(config, {"evaluation.skip_prompts": skip, "evaluation.num_prompts": num})
 
 
-def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, progress: bool) -> StartPilot:
+def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, screen: Screen) -> StartPilot:
     """Evaluate the start on the tuning prompts; for each N, find the prompts per step that take equally long."""
     config = _evaluated_on(config, *tuning)
-    with Screen(silent=not progress) as screen, ExitStack() as ends:
+    with ExitStack() as ends:
         screen.observe(Phase("loading", "data"))
         inputs = prepare(config, config.model)
         parts = LocalParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
@@ -99,7 +97,7 @@ def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, progr
         start = {int(k): Estimate(**estimate) for k, estimate in found["pass_at"].items()}
         scores = ", ".join(f"pass@{k} {interval(estimate)}" for k, estimate in start.items())
         number = len(found["prompts"]["num_correct"])
-        screen.console.print(f"the start, on {number} held-out prompts: {scores}", soft_wrap=True, markup=False)
+        screen.echo(f"the start, on {number} held-out prompts: {scores}")
         pilot = min(64, parts.stream.num_prompts), 64
         try:
             plan = PlanResult.measure(config, parts, pilot, ROLLOUTS, folder, screen.dim).plan
@@ -118,7 +116,7 @@ _HEADROOM = 0.02  # if pass@k is less than this above pass@1, there is hardly an
 _K = 16  # the aim pass@k means this k
 
 
-def train_race(spec: TuningSpec, folder: Path, jobs: int | None, console: Console) -> TuningResult:
+def train_race(spec: TuningSpec, folder: Path, jobs: int | None, screen: Screen) -> TuningResult:
     """Train the race and the final while there is time, and state the answer; the folder is locked meanwhile."""
 
     @cache
@@ -134,11 +132,11 @@ def train_race(spec: TuningSpec, folder: Path, jobs: int | None, console: Consol
     began, clock = perf_counter(), TuneClock.start(spec)
     with RunDirectory(folder).locked():
         try:
-            _announce(spec, folder, console)
-            race, final = _race(spec, folder, slots, clock, console), None
+            _announce(spec, folder, screen)
+            race, final = _race(spec, folder, slots, clock, screen), None
             winner = spec.arm(race[-1][0].arm) if race else spec.own
             if winner is not spec.own:
-                final = _final(spec, winner, folder, slots, clock, console)
+                final = _final(spec, winner, folder, slots, clock, screen)
             return conclude(spec, folder, race, winner, final, _command_with_more_time(clock, folder))
         finally:
             replace(spec, used_seconds=spec.used_seconds + perf_counter() - began).write(folder)
@@ -156,7 +154,7 @@ def _final(
     folder: Path,
     slots: Callable[[], list[Slot]],
     clock: TuneClock,
-    console: Console,
+    screen: Screen,
 ) -> FinishedComparison | None:
     """Compare the winner with the user's recipe; return None if there is no time for two seeds of both."""
     path = folder / "final"
@@ -164,23 +162,18 @@ def _final(
         compared = spec_in(path, Arguments())
     elif size := clock.size_of_final():
         compared = spec.final(winner, *size)
-        console.print(
+        screen.echo(
             f"final: {winner.name} ({winner.title}) against {OWN}, {amount(compared.budget, 'seconds')} each, "
-            f"{counted(compared.seeds, 'seed')} each, on other prompts",
-            soft_wrap=True,
-            markup=False,
+            f"{counted(compared.seeds, 'seed')} each, on other prompts"
         )
     else:
         return None
-    runs = compared.runs_in(path)
-    view = ComparisonView(console, runs)
-    if len(view.complete) < len(runs):
-        is_complete = run_comparison(path, compared, slots(), view, again(folder), perf_counter() + clock.left)
-        if not is_complete:
-            compared = replace(compared, seeds=_complete_seeds(compared, path))
-            if compared.seeds < FEWEST_SEEDS:
-                return None
-            compared.write(path)
+    ended = all(progress_of(run).ended for run in compared.runs_in(path))
+    if not (ended or run_comparison(path, compared, slots(), screen, again(folder), perf_counter() + clock.left)):
+        compared = replace(compared, seeds=_complete_seeds(compared, path))
+        if compared.seeds < FEWEST_SEEDS:
+            return None
+        compared.write(path)
     return finished_comparison(path)
 
 
@@ -196,7 +189,7 @@ def again(folder: Path) -> str:
 
 
 def begin(
-    config: TrainConfig, folder: Path, aim: Aim, seconds: float, seeds: int, jobs: int | None, progress: bool
+    config: TrainConfig, folder: Path, aim: Aim, seconds: float, seeds: int, jobs: int | None, screen: Screen
 ) -> TuningSpec | TuningResult:
     """Take the pilot, choose the candidates and write `tune.json`, or return that there is nothing to find."""
     started = perf_counter()
@@ -211,7 +204,7 @@ def begin(
         )
     slots = slots_for(jobs, [ArmRecipe(OWN, config)])
     config, tuning = with_tuning_prompts(config)
-    pilot = take_pilot(config, tuning, folder, progress)
+    pilot = take_pilot(config, tuning, folder, screen)
     start = pilot.start
     if largest > 1 and start[largest].high - start[1].value < _HEADROOM:
         answer = (
@@ -254,7 +247,7 @@ def with_sizes(spec: TuningSpec, step_seconds: float) -> TuningSpec:
     )
 
 
-def _announce(spec: TuningSpec, folder: Path, console: Console) -> None:
+def _announce(spec: TuningSpec, folder: Path, screen: Screen) -> None:
     """Print the arms, and how long the race and the final take."""
     clock = TuneClock(spec, 0.0)
     final = clock.final_seconds()
@@ -265,11 +258,11 @@ def _announce(spec: TuningSpec, folder: Path, console: Console) -> None:
         *(f"{arm.name}: {arm.title}" for arm in spec.arms),
     ]
     for line in lines:
-        console.print(line, soft_wrap=True, markup=False)
+        screen.echo(line)
 
 
 def _race(
-    spec: TuningSpec, folder: Path, slots: Callable[[], list[Slot]], clock: TuneClock, console: Console
+    spec: TuningSpec, folder: Path, slots: Callable[[], list[Slot]], clock: TuneClock, screen: Screen
 ) -> tuple[tuple[Standing, ...], ...]:
     """Train the arms from rung to rung, and return their standings; finished parts are not repeated.
 
@@ -283,13 +276,13 @@ def _race(
             if (folder / "final" / SPEC_FILE).is_file():  # an earlier call skipped this rung and began the final
                 break
             if rung and clock.rung_seconds(rung) > clock.left_to_race:
-                console.print(f"no time for the race up to {amount(spec.run_seconds * fraction, 'seconds')}")
+                screen.echo(f"no time for the race up to {amount(spec.run_seconds * fraction, 'seconds')}")
                 break
-            console.print(f"race, up to {amount(spec.run_seconds * fraction, 'seconds')}: {len(arms)} arms")
-            view, began = ComparisonView(console, runs), perf_counter()
+            screen.echo(f"race, up to {amount(spec.run_seconds * fraction, 'seconds')}: {len(arms)} arms")
+            view, began = ComparisonView(screen, runs), perf_counter()
             with view.running(again(folder)):
                 if not finish_runs(waiting, slots(), view, began + (clock.left_to_race if rung else clock.left)):
-                    console.print("the time is up: the runs of this part are stopped")
+                    screen.echo("the time is up: the runs of this part are stopped")
                     break
             if not rung and len(waiting) == len(runs):
                 clock.observe(perf_counter() - began)

@@ -1,19 +1,17 @@
-"""What a comparison prints while it runs, into a file or pipe."""
+"""What a comparison prints while it runs, and how it stops at a deadline."""
 
-import io
 import json
-import os
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from brorl.comparison import run_processes
 from brorl.comparison.run_processes import ComparisonView, Slot
 from brorl.comparison.scores import ArmRun, progress_of
 from brorl.comparison.spec import Arguments, spec_for
+from brorl.console.screen import Screen
 from brorl.cost import Budget, Unit
 
 
@@ -30,34 +28,32 @@ def run_with(folder: Path, costs: list[float], unit: Unit = "seconds", limit: fl
     return ArmRun(folder.name, 0, folder / "r.yaml", folder, Budget(unit, limit))
 
 
-def test_runs_in_progress_are_printed_when_nothing_else_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    progress = progress_of(run_with(tmp_path / "N=16", [20.0]))
-    out = io.StringIO()
-    monkeypatch.setattr(run_processes, "QUIET_S", 0.0)
-    view = ComparisonView(Console(file=out), [progress.run])
-    view.runs_progressed([progress])
-    view.runs_progressed([progress])  # while the run is evaluated
-    assert out.getvalue().count("N=16 seed 0 20%; about") == 1
-
-    out = io.StringIO()
-    monkeypatch.setattr(run_processes, "QUIET_S", 3600.0)
-    view = ComparisonView(Console(file=out), [progress.run])
-    view.runs_progressed([progress])
-    assert out.getvalue() == ""
-
-
-@pytest.mark.parametrize(
-    ("load", "settings", "is_warned"),
-    [(0.0, {}, False), (99.0, {}, True), (99.0, {"engine.clock": "cpu", "engine.threads": 1}, False)],
-)
-def test_a_busy_machine_is_told_where_seconds_are_matched(
-    load: float, settings: dict[str, Any], is_warned: bool, monkeypatch: pytest.MonkeyPatch
+def test_the_status_line_has_the_runs_in_progress_and_the_time_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0), raising=False)
-    out = io.StringIO()
-    spec = spec_for(None, Arguments(overrides=settings))
-    ComparisonView(Console(file=out), []).announce(spec, Path("out"), 1)
-    assert ("engine={'clock': 'cpu'} engine={'threads': 1}" in out.getvalue()) == is_warned
+    """Of 300 s of training, 100 are done before this call, and it takes 10 s for 120 of the other 200."""
+    runs = [run_with(tmp_path / name, costs) for name, costs in (("A", [100.0]), ("B", [60.0]), ("C", [20.0]))]
+    monkeypatch.setattr(run_processes, "perf_counter", lambda: 0.0)
+    screen = Screen()
+    view = ComparisonView(screen, runs)
+    assert [run.arm for run in view.complete] == ["A"]
+    assert screen.describe(None) == "starting"
+    monkeypatch.setattr(run_processes, "perf_counter", lambda: 10.0)
+    b, c = map(progress_of, runs[1:])
+    view.runs_progressed([b, c])
+    assert screen.describe(None) == "B seed 0 60%, C seed 0 20%; about 15s left"
+    assert screen.describe(9) == "B seed 0 "
+    b.ended = True
+    view.run_ended(b)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split() == ["2/3", "B", "seed", "0", "1", "steps,", "60", "s", "7s", "left"]
+
+
+@pytest.mark.parametrize(("clock", "told"), [("wall", True), ("cpu", False)])
+def test_other_work_on_the_machine_is_advised_against_where_seconds_are_matched(clock: str, told: bool) -> None:
+    spec = spec_for(None, Arguments(overrides={"engine.clock": clock, "engine.threads": 1}))
+    said = " ".join(spec.announcement(Path("out")))
+    assert ("keep the machine free" in said) == told
 
 
 @pytest.mark.parametrize("unit", ["seconds", "samples", "unique_tokens"])
@@ -80,7 +76,7 @@ def test_a_run_that_is_stopped_at_its_deadline_is_not_complete(tmp_path: Path, m
     monkeypatch.setattr(run_processes, "_stop", lambda processes, stops: stopped.append((len(processes), len(stops))))
     monkeypatch.setattr(run_processes, "_POLL_S", 0.01)
     runs = [ArmRun(name, 0, tmp_path / f"{name}.yaml", tmp_path / name, Budget("seconds", 9)) for name in "AB"]
-    view = ComparisonView(Console(quiet=True), runs)
+    view = ComparisonView(Screen(silent=True), runs)
     assert not run_processes.finish_runs(runs, [Slot()], view, perf_counter() + 0.05)
     assert (started, stopped) == (["A"], [(1, 2)])
     assert run_processes.finish_runs([], [Slot()], view, perf_counter())
