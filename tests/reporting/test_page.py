@@ -238,8 +238,8 @@ def test_what_was_not_measured_is_said_and_not_drawn() -> None:
     assert [t["y"] for t in charts["entropy"].traces] == [[0.5]]
     assert charts["kl"].traces == charts["gradient"].traces == ()
     page = make_page([run_of(records)])
-    assert "Training: There are no rollouts in run/rollouts." in page
-    assert "The metrics hold no evaluation." in page
+    assert "Training: There are no responses in run/rollouts." in page
+    assert "The metrics hold no such number." in page
 
 
 def test_summary_adds_up(made: tuple[RunRecord, Records]) -> None:

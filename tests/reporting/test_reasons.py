@@ -12,7 +12,7 @@ import pytest
 from brorl.reporting.charts import charts_of
 from brorl.reporting.page import evaluations_shown, left_out, make_page
 from brorl.reporting.page_rollouts import choose_evaluations, token_text
-from brorl.reporting.summary import reason, why_no_evaluation, why_no_update
+from brorl.reporting.summary import reason, why_missing
 from brorl.runs.run_directory import RunRecord, read_run
 from made_up_runs import complete_steps, evaluation, fruitless_record, make_run, run_of
 
@@ -60,7 +60,7 @@ def test_why_no_update_was_made(rng: np.random.Generator, mixed: int, all_correc
     record = fruitless_record(rng, 1)
     record["sampling"] |= {"groups_mixed": mixed, "groups_all_correct": all_correct}
     assert record["sampling"]["groups"] == 4
-    assert why_no_update(run_of([record])) == said
+    assert why_missing(run_of([record]), "update") == said
 
 
 def test_a_run_that_has_just_begun(rng: np.random.Generator) -> None:
@@ -70,37 +70,30 @@ def test_a_run_that_has_just_begun(rng: np.random.Generator) -> None:
     assert COVERAGE | HELD_OUT_CHECK | UPDATE | {"reward", "informative", "sharing", "seconds", "lost"} <= set(empty)
 
 
-def test_metrics_without_coverage_and_checks(rng: np.random.Generator) -> None:
-    records = complete_steps(rng, 2)
+def test_what_is_off_or_not_due_or_was_not_measured(rng: np.random.Generator) -> None:
+    records = complete_steps(rng, 3)
     for record in records:
         del record["coverage"]
-    empty = reasons(run_of(records, **{"diagnostics.held_out_check_every": "1"}))
-    assert {empty[name] for name in COVERAGE} == {"The metrics hold no such number."}
-    assert {empty[name] for name in HELD_OUT_CHECK} == {"The metrics hold no check of an update."}
-
-
-def test_why_no_update_was_checked(rng: np.random.Generator) -> None:
-    records = complete_steps(rng, 3)
-    every = "diagnostics.held_out_check_every"
-    off = "No update was checked (diagnostics.held_out_check_every: 0)."
-    later = "The first check is due at step 25 (diagnostics.held_out_check_every), and the run is at step 3."
-    for value, said in (("0", off), ("25", later), ("2", "The metrics hold no check of an update.")):
+    every, none = "diagnostics.held_out_check_every", "The metrics hold no such number."
+    off = f"The run was made without ({every}: 0)."
+    later = f"The first is due at step 25 ({every}), and the run is at step 3."
+    for value, said in (("0", off), ("25", later), ("2", none)):
         empty = reasons(run_of(records, **{every: value}))
-        assert empty["held_out_check"] == empty["improved"] == said
+        assert {empty[name] for name in HELD_OUT_CHECK} == {said}
+        assert {empty[name] for name in COVERAGE} == {none}
     held_out_check = {"change": 0.1, "change_low": 0.0, "change_high": 0.2, "fraction_improved": None, "num_correct": 0}
     records[1]["held_out_check"] = held_out_check
     empty = reasons(run_of(records, **{every: "2"}))
     assert "held_out_check" not in empty
-    assert empty["improved"] == "The metrics hold no such number."
-
-
-def test_why_there_is_no_evaluation(rng: np.random.Generator) -> None:
-    records = complete_steps(rng, 1)
+    assert empty["improved"] == none
     off = reasons(run_of(records, **{"evaluation.num_prompts": "0"}))
     assert {off[name] for name in ("pass1", "passk", "held-out")} == {
-        "The run made no evaluations (evaluation.num_prompts: 0)."
+        "The run was made without (evaluation.num_prompts: 0)."
     }
-    assert why_no_evaluation(run_of(records)) == "The metrics hold no evaluation."
+    assert why_missing(run_of(records), "evaluation") == none
+
+
+def test_evaluations_of_other_prompts_show_no_change(rng: np.random.Generator) -> None:
     different = [{"step": 0, "evaluation": evaluation(rng)}, {"step": 1, "evaluation": evaluation(rng)}]
     different[1]["evaluation"]["prompts"]["num_correct"].pop()
     assert reasons(run_of(different))["held-out"] == "A change needs two evaluations with the same prompts and samples."
@@ -108,18 +101,13 @@ def test_why_there_is_no_evaluation(rng: np.random.Generator) -> None:
 
 def test_why_no_responses_were_stored(tmp_path: Path, rng: np.random.Generator) -> None:
     records = [{"step": 0, "evaluation": evaluation(rng)}, *complete_steps(rng, 3)]
-    for every, training, held_out in (
-        ("0", "No rollouts were stored (store_rollouts_every: 0).", "No responses were stored"),
-        (
-            "10",
-            "The first rollouts are stored at step 10 (store_rollouts_every), and the run is at step 3.",
-            "There are no responses in",
-        ),
-        ("1", f"There are no rollouts in {Path('run/rollouts')}.", "no responses"),
-    ):
+    off = "The run was made without (store_rollouts_every: 0)."
+    later = "The first is due at step 10 (store_rollouts_every), and the run is at step 3."
+    for every, training in (("0", off), ("10", later), ("1", f"There are no responses in {Path('run/rollouts')}.")):
         run = run_of(records, store_rollouts_every=every)
         assert left_out(run, ()) == f"Training: {training}"
-        assert held_out in evaluations_shown(run, ())
+        held_out = off if every == "0" else f"There are no responses in {Path('run/evaluations')}."
+        assert evaluations_shown(run, ()) == f"Held-out prompts: {held_out}"
     make_run(tmp_path / "run", rng)
     run = read_run(tmp_path / "run")
     said = evaluations_shown(run, choose_evaluations(run, token_text(None), 1_000_000))
@@ -132,6 +120,6 @@ def test_why_no_responses_were_stored(tmp_path: Path, rng: np.random.Generator) 
 
 def test_several_runs_have_a_reason_each_where_they_differ(rng: np.random.Generator) -> None:
     begun, fruitless = run_of([{"step": 0}]), run_of([fruitless_record(rng, 1)])
-    assert reason([begun, begun], why_no_update) == "No step is complete yet."
-    said = reason([begun, fruitless], why_no_update)
-    assert said == f"run: No step is complete yet. run: {why_no_update(fruitless)}"
+    assert reason([begun, begun], "update") == "No step is complete yet."
+    said = reason([begun, fruitless], "update")
+    assert said == f"run: No step is complete yet. run: {why_missing(fruitless, 'update')}"

@@ -342,7 +342,8 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
                 ", and longer if groups are dropped: a cut response counts as incorrect, so the fraction of mixed "
                 "groups was not measured"
             )
-    lines += cut_warning(forecast.fraction_at_limit)
+    if warning := cut_warning(forecast.fraction_at_limit):
+        lines.append(warning)
     if forecast.seconds_of_threads:
         lines.append(_threads_line(forecast.seconds_of_threads, torch.get_num_threads()))
     return lines

@@ -73,10 +73,9 @@ def samples(
     check_run(path)
     folder: Folder = "evaluations" if held_out else "rollouts"
     if not (steps := stored_steps(path, folder)):
-        from brorl.reporting.summary import why_no_held_out_responses, why_no_rollouts  # imports scipy
+        from brorl.reporting.summary import why_missing  # imports scipy
 
-        why = why_no_held_out_responses if held_out else why_no_rollouts
-        raise UserError(f"{path} contains no {folder}: {why(read_run(path))}")
+        raise UserError(f"{path} contains no {folder}: {why_missing(read_run(path), folder)}")
     step = steps[-1] if step is None else step
     rows: list[PromptRow] = []
     nearest: tuple[float, int | None, StoredGroup | None] = inf, None, None  # (distance to the choice, number, group)

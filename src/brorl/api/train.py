@@ -69,11 +69,13 @@ class TrainingResult(Result):
 
     def parts(self) -> Iterator[Any]:
         """Yield the tables of a run, why it ended, and what to do next, with commands to copy."""
-        from brorl.console.tables import coverage_hints, held_out_check_lines, result_tables
+        from brorl.console.tables import held_out_check_lines, result_tables
+        from brorl.reporting.summary import coverage_note
 
         yield from result_tables(self.metrics)
         yield f"\n{self.message}; run directory: {self.path}"
-        yield from (*held_out_check_lines(self.metrics), *coverage_hints(self.metrics), *self.hints)
+        evaluations = [record["evaluation"] for record in self.metrics if "evaluation" in record]
+        yield from (*held_out_check_lines(self.metrics), *coverage_note(evaluations), *self.hints)
 
     def show_on(self, screen: Screen) -> None:
         """Write the parts; commands are not wrapped."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from time import perf_counter
 from typing import NamedTuple
@@ -22,6 +22,7 @@ _UNVERIFIED_FRACTION = 0.01  # warn if a larger fraction of a step's rollouts is
 _STEPS_PER_WARNING = 10
 _CUT_FRACTION = 1 / 3  # warn if a larger fraction of the rollouts is cut at the length limit
 _GAP = "  "
+_INDENT = " " * 7  # of the notes on a step
 
 
 class TrainingProgress:
@@ -35,13 +36,11 @@ class TrainingProgress:
         self._fraction_at_start = 0.0
         self._carried = 0
         self._num_lines = 0
-        self._warned_at: int | None = None
-        self._warned_of_cuts = False
+        self._warned: dict[str, int] = {}  # kind of warning -> step at which it was shown last
 
     def recall(self, past: Sequence[Record]) -> None:
         """Take over the metrics of the steps before a resume."""
         self._spent = total_cost(past)
-        self._warned_of_cuts = any(cut_warning(_fraction_cut(record)) for record in past)
         self._carried = next((r["kept"]["carried"] for r in reversed(past) if "kept" in r), 0)
 
     def observe(self, activity: Activity) -> None:
@@ -50,8 +49,7 @@ class TrainingProgress:
         if isinstance(activity, Round) and activity.number > 2 and (activity.number - 2).bit_count() == 1:
             so_far = f"{activity.groups} of {activity.wanted} mixed groups so far"
             self._screen.echo(Text(f"step {activity.step}: round {activity.number}, {so_far}", style="dim"))
-            for line in self._cut_warnings(activity.fraction_cut):
-                self._screen.echo(Text(f"{' ' * 7}{line}", style="yellow"))
+            self._warn(activity.step, {"cut": cut_warning(activity.fraction_cut)})
 
     def show(self, record: Record) -> None:
         """Write the line of a step or of an evaluation, and notes on anything unusual in it."""
@@ -62,7 +60,7 @@ class TrainingProgress:
             if begins := record.get("objective", {}).get("begins"):
                 self._screen.echo(Text(f"begins: {begins}", style="bold"))
             self._show_step(record)
-            indent = " " * 7
+            indent = _INDENT
         elif "evaluation" in record or "evaluation_unverified" in record:
             when = "at the end" if record["step"] else "before training"
             if "evaluation" in record:
@@ -70,8 +68,9 @@ class TrainingProgress:
             indent = ""
         else:
             return
-        for note in (*notes(record), *self._warnings(record), *self._cut_warnings(_fraction_cut(record))):
+        for note in notes(record):
             self._screen.echo(Text(f"{indent}{note}", style="yellow"))
+        self._warn(record["step"], warnings(record))
 
     def _show_step(self, record: Record) -> None:
         if self._num_lines == 0:
@@ -83,19 +82,12 @@ class TrainingProgress:
         self._carried = record["kept"]["carried"]
         self._screen.echo(self._step_lines.line(record, carried, self._time_left()))
 
-    def _warnings(self, record: Record) -> list[str]:
-        """Return warnings about unverified rollouts and cut-off programs, at most once in ten steps."""
-        step, lines = record["step"], warnings(record)
-        if not lines or (self._warned_at is not None and step - self._warned_at < _STEPS_PER_WARNING):
-            return []
-        self._warned_at = step
-        return lines
-
-    def _cut_warnings(self, fraction: float) -> list[str]:
-        """Return a warning about rollouts that were cut at the length limit, once in a run."""
-        lines = [] if self._warned_of_cuts else cut_warning(fraction)
-        self._warned_of_cuts = self._warned_of_cuts or bool(lines)
-        return lines
+    def _warn(self, step: int, lines: Mapping[str, str | None]) -> None:
+        """Write warnings by their kind, each kind at most once in ten steps."""
+        for kind, line in lines.items():
+            if line is not None and step >= self._warned.get(kind, -_STEPS_PER_WARNING) + _STEPS_PER_WARNING:
+                self._warned[kind] = step
+                self._screen.echo(Text(f"{_INDENT}{line}", style="yellow"))
 
     def _fraction_done(self) -> float:
         of_budget = self._spent.of(self._budget.unit) / self._budget.limit
@@ -141,17 +133,18 @@ def notes(record: Record) -> list[str]:
     return lines
 
 
-def warnings(record: Record) -> list[str]:
-    """Return warnings about more than 1% unverified rollouts, and about programs that were cut off."""
-    sampling, lines = record.get("sampling", {}), []
+def warnings(record: Record) -> dict[str, str | None]:
+    """Return warnings: rollouts that were cut, more than 1% unverified ones, and programs that were cut off."""
+    sampling = record.get("sampling", {})
     lost, rollouts = sampling.get("samples_unverified", 0), sampling.get("samples", 0)
+    lines = {"cut": cut_warning(_fraction_cut(record))}
     if lost > _UNVERIFIED_FRACTION * rollouts:
-        lines.append(
+        lines["unverified"] = (
             f"warning: {lost:,} of {rollouts:,} rollouts could not be verified because of infrastructure failures "
             f"(most often: {next(iter(sampling['unverified_reasons']))}); they were taken out of their groups"
         )
     if cut_off := sampling.get("verifier_cut_offs", 0):
-        lines.append(
+        lines["programs"] = (
             f"warning: {counted(cut_off, 'response')} had used the equal part of the time of all programs when it was "
             "over, and counted as incorrect; raise verification.batch_timeout_s or verification.workers if they are "
             "right"
@@ -159,14 +152,14 @@ def warnings(record: Record) -> list[str]:
     return lines
 
 
-def cut_warning(fraction: float) -> list[str]:
+def cut_warning(fraction: float) -> str | None:
     """Return a warning if more than a third of some rollouts were cut at the length limit."""
     if fraction <= _CUT_FRACTION:
-        return []
-    return [
+        return None
+    return (
         f"warning: {fraction:.0%} of the rollouts were cut off at sampling.max_new_tokens; raise it, or make the model "
         "answer sooner (docs/how-to/thinking_models.md)"
-    ]
+    )
 
 
 def _fraction_cut(record: Record) -> float:

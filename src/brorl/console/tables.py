@@ -150,22 +150,6 @@ def held_out_check_lines(records: Sequence[Record]) -> list[str]:
     return [line]
 
 
-def coverage_hints(records: Sequence[Record]) -> list[str]:
-    """Return a line if coverage fell during training and the intervals before and after do not overlap."""
-    evaluations = _evaluations(records)
-    if len(evaluations) < 2:
-        return []
-    k = max(evaluations[0]["pass_at"], key=int)
-    before, after = evaluations[0]["pass_at"][k], evaluations[-1]["pass_at"][k]
-    if int(k) == 1 or after["high"] >= before["low"]:
-        return []
-    return [
-        f"coverage fell: pass@{k} went from {before['value']:.3f} to {after['value']:.3f}; "
-        "to keep more of it, lower optimizer.learning_rate, train for fewer steps, or count rare successes more "
-        "(docs/how-to/broaden.md)"
-    ]
-
-
 def pass_at_line(evaluation: Record) -> str:
     """Return all pass@k of an evaluation on one line."""
     parts = [f"pass@{k} {_interval(estimate)}" for k, estimate in evaluation["pass_at"].items()]

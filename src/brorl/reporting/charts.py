@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from brorl.evaluation.pass_at_k import pass_at_k_of_each
 from brorl.format import counted, visible_text
 from brorl.reporting.frame import resource
-from brorl.reporting.summary import reason, why_no_evaluation, why_no_held_out_check, why_no_step, why_no_update
+from brorl.reporting.summary import reason
 from brorl.runs.run_directory import Record, RunRecord, number
 
 LAST_STEPS = 25
@@ -264,12 +264,6 @@ def plotly_text(text: str) -> str:
     return escape(text, quote=False)
 
 
-_REASONS = {
-    "step": why_no_step,
-    "update": why_no_update,
-    "check": why_no_held_out_check,
-    "evaluation": why_no_evaluation,
-}
 _PHASES = ("generation", "verification", "training", "diagnostics", "storing")
 
 
@@ -302,7 +296,7 @@ def _chart(runs: Sequence[RunRecord], name: str, texts: Mapping[str, Any]) -> Ch
     evaluations = [r["evaluation"] for run in runs for r in run.evaluations]
     k = max((int(k) for e in evaluations for k in e["pass_at"]), default=1)
     drawn, histogram = _traces(runs, name, texts, k), success_histogram(runs) if name == "success" else None
-    empty = reason(runs, _REASONS[texts.get("needs", "step")])
+    empty = reason(runs, texts.get("needs", "step"))
     if name == "held-out" and any(run.evaluations for run in runs):
         empty = "A change needs two evaluations with the same prompts and samples."
     steps = sum(len(run.steps) for run in runs)

@@ -29,9 +29,7 @@ from brorl.reporting.summary import (
     notes,
     reason,
     score_rows,
-    why_no_evaluation,
-    why_no_held_out_responses,
-    why_no_rollouts,
+    why_missing,
 )
 from brorl.runs import RUNS
 from brorl.runs.run_directory import REPORT_FILE, RunRecord, differing_settings, number, read_runs
@@ -185,7 +183,7 @@ def _card(chart: Chart) -> str:
 def _summary(runs: Sequence[RunRecord]) -> str:
     """Return the tables of held-out scores and of costs."""
     scores = [score_rows(run) for run in runs]
-    learned = f'<p class="empty">{escape(reason(runs, why_no_evaluation))}</p>'
+    learned = f'<p class="empty">{escape(reason(runs, "evaluation"))}</p>'
     if any(scores):
         learned = _by_run(runs, SCORES, scores) + _note(_SCORES_NOTE)
     return learned + _by_run(runs, COSTS, [[cost_row(run)] for run in runs]) + _note(_COSTS_NOTE)
@@ -221,7 +219,7 @@ def _items(runs: Sequence[RunRecord], texts: Sequence[Sequence[str]]) -> str:
 def evaluations_shown(run: RunRecord, chosen: Sequence[StepRollouts]) -> str:
     """Return the evaluations and the number of prompts on the page, or the reason if there are none."""
     if not chosen:
-        return f"Held-out prompts: {why_no_held_out_responses(run)}"
+        return f"Held-out prompts: {why_missing(run, 'evaluations')}"
     num_prompts = number(run.evaluations[-1], "evaluation", "num_prompts") if run.evaluations else None
     of_all = f" of {num_prompts:,.0f}" if num_prompts else ""
     return (
@@ -235,7 +233,7 @@ def left_out(run: RunRecord, chosen: Sequence[StepRollouts]) -> str:
     """Return which of a run's rollouts are on the page, which were left out, and the command that shows them."""
     stored = stored_steps(run.path)
     if not stored:
-        return f"Training: {why_no_rollouts(run)}"
+        return f"Training: {why_missing(run, 'rollouts')}"
     shown = [step.step for step in chosen]
     prompts, all_prompts, responses, all_responses = (
         sum(getattr(step, name) for step in chosen) for name in ("prompts", "all_prompts", "responses", "all_responses")

@@ -8,7 +8,7 @@ the gap alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from brorl.cost import UNITS, total_cost
@@ -96,7 +96,7 @@ def notes(run: RunRecord) -> list[str]:
         lines.append(f"Memory ran out {retries:.0f} times. Smaller passes with the same gradients followed.")
     if not {"stopped", "ended"} & set(run.records[-1]) and _is_unfinished(run):
         lines.append("The metrics end here: the run is not finished, or it was stopped.")
-    return lines + _coverage_note(run)
+    return lines + coverage_note([record["evaluation"] for record in run.evaluations])
 
 
 def steps_done(run: RunRecord) -> str:
@@ -176,17 +176,18 @@ def _batch(run: RunRecord) -> str:
     return f"{prompts or '?'} x {rollouts or '?'}"
 
 
-def _coverage_note(run: RunRecord) -> list[str]:
-    scores = _scores(run)
-    k = max(scores, default=1)
-    if k == 1 or len(scores[k]) < 2:
+def coverage_note(evaluations: Sequence[Record]) -> list[str]:
+    """Return a sentence if pass@k of the largest k fell, and the intervals before and after do not overlap."""
+    if len(evaluations) < 2:
         return []
-    before, after = scores[k]
-    if after.high >= before.low:
+    before_at, after_at = evaluations[0]["pass_at"], evaluations[-1]["pass_at"]
+    k = max((k for k in before_at if k in after_at), key=int, default=1)
+    if int(k) == 1 or after_at[k]["high"] >= before_at[k]["low"]:
         return []
     return [
-        f"Coverage fell: held-out pass@{k} went from {before.value:.3f} to {after.value:.3f}, beyond the intervals. "
-        "A lower optimizer.learning_rate or fewer steps keep more of it."
+        f"Coverage fell: held-out pass@{k} went from {before_at[k]['value']:.3f} to {after_at[k]['value']:.3f}, beyond "
+        "the intervals. To keep more of it, lower optimizer.learning_rate, train for fewer steps, or count rare "
+        "successes more (docs/how-to/broaden.md)."
     ]
 
 
@@ -198,73 +199,48 @@ def _when(record: Record) -> str:
     return f"after step {record['step']:,}" if record["step"] else "before training"
 
 
-Why = Callable[[RunRecord], str]
+Missing = Literal["step", "update", "check", "evaluation", "rollouts", "evaluations"]
+# what a run may lack -> the setting that switches it off with 0, or gives the steps between two of them
+_SWITCHES: Mapping[Missing, str] = {
+    "check": "diagnostics.held_out_check_every",
+    "evaluation": "evaluation.num_prompts",
+    "rollouts": "store_rollouts_every",
+    "evaluations": "store_rollouts_every",
+}
 
 
-def reason(runs: Sequence[RunRecord], why: Why) -> str:
+def reason(runs: Sequence[RunRecord], what: Missing) -> str:
     """Return why no run has a number: one sentence if all runs have the same reason, else one for each run."""
-    whys = [why(run) for run in runs]
+    whys = [why_missing(run, what) for run in runs]
     if len(set(whys)) == 1:
         return whys[0]
     return " ".join(f"{run.name}: {text}" for run, text in zip(runs, whys, strict=True))
 
 
-def why_no_step(run: RunRecord) -> str:
-    """Return why a run has no number of a step."""
-    return "The metrics hold no such number." if run.steps else "No step is complete yet."
+def why_missing(run: RunRecord, what: Missing) -> str:
+    """Return why a run has no number of its steps, updates, checks or evaluations, or why a folder has no responses."""
+    setting = _SWITCHES.get(what, "")
+    every = run.settings.get(setting, "")
+    if every == "0":
+        return f"The run was made without ({setting}: 0)."
+    if run.steps and not run.updates and what in ("update", "check", "rollouts"):
+        return _why_no_update(run)
+    if run.updates and what in ("check", "rollouts") and every.isdecimal():
+        done = run.updates[-1]["step"]
+        if done < int(every):
+            return f"The first is due at step {every} ({setting}), and the run is at step {done}."
+    if not (run.steps or run.updates or what.startswith("evaluation")):
+        return "No step is complete yet."
+    if what in ("rollouts", "evaluations"):
+        return f"There are no responses in {run.path / what}."
+    return "The metrics hold no such number."
 
 
-def why_no_update(run: RunRecord) -> str:
-    """Return why no step of a run made an update, or why its updates lack a number."""
-    if run.updates or not run.steps:
-        return why_no_step(run)
+def _why_no_update(run: RunRecord) -> str:
+    """Return why no step of a run made an update."""
     names = ("groups", "groups_mixed", "groups_all_correct")
     groups, mixed, correct = (int(total(run.steps, "sampling", name)) for name in names)
     if mixed:
         return f"No update was made: only {mixed:,} of {groups:,} groups were mixed (correct and incorrect rollouts)."
     outcome = {0: " No rollout was correct.", groups: " Every rollout was correct."}.get(correct, "") if groups else ""
     return f"No update was made: no group was mixed (correct and incorrect rollouts).{outcome}"
-
-
-def why_no_held_out_check(run: RunRecord) -> str:
-    """Return why no update of a run has a number of the held-out check."""
-    setting = "diagnostics.held_out_check_every"
-    if not run.updates or any(r.get("held_out_check") for r in run.records):
-        return why_no_update(run)
-    if run.settings.get(setting) == "0":
-        return f"No update was checked ({setting}: 0)."
-    due = _not_due(run, setting)
-    return f"The first check is due at {due}." if due else "The metrics hold no check of an update."
-
-
-def why_no_evaluation(run: RunRecord) -> str:
-    """Return why a run has no evaluation, or no number of its evaluations."""
-    if run.settings.get("evaluation.num_prompts") == "0":
-        return "The run made no evaluations (evaluation.num_prompts: 0)."
-    return "The evaluations hold no such number." if run.evaluations else "The metrics hold no evaluation."
-
-
-def why_no_rollouts(run: RunRecord) -> str:
-    """Return why a run directory contains no rollouts of training."""
-    if run.settings.get("store_rollouts_every") == "0":
-        return "No rollouts were stored (store_rollouts_every: 0)."
-    if not run.updates:
-        return why_no_update(run)
-    if due := _not_due(run, "store_rollouts_every"):
-        return f"The first rollouts are stored at {due}."
-    return f"There are no rollouts in {run.path / 'rollouts'}."
-
-
-def why_no_held_out_responses(run: RunRecord) -> str:
-    """Return why a run directory contains no responses to held-out prompts."""
-    if not run.evaluations:
-        return why_no_evaluation(run)
-    if run.settings.get("store_rollouts_every") == "0":
-        return "No responses were stored (store_rollouts_every: 0)."
-    return f"There are no responses in {run.path / 'evaluations'}."
-
-
-def _not_due(run: RunRecord, setting: str) -> str:
-    """Return the first step that is due by a setting, and the last step of the run, if the run is not there yet."""
-    every, done = run.settings.get(setting, ""), run.updates[-1]["step"]
-    return f"step {every} ({setting}), and the run is at step {done}" if every.isdecimal() and done < int(every) else ""
