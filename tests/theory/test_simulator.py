@@ -279,12 +279,6 @@ def test_seeds_reproduce_bitwise_and_records_do_not_disturb(rng: np.random.Gener
     assert not np.array_equal(first.correct_mass, other.correct_mass)
 
 
-def test_progress_is_told_every_record() -> None:
-    told: list[int] = []
-    result = simulate(replace(SMALL, record_every=8), told.append)
-    assert told == result.step.tolist() == [0, 8, 16, 24, 30]
-
-
 @pytest.mark.slow
 def test_order_of_figure_3_on_a_twentieth_of_the_vocabulary(rng: np.random.Generator) -> None:
     """The same N/V as the paper's 40, 512 and 51,200; epsilon goes with the size of the gradients, 1/V^2."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def simulate(
     *,
     rollouts: Sequence[int] = (4, 8, 16, 512, 51_200),
-    seeds: str = "0",
+    seeds: Sequence[int] = (0,),
     output_dir: str | Path = RUNS / "simulation",
     **settings: Any,
 ) -> None:
@@ -37,19 +37,20 @@ def simulate(
 
     Args:
         rollouts: Draws per step, N, one simulation each.
-        seeds: Seeds, such as 0,1,2 or 0-4.
-        output_dir: Folder for simulation.json, .csv and .png; an earlier simulation in it is replaced.
+        seeds: Seeds, one simulation of each N for each.
+        output_dir: Folder for simulation.json and .png; an earlier simulation in it is replaced.
         settings: Settings of the simulator; by default the paper's, and Figure 3's where the paper leaves one open.
 
     Raises:
         UserError: If a setting does not fit.
     """
-    _require_distinct("rollouts", rollouts)
+    for name, numbers in (("rollouts", rollouts), ("seeds", seeds)):
+        if twice := [number for number in numbers if numbers.count(number) > 1]:
+            given = ",".join(map(str, numbers))
+            raise UserError(f"{option(name)}: {given!r} has {twice[0]} twice; give each number once")
     try:
         experiments = [
-            SimulationSettings(rollouts=number, seed=seed, **settings)
-            for number in sorted(rollouts)
-            for seed in _seeds(seeds)
+            SimulationSettings(rollouts=number, seed=seed, **settings) for number in sorted(rollouts) for seed in seeds
         ]
     except ValueError as error:
         raise UserError(f"{error} (see brorl simulate --help)") from error
@@ -58,61 +59,23 @@ def simulate(
     headline = f"{settings_line(first)}, weight decay {first.decay:g}; {first.steps:,} steps"
     with output_folder(Path(output_dir).expanduser()) as folder:
         console.print(f"brorl {brorl.__version__}: {headline}", soft_wrap=True, markup=False)
-        results = _simulate_all(experiments, console)
-        console.print()
-        console.print(end_point_table(results))
-        if terms := terms_table(results):
-            console.print()
-            console.print(terms)
-        with storage_errors(folder, "rerun the command"):
-            write_simulation(results, folder)
-    files = f"simulation.json and simulation.png are in {folder}"
-    console.print(files, soft_wrap=True, markup=False)
-
-
-def _simulate_all(experiments: Sequence[SimulationSettings], console: Console) -> list[SimulationResult]:
-    """Run the simulations in order, with a progress bar on a terminal and a line for each finished one."""
-    from rich.progress import Progress
-
-    results: list[SimulationResult] = []
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"{len(experiments)} simulations", total=sum(s.steps for s in experiments))
-
-        def advance(step: int) -> None:
-            progress.update(task, completed=len(results) * experiments[0].steps + step)
-
-        for settings in experiments:
+        results: list[SimulationResult] = []
+        for one in experiments:
             started = perf_counter()
-            result = simulate_one(settings, advance)
-            results.append(result)
+            results.append(result := simulate_one(one))
             line = (
-                f"N = {settings.rollouts:,}, seed {settings.seed}: correct mass {result.correct_mass[0]:.4f} -> "
+                f"N = {one.rollouts:,}, seed {one.seed}: correct mass {result.correct_mass[0]:.4f} -> "
                 f"{result.correct_mass[-1]:.4f}, {result.fraction_improved[-1]:.1%} of the correct tokens improved "
                 f"({perf_counter() - started:.1f} s, {len(results)} of {len(experiments)})"
             )
             console.print(line, soft_wrap=True, markup=False)
-    return results
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    """Parse a list such as 0,1,2 or a range such as 0-4, both ends included."""
-    first, dash, last = text.partition("-")
-    if dash and first.strip().isdecimal() and last.strip().isdecimal():
-        if int(last) < int(first):
-            raise UserError(f"{option('seeds')}: the range {text!r} is empty; give the lower seed first, such as 0-4")
-        return tuple(range(int(first), int(last) + 1))
-    try:
-        seeds = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UserError(f"{option('seeds')}: expected whole numbers such as 0,1,2, not {text!r}") from None
-    _require_distinct("seeds", seeds)
-    return seeds
-
-
-def _require_distinct(name: str, numbers: Sequence[int]) -> None:
-    twice = [number for number in numbers if numbers.count(number) > 1]
-    if twice:
-        raise UserError(f"{option(name)}: {','.join(map(str, numbers))!r} has {twice[0]} twice; give each number once")
+        for table in (end_point_table(results), terms_table(results)):
+            if table is not None:
+                console.print()
+                console.print(table)
+        with storage_errors(folder, "rerun the command"):
+            write_simulation(results, folder)
+    console.print(f"simulation.json and simulation.png are in {folder}", soft_wrap=True, markup=False)
 
 
 _PANELS = {  # quantity: title, label of the axis, scale

@@ -9,7 +9,6 @@ docs/explanation/simulator.md has the numbers for the alternatives.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -128,10 +127,10 @@ class SimulationResult:
     first_step: MassBalance | None
 
 
-def simulate(settings: SimulationSettings, on_record: Callable[[int], None] | None = None) -> SimulationResult:
+def simulate(settings: SimulationSettings) -> SimulationResult:
     """Simulate T steps. Each draws N tokens i.i.d. from p = softmax(z), and moves the logits z by the gradient.
 
-    The same settings give the same bits on the same machine. After each record, `on_record` gets the steps taken.
+    The same settings give the same bits on the same machine.
 
     Raises:
         DivergedError: If a logit is no longer finite (a learning rate far too high).
@@ -157,8 +156,6 @@ def simulate(settings: SimulationSettings, on_record: Callable[[int], None] | No
         if step % settings.record_every == 0 or step == settings.steps:
             steps.append(step)
             records.append(_measure(p_V[: settings.num_correct], start_C))
-            if on_record is not None:
-                on_record(step)
     mass, improved, drop = np.array(records).T.copy()
     return SimulationResult(settings, np.array(steps, np.int64), mass, improved, drop, first_step)
 
