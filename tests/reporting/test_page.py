@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.comparison.answer import NextCommand, caveats_of, comparison_page, match_words, sentences_of
+from brorl.comparison.answer import caveats_of, comparison_page, match_words, sentences_of
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import tables_of
 from brorl.errors import UserError
@@ -532,7 +532,7 @@ def test_the_page_is_one_file_with_the_answer_first_and_the_next_command_last(
     tables, sentences, caveats = tables_of(results), sentences_of(results), caveats_of(results)[:3]
     figure = tmp_path / "comparison.png"
     figure.write_bytes(b"\x89PNG picture")
-    page = comparison_page(results, [figure], NextCommand("to go on", f"brorl compare '{arm}'"))
+    page = comparison_page(results, [figure], ("to go on", f"brorl compare '{arm}'"))
 
     order = [sentences[0], match_words(results), tables[0].title, "data:image/png;base64,", tables[1].title,
              tables[-1].title, caveats[-1], f"brorl compare '{arm}'"]  # fmt: skip

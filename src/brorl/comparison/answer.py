@@ -244,16 +244,8 @@ def _interval_words(difference: Estimate) -> str:
 _LONGER = 2  # a longer comparison gets this multiple of the budget
 
 
-@dataclass(frozen=True)
-class NextCommand:
-    """The command to run next."""
-
-    why: str  # purpose of the command
-    command: str
-
-
-def next_command(results: ComparisonResults, folder: Path) -> NextCommand:
-    """Return the command to run after a comparison.
+def next_command(results: ComparisonResults, folder: Path) -> tuple[str, str]:
+    """Return why to run which command after a comparison.
 
     Two arms without a shown difference get more seeds, if more seeds can show one. All others get a larger budget,
     either to be matched, or because a longer run may rank the arms differently.
@@ -264,42 +256,23 @@ def next_command(results: ComparisonResults, folder: Path) -> NextCommand:
     unshown = results.pair is not None and results.pair[1].conclusion == "no difference shown"
     needed = next(iter(results.seeds_needed.values()), None)
     if unshown and results.matched and needed and needed.enough_prompts and needed.seeds > seeds:
-        return NextCommand(
-            f"to show a difference of {needed.half_width:g} in pass@1",
-            shlex.join(["brorl", "compare", str(folder), "--seeds", str(needed.seeds)]),
-        )
+        why = f"to show a difference of {needed.half_width:g} in pass@1"
+        return why, shlex.join(["brorl", "compare", str(folder), "--seeds", str(needed.seeds)])
     budget = _LONGER * comparison.budget
     options = ["--match", comparison.unit, "--budget", exact(budget), "--seeds", str(seeds)]
     options += ["--marks", str(len(comparison.eval_points))]
     why = "to see whether this holds for longer" if results.matched else "to match the arms"
-    return NextCommand(
-        f"{why} ({amount(budget, comparison.unit)} each)", shlex.join(["brorl", "compare", *recipes, *options])
-    )
+    return f"{why} ({amount(budget, comparison.unit)} each)", shlex.join(["brorl", "compare", *recipes, *options])
 
 
-def write_report(results: ComparisonResults, folder: Path, following: NextCommand) -> list[Path]:
-    """Write the files, and return them; the page is the last.
-
-    Raises:
-        StorageError: If a file could not be written.
-    """
-    files = [folder / f"comparison.{ending}" for ending in ("json", "png", "html")]
-    with storage_errors(folder):
-        replace_file(files[0], json.dumps(comparison_record(results), indent=1).encode())
-        make_figure(results, answer_of(results)).savefig(files[1], **PNG)
-        replace_file(files[2], comparison_page(results, files[1:2], following).encode())
-    return files
-
-
-def comparison_page(results: ComparisonResults, figures: Sequence[Path], following: NextCommand) -> str:
+def comparison_page(results: ComparisonResults, figures: Sequence[Path], following: tuple[str, str]) -> str:
     """Return the page of a comparison, with its tables in the order of reading and its figures (PNG files)."""
     matched = match_words(results)
     title = f"{listed(results.names)}, {amount(results.budget, results.comparison.unit)} each"
     caveats = [line for line in caveats_of(results)[:MOST_CAVEATS] if line != matched]
-    next_step = following.why, following.command
     return answer_page(
         AnswerParts(
-            "brorl compare", title, sentences_of(results), matched, tables_of(results), figures, caveats, next_step
+            "brorl compare", title, sentences_of(results), matched, tables_of(results), figures, caveats, following
         )
     )
 
@@ -352,7 +325,7 @@ class FinishedComparison(Result):
     caveats: tuple[str, ...]  # limits of the answer, at most three
     tables: tuple[Table, ...]  # the first one shows the answer
     files: tuple[Path, ...]  # `comparison.json`, `comparison.png` and `comparison.html`
-    next: NextCommand  # the command to run next, with the reason
+    next: tuple[str, str]  # why to run which command next
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -376,17 +349,24 @@ class FinishedComparison(Result):
         yield from (f"- {line}" for line in self.caveats)
         names = ", ".join(file.name for file in self.files[:-1])
         yield f"\nwritten to {self.path}: {names}; all tables and figures: open {self.files[-1]} in a browser"
-        yield f"{self.next.why}: {self.next.command}"
+        yield ": ".join(self.next)
 
     def __repr__(self) -> str:
         return f"FinishedComparison({str(self.path)!r}: {self.answer[0]})"
 
 
 def finished_comparison(folder: Path) -> FinishedComparison:
-    """Read the runs of a complete comparison, and write its files."""
+    """Read the runs of a complete comparison, and write its files.
+
+    Raises:
+        StorageError: If a file could not be written.
+    """
     results = results_of(read_comparison(folder))
-    following = next_command(results, folder)
-    files, caveats = write_report(results, folder, following), caveats_of(results)[:MOST_CAVEATS]
-    return FinishedComparison(
-        folder, results, sentences_of(results), caveats, tuple(tables_of(results)), tuple(files), following
-    )
+    answer, following = sentences_of(results), next_command(results, folder)
+    record, figure, page = (folder / f"comparison.{ending}" for ending in ("json", "png", "html"))
+    with storage_errors(folder):
+        replace_file(record, json.dumps(comparison_record(results), indent=1).encode())
+        make_figure(results, answer[0]).savefig(figure, **PNG)
+        replace_file(page, comparison_page(results, [figure], following).encode())
+    caveats, tables = caveats_of(results)[:MOST_CAVEATS], tuple(tables_of(results))
+    return FinishedComparison(folder, results, answer, caveats, tables, (record, figure, page), following)

@@ -248,6 +248,13 @@ class ArmScores:
     matched: bool  # whether no run overshot the evaluation point by more than the tolerance
     pass_at: Mapping[int, Estimate]  # pass@1 and pass@k of the largest k
 
+    @classmethod
+    def of(cls, comparison: Comparison, arm: Arm, eval_point: float, ks: Sequence[int]) -> ArmScores:
+        """Return the costs and the scores of an arm's runs at an evaluation point."""
+        costs = costs_at(arm, comparison.unit, eval_point)
+        pass_at = {k: mean_over_runs(scores_at(comparison, arm, eval_point, k)) for k in ks}
+        return cls(eval_point, costs, is_matched(arm, comparison.unit, eval_point), pass_at)
+
 
 @dataclass(frozen=True)
 class BudgetScores:
@@ -343,22 +350,13 @@ def results_of(comparison: Comparison) -> ComparisonResults:
         scores=whole,
         tasks={t: _budget_scores(arms, at_end, end_ks, comparison.prompts_of(t)) for t in tasks if len(tasks) > 1},
         at_eval_points={
-            arm.name: tuple(_arm_scores(comparison, arm, p, end_ks) for p in comparison.eval_points) for arm in arms
+            arm.name: tuple(ArmScores.of(comparison, arm, p, end_ks) for p in comparison.eval_points) for arm in arms
         },
         at_equal_cost=tuple(row for row in equal if row.amount > 0),
         best={k: frontier(comparison, k) for k in end_ks},
         use={START: use_of_samples(comparison), **{arm.name: use_of_samples(comparison, arm) for arm in arms}},
         coverage=tuple(coverage_change(comparison, arm, budget, ks[-1], len(arms)) for arm in arms),
         seeds_needed={name: seeds_needed(by_k[1].parts) for name, by_k in whole.differences.items()},
-    )
-
-
-def _arm_scores(comparison: Comparison, arm: Arm, eval_point: float, ks: tuple[int, ...]) -> ArmScores:
-    return ArmScores(
-        eval_point,
-        costs_at(arm, comparison.unit, eval_point),
-        is_matched(arm, comparison.unit, eval_point),
-        {k: mean_over_runs(scores_at(comparison, arm, eval_point, k)) for k in ks},
     )
 
 
