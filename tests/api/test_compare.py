@@ -56,13 +56,6 @@ def test_evaluation_points_rise_to_the_budget(budget: float, unit: Unit) -> None
         assert all(0 < a < b for a, b in pairwise(points))
 
 
-def test_a_recipe_whose_steps_are_null_needs_no_budget_of_its_own(tmp_path: Path) -> None:
-    recipe = {"model": "quickstart", "steps": None}
-    for arm in (*read_arms([recipe, recipe], {}), *sweep_arms(recipe, {}, {"rollouts_per_prompt": [2, 4]})):
-        run = run_config(arm, 0, tmp_path, Budget("seconds", 9))
-        assert (run.steps, run.budget.limit) == (None, 9)
-
-
 def test_settings_that_end_a_run_may_differ_between_arms() -> None:
     ends = {"evaluation.every": 5, "evaluation.patience": 3, "evaluation.best_k": 1}
     arms = read_arms(["quickstart", make_config(read_recipe("quickstart-16"), ends, "quickstart-16")], {})
@@ -152,21 +145,6 @@ def test_the_same_call_and_the_folder_give_the_same_result_without_new_runs(
         compare(compared.path, evaluation={"rollouts_per_prompt": 3})
     with pytest.raises(UserError, match="output_dir would change it"):
         compare(compared.path, output_dir="elsewhere")
-
-
-@pytest.mark.slow
-def test_wrong_arguments_are_errors_before_any_work(tmp_path: Path) -> None:
-    for arguments, words in (
-        ({"jobs": 0}, "^jobs: at least 1 is needed, got 0"),
-        ({"match": "hours", "budget": 1}, "'hours' is not a unit"),
-        ({"sweep": {"rollouts_per_prompt": [8, 16]}, "budget": "soon"}, "^budget: a time such as"),
-        ({"sweep": {"rollouts_per_prompt": [8, 16]}, "budget": 4, "marks": [5]}, "up to the budget of 4, got 5"),
-        ({"budget": 4, "evaluation": {"evry": 5}}, "did you mean evaluation.every"),
-        ({"budget": 4, "seed": 5}, "seed is decided by the comparison; use seeds=N"),
-    ):
-        with pytest.raises(UserError, match=words):
-            compare(output_dir=tmp_path / "out", **arguments)  # type: ignore[arg-type]
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 
 import brorl
 from brorl.algorithms.settings import AdvantageSettings
-from brorl.api.tune import _seconds
 from brorl.comparison import answer as comparison_report
 from brorl.comparison.arm_recipes import ArmRecipe
 from brorl.comparison.scores import RunScores, Score
@@ -154,13 +153,6 @@ def test_a_budget_that_is_too_short_is_refused_and_leaves_nothing(
     with pytest.raises(UserError, match=r"budget='1m00s' is too short: a step of the recipe takes 2 s.*give at least"):
         brorl.tune("quickstart", budget="1m", output_dir=tmp_path / "out", progress=False)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), (90, 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400), (" 2 m ", 120)]
-)
-def test_budgets_are_times(text: str | float, seconds: float) -> None:
-    assert _seconds(text) == seconds
 
 
 @pytest.mark.parametrize("aim", ["pass@1", "pass@k", "coverage"])

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,10 +149,16 @@ def test_tick_text(value: float, unit: str, text: str) -> None:
         {"ended_early": {(0, 0): 0, (1, 1): 1}},
     ],
 )  # fmt: skip
-def test_odd_pairs_are_told_and_drawn(rng: np.random.Generator, changes: dict[str, object]) -> None:
-    comparison = synthetic(rng, **{"num_prompts": 12, **changes})  # type: ignore[arg-type]
+@pytest.mark.parametrize("numbers", [(16, 512), pytest.param((16, 64, 256), marks=pytest.mark.slow)])
+def test_odd_comparisons_are_told_and_drawn(
+    rng: np.random.Generator, numbers: tuple[int, ...], changes: dict[str, Any]
+) -> None:
+    if "overshoot" in changes:
+        changes = {"overshoot": dict.fromkeys(range(len(numbers)), 0.2)}
+    comparison = synthetic(rng, **{"numbers": numbers, "num_prompts": 12, **changes})
     words = sentences(comparison)
     assert "nan" not in " ".join(words)
+    assert ("nothing can be compared" in words[0]) == ("overshoot" in changes and len(numbers) > 2)
     assert json.loads(json.dumps(comparison_record(results_of(comparison)), allow_nan=False))["caveats"] == words[1:]
     assert tables_of(results_of(comparison))
     figure_of(comparison)

@@ -9,7 +9,7 @@ from scipy import stats
 
 from brorl.comparison.results import results_of
 from brorl.comparison.scores import Comparison
-from brorl.comparison.tables import coverage_table, equal_table
+from brorl.comparison.tables import coverage_table, equal_table, spread_text
 from brorl.evaluation.paired import (
     CorrectedInterval,
     corrected_level,
@@ -111,4 +111,5 @@ class TestTables:
             low, high = max(d_SP.mean() - half, -60), min(d_SP.mean() + half, 60)
             assert (one.corrected.interval.low, one.corrected.interval.high) == pytest.approx((low, high), abs=1e-9)
             assert row[-1].endswith(f"]{mark_of(one.expected_change, half)}")
+            assert row[1:3] == (spread_text(one.gained), spread_text(one.lost))
         assert "for the 4 intervals of this table" in table.notes[-1]

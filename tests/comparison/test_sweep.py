@@ -1,11 +1,9 @@
 """The words and tables of a sweep name the best arm of each budget, and say where nothing can be told."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
-import pytest
-from comparisons import figure_of, levels, sentences, synthetic
+from comparisons import levels, sentences, synthetic
 
 from brorl.comparison.answer import comparison_record, sentences_of
 from brorl.comparison.results import results_of
@@ -99,23 +97,3 @@ def test_the_best_arm_of_each_budget_is_marked() -> None:
         for a in range(3):
             assert row[1 + a] == f"{(RISE[a][eval_point] + 0.5) / 32:.3f}{'**' if a == best else ''}"
     assert [best.arm for best in found.best[1]] == ["N=16"] * 2 + ["N=64"] * 2 + ["N=256"] * 2
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"eval_points": (40.0,)},
-        pytest.param({"overshoot": {0: 0.2, 1: 0.2, 2: 0.2}}, marks=pytest.mark.slow),
-        {"num_seeds": 1, "num_prompts": 2, "num_tasks": 2},
-        pytest.param({"ks": (2, 8), "num_prompts": 6}, marks=pytest.mark.slow),
-        {"ended_early": {(0, 0): 0, (1, 1): 1}},
-    ],
-)  # fmt: skip
-def test_odd_sweeps_are_told_and_drawn(rng: np.random.Generator, changes: dict[str, object]) -> None:
-    comparison = synthetic(rng, **{"numbers": (16, 64, 256), "num_prompts": 12, **changes})  # type: ignore[arg-type]
-    words = sentences(comparison)
-    assert "nan" not in " ".join(words)
-    assert ("nothing can be compared" in words[0]) == ("overshoot" in changes)
-    assert json.loads(json.dumps(comparison_record(results_of(comparison)), allow_nan=False))["caveats"] == words[1:]
-    assert tables_of(results_of(comparison))
-    figure_of(comparison).draw_without_rendering()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from brorl.algorithms.groups import Group
+from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.prompts.prompt import Prompt
 from brorl.runs.run_directory import RunDirectory, RunRecord
 from brorl.training.batch import Batch
@@ -132,7 +133,7 @@ def evaluation(rng: np.random.Generator, num_samples: int = 8, ks: Sequence[int]
     num_correct = rng.integers(0, num_samples + 1, 12)
     pass_at = {}
     for k in ks:
-        value = float(np.mean([1 - _no_hit(int(c), num_samples, k) for c in num_correct]))
+        value = float(pass_at_k(num_correct, num_samples, k).mean())
         pass_at[str(k)] = {"value": value, "low": value * 0.9, "high": value + (1 - value) * 0.1}
     return {
         "pass_at": pass_at, "num_prompts": 12, "num_samples": num_samples, "solved": int((num_correct > 0).sum()),
@@ -140,14 +141,6 @@ def evaluation(rng: np.random.Generator, num_samples: int = 8, ks: Sequence[int]
         "sampled_tokens": 100, "seconds": 1.0, "by_source": {},
         "prompts": {"num_correct": num_correct.tolist(), "sampled_tokens": [9] * 12},
     }  # fmt: skip
-
-
-def _no_hit(num_correct: int, num_samples: int, k: int) -> float:
-    """Chance that k of the responses, drawn one after the other without putting back, are all incorrect."""
-    chance = 1.0
-    for drawn in range(k):
-        chance *= max(num_samples - num_correct - drawn, 0) / (num_samples - drawn)
-    return chance
 
 
 def run_of(records: Sequence[dict[str, Any]], **settings: str) -> RunRecord:

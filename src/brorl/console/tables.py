@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import sqrt
 from statistics import fmean
-from typing import Any
 
 from brorl.console.screen import PHASE_NAMES
-from brorl.runs.run_directory import Record
+from brorl.format import Estimate, interval
+from brorl.runs.run_directory import Record, total
 from brorl.table import Table
 
 _LAST_STEPS = 25
@@ -41,7 +41,12 @@ def outcome_table(records: Sequence[Record]) -> Table:
         for k, after in averages[-1].items() if averages else ():
             compared.append((f"  averaged weights pass@{k}", first["pass_at"][k], after))
         rows = [
-            (name, _interval(before), _interval(after), f"{after['value'] - before['value']:+.3f}")
+            (
+                name,
+                interval(Estimate(**before)),
+                interval(Estimate(**after)),
+                f"{after['value'] - before['value']:+.3f}",
+            )
             for name, before, after in compared
         ]
         solved = f"{last['solved'] - first['solved']:+d}"
@@ -69,14 +74,14 @@ def coverage_table(records: Sequence[Record]) -> Table:
     known = {int(n) for at in (mixed[-1][1], *(p["unsampled_correct_at"] for p in covered)) for n in at}
     numbers = sorted(known & {16, 64, 256, own, 4 * own})
     groups = sum(size for size, _ in mixed)
-    fractions = [sum(size * _at(at, n) for size, at in mixed) / groups if n <= own else None for n in numbers]
+    fractions = [sum(size * at[str(n)] for size, at in mixed) / groups if n <= own else None for n in numbers]
     rows = [("mixed groups", *("-" if fraction is None else _percent(fraction) for fraction in fractions))]
     notes = ["mixed groups: groups with correct and incorrect rollouts"]
     if None in fractions:
         notes[0] += f"; -: not known beyond the {own} rollouts per prompt of the run"
     if covered:
         mass = sum(p["q_pos"] for p in covered)
-        unsampled = [sum(_at(p["unsampled_correct_at"], n) for p in covered) for n in numbers]
+        unsampled = [sum(p["unsampled_correct_at"][str(n)] for p in covered) for n in numbers]
         rows.append(("correct responses sampled", *(_percent(1 - missed / mass) for missed in unsampled)))
         notes.append("correct responses are weighted by their probability")
         if numbers[-1] > own:
@@ -99,15 +104,12 @@ def cost_table(records: Sequence[Record]) -> Table:
     if not steps:
         return Table("Cost", ("", "", ""), ())
 
-    def total(section: str, name: str) -> float:
-        return float(sum(r[section].get(name, 0) for r in steps))
-
     def sampling(name: str) -> float:
-        return total("sampling", name)
+        return total(steps, "sampling", name)
 
     samples, tokens = sampling("samples"), sampling("sampled_tokens")
     distinct, unique = sampling("distinct_responses"), sampling("unique_tokens")
-    kept = f"{total('kept', 'groups'):,.0f} groups in updates, {sampling('groups'):,.0f} sampled"
+    kept = f"{total(steps, 'kept', 'groups'):,.0f} groups in updates, {sampling('groups'):,.0f} sampled"
     rows = [
         ("steps", f"{_num_updates(records):,}", kept),
         ("rollouts", f"{samples:,.0f}", f"{distinct:,.0f} verified: {samples / distinct:.1f}x fewer"),
@@ -123,8 +125,8 @@ def cost_table(records: Sequence[Record]) -> Table:
     if unverified := sampling("samples_unverified"):
         lost = f"rollouts, infrastructure failures: {unverified / samples:.1%}"
         rows.append(("unverified", f"{unverified:,.0f}", lost))
-    phases = ", ".join(f"{name} {total('seconds', phase):.1f}" for phase, name in PHASE_NAMES.items())
-    rows.append(("seconds", f"{total('seconds', 'total'):.1f}", phases))
+    phases = ", ".join(f"{name} {total(steps, 'seconds', phase):.1f}" for phase, name in PHASE_NAMES.items())
+    rows.append(("seconds", f"{total(steps, 'seconds', 'total'):.1f}", phases))
     return Table("Cost", ("", "", ""), tuple(rows), words=frozenset({0, 2}))
 
 
@@ -152,7 +154,7 @@ def held_out_check_lines(records: Sequence[Record]) -> list[str]:
 
 def pass_at_line(evaluation: Record) -> str:
     """Return all pass@k of an evaluation on one line."""
-    parts = [f"pass@{k} {_interval(estimate)}" for k, estimate in evaluation["pass_at"].items()]
+    parts = [f"pass@{k} {interval(Estimate(**estimate))}" for k, estimate in evaluation["pass_at"].items()]
     return f"{', '.join(parts)} ({evaluation['num_prompts']} prompts x {evaluation['num_samples']} samples)"
 
 
@@ -160,14 +162,5 @@ def _evaluations(records: Sequence[Record]) -> list[Record]:
     return [r["evaluation"] for r in records if "evaluation" in r]
 
 
-def _at(by_number: Mapping[Any, float], n: int) -> float:
-    """Return the value at N; the key N is a number in memory, but text in a file."""
-    return float(by_number[n] if n in by_number else by_number[str(n)])
-
-
 def _percent(value: float) -> str:
     return f"{max(value, 0.0):.1%}"  # an estimate may be below 0
-
-
-def _interval(estimate: Record) -> str:
-    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
