@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 import brorl
 from brorl.algorithms.settings import AdvantageSettings
+from brorl.api.tune import _own_config
 from brorl.comparison import answer as comparison_report
 from brorl.comparison.arm_recipes import ArmRecipe
 from brorl.comparison.scores import RunScores, Score
@@ -268,6 +269,10 @@ def test_a_candidate_takes_over_no_option_of_the_own_objective(aim: Any, advanta
     arm = candidates(config, {128: 20}, aim)[1]
     last = 1 if aim == "pass@1" else None
     assert arm.config.advantage == AdvantageSettings(estimator="maxrl", final_order=last)
+
+
+def test_the_budget_of_a_tuning_ends_a_recipe_without_an_end() -> None:
+    assert _own_config({"model": "quickstart", "steps": None}, None, {}).model == "quickstart"
 
 
 def test_a_recipe_with_phases_gets_candidates_without() -> None:

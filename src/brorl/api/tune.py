@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brorl.api.arguments import resolve_checkpoint, resolve_config
-from brorl.config.reading import ConfigOrPath, builtin_recipes, flat_settings
+from brorl.api.arguments import recipe_name, resolve_checkpoint
+from brorl.config.reading import ConfigOrPath, builtin_recipes, flat_settings, raw_settings
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError, option
@@ -96,18 +96,20 @@ def _seconds(budget: str | float) -> float:
 
 def _own_config(start: ConfigOrPath | None, recipe: ConfigOrPath | None, given: Mapping[str, Any]) -> TrainConfig:
     """Return the user's recipe, with the model that it starts from."""
-    from brorl.comparison.arm_recipes import reject_owned
+    from brorl.comparison.arm_recipes import arm_config, reject_owned
 
     reject_owned({name: value for name, value in given.items() if name != "model"})
     is_recipe = not isinstance(start, str | Path) or str(start) in builtin_recipes() or Path(start).is_file()
     if start is None or is_recipe:
         if recipe is not None and start is not None:
             raise UserError(f"{start} is a recipe, and {option('recipe')} names another; give one of them")
-        return resolve_config("quickstart" if start is None and recipe is None else start or recipe or "", given)
-    if "model" in given:
-        raise UserError(f"{start} and {option('model')} both name a model; give one of them")
-    model, run_config = resolve_checkpoint(str(start))
-    return resolve_config(recipe or run_config or "quickstart", {**given, "model": model})
+        chosen = "quickstart" if start is None and recipe is None else start or recipe or ""
+    else:
+        if "model" in given:
+            raise UserError(f"{start} and {option('model')} both name a model; give one of them")
+        model, run_config = resolve_checkpoint(str(start))
+        chosen, given = recipe or run_config or "quickstart", {**given, "model": model}
+    return arm_config(raw_settings(chosen), given, recipe_name(chosen))
 
 
 def _folder(start: ConfigOrPath | None, output_dir: str | Path | None) -> Path:

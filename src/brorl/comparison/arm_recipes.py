@@ -75,10 +75,10 @@ def read_arms(recipes: Sequence[ConfigOrPath], settings: Mapping[str, Any]) -> l
     arms = []
     for number, recipe in enumerate(recipes, 1):
         if not isinstance(recipe, str | Path):
-            arms.append(ArmRecipe(f"arm {number}", _arm_config(raw_settings(recipe), settings, f"arm {number}")))
+            arms.append(ArmRecipe(f"arm {number}", arm_config(raw_settings(recipe), settings, f"arm {number}")))
             continue
         _reject_folder(recipe)
-        arms.append(ArmRecipe(Path(recipe).stem, _arm_config(read_recipe(str(recipe)), settings, str(recipe))))
+        arms.append(ArmRecipe(Path(recipe).stem, arm_config(read_recipe(str(recipe)), settings, str(recipe))))
     return _named(arms)
 
 
@@ -110,11 +110,11 @@ def sweep_arms(
         chosen = dict(zip(sweep, values, strict=True))
         differing = {key: value for key, value in chosen.items() if len({*map(str, sweep[key])}) > 1}
         name = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in differing.items())
-        arms.append(ArmRecipe(name, _arm_config(given_settings, {**settings, **chosen}, name_of_recipe)))
+        arms.append(ArmRecipe(name, arm_config(given_settings, {**settings, **chosen}, name_of_recipe)))
     return _named(arms)
 
 
-def _arm_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], name: str) -> TrainConfig:
+def arm_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], name: str) -> TrainConfig:
     """Make the config of an arm. `steps: null` needs a budget, which the comparison sets later, so it is dropped."""
     given = {key: value for key, value in settings.items() if (key, value) != ("steps", None)}
     return make_config(given, overrides, name)
