@@ -14,7 +14,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from brorl.verification.domains.formula.atoms import CURRENCY_OF, WORDS_OF_FORMULAS
+from brorl.verification.domains.formula.expression_grammar import (
+    CURRENCY_OF,
+    WORDS_OF_FORMULAS,
+    ExpressionReader,
+)
 from brorl.verification.domains.formula.expressions import (
     Apply,
     Bracketed,
@@ -31,19 +35,19 @@ from brorl.verification.domains.formula.expressions import (
     to_expression,
     variables,
 )
-from brorl.verification.domains.formula.factors import FactorReader
 from brorl.verification.domains.formula.names import between
+from brorl.verification.domains.formula.normal import total_of
 from brorl.verification.domains.formula.tokens import END, Token, UnreadableError, tokenize, word_list, written
 from brorl.verification.domains.formula.words import (
     ABOUT,
     is_beside_unit,
-    is_symbol_of_unit,
     noun_of,
     spelled_number,
     units_of,
     without_frame,
     words_of,
 )
+from brorl.verification.domains.units import unit_named
 
 SIGNS = frozenset({"=", "\\approx", "<", ">", "\\le", "\\ge", "\\ne", "\\in", "\\notin", "\\equiv"})
 _CLOSERS = frozenset({")", "]", "\\}", "}", "\\rangle", "|", "&", "\\\\", "\\end", "\\mid", "\\over", "\\choose"})
@@ -85,7 +89,7 @@ def read(text: str) -> Form:
     return Text(words_of(tokens))
 
 
-class Reader(FactorReader):
+class Reader(ExpressionReader):
     """Reads an answer from tokens."""
 
     def listing(self, *closing: str) -> Form:
@@ -254,18 +258,12 @@ class Reader(FactorReader):
         if product is not None and variables(value):
             return product
         quantity = Quantity(value, unit, product, words)
-        return self._with_smaller(quantity) if self.peek().kind == "number" else quantity
-
-    def _with_smaller(self, quantity: Quantity) -> Form:
-        """Return `2 hours 30 minutes` as one quantity in hours."""
-        other = self.side()
-        if not isinstance(other, Quantity) or not (units := units_of(quantity.unit) and units_of(other.unit)):
+        if self.peek().kind != "number":
+            return quantity
+        total = total_of([quantity, self.side()])  # `2 hours 30 minutes`
+        if total is None:
             raise UnreadableError("two numbers side by side")
-        one, smaller = units_of(quantity.unit)[0], units[0]
-        if one.dimension != smaller.dimension or smaller.factor >= one.factor:
-            raise UnreadableError("two numbers side by side")
-        part = Apply("*", (Number(smaller.factor / one.factor), other.value))
-        return Quantity(Apply("+", (quantity.value, part)), quantity.unit, None)
+        return total
 
     def starts_unit(self) -> bool:
         """Whether the rest of this side is a unit."""
@@ -301,44 +299,36 @@ class Reader(FactorReader):
         """Read a tuple, an interval, a set, or an expression in brackets."""
         opening = self.take().text
         closers = {"(": (")", "]"), "[": ("]", ")"), "\\{": ("\\}",), "\\langle": ("\\rangle",)}[opening]
-        self.depth += 1
-        if self.depth > 60:
-            raise UnreadableError("too deep")
         before, self.bars = self.bars, 0
-        form = self._builder() if opening == "\\{" else None
-        if form is None:
+        condition = self._condition() if opening == "\\{" else None
+        if condition is not None:
+            form, opening = condition, "\\{:"
+        else:
             is_empty = opening == "\\{" and self.peek().text in closers
             form = Listing((), ",") if is_empty else self.listing()
-        else:
-            self.expect(*closers)
-            self.depth, self.bars = self.depth - 1, before
-            return form
         closing = self.expect(*closers).text
-        self.depth, self.bars = self.depth - 1, before
-        items = form.items if isinstance(form, Listing) else (form,)
-        is_group = len(items) == 1 and (opening, closing) in (("(", ")"), ("[", "]"))
-        if is_group or (opening in "([" and closing != {"(": ")", "[": "]"}[opening] and len(items) != 2):
-            if not is_group:
-                raise UnreadableError("brackets of two kinds")
+        self.bars = before
+        items = form.items if isinstance(form, Listing) and condition is None else (form,)
+        if len(items) == 1 and (opening, closing) in (("(", ")"), ("[", "]")):
             return items[0]
+        if (opening, closing) in (("(", "]"), ("[", ")")) and len(items) != 2:
+            raise UnreadableError("brackets of two kinds")
         return Bracketed(opening, items, closing)
 
-    def _builder(self) -> Form | None:
-        r"""Read `x \in \mathbb{R} : x > 3` up to its bracket; None for any other set."""
+    def _condition(self) -> Form | None:
+        r"""Read the condition of `x \in \mathbb{R} : x > 3` up to the bracket; None for any other set."""
         if not (self.peek().kind == "name" and self.peek(1).text in (":", "\\mid", "|", "\\in")):
             return None
-        start, marks = self.at, (":", "\\mid", "|")
-        at = next((at for at, token in self.outside_brackets() if token.text in (*marks, "\\}")), len(self.tokens))
+        ends = (":", "\\mid", "|", "\\}")
+        at = next((at for at, token in self.outside_brackets() if token.text in ends), len(self.tokens))
         if self.tokens[at : at + 1] and self.tokens[at].text == "\\}":
             return None
-        domain = written(self.tokens[start + 1 : at]).replace(" ", "")
-        if at == len(self.tokens) or domain not in ("", "\\in\\mathbb{R}"):
-            raise UnreadableError("a set of no real numbers")
+        variable, domain = self.peek().text, written(self.tokens[self.at + 1 : at]).replace(" ", "")
         self.at = at + 1
         condition = self.listing()
-        if self.tokens[start].text not in variables(condition):
-            raise UnreadableError("a condition on another variable")
-        return Bracketed("\\{:", (condition,), "\\}")
+        if domain not in ("", "\\in\\mathbb{R}") or variable not in variables(condition):
+            raise UnreadableError("a set of no real numbers, or a condition on another variable")
+        return condition
 
 
 def _unit(tokens: Sequence[Token]) -> str | None:
@@ -349,7 +339,7 @@ def _unit(tokens: Sequence[Token]) -> str | None:
         return text if text in ("°C", "°F", "°K") else None
     letters = (t.text for t in tokens if t.kind == "name" and not t.is_upright and len(t.text) < 4)
     is_product = tokens[0].text == "^" or (tokens[0].text == "\\Omega" and len(tokens) > 1)
-    are_units = all(is_symbol_of_unit(text) or text in ("per", "sq") for text in letters)
+    are_units = all(unit_named(text) or text in ("per", "sq") for text in letters)  # `cm`, but not `gh`
     return text if are_units and not is_product and units_of(text) else None
 
 

@@ -57,16 +57,13 @@ def name_of(form: Form) -> str | None:
             return f"log({inner})"
         case Text(words):
             return words if are_names(words) else None
-        case Combined(sign, parts) if _are_letters(parts):
-            return sign.join(part.name for part in parts if isinstance(part, Symbol))
         case Apply("/", parts) if _are_measures(parts):
             return str(parts)
         case Apply("+", parts) if _are_measures(parts) and all(name[0].isupper() for name in variables(form)):
             return str(parts)
-        case Ratio(parts, _) | Apply("*", parts) if len({*parts}) > 1 and _are_letters(parts):
-            return (":" if isinstance(form, Ratio) else "").join(
-                part.name for part in parts if isinstance(part, Symbol)
-            )
+        case Ratio(parts, _) | Apply("*", parts) | Combined(_, parts) if len({*parts}) > 1 and _are_letters(parts):
+            sign = ":" if isinstance(form, Ratio) else form.sign if isinstance(form, Combined) else ""
+            return sign.join(str(part.name) for part in parts if isinstance(part, Symbol))
     return None
 
 
@@ -112,13 +109,9 @@ def solved(form: Form) -> tuple[str, Form] | None:
     first, last = form.sides[0], form.sides[-1]
     for side, value in ((first, last), (last, first)):
         name = name_of(side)
-        if name is None or isinstance(value, Relation):
+        if name is None or isinstance(value, Relation) or (_is_formula(side) and variables(value)):
             continue
-        own = variables(side)
-        if _is_formula(side) and variables(value):
-            continue
-        is_function = isinstance(side, Apply) and side.operation == "call"
-        if is_function or not own & variables(value):
+        if is_call(side) or not variables(side) & variables(value):
             return name, value
     return None
 
@@ -172,40 +165,25 @@ def renamed(form: T, old: str, new: str) -> T:
     return type(form)(*parts) if hasattr(form, "_fields") else tuple(parts)  # type: ignore[return-value]
 
 
-def domain_of(item: Form) -> tuple[str, str] | None:
-    r"""Return the variable and the set of numbers of `k \in \mathbb{Z}`; None for any other item."""
-    match item:
-        case Relation((Symbol(name), Symbol(domain)), ("\\in",)):
-            letter = domain.removeprefix("\\mathbb{").removesuffix("}")
-            return (name, letter) if letter in ("Z", "N", "Q", "R", "C") else None
-        case _:
-            return None
-
-
 def without_conditions(form: Listing) -> list[Form]:
     r"""Return `2k\pi, k \in \mathbb{Z}` as `2n\pi` with one fixed name n; the name stays if an item is `k = 3`."""
-    domains = [domain_of(item) for item in form.items]
-    free = [variables(item) for item in form.items]
-    dropped = [
-        at
-        for at, domain in enumerate(domains)
-        if domain and any(domain[0] in names for other, names in enumerate(free) if other != at)
-    ]
-    kept = [item for at, item in enumerate(form.items) if at not in dropped]
-    if len(dropped) != 1 or not (domain := domains[dropped[0]]):
+    domains: dict[int, tuple[str, str]] = {}  # the place of each condition: its variable and its set of numbers
+    for at, item in enumerate(form.items):
+        match item:
+            case Relation((Symbol(name), Symbol(domain)), ("\\in",)):
+                letter = domain.removeprefix("\\mathbb{").removesuffix("}")
+                others = (*form.items[:at], *form.items[at + 1 :])
+                if letter in ("Z", "N", "Q", "R", "C") and name in variables(others):
+                    domains[at] = name, letter
+    kept = [item for at, item in enumerate(form.items) if at not in domains]
+    if len(domains) != 1:
         return kept
-    variable, numbers = domain
-    are_points = all(isinstance(item, Bracketed) for item in kept)
-    if numbers not in ("Z", "N") and not (are_points and numbers == "R"):
+    ((variable, numbers),) = domains.values()
+    heads = [name for item in kept if isinstance(item, Relation) for name in variables(item.sides[0])]
+    is_real = numbers == "R" and all(isinstance(item, Bracketed) for item in kept)
+    if not (is_real or numbers in ("Z", "N")) or any(variable in (name, *name.split("_")[1:]) for name in heads):
         return kept
-    if any(isinstance(item, Relation) and _names(item.sides[0], variable) for item in kept):
-        return kept
-    return [renamed(item, variable, _REAL if numbers == "R" else _WHOLE) for item in kept]
-
-
-def _names(side: Form, variable: str) -> bool:
-    """Whether a side has a variable, or a subscript with it."""
-    return any(variable in (name, *name.split("_")[1:]) for name in variables(side))
+    return [renamed(item, variable, _REAL if is_real else _WHOLE) for item in kept]
 
 
 def with_letters(right: Expression, given: Expression) -> Expression:

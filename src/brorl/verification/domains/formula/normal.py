@@ -273,47 +273,45 @@ def _in_blocks(items: list[Form]) -> list[Form]:
     return [Relation((heads, Bracketed("(", one, ")")), ("=",)) for one in values]
 
 
-def _normal_set(form: Bracketed) -> Form:
-    items: list[Form] = []
-    for item in form.items:
+def _flat(items: Sequence[Form]) -> list[Form]:
+    r"""Return items with each item that stands for several replaced by these: `\pm 2` by `2` and `-2`."""
+    flat: list[Form] = []
+    for item in items:
         one = normal(item)
-        items.extend(one.items if isinstance(one, Listing) and item != one else [item])
-    if len(items) == 1 and not isinstance(items[0], Bracketed):
-        return normal(items[0])
-    return form._replace(items=tuple(items))
+        flat.extend(one.items if isinstance(one, Listing) and item != one else [item])
+    return flat
+
+
+def _normal_set(form: Bracketed) -> Form:
+    items = _flat(form.items)
+    is_value = len(items) == 1 and not isinstance(items[0], Bracketed)
+    return normal(items[0]) if is_value else form._replace(items=tuple(items))
 
 
 def _normal_listing(form: Listing) -> Form:
-    items: list[Form] = []
     written = without_conditions(form)
     if len(written) == 1:
         return normal(written[0])
-    for item in _with_heads(written):
-        one = normal(item)
-        items.extend(one.items if isinstance(one, Listing) and item != one else [item])
-    items = _in_blocks(items)
+    items = _in_blocks(_flat(_with_heads(written)))
     names = [solved(item) if isinstance(item, Relation) and len(item.sides) == 2 else None for item in items]
     heads = {name[0].split("_")[0] for name in names if name}
     are_named = all(name or not isinstance(item, Relation) for name, item in zip(names, items, strict=True))
     if names[0] and len(heads) == 1 and are_named:
         items = [name[1] if name else item for name, item in zip(names, items, strict=True)]
-    total = _total(items) if form.joint != "or" else None
+    total = total_of(items) if form.joint != "or" else None
     return total or Listing(tuple(items), form.joint)
 
 
-def _total(items: Sequence[Form]) -> Quantity | None:
+def total_of(items: Sequence[Form]) -> Quantity | None:
     """Return `2 hours and 30 minutes` as one quantity in hours; None if the items are no parts of one quantity."""
-    parts = [(item, units_of(item.unit)) for item in items if isinstance(item, Quantity)]
-    units = [found[0] for _, found in parts if found]
-    if not len(units) == len(items) > 1 or len({unit.dimension for unit in units}) > 1:
+    parts = [(item, units_of(item.unit)[0]) for item in items if isinstance(item, Quantity) and units_of(item.unit)]
+    if not len(parts) == len(items) > 1 or len({unit.dimension for _, unit in parts}) > 1:
         return None
-    if any(one.factor <= other.factor for one, other in pairwise(units)):
+    if any(one.factor <= other.factor for (_, one), (_, other) in pairwise(parts)):
         return None
-    first = units[0].factor
-    terms = [
-        Apply("*", (Number(unit.factor / first), part.value)) for (part, _), unit in zip(parts, units, strict=True)
-    ]
-    return Quantity(Apply("+", tuple(terms)), parts[0][0].unit, None)
+    (first, whole), *_ = parts
+    terms = [Apply("*", (Number(unit.factor / whole.factor), part.value)) for part, unit in parts]
+    return Quantity(Apply("+", tuple(terms)), first.unit, None)
 
 
 def members_of(form: Form) -> Sequence[Form] | None:

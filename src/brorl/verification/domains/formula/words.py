@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from brorl.verification.domains.formula.tokens import END, Token, word_list, written
 from brorl.verification.domains.marked_answer import LABEL
-from brorl.verification.domains.units import Unit, parse_units, unit_named
+from brorl.verification.domains.units import Unit, parse_units
 
 MAGNITUDES = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
@@ -137,11 +137,6 @@ def same_beside(right: str, given: str) -> bool:
     if right:
         return one == other or (not given and not _DIRECTION.search(right.casefold()))
     return _BESIDE.match(given) is not None
-
-
-def is_symbol_of_unit(word: str) -> bool:
-    """Whether letters are one unit, `cm`, not several units side by side, `gh`."""
-    return unit_named(word) is not None
 
 
 def are_names(text: str) -> bool:
