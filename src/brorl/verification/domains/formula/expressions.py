@@ -9,10 +9,11 @@ a bound are not computed, so the work stays small.
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
-from math import comb, factorial, gcd, isqrt, lcm
+from math import ceil, comb, factorial, floor, gcd, isqrt, lcm, prod
 from typing import Any, NamedTuple, TypeGuard
 
 import mpmath
@@ -23,7 +24,7 @@ from brorl.verification.domains.formula.tokens import UnreadableError
 _MAX_BITS = 400_000  # for an exact number
 _MAX_MAGNITUDE = 10**30  # for the logarithm of a number
 _MAX_TERMS = 10_000
-_MAX_ARGUMENT = 5_000  # for an exact factorial
+_MAX_ARGUMENT, _MAX_FACTORIAL = 5_000, 10**20  # of an exact factorial, and of any
 
 
 class UndefinedError(ArithmeticError):
@@ -69,7 +70,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "sign": mp.sign, "cis": mp.expj, "max": max, "min": min,
 }  # fmt: skip
 _OF_ALL_NUMBERS: Mapping[str, Callable[..., Any]] = {
-    "-": lambda value: -value, "%": lambda value: value / 100, "abs": abs, "max": max, "min": min,
+    "+": lambda *values: sum(values), "*": lambda *values: prod(values), "/": operator.truediv, "mod": operator.mod,
+    "-": operator.neg, "%": lambda value: value / 100, "abs": abs, "max": max, "min": min,
 }  # fmt: skip
 INTEGER_FUNCTIONS: Mapping[str, Callable[..., int]] = {"gcd": gcd, "lcm": lcm}
 
@@ -110,76 +112,83 @@ def with_sign(expression: Expression, sign: int) -> Expression:
     return arguments[0] if is_plus else Apply("-", arguments)
 
 
-def is_plain_number(expression: Expression) -> bool:
-    """Whether an expression is written with digits alone: `-0.5`, `3 * 10^{-4}`, `5%`."""
-    return all(
-        isinstance(one, Number) or (isinstance(one, Apply) and one.operation in "-*^%") for one in walk(expression)
-    )
-
-
 def is_decimal(expression: Expression) -> bool:
-    """Whether an expression is a number with a decimal point or an exponent: `0.5`, `1e5`."""
-    return is_plain_number(expression) and any(isinstance(one, Number) and one.is_decimal for one in walk(expression))
+    """Whether an expression is written with digits alone and a decimal point or exponent: `-0.5`, `1e5`, `5.1%`."""
+    parts = [*walk(expression)]
+    has_digits_alone = all(isinstance(p, Number) or (isinstance(p, Apply) and p.operation in "-*^%") for p in parts)
+    return has_digits_alone and any(isinstance(part, Number) and part.is_decimal for part in parts)
 
 
 def exact(expression: Expression) -> Fraction | None:
     """Return the value of a rational expression without variables; None for other expressions or a value too large."""
-    if isinstance(expression, Number):
-        return expression.value
-    if isinstance(expression, Symbol):
+    try:
+        value = _value(expression, {})
+    except UndefinedError:
         return None
-    values = [exact(argument) for argument in expression.arguments]
-    if any(value is None for value in values):
-        return None
-    return _exact(expression.operation, [value for value in values if value is not None])
+    return value if isinstance(value, Fraction) else None
 
 
-def _exact(operation: str, values: list[Fraction]) -> Fraction | None:
-    first, *others = values
-    are_whole = all(value.denominator == 1 for value in values)
-    match operation:
-        case "+":
-            return sum(values, Fraction(0))
-        case "*":
-            return _product(values)
-        case "/":
-            if not others[0]:
-                raise UndefinedError("division by zero")
-            return _product([first, 1 / others[0]])
-        case "^":
-            return _power(first, others[0])
-        case "root":
-            return _power(first, 1 / others[0]) if others[0] else None
-        case "sqrt":
-            return _power(first, Fraction(1, 2))
-        case "!":
-            return Fraction(factorial(int(first))) if are_whole and 0 <= first <= _MAX_ARGUMENT else None
-        case "binom":
-            is_small = are_whole and others[0] >= 0 and 0 <= first <= _MAX_ARGUMENT
-            return Fraction(comb(int(first), int(others[0]))) if is_small else None
-        case "floor":
-            return Fraction(first // 1)
-        case "ceil":
-            return Fraction(-(-first // 1))
-        case "gcd" | "lcm":
-            return Fraction(INTEGER_FUNCTIONS[operation](*map(int, values))) if are_whole else None
-        case "mod":
-            return first % others[0] if others[0] else None
-        case _:
-            return _OF_ALL_NUMBERS[operation](*values) if operation in _OF_ALL_NUMBERS else None
+def evaluate(expression: Expression, point: Point) -> Any:
+    """Return an expression's value at mpmath's working precision; `point` has the values of its variables.
+
+    Raises an UndefinedError if there is no value, or none that can be computed within the bounds.
+    """
+    value = _as_mp(_value(expression, point))
+    if mp.isnan(value):
+        raise UndefinedError("not a number")
+    return value
+
+
+def _as_mp(value: Any) -> Any:
+    return mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
+
+
+def _value(expression: Expression, point: Point) -> Any:
+    """Return a value: a fraction as long as it is rational and not too large, otherwise a number of mpmath."""
+    try:
+        if isinstance(expression, Number):
+            return expression.value
+        if isinstance(expression, Symbol):
+            return point[expression.name] if expression.name in point else CONSTANTS[expression.name]()
+        operation, arguments = expression
+        if operation in ("sum", "prod"):
+            return _series(operation, arguments, point)
+        if operation == "call":
+            return _call(arguments, point)
+        values = [_value(argument, point) for argument in arguments]
+        if all(isinstance(value, Fraction) for value in values) and sum(map(_bits, values)) <= _MAX_BITS:
+            value = _exact(operation, values)
+            if value is not None:
+                return value
+        return _rounded(operation, values)
+    except (ValueError, ZeroDivisionError, OverflowError, TypeError, KeyError, mpmath.libmp.NoConvergence) as error:
+        raise UndefinedError(str(error)) from error
 
 
 def _bits(value: Fraction) -> int:
     return value.numerator.bit_length() + value.denominator.bit_length()
 
 
-def _product(values: list[Fraction]) -> Fraction | None:
-    if sum(map(_bits, values)) > _MAX_BITS:
-        return None
-    product = Fraction(1)
-    for value in values:
-        product *= value
-    return product
+def _exact(operation: str, values: list[Fraction]) -> Fraction | None:
+    """Return the value of an operation on fractions; None if it is irrational or too large."""
+    first, *others = values
+    are_whole = all(value.denominator == 1 for value in values)
+    match operation:
+        case "^":
+            return _power(first, others[0])
+        case "root":
+            return _power(first, 1 / others[0])
+        case "sqrt":
+            return _power(first, Fraction(1, 2))
+        case "!" | "binom":
+            is_small = are_whole and 0 <= first <= _MAX_ARGUMENT and min(values) >= 0
+            return Fraction((factorial if operation == "!" else comb)(*map(int, values))) if is_small else None
+        case "floor" | "ceil":
+            return Fraction(floor(first) if operation == "floor" else ceil(first))
+        case "gcd" | "lcm":
+            return Fraction(INTEGER_FUNCTIONS[operation](*map(int, values))) if are_whole else None
+        case _:
+            return _OF_ALL_NUMBERS[operation](*values) if operation in _OF_ALL_NUMBERS else None
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
@@ -191,87 +200,38 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
         base, exponent = Fraction(top, under), exponent * 2
     if exponent.denominator != 1 or abs(exponent) * _bits(base) > _MAX_BITS:
         return None
-    if base == 0 and exponent < 0:
-        raise UndefinedError("division by zero")
     return base ** int(exponent)
 
 
-def evaluate(expression: Expression, point: Point) -> Any:
-    """Return an expression's value at mpmath's working precision; `point` has the values of its variables.
-
-    Raises an UndefinedError if there is no value, or none that can be computed within the bounds.
-    """
-    try:
-        value = _evaluate(expression, point)
-    except (ValueError, ZeroDivisionError, OverflowError, TypeError, KeyError, mpmath.libmp.NoConvergence) as error:
-        raise UndefinedError(str(error)) from error
-    if mp.isnan(value):
-        raise UndefinedError("not a number")
-    return value
-
-
-def _evaluate(expression: Expression, point: Point) -> Any:
-    if isinstance(expression, Number):
-        return mp.mpf(expression.value.numerator) / expression.value.denominator
-    if isinstance(expression, Symbol):
-        if expression.name not in point:
-            return CONSTANTS[expression.name]()
-        value = point[expression.name]
-        return mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
-    operation, arguments = expression
-    if operation == "^":
-        return _power_of(arguments, point)
-    if operation in ("sum", "prod"):
-        return _series(operation, arguments, point)
-    if operation == "call":
-        return _call(arguments, point)
-    return _apply(operation, [_evaluate(argument, point) for argument in arguments])
-
-
-def _power_of(arguments: tuple[Expression, ...], point: Point) -> Any:
-    """Return a power. A root of odd degree of a negative number is real: (-8)^(1/3) is -2."""
-    base, exponent = (_evaluate(argument, point) for argument in arguments)
-    fraction = exact(arguments[1]) if mp.im(base) == 0 and mp.re(base) < 0 else None
-    if fraction is not None and fraction.denominator > 1 and fraction.denominator % 2:
-        return (-1) ** (fraction.numerator % 2) * _raise(-mp.re(base), exponent)
-    return _raise(base, exponent)
-
-
-def _apply(operation: str, values: list[Any]) -> Any:
-    first = values[0]
+def _rounded(operation: str, values: list[Any]) -> Any:
+    """Return the value of an operation at the working precision."""
+    rational = values[-1] if isinstance(values[-1], Fraction) else None
+    first, *others = map(_as_mp, values)
+    is_negative = mp.im(first) == 0 and mp.re(first) < 0
     match operation:
-        case "+":
-            return mp.fsum(values)
-        case "*":
-            return mp.fprod(values)
-        case "/":
-            return first / values[1]
         case "degree":
             return first * mp.pi / 180
+        case "^" if is_negative and rational and rational.denominator > 1 and rational.denominator % 2:
+            # A root of odd degree of a negative number is real: (-8)^(1/3) is -2.
+            return (-1) ** (rational.numerator % 2) * _raised(-mp.re(first), others[0])
+        case "^":
+            return _raised(first, others[0])
         case "root":
-            real = mp.im(first) == 0 and mp.re(first) < 0 and values[1] % 2 == 1
-            return -mp.root(-first, int(values[1])) if real else _raise(first, 1 / values[1])
+            is_real = is_negative and others[0] % 2 == 1
+            return -mp.root(-first, int(others[0])) if is_real else _raised(first, 1 / others[0])
         case "!":
-            return _factorial(first)
+            if abs(first) > _MAX_FACTORIAL:
+                raise UndefinedError("too large")
+            return mp.factorial(first)
         case "binom":
-            return mp.binomial(*values)
+            return mp.binomial(first, others[0])
         case "log":
-            return mp.log(first) / mp.log(values[1])
-        case "mod":
-            return first % values[1]
-        case "gcd" | "lcm":
-            return mp.mpf(INTEGER_FUNCTIONS[operation](*(_whole(value) for value in values)))
+            return mp.log(first) / mp.log(others[0])
         case _:
-            return (_OF_ALL_NUMBERS.get(operation) or FUNCTIONS[operation])(*values)
+            return (_OF_ALL_NUMBERS.get(operation) or FUNCTIONS[operation])(first, *others)
 
 
-def _whole(value: Any) -> int:
-    if value != int(value):
-        raise UndefinedError("a function of whole numbers has another argument")
-    return int(value)
-
-
-def _raise(base: Any, exponent: Any) -> Any:
+def _raised(base: Any, exponent: Any) -> Any:
     if base != 0 and mp.isfinite(base) and mp.isfinite(exponent):
         magnitude = abs(mp.mag(base)) + 1
         if magnitude * (abs(exponent) + 1) > _MAX_MAGNITUDE:
@@ -279,19 +239,14 @@ def _raise(base: Any, exponent: Any) -> Any:
     return mp.power(base, exponent)
 
 
-def _factorial(value: Any) -> Any:
-    if abs(value) > 10**20:
-        raise UndefinedError("too large")
-    return mp.factorial(value)
-
-
 def _series(operation: str, arguments: tuple[Expression, ...], point: Point) -> Any:
     """Return a sum or product over a variable from one whole number to another."""
     variable, low, high, term = arguments
-    first, last = _whole(_evaluate(low, point)), _whole(_evaluate(high, point))
-    if not isinstance(variable, Symbol) or last - first >= _MAX_TERMS:
-        raise UndefinedError("too many terms")
-    terms = [_evaluate(term, {**point, variable.name: mp.mpf(k)}) for k in range(first, last + 1)]
+    first, last = _value(low, point), _value(high, point)
+    are_whole = all(isinstance(end, Fraction) and end.denominator == 1 for end in (first, last))
+    if not isinstance(variable, Symbol) or not are_whole or last - first >= _MAX_TERMS:
+        raise UndefinedError("too many terms, or bounds that are no whole numbers")
+    terms = [evaluate(term, {**point, variable.name: mp.mpf(k)}) for k in range(int(first), int(last) + 1)]
     return mp.fsum(terms) if operation == "sum" else mp.fprod(terms)
 
 
@@ -299,9 +254,9 @@ def _call(arguments: tuple[Expression, ...], point: Point) -> Any:
     """Return a value for `f(x)`, an arbitrary fixed function of x, or for `a(x)`, a product."""
     head, *others = arguments
     assert isinstance(head, Symbol)
-    values = [_evaluate(other, point) for other in others]
+    values = [evaluate(other, point) for other in others]
     if (head.name in point or head.name in CONSTANTS) and len(values) == 1 and head.name[0] not in "fgh":
-        return _evaluate(head, point) * values[0]
+        return evaluate(head, point) * values[0]
     if head.name == "C" and len(values) == 2:
         return mp.binomial(*values)
     seed = zlib.crc32(head.name.encode())

@@ -31,40 +31,41 @@ _SMALL = Fraction(1, 1000)  # below this, rounding to six decimals leaves fewer 
 _HALF_UNIT = Fraction(1, 2) + Fraction(1, 10**9)  # in units of the third digit
 WHOLE_NUMBERS = frozenset("nkmj")  # letters that stand for whole numbers
 _POINTS = 8
+_ZERO = mp.mpf(10) ** -35
 _INFINITE_PARTS = 2  # only a sign and infinity, no arithmetic with infinity
 
 
 def same_value(right: Expression, given: Expression, is_complex: bool = False) -> bool:
     """Whether two expressions are equal wherever the first has a real value; `is_complex`: i is the imaginary unit."""
-    return any(
-        _same(right, given, {**({IMAGINARY: mp.mpc(0, 1)} if is_complex else {}), LOG: base})
-        for base in ([mp.e, mp.mpf(10)] if Symbol(LOG) in (*walk(right), *walk(given)) else [mp.e])
-    )
-
-
-def _same(right: Expression, given: Expression, fixed: Mapping[str, Any]) -> bool:
+    fixed = {IMAGINARY: mp.mpc(0, 1)} if is_complex else {}
     names = sorted((variables(right) | variables(given)) - fixed.keys())
-    try:
-        if names:
-            return _same_at_points(right, given, names, fixed)
-        return _same_number(right, given, fixed)
-    except UndefinedError:
-        return False
+    for base in [mp.e, mp.mpf(10)] if Symbol(LOG) in (*walk(right), *walk(given)) else [mp.e]:
+        try:
+            point = {**fixed, LOG: base}
+            if _same_at_points(right, given, names, point) if names else _same_number(right, given, point):
+                return True
+        except UndefinedError:
+            pass
+    return False
 
 
 def _same_number(right: Expression, given: Expression, fixed: Mapping[str, Any]) -> bool:
+    """Whether two numbers are equal, or one is a decimal with six decimals of the other; below 1/1000, three digits."""
     right, given = _without_common_terms(right, given)
-    one, other = exact(right), exact(given)
-    if one is not None and other is not None:
-        return one == other or _same_digits(right, given, one, other)
-    if _equal(right, given, fixed, _MANY_DIGITS):
+    values, decimals = [exact(right), exact(given)], [is_decimal(right), is_decimal(given)]
+    if values[0] == values[1] if None not in values else _equal(right, given, fixed, _MANY_DIGITS):
         return True
+    if not any(decimals):
+        return False
     with mp.workdps(_DIGITS):
-        values = [evaluate(expression, fixed) for expression in (right, given)]
-        if not all(mp.isfinite(value) for value in values):
-            return False
-        parts = [(_fraction(mp.re(value)), _fraction(mp.im(value))) for value in values]
-    return _same_digits(right, given, parts[0][0], parts[1][0]) and parts[0][1] == parts[1][1] == 0
+        pairs = zip(values, (right, given), strict=True)
+        one, other = (_as_decimal(evaluate(form, fixed)) if value is None else value for value, form in pairs)
+    is_whole = [value.denominator == 1 for value in (one, other)]
+    if 0 in (one, other) or (is_whole[0] and not decimals[0]) or (is_whole[1] and not decimals[1]):
+        return False
+    if abs(one) < _SMALL:
+        return abs(one - other) <= _HALF_UNIT * Fraction(10) ** (_exponent(min(abs(one), abs(other))) - 2)
+    return round(one * 10**6) == round(other * 10**6)
 
 
 def _without_common_terms(right: Expression, given: Expression) -> tuple[Expression, Expression]:
@@ -80,23 +81,12 @@ def _without_common_terms(right: Expression, given: Expression) -> tuple[Express
     return one, other
 
 
-def _fraction(value: Any) -> Fraction:
-    """Return a number rounded to 30 decimals, or to 30 digits if it is small."""
-    if abs(value) > mp.mpf(10) ** 300 or (value != 0 and abs(value) < mp.mpf(10) ** -300):
-        raise UndefinedError("no decimal is so large or small")
-    return Fraction(mp.nstr(value, 30)) if abs(value) > mp.mpf(10) ** -35 else Fraction(0)
-
-
-def _same_digits(right: Expression, given: Expression, one: Fraction, other: Fraction) -> bool:
-    """Whether a number agrees with a decimal in six decimals, or in three digits below a thousandth."""
-    decimals = [is_decimal(right), is_decimal(given)]
-    if not any(decimals) or 0 in (one, other):
-        return False
-    if any(value.denominator == 1 and not written for value, written in zip((one, other), decimals, strict=True)):
-        return False
-    if abs(one) < _SMALL:
-        return abs(one - other) <= _HALF_UNIT * Fraction(10) ** (_exponent(min(abs(one), abs(other))) - 2)
-    return round(one * 10**6) == round(other * 10**6)
+def _as_decimal(value: Any) -> Fraction:
+    """Return a real number rounded to 30 digits; UndefinedError if it is not real, or no decimal is so large."""
+    size = abs(value)
+    if abs(mp.im(value)) > _ZERO or size > mp.mpf(10) ** 300 or 0 < size < mp.mpf(10) ** -300:
+        raise UndefinedError("no decimal")
+    return Fraction(mp.nstr(mp.re(value), 30)) if size > _ZERO else Fraction(0)
 
 
 def _exponent(value: Fraction) -> int:
@@ -110,31 +100,28 @@ def _exponent(value: Fraction) -> int:
 def _same_at_points(right: Expression, given: Expression, names: list[str], fixed: Mapping[str, Any]) -> bool:
     random = Random(17)
     is_whole = any(isinstance(one, Apply) and one.operation in INTEGER_FUNCTIONS for one in walk(right))
-    compared = {True: 0, False: 0}  # number of points by whether the reference is real there
-    agree = {True: True, False: True}
+    agree: dict[bool, list[bool]] = {True: [], False: []}  # by whether the reference is real at a point
     for number in range(_POINTS):
         point = dict(fixed)
         for name in names:
             if is_whole or (name[0] in WHOLE_NUMBERS and IMAGINARY not in fixed):
                 point[name] = Fraction(random.randint(2, 30))
             else:
-                point[name] = Fraction(random.randint(200, 3_000), 1_009) * (
-                    random.choice((-1, 1)) if number > 2 else 1
-                )
+                sign = random.choice((-1, 1)) if number > 2 else 1
+                point[name] = Fraction(random.randint(200, 3_000), 1_009) * sign
         try:
             with mp.workdps(_DIGITS):
                 is_real = IMAGINARY in fixed or mp.im(evaluate(right, point)) == 0
         except UndefinedError:
             continue
-        compared[is_real] += 1
         try:
-            agree[is_real] = agree[is_real] and _equal(right, given, point, _DIGITS_AT_POINTS)
+            agree[is_real].append(_equal(right, given, point, _DIGITS_AT_POINTS))
         except UndefinedError:
-            agree[is_real] = False
-        if not agree[is_real] and is_real:
+            agree[is_real].append(False)
+        if is_real and not agree[True][-1]:
             return False
-    is_real = compared[True] > 0
-    return compared[is_real] > 0 and agree[is_real]
+    compared = agree[True] or agree[False]
+    return bool(compared) and all(compared)
 
 
 def _equal(right: Expression, given: Expression, point: Mapping[str, Any], digits: int) -> bool:
