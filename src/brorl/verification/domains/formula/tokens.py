@@ -117,23 +117,28 @@ _CLEARLY_GROUPED = re.compile(rf"[1-9]\d{{0,2}}(?:{_CLEAR}\d{{3}})+(?:\.\d+)?(?!
 _NAME = re.compile(r"[A-Za-zÀ-ÖØ-öø-ÿ]+")
 _COMMAND = re.compile(r"\\([a-zA-Z]+)\*?|\\(.)", re.DOTALL)
 _MARKS = (("!=", "\\ne"), ("<=", "\\le"), (">=", "\\ge"), (":=", "="), ("**", "^"), ("...", "\\ldots"), ("->", "\\to"))
-_OF_DAY = re.compile(r"\b([apAP])\.\s?([mM])\b\.?")
 _CHOSEN = re.compile(  # a binomial coefficient: `^5C_2`, `5C2`
     r"(?:(?:\{\}\s*)?[\^_]\s*(?:\{\s*(\d{1,4})\s*\}|(\d{1,4}))|\b(\d{1,3}))\s?(?:C|\\mathrm\s*\{\s*C\s*\})\s?_?\s*"
     r"(?:\{(\d{1,4})\}|(\d{1,4})\b)"
 )
-_SPELLED_MARK = re.compile(r"(?<![\\a-zA-Z])(triangle|angle|segment)(?=[\s}]+[A-Z]{1,4}(?![a-zA-Z]))")
-_MARK_OF = {"segment": "overline"}
-_GLUED_SPACE = re.compile(r"\\q?quad(?=[a-zA-Z])")  # `\quadx`
-_LONE = re.compile(r"\{([:=<>])\}")
+# Each pattern is replaced before the text is split: `\\quadx`, `5C2`, `triangle ABC`, `{:}`, `7 p. m.`.
+_REWRITTEN = (
+    (re.compile(r"\\q?quad(?=[a-zA-Z])"), r"\\quad "),
+    (_CHOSEN, r"\\binom{\1\2\3}{\4\5}"),
+    (re.compile(r"(?<![\\a-zA-Z])(triangle|angle)(?=[\s}]+[A-Z]{1,4}(?![a-zA-Z]))"), r"\\\1 "),
+    (re.compile(r"(?<![\\a-zA-Z])segment(?=[\s}]+[A-Z]{1,4}(?![a-zA-Z]))"), r"\\overline "),
+    (re.compile(r"\b([apAP])\.\s?([mM])\b\.?"), r"\1\2"),
+    (re.compile(r"\{([:=<>])\}"), r"\1"),
+)
 _MAX_TOKENS = 4_000
 
 
 def tokenize(text: str) -> list[Token]:
     """Return the tokens of a text; UnreadableError if a text group does not close, or the text is too long."""
-    text = _CHOSEN.sub(r"\\binom{\1\2\3}{\4\5}", _GLUED_SPACE.sub(r"\\quad ", in_latex(text)))
-    text = _SPELLED_MARK.sub(lambda match: f"\\{_MARK_OF.get(match[1], match[1])} ", text)
-    return _Lexer(_LONE.sub(r"\1", _OF_DAY.sub(r"\1\2", text))).tokens
+    text = in_latex(text)
+    for pattern, same in _REWRITTEN:
+        text = pattern.sub(same, text)
+    return _Lexer(text).tokens
 
 
 class _Lexer:
