@@ -13,9 +13,9 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from brorl.errors import first_line
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
@@ -73,55 +73,37 @@ def extract_code(response: str, tests: CodeTests | None = None) -> str | None:
     codes = [code.lstrip("\ufeff") for code in marked or unmarked]
     if tests is None or len(codes) < 2:
         return codes[-1] if codes else None
-    return _choose([_Block(code) for code in codes], tests).code
+    return _choose([_Block.of(code) for code in codes], tests).code
 
 
-@dataclass(frozen=True)
-class _Block:
-    """A block of Python, parsed once."""
+class _Block(NamedTuple):
+    """A block of Python."""
 
     code: str
+    body: Sequence[ast.stmt] | None  # None if the code is not valid Python
+    bound: frozenset[str] = frozenset()  # all names that the block binds, in any scope
+    missing: frozenset[str] = frozenset()  # the names that the block uses without binding or importing them
+    words: frozenset[str] = frozenset()  # all names, attributes and modules of the block; all words if it is not valid
 
-    @cached_property
-    def body(self) -> list[ast.stmt] | None:
-        """The statements; None if the code is not valid Python."""
-        return self._read[0]
-
-    @cached_property
-    def _read(self) -> tuple[list[ast.stmt] | None, list[symtable.Symbol]]:
-        """The statements, and the names of all scopes."""
-        if len(self.code) > MAX_CODE:
-            return None, []
+    @classmethod
+    def of(cls, code: str) -> _Block:
+        """Parse a block."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # an invalid escape sequence warns
-                scopes = [symtable.symtable(self.code, "answer.py", "exec")]
-                body = ast.parse(self.code).body
+                if len(code) > MAX_CODE:
+                    raise ValueError("too long")
+                scopes, tree = [symtable.symtable(code, "answer.py", "exec")], ast.parse(code)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None, []
+            return cls(code, None, words=frozenset(_WORD.findall(code)))
         for scope in scopes:
             scopes += scope.get_children()
-        return body, [symbol for scope in scopes for symbol in scope.get_symbols()]
-
-    @cached_property
-    def bound(self) -> frozenset[str]:
-        """All names that the block binds, in any scope."""
-        return frozenset(s.get_name() for s in self._read[1] if s.is_assigned() or s.is_imported() or s.is_parameter())
-
-    @cached_property
-    def missing(self) -> frozenset[str]:
-        """The names that the block uses without binding or importing them."""
-        used = {symbol.get_name() for symbol in self._read[1] if symbol.is_referenced()}
-        return frozenset(used - self.bound - imports().keys() - _BUILT_IN)
-
-    @cached_property
-    def words(self) -> frozenset[str]:
-        """The names, attributes and modules that the block uses; all its words if it is not valid Python."""
-        if self.body is None:
-            return frozenset(_WORD.findall(self.code))
-        nodes = [node for statement in self.body for node in ast.walk(statement)]
-        texts = (getattr(node, name, None) for node in nodes for name in ("id", "attr"))
-        return frozenset([*filter(None, texts), *(node.name for node in nodes if isinstance(node, ast.alias))])
+        symbols = [symbol for scope in scopes for symbol in scope.get_symbols()]
+        bound = frozenset(s.get_name() for s in symbols if s.is_assigned() or s.is_imported() or s.is_parameter())
+        used = frozenset(symbol.get_name() for symbol in symbols if symbol.is_referenced())
+        words = {getattr(node, name, None) for node in ast.walk(tree) for name in ("id", "attr")} - {None}
+        words |= {node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
+        return cls(code, tree.body, bound, used - bound - imports().keys() - _BUILT_IN, frozenset(words))
 
     @property
     def acts(self) -> bool:
