@@ -30,7 +30,7 @@ _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.m
 # Two operators or two operands side by side, an empty bracket, a sign in front of a number.
 _MALFORMED = re.compile(r"[-+*/(]\s*(?:[-+*/)]|$)|^\s*(?:[-+*/)]|$)|[\d)]\s*\(|\)\s*\d|\d\s+\d")
 
-_NO_EXPRESSION, _TOO_LONG = "not an expression", "too long"
+_NO_EXPRESSION, _TOO_LONG, _TOO_DEEP = "not an expression", "too long", "too deep"
 _MAX_SIDES = 4  # sides of an equation after the first
 _READ = 2_000  # characters read from the end of a response to find its marked answer
 _MARKER = re.compile(
@@ -123,43 +123,33 @@ def _answers(response: str) -> Iterator[str]:
 
 def _verify_expression(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, str]:
     """Return (expression without spaces, reason); the expression is None if the text is none."""
-    found = _read(text)
-    if isinstance(found, str):
-        return None, found
+    value = _value(text)
+    if value in (_NO_EXPRESSION, _TOO_LONG, _TOO_DEEP):
+        return None, str(value)
     extracted = "".join(_SYMBOL.findall(text))
-    # The numbers are compared as text before any arithmetic, which keeps all values small.
     if sorted(_NUMBER.findall(text)) != sorted(map(str, puzzle.numbers)):
         return extracted, "numbers used do not match"
-    try:
-        value = _evaluate(found)
-    except ZeroDivisionError:
-        return extracted, "division by zero"
+    if isinstance(value, str):
+        return extracted, value
     return extracted, CORRECT if value == puzzle.target else f"wrong value {value}"
 
 
-def _value(text: str) -> Fraction | None:
-    """Return the value of an expression; None if a text is no expression."""
-    found = _read(text)
-    try:
-        return None if isinstance(found, str) else _evaluate(found)
-    except ZeroDivisionError:
-        return None
-
-
-def _read(text: str) -> ast.expr | str:
-    """Return the syntax tree of an expression, or the reason why a text is no expression."""
+def _value(text: str) -> Fraction | str:
+    """Return the value of an expression, or the reason why a text has none."""
     if len(text) > _MAX_CHARACTERS:
         return _TOO_LONG
     if not _TEXT.fullmatch(text):
         return _NO_EXPRESSION
     if max(accumulate(1 if symbol == "(" else -1 for symbol in re.findall(r"[()]", text)), default=0) > _MAX_DEPTH:
-        return "too deep"
+        return _TOO_DEEP
     if _MALFORMED.search(text):
         return _NO_EXPRESSION
     try:
-        return ast.parse(" ".join(text.split()), mode="eval").body
+        return _evaluate(ast.parse(" ".join(text.split()), mode="eval").body)
     except SyntaxError:
         return _NO_EXPRESSION
+    except ZeroDivisionError:
+        return "division by zero"
 
 
 def _evaluate(tree: ast.expr) -> Fraction:
