@@ -13,7 +13,13 @@ from typing import NamedTuple
 
 from brorl.prompts.answer_forms import Box, find_last_box
 from brorl.prompts.science import Choices, places
-from brorl.verification.domains.marked_answer import denial_after, denial_before, is_taken_back, without_next_turn
+from brorl.verification.domains.marked_answer import (
+    LABEL,
+    denial_after,
+    denial_before,
+    is_taken_back,
+    without_next_turn,
+)
 
 NO_OPTION = "not an option"
 SEVERAL = "several options"
@@ -50,9 +56,6 @@ _HEDGE = re.compile(
     r"\b(?:but|or|although|though|unless|may|might|maybe|perhaps|could|possibly|possible|probably|also|however|if|sure|"
     r"doubt|else|otherwise|wait|actually|instead|rather)\b|[?\n]",
     re.IGNORECASE,
-)
-_LABEL = re.compile(
-    r"^(?:the )?(?:(?:correct|final|right|best) )?(?:answer|option|choice)(?: is ?:?|:) *", re.IGNORECASE
 )
 _LETTER = re.compile(
     r"(?:(?:option|choice|answer|letter) )?(?:[(\[] ?([A-Z]) ?[)\]]|([A-Z])(?![A-Z0-9]))(.*)", re.IGNORECASE
@@ -140,7 +143,7 @@ def _option(statement: str, choices: Choices) -> int | None:
     """Return the index of the option that a statement names; None if the statement has any other words."""
     if len(statement) > _READ or "\n" in statement.replace("</answer>", "").strip():
         return None
-    text = _LABEL.sub("", _clean(statement), count=1)
+    text = LABEL.sub("", _clean(statement), count=1)
     option = _option_of_text(text, choices)
     if option is not None and (len(text) > 1 or not text.isalpha()):
         return option

@@ -209,8 +209,8 @@ OPENING, CLOSING = "<answer>", "</answer>"
 
 _MAX_MARKS = 8  # nested marks: `**$4$**` has 2
 LABEL = re.compile(
-    r"(?:(?:so|thus|hence|therefore),? )?(?:(?:the|my),? )?(?:(?:final|correct|right) )?"
-    r"(?:answer|ans|result|solution|output)\b\s*(?:is\b\s*:?|:|=)\s*",
+    r"\A(?:(?:so|thus|hence|therefore),? )?(?:(?:the|my),? )?(?:(?:final|correct|right|best) )?"
+    r"(?:answer|ans|result|solution|output|option|choice)\b\s*(?:is\b\s*:?|:|=)\s*",
     re.IGNORECASE,
 )
 _VARIABLE = re.compile(r"[A-Za-z]\s*=\s*(?=[-+.\d/]+$)")

@@ -191,8 +191,7 @@ _ORGANIC = frozenset("CHNOFSKB")
 _WRITTEN = tuple(
     (re.compile(pattern), written)
     for pattern, written in (
-        (r"\\(?:ce|text|textrm|textbf|mathrm|mathbf|operatorname|rm|mathsf)(?![a-zA-Z])", ""),
-        (r"\\(?:left|right)(?![a-zA-Z])(?=[()\[\]])", ""),
+        (r"\\(?:ce|text|textrm|textbf|mathrm|mathbf|operatorname|rm|mathsf|left|right)(?![a-zA-Z])", ""),
         (
             r"\\(?:(?:long)?(?:left)?rightarrow|(?:Long)?[Rr]ightarrow|to|rightleftharpoons)(?![a-zA-Z])"
             r"|[→⟶⇌⇄]|<=>|<->|-+>|=>",
@@ -205,7 +204,7 @@ _WRITTEN = tuple(
         (r"_\s*\{\s*(\d+)\s*\}|_\s*(\d)", r"\1\2"),
     )
 )
-_CHEMICAL_FONT = re.compile(r"\\(?:ce|text|textrm|textbf|mathrm|mathbf|operatorname|rm|mathsf|left|right)(?![a-zA-Z])")
+_CHEMICAL_FONT = _WRITTEN[0][0]
 _LEFT_SIDE = re.compile(r"^[^=<>]{1,40}(?<!<)=(?!>)")
 _ELEMENT = "(?:" + "|".join(sorted(_ELEMENTS, key=len, reverse=True)) + ")"
 _ATOMS = r"(?:[2-9]|[1-9]\d)?"
@@ -296,14 +295,10 @@ def _species(text: str) -> str | None:
     match = _SPECIES.fullmatch(text)
     if match is None or match["formula"].count("(") != match["formula"].count(")"):
         return None
-    formula, charge = (
-        match["formula"].replace("[", "(").replace("]", ")"),
-        match["charge"] or match["plain"] or match["apart"] or "",
-    )
-    if (charge == match["plain"] and len(charge) == 1 and re.search(r"\w\d{2}$", formula)) or (
-        charge == match["plain"] and len(charge) == 1 and re.fullmatch(rf"{_ELEMENT}\d", formula)
-    ):  # `SO42-` is SO4 with the charge 2-
-        formula, charge = formula[:-1], formula[-1] + charge
+    formula = match["formula"].replace("[", "(").replace("]", ")")
+    charge = match["charge"] or match["plain"] or match["apart"] or ""
+    if charge == match["plain"] and len(charge) == 1 and re.search(rf"\w\d{{2}}$|^{_ELEMENT}\d$", formula):
+        formula, charge = formula[:-1], formula[-1] + charge  # `SO42-` is SO4 with the charge 2-
     count = "" if match["count"] in (None, "1") else match["count"]
     return f"{count}{formula}" + (f"^{charge.rjust(2, '1')}" if charge else "")
 
