@@ -11,7 +11,6 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from brorl.algorithms.settings import RewardShaping
-from brorl.prompts.code_tests import CodeTests, StdinCases
 from brorl.prompts.prompt import Prompt, Question
 from brorl.runs.response_files import ResponseColumns, read_responses
 from brorl.verification.domains import table
@@ -80,41 +79,6 @@ def test_other_tags() -> None:
 def workers() -> Iterator[Workers]:
     with Workers() as made:
         yield made
-
-
-PROGRAM = "```python\nprint(42)\n```"
-RIGHT = {
-    "math": ("42", "\\boxed{42}", "\\boxed{41}"),
-    "science": ("42", "\\boxed{42}", "\\boxed{41}"),
-    "countdown": ("6 7 -> 42", "6*7", "6+7"),
-    "code": (CodeTests(StdinCases(("",), ("42",))).to_text(), PROGRAM, PROGRAM.replace("42", "41")),
-    "ifeval": (
-        '{"instructions": [{"kind": "punctuation:no_comma"}]}',
-        "Yes and no.",
-        "Yes, and no.",
-    ),
-}
-
-
-@pytest.mark.linux
-def test_no_built_in_verifier_judges_thoughts(workers: Workers) -> None:
-    """The same for all: the answer counts, in a thought or not, and an open thought is no answer."""
-    verifiers = table.make_verifiers(RIGHT, VerificationSettings(), RewardShaping(), workers)
-    for domain, (reference, right, wrong) in RIGHT.items():
-        items = [
-            (PLAIN, right, True),
-            (PLAIN, f"<think>{wrong}</think>\n{right}", True),
-            (PLAIN, f"<think>{right}</think>\n{wrong}", False),
-            (PLAIN, f"<think>{right}</think>", False),
-            (PLAIN, f"<think>{right}", False),
-            (OPENED, f"{wrong}</think>{right}", True),
-            (OPENED, right, False),
-        ]
-        verdicts = verifiers[domain].verify_all(
-            [(Prompt("q", prompt, (1,), reference, domain), response) for prompt, response, _ in items]
-        )
-        assert [v.correct for v in verdicts] == [expected for *_, expected in items], domain
-        assert [v.reason for v in verdicts].count("unfinished thought") == 2
 
 
 @pytest.mark.linux
