@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from brorl.config.reading import make_config, read_recipe
 from brorl.evaluation.questions import build_questions
 from brorl.prompts.countdown import countdown_puzzles
-from brorl.prompts.prompt import COUNTDOWN_DOMAIN, Prompt
+from brorl.prompts.prompt import COUNTDOWN_DOMAIN, Prompt, Question
 from brorl.verdict import OUT_OF_MEMORY, TIMEOUT, Verdict
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.verifier import Verifier
@@ -143,16 +143,24 @@ def seeds_of(domain: str) -> Seeds:
     """
     if domain == COUNTDOWN_DOMAIN:
         return Seeds(domain, tuple(_countdown_items()))
-    lines = (FOLDER / "responses" / f"{domain}.jsonl").read_text("utf-8").splitlines()
+    questions = questions_of(domain)
+    return Seeds(domain, tuple((_prompt(questions[row["id"]]), row["response"]) for row in stored_responses(domain)))
+
+
+def questions_of(domain: str) -> dict[str, Question]:
+    """Return the questions of the recipe with a domain, by id; the recipes name their files from `ROOT`."""
     recipe = str(FOLDER / ("gym.yaml" if domain == "gym" else "recipe.yaml"))
-    config = make_config(read_recipe(recipe), {}, recipe)
-    questions = {q.id: q for source in build_questions(config) for q in (*source.train, *source.held_out)}
-    rows = [json.loads(line) for line in lines]
-    return Seeds(domain, tuple((_prompt(questions[row["id"]]), row["response"]) for row in rows))
+    sources = build_questions(make_config(read_recipe(recipe), {}, recipe))
+    return {question.id: question for source in sources for question in (*source.train, *source.held_out)}
 
 
-def _prompt(question: object) -> Prompt:
-    return Prompt(question.id, question.text, (1,), question.reference, question.domain)  # type: ignore[attr-defined]
+def stored_responses(domain: str) -> list[dict[str, Any]]:
+    """Return the hand-made rows of a domain: the id of a question, a response, and whether it is correct."""
+    return [json.loads(line) for line in (FOLDER / "responses" / f"{domain}.jsonl").read_text("utf-8").splitlines()]
+
+
+def _prompt(question: Question) -> Prompt:
+    return Prompt(question.id, question.text, (1,), question.reference, question.domain)
 
 
 def _countdown_items() -> list[Item]:

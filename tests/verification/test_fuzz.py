@@ -5,9 +5,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from fuzz import MUTATIONS, ROOT, Seeds, mutations, problems, seeds_of
+from fuzz import MUTATIONS, ROOT, mutations, problems, seeds_of
 
-from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.table import DOMAINS
 from brorl.verification.sandbox.pool import Workers
 
@@ -41,12 +40,3 @@ def test_every_mutation_changes_some_text(rng: np.random.Generator) -> None:
     text = "So \\boxed{12} is the answer.\n```python\nprint(12)\n```"
     for mutation in MUTATIONS:
         assert any(mutation(Random(int(rng.integers(2**32))), text) != text for _ in range(50))
-
-
-def test_joined_answers_are_among_the_mutations(rng: np.random.Generator) -> None:
-    """Answers joined with other candidates, the form of holes that verifiers had, occur for a box, tags and numbers."""
-    random = Random(int(rng.integers(2**32)))
-    for text in ("So \\boxed{B}", "<answer>5 days</answer>", "The answer is B", "12 apples"):
-        seeds = Seeds("math", ((Prompt("p", "?", (1,), "1", "math"), text),))
-        made = [response for _, response in mutations(seeds, 400, random)]
-        assert any(" or " in response for response in made), text
