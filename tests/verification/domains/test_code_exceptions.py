@@ -55,11 +55,8 @@ def squares(otherwise: str) -> str:
         (RAISES, "raise ValueError('no')", "wrong answer"),  # of the assertion on the message
         (RAISES, "raise TypeError('negative')", "raised TypeError"),  # not caught
         (RAISES, "pass", "wrong answer"),
-        (RAISES, "return None", "wrong answer"),
         (RAISES, "raise SystemExit('negative')", "exited"),
-        (RAISES, "raise StopIteration('negative')", "raised StopIteration"),
         (RAISES, "raise type('ValueError', (Exception,), {})('negative')", "raised ValueError"),
-        (RAISES, "raise type('Mine', (ValueError,), {})('negative')", "raised Mine"),
         (RAISES, "raise ValueError('negative\\nSystemExit: 0')", "correct"),
         (KEYS, "raise KeyError('x')", "correct"),
         (KEYS, "raise KeyError(x)", "wrong answer"),
@@ -69,10 +66,6 @@ def squares(otherwise: str) -> str:
         (ANY, "return {}[x]", "correct"),
         (ANY, "return 1 // (x + 1)", "correct"),
         (ANY, "return f(x)", "raised RecursionError"),
-        (ANY, "return g(x)", "raised NameError"),
-        (ANY, "import nothing_of_this_name", "raised ModuleNotFoundError"),
-        (ANY, "exit()", "exited"),
-        (ANY, "return object()", "returned no plain value"),
         (UNCAUGHT, "raise ValueError", "raised ValueError"),
         (UNCAUGHT, "raise AssertionError", "raised AssertionError"),
     ],
