@@ -101,8 +101,8 @@ class _Block(NamedTuple):
         symbols = [symbol for scope in scopes for symbol in scope.get_symbols()]
         bound = frozenset(s.get_name() for s in symbols if s.is_assigned() or s.is_imported() or s.is_parameter())
         used = frozenset(symbol.get_name() for symbol in symbols if symbol.is_referenced())
-        words = {getattr(node, name, None) for node in ast.walk(tree) for name in ("id", "attr")} - {None}
-        words |= {node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
+        texts = (getattr(node, name, None) for node in ast.walk(tree) for name in ("id", "attr"))
+        words = {*filter(None, texts), *(node.name for node in ast.walk(tree) if isinstance(node, ast.alias))}
         return cls(code, tree.body, bound, used - bound - imports().keys() - _BUILT_IN, frozenset(words))
 
     @property

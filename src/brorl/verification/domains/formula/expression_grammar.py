@@ -346,11 +346,13 @@ class ExpressionReader:
                 return self._series(name)
             case "begin":
                 return self._matrix()
+            case _:
+                pass
         if name in _NAMES:
             return self._function(name)
         if name in _MARKS:  # a symbol with a mark, such as a vector or an angle
-            inner = self.raw(whole=True).strip("{}")
-            return self._symbol(inner if name in ("hat", "vec") and len(inner) == 1 else f"\\{name}{{{inner}}}")
+            text = self.raw(whole=True).strip("{}")
+            return self._symbol(text if name in ("hat", "vec") and len(text) == 1 else f"\\{name}{{{text}}}")
         if name in ("Delta", "delta") and self.peek().kind == "name" and len(self.peek().text) == 1:
             return self._symbol(f"{token.text} {self.take().text}")  # a difference is one symbol
         if name in _GREEK:

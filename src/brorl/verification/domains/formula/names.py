@@ -175,6 +175,8 @@ def without_conditions(form: Listing) -> list[Form]:
                 others = (*form.items[:at], *form.items[at + 1 :])
                 if letter in ("Z", "N", "Q", "R", "C") and name in variables(others):
                     domains[at] = name, letter
+            case _:
+                pass
     kept = [item for at, item in enumerate(form.items) if at not in domains]
     if len(domains) != 1:
         return kept
