@@ -38,7 +38,7 @@ def test_factors(unit: str, base: str, factor: Fraction) -> None:
     "text",
     ["", "x", "apples", "m v^2", "m/apples", "m^99", "/", "m//s", "5", "m" * 100, "kk", "m^", "\ud800", "square",
      "squared", "square apples", "cubic m^2", "mass", "gas", "east", "seat", "mace", "act", "sand", "ms ms ms x",
-     "lamps", "hands"],
+     "lamps", "hands", "dozen"],
 )  # fmt: skip
 def test_other_text_is_no_unit(text: str) -> None:
     assert parse_unit(text) is None
