@@ -404,11 +404,6 @@ def test_cuda_without_a_device(tiny: Path, tmp_path: Path) -> None:
     assert "torch finds no CUDA device; set device: cpu" in message_of(tiny, tmp_path, device="cuda")
 
 
-@pytest.mark.skipif(torch.backends.mps.is_available(), reason="there is an Apple GPU")
-def test_mps_without_a_device(tiny: Path, tmp_path: Path) -> None:
-    assert "needs an Apple GPU, and torch finds none; set device: cpu" in message_of(tiny, tmp_path, device="mps")
-
-
 def test_no_two_sources_of_neighbouring_seeds_share_a_shuffle(tiny: Path, rng: np.random.Generator) -> None:
     """Three sources with the same puzzles: their orders differ, and differ from those of the next seed."""
     seed = int(rng.integers(1000))

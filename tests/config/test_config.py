@@ -226,21 +226,18 @@ def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> N
 BFLOAT16 = {"engine.dtype": "bfloat16"}
 
 
-ON_A_CLUSTER, ON_MPS = {"cluster.nodes": 1}, {"device": "mps"}
+ON_A_CLUSTER, ON_CUDA = {"cluster.nodes": 1}, {"device": "cuda"}
 
 
 @each_row(
     ("settings", "parts"),
     [
         (ON_A_CLUSTER | {"engine.clock": "cpu", "engine.threads": 1}, ["set engine.clock: wall"]),
+        (ON_CUDA | {"engine.clock": "cpu", "engine.threads": 1}, ["set engine.threads: 1 and device: cpu"]),
+        (ON_CUDA | BFLOAT16 | {"importance.correction": "truncate"}, ["or dtype: float32 and device: cpu"]),
         (ON_A_CLUSTER | {"device": "cpu", "cluster.gpus_per_learner_rank": 1}, ["set device: auto"]),
         (ON_A_CLUSTER | {"device": "cuda"}, ["samples on CPUs; set cluster.gpus_per_rollout_worker: 1"]),
         (ON_A_CLUSTER | {"cluster.placement": "colocated", "cluster.gpus_per_rollout_worker": 2}, ["set it to 1"]),
-        (ON_MPS | {"dtype": "float64"}, ["no float64; set dtype: float32"]),
-        (ON_MPS | {"engine.kind": "vllm"}, ["set engine.kind: native"]),
-        (ON_MPS | {"cluster.nodes": 2}, ["set cluster.nodes: 0"]),
-        (ON_MPS | {"engine.clock": "cpu", "engine.threads": 1}, ["set engine.threads: 1 and device: cpu"]),
-        (ON_MPS | BFLOAT16 | {"importance.correction": "truncate"}, ["or dtype: float32 and device: cpu"]),
         (
             {"prompts_per_step": 4, "optimizer.mini_batches": 5},
             ["optimizer.mini_batches = 5", "prompts_per_step = 4", "optimizer.mini_batches: 4"],

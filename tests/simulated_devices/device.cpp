@@ -1,5 +1,4 @@
-// A CUDA device, or with -DAPPLE an Apple GPU, in the memory of the host, for a build of PyTorch without it; see
-// simulated_device.py.
+// A CUDA device in the memory of the host, for a build of PyTorch without CUDA; see simulated_device.py.
 //
 // Every operator with a tensor of the device reaches `run_on_cpu`. It checks what a GPU would refuse, counts the call, and lets
 // the CPU compute. Shapes, strides and storages are those of real tensors, so views cost nothing, as on a GPU.
@@ -8,7 +7,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <ATen/detail/MPSHooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
@@ -22,18 +20,7 @@ namespace {
 using c10::Device;
 using c10::DeviceIndex;
 using c10::Stream;
-#ifdef APPLE
-#define DEVICE MPS
-constexpr bool kHasFloat64 = false;
-using HooksInterface = at::MPSHooksInterface;
-const HooksInterface& hooks() { return at::detail::getMPSHooks(); }
-#else
-#define DEVICE CUDA
-constexpr bool kHasFloat64 = true;
-using HooksInterface = at::CUDAHooksInterface;
-const HooksInterface& hooks() { return at::detail::getCUDAHooks(); }
-#endif
-constexpr auto kDevice = c10::DeviceType::DEVICE;
+constexpr auto kDevice = c10::DeviceType::CUDA;
 constexpr int kMaxDevices = 8;
 constexpr const char* kTwoDevices = "Expected all tensors to be on the same device, but ";
 
@@ -83,11 +70,7 @@ struct DeviceAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
     std::lock_guard<std::mutex> guard(lock);
     bool fits = in_use[current] + (int64_t)size <= capacity;
-#ifdef APPLE
-    TORCH_CHECK(fits, "MPS backend out of memory (MPS allocated: ", in_use[current], " bytes)");
-#else
     TORCH_CHECK_WITH(OutOfMemoryError, fits, "CUDA out of memory. Tried to allocate ", size, " bytes");
-#endif
     auto* block = new Block{size, current, aligned(size)};
     memset(block->data, 0x7f, size);  // as on a GPU, new memory is not zero
     in_use[current] += size;
@@ -142,30 +125,18 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeDevice(const DeviceIndex) const override { count("wait:synchronize"); }
   void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {}
 };
-C10_REGISTER_GUARD_IMPL(DEVICE, Guard);
+C10_REGISTER_GUARD_IMPL(CUDA, Guard);
 
 struct Generator final : at::CPUGeneratorImpl {
   explicit Generator(DeviceIndex index) { device_ = Device(kDevice, index); }
 };
 
-#ifdef APPLE
-struct Hooks final : at::MPSHooksInterface {
-  Hooks() : at::MPSHooksInterface() {}
-  bool hasMPS() const override { return true; }
-  bool isOnMacOSorNewer(unsigned, unsigned) const override { return true; }
-  size_t getCurrentAllocatedMemory() const override { return in_use[0]; }
-  size_t getDriverAllocatedMemory() const override { return in_use[0]; }
-  size_t getRecommendedMaxMemory() const override { return capacity; }
-  void emptyCache() const override {}
-  void deviceSynchronize() const override { count("wait:synchronize"); }
-#else
 struct Hooks final : at::CUDAHooksInterface {
   bool hasCUDA() const override { return true; }
   int getNumGPUs() const override { return num_devices; }
   DeviceIndex current_device() const override { return current; }
   at::Allocator* getCUDADeviceAllocator() const override { return &device_allocator; }
   void deviceSynchronize(DeviceIndex) const override { count("wait:synchronize"); }
-#endif
   void init() const override {}
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
@@ -198,7 +169,7 @@ struct Hooks final : at::CUDAHooksInterface {
 
 // ---- tensors: memory, views and copies ----
 
-const c10::DispatchKeySet kKeys(c10::DispatchKey::DEVICE);
+const c10::DispatchKeySet kKeys(c10::DispatchKey::CUDA);
 using OptionalDevice = std::optional<Device>;
 using OptionalType = std::optional<at::ScalarType>;
 using OptionalLayout = std::optional<at::Layout>;
@@ -209,19 +180,14 @@ Device place(OptionalDevice device, std::optional<bool> pin) {
   return Device(kDevice, checked(device ? device->index() : -1));
 }
 
-at::ScalarType allowed(at::ScalarType type) {
-  TORCH_CHECK_TYPE(kHasFloat64 || type != at::kDouble, "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64.");
-  return type;
-}
-
 at::Tensor empty(Sizes size, OptionalType type, OptionalLayout, OptionalDevice device, std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
   c10::DeviceGuard guard(place(device, pin));
-  return at::detail::empty_generic(size, &device_allocator, kKeys, allowed(c10::dtype_or_default(type)), format);
+  return at::detail::empty_generic(size, &device_allocator, kKeys, c10::dtype_or_default(type), format);
 }
 
 at::Tensor empty_strided(Sizes size, Sizes stride, OptionalType type, OptionalLayout, OptionalDevice device, std::optional<bool> pin) {
   c10::DeviceGuard guard(place(device, pin));
-  return at::detail::empty_strided_generic(size, stride, &device_allocator, kKeys, allowed(c10::dtype_or_default(type)));
+  return at::detail::empty_strided_generic(size, stride, &device_allocator, kKeys, c10::dtype_or_default(type));
 }
 
 // The same memory, as a tensor of the CPU.
@@ -366,8 +332,8 @@ void setup(int64_t devices, int64_t memory) {
   num_devices = devices;
   capacity = memory;
   c10::SetAllocator(kDevice, &device_allocator);
-  static_assert(sizeof(Hooks) == sizeof(HooksInterface));
-  new (const_cast<HooksInterface*>(&hooks())) Hooks();  // in place of the empty ones
+  static_assert(sizeof(Hooks) == sizeof(at::CUDAHooksInterface));
+  new (const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks())) Hooks();  // in place of the empty ones
 }
 
 void reset() {
@@ -395,9 +361,9 @@ int64_t exchange_device(int64_t index) {
   return before;
 }
 
-TORCH_LIBRARY_IMPL(_, DEVICE, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>()); }
+TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>()); }
 
-TORCH_LIBRARY_IMPL(aten, DEVICE, m) {
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
   m.impl("as_strided", &as_strided);
@@ -417,19 +383,6 @@ TORCH_LIBRARY_IMPL(aten, DEVICE, m) {
   m.impl("_fused_rms_norm", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
   m.impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
-
-#ifdef APPLE
-// PyTorch would look for a kernel of Metal, which this build does not have.
-at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask, double dropout, bool causal, std::optional<double> scale, bool grouped) {
-  auto added = mask;
-  if (mask && mask->scalar_type() == at::kBool)
-    added = at::zeros_like(*mask, query.options()).masked_fill(mask->logical_not(), -INFINITY);
-  return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, added, dropout, causal, std::nullopt, scale, grouped));
-}
-
-TORCH_LIBRARY_IMPL(aten, MPS, m) { m.impl("scaled_dot_product_attention", &attention); }
-TORCH_LIBRARY_IMPL(aten, AutogradMPS, m) { m.impl("scaled_dot_product_attention", &attention); }
-#endif
 
 TORCH_LIBRARY(simulated_device, m) {
   m.def("setup(int devices, int memory) -> ()", &setup);

@@ -1,11 +1,10 @@
-"""A GPU without a GPU: tensors of type `cuda`, or `mps`, in the memory of the host, and the CPU's kernels.
+"""A GPU without a GPU: tensors of type `cuda` in the memory of the host, and the CPU's kernels.
 
-For tests, on a build of PyTorch without CUDA, or without MPS. `install` must be called before `torch.cuda` is used
+For tests, on a build of PyTorch without CUDA. `install` must be called before `torch.cuda` is used
 first, so each test starts a process with `run`. As on a GPU, these raise errors:
 
 - an operator with tensors of two devices, with the exceptions that CUDA makes (copies, indices, scalars);
 - `numpy()` of a tensor of the device, and a CPU generator for one;
-- with `mps`, float64 on the device;
 - more memory in use than the device has.
 
 `counts` returns the kernels, the copies and the waits of the host. A wait is a copy or an operator after which the host
@@ -22,55 +21,40 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from shutil import which
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-Kind = Literal["cuda", "mps"]
 HERE = Path(__file__).parent
 COMPILER = which(os.environ.get("CXX", "g++"))
 _SOURCE = HERE / "device.cpp"
 _GIB = 1 << 30
 
 
-def build(cache: Path, kind: Kind = "cuda") -> Path:
-    """Compile a device, once for each version of it and of PyTorch; return the library."""
+def build(cache: Path) -> Path:
+    """Compile the device, once for each version of it and of PyTorch; return the library."""
     key = hashlib.sha256(_SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
-    library = cache / f"simulated_{kind}-{key}.so"
+    library = cache / f"simulated_cuda-{key}.so"
     if not library.exists():
         assert COMPILER
         root = Path(torch.__file__).parent
         includes = [f"-isystem{root / 'include'}", f"-isystem{root / 'include/torch/csrc/api/include'}"]
         abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
         own = library.with_suffix(f".{os.getpid()}")  # another process may compile it too
-        command = [
-            COMPILER,
-            "-shared",
-            "-fPIC",
-            "-std=c++17",
-            "-O1",
-            "-w",
-            abi,
-            *(["-DAPPLE"] if kind == "mps" else []),
-            *includes,
-            str(_SOURCE),
-            "-o",
-            str(own),
-        ]
-        subprocess.run([*command, f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"], check=True)
+        flags = ["-shared", "-fPIC", "-std=c++17", "-O1", "-w", abi, *includes]
+        libraries = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
+        subprocess.run([COMPILER, *flags, str(_SOURCE), "-o", str(own), *libraries], check=True)
         own.rename(library)
     return library
 
 
-def run(library: Path | None, program: str, *arguments: str | Path, devices: int = 1, gib: float = 8.0) -> str:
-    """Run a Python program in a process with simulated devices, or without a library with real ones; return its output.
+def run(library: Path, program: str, *arguments: str | Path, devices: int = 1, gib: float = 8.0) -> str:
+    """Run a Python program in a process with simulated devices; return its output.
 
     Raises:
         AssertionError: If it fails, with its errors.
     """
-    start = (
-        f"import simulated_device\nsimulated_device.install({str(library)!r}, {devices}, {gib})\n" if library else ""
-    )
+    start = f"import simulated_device\nsimulated_device.install({str(library)!r}, {devices}, {gib})\n"
     paths = os.pathsep.join([str(HERE), str(HERE.parent / "support"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", start + program, *map(str, arguments)],
@@ -84,12 +68,10 @@ def run(library: Path | None, program: str, *arguments: str | Path, devices: int
 
 
 def install(library: str, devices: int, gib: float) -> None:
-    """Let `torch.cuda`, or `torch.mps`, of this process find simulated devices with so much memory each."""
+    """Let `torch.cuda` of this process find simulated devices with so much memory each."""
     sys.modules["triton"] = None  # an installed Triton compiles no kernel for such a device
     torch.ops.load_library(library)
     torch.ops.simulated_device.setup(devices, int(gib * _GIB))
-    if "simulated_mps" in library:
-        return  # the functions of `torch.mps` call the hooks of the library
     for name, value in _functions(devices).items():
         setattr(torch.cuda, name, value)
     torch.cuda.random.get_rng_state_all = torch.cuda.get_rng_state_all

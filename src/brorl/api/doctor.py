@@ -93,7 +93,7 @@ def _device() -> str:
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return f"{len(names)} x {names[0]} (CUDA {torch.version.cuda})"
-    return "cpu, or an Apple GPU with device: mps" if torch.backends.mps.is_available() else "cpu (torch finds no GPU)"
+    return "cpu (torch finds no CUDA device)"
 
 
 def _unused_card() -> str | None:

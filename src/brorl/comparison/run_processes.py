@@ -123,7 +123,7 @@ def slots_for(jobs: int | None, arms: Sequence[ArmRecipe]) -> list[Slot]:
         return cpu_slots(1, 0) if choose_device(device).type == "cpu" else [Slot()]
     if choose_device(device).type == "cpu":
         return cpu_slots(jobs, max(arm.config.engine.threads for arm in arms))
-    if device != "mps" and ":" not in device:
+    if ":" not in device:
         return gpu_slots(jobs)
     _reject_more(jobs, 1, f"device = {device} is one GPU, and runs cannot share one")
     return [Slot()]

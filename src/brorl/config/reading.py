@@ -268,7 +268,7 @@ def _expectation(problem: Any) -> str:
         "tuple_type": "the value should be a list like [1, 16]",
         "model_type": "the value should be a group of settings",
         "missing": "a value is missing",
-        "string_pattern_mismatch": "the value should be auto, cpu, cuda, cuda:N or mps",
+        "string_pattern_mismatch": "the value should be auto, cpu, cuda or cuda:N",
         "int_type": "the value should be a whole number",
         "int_from_float": "the value should be a whole number",
         "float_type": "the value should be a number",

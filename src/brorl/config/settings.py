@@ -63,8 +63,8 @@ class TrainConfig(Section):
     output_dir: str | None = Field(None, description="run directory, new or empty; null creates one under runs/")
     device: str = Field(
         "auto",
-        pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$",
-        description="auto (cuda or else cpu), cpu, cuda, cuda:N, or mps",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="auto (cuda or else cpu), cpu, cuda, or cuda:N",
     )
     dtype: Literal["float32", "bfloat16", "float64"] = Field(
         "float32", description="dtype of the computation; with bfloat16 the trained weights stay float32"
@@ -177,9 +177,6 @@ _APART: tuple[tuple[str, Any, str, Any, str], ...] = (
     ("engine.dtype", "bfloat16", "engine.kind", "vllm", "vLLM has the numbers of dtype; remove engine.dtype"),
     ("engine.dtype", "bfloat16", "importance.correction", "none",
      "sampling from rounded weights is to be corrected; set importance.correction: truncate"),
-    ("device", "mps", "dtype", "float64", "an Apple GPU has no float64; set dtype: float32, or device: cpu"),
-    ("device", "mps", "engine.kind", "vllm", "vLLM does not sample on an Apple GPU; set engine.kind: native"),
-    ("device", "mps", "cluster.nodes", ..., "a cluster needs several GPUs; set cluster.nodes: 0"),
     ("lora.quantization", "nf4", "lora.rank", 0, "rounded weights are frozen; set lora.rank, such as 16"),
     ("lora.quantization", "nf4", "dtype", "float64", "it computes in float32 or bfloat16; set dtype: float32"),
     ("lora.quantization", "nf4", "cluster.nodes", ...,

@@ -16,7 +16,6 @@ from brorl.algorithms.groups import Group
 from brorl.config.settings import TrainConfig
 from brorl.evaluation.pass_at_k import mean_with_interval, pass_at_k_of_each
 from brorl.format import Estimate
-from brorl.model.device import in_float64
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.rollout.engine import Sampler
 from brorl.sampling import SamplingParams
@@ -198,6 +197,6 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
     digest = blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
         flat = tensor.detach().reshape(-1)
-        values = in_float64(flat[:: max(1, flat.numel() // _VALUES_OF_A_TENSOR)]).cpu().numpy()
+        values = flat[:: max(1, flat.numel() // _VALUES_OF_A_TENSOR)].double().cpu().numpy()
         digest.update(f"{name} {tuple(tensor.shape)}".encode() + values.astype("<f8").tobytes())
     return digest.hexdigest()

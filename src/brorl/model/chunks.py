@@ -299,7 +299,7 @@ class PassSync:
 T = TypeVar("T")
 
 MIN_NODES = 16
-_MESSAGES = ("can't allocate memory", "DefaultCPUAllocator", "MPS backend out of memory")  # CUDA has an error class
+_MESSAGES = ("can't allocate memory", "DefaultCPUAllocator")  # of the CPU; CUDA has an error class
 
 
 class ChunkSize:
@@ -347,8 +347,6 @@ class ChunkSize:
     def _halve(self, reason: str) -> None:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-        if torch.backends.mps.is_available():
-            torch.mps.empty_cache()
         if self.value <= MIN_NODES:
             raise OutOfMemoryError(too_little_memory(self.value, reason))
         half = max(MIN_NODES, self.value // 2)

@@ -18,18 +18,11 @@ from torch import Tensor
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array as a tensor of a device; on the CPU it shares the array's memory.
-
-    An Apple GPU gets float32 instead of float64, which it does not have.
-    """
+    """Return an array as a tensor of a device; on the CPU it shares the array's memory."""
     tensor = torch.from_numpy(array)
-    match device.type:
-        case "cuda":
-            return tensor.pin_memory().to(device, non_blocking=True)
-        case "mps" if tensor.dtype == torch.float64:
-            return tensor.float().to(device)
-        case _:
-            return tensor.to(device)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -43,11 +36,6 @@ def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """Return float32 for a dtype of 16 bits, and any other dtype unchanged."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
-def in_float64(tensor: Tensor) -> Tensor:
-    """Return a tensor in float64; a tensor of an Apple GPU, which has no float64, is moved to the host."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
 _STATUS = Path("/proc/self/status")
@@ -96,8 +84,6 @@ def available_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
-    if device.type == "mps":
-        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
     return available_to_process(Path("/"))
 
 

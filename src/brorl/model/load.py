@@ -57,8 +57,6 @@ def choose_device(name: str) -> torch.device:
         raise UserError(
             f"device {name} needs CUDA, and torch finds no CUDA device; set device: cpu, or run `brorl doctor`"
         )
-    if name == "mps" and not torch.backends.mps.is_available():
-        raise UserError("device mps needs an Apple GPU, and torch finds none; set device: cpu, or run `brorl doctor`")
     device = torch.device(name)
     if device.type == "cuda" and device.index is not None and device.index >= (found := torch.cuda.device_count()):
         raise UserError(

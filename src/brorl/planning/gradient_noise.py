@@ -31,7 +31,6 @@ from brorl.algorithms.advantages import OutcomeWeight
 from brorl.algorithms.groups import Group
 from brorl.algorithms.losses import node_weights
 from brorl.arrays import FloatArray, IntArray
-from brorl.model.device import in_float64
 from brorl.training.local_parts import LocalParts
 from brorl.training.tree_logprobs import autocast
 from brorl.tree import RolloutTree
@@ -172,14 +171,14 @@ def _sketch(parameters: Sequence[Tensor]) -> FloatArray:
     device = parameters[0].device
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     if total <= _SKETCH:
-        whole: FloatArray = torch.cat([in_float64(g.flatten()) for g in gradients]).cpu().numpy()
+        whole: FloatArray = torch.cat([g.flatten().double() for g in gradients]).cpu().numpy()
         return whole
     signs = torch.Generator(device).manual_seed(total)
-    sketch = in_float64(torch.zeros(_SKETCH, device=device))
+    sketch = torch.zeros(_SKETCH, dtype=torch.float64, device=device)
     for gradient in gradients:
         for piece in gradient.flatten().split(_PIECE):
             sign = torch.randint(0, 2, piece.shape, generator=signs, device=device, dtype=torch.int8) * 2 - 1
             signed = torch.nn.functional.pad(piece * sign, (0, -piece.numel() % _SKETCH))
-            sketch += in_float64(signed.view(-1, _SKETCH)).sum(0)
+            sketch += signed.view(-1, _SKETCH).double().sum(0)
     projected: FloatArray = sketch.cpu().numpy()
     return projected

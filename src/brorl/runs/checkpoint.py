@@ -226,8 +226,6 @@ def load_state(checkpoint: Path) -> TrainerState:
     torch.set_rng_state(plain["torch_rng"])
     for device, state in enumerate(plain["cuda_rng"][: torch.cuda.device_count()]):  # there can be fewer now
         torch.cuda.set_rng_state(state, device)
-    if "mps_rng" in plain and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(plain["mps_rng"])
     return _state_from(plain, checkpoint)
 
 
@@ -295,7 +293,6 @@ def _to_plain(state: TrainerState) -> dict[str, Any]:
         "carried": [_group_to(g) for g in collector.carried],
         "torch_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        **({"mps_rng": torch.mps.get_rng_state()} if torch.backends.mps.is_available() else {}),
     }
 
 

@@ -38,7 +38,7 @@ from brorl.algorithms.losses import (
 from brorl.algorithms.settings import PolicyLossSettings
 from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
-from brorl.model.device import in_float64, to_device
+from brorl.model.device import to_device
 from brorl.model.logprobs import ChunkLogprobs
 from brorl.training.tree_logprobs import TreeLogprobs
 from brorl.tree import RolloutTree
@@ -104,7 +104,7 @@ class MiniBatch:
     def totals(self) -> Tensor:
         """Return the denominators of the metrics: summed |weight|, `sampled_K` and `count_K`, shape [3]."""
         weight = (self.positive_K - self.negative_K).sum()
-        return in_float64(torch.stack([weight, self.sampled_K.sum(), self.count_K.sum()]))
+        return torch.stack([weight, self.sampled_K.sum(), self.count_K.sum()]).double()
 
 
 def make_mini_batch(
@@ -205,7 +205,7 @@ def prepare_mini_batches(
 
 def no_sums(device: torch.device) -> Tensor:
     """Return the sums over no nodes, shape [S]."""
-    return in_float64(torch.zeros(NUM_SUMS, device=device))
+    return torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
 
 
 def means(sums_S: Tensor, totals_3: Tensor) -> dict[str, float]:
@@ -259,7 +259,7 @@ def chunk_loss(
         entropy = (batch.sampled_K[index] * chunk.entropy.detach()).sum()
         bonus = (batch.token_weight_K[index] * chunk.entropy).sum() / batch.denominator
         loss = loss - config.loss.entropy_coefficient * bonus
-    return loss, in_float64(torch.stack([*sums, old_kl, reference_kl, entropy]))
+    return loss, torch.stack([*sums, old_kl, reference_kl, entropy]).double()
 
 
 def _policy_loss(chunk: ChunkLogprobs, batch: MiniBatch, settings: PolicyLossSettings) -> PolicyLoss:

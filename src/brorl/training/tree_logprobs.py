@@ -22,7 +22,6 @@ from brorl.algorithms.groups import Group
 from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
 from brorl.model.chunks import ChunkSize, PassSync, TreeSlice, num_tree_tokens, split_into_chunks
-from brorl.model.device import in_float64
 from brorl.model.flat_path import FlatForward, num_flat_tokens
 from brorl.model.forward import Forward
 from brorl.model.logprobs import ChunkLogprobs, NextToken, by_tree
@@ -99,7 +98,7 @@ class TreeLogprobs:
 
         def work() -> list[FloatArray]:
             with autocast(self.config, self.model):
-                found = [in_float64(lp).cpu().numpy() for lp in by_tree(list(self.chunks(trees)), trees)]
+                found = [lp.double().cpu().numpy() for lp in by_tree(list(self.chunks(trees)), trees)]
             self.passes.finish()
             return found
 

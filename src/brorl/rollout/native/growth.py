@@ -130,8 +130,6 @@ class Growth:
             return replace(rows, depth=rows.depth + 1)
         uniform_K = self._uniforms.at(rows.depth, rows.prompt_R[rows.row_K], rows.rollout_K)
         logits_RV = without(logits_RV, forbidden_at(rows.depth, self._sampling))
-        if logits_RV.device.type == "mps":
-            logits_RV = logits_RV.cpu()  # the draw is exact in float64, which Apple GPUs do not have
         drawn = draw_tokens(logits_RV, rows.row_K, uniform_K, self._sampling)
         # One copy, for which the host waits once. Token ids are exact in float64.
         token_K, logprob_K = torch.stack([x_K.double() for x_K in drawn]).cpu().numpy()
