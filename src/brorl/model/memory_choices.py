@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import PreTrainedConfig
 
 from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, ModelMemory, Workload, size_text
-from brorl.model.settings import LoraSettings, States
+from brorl.model.settings import LoraSettings
 from brorl.table import Table
 
 _RANK = 16  # rank of the adapters, for a run that has none
@@ -24,13 +24,22 @@ _GIB = 1 << 30
 _at_most = attrgetter("total_bytes")
 
 
-class Choice(NamedTuple):
+@dataclass(frozen=True)
+class Choice:
     """A way to train."""
 
-    name: str  # the settings of this way, also those that the run has
-    changes: dict[str, Any]  # the settings that differ from the run's, by dotted name
     settings: MemorySettings
+    changes: dict[str, Any]  # the settings that differ from the run's, by dotted name
     prediction: MemoryPrediction
+
+    @property
+    def name(self) -> str:
+        """The settings of this way, also those that the run has."""
+        recipe = _recipe(self.settings)
+        if self.settings.lora is None:
+            return _text({"optimizer.states": recipe["optimizer.states"]})
+        quantized = self.settings.lora.quantization != "none"
+        return _text({name: recipe[name] for name in ("lora.rank", "lora.quantization")[: 1 + quantized]})
 
 
 class MemoryChoices:
@@ -38,37 +47,42 @@ class MemoryChoices:
 
     def __init__(self, config: PreTrainedConfig, settings: MemorySettings, workload: Workload, available: int) -> None:
         self._model = ModelMemory(config, settings.forward)
-        self._settings, self._workload, self._available = settings, workload, available
+        self._own, self._workload, self._available = settings, workload, available
 
     def all(self) -> list[Choice]:
-        """Return all ways to train. Ways that change less of what is learned come first."""
-        return [self._choice(*way) for way in _ways(self._settings)]
+        """Return all ways to train that the run's other settings allow.
+
+        Ways that change less of what is learned come first.
+        """
+        own, rounds = self._own, self._own.dtype != "float64"
+        lora = own.lora or LoraSettings(rank=_RANK)
+        ways = [replace(own, states="device", lora=None)]
+        if own.device != "cpu":
+            ways.append(replace(own, states="host", lora=None))
+        if rounds:
+            ways.append(replace(own, states="8bit", lora=None))
+        ways.append(replace(own, lora=lora.model_copy(update={"quantization": "none"})))
+        if rounds and not own.separate_engine:
+            ways.append(replace(own, lora=lora.model_copy(update={"quantization": "nf4"})))
+        return [self._choice(way) for way in ways]
 
     def smallest_change(self) -> Choice | None:
         """Return the smallest change with which a run fits even if responses reach the length limit.
 
         If no change does, return the smallest change with which the run starts, or None.
         """
-        own = Choice("", {}, self._settings, self._predict(self._settings))
-        ways = [own, *(choice for choice in self.all() if choice.changes)]
-        for needed in (_at_most, attrgetter("certain_bytes")):
-            for choice in ways:
-                if found := self.fitted(choice, needed):
-                    return found
-        return None
+        ways = [self._choice(self._own), *(choice for choice in self.all() if choice.changes)]
+        tried = (self.fitted(way, needed) for needed in (_at_most, attrgetter("certain_bytes")) for way in ways)
+        return next((found for found in tried if found), None)
 
-    def fitted(self, choice: Choice, needed: Callable[[MemoryPrediction], int] | None = None) -> Choice | None:
+    def fitted(self, choice: Choice, needed: Callable[[MemoryPrediction], int] = _at_most) -> Choice | None:
         """Return a way to train with the smallest further changes that make it fit, or None if it never fits.
 
         The changes are in `engine.memory_gib`, `reference.offload`, `engine.gradient_checkpointing` and
-        `engine.cuda_graphs`, which do not change what is learned. `needed` returns the bytes that have to fit, by
-        default at the peak.
+        `engine.cuda_graphs`, which do not change what is learned. `needed` returns the bytes that have to fit.
         """
-        for changes, settings in _exact_changes(choice.settings):
-            changed = choice._replace(changes=choice.changes | changes, settings=settings)
-            if found := self._with_less_for_the_engine(changed, needed or _at_most):
-                return found
-        return None
+        tried = (self._with_less_for_the_engine(settings, needed) for settings in _exact_changes(choice.settings))
+        return next((found for found in tried if found), None)
 
     def fix(self) -> str:
         """Return the smallest change as the end of the message that the run does not fit."""
@@ -100,44 +114,45 @@ class MemoryChoices:
         columns = ("settings", "kept", "peak", "fits")
         return Table(title, columns, tuple(rows), words=frozenset({0, 3}), strong=frozenset(own))
 
-    def _predict(self, settings: MemorySettings) -> MemoryPrediction:
-        return self._model.predict(settings, self._workload, self._available)
+    def _choice(self, settings: MemorySettings) -> Choice:
+        own = _recipe(self._own)
+        changes = {name: value for name, value in _recipe(settings).items() if value != own[name]}
+        return Choice(settings, changes, self._model.predict(settings, self._workload, self._available))
 
-    def _choice(self, states: States, lora: LoraSettings | None) -> Choice:
-        settings = replace(self._settings, states=states, lora=lora)
-        own, here = _made_by(self._settings), _made_by(settings)
-        changes = {name: value for name, value in here.items() if value != own[name]}
-        shown = here if lora is None else {name: here[name] for name in ("lora.rank", "lora.quantization")}
-        hidden = {"lora.rank": 0, "lora.quantization": "none"}
-        name = _text({name: value for name, value in shown.items() if hidden.get(name) != value})
-        return Choice(name, changes, settings, self._predict(settings))
-
-    def _with_less_for_the_engine(self, choice: Choice, needed: Callable[[MemoryPrediction], int]) -> Choice | None:
+    def _with_less_for_the_engine(
+        self, settings: MemorySettings, needed: Callable[[MemoryPrediction], int]
+    ) -> Choice | None:
         """Return a choice with the largest `engine.memory_gib` that fits, at most the run's."""
 
         def with_gib(gib: int) -> Choice:
-            settings = replace(choice.settings, engine_bytes=gib * _GIB)
-            changes = choice.changes | {"engine.memory_gib": gib}
-            return choice._replace(changes=changes, settings=settings, prediction=self._predict(settings))
+            return self._choice(replace(settings, engine_bytes=gib * _GIB))
 
-        def fits(one: Choice) -> bool:
-            return needed(one.prediction) <= self._available
+        def fits(choice: Choice) -> bool:
+            return needed(choice.prediction) <= self._available
 
-        own = choice._replace(prediction=self._predict(choice.settings))
+        own = self._choice(settings)
         if fits(own):
             return own
         least = max(1, ceil(2 * own.prediction.row_bytes / _GIB))  # a row, and the prompts beside it
-        most = ceil(choice.settings.engine_bytes / _GIB) - 1
+        most = ceil(settings.engine_bytes / _GIB) - 1
         if most < least or not fits(with_gib(least)):
             return None
         too_much = bisect(range(least + 1, most + 1), False, key=lambda gib: not fits(with_gib(gib)))
         return with_gib(least + too_much)
 
 
-def _made_by(settings: MemorySettings) -> dict[str, Any]:
-    """Return the settings that make a way to train, by dotted name."""
-    lora = settings.lora or LoraSettings()
-    return {"optimizer.states": settings.states, "lora.rank": lora.rank, "lora.quantization": lora.quantization}
+def _recipe(settings: MemorySettings) -> dict[str, Any]:
+    """Return all settings that a choice can change, as a recipe has them, by dotted name."""
+    lora, gib = settings.lora or LoraSettings(), settings.engine_bytes / _GIB
+    return {
+        "optimizer.states": settings.states,
+        "lora.rank": lora.rank,
+        "lora.quantization": lora.quantization,
+        "reference.offload": not settings.reference,
+        "engine.gradient_checkpointing": settings.gradient_checkpointing,
+        "engine.cuda_graphs": "auto" if settings.keeps_cache else "off",
+        "engine.memory_gib": int(gib) if gib.is_integer() else gib,
+    }
 
 
 def _text(changes: dict[str, Any]) -> str:
@@ -145,31 +160,10 @@ def _text(changes: dict[str, Any]) -> str:
     return ", ".join(f"{name}: {str(value).lower()}" for name, value in changes.items())
 
 
-def _ways(settings: MemorySettings) -> Iterator[tuple[States, LoraSettings | None]]:
-    """Yield the moments and the adapters of each way to train that the run's other settings allow."""
-    yield "device", None
-    if settings.device != "cpu":
-        yield "host", None
-    if settings.dtype != "float64":
-        yield "8bit", None
-    lora = settings.lora or LoraSettings(rank=_RANK)
-    yield settings.states, lora.model_copy(update={"quantization": "none"})
-    if settings.dtype != "float64" and not settings.separate_engine:
-        yield settings.states, lora.model_copy(update={"quantization": "nf4"})
-
-
-def _exact_changes(settings: MemorySettings) -> Iterator[tuple[dict[str, Any], MemorySettings]]:
-    """Yield the changes of settings that leave what is learned as it is, faster ones first."""
+def _exact_changes(settings: MemorySettings) -> Iterator[MemorySettings]:
+    """Yield settings with changes that leave what is learned as it is, faster ones first."""
     graphs = (True, False) if settings.keeps_cache else (False,)
     recomputed = (True,) if settings.gradient_checkpointing else (False, True)
     reference = (True, False) if settings.reference and settings.device != "cpu" else (settings.reference,)
     for keeps_cache, recomputes, has_reference in product(graphs, recomputed, reference):
-        changed = replace(settings, keeps_cache=keeps_cache, gradient_checkpointing=recomputes, reference=has_reference)
-        changes: dict[str, Any] = {}
-        if has_reference != settings.reference:
-            changes["reference.offload"] = True
-        if recomputes != settings.gradient_checkpointing:
-            changes["engine.gradient_checkpointing"] = True
-        if keeps_cache != settings.keeps_cache:
-            changes["engine.cuda_graphs"] = "off"
-        yield changes, changed
+        yield replace(settings, keeps_cache=keeps_cache, gradient_checkpointing=recomputes, reference=has_reference)
