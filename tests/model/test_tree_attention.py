@@ -9,25 +9,12 @@ from torch import Tensor
 
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.logprobs import softmax_lse
-from brorl.model.tree_attention import HooksError, KVShape, ModelPass, PromptCache, prefill, tree_attention
-from brorl.rollout.native.decoder import RowMemory
-from brorl.rollout.native.slot_attention import Grid, SlotCache, SlotContext, SlotPrompts, cells_of
+from brorl.model.tree_attention import HooksError, ModelPass, prefill, tree_attention
 from small_models import ARCHITECTURES, small_model
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Tensor:
     return torch.from_numpy(rng.normal(size=shape))
-
-
-def dense_attention(query_HD: Tensor, key_SKD: Tensor, value_SKD: Tensor) -> Tensor:
-    """One query token against all keys, head by head; query heads share key-value heads in consecutive groups."""
-    heads, kv_heads = query_HD.shape[0], key_SKD.shape[1]
-    rows = []
-    for h in range(heads):
-        k = h // (heads // kv_heads)
-        weight = torch.softmax(key_SKD[:, k] @ query_HD[h], dim=0)
-        rows.append(weight @ value_SKD[:, k])
-    return torch.stack(rows)
 
 
 def test_softmax_and_its_log_sum_exp_with_masked_scores(rng: np.random.Generator) -> None:
@@ -39,48 +26,6 @@ def test_softmax_and_its_log_sum_exp_with_masked_scores(rng: np.random.Generator
     torch.testing.assert_close(weight, torch.softmax(score, -1), rtol=1e-13, atol=0)
     torch.testing.assert_close(lse, torch.logsumexp(score, -1), rtol=1e-13, atol=1e-13)
     assert (weight[1, :, 3:] == 0).all()
-
-
-def random_cache(rng: np.random.Generator, lengths: list[int], kv_heads: int, head_dim: int) -> PromptCache:
-    """Prompts of ragged lengths; the padding holds large numbers that must not matter."""
-    longest = max(lengths)
-    key, value = (normal(rng, len(lengths), kv_heads, longest, head_dim) for _ in range(2))
-    for p, length in enumerate(lengths):
-        key[p, :, length:], value[p, :, length:] = 50.0, 50.0
-    return PromptCache([key], [value], np.array(lengths))
-
-
-@pytest.mark.parametrize("window", [None, 2, 5, 7])
-@pytest.mark.parametrize("keeps", [False, True])
-@pytest.mark.parametrize("lengths", [[4], [3, 1, 6], [2, 2]])
-def test_decoding_slots_attend_to_their_prompts_and_to_themselves(
-    lengths: list[int], keeps: bool, window: int | None, rng: np.random.Generator
-) -> None:
-    prompts, num_rows, stored, reserved = random_cache(rng, lengths, kv_heads=2, head_dim=3), 12, 4, 7
-    prompt_R = rng.integers(0, len(lengths), num_rows)
-    model, shapes = small_model(), [KVShape(2, 3, 3)]
-    cache = SlotCache(model, shapes, RowMemory.of(model, shapes, 1 << 30, 20, reserved))
-    cache.start(0)
-    cache.place(np.arange(num_rows), np.arange(num_rows), 0, reserved)
-    expected_cache = PromptCache(list(prompts.key), list(prompts.value), prompts.length)
-    slot_prompts = SlotPrompts(keeps=keeps)
-    slot_prompts.fill(prompts)
-    prompts = expected_cache
-    num_prompts = slot_prompts.shape[0]
-    rank, width = cells_of(prompt_R, num_prompts)
-    cell_R, slot_C = torch.from_numpy(prompt_R * width + rank), torch.zeros(num_prompts * width, dtype=torch.int64)
-    slot_C[cell_R] = torch.arange(num_rows)
-    grid = Grid((num_prompts, width), slot_C, cell_R) if num_prompts > 1 else Grid((1, num_rows), None, None)
-    own_key, own_value = normal(rng, num_rows, stored + 1, 2, 3), normal(rng, num_rows, stored + 1, 2, 3)
-    query = normal(rng, stored + 1, num_rows, 4, 3)
-    for position in range(stored + 1):
-        context = SlotContext(cache, slot_prompts, grid, torch.tensor([position]), num_rows, 0)
-        got = context.attend(0, query[position], own_key[:, position], own_value[:, position], window)
-    for row, p in enumerate(prompt_R):
-        key, value = (x[0][p, :, : lengths[p]].transpose(0, 1) for x in (prompts.key, prompts.value))
-        keys, values = torch.cat([key, own_key[row]]), torch.cat([value, own_value[row]])
-        expected = dense_attention(query[stored, row], *(x[-(window or len(x)) :] for x in (keys, values)))
-        torch.testing.assert_close(got[row], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

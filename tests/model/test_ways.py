@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -42,6 +41,7 @@ from brorl.tree import RolloutTree
 from path_checks import HEADS, PADDING, VOCABULARY, Chunks, gemma, learned, some_trees, weights_of
 from small_models import (
     ARCHITECTURES,
+    Largest,
     assert_same_gradients,
     gradients,
     kept_bytes,
@@ -248,18 +248,6 @@ def test_work_does_not_grow_with_the_number_of_rollouts(rng: np.random.Generator
     assert sum(fed_tokens(model, many, max_nodes=10_000)) == expected
 
 
-@pytest.mark.parametrize("max_nodes", [1, 5, 20, 100])
-def test_chunks_are_no_larger_than_asked(max_nodes: int, rng: np.random.Generator) -> None:
-    """A chunk feeds at most its own nodes and the ancestors of its first response, unless one response is longer."""
-    model = small_model(seed=1)
-    trees = [random_tree(rng, num_rollouts=40, branching=8, prompt_length=1) for _ in range(4)]
-    longest = max(int(t.length.max()) for t in trees)
-    assert max(fed_tokens(model, trees, max_nodes=max_nodes)) <= max(max_nodes, longest) + longest
-    sizes = [chunk.index.numel() for chunk in chunk_logprobs(model, trees, max_nodes=max_nodes)]
-    assert max(sizes) <= max(max_nodes, longest, max(int((t.parent < 0).sum()) for t in trees) * 4)
-    assert len(sizes) >= sum(t.num_unique_tokens for t in trees) / (max_nodes + longest)
-
-
 def test_default_chunk_shrinks_with_the_vocabulary_where_logits_are_whole() -> None:
     """Whole logits of a chunk stay near 2^27 numbers; between 128 and 1024 nodes, on CUDA 16384."""
     model, sizes = small_model(), {}
@@ -384,21 +372,6 @@ def test_tiles_attend_to_prompts_and_paths(
         for got, reference in zip(found, expected, strict=True):
             assert got.dtype == dtype
             torch.testing.assert_close(got.double(), reference, rtol=tolerance, atol=tolerance)
-
-
-class Largest(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that is made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        for tensor in output if isinstance(output, list | tuple) else [output]:
-            if isinstance(tensor, Tensor):
-                self.numel = max(self.numel, tensor.untyped_storage().nbytes() // tensor.element_size())
-        return output
 
 
 def test_no_tensor_grows_with_the_rows_times_the_vocabulary_or_the_length_squared(

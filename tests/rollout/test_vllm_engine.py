@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -120,24 +119,6 @@ def test_greedy_equals_the_native_engine_also_after_updates(pair: Pair, rng: np.
         responses.append([tree.responses() for tree in got])
     assert responses[0] != responses[1] != responses[2]  # the updates were seen
     assert pair.engine.version == pair.version
-
-
-def test_updated_weights_are_those_of_a_new_engine(pair: Pair, rng: np.random.Generator, tmp_path: Path) -> None:
-    if not pair.engine._settings.separate:
-        pytest.skip("one pair is enough")
-    greedy, prompts = SamplingParams(temperature=0.0, max_new_tokens=12), prompts_of(rng)
-    before = pair.engine.sample(prompts, 1, greedy, seed=0)
-    pair.update(rng)
-    after = pair.engine.sample(prompts, 1, greedy, seed=0)
-    assert [tree.responses() for tree in after] != [tree.responses() for tree in before]
-    pair.model.save_pretrained(tmp_path)
-    fresh = VllmEngine(replace(pair.engine._settings, source=str(tmp_path)), (STOP,))
-    try:
-        expected = fresh.sample(prompts, 1, greedy, seed=0)
-    finally:
-        fresh.close()
-    for tree, other in zip(after, expected, strict=True):
-        assert_same_greedy(pair.model, tree, other)
 
 
 def test_a_request_under_way_at_an_update_continues_with_the_new_weights(pair: Pair, rng: np.random.Generator) -> None:

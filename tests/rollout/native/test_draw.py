@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from brorl.model import logprobs as logprobs_module
@@ -12,6 +11,7 @@ from brorl.model.logprobs import smallest_kept
 from brorl.rollout.native import draw
 from brorl.rollout.native.draw import Uniforms, draw_tokens
 from brorl.sampling import SamplingParams
+from small_models import Largest
 
 INF = float("inf")
 LAST = float(np.nextafter(1.0, 0.0))
@@ -139,19 +139,6 @@ def test_draws_in_blocks_of_rows_are_the_same_tokens(
         torch.testing.assert_close(logprob, expected[1])  # logarithms of R rows can round by their place
 
 
-class Largest(TorchDispatchMode):
-    """The entries of the largest tensor that is made."""
-
-    entries = 0
-
-    def __torch_dispatch__(
-        self, function: object, types: object, args: tuple = (), kwargs: dict | None = None
-    ) -> object:
-        made = function(*args, **(kwargs or {}))
-        self.entries = max(self.entries, *(x.numel() for x in [made] if isinstance(x, torch.Tensor)), 0)
-        return made
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("truncation", [{}, {"top_p": 0.8}, {"top_k": 50}])
 def test_the_memory_of_a_draw_does_not_grow_with_the_rollouts(
@@ -171,7 +158,7 @@ def test_the_memory_of_a_draw_does_not_grow_with_the_rollouts(
             blocks = draw_tokens(logits, row, uniform, sampling)
         assert torch.equal(blocks[0], token)
         assert torch.equal(blocks[1], logprob)
-        assert largest.entries <= max(limit, rollouts, rows * 1024)
+        assert largest.numel <= max(limit, rollouts, rows * 1024)
 
 
 def test_temperature_divides_the_logits_and_zero_is_greedy(rng: np.random.Generator) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import brorl.rollout.native_engine as native
 from brorl.errors import UserError
-from brorl.rollout.native import graphs, slot_decoder
+from brorl.rollout.native import graphs
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
@@ -197,19 +197,6 @@ def test_a_failed_capture_leaves_the_stream_of_the_caller(monkeypatch: pytest.Mo
     graphs._stream.cache_clear()
     assert [type(stream) for stream in steps] == [Stream, Stream]
     assert current == ["default"]
-
-
-def test_the_device_draws_only_where_rows_have_one_rollout(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, draws = small_model(seed=int(rng.integers(1 << 30)), scale=0.1), []
-    draw = slot_decoder.draw_tokens
-    monkeypatch.setattr(slot_decoder, "draw_tokens", lambda *args: (draws.append(0), draw(*args))[1])
-    engine, _ = recording(model, RecordedSteps())
-    engine.sample([[1, 2], [3]], 4, SamplingParams(temperature=0, max_new_tokens=8), seed=1)
-    assert not draws
-    engine.sample([[1, 2], [3]], 1, SamplingParams(temperature=0, max_new_tokens=8), seed=1)
-    assert draws
 
 
 def test_calls_of_other_sizes_keep_the_memory_and_the_graphs(rng: np.random.Generator) -> None:

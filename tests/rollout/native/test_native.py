@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +12,10 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Activity, Decoding
 from brorl.errors import DivergedError
-from brorl.model.flat_path import flat_chunk_logprobs
 from brorl.model.kernels import kernels
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.logits import RowLogits
-from brorl.model.logprobs import NextToken, by_tree
+from brorl.model.logprobs import NextToken
 from brorl.model.tree_attention import HooksError, ModelPass
 from brorl.model.tree_path import tree_logprobs
 from brorl.rollout.native import paged_decoder, slot_decoder
@@ -25,7 +23,6 @@ from brorl.rollout.native.paged_decoder import PagedCache, PagedDecoder
 from brorl.rollout.native.slot_attention import SlotCache, SlotContext
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.tree import RolloutTree
 from engine_checks import EOS, assert_same_trees, ragged_prompts, room_for
 from small_models import ARCHITECTURES, mostly_slow, plain_logprobs, rollouts, small_model
 
@@ -281,25 +278,6 @@ def test_positions_that_depend_on_the_longest_sequence_are_refused(rope_type: st
     prompts = [rng.integers(1, 17, n).tolist() for n in (3, 30)]
     with pytest.raises(HooksError, match=rope_type):
         NativeEngine(model, EOS).sample(prompts, 5, SamplingParams(max_new_tokens=6), seed=0)
-
-
-@pytest.mark.parametrize("kept", [{}, {"top_p": 0.9}, {"top_k": 3}, {"top_p": 0.95, "top_k": 8}])
-def test_the_learner_has_the_log_probs_of_the_sampler_among_the_kept_tokens(
-    kept: dict[str, Any], rng: np.random.Generator
-) -> None:
-    """By tree and by rows; also with stop tokens that cannot be drawn at first."""
-    model = small_model(seed=int(rng.integers(1 << 30)))
-    sampling = SamplingParams(0.8, max_new_tokens=6, min_new_tokens=2, **kept)
-    engine = NativeEngine(model, EOS)
-    trees = engine.sample(ragged_prompts(rng, 3), 40, sampling, seed=int(rng.integers(1 << 60)))
-    next_token = NextToken(0.8, 2, (EOS,), **kept)
-    for learned in (tree_logprobs(model, trees, next_token=next_token), flat_logprobs(model, trees, next_token)):
-        for tree, learned_M in zip(trees, learned, strict=True):
-            np.testing.assert_allclose(learned_M.detach().numpy(), tree.logprob, rtol=1e-9, atol=1e-12)
-
-
-def flat_logprobs(model: PreTrainedModel, trees: list[RolloutTree], next_token: NextToken) -> list[torch.Tensor]:
-    return by_tree(list(flat_chunk_logprobs(model, trees, next_token=next_token)), trees)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

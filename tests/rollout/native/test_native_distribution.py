@@ -1,11 +1,13 @@
-"""The distribution of sampled responses against enumeration of every response that a small model can give."""
+"""Log-probs and the policy gradient against enumeration of every response that a small model can give.
+
+That tokens are drawn with these probabilities is tested in `test_random_trees` and `test_draw`.
+"""
 
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chi2
 from transformers import PreTrainedModel
 
 from brorl.model.logprobs import NextToken
@@ -49,34 +51,6 @@ def enumerate_responses(model: PreTrainedModel, sampling: SamplingParams) -> dic
     return found
 
 
-def p_value(observed: dict[tuple[int, ...], int], expected: dict[tuple[int, ...], float]) -> float:
-    """Chi-square of counts against probabilities; responses expected fewer than 5 times are pooled."""
-    num = sum(observed.values())
-    rare = {r for r, p in expected.items() if p * num < 5}
-    cells = [(observed.get(r, 0), p * num) for r, p in expected.items() if r not in rare]
-    pooled = (sum(observed.get(r, 0) for r in rare), sum(expected[r] for r in rare) * num)
-    cells += [pooled] if pooled[1] > 1 else []
-    statistic = sum((o - e) ** 2 / e for o, e in cells)
-    return float(chi2.sf(statistic, len(cells) - 1))
-
-
-@pytest.mark.parametrize(
-    ("settings", "share_prefixes"),
-    [({}, False), ({"top_p": 0.8}, True), ({"temperature": 1.4, "top_k": 4, "top_p": 0.7}, True)],
-)
-def test_responses_follow_their_exact_distribution(settings: dict, share_prefixes: bool) -> None:
-    model = small_model("qwen2", vocab_size=VOCABULARY, seed=11)
-    sampling = SamplingParams(max_new_tokens=LENGTH, **settings)
-    expected = enumerate_responses(model, sampling)
-    assert sum(expected.values()) == pytest.approx(1, abs=1e-12)
-    engine = NativeEngine(model, EOS, share_prefixes=share_prefixes)
-    (tree,) = engine.sample([PROMPT], 20_000 if share_prefixes else 5_000, sampling, seed=2)
-    observed = dict(tree.responses())
-    assert all(expected[r] > 0 for r in observed)
-    # Too good a fit would be as wrong as a bad one: rollouts are independent, not stratified.
-    assert 1e-3 < p_value(observed, expected) < 1 - 1e-3
-
-
 @pytest.mark.parametrize("settings", [{"top_k": 3}, {"top_p": 0.8}, {"temperature": 1.4, "top_k": 4, "top_p": 0.7}])
 def test_log_probs_and_the_policy_gradient_are_those_of_the_truncated_policy(
     settings: dict, rng: np.random.Generator
@@ -111,10 +85,3 @@ def test_log_probs_and_the_policy_gradient_are_those_of_the_truncated_policy(
         assert {r for r, p in moved.items() if p > 0} == set(expected)
         values.append(sum(moved[r] * reward[r] for r in expected))
     assert slope == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-6, abs=1e-7)
-
-
-def test_the_chi_square_test_can_fail() -> None:
-    model = small_model("qwen2", vocab_size=VOCABULARY, seed=11)
-    (tree,) = NativeEngine(model, EOS).sample([PROMPT], 20_000, SamplingParams(max_new_tokens=LENGTH), seed=2)
-    slightly_warmer = enumerate_responses(model, SamplingParams(temperature=1.1, max_new_tokens=LENGTH))
-    assert p_value(dict(tree.responses()), slightly_warmer) < 1e-6

@@ -1,12 +1,10 @@
-"""Rows that the device draws alone, and recorded steps: the tests of the engine, and the engine that does neither."""
+"""When the host looks at rows that the device draws alone; their trees are tested in `test_random_trees`."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from test_native import test_greedy_equals_generate  # collected here again, for both ways
-from test_native_stop import test_responses_are_those_without_stop_strings_cut_at_the_first
 from torch import Tensor
 
 import brorl.rollout.native.growth as native_growth
@@ -15,14 +13,9 @@ from brorl.errors import DivergedError
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
-from engine_checks import EOS, assert_same_trees, lockstep, ragged_prompts, room_for
+from engine_checks import assert_same_trees
 from recorded_steps import RecordedSteps
 from small_models import mostly_slow, small_model
-
-__all__ = [
-    "test_greedy_equals_generate",
-    "test_responses_are_those_without_stop_strings_cut_at_the_first",
-]
 
 
 @pytest.fixture(autouse=True, params=mostly_slow(["eager", "recorded"]))
@@ -32,27 +25,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "recorded":
         monkeypatch.setattr(native, "graphs_on", lambda *_: StepGraphs("on", print, RecordedSteps))
     return request.param
-
-
-@pytest.mark.parametrize("share_prefixes", [True, False])
-@pytest.mark.parametrize("scale", [0.15, 0.4])  # of the weights: rows fork at once, or late and seldom
-def test_trees_are_those_whose_tokens_the_host_drew(
-    share_prefixes: bool, scale: float, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prompts of several lengths and numbers of rollouts, with ample memory and with so little that rows wait."""
-    model = small_model(seed=int(rng.integers(1 << 30)), scale=scale)
-    prompts, seed = ragged_prompts(rng, 4), int(rng.integers(1 << 60))
-    rollouts = rng.integers(1, 16, 4).tolist()
-    sampling = SamplingParams(temperature=0.8, top_p=0.95, max_new_tokens=int(rng.integers(33, 40)))
-
-    def sample(memory: int = 1 << 30) -> list:
-        engine = NativeEngine(model, EOS, memory, share_prefixes=share_prefixes)
-        return engine.sample(prompts, rollouts, sampling, seed)
-
-    expected = lockstep(monkeypatch, sample)
-    assert_same_trees(sample(), expected)
-    assert_same_trees(sample(room_for(model, 9, sampling.max_new_tokens, prompts)), expected)
-    assert max(int(tree.length.max()) for tree in expected) > 32  # two looks of the host at least
 
 
 def test_the_host_sees_rows_with_one_rollout_every_16_positions(
