@@ -1,6 +1,5 @@
 """The flat path: any causal LM is sampled, scored and differentiated exactly, and agrees with the tree path."""
 
-from dataclasses import replace
 from inspect import signature
 from typing import Any
 
@@ -11,9 +10,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from architectures import END, EXACT, GROUPED, HYBRIDS, REFUSED, tiny
-from brorl.algorithms.advantages import advantage_estimator
-from brorl.algorithms.groups import Group
-from brorl.algorithms.settings import AdvantageSettings, KLPenalty, PolicyLossSettings
 from brorl.errors import UserError
 from brorl.model.chunks import num_tree_tokens
 from brorl.model.context_limit import attention_limit, carries_state, position_limit
@@ -29,13 +25,10 @@ from brorl.model.forward import ForwardChoice, check_packed, choose_forward
 from brorl.model.logprobs import by_tree
 from brorl.model.tree_attention import HooksError
 from brorl.model.tree_path import TreeForward, tree_logprobs
-from brorl.prompts.prompt import Prompt
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.training.learner import TreeLearner
 from brorl.tree import RolloutTree
 from engine_checks import ragged_prompts
-from recipes import recipe
 from small_models import flattened_logprobs, mostly_slow, random_tree, rollouts, small_model
 
 FLAT = FlatForward("a test")
@@ -57,39 +50,6 @@ def test_both_paths_draw_the_same_rollouts(model_type: str, rng: np.random.Gener
         for tree, other in zip(engine.sample(prompts, 32, sampling, seed), expected, strict=True):
             assert tree.responses() == other.responses()
             np.testing.assert_allclose(tree.logprob, other.logprob, rtol=1e-5, atol=1e-5)
-
-
-def random_group(model: PreTrainedModel, rng: np.random.Generator) -> Group:
-    """Return a group with correct and incorrect responses, sampled by a policy near the model."""
-    tree = random_tree(rng, num_rollouts=8)
-    with torch.no_grad():
-        (logprob_M,) = tree_logprobs(model, [tree])
-    noisy = np.minimum(logprob_M.numpy() + 0.3 * rng.normal(size=logprob_M.shape), -1e-3)
-    correct_L = np.arange(tree.num_responses) % 2 == 0
-    prompt = Prompt("id", "text", tree.prompt_ids, "answer", "domain")
-    return Group(prompt, replace(tree, logprob=noisy), correct_L, correct_L.astype(float))
-
-
-@pytest.mark.parametrize("kind", ["ppo", "cispo", "gspo"])
-@pytest.mark.parametrize("placement", mostly_slow(["loss", "reward", None], None))
-def test_both_paths_make_the_same_updates(kind: str, placement: str | None, rng: np.random.Generator) -> None:
-    seed = int(rng.integers(1 << 30))
-    groups = [random_group(small_model(seed=seed), rng) for _ in range(4)]
-    settings = recipe(
-        learning_rate=1e-2,
-        mini_batches=2,
-        loss=PolicyLossSettings(kind=kind, clip_low=0.2, clip_high=0.28, entropy_coefficient=0.01),
-        kl=KLPenalty() if placement is None else KLPenalty(coefficient=0.1, placement=placement),
-        old_logprobs="recompute",
-    )
-    weights = []
-    for forward in (TreeForward(), FLAT):
-        learner = TreeLearner(small_model(seed=seed), settings, forward=forward)
-        for step in range(2):
-            learner.learn(groups, advantage_estimator(AdvantageSettings()), seed=step)
-        weights.append(dict(learner.weights()))
-    for name, weight in weights[0].items():
-        torch.testing.assert_close(weights[1][name], weight, rtol=1e-10, atol=1e-10)
 
 
 def test_rows_hold_every_response_once_within_the_limit(rng: np.random.Generator) -> None:

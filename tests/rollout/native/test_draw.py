@@ -34,28 +34,6 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 # -- uniform numbers -------------------------------------------------------------------------------------------------
 
 
-def test_uniforms_can_be_read_in_any_order(rng: np.random.Generator) -> None:
-    seed, prompts, rollouts, positions = int(rng.integers(2**63)), 5, 7, 50
-    forward = Uniforms(seed, [rollouts] * prompts)
-    every_prompt, every_rollout = (a.ravel() for a in np.indices((prompts, rollouts)))
-    table = np.stack([
-        forward.at(t, every_prompt, every_rollout).reshape(prompts, rollouts) for t in range(positions)
-    ])  # fmt: skip
-    other = Uniforms(seed, [rollouts] * prompts)
-    for _ in range(100):
-        position = int(rng.integers(positions))
-        prompt, rollout = rng.integers(0, prompts, 9), rng.integers(0, rollouts, 9)
-        np.testing.assert_array_equal(other.at(position, prompt, rollout), table[position, prompt, rollout])
-
-
-def test_uniforms_do_not_depend_on_the_number_of_prompts(rng: np.random.Generator) -> None:
-    seed = int(rng.integers(2**63))
-    few, many = Uniforms(seed, [6, 6]), Uniforms(seed, [6] * 9)
-    for position in (0, 15, 16, 40):
-        args = (position, np.array([0, 1, 1]), np.array([5, 0, 3]))
-        np.testing.assert_array_equal(few.at(*args), many.at(*args))
-
-
 def test_uniforms_are_uniform_and_never_shared() -> None:
     """Kolmogorov-Smirnov on 40 prompts x 50 rollouts x 33 positions of two seeds, and no number twice."""
     numbers = []
@@ -159,37 +137,6 @@ def test_the_memory_of_a_draw_does_not_grow_with_the_rollouts(
         assert torch.equal(blocks[0], token)
         assert torch.equal(blocks[1], logprob)
         assert largest.numel <= max(limit, rollouts, rows * 1024)
-
-
-def test_temperature_divides_the_logits_and_zero_is_greedy(rng: np.random.Generator) -> None:
-    logits = random_logits(rng, 8, 17)
-    row, uniform = np.repeat(np.arange(8), 20), rng.random(160)
-    warm = draw_tokens(logits, row, uniform, SamplingParams(temperature=0.7))
-    by_hand = draw_tokens(logits / 0.7, row, uniform, SamplingParams())
-    assert torch.equal(warm[0], by_hand[0])
-    token, logprob = draw_tokens(logits, row, uniform, SamplingParams(temperature=0))
-    for r, t, lp in zip(row.tolist(), token.tolist(), logprob.tolist(), strict=True):
-        assert t == int(np.argmax(logits[r].numpy()))
-        assert lp == pytest.approx(np.log(softmax(logits[r].numpy())[t]), rel=1e-12, abs=1e-12)
-    for row_warm, r, t in zip(warm[1].tolist(), row.tolist(), warm[0].tolist(), strict=True):
-        assert row_warm == pytest.approx(np.log(softmax(logits[r].numpy() / 0.7)[t]), rel=1e-11, abs=1e-12)
-
-
-def test_a_token_is_drawn_from_the_kept_ones_and_has_its_log_prob_among_them(rng: np.random.Generator) -> None:
-    logits = random_logits(rng, 5, 30)
-    row, uniform = np.repeat(np.arange(5), 200), rng.random(1000)
-    sampling = SamplingParams(temperature=1.3, top_p=0.8, top_k=9)
-    token, logprob = draw_tokens(logits, row, uniform, sampling)
-    for r in range(5):
-        scaled = logits[r].numpy() / 1.3
-        kept = plain_truncation(scaled, 0.8, 9)
-        mass = np.where(kept, softmax(scaled), 0.0)
-        cumulative = np.cumsum(mass)
-        mine = row == r
-        expected = np.searchsorted(cumulative, uniform[mine] * cumulative[-1], side="right")
-        np.testing.assert_array_equal(token.numpy()[mine], expected)
-        logprob_K = np.log(mass[expected] / mass.sum())
-        np.testing.assert_allclose(logprob.numpy()[mine], logprob_K, rtol=1e-11, atol=1e-12)
 
 
 # -- truncation ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The native engine against Hugging Face: generate, a plain forward pass, and itself without any sharing."""
 
 import copy
-from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -13,61 +12,15 @@ from transformers import PreTrainedModel
 from brorl.activity import Activity, Decoding
 from brorl.errors import DivergedError
 from brorl.model.kernels import kernels
-from brorl.model.llama_pass import LlamaPass
-from brorl.model.logits import RowLogits
 from brorl.model.logprobs import NextToken
-from brorl.model.tree_attention import HooksError, ModelPass
+from brorl.model.tree_attention import HooksError
 from brorl.model.tree_path import tree_logprobs
-from brorl.rollout.native import paged_decoder, slot_decoder
-from brorl.rollout.native.paged_decoder import PagedCache, PagedDecoder
-from brorl.rollout.native.slot_attention import SlotCache, SlotContext
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from engine_checks import EOS, assert_same_trees, ragged_prompts, room_for
 from small_models import ARCHITECTURES, mostly_slow, plain_logprobs, rollouts, small_model
 
 every_architecture = pytest.mark.parametrize("architecture", mostly_slow(ARCHITECTURES, "llama", "hooked"))
-
-
-class Spy:
-    """Counts what the engine asks of the model."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.prefills = 0
-        self.rows: list[int] = []
-        self.held_bytes: list[int] = []
-        self._caches: list[SlotCache | PagedCache] = []
-        for module in (paged_decoder, slot_decoder):
-            monkeypatch.setattr(module, "prefill", self._prefill(module.prefill))
-        for kind in (ModelPass, LlamaPass):
-            monkeypatch.setattr(kind, "row_logits", self._forward(kind.row_logits))
-        monkeypatch.setattr(NativeEngine, "_cache", self._cache(NativeEngine._cache))
-
-    def _cache(self, original: Callable) -> Callable:
-        def cache(*args: object) -> SlotCache | PagedCache:
-            self._caches.append(original(*args))
-            return self._caches[-1]
-
-        return cache
-
-    def _prefill(self, original: Callable) -> Callable:
-        def prefill(*args: object) -> object:
-            self.prefills += 1
-            return original(*args)
-
-        return prefill
-
-    def _forward(self, original: Callable) -> Callable:
-        def row_logits(
-            packed: object, token_T: Tensor, position_T: Tensor, context: object, *others: object
-        ) -> RowLogits:
-            if not isinstance(context, PagedDecoder | SlotContext):
-                return original(packed, token_T, position_T, context, *others)
-            self.rows.append(token_T.numel())
-            self.held_bytes.append(sum(cache.num_bytes for cache in self._caches))
-            return original(packed, token_T, position_T, context, *others)
-
-        return row_logits
 
 
 @every_architecture
@@ -88,29 +41,6 @@ def test_greedy_equals_generate(architecture: str, rng: np.random.Generator) -> 
         expected = tuple(out[0, len(prompt) :].tolist())
         assert tree.responses() == [(expected, 3)]
         assert tree.finished.tolist() == [expected[-1] == EOS]
-
-
-@pytest.mark.parametrize("share_prefixes", [True, False])
-@pytest.mark.parametrize("rows", [1, 3, 17])
-def test_rows_that_wait_for_memory_change_nothing(
-    share_prefixes: bool, rows: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = small_model(seed=int(rng.integers(1 << 30)))
-    prompts, sampling = ragged_prompts(rng, 4), SamplingParams(max_new_tokens=7)
-    ample_spy = Spy(monkeypatch)
-    ample = NativeEngine(model, EOS, share_prefixes=share_prefixes).sample(prompts, 16, sampling, seed=5)
-    assert ample_spy.prefills == 1
-    assert max(ample_spy.rows) > 17
-
-    memory_bytes = room_for(model, rows, 7, prompts)
-    spy = Spy(monkeypatch)
-    engine = NativeEngine(model, EOS, memory_bytes=memory_bytes, share_prefixes=share_prefixes)
-    assert_same_trees(engine.sample(prompts, 16, sampling, seed=5), ample)
-    assert spy.prefills > 1  # so some did wait
-    assert rows <= max(spy.rows) < max(ample_spy.rows)
-    assert max(spy.held_bytes) <= memory_bytes < max(ample_spy.held_bytes)
-    with pytest.raises(MemoryError, match=r"raise engine.memory_gib or lower sampling.max_new_tokens"):
-        NativeEngine(model, EOS, memory_bytes=room_for(model, 1, 7, []) - 1).sample(prompts, 16, sampling, seed=5)
 
 
 @pytest.mark.parametrize("rows", [1, 15, 1000])

@@ -81,15 +81,3 @@ def test_greedy_equals_generate(rng: np.random.Generator) -> None:
         )  # fmt: skip
         expected = tuple(out[0, 5:].tolist())
         assert tree.responses() == [(expected, 2)]
-
-
-def test_a_run_without_an_end_token_ends_with_its_texts(rng: np.random.Generator) -> None:
-    model, tokenizer = model_and_tokenizer("byte_level")
-    sampling = SamplingParams(max_new_tokens=8, min_new_tokens=2)
-    engine = NativeEngine(model, (), stop=StopStrings(tokenizer, ["\n"]))
-    (tree,) = engine.sample([[5, 6]], 200, sampling, int(rng.integers(2**60)))
-    for (tokens, _), finished in zip(tree.responses(), tree.finished, strict=True):
-        assert finished == ("\n" in tokenizer.decode(list(tokens[2:]), skip_special_tokens=True))
-        assert "\n" not in tokenizer.decode(list(tokens[2:-1]), skip_special_tokens=True)
-    assert tree.finished.any()
-    assert not tree.finished.all()
