@@ -158,6 +158,8 @@ class Growth:
             completes_C = self._text_ends.found(rows.node_R[source_C], token_C, node_C)
             stopped_C |= completes_C & (rows.depth >= self._sampling.min_new_tokens)
         done_C = stopped_C | (rows.depth + 1 == self._sampling.max_new_tokens)
+        if self._text_ends is not None:
+            self._text_ends.forget(node_C[done_C])
         self._trees.finish(node_C[done_C], count_C[done_C], stopped_C[done_C])
         self._num_finished += int(count_C[done_C].sum())
         children = Rows(
@@ -310,3 +312,8 @@ class TextEnds:
             likely_in(text) is not None and end_with(path(node))
             for text, node in zip(texts, node_C.tolist(), strict=True)
         ], np.bool_)  # fmt: skip
+
+    def forget(self, node_C: IntArray) -> None:
+        """Drop what is kept of nodes at which all rollouts end."""
+        for node in node_C.tolist():
+            del self._tail_of[node]
