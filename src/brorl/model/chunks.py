@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -76,6 +77,17 @@ def prompt_groups(trees: Sequence[RolloutTree], max_tokens: int) -> Iterator[tup
             yield start, i
             start, tokens = i, len(tree.prompt_ids)
     yield start, len(trees)
+
+
+def padded_runs(lengths: Sequence[int], most_tokens: int) -> list[IntArray]:
+    """Split rows into runs of at most `most_tokens` tokens, padding included; a longer row is a run of its own."""
+    starts, longest = [0], 0
+    for index, length in enumerate(lengths):
+        longest = max(longest, length)
+        if (index + 1 - starts[-1]) * longest > most_tokens and index > starts[-1]:
+            starts.append(index)
+            longest = length
+    return [np.arange(a, b) for a, b in pairwise([*starts, len(lengths)])]
 
 
 def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:

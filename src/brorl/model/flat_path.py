@@ -19,7 +19,7 @@ from transformers import Cache, PreTrainedModel
 
 from brorl.arrays import FloatArray, IntArray
 from brorl.errors import UserError
-from brorl.model.chunks import default_max_nodes, num_tree_tokens
+from brorl.model.chunks import default_max_nodes, num_tree_tokens, padded_runs
 from brorl.model.device import to_device
 from brorl.model.logits import row_logits
 from brorl.model.logprobs import PLAIN, ChunkLogprobs, NextToken, NodeOutputs, node_offsets
@@ -28,23 +28,15 @@ from brorl.tree import RolloutTree
 Row = tuple[int, int]  # (number of a tree, number of one of its distinct responses)
 
 
-def split_into_rows(trees: Sequence[RolloutTree], max_tokens: int) -> Iterator[list[Row]]:
+def split_into_rows(trees: Sequence[RolloutTree], max_tokens: int) -> list[list[Row]]:
     """Split the distinct responses of trees into chunks of at most `max_tokens` tokens, padding included.
 
     A row has its prompt and its response without the last token, which predicts nothing. A longer row is a chunk of its
     own.
     """
-    chunk: list[Row] = []
-    longest = 0
-    for number, tree in enumerate(trees):
-        for leaf, length in enumerate((len(tree.prompt_ids) + tree.length - 1).tolist()):
-            longest = max(longest, length)
-            if chunk and (len(chunk) + 1) * longest > max_tokens:
-                yield chunk
-                chunk, longest = [], length
-            chunk.append((number, leaf))
-    if chunk:
-        yield chunk
+    rows = [(number, leaf) for number, tree in enumerate(trees) for leaf in range(tree.num_responses)]
+    lengths = [len(tree.prompt_ids) + length - 1 for tree in trees for length in tree.length.tolist()]
+    return [[rows[index] for index in run] for run in padded_runs(lengths, max_tokens) if run.size]
 
 
 def flat_chunk_logprobs(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 from torch import Tensor
@@ -146,17 +145,6 @@ class Decoder:
     def feed(self, rows: Rows) -> Tensor:
         """Feed the last token of each row that was placed; return the logits, shape [R, V]."""
         raise NotImplementedError
-
-
-def prompt_runs(prompts: Sequence[tuple[int, ...]], most_tokens: int) -> list[IntArray]:
-    """Split prompts into runs of at most `most_tokens` tokens, padding included; see `Decoder.split`."""
-    starts, longest = [0], 0
-    for index, prompt in enumerate(prompts):
-        longest = max(longest, len(prompt))
-        if (index + 1 - starts[-1]) * longest > most_tokens and index > starts[-1]:
-            starts.append(index)
-            longest = len(prompt)
-    return [np.arange(a, b) for a, b in pairwise([*starts, len(prompts)])]
 
 
 class ModelCacheDecoder(Decoder):

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.arrays import IntArray
+from brorl.model.chunks import padded_runs
 from brorl.model.kernels import KEYS_PER_BLOCK, Kernels, padded_to_blocks
 from brorl.model.tree_attention import (
     PREFILL_TOKENS,
@@ -22,7 +23,7 @@ from brorl.model.tree_attention import (
     prefill,
     tree_attention,
 )
-from brorl.rollout.native.decoder import Decoder, RowMemory, Rows, prompt_runs
+from brorl.rollout.native.decoder import Decoder, RowMemory, Rows
 
 _FIRST_SLOTS = 64
 
@@ -132,7 +133,7 @@ class PagedDecoder(Decoder, AttentionContext):
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
         """Split prompts into runs that fit beside the rows; see `Decoder.split`."""
-        return prompt_runs(prompts, min(PREFILL_TOKENS, self._cache.memory.prompt_tokens))
+        return padded_runs([len(prompt) for prompt in prompts], min(PREFILL_TOKENS, self._cache.memory.prompt_tokens))
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
         """Compute the prompts of a wave; see `Decoder.start`."""

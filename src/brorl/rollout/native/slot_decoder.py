@@ -18,11 +18,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.arrays import FloatArray, IntArray
+from brorl.model.chunks import padded_runs
 from brorl.model.context_limit import other_span, position_limit
 from brorl.model.device import to_device
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.tree_attention import PREFILL_TOKENS, ModelPass, prefill, tree_attention
-from brorl.rollout.native.decoder import Decoder, RowMemory, Rows, prompt_runs
+from brorl.rollout.native.decoder import Decoder, RowMemory, Rows
 from brorl.rollout.native.draw import POSITIONS_AT_ONCE, draw_tokens, forbidden_at, without
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.rollout.native.slot_attention import Grid, SlotCache, SlotContext, SlotPrompts, cells_of, power_of_two
@@ -102,7 +103,7 @@ class SlotDecoder(Decoder):
         most = self.cache.memory.prompt_tokens
         if self._graphs is not None:
             most //= 3  # rounding up makes at most 2 times as many prompts, of 1.5 times as many tokens
-        return prompt_runs(prompts, min(PREFILL_TOKENS, most))
+        return padded_runs([len(prompt) for prompt in prompts], min(PREFILL_TOKENS, most))
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
         """Compute the prompts of a wave; see `Decoder.start`."""
