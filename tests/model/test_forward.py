@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from architectures import EXACT, GROUPED, HEADS_OF_8, HYBRIDS, PATHS, REFUSED, tiny
 from brorl.errors import UserError
@@ -94,13 +93,6 @@ def test_architectures_that_are_refused_by_name(model_type: str) -> None:
     assert "\n" not in str(caught.value)
     assert model.training
     assert model.config._attn_implementation == implementation
-
-
-def test_an_encoder_decoder_is_refused() -> None:
-    sizes = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
-    model = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=17, **sizes))
-    with pytest.raises(HooksError, match="T5ForConditionalGeneration cannot be hooked"):
-        check_hooks(model)
 
 
 def test_a_model_without_attention_is_refused_before_its_weights_are_read() -> None:

@@ -277,6 +277,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
         ("me/adapter", "'me/adapter' on the hub has no config.json; if it is an adapter, run: hf download me/adapter"),
         ("me/failing", r"the hub cannot be reached \(HTTP 503\), and the model was not downloaded before"),
         ("me/a name", "neither a folder nor a hub id"),
+        ("me/old@none", "the model 'me/old' on the hub has no revision 'none'; give a branch, a tag"),
     ],
 )
 @pytest.mark.usefixtures("hub")
@@ -289,6 +290,7 @@ def test_the_hub_is_asked_once_and_without_it_the_downloaded_model_is_used(
     hub: ThreadingHTTPServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not find_model("me/present").local_only
+    assert find_model("me/present@brorl").revision == "brorl"
     hub.shutdown()
     assert not find_model("me/present").local_only  # nobody answers any more
     revision = "0" * 40
@@ -385,13 +387,6 @@ def test_a_folder_may_have_an_at_sign_in_its_name(
         assert find_model(name) == ModelSource(name, str(tmp_path / "mine/model@home"), local_only=True)
     with pytest.raises(UserError, match=r"model folder \./mine/model@work does not exist"):
         find_model("./mine/model@work")
-
-
-@pytest.mark.usefixtures("hub")
-def test_a_revision_that_the_hub_does_not_have_is_named() -> None:
-    with pytest.raises(UserError, match="the model 'me/old' on the hub has no revision 'none'; give a branch, a tag"):
-        find_model("me/old@none")
-    assert find_model("me/present@brorl").revision == "brorl"
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:

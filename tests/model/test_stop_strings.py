@@ -18,24 +18,9 @@ from run_support import save_tiny_model
 from small_tokenizers import TOKENIZERS
 
 TEXTS = [
-    "\n\n",
-    "Question:",
-    "é",
-    "日",
-    "。",
-    "語。",
-    ". ",
-    "!",
-    "Stop !",
-    "Stop!",
-    "don't",
-    "a",
-    "n ",
-    " ",
-    " Q",
-    "n:a",
-    ":",
-]
+    "\n\n", "Question:", "é", "日", "。", "語。", ". ", "!", "Stop !", "Stop!", "don't", "a",
+    "n ", " ", " Q", "n:a", ":",
+]  # fmt: skip
 every_tokenizer = pytest.mark.parametrize("name", TOKENIZERS)
 
 

@@ -30,25 +30,8 @@ def byte_level() -> PreTrainedTokenizerBase:
 
 def sentencepiece() -> PreTrainedTokenizerBase:
     """The tokenizer of Llama 2 and Mistral: spaces are in the tokens, the first is dropped, unknown text is bytes."""
-    pieces = [
-        "▁",
-        "▁Question",
-        "Question",
-        "Q",
-        "uestion",
-        ":",
-        "▁:",
-        "a",
-        "▁a",
-        "n",
-        "s",
-        "w",
-        "er",
-        "▁Stop",
-        "!",
-        "é",
-    ]
-    pieces += ["▁▁", ".", "▁.", "日", "。", "don", "'t", "t", "o", "1", "▁1", "Ans", ":▁"]
+    pieces = ["▁", "▁Question", "Question", "Q", "uestion", ":", "▁:", "a", "▁a", "n", "s", "w", "er", "▁Stop", "!"]
+    pieces += ["é", "▁▁", ".", "▁.", "日", "。", "don", "'t", "t", "o", "1", "▁1", "Ans", ":▁"]
     vocabulary = {token: i for i, token in enumerate([*SPECIAL, *(f"<0x{b:02X}>" for b in range(256)), *pieces])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
@@ -60,25 +43,8 @@ def sentencepiece() -> PreTrainedTokenizerBase:
 
 def word_pieces() -> PreTrainedTokenizerBase:
     """The tokenizer of BERT: spaces are put between tokens, and removed again before punctuation."""
-    pieces = [
-        "Question",
-        "Que",
-        "##stion",
-        ":",
-        "##:",
-        "a",
-        "##a",
-        ".",
-        "!",
-        "do",
-        "n",
-        "'",
-        "##t",
-        "n't",
-        "Stop",
-        "1",
-        "é",
-    ]
+    pieces = ["Question", "Que", "##stion", ":", "##:", "a", "##a", ".", "!", "do", "n", "'"]
+    pieces += ["##t", "n't", "Stop", "1", "é"]
     vocabulary = {token: i for i, token in enumerate([*SPECIAL, "[UNK]", *pieces])}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
