@@ -20,7 +20,6 @@ from brorl.model.kernels import (
     in_blocks,
     kernels,
     kernels_of,
-    padded_to_blocks,
     use_kernels,
 )
 from small_models import mostly_slow, random_tree
@@ -248,21 +247,6 @@ def test_nodes_attend_to_their_prompts_and_ancestors(
     for got, leaf in zip(compiled.attend_nodes_backward(nodes, tuple(inputs), out, lse, grad), exact, strict=True):
         assert leaf.grad is not None
         assert_near(got, leaf.grad, 1e-5)
-
-
-def test_blocks_of_keys(rng: np.random.Generator) -> None:
-    assert [padded_to_blocks(n) for n in (0, 1, KEYS_PER_BLOCK, KEYS_PER_BLOCK + 1)] == [
-        0,
-        KEYS_PER_BLOCK,
-        KEYS_PER_BLOCK,
-        2 * KEYS_PER_BLOCK,
-    ]
-    x = normal(rng, 2, 3, KEYS_PER_BLOCK + 4, 5)
-    blocks = in_blocks(x)
-    assert blocks.shape == (2, 3, 2, 5, KEYS_PER_BLOCK)
-    for token in range(KEYS_PER_BLOCK + 4):
-        assert torch.equal(blocks[:, :, token // KEYS_PER_BLOCK, :, token % KEYS_PER_BLOCK], x[:, :, token])
-    assert not blocks[:, :, 1, :, 4:].any()
 
 
 # -- compilation -------------------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from brorl.model.tree_path import tree_logprobs
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native_engine import NativeEngine
 from brorl.rollout.vllm_engine import send_adapted
-from brorl.runs.checkpoint import TrainerState, load_state, save_checkpoint
 from brorl.sampling import SamplingParams
 from brorl.training.learner import TreeLearner
 from learner_support import learn
@@ -317,39 +316,6 @@ def test_a_bfloat16_base_is_sampled_and_trained_through_adapters_alone(architect
     fractions = trained_losses(model, recipe(learning_rate=3e-2, old_logprobs="recompute"))
     assert max(fractions) > fractions[0] + 0.2
     assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
-
-
-def test_a_run_with_adapters_resumes_bitwise_from_its_checkpoint(
-    base: Path, tmp_path: Path, rng: np.random.Generator
-) -> None:
-    """Two updates, a checkpoint, two more in the model that was loaded from it: the bits of four updates in one go."""
-    settings = recipe(learning_rate=1e-2, old_logprobs="recompute")
-    model = load_model(str(base), CPU, torch.float32, SETTINGS, gradient_checkpointing=True)
-    learner = TreeLearner(model, settings)
-    batches = []
-    for seed in range(4):
-        tree = random_tree(rng, prompt_length=3)
-        correct_L = np.arange(tree.num_responses) % 2 == 0
-        group = Group(Prompt("id", "text", tree.prompt_ids, "", "domain"), tree, correct_L, correct_L.astype(float))
-        batches.append(([group], [rng.normal(size=tree.num_responses)], seed))
-    for batch in batches[:2]:
-        learn(learner, *batch)
-    tokenizer = load_tokenizer(str(base))
-    state = TrainerState(2, learner.state_dict())
-    folder = save_checkpoint(tmp_path, state, model.save_pretrained, tokenizer)
-    for batch in batches[2:]:
-        learn(learner, *batch)
-    again = load_model(str(folder), CPU, torch.float32, SETTINGS, gradient_checkpointing=True)
-    resumed = TreeLearner(again, settings)
-    state = load_state(folder).learner
-    assert state is not None
-    resumed.load_state_dict(state)
-    before = {name: p.clone() for name, p in again.named_parameters()}
-    for batch in batches[2:]:
-        learn(resumed, *batch)
-    for (name, ours), theirs in zip(again.named_parameters(), model.parameters(), strict=True):
-        assert torch.equal(ours, theirs), name
-        assert torch.equal(ours, before[name]) != ours.requires_grad
 
 
 def test_adapters_are_planned_without_peft(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,8 @@ from brorl.model.memory_prediction import (
     predict_memory,
 )
 from brorl.model.settings import LoraSettings, States
-from brorl.model.tree_attention import enable_gradient_checkpointing, kv_shapes
+from brorl.model.tree_attention import enable_gradient_checkpointing
 from brorl.model.tree_path import chunk_logprobs
-from brorl.rollout.native.decoder import RowMemory
-from brorl.rollout.native.slot_attention import SlotCache
 from brorl.training.adamw import AdamW
 from brorl.tree import RolloutTree
 from small_models import kept_bytes, small_model
@@ -123,29 +121,6 @@ def test_planning_a_model_far_too_large_takes_no_memory() -> None:
         UserError, match=r"needs .*AdamW 52\d\.\d GiB \(shrinks with optimizer.states: 8bit, lora.rank\)"
     ):
         check(plan, 80 << 30)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_engine_is_never_planned_below_what_its_rows_take(dtype: str, rng: np.random.Generator) -> None:
-    """The plan of all rows at full length holds the cache that decoding them reserves, up to the engine's limit."""
-    model = small_model(dtype=DTYPES[dtype])
-    for limit in (1 << 18, 1 << 22, 1 << 30):
-        rows, prompt, length = (int(rng.integers(1, high)) for high in (200, 40, 100))
-        settings = replace(SETTINGS, dtype=dtype, engine_bytes=limit)
-        plan = predict_memory(model.config, settings, Workload(prompt, length, num_rows=rows))
-        shapes = kv_shapes(model)
-        memory = RowMemory.of(model, shapes, limit, rows, length)
-        cache, logit_bytes = SlotCache(model, shapes, memory), 0
-        cache.start(prompt * memory.bytes_per_token)
-        try:
-            for depth in range(1, length + 1):
-                slots = np.arange(min(rows, cache.rows_that_fit(depth)))
-                cache.place(slots, slots, depth - 1, depth)
-                logit_bytes = max(logit_bytes, slots.size * memory.bytes_per_row)
-        except UserError:
-            continue  # not even one row fits
-        needed = prompt * memory.bytes_per_token + cache.num_bytes + logit_bytes
-        assert plan.sampling.num_bytes >= 0.7 * min(needed, limit)  # growing copies a layer, and rounds lengths up
 
 
 def test_a_cache_that_is_kept_counts_beside_learning() -> None:

@@ -35,7 +35,7 @@ from brorl.model.logits import embeds_last
 from brorl.model.logprobs import ChunkLogprobs, NextToken, by_tree
 from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
-from brorl.model.tree_attention import ModelPass, PromptCache, enable_gradient_checkpointing, prefill, tree_attention
+from brorl.model.tree_attention import PromptCache, enable_gradient_checkpointing, tree_attention
 from brorl.model.tree_path import TreeForward, chunk_logprobs, tree_logprobs
 from brorl.tree import RolloutTree
 from path_checks import HEADS, PADDING, VOCABULARY, Chunks, gemma, learned, some_trees, weights_of
@@ -408,27 +408,6 @@ def test_no_tensor_grows_with_the_rows_times_the_vocabulary_or_the_length_square
 # -- gradient checkpointing --------------------------------------------------------------------------------------------
 
 
-def test_each_layer_is_computed_twice(rng: np.random.Generator) -> None:
-    model, calls = small_model(seed=1), []
-    model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(0))
-    enable_gradient_checkpointing(model)
-    trees = some_trees(rng)
-    fed_tokens(model.eval(), trees, max_nodes=20)
-    once = len(calls)
-    fed_tokens(model.train(), trees, max_nodes=20)
-    assert len(calls) == 3 * once
-
-
-def test_a_graph_can_be_back_propagated_twice(rng: np.random.Generator) -> None:
-    model = small_model(seed=1).train()
-    enable_gradient_checkpointing(model)
-    loss = torch.cat(tree_logprobs(model, [random_tree(rng)], max_nodes=20)).sum()
-    loss.backward(retain_graph=True)
-    once = gradients(model)
-    loss.backward()
-    assert_same_gradients(gradients(model), {name: 2 * g for name, g in once.items()}, 1e-12)
-
-
 def test_the_models_own_attention_is_recomputed_as_itself(rng: np.random.Generator) -> None:
     """A plain forward pass outside tree attention keeps its own attention, even if the backward pass runs inside."""
     model = small_model(seed=1).train()
@@ -441,18 +420,6 @@ def test_the_models_own_attention_is_recomputed_as_itself(rng: np.random.Generat
     with tree_attention(model):
         loss.backward()
     assert_same_gradients(gradients(model), expected, 1e-12)
-
-
-def test_a_recomputed_prompt_adds_nothing_to_its_cache(rng: np.random.Generator) -> None:
-    model = small_model(seed=1).train()
-    enable_gradient_checkpointing(model)
-    with tree_attention(model):
-        prompts = [rng.integers(0, 17, 5).tolist(), rng.integers(0, 17, 3).tolist()]
-        cache, logits_PV = prefill(ModelPass(model), prompts)
-    key = [k.detach().clone() for k in cache.key]
-    (logits_PV.logsumexp(-1).sum() + cache.key[-1].sum()).backward()
-    assert len(cache.key) == len(cache.value) == len(key) == 2
-    assert all(torch.equal(a, b) for a, b in zip(cache.key, key, strict=True))
 
 
 def test_what_is_kept_grows_with_the_layers_inputs_only(rng: np.random.Generator) -> None:

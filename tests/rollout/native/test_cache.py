@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from brorl.errors import OutOfMemoryError
 from brorl.model.kernels import KEYS_PER_BLOCK, kernels
-from brorl.model.tree_attention import KVShape, kv_shapes
+from brorl.model.tree_attention import kv_shapes
 from brorl.rollout.native.decoder import RowMemory
 from brorl.rollout.native.paged_decoder import PagedCache
 from brorl.rollout.native.slot_attention import SlotCache, reserved_tokens
@@ -53,44 +53,6 @@ def test_an_arena_keeps_to_its_memory(rng: np.random.Generator, limit: int, max_
         assert cache.value[0].shape[0] >= num_rows
         assert cache.key[1].shape[2] == cache.value[1].shape[2] >= depth
         assert prompt_tokens * per_token + cache.num_bytes + num_rows * per_row <= limit
-
-
-def test_rows_find_their_tokens_in_an_arena(rng: np.random.Generator) -> None:
-    """Rows fork, move and die at random; every one finds what was written on its path, also where layers differ."""
-    model, shapes = small_model(), [KVShape(2, 3, 5), KVShape(1, 4, 4), KVShape(2, 3, 5)]
-    cache = SlotCache(model, shapes, RowMemory.of(model, shapes, 1 << 30, 40, 70))
-    for _ in range(2):  # the second time in memory that holds the numbers of the first
-        cache.start(0)
-        address = cache.addresses
-        paths: list[list[float]] = []
-        for position in range(70):
-            num_rows = int(rng.integers(1, 41))
-            source_R = np.sort(rng.integers(0, len(paths), num_rows)) if paths else np.arange(num_rows)
-            cache.place(source_R, np.arange(num_rows), position, position + 1)
-            numbers = rng.random(num_rows)
-            paths = [[*(paths[s] if paths else []), x] for s, x in zip(source_R.tolist(), numbers, strict=True)]
-            expected = torch.tensor(paths)
-            for layer in range(3):
-                cache.key[layer][:num_rows, :, position] = torch.from_numpy(numbers)[:, None, None] + layer
-                cache.value[layer][:num_rows, :, position] = torch.from_numpy(numbers)[:, None, None] - layer
-                key, value = cache.key[layer][:num_rows], cache.value[layer][:num_rows]
-                assert torch.isfinite(key).all()
-                assert torch.equal(key[:, 0, : position + 1, -1], expected + layer)
-                assert torch.equal(value[:, -1, : position + 1, 0], expected - layer)
-        assert cache.addresses == address
-
-
-def test_a_smaller_need_keeps_the_memory_and_a_larger_one_takes_more() -> None:
-    cache = arena_of(1 << 30, 64, 48)
-    cache.start(0)
-    address, size = cache.addresses, cache.num_bytes
-    for rows, tokens in ((64, 48), (3, 48), (64, 16)):
-        cache.memory = memory_of(1 << 30, rows, tokens)[1]
-        cache.start(1000)
-        assert (cache.addresses, cache.num_bytes) == (address, size)
-    cache.memory = memory_of(1 << 30, 64, 96)[1]
-    cache.start(0)
-    assert cache.num_bytes == 2 * size
 
 
 def test_what_does_not_fit_is_refused() -> None:
