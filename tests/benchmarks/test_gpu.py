@@ -1,4 +1,6 @@
+import argparse
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -29,7 +31,7 @@ from gpu.models import (
 )
 from gpu.real_step import sums
 from gpu.roofline import bytes_read, flops
-from harness import Check, Findings
+from harness import Check, Findings, Part
 from measurement import Work
 from ours import tree_work
 from torch.utils.flop_counter import FlopCounterMode
@@ -257,6 +259,28 @@ class Wrong(TreeForward):
                 yield replace(chunk, logprob=chunk.logprob * 1.001)
 
         return chunks
+
+
+def full_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Part]:
+    """Return the parts of the full sizes, with a pretrained model."""
+    config = speed_config("tiny", 64)
+    config.save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(
+        sys, "argv", ["measure.py", str(tmp_path), "--device", "cpu", "--model", str(tmp_path / "model")]
+    )
+    arguments: argparse.Namespace = measure._arguments()
+    return list(measure._parts(arguments, CPU))
+
+
+def test_small_sizes_have_every_part_of_the_full_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that only the full sizes have would never have run here."""
+
+    def kinds(parts: list[Part]) -> set[str]:
+        return {re.sub(r": (?!.*exactness).* by ", " by ", part.name) for part in parts}
+
+    full = kinds(full_parts(tmp_path, monkeypatch))
+    monkeypatch.setattr(sys, "argv", ["measure.py", str(tmp_path), "--device", "cpu", "--small"])
+    assert kinds(list(measure._parts(measure._arguments(), CPU))) == full
 
 
 def test_the_exit_code_is_that_of_the_worst_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

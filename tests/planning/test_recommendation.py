@@ -181,6 +181,22 @@ def test_a_replicate_without_noise_in_the_best_counts_against_the_others() -> No
 
 
 @pytest.mark.slow
+def test_a_pilot_that_can_tell_little_does_not_argue_for_the_largest_n(rng: np.random.Generator) -> None:
+    costly, tempting = cost(per_node=0.0, per_sampled=1e-3), 0
+    for _ in range(100):  # a third of such pilots tie an N that is much worse with the best
+        weak = pilot(rng, between=9.0, within=0.5)
+        gram_PP = 0.5 + np.diag(rng.exponential(size=40) ** 4)  # a few prompts make all the variance
+        products = replace(weak.products, gram_PP=gram_PP, across_P=np.diag(gram_PP) * rng.normal(1, 2, 40))
+        plan = make_plan(replace(weak, products=products), costly, SETTINGS, None, rng)
+        assert plan.chosen is not None
+        assert not plan.rows[plan.chosen].to_best.value > 1.1  # not a number where no gradient is seen
+        tempting += plan.rows[max(plan.tied)].to_best.value > 1.1
+        if tempting == 2:
+            break
+    assert tempting == 2
+
+
+@pytest.mark.slow
 def test_noise_within_prompts_wants_rollouts_and_between_them_prompts(rng: np.random.Generator) -> None:
     # Rollouts are almost free, and all noise is theirs: the largest N.
     deep = make_plan(pilot(rng, between=0.0, within=900.0, growth=0.05), cost(), SETTINGS, None, rng)
