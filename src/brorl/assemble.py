@@ -7,7 +7,6 @@ are loaded last.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from brorl.activity import Echo, Observe, Phase, Stopwatch, unobserved
@@ -15,17 +14,15 @@ from brorl.config.settings import TrainConfig
 from brorl.evaluation.benchmark import Benchmark, weights_fingerprint
 from brorl.model.settings import LoraSettings
 from brorl.rollout.chosen_engine import OnEnd, load_engine
-from brorl.rollout.engine import Engine
 from brorl.runs.checkpoint import TrainerState, discard_unfinished
 from brorl.runs.run_directory import Record, RunDirectory
-from brorl.training.collapse import CollapseWatch
 from brorl.training.collector import Collector, SyncCollector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.inputs import input_lines, prepare
 from brorl.training.learner import Learner
 from brorl.training.local_parts import LocalParts
 from brorl.training.run import TrainingRun, find_start, restore
-from brorl.training.schedule import Objective, Schedule
+from brorl.training.schedule import Schedule
 from brorl.verification.grade import Grader
 from brorl.verification.thoughts import make_decode
 
@@ -70,45 +67,27 @@ def build_run(
     clock = Stopwatch(observe, config.engine.now)
     learner: Learner
     collector: Collector
-
-    def sampling_in_turn(engine: Engine) -> Collector:
-        return SyncCollector(
-            config=config, stream=inputs.prompts.train, grader=inputs.grader, engine=engine,
-            keep_old_logprobs=learner.with_old_logprobs, clock=clock, observe=observe,
-        )  # fmt: skip
-
     if cluster is None:
         parts = LocalParts.load(config, inputs, observe, on_end, echo)
         learner = parts.learner(echo=echo, observe=observe)
-        collector = sampling_in_turn(parts.engine)
+        collector = SyncCollector.of_run(config, inputs, parts.engine, learner, clock, observe)
     else:
-        from brorl.distributed import remote_parts
+        from brorl.distributed.remote_parts import place_run
 
-        observe(Phase("starting", "cluster"))
-        cluster.start()
-        observe(Phase("loading", "model"))
-        learner = remote = remote_parts.place_learner(cluster, config, inputs, directory.path, observe)
-        verifiers = remote_parts.place_verifiers(cluster, config, inputs.grader.verifiers)
-        inputs = replace(inputs, grader=replace(inputs.grader, verifiers=verifiers))
-        if config.cluster.mode == "sync":
-            collector = sampling_in_turn(remote_parts.place_engine(cluster, config, inputs.context, observe))
-        else:
-            collector = remote_parts.place_async_collector(cluster, config, inputs, clock, observe)
-        remote.wait_until_built()  # the ranks load the model while the workers start
+        learner, collector = place_run(cluster, config, inputs, directory.path, clock, observe)
     if not config.cluster.verifier_workers:
         inputs.workers.functions.start()
+    grader = collector.grader
     run = TrainingRun(
         config=config,
         collector=collector,
-        objective=Objective(config),
         learner=learner,
         schedule=Schedule(config),
-        diagnostics=Diagnostics(config, collector.sampler, learner, inputs.grader, clock),
-        benchmark=Benchmark.from_recipe(config, inputs.prompts.held_out, inputs.grader, observe),
-        watch=CollapseWatch(config.collapse, config.evaluation.every),
+        diagnostics=Diagnostics(config, collector.sampler, learner, grader, clock),
+        benchmark=Benchmark.from_recipe(config, inputs.prompts.held_out, grader, observe),
         directory=directory,
         tokenizer=inputs.tokenizer,
-        grader=inputs.grader,
+        grader=grader,
         report=report,
         observe=observe,
         clock=clock,

@@ -165,9 +165,9 @@ def test_packed_passes_are_checked_on_shards(
 
 
 def test_one_process_calls_the_function_of_the_first_rank() -> None:
-    assert ALONE.of_first(lambda: "mine") == "mine"
+    assert ALONE.call_on_first_rank(lambda: "mine") == "mine"
     with pytest.raises(KeyError):
-        ALONE.of_first(lambda: {}["missing"])
+        ALONE.call_on_first_rank(lambda: {}["missing"])
 
 
 def test_one_process_joins_nothing_and_is_its_own_sum() -> None:

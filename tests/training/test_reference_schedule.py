@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from brorl.training.schedule import ReferenceSchedule
+from brorl.evaluation.settings import EvaluationSettings
+from brorl.training.schedule import Evaluations, ReferenceSchedule
 from brorl.training.settings import ReferenceSettings
 
 Row = tuple[int, float | None, float | None]
@@ -16,12 +17,23 @@ def schedule_of(
     every: int = 0, kl_above: float | None = None, patience: int | None = None, cooldown: int = 20
 ) -> ReferenceSchedule:
     settings = ReferenceSettings(reset_every=every, reset_kl_above=kl_above, reset_patience=patience)
-    return ReferenceSchedule(settings, cooldown)
+    return ReferenceSchedule(settings, Evaluations(EvaluationSettings(every=1)).regular_score, cooldown)
 
 
 def resets(schedule: ReferenceSchedule, rows: Sequence[Row]) -> dict[int, str]:
-    said = {row[0]: schedule.after_step(*row) for row in rows}
-    return {step: reason for step, reason in said.items() if reason}
+    """Return the resets of a run with these numbers, which decides before it takes a record."""
+    found = {}
+    for step, kl, score in rows:
+        record = record_of(step, kl, score)
+        if why := schedule.why_reset(record):
+            found[step] = record["reference_reset"] = why
+        schedule.add(record)
+    return found
+
+
+def record_of(step: int, kl: float | None, score: float | None) -> dict[str, Any]:
+    evaluation = {} if score is None else {"evaluation": {"pass_at": {"1": {"value": score}}}}
+    return {"step": step, "update": {"reference_kl": kl}, **evaluation}
 
 
 def random_history(rng: np.random.Generator, steps: int) -> list[Row]:
@@ -73,8 +85,8 @@ def test_interrupted_at_every_step_equals_uninterrupted(rng: np.random.Generator
     for at in range(len(rows)):
         schedule = schedule_of(**settings)
         for step, kl, score in rows[:at]:
-            record = {"step": step, "update": {"reference_kl": kl}} | ({"reference_reset": ""} if step in whole else {})
-            schedule.add(json.loads(json.dumps(record)), score)
+            record = record_of(step, kl, score) | ({"reference_reset": ""} if step in whole else {})
+            schedule.add(json.loads(json.dumps(record)))
         assert resets(schedule, rows[at:]) == {step: why for step, why in whole.items() if step > at}
 
 

@@ -26,14 +26,13 @@ from brorl.runs.checkpoint import START, is_checkpoint, last_checkpoint, read_st
 from brorl.runs.run_directory import RunDirectory
 from brorl.sampling import SamplingParams
 from brorl.training.batch import Batch
-from brorl.training.collapse import CollapseWatch
 from brorl.training.collector import SyncCollector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner, StepMetrics
 from brorl.training.loop import Ending, Recorder, train
 from brorl.training.mini_batch import NUM_SUMS, means, no_sums
 from brorl.training.run import TrainingRun, restore
-from brorl.training.schedule import Objective, ReferenceSchedule, Schedule
+from brorl.training.schedule import ReferenceSchedule, Schedule
 from brorl.training.settings import BudgetSettings, CollapseLimits, DiagnosticsSettings, ReferenceSettings
 from brorl.training.stop_request import StopRequest
 from brorl.tree import RolloutTree
@@ -136,12 +135,10 @@ def run_of(learner: Learner, engine: Engine, path: Path, stop_at: int = STEPS, *
     return TrainingRun(
         config=config,
         collector=collector,
-        objective=Objective(config),
         learner=learner,
         schedule=Schedule(config),
         diagnostics=Diagnostics(config, collector.sampler, learner, grader),
         benchmark=None,
-        watch=CollapseWatch(config.collapse, config.evaluation.every),
         directory=RunDirectory(path),
         tokenizer=tokenizer,
         grader=grader,
@@ -228,7 +225,7 @@ def test_the_evaluation_of_step_0_is_the_first_to_beat_also_after_a_resume(
         engine = Preference(torch.tensor(-1.0), np.random.default_rng(0))
         evaluation, settings = EvaluationSettings(every=1, keep_best=False), ReferenceSettings(reset_patience=2)
         run = run_of(PreferenceLearner(), engine, path, stop_at, evaluation=evaluation, reference=settings)
-        run.schedule.reference = ReferenceSchedule(settings, cooldown=0)
+        run.schedule.reference = ReferenceSchedule(settings, run.schedule.evaluations.regular_score, cooldown=0)
         return run
 
     def resets(run: TrainingRun) -> list[int]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from brorl.activity import Echo, Observe, Stopwatch
+from brorl.activity import Echo, Observe, Phase, Stopwatch
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.benchmark import weights_fingerprint
@@ -29,6 +29,7 @@ from brorl.rollout.vllm_engine import VllmEngine, send_adapted, vllm_setup
 from brorl.sampling import StopStrings
 from brorl.seeds import derived_seed
 from brorl.training.async_collector import AsyncCollector
+from brorl.training.collector import Collector, SyncCollector
 from brorl.training.inputs import ModelInputs, RunInputs
 from brorl.training.learner import Learner
 from brorl.training.local_parts import build_rank
@@ -73,6 +74,34 @@ def check_ray(config: TrainConfig) -> None:
         )
 
 
+def place_run(
+    cluster: RayCluster, config: TrainConfig, inputs: RunInputs, shared: Path, clock: Stopwatch, observe: Observe
+) -> tuple[Learner, Collector]:
+    """Start the cluster and the learner, the verifiers and the rollout workers on it; all must see the folder `shared`.
+
+    Returns:
+        The learner, and the collector with the run's grader.
+    """
+    observe(Phase("starting", "cluster"))
+    cluster.start()
+    observe(Phase("loading", "model"))
+    learner = place_learner(cluster, config, inputs, shared, observe)
+    verifiers = place_verifiers(cluster, config, inputs.grader.verifiers)
+    inputs = replace(inputs, grader=replace(inputs.grader, verifiers=verifiers))
+    collector: Collector
+    if config.cluster.mode == "sync":
+        engine = place_engine(cluster, config, inputs.context, observe)
+        collector = SyncCollector.of_run(config, inputs, engine, learner, clock, observe)
+    else:
+        pool = place_pool(cluster, config, inputs.context)
+        collector = AsyncCollector(
+            config=config, stream=inputs.prompts.train, grader=inputs.grader, pool=pool, clock=clock, observe=observe
+        )
+        cluster.on_release(collector.close)  # before the pool
+    learner.wait_until_built()  # the ranks load the model while the workers start
+    return learner, collector
+
+
 def place_engine(cluster: RayCluster, config: TrainConfig, context: int, observe: Observe) -> Engine:
     """Start the rollout workers, which load `config.model`, and return an engine over them."""
     return PooledEngine(place_pool(cluster, config, context), config.cluster.prompts_per_task, observe)
@@ -89,18 +118,6 @@ def place_pool(cluster: RayCluster, config: TrainConfig, context: int) -> RayRol
     )
     cluster.on_release(pool.close)
     return pool
-
-
-def place_async_collector(
-    cluster: RayCluster, config: TrainConfig, inputs: RunInputs, clock: Stopwatch, observe: Observe
-) -> AsyncCollector:
-    """Start the rollout workers, and return a collector over them that samples ahead of the learner."""
-    collector = AsyncCollector(
-        config=config, stream=inputs.prompts.train, grader=inputs.grader,
-        pool=place_pool(cluster, config, inputs.context), clock=clock, observe=observe,
-    )  # fmt: skip
-    cluster.on_release(collector.close)  # before the pool
-    return collector
 
 
 def remote_fingerprint(config: TrainConfig) -> str:

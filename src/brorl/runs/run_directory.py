@@ -362,6 +362,25 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
+def is_due(step: int, every: int) -> bool:
+    """Return whether a step is a multiple of `every`; 0 is never due."""
+    return every > 0 and step % every == 0
+
+
+def is_regular(record: Record, every: int) -> bool:
+    """Return whether an evaluation in a metrics record is regular: only such an evaluation may change the training.
+
+    An attempt that found no group is repeated, so its evaluation is not regular.
+    """
+    return "attempt" not in record and is_due(record["step"], every)
+
+
+def estimate_of(evaluation: dict[str, Any], k: int) -> Any:
+    """Return the estimate of pass@k; None if there is none. The key is 16 in memory, and "16" from a file."""
+    estimates = evaluation["pass_at"]
+    return estimates.get(k, estimates.get(str(k)))
+
+
 def number(record: Mapping[str, Any], *keys: str) -> float | None:
     """Return `record[key][key]...` as a number; None if it is missing or not finite."""
     value: Any = record

@@ -11,8 +11,7 @@ from math import isfinite
 from statistics import fmean, median
 from typing import Any
 
-from brorl.runs.run_directory import Record
-from brorl.training.schedule import estimate_of, is_regular
+from brorl.runs.run_directory import Record, estimate_of, is_regular
 from brorl.training.settings import CollapseLimits
 
 _KEPT = ("step", "update", "evaluation")
@@ -118,11 +117,6 @@ class CollapseWatch:
     def __init__(self, limits: CollapseLimits, evaluate_every: int) -> None:
         self._limits, self._every = limits, evaluate_every
         self._records: list[Record] = []
-
-    @property
-    def seen(self) -> int:
-        """Number of metrics records taken so far."""
-        return len(self._records)
 
     def add(self, record: Record) -> None:
         """Take the next line of the metrics."""

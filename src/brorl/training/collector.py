@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -30,6 +31,10 @@ from brorl.training.settings import DynamicSamplingSettings
 from brorl.tree import RolloutTree
 from brorl.verdict import NO_ANSWER, NO_CODE, UNFINISHED, is_failure, is_timeout
 from brorl.verification.grade import Grader
+
+if TYPE_CHECKING:
+    from brorl.training.inputs import RunInputs
+    from brorl.training.learner import Learner
 
 
 class NoGroupsError(RuntimeError):
@@ -249,6 +254,22 @@ class SyncCollector(Collector):
     engine: Engine  # samples trees
     # called for groups that are carried to a later step: adds their old log-probs
     keep_old_logprobs: Callable[[Sequence[Group]], list[Group]] = list
+
+    @classmethod
+    def of_run(
+        cls,
+        config: TrainConfig,
+        inputs: RunInputs,
+        engine: Engine,
+        learner: Learner,
+        clock: Stopwatch,
+        observe: Observe,
+    ) -> SyncCollector:
+        """Make the collector of a run."""
+        return cls(
+            config=config, stream=inputs.prompts.train, grader=inputs.grader, clock=clock, observe=observe,
+            engine=engine, keep_old_logprobs=learner.with_old_logprobs,
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

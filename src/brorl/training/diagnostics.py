@@ -19,11 +19,11 @@ from brorl.config.settings import TrainConfig
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.engine import Sampler
+from brorl.runs.run_directory import is_due
 from brorl.seeds import derived_seed
 from brorl.theory.coverage import Coverage, leaving_mass, measure_coverage, unsampled_correct_at
 from brorl.theory.mass_balance import HeldOut, check_on_held_out
 from brorl.training.learner import Learner
-from brorl.training.schedule import is_due
 from brorl.verification.grade import Grader
 
 OTHER_N = (16, 32, 64, 128, 256, 512, 1024, 2048)

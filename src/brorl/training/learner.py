@@ -217,7 +217,7 @@ class TreeLearner:
             gathered = self._logprobs.gathered
             groups = self._logprobs.with_reference(self._logprobs.with_old(groups, gathered), gathered)
             groups = [penalized_group(group, config.kl) for group in groups]
-        advantages = self._ranks.of_first(lambda: estimate_advantages(groups))
+        advantages = self._ranks.call_on_first_rank(lambda: estimate_advantages(groups))
         groups = [replace(group, advantage_L=a_L) for group, a_L in zip(groups, advantages, strict=True)]
         batches, found = prepare_mini_batches(groups, is_fresh, self._logprobs, np.random.default_rng(seed))
 

@@ -98,17 +98,17 @@ def build_forward(
 ) -> TreeForward | FlatForward:
     """Choose how trees go through the model."""
     forward = choose_forward(model, config.engine.forward, inputs.context, config.engine.attention)
-    return _said(forward, echo)
+    _explain_flat_path(forward, echo)
+    return forward
 
 
-def _said(forward: Forward, echo: Echo) -> Forward:
+def _explain_flat_path(forward: Forward, echo: Echo) -> None:
     """Tell the user if the flat path runs, why, and what it costs."""
     if isinstance(forward, FlatForward):
         echo(
             f"the flat path runs, because {forward.reason}; a pass has a row with its prompt for each distinct "
             "response, and computes what they share again"
         )
-    return forward
 
 
 def build_learner_forward(
@@ -120,7 +120,9 @@ def build_learner_forward(
     # FlexAttention keeps log-sum-exps in float32
     unpacked = engine.attention == "tiled" or engine.forward == "flat" or config.dtype == "float64"
     if unpacked or model.device.type != "cuda":
-        return plain if plain is forward else _said(plain, echo)
+        if plain is not forward:
+            _explain_flat_path(plain, echo)
+        return plain
 
     def failed_anywhere(failed: bool) -> bool:
         return bool(ranks.maximum(int(failed)))

@@ -20,13 +20,12 @@ from brorl.algorithms.groups import Group
 from brorl.cost import cost_of_step, total_cost
 from brorl.runs.checkpoint import EMA, TrainerState, mark_best, save_checkpoint
 from brorl.runs.model_card import write_card
-from brorl.runs.run_directory import Record
+from brorl.runs.run_directory import Record, is_due
 from brorl.seeds import derived_seed
 from brorl.training.batch import Batch
 from brorl.training.collector import NoGroupsError, UnverifiedError
 from brorl.training.learner import StepMetrics
 from brorl.training.run import TrainingRun
-from brorl.training.schedule import is_due
 from brorl.training.stop_request import StopNow, StopRequest
 
 
@@ -44,7 +43,7 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
     Returns:
         Why the run ended, and one line about it.
     """
-    collector, objective, learner, reference = run.collector, run.objective, run.learner, run.schedule.reference
+    collector, learner, schedule, objective = run.collector, run.learner, run.schedule, run.schedule.objective
     with stop or StopRequest() as stop:
         recorder = Recorder(run, state.step, stop)
         try:
@@ -62,9 +61,7 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
                 record = recorder.record(step, batch, held_out, metrics)
                 if recorder.evaluates(step):
                     record |= recorder.evaluate(step)
-                if why := reference.after_step(
-                    step, metrics.reference_kl, run.schedule.evaluations.regular_score(record)
-                ):
+                if why := schedule.reference.why_reset(record):
                     learner.reset_reference(run.config.reference.reset_optimizer)
                     record["reference_reset"] = why
                 recorder.write(record)
@@ -104,19 +101,17 @@ class Recorder:
 
     def begin(self) -> None:
         """Evaluate the untrained model and write the line of step 0, unless a resumed run has this line already."""
-        if self._run.watch.seen:
+        if self._run.schedule.has_begun:
             return
         with self._stop.discarding():
             record = {"step": 0, **self.evaluate(0)}
-        schedule = self._run.schedule
-        schedule.reference.add(record, schedule.evaluations.regular_score(record))
         self.write(record)
 
     def steps(self) -> Iterator[int]:
         """Yield the number of each step until the run ends."""
         run, schedule = self._run, self._run.schedule
         while self._ending is None and not schedule.is_over(self._step, self._spent):
-            run.objective.begin_step(schedule.fraction_spent(self._step, self._spent))
+            schedule.objective.begin_step(schedule.fraction_spent(self._step, self._spent))
             run.observe(Step(self._step + 1))
             run.clock.restart()
             yield self._step + 1
@@ -136,7 +131,7 @@ class Recorder:
             "sampling": batch.summary(),
             "kept": {"groups": len(batch.groups), "carried": batch.num_carried, "samples": samples},
             "update": asdict(metrics),
-            **run.objective.section(),
+            **run.schedule.objective.section(),
             **measured,
             "seconds": clock.seconds(),
         }
@@ -149,17 +144,15 @@ class Recorder:
 
     def write(self, record: Record) -> None:
         """Write a metrics record. First note in it a new sign of collapse, and why the run ends if it ends here."""
-        run, evaluations = self._run, self._run.schedule.evaluations
-        if sign := run.watch.line(record):
+        run, schedule = self._run, self._run.schedule
+        if sign := schedule.collapse.line(record):
             record["collapse"] = sign
             if self._config.collapse.stop:
                 record["ended"] = sign
                 record |= {} if "evaluation" in record else self.evaluate(record["step"])
-        run.watch.add(record)
-        evaluations.add(record)
-        if "ended" not in record and (why := evaluations.why_over()):
+        schedule.add(record)
+        if "ended" not in record and (why := schedule.evaluations.why_over()):
             record["ended"] = why
-        run.objective.add(record)
         run.directory.append_metrics(record)
         run.report(record)
 
@@ -193,7 +186,7 @@ class Recorder:
             self._save()
             lost = isinstance(reason, UnverifiedError)
             return Ending.UNVERIFIED if lost else Ending.NO_MIXED_GROUPS, str(reason)
-        if not self._run.watch.seen:
+        if not self._run.schedule.has_begun:
             return Ending.INTERRUPTED, "stopped before the first step"
         self._run.collector.rewind()
         self._save()
@@ -209,11 +202,14 @@ class Recorder:
             "sampling": error.batch.summary(),
             "kept": {"groups": 0, "carried": len(self._run.collector.state().carried), "samples": 0},
             "seconds": self._run.clock.seconds(),
-            **self.evaluate(self._step + 1),
+            **self.evaluate(self._step + 1, version=self._step),
         }
 
-    def evaluate(self, step: int) -> Record:
-        """Evaluate on the held-out prompts, if any. Store the responses to a few of them."""
+    def evaluate(self, step: int, version: int | None = None) -> Record:
+        """Evaluate on the held-out prompts, if any. Store the responses to a few of them.
+
+        The weights are those after the step, or after the step `version` if the step had no update.
+        """
         run, benchmark = self._run, self._run.benchmark
         if benchmark is None:
             return {}
@@ -223,23 +219,24 @@ class Recorder:
         found = benchmark.record(groups, seconds)
         if found is None:
             return {"evaluation_unverified": sum(group.num_unverified for group in groups)}
-        if self._config.optimizer.ema_decay is None or not step:
+        version = step if version is None else version
+        if self._config.optimizer.ema_decay is None or not version:
             return {"evaluation": found}
-        with self._average_in_place(step):
+        with self._average_in_place(version):
             of_average = benchmark.record(*benchmark.answer(run.collector.sampler))
         return {"evaluation": found} | ({} if of_average is None else {"ema_evaluation": of_average})
 
     @contextmanager
-    def _average_in_place(self, step: int) -> Iterator[None]:
+    def _average_in_place(self, version: int) -> Iterator[None]:
         """Sample with the averaged weights within a block."""
         collector, learner = self._run.collector, self._run.learner
         learner.exchange_average()
-        collector.publish(learner.weights(), version=step)
+        collector.publish(learner.weights(), version=version)
         try:
             yield
         finally:
             learner.exchange_average()
-            collector.publish(learner.weights(), version=step)
+            collector.publish(learner.weights(), version=version)
 
     def _store_rollouts(self, step: int, batch: Batch) -> None:
         """Store the rollouts that a step sampled; there are none if carried groups filled the step."""

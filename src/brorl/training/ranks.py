@@ -54,7 +54,7 @@ class Ranks:
         torch.distributed.all_gather_object(values, value)
         return values
 
-    def of_first(self, work: Callable[[], T]) -> T:
+    def call_on_first_rank(self, work: Callable[[], T]) -> T:
         """Call a function on rank 0, and return its result on every rank; the result must be picklable.
 
         Raises:
@@ -169,7 +169,7 @@ def load_on_first_rank(
         loaded.append(model)
         return Blueprint.of(model, lora, gradient_checkpointing), facts
 
-    blueprint, facts = ranks.of_first(work)
+    blueprint, facts = ranks.call_on_first_rank(work)
     if not loaded:
         return blueprint.build(), {}, facts
     [model] = loaded

@@ -26,11 +26,10 @@ from brorl.runs.checkpoint import (
     read_step,
 )
 from brorl.runs.run_directory import Record, RunDirectory
-from brorl.training.collapse import CollapseWatch
 from brorl.training.collector import Collector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
-from brorl.training.schedule import Objective, Schedule
+from brorl.training.schedule import Schedule
 from brorl.verification.grade import Grader
 
 
@@ -41,13 +40,11 @@ class TrainingRun:
     config: TrainConfig  # the recipe
     # what learns
     collector: Collector  # gives each step its groups
-    objective: Objective  # turns groups into advantages; may change from phase to phase
     learner: Learner  # updates the model from groups and advantages
-    schedule: Schedule  # decides when to evaluate, pause, end, and reset the reference
+    schedule: Schedule  # the advantages of the moment, and when to evaluate, pause, end and reset the reference
     # what measures; it does not change the training
     diagnostics: Diagnostics  # measures each step
     benchmark: Benchmark | None  # evaluates on held-out prompts; None: no evaluation
-    watch: CollapseWatch  # finds signs of collapse
     # what writes
     directory: RunDirectory  # the run's files
     tokenizer: PreTrainedTokenizerBase  # saved with every checkpoint
@@ -79,7 +76,6 @@ def check_start(config: TrainConfig) -> None:
 def restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
     """Set the parts and the files of a run back to a checkpoint; None is the start."""
     config, directory, learner, benchmark = run.config, run.directory, run.learner, run.benchmark
-    evaluations = run.schedule.evaluations
     try:
         state = load_state(checkpoint) if checkpoint else START
     except UserError as error:
@@ -103,12 +99,10 @@ def restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
     run.collector.publish(learner.weights(), version=state.step)
     directory.rewind(state.step if checkpoint else -1, state.collector.attempts)
     for record in directory.read_metrics():
-        run.watch.add(record)
-        evaluations.add(record)
-        run.objective.add(record)
-        run.schedule.reference.add(record, evaluations.regular_score(record))
-    if evaluations.best_step is not None:  # the program may have been killed before it made the link
-        mark_best(directory.checkpoints, evaluations.best_step)
+        run.schedule.add(record)
+    best = run.schedule.evaluations.best_step
+    if best is not None:  # the program may have been killed before it made the link
+        mark_best(directory.checkpoints, best)
     return state
 
 

@@ -5,12 +5,10 @@ All decisions are functions of the metrics since the start, so a resumed run dec
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from statistics import median
-from typing import Any
 
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
@@ -19,23 +17,11 @@ from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
 from brorl.cost import UNIT_WORDS, Cost
 from brorl.evaluation.settings import EvaluationSettings
-from brorl.runs.run_directory import Record
+from brorl.runs.run_directory import Record, estimate_of, is_due, is_regular
+from brorl.training.collapse import CollapseWatch
 from brorl.training.settings import PhaseSettings, ReferenceSettings
 
 SPIKE_STEPS = 5
-
-
-def is_due(step: int, every: int) -> bool:
-    """Return whether a step is a multiple of `every`; 0 is never due."""
-    return every > 0 and step % every == 0
-
-
-def is_regular(record: Record, every: int) -> bool:
-    """Return whether an evaluation in a metrics record is regular: only such an evaluation may change the training.
-
-    An attempt that found no group is repeated, so its evaluation is not regular.
-    """
-    return "attempt" not in record and is_due(record["step"], every)
 
 
 @dataclass(frozen=True)
@@ -49,12 +35,6 @@ class Stall:
         """Return the stall after another evaluation."""
         is_best = isfinite(score) and (self.best is None or score > self.best)
         return Stall(score) if is_best else Stall(self.best, self.length + 1)
-
-
-def estimate_of(evaluation: dict[str, Any], k: int) -> Any:
-    """Return the estimate of pass@k; None if there is none. The key is 16 in memory, and "16" from a file."""
-    estimates = evaluation["pass_at"]
-    return estimates.get(k, estimates.get(str(k)))
 
 
 class Evaluations:
@@ -123,66 +103,66 @@ class ReferenceSchedule:
     every 200 to 500 steps. The rules for spike, stall and cooldown are ours.
     """
 
-    def __init__(self, settings: ReferenceSettings, cooldown: int = 20) -> None:
-        self._every, self._kl_above = settings.reset_every, settings.reset_kl_above
-        self._patience, self._cooldown = settings.reset_patience, cooldown
+    def __init__(
+        self, settings: ReferenceSettings, score: Callable[[Record], float | None], cooldown: int = 20
+    ) -> None:
+        self._settings, self._score, self._cooldown = settings, score, cooldown
         self._start_again(0)
 
     def _start_again(self, step: int) -> None:
-        self._last_reset = step
-        self._kls: deque[float] = deque(maxlen=SPIKE_STEPS)
-        self._stall = Stall()
+        self._last_reset, self._stall = step, Stall()
+        self._kls: list[float] = []
 
-    def after_step(self, step: int, reference_kl: float | None, score: float | None) -> str | None:
-        """Return why the reference is reset after a step, for the log; None for no reset.
-
-        `reference_kl` is in nats per token, None if it was not measured.
-        """
-        self._add_numbers(reference_kl, score)
-        reason = self._reason(step)
-        if reason:
-            self._start_again(step)
-        return reason
-
-    def add(self, record: Record, score: float | None) -> None:
-        """Take a metrics record whose decision is already made: of step 0, or from before this program started."""
-        self._add_numbers(record.get("update", {}).get("reference_kl"), score)
-        if "reference_reset" in record:  # the settings may have changed since
-            self._start_again(record["step"])
-
-    def _add_numbers(self, reference_kl: float | None, score: float | None) -> None:
-        if reference_kl is not None:
-            self._kls.append(reference_kl if isfinite(reference_kl) else float("inf"))
-        if score is not None:
-            self._stall = self._stall.after(score)
-
-    def _reason(self, step: int) -> str | None:
-        since = step - self._last_reset
-        if self._every and since >= self._every:
-            return f"{since} steps since the last reset (reference.reset_every = {self._every})"
+    def why_reset(self, record: Record) -> str | None:
+        """Return why the reference is reset after the step of a metrics record; None for no reset."""
+        settings, since, (kls, stall) = self._settings, record["step"] - self._last_reset, self._with(record)
+        if settings.reset_every and since >= settings.reset_every:
+            return f"{since} steps since the last reset (reference.reset_every = {settings.reset_every})"
         if since <= self._cooldown:
             return None
-        if self._kl_above is not None and len(self._kls) == SPIKE_STEPS and median(self._kls) > self._kl_above:
+        limit, patience = settings.reset_kl_above, settings.reset_patience
+        if limit is not None and len(kls) == SPIKE_STEPS and median(kls) > limit:
             return (
-                f"the KL to the reference rose to {median(self._kls):.3g} nats per token, the median of {SPIKE_STEPS} "
-                f"steps (reference.reset_kl_above = {self._kl_above:g})"
+                f"the KL to the reference rose to {median(kls):.3g} nats per token, the median of {SPIKE_STEPS} "
+                f"steps (reference.reset_kl_above = {limit:g})"
             )
-        if self._patience is not None and self._stall.length >= self._patience:
-            best = "no score" if self._stall.best is None else f"{self._stall.best:.4g}"
+        if patience is not None and stall.length >= patience:
+            best = "no score" if stall.best is None else f"{stall.best:.4g}"
             return (
-                f"{self._stall.length} evaluations in a row without a score above {best} "
-                f"(reference.reset_patience = {self._patience})"
+                f"{stall.length} evaluations in a row without a score above {best} "
+                f"(reference.reset_patience = {patience})"
             )
         return None
 
+    def add(self, record: Record) -> None:
+        """Take the next line of the metrics."""
+        self._kls, self._stall = self._with(record)
+        if "reference_reset" in record:
+            self._start_again(record["step"])
+
+    def _with(self, record: Record) -> tuple[list[float], Stall]:
+        """Return the last KLs and the stall, with those of a record."""
+        kl, score = record.get("update", {}).get("reference_kl"), self._score(record)
+        kls = self._kls if kl is None else [*self._kls, kl if isfinite(kl) else inf][-SPIKE_STEPS:]
+        return kls, self._stall if score is None else self._stall.after(score)
+
 
 class Schedule:
-    """Decides when a run is evaluated, pauses and ends, and when its reference is reset."""
+    """Decides when a run is evaluated, pauses and ends, and holds what else its metrics decide."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._config, self._budget, self._unit = config, config.total_budget, config.total_budget.unit
+        self.has_begun = False  # whether the metrics have a line
         self.evaluations = Evaluations(config.evaluation)
-        self.reference = ReferenceSchedule(config.reference)
+        self.reference = ReferenceSchedule(config.reference, self.evaluations.regular_score)
+        self.collapse = CollapseWatch(config.collapse, config.evaluation.every)
+        self.objective = Objective(config)
+
+    def add(self, record: Record) -> None:
+        """Take the next line of the metrics: of this program, or from before it started."""
+        self.has_begun = True
+        for part in (self.evaluations, self.reference, self.collapse, self.objective):
+            part.add(record)
 
     def pauses(self, before: Cost, spent: Cost) -> bool:
         """Return whether a run pauses after a step; `before` and `spent` are the costs without and with it."""
