@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from brorl.algorithms.losses import cispo_loss, clipped_policy_loss, gspo_loss, kl_estimates
-from brorl.algorithms.settings import KLPenalty, PolicyLossSettings
+from brorl.algorithms.settings import PolicyLossSettings
 from brorl.tree import RolloutTree
 from row_losses import Tally, add_row
 
@@ -65,15 +65,10 @@ def test_gspo_ratios_that_overflow_count_only_where_they_are_not_clipped() -> No
         assert np.isfinite(got.coefficient_M).all() == np.isfinite(loss)
 
 
-def test_senseless_settings_are_refused() -> None:
+def test_a_dual_clip_that_cannot_work_is_refused() -> None:
     for wrong, message in (
-        ({"clip_low": 0.0}, "greater than 0"),
-        ({"clip_low": 1.1}, "less than or equal to 1"),
-        ({"clip_high": 0.0}, "greater than 0"),
         ({"dual_clip": 1.28}, r"above 1 \+ loss.clip_high = 1.28, got 1.28; 3 is usual"),
-        ({"dual_clip": math.inf}, "finite number"),
         ({"dual_clip": 3.0, "kind": "cispo"}, "part of the ppo loss, and loss.kind = cispo"),
-        ({"entropy_coefficient": -0.1}, "greater than or equal to 0"),
     ):
         with pytest.raises(ValueError, match=message):
             PolicyLossSettings(**wrong)  # type: ignore[arg-type]
@@ -137,15 +132,3 @@ def test_the_mean_gradient_of_each_as_a_loss_on_policy(estimator: str, rng: np.r
     ]
     (expected,) = torch.autograd.grad(target, logits)
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
-
-
-def test_senseless_penalties_are_refused() -> None:
-    for wrong, message in (
-        ({"coefficient": -1.0}, "greater than or equal to 0"),
-        ({"coefficient": math.nan}, "finite number"),
-        ({"coefficient": 1.0, "estimator": "k4"}, "'k1', 'k2' or 'k3'"),
-        ({"coefficient": 1.0, "placement": "advantage"}, "'loss' or 'reward'"),
-        ({"coefficient": 1.0, "clamp": 0.0}, "greater than 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            KLPenalty(**wrong)  # type: ignore[arg-type]

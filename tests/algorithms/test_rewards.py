@@ -135,22 +135,17 @@ def test_rewards_leave_their_inputs_alone(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     ("make", "settings", "message"),
     [
-        (RewardShaping, {"stop_properly": 1.5}, r"stop_properly\n.*less than or equal to 1"),
-        (RewardShaping, {"stop_properly": float("nan")}, r"stop_properly\n.*finite"),
-        (RewardShaping, {"format_reward": 1.0}, r"format_reward\n.*less than 1"),
         (RewardShaping, {"domain_weights": {"math": 1.0, "code": 0.0}}, r"rewards\.domain_weights\.code .* above 0"),
         (
             RewardShaping,
             {"partial_credit": True, "cosine_length": CosineLength(every_steps=200)},
             r"rewards\.partial_credit and rewards\.cosine_length",
         ),
-        (CosineLength, {"wrong_long": float("inf")}, r"wrong_long\n.*finite"),
         (CosineLength, {"every_steps": 200, "wrong_short": 1.5}, r"correct_short is 1\.0 and .*wrong_short is 1\.5"),
         (CosineLength, {"every_steps": 200, "correct_long": -0.1}, r"correct_long is -0\.1 and .*wrong_long is 0\.0"),
-        (CosineLength, {"on_steps": 3, "every_steps": 2}, r"on_steps = 3 is more than .*every_steps = 2"),
     ],
 )
-def test_settings_out_of_range_are_refused(make: Any, settings: dict[str, Any], message: str) -> None:
+def test_settings_that_contradict_each_other_are_refused(make: Any, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**settings)
 

@@ -164,18 +164,13 @@ def test_packed_passes_are_checked_on_shards(
         assert error.startswith("the log-probs of FSDPLlamaForCausalLM change")
 
 
-def test_one_process_calls_the_function_of_the_first_rank() -> None:
-    assert ALONE.call_on_first_rank(lambda: "mine") == "mine"
-    with pytest.raises(KeyError):
-        ALONE.call_on_first_rank(lambda: {}["missing"])
-
-
 def test_one_process_joins_nothing_and_is_its_own_sum() -> None:
     assert join(0, 1, "nowhere", 1) == ALONE
     numbers = torch.tensor([1.5, -2.0])
     assert ALONE.sum(numbers) is numbers
     assert ALONE.maximum(3) == 3
     assert ALONE.gather("mine") == ["mine"]
+    assert ALONE.call_on_first_rank(lambda: "mine") == "mine"
 
 
 def test_a_rank_that_meets_no_others_ends_with_an_error() -> None:

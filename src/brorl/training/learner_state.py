@@ -46,6 +46,15 @@ class Snapshot:
         for name, parameter in self._parameters.items():
             local_tensor(self._weights[name]).copy_(local_tensor(parameter))
 
+    @torch.no_grad()
+    def exchange(self) -> None:
+        """Exchange the copy and the model's weights; a second call restores both bit by bit."""
+        for name, parameter in self._parameters.items():
+            model, copy = local_tensor(parameter), local_tensor(self._weights[name])
+            own = model.clone()
+            model.copy_(copy)
+            copy.copy_(own)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights by name."""
         return dict(self._weights)
@@ -80,15 +89,6 @@ class AveragedWeights(Snapshot):
         for name, parameter in self._parameters.items():
             local_tensor(self._weights[name]).lerp_(local_tensor(parameter), new)
 
-    @torch.no_grad()
-    def exchange(self) -> None:
-        """Exchange the average and the model's weights; a second call restores both bit by bit."""
-        for name, parameter in self._parameters.items():
-            model, average = local_tensor(parameter), local_tensor(self._weights[name])
-            own = model.clone()
-            model.copy_(average)
-            average.copy_(own)
-
 
 def empty_like(parameter: Tensor, offload: bool) -> Tensor:
     """Return uninitialized memory like a parameter's; with `offload` on the CPU, pinned for a CUDA device."""
@@ -113,21 +113,17 @@ class ReferencePolicy(Snapshot):
         Afterwards the model has its own weights again, bit by bit, even if the block raises. The block must not compute
         anything that keeps a gradient.
         """
-        with self._shards_in_place() if self._sharded else self._pointers_in_place():
+        with self._contents_in_place() if self._sharded else self._pointers_in_place():
             yield
 
     @contextmanager
-    def _shards_in_place(self) -> Iterator[None]:
+    def _contents_in_place(self) -> Iterator[None]:
         """Exchange the contents of the shards, because FSDP keeps pointers to them."""
-        shards = {name: local_tensor(p.detach()) for name, p in self._parameters.items()}
-        own = {name: shard.clone() for name, shard in shards.items()}
+        self.exchange()
         try:
-            for name, shard in shards.items():
-                shard.copy_(local_tensor(self._weights[name]))
             yield
         finally:
-            for name, shard in shards.items():
-                shard.copy_(own[name])
+            self.exchange()
 
     @contextmanager
     def _pointers_in_place(self) -> Iterator[None]:
