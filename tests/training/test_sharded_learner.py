@@ -119,6 +119,14 @@ LOSSES = {
     },
     "mini-batches": {"mini_batches": 3, "warmup_updates": 4, "weight_decay": 0.1},
     "few responses": {"max_responses_per_outcome": 2},
+    **{
+        f"{mode} {kind}": {
+            "loss": PolicyLossSettings(kind=kind, clip_low=0.5, clip_high=0.5),
+            "importance": ImportanceCorrection(correction=mode, low=0.5, high=2.0),
+            "old_logprobs": "recompute",
+        }
+        for mode, kind in (("truncate", "ppo"), ("mask", "gspo"), ("sequence_mask", "ppo"))
+    },
     "flat": {},
     "flat gspo": {
         "loss": PolicyLossSettings(kind="gspo", clip_low=0.01, clip_high=0.01),
@@ -133,24 +141,12 @@ def test_every_loss_and_penalty_is_that_of_one_process(
     kind: str, processes: RankProcesses, rng: np.random.Generator
 ) -> None:
     steps = 3 if kind == "mini-batches" else 1
-    case = case_of(rng, recipe(SETTINGS, nodes_per_pass=40, **LOSSES[kind]), steps=steps)
-    check(processes, 3, replace(case, flat=kind.startswith("flat")))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("mode", "kind"), [("truncate", "ppo"), ("mask", "gspo"), ("sequence_mask", "ppo")])
-def test_every_importance_correction_is_that_of_one_process(
-    mode: str, kind: str, processes: RankProcesses, rng: np.random.Generator
-) -> None:
-    settings = recipe(
-        SETTINGS,
-        loss=PolicyLossSettings(kind=kind, clip_low=0.5, clip_high=0.5),  # type: ignore[arg-type]
-        importance=ImportanceCorrection(correction=mode, low=0.5, high=2.0),  # type: ignore[arg-type]
-        old_logprobs="recompute",
-    )
-    expected = check(processes, 3, case_of(rng, settings, "even"))
-    assert expected.updates[0].mismatch_mean is not None
-    assert (expected.updates[0].masked_fraction > 0) == (mode != "truncate")
+    corrects = "importance" in LOSSES[kind]
+    settings = recipe(SETTINGS, **{"nodes_per_pass": 40, **LOSSES[kind]})
+    case = case_of(rng, settings, "even" if corrects else "ragged", steps)
+    (update, *_) = check(processes, 3, replace(case, flat=kind.startswith("flat"))).updates
+    assert (update.mismatch_mean is not None) == ("old_logprobs" in LOSSES[kind])
+    assert (update.masked_fraction > 0) == (corrects and "mask" in kind)
 
 
 @pytest.mark.slow
