@@ -70,7 +70,7 @@ def build_run(
     if cluster is None:
         parts = LocalParts.load(config, inputs, observe, on_end, echo)
         learner = parts.learner(echo=echo, observe=observe)
-        collector = SyncCollector.of_run(config, inputs, parts.engine, learner, clock, observe)
+        collector = SyncCollector.of_run(config, parts.stream, parts.grader, parts.engine, learner, clock, observe)
     else:
         from brorl.distributed.remote_parts import place_run
 

@@ -87,16 +87,14 @@ def place_run(
     observe(Phase("loading", "model"))
     learner = place_learner(cluster, config, inputs, shared, observe)
     verifiers = place_verifiers(cluster, config, inputs.grader.verifiers)
-    inputs = replace(inputs, grader=replace(inputs.grader, verifiers=verifiers))
+    stream, grader = inputs.prompts.train, replace(inputs.grader, verifiers=verifiers)
     collector: Collector
     if config.cluster.mode == "sync":
         engine = place_engine(cluster, config, inputs.context, observe)
-        collector = SyncCollector.of_run(config, inputs, engine, learner, clock, observe)
+        collector = SyncCollector.of_run(config, stream, grader, engine, learner, clock, observe)
     else:
         pool = place_pool(cluster, config, inputs.context)
-        collector = AsyncCollector(
-            config=config, stream=inputs.prompts.train, grader=inputs.grader, pool=pool, clock=clock, observe=observe
-        )
+        collector = AsyncCollector(config=config, stream=stream, grader=grader, pool=pool, clock=clock, observe=observe)
         cluster.on_release(collector.close)  # before the pool
     learner.wait_until_built()  # the ranks load the model while the workers start
     return learner, collector

@@ -33,7 +33,6 @@ from brorl.verdict import NO_ANSWER, NO_CODE, UNFINISHED, is_failure, is_timeout
 from brorl.verification.grade import Grader
 
 if TYPE_CHECKING:
-    from brorl.training.inputs import RunInputs
     from brorl.training.learner import Learner
 
 
@@ -259,7 +258,8 @@ class SyncCollector(Collector):
     def of_run(
         cls,
         config: TrainConfig,
-        inputs: RunInputs,
+        stream: PromptStream,
+        grader: Grader,
         engine: Engine,
         learner: Learner,
         clock: Stopwatch,
@@ -267,7 +267,7 @@ class SyncCollector(Collector):
     ) -> SyncCollector:
         """Make the collector of a run."""
         return cls(
-            config=config, stream=inputs.prompts.train, grader=inputs.grader, clock=clock, observe=observe,
+            config=config, stream=stream, grader=grader, clock=clock, observe=observe,
             engine=engine, keep_old_logprobs=learner.with_old_logprobs,
         )  # fmt: skip
 
