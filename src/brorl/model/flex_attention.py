@@ -2,11 +2,11 @@
 
 Tokens of a pass are in preorder, prompts included. Token q sees token k if k <= q < end[k], the end of k's subtree.
 Tokens of depths [0, 1, 2, 1] have ends [4, 3, 3, 4]: the last token sees the first and itself. With a sliding window,
-position[q] - position[k] < window must hold too. Blocks of 128 queries and 128 keys are skipped,
-masked or taken whole. A pass is padded to whole blocks, because other lengths have given NaN gradients in PyTorch. It
-has at least two, because `torch.compile` compiles sizes of 1 separately. The backward pass sums the gradient of a
-block of keys in one loop over the blocks of queries that see it, and all queries of a tree see its prompt. So such keys
-are copied: at most 8 blocks of queries see a copy, and the gradients of the copies add up.
+position[q] - position[k] < window must hold too. Blocks of 128 queries and 128 keys are skipped, masked or taken whole.
+A pass is padded to whole blocks, because other lengths have given NaN gradients in PyTorch. It has at least two,
+because `torch.compile` compiles sizes of 1 separately. The backward pass sums the gradient of a block of keys in one
+loop over the blocks of queries that see it, and all queries of a tree see its prompt. So such keys are copied: at most
+8 blocks of queries see a copy, and the gradients of the copies add up.
 
 On CUDA the kernel and the decoder layers are compiled graphs, one for all layers of a kind and passes of all lengths.
 If that fails, the error reaches `forward.check_packed`, which catches it. Elsewhere PyTorch's uncompiled version runs,

@@ -124,6 +124,7 @@ class LlamaPass(ModelPass):
         return RowLogits(mapped(hidden_Rh, *self._head))
 
     def _hidden(self, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None) -> Tensor:
+        """Return the normed output of the last layer for `rows` (None: all), shape [R, h]."""
         x = torch.nn.functional.embedding(token_T, self._embedding, self._padding)
         self._extend(context.longest, x)
         cos_TD, sin_TD = self._cos[position_T], self._sin[position_T]

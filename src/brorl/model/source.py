@@ -154,6 +154,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def _find_in(folder: Path, name: str) -> ModelSource:
+    """Return the model, or the adapter with its base model, in a local folder; `name` is as the user wrote it."""
     is_model, is_adapter = (folder / "config.json").exists(), (folder / ADAPTER_CONFIG).exists()
     if is_model and is_adapter:
         raise UserError(f"model folder {name} has a model and an adapter; move the adapter to another folder")

@@ -54,6 +54,7 @@ def _rotate(
     TURNED: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
     NORMS: tl.constexpr,
 ):  # fmt: skip
+    """Program (row, i): norm, rotate and scale the queries and keys of one row's heads i * HEADS and up, in place."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     d = tl.arange(0, HALF)
@@ -81,6 +82,7 @@ def _rotate(
 
 @triton.jit
 def _gate(both, out, INNER: tl.constexpr, BLOCK: tl.constexpr):
+    """Program (row, i): compute BLOCK numbers of one row from i * BLOCK on."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(both + row * 2 * INNER + i, mask=i < INNER, other=0.0).to(tl.float32)
@@ -194,6 +196,10 @@ def _attend_prompts(
     G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, GRID: tl.constexpr, ROW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
+    """Program (i, prompt, key-value head): attend to one prompt with BLOCK_M of its slots' queries from i * BLOCK_M on.
+
+    It writes the unfinished softmax of each query: the sum of values, the mass and the largest score.
+    """
     prompt, head = tl.program_id(1), tl.program_id(2)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # G queries of each slot of the prompt
     inside = row < width * G
@@ -223,6 +229,7 @@ def _attend_own(
     G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, GRID: tl.constexpr, QUERY_ROW: tl.constexpr,
     KEY_ROW: tl.constexpr, VALUE_ROW: tl.constexpr, K: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
+    """Program (slot, key-value head): store the slot's new token, and add its tokens to the softmax of its prompt."""
     slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     end = tl.load(position)
     g, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
@@ -288,6 +295,7 @@ def _sum_blocks(
     logits, top, mass, temperature, V: tl.constexpr, B: tl.constexpr, C: tl.constexpr, ROW: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):  # fmt: skip
+    """Program (row, i): the largest logit and the mass of each of BLOCKS blocks of one row, from i * BLOCKS on."""
     row = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     v = b[:, None] * C + tl.arange(0, C)[None, :]
@@ -304,6 +312,7 @@ def _invert(
     logits, top, mass, rows, uniform, token, logprob, temperature, V: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
     ROW: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
+    """Program k: draw a block of the row of rollout k and a token in it, and compute its log-prob."""
     k = tl.program_id(0)
     row = tl.load(rows + k)
     b, c = tl.arange(0, BLOCKS), tl.arange(0, C)
