@@ -112,7 +112,7 @@ def test_gradients_in_float32_equal_those_of_the_modules_in_float64(
     trees = [random_tree(rng) for _ in range(3)]
     weights = [torch.from_numpy(rng.normal(size=tree.num_unique_tokens)) for tree in trees]
     results = []
-    for model, forward in ((single, TreeForward(llama=True)), (double, TREE)):
+    for model, forward in ((single, TreeForward(llama_chunks=True)), (double, TREE)):
         logprobs = tree_logprobs(model, trees, forward=forward, max_nodes=16)
         torch.stack([(x.double() * w).sum() for x, w in zip(logprobs, weights, strict=True)]).sum().backward()
         gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).double()
@@ -183,7 +183,7 @@ def test_only_plain_modules_of_known_layouts_have_a_pass_of_their_own() -> None:
 def test_a_pass_that_differs_from_the_modules_is_not_chosen() -> None:
     forward = choose_forward(small_model())
     assert isinstance(forward, TreeForward)
-    assert forward.llama
+    assert forward.llama_chunks
 
     class Doubled(type(small_model().model.norm)):  # type: ignore[misc]
         """A norm with the name of transformers, and another function."""
@@ -198,13 +198,13 @@ def test_a_pass_that_differs_from_the_modules_is_not_chosen() -> None:
     assert has_llama_layout(model)
     forward = choose_forward(model)
     assert isinstance(forward, TreeForward)
-    assert not forward.llama
+    assert not forward.llama_chunks
 
 
 def test_under_autocast_the_modules_compute(rng: np.random.Generator) -> None:
     model, tree = small_model(dtype=torch.float32, scale=0.1), random_tree(rng)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        got, expected = (tree_logprobs(model, [tree], forward=way) for way in (TreeForward(llama=True), TREE))
+        got, expected = (tree_logprobs(model, [tree], forward=way) for way in (TreeForward(llama_chunks=True), TREE))
     assert torch.equal(got[0], expected[0])
 
 

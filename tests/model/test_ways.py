@@ -128,7 +128,7 @@ PACKED = TreeForward(packed=True)
 WAYS: dict[str, Chunks] = {
     "tree": chunk_logprobs,
     "blocks": chunk_logprobs,  # of few rows of logits, and tiles of few queries
-    "llama": partial(chunk_logprobs, forward=TreeForward(llama=True)),
+    "llama": partial(chunk_logprobs, forward=TreeForward(llama_chunks=True)),
     "differentiable": differentiable,
     "flat": flat_chunk_logprobs,
     "packed": partial(chunk_logprobs, forward=PACKED),

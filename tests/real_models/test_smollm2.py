@@ -95,7 +95,7 @@ def test_greedy_equals_generate(model: PreTrainedModel, prompts: list[Prompt]) -
 def test_trees_equal_rows(model: PreTrainedModel, prompts: list[Prompt], rng: np.random.Generator) -> None:
     forward = choose_forward(model)
     assert isinstance(forward, TreeForward)
-    assert forward.llama
+    assert forward.llama_chunks
     ids = [prompt.token_ids for prompt in prompts]
     assert_trees_equal_rows(model, forward, ids, [model.config.eos_token_id], int(rng.integers(1 << 30)))
 

@@ -46,7 +46,7 @@ from small_models import small_model
 
 for architecture in ("llama", "qwen2", "qwen3", "mistral"):
     model = small_model(architecture, seed=5).cuda()
-    assert has_llama_layout(model) and is_exact(model, TreeForward(llama=True))
+    assert has_llama_layout(model) and is_exact(model, TreeForward(llama_chunks=True))
     packed = LlamaPass(model, model.dtype)
     assert sum(copy.numel() for copy, _ in packed._copies) == num_copied_weights(model, "cuda")
     addresses = packed.addresses(50)

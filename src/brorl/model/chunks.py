@@ -49,19 +49,20 @@ def split_into_chunks(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[
     Ancestors that a chunk computes again count too. A response with more tokens is a chunk of its own.
     """
     chunk: list[TreeSlice] = []
-    nodes = prompts = 0
+    nodes = chunk_prompt_tokens = 0
     for number, tree in enumerate(trees):
         new_L = np.diff(tree.leaf, prepend=-1).tolist()
         path_L = tree.length.tolist()
-        start, prompt = 0, len(tree.prompt_ids)
-        if prompts + prompt > max_nodes and chunk:
+        start, prompt_tokens = 0, len(tree.prompt_ids)
+        if chunk_prompt_tokens + prompt_tokens > max_nodes and chunk:
             yield chunk
-            chunk, nodes, prompts = [], 0, 0
-        prompts += prompt
+            chunk, nodes, chunk_prompt_tokens = [], 0, 0
+        chunk_prompt_tokens += prompt_tokens
         for leaf in range(tree.num_responses):
             if nodes + new_L[leaf] > max_nodes and (leaf > start or chunk):
                 yield [*chunk, TreeSlice(number, start, leaf)] if leaf > start else chunk
-                chunk, start, nodes, prompts = [], leaf, path_L[leaf] - new_L[leaf], prompt
+                chunk, start, nodes = [], leaf, path_L[leaf] - new_L[leaf]
+                chunk_prompt_tokens = prompt_tokens
             nodes += new_L[leaf]
         chunk.append(TreeSlice(number, start, tree.num_responses))
     if chunk:
@@ -79,8 +80,8 @@ def prompt_groups(trees: Sequence[RolloutTree], max_tokens: int) -> Iterator[tup
     yield start, len(trees)
 
 
-def padded_runs(lengths: Sequence[int], most_tokens: int) -> list[IntArray]:
-    """Split rows into runs of at most `most_tokens` tokens, padding included; a longer row is a run of its own."""
+def padded_ranges(lengths: Sequence[int], most_tokens: int) -> list[IntArray]:
+    """Split rows into ranges of at most `most_tokens` tokens, padding included; a longer row is a range of its own."""
     starts, longest = [0], 0
     for index, length in enumerate(lengths):
         longest = max(longest, length)
@@ -96,11 +97,11 @@ def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
     The first response pays for the prompt. `cost_per_position` is the cost of attending to one token, divided by the
     other work for a token.
     """
-    prompt = len(tree.prompt_ids)
-    before_M = prompt + tree.depth
+    prompt_tokens = len(tree.prompt_ids)
+    before_M = prompt_tokens + tree.depth
     up_to_M = np.cumsum(1.0 + cost_per_position * before_M)
     cost_L = np.diff(up_to_M[tree.leaf], prepend=0.0)
-    cost_L[0] += prompt + cost_per_position * prompt * (prompt - 1) / 2
+    cost_L[0] += prompt_tokens + cost_per_position * prompt_tokens * (prompt_tokens - 1) / 2
     return np.maximum(cost_L, 1e-9)  # two responses can end at one node, and the second then adds nothing
 
 
@@ -200,20 +201,20 @@ class TreeContext(AttentionContext):
         self._prompts = prompts
         self._prompt_F, self._depth_F = prompt_F, depth_F
         self._choice = attention
-        self._attend: Callable[..., Tensor] | None = None  # made by the first layer, from its heads and its dtype
+        self._attend: Callable[..., Tensor] | None = None  # chosen by the first layer, from its heads and its dtype
 
     def attend(
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, _window: int | None = None, /
     ) -> Tensor:
         """Return the attention to the prompt and to the path; see `AttentionContext.attend`."""
         if self._attend is None:
-            self._attend = self._made(query_THD, value_TKD)
+            self._attend = self._choose_attention(query_THD, value_TKD)
         inputs = cast_by_autocast(query_THD, key_TKD, value_TKD, self._prompts.key[layer], self._prompts.value[layer])
         with torch.autocast(query_THD.device.type, enabled=False):
             return self._attend(*inputs)
 
-    def _made(self, query_THD: Tensor, value_TKD: Tensor) -> Callable[..., Tensor]:
-        """Return the attention, given queries, keys and values, and the prompts' keys and values."""
+    def _choose_attention(self, query_THD: Tensor, value_TKD: Tensor) -> Callable[..., Tensor]:
+        """Choose the function that computes attention from queries, keys, values and the prompts' keys and values."""
         compiled = kernels_of(query_THD) if query_THD.shape[2] == value_TKD.shape[2] else None
         if self._choice == "auto" and compiled is not None and not torch.is_autocast_enabled("cpu"):
             return partial(attend_stack, compiled, NodeStack(self._prompt_F, self._depth_F, self._prompts.length))

@@ -19,7 +19,7 @@ from transformers import Cache, PreTrainedModel
 
 from brorl.arrays import FloatArray, IntArray
 from brorl.errors import UserError
-from brorl.model.chunks import default_max_nodes, num_tree_tokens, padded_runs
+from brorl.model.chunks import default_max_nodes, num_tree_tokens, padded_ranges
 from brorl.model.device import to_device
 from brorl.model.logits import row_logits
 from brorl.model.logprobs import PLAIN, ChunkLogprobs, NextToken, NodeOutputs, node_offsets
@@ -36,7 +36,7 @@ def split_into_rows(trees: Sequence[RolloutTree], max_tokens: int) -> list[list[
     """
     rows = [(number, leaf) for number, tree in enumerate(trees) for leaf in range(tree.num_responses)]
     lengths = [len(tree.prompt_ids) + length - 1 for tree in trees for length in tree.length.tolist()]
-    return [[rows[index] for index in run] for run in padded_runs(lengths, max_tokens) if run.size]
+    return [[rows[index] for index in chunk] for chunk in padded_ranges(lengths, max_tokens) if chunk.size]
 
 
 def flat_chunk_logprobs(
@@ -82,12 +82,12 @@ def _chunk(
     before_K = np.repeat([len(trees[tree].prompt_ids) - 1 for tree, _ in rows], sizes)
     token_K = np.concatenate([trees[tree].token[nodes] for (tree, _), nodes in zip(rows, owned, strict=True)])
     index_K = np.concatenate([offsets[tree] + nodes for (tree, _), nodes in zip(rows, owned, strict=True)])
-    first = int((before_K + depth_K).min())  # no earlier position predicts an owned node
+    first_needed = int((before_K + depth_K).min())  # no earlier position predicts an owned node
 
     def tensor(array: IntArray) -> Tensor:
         return to_device(array, model.device)
 
-    positions = input_BS.shape[1] - first
+    positions = input_BS.shape[1] - first_needed
     last = last_logits(model, positions)
 
     def forward() -> Tensor:
@@ -96,9 +96,9 @@ def _chunk(
 
     num_rows = len(rows) * (positions if last else input_BS.shape[1])
     logits = row_logits(model, forward, num_rows, whole_logits=whole_logits)
-    first = input_BS.shape[1] - logits.row.shape[1]  # 0 if the model cannot limit its logits
+    first_computed = input_BS.shape[1] - logits.row.shape[1]  # 0 if the model cannot limit its logits
     row_K = np.repeat(np.arange(len(rows)), sizes)
-    logits = replace(logits, row=logits.row[tensor(row_K), tensor(before_K + depth_K - first)])
+    logits = replace(logits, row=logits.row[tensor(row_K), tensor(before_K + depth_K - first_computed)])
     return outputs.of(logits, tensor(depth_K), tensor(np.arange(depth_K.size)), tensor(token_K), tensor(index_K))
 
 

@@ -66,24 +66,24 @@ def choose_forward(
         )
     match choice:
         case "tree":
-            return _tree(model, attention)
+            return _tree_forward(model, attention)
         case "flat":
-            return _flat(model, context, "engine.forward: flat")
+            return _flat_forward(model, context, "engine.forward: flat")
         case "auto":
             span, other = attention_limit(model.config), other_span(model.config)
             window = None
             if span is not None and span.tokens < context:
                 if model.device.type == "cpu" or (other is not None and other.tokens < context):
-                    return _flat(
+                    return _flat_forward(
                         model, context, f"its {span.name} has {span.tokens:,} tokens, and a context {context:,}"
                     )
                 window = span.tokens
             try:
                 if window is not None:
                     check_window(model)
-                return replace(_tree(model, attention), window=window)
+                return replace(_tree_forward(model, attention), window=window)
             except HooksError as error:
-                return _flat(model, context, str(error).partition(";")[0])
+                return _flat_forward(model, context, str(error).partition(";")[0])
         case _:
             assert_never(choice)
 
@@ -93,7 +93,7 @@ def without_windows(model: PreTrainedModel, forward: Forward) -> Forward:
     if isinstance(forward, FlatForward) or forward.window is None:
         return forward
     reason = f"its sliding window has {forward.window:,} tokens, and contexts are longer"
-    return _flat(model, forward.window + 1, reason)
+    return _flat_forward(model, forward.window + 1, reason)
 
 
 def with_packed_passes(
@@ -112,7 +112,7 @@ def with_packed_passes(
     reasons = []
     unpacked = forward if isinstance(forward, TreeForward) else TreeForward(whole_logits=forward.whole_logits)
     for compiled in (True, False):
-        packed = replace(unpacked, packed=True, compiled=compiled, llama=False)
+        packed = replace(unpacked, packed=True, compiled=compiled, llama_chunks=False)
         reason = None
         try:
             check_packed(model, packed, autocast)
@@ -135,16 +135,20 @@ def with_packed_passes(
     return forward
 
 
-def _tree(model: PreTrainedModel, attention: AttentionChoice) -> TreeForward:
+def _tree_forward(model: PreTrainedModel, attention: AttentionChoice) -> TreeForward:
     shapes = check_hooks(model)
-    llama = has_llama_layout(model) and is_exact(model, TreeForward(attention, llama=True))
+    llama = has_llama_layout(model) and is_exact(model, TreeForward(attention, llama_chunks=True))
     on_cpu = model.device.type == "cpu"
     return TreeForward(
-        attention, whole_logits=not embeds_last(model), llama=llama and on_cpu, kv_shapes=shapes, llama_rows=llama
+        attention,
+        whole_logits=not embeds_last(model),
+        llama_chunks=llama and on_cpu,
+        llama_rows=llama,
+        kv_shapes=shapes,
     )
 
 
-def _flat(model: PreTrainedModel, context: int, reason: str) -> FlatForward:
+def _flat_forward(model: PreTrainedModel, context: int, reason: str) -> FlatForward:
     check_model_cache(model, context)
     return FlatForward(reason, whole_logits=not embeds_last(model))
 
@@ -160,7 +164,7 @@ _LONGEST_CACHED = 1024
 
 def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
     """Check that tree attention reproduces a model's forward pass; return each layer's shape of keys and values."""
-    trees = _trees(model.config.get_text_config().vocab_size)
+    trees = _example_trees(model.config.get_text_config().vocab_size)
     with _trial(model, HooksError), torch.no_grad():
         shapes = kv_shapes(model)
         got = torch.cat(tree_logprobs(model, trees))
@@ -189,7 +193,7 @@ def check_window(model: PreTrainedModel) -> None:
 @torch.no_grad()
 def is_exact(model: PreTrainedModel, forward: TreeForward) -> bool:
     """Return whether `forward` gives the log-probs of the plain tree path, which `check_hooks` accepted."""
-    trees = _trees(model.config.get_text_config().vocab_size)
+    trees = _example_trees(model.config.get_text_config().vocab_size)
     got, expected = (torch.cat(tree_logprobs(model, trees, forward=way)) for way in (forward, TREE))
     return _close(got, expected, model.dtype)
 
@@ -221,7 +225,7 @@ def check_model_cache(model: PreTrainedModel, context: int = 0) -> None:
             raise CacheError.of(model, f"its logits change when it decodes with its cache after {length} tokens")
 
 
-def check_packed(model: PreTrainedModel, packed: TreeForward, autocast: bool = False) -> None:
+def check_packed(model: PreTrainedModel, forward: TreeForward, autocast: bool = False) -> None:
     """Check that packed passes have the log-probs and the gradient of the model's own forward pass; collective.
 
     On CUDA the first call compiles the kernels, with and without a gradient. `autocast` computes in bfloat16.
@@ -231,15 +235,15 @@ def check_packed(model: PreTrainedModel, packed: TreeForward, autocast: bool = F
         raise HooksError(f"{type(model).__name__} has a {span.name} of {span.tokens:,} tokens")
     if carries_state(model.config):
         raise HooksError(f"layers of {type(model).__name__} carry a state from token to token")
-    trees = _branching_trees(model)
-    flat = partial(flat_chunk_logprobs, whole_logits=packed.whole_logits)
+    trees = _example_trees_of_many_blocks(model)
+    flat = partial(flat_chunk_logprobs, whole_logits=forward.whole_logits)
     was_training = model.training
     try:
         with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast):
             expected = _logprobs_and_gradients(model, flat, trees)
-            got = _logprobs_and_gradients(model, packed.chunk_logprobs, trees)
+            got = _logprobs_and_gradients(model, forward.chunk_logprobs, trees)
             with torch.no_grad():
-                again = _log_probs(model.eval(), packed.chunk_logprobs, trees)
+                again = _log_probs(model.eval(), forward.chunk_logprobs, trees)
     except Exception as error:  # a compiler can raise anything, on many lines
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise HooksError(" ".join([f"{type(error).__name__}:", *lines[:2]])) from error
@@ -315,7 +319,7 @@ def _logprobs_and_gradients(
     return [logprob_M, *gradients]
 
 
-def _trees(vocabulary: int, num_responses: int = 2) -> list[RolloutTree]:
+def _example_trees(vocabulary: int, num_responses: int = 2) -> list[RolloutTree]:
     """Return a tree for each prompt length; its responses branch, and all rows have the same length."""
     trees = []
     for length in _PROMPT_TOKENS:
@@ -326,10 +330,10 @@ def _trees(vocabulary: int, num_responses: int = 2) -> list[RolloutTree]:
     return trees
 
 
-def _branching_trees(model: PreTrainedModel) -> list[RolloutTree]:
+def _example_trees_of_many_blocks(model: PreTrainedModel) -> list[RolloutTree]:
     """Return trees that fill several blocks of FlexAttention, some skipped, and one beyond a sliding window."""
     vocabulary = model.config.get_text_config().vocab_size
-    trees = _trees(vocabulary, _BLOCK_RESPONSES)
+    trees = _example_trees(vocabulary, _BLOCK_RESPONSES)
     window = smallest_window(model.config)
     if window is not None and window <= _LONGEST_WINDOW:
         rows = [[(7 * i + first) % vocabulary for i in range(window + _BLOCK_RESPONSES)] for first in (0, 1)]

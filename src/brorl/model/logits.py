@@ -30,6 +30,11 @@ def tokens_per_mass(vocabulary: int) -> int:
     return 1 << (vocabulary.bit_length() + 1) // 2
 
 
+def logit_bytes_per_row(vocabulary: int, itemsize: int) -> int:
+    """Return the bytes of one row's logits in the engine, their softmax, and one temporary of the same size."""
+    return 3 * vocabulary * max(4, itemsize)
+
+
 @dataclass(frozen=True)
 class RowLogits:
     """The logits of R rows, or the inputs of the output embedding that computes them."""

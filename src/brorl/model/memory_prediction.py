@@ -26,6 +26,7 @@ from brorl.model.logits import (
     MASSES_PER_DRAW,
     MAX_LOGITS,
     embeds_last,
+    logit_bytes_per_row,
     tokens_per_mass,
 )
 from brorl.model.lora import ALL_LINEAR, adapter_shapes, target_layers
@@ -201,9 +202,8 @@ class ModelMemory:
         nodes = settings.nodes_per_pass or default_max_nodes(
             self._model, whole_logits=self._whole_logits, device=settings.device
         )
-        casts = (
-            2 * self.num_weights if settings.autocasts else 0
-        )  # autocast keeps its casts of the weights during a pass
+        # autocast keeps its casts of the weights during a pass
+        casts = 2 * self.num_weights if settings.autocasts else 0
         room = inf if available is None else available - casts - sum(line.num_bytes for line in kept)
         minimum = settings.nodes_per_pass or _MIN_NODES
         while (learning := self._learning_bytes(settings, workload, nodes)) > room and nodes > minimum:
@@ -225,6 +225,7 @@ class ModelMemory:
         return num_copied_weights(self._model, settings.device) * settings.computed_bytes
 
     def _kept_lines(self, settings: MemorySettings) -> tuple[MemoryLine, ...]:
+        """Return the parts that are always in memory, such as the weights and the states of the optimizer."""
         lora, trained, computed = settings.lora, settings.trained_bytes, settings.computed_bytes
         of_text = [p for p in self._model.parameters() if p.requires_grad]
         shapes = adapter_shapes(self._model, lora) if lora else [tuple(p.shape) for p in of_text]
@@ -261,8 +262,8 @@ class ModelMemory:
     def _row_bytes(self, settings: MemorySettings, workload: Workload) -> int:
         """Return the bytes of a row of the engine: keys and values of a response of full length, and logits."""
         row_tokens = workload.max_new_tokens + (workload.prompt_tokens if self._flat else 0)
-        logits = 3 * self.vocabulary * max(4, settings.computed_bytes)
-        return row_tokens * self._kv_bytes(settings) + logits
+        logit_bytes = logit_bytes_per_row(self.vocabulary, settings.computed_bytes)
+        return row_tokens * self._kv_bytes(settings) + logit_bytes
 
     def _kv_bytes(self, settings: MemorySettings) -> int:
         """Return the bytes of a token's keys and values."""

@@ -5,8 +5,8 @@ its prompt and its prefix. For the prompt `a b` with the responses `c d` and `c 
 
     tokens a b c d e    positions 0 1 2 3 3    d sees a b c d, and e sees a b c e
 
-Attention sinks, dropout and anything else that a context does not compute are errors.
-`forward.check_hooks` rejects all other models whose output differs.
+Attention sinks, dropout and anything else that a context does not compute are errors. `forward.check_hooks` rejects
+all other models whose output differs.
 
 Notation: H query heads, K key-value heads, G = H / K, D head dimension (E for values, which may differ), S prompt
 length.
@@ -241,7 +241,7 @@ class PromptContext(AttentionContext):
         self.longest = int(length_P.max())
         real_PS = np.arange(self.longest) < length_P[:, None]
         self._ragged = not real_PS.all()
-        self._packed = to_device(np.flatnonzero(real_PS), device)
+        self._real_index = to_device(np.flatnonzero(real_PS), device)
         self._shape = real_PS.shape
         self._length = length_P
         self._masks: dict[int, Tensor] = {}  # one for each window that is shorter than a prompt
@@ -265,7 +265,7 @@ class PromptContext(AttentionContext):
         attend = partial(nn.functional.scaled_dot_product_attention, attn_mask=mask, is_causal=mask is None)
         output = attend(q, k, v, scale=1.0, enable_gqa=True)
         flat = output.transpose(1, 2).flatten(0, 1)
-        return flat[self._packed] if self._ragged else flat
+        return flat[self._real_index] if self._ragged else flat
 
     def _mask(self, window: int | None, device: torch.device) -> Tensor | None:
         """Return which keys each query sees, shape [S, S]; None if it sees all up to itself."""
@@ -279,18 +279,18 @@ class PromptContext(AttentionContext):
     def _padded(self, x_TKD: Tensor) -> Tensor:
         if self._ragged:
             padded = x_TKD.new_zeros(self._shape[0] * self._shape[1], *x_TKD.shape[1:])
-            x_TKD = padded.index_copy(0, self._packed, x_TKD)
+            x_TKD = padded.index_copy(0, self._real_index, x_TKD)
         x_PSKD: Tensor = x_TKD.unflatten(0, self._shape)
         return x_PSKD.transpose(1, 2)
 
 
-def prefill(packed: ModelPass, prompts: list[list[int]] | list[tuple[int, ...]]) -> tuple[PromptCache, Tensor]:
+def prefill(model_pass: ModelPass, prompts: list[list[int]] | list[tuple[int, ...]]) -> tuple[PromptCache, Tensor]:
     """Compute the keys and values of P non-empty prompts, and the logits after each prompt, shape [P, V]."""
     length_P = np.array([len(p) for p in prompts])
-    context = PromptContext(length_P, packed.device)
+    context = PromptContext(length_P, model_pass.device)
     arrays = np.concatenate(prompts), np.concatenate([np.arange(n) for n in length_P]), length_P.cumsum() - 1
-    token_T, position_T, last_P = (to_device(array, packed.device) for array in arrays)
-    logits_PV = packed.row_logits(token_T, position_T, context, last_P).whole()
+    token_T, position_T, last_P = (to_device(array, model_pass.device) for array in arrays)
+    logits_PV = model_pass.row_logits(token_T, position_T, context, last_P).whole()
     return context.cache(), logits_PV
 
 

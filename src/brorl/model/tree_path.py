@@ -47,7 +47,7 @@ class TreeForward:
     packed: bool = False
     compiled: bool = False  # whether the decoder layers of packed chunks are compiled
     whole_logits: bool = False  # whether the model needs whole logits; see `brorl.model.logits`
-    llama: bool = False  # whether `LlamaPass` computes chunks, instead of the model's modules
+    llama_chunks: bool = False  # whether `LlamaPass` computes chunks, instead of the model's modules
     llama_rows: bool = False  # whether `LlamaPass` computes rows, also on a GPU
     # shape of the keys and values of each layer; empty for a model that was not checked
     kv_shapes: Sequence[KVShape] = ()
@@ -69,7 +69,7 @@ class TreeForward:
 
     def new_pass(self, model: PreTrainedModel) -> ModelPass:
         """Return a forward pass over packed tokens, which is valid until the parameters of the model change."""
-        if self.llama and not torch.is_autocast_enabled(model.device.type):
+        if self.llama_chunks and not torch.is_autocast_enabled(model.device.type):
             return LlamaPass(model)
         return ModelPass(model, whole_logits=self.whole_logits, max_logits=self._logits_per_block)
 
@@ -152,6 +152,8 @@ def chunk_logprobs(
             with torch.set_grad_enabled(torch.is_grad_enabled() and not recompute_prompts):
                 cache, logits_PV = prefill(forward.new_pass(model), prompts)
             computed = [logits_PV, *cache.key, *cache.value]
+            # `held` are leaves: the chunks' gradients collect in them, and one backward pass below carries the sums
+            # through the prompts.
             held = [x.detach().requires_grad_(recompute_prompts or x.requires_grad) for x in computed]
             num_layers = len(cache.key)
             held_cache = PromptCache(held[1 : 1 + num_layers], held[1 + num_layers :], cache.length)

@@ -63,7 +63,7 @@ def build_engine(
             has_copy = config.dtype == "bfloat16" and model.dtype != torch.bfloat16
             sampler = load_model(source, choose_device(config.device), torch.bfloat16) if has_copy else model
             rounded = config.engine.dtype == "bfloat16"
-            if rounded and not (isinstance(forward, TreeForward) and forward.llama):
+            if rounded and not (isinstance(forward, TreeForward) and forward.llama_chunks):
                 raise UserError(
                     f"engine.dtype = bfloat16 needs the Llama pass, which {type(model).__name__} does not have here "
                     "(Llama, Mistral, Qwen2 or Qwen3 on a CPU, without adapters and sliding windows); set "

@@ -147,10 +147,10 @@ class NativeEngine:
         if self._kept is not None and self._kept.take_on(cache.memory, sampling):
             return self._kept
         # Every call copies the weights: they may have changed since the last call.
-        packed = LlamaPass(self.model, self._dtype) if self._forward.llama_rows else ModelPass(self.model)
+        model_pass = LlamaPass(self.model, self._dtype) if self._forward.llama_rows else ModelPass(self.model)
         if isinstance(cache, PagedCache):
-            return PagedDecoder(self.model, packed, cache)
-        decoder = SlotDecoder(self.model, packed, cache, sampling, self._graphs, draws=draws_on(self.model.device))
+            return PagedDecoder(self.model, model_pass, cache)
+        decoder = SlotDecoder(self.model, model_pass, cache, sampling, self._graphs, draws=draws_on(self.model.device))
         self._kept = None if self._graphs is None else decoder
         return decoder
 
@@ -166,7 +166,7 @@ class NativeEngine:
             def new_decoder() -> SlotDecoder:
                 memory = RowMemory.of(model, forward.kv_shapes, 1 << 40, _MAX_ROWS, _MAX_TOKENS)
                 cache = SlotCache(model, forward.kv_shapes, memory)
-                return SlotDecoder(model, decoder.packed, cache, decoder.sampling, graphs=None, draws=False)
+                return SlotDecoder(model, decoder.model_pass, cache, decoder.sampling, graphs=None, draws=False)
 
             if reason := why_kernels_differ(new_decoder):
                 raise KernelsError(

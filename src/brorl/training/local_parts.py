@@ -151,7 +151,7 @@ def build_rank(
             ranks, lambda: load(torch.device("cpu")), config.adapters, config.engine.gradient_checkpointing
         )
         if isinstance(forward, TreeForward):  # only the model's own modules gather sharded weights
-            forward = replace(forward, llama=False)
+            forward = replace(forward, llama_chunks=False)
         shard(model, weights, choose_device(config.device), config.autocasts)
     forward = build_learner_forward(config, model, forward, echo, ranks)
     return TreeLearner(model, config, echo, observe, ranks, forward=forward, stop_token_ids=stop_token_ids)

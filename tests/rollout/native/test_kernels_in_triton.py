@@ -167,7 +167,7 @@ def test_a_row_without_a_distribution_has_no_log_prob(bad: float, rng: np.random
 
 def test_kernels_are_used(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """Draws in blocks by the operations of PyTorch would fail here."""
-    monkeypatch.setattr(draw, "_draw_tokens", None)
+    monkeypatch.setattr(draw, "_draw_block", None)
     with kernels_on_this_machine():
         uniform_R = torch.tensor([0.2, 0.3], dtype=torch.float64).to(DEVICE)
         draw_tokens(normal(rng, torch.bfloat16, 2, 50), None, uniform_R, SamplingParams())

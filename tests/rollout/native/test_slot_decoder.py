@@ -32,8 +32,8 @@ def test_the_host_sees_rows_with_one_rollout_every_16_positions(
 ) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)), scale=0.1)
     looks, draws = [], []
-    drawn, draw_tokens = native.SlotDecoder.drawn, native_growth.draw_tokens
-    monkeypatch.setattr(native.SlotDecoder, "drawn", lambda decoder: (looks.append(0), drawn(decoder))[1])
+    collect, draw_tokens = native.SlotDecoder.collect_drawn, native_growth.draw_tokens
+    monkeypatch.setattr(native.SlotDecoder, "collect_drawn", lambda decoder: (looks.append(0), collect(decoder))[1])
     monkeypatch.setattr(native_growth, "draw_tokens", lambda *args: (draws.append(0), draw_tokens(*args))[1])
     (tree,) = NativeEngine(model, 99).sample([[3, 4]], 6, SamplingParams(max_new_tokens=40), seed=1)
     assert len(looks) == 3  # after 16, 32 and 40 tokens

@@ -18,6 +18,7 @@ from brorl.arrays import IntArray
 from brorl.errors import OutOfMemoryError
 from brorl.model.device import to_device
 from brorl.model.flat_path import ModelCache
+from brorl.model.logits import logit_bytes_per_row
 from brorl.model.tree_attention import (
     PREFILL_TOKENS,
     KVShape,
@@ -91,7 +92,8 @@ class RowMemory:
         """Return the memory of a model's rows, from the shape of keys and values in each layer."""
         itemsize, vocabulary = model.dtype.itemsize, model.config.get_text_config().vocab_size
         sizes = [shape.size * itemsize for shape in shapes]
-        return cls(limit, max_rows, max_tokens, sum(sizes), max(sizes), 3 * vocabulary * max(4, itemsize))
+        logit_bytes = logit_bytes_per_row(vocabulary, itemsize)
+        return cls(limit, max_rows, max_tokens, sum(sizes), max(sizes), logit_bytes)
 
     @property
     def prompt_tokens(self) -> int:
@@ -103,7 +105,7 @@ class RowMemory:
         row_bytes = tokens_reserved * self.bytes_per_token + self.bytes_per_row
         return max(0, self.limit - other_bytes) // row_bytes
 
-    def too_small(self, num_tokens: int, tokens_reserved: int, other_bytes: int) -> OutOfMemoryError:
+    def too_small_error(self, num_tokens: int, tokens_reserved: int, other_bytes: int) -> OutOfMemoryError:
         """Return the error for a limit that does not hold a single row."""
         row_bytes = tokens_reserved * self.bytes_per_token + self.bytes_per_row
         return OutOfMemoryError(
@@ -121,7 +123,7 @@ class Decoder:
         return nullcontext()
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
-        """Split prompts into runs to be prefilled and decoded together, as ascending arrays of indices."""
+        """Split prompts into waves, each an ascending array of indices; a wave is prefilled and decoded together."""
         raise NotImplementedError
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
@@ -154,19 +156,19 @@ class ModelCacheDecoder(Decoder):
         self._model = model
         self._memory_bytes = memory_bytes
         vocabulary: int = model.config.get_text_config().vocab_size
-        self._logit_bytes: int = 3 * vocabulary * max(4, model.dtype.itemsize)
+        self._logit_bytes = logit_bytes_per_row(vocabulary, model.dtype.itemsize)
         self._cache: ModelCache
         self._num_rows = self._num_tokens = 0  # rows in the cache, and tokens of each row
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
-        """Split prompts into runs of one length, because a state cannot skip padding; see `Decoder.split`."""
+        """Split prompts into waves of one length, because a state cannot skip padding; see `Decoder.split`."""
         length_P = np.array([len(prompt) for prompt in prompts])
-        runs: list[IntArray] = []
+        waves: list[IntArray] = []
         for length in np.unique(length_P).tolist():
             same = np.flatnonzero(length_P == length)
             size = max(1, PREFILL_TOKENS // length)
-            runs += np.split(same, range(size, same.size, size))
-        return runs
+            waves += np.split(same, range(size, same.size, size))
+        return waves
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
         """Compute the prompts of a wave, all of one length; see `Decoder.start`."""

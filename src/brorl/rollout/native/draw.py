@@ -2,6 +2,8 @@
 
 Each rollout has one uniform number per position, addressed by (seed, prompt, rollout, position). So its tokens depend
 neither on the rows that share its batch nor on how the batch was split.
+
+Dimensions: P prompts, R rows, K rollouts, V tokens of the vocabulary in B blocks of C tokens, J 16 positions.
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ class Uniforms:
 
     def block(self, position: int, prompt_K: IntArray, rollout_K: IntArray) -> FloatArray:
         """Return the numbers of K rollouts at all 16 positions of a position's block, shape [K, 16]."""
-        uniform_KB: FloatArray = self._of_block(position, prompt_K)[prompt_K, :, rollout_K]
-        return uniform_KB
+        uniform_KJ: FloatArray = self._of_block(position, prompt_K)[prompt_K, :, rollout_K]
+        return uniform_KJ
 
     def _of_block(self, position: int, prompt_K: IntArray) -> FloatArray:
         """Return the table of a position's block, filled for some prompts, shape [P, 16, N]."""
@@ -109,17 +111,15 @@ def draw_tokens(
     starts = [*range(0, num_rows, size), num_rows]
     edges = starts if row_K is None else np.searchsorted(row_K, starts).tolist()
     blocks = [
-        _draw_tokens(logits_RV[start : start + size], row[a:b] - start if start else row[a:b], uniform[a:b], sampling)
+        _draw_block(logits_RV[start : start + size], row[a:b] - start if start else row[a:b], uniform[a:b], sampling)
         for start, (a, b) in zip(starts[:-1], pairwise(edges), strict=True)
     ]
     tokens, logprobs = blocks[0] if len(blocks) == 1 else (torch.cat(parts) for parts in zip(*blocks, strict=True))
     return tokens, logprobs
 
 
-def _draw_tokens(
-    logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: SamplingParams
-) -> tuple[Tensor, Tensor]:
-    """Draw as `draw_tokens` does, for all rows at once."""
+def _draw_block(logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Draw for one block of rows, as `draw_tokens` does."""
     if sampling.temperature and (sampling.top_p < 1 or sampling.top_k):
         smallest_R = smallest_kept(logits_RV, sampling.temperature, sampling.top_p, sampling.top_k)
         logits_RV = logits_RV.masked_fill(logits_RV < smallest_R[:, None], float("-inf"))

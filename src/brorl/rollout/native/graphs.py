@@ -20,7 +20,7 @@ from brorl.errors import UserError, first_line
 from brorl.model.forward import agrees
 
 GraphChoice = Literal["auto", "on", "off"]
-_MOST = 256  # most graphs that are kept, of a few MiB each; the least recently used one is dropped first
+_MAX_GRAPHS = 256  # most graphs that are kept, of a few MiB each; the least recently used one is dropped first
 # Operators after which the host must know a result of the device.
 _WAITS = {
     "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_consecutive", "unique_dim",
@@ -173,7 +173,7 @@ class StepGraphs:
             return f"{type(error).__name__}: {first_line(error)}"
         if not agrees(output, expected):
             return "its logits change"
-        if len(self._replays) == _MOST:
+        if len(self._replays) == _MAX_GRAPHS:
             del self._replays[next(iter(self._replays))]
         self._replays[key] = replay
         return None

@@ -1,6 +1,8 @@
 """Grows the trees of one call: draws a token for every rollout, finds the rows that live on, and feeds them.
 
 Rows that do not fit into memory wait, and are decoded later from their prefixes with the same uniform numbers.
+
+Dimensions: R rows, K rollouts, C children (new nodes), S slots, P prompts, V tokens of the vocabulary, J 16 positions.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ class Growth:
         self._prompts = [tuple(p) for p in prompts]
         self._rollouts_P = np.array(rollouts_P)
         self._decoder = decoder
-        self._drawing = decoder if isinstance(decoder, SlotDecoder) and decoder.draws else None
-        self._alone: list[Rows] = []  # rows for which the device draws, one entry per depth since the host's last look
+        self._device_drawer = decoder if isinstance(decoder, SlotDecoder) and decoder.draws else None
+        # rows for which the device draws, one entry per depth since the host's last look
+        self._device_rows: list[Rows] = []
         self._sampling, self._uniforms = sampling, uniforms
         self._stop_ids = np.array(sampling.stop_token_ids, np.int64)
         self._shares_prefixes, self._observe = shares_prefixes, observe
@@ -48,18 +51,18 @@ class Growth:
 
     def grow(self) -> list[RolloutTree]:
         """Decode all rollouts to their ends; return one tree per prompt."""
-        waves = deque(self._first_rows(run) for run in self._decoder.split(self._prompts))
+        waves = deque(self._first_rows(wave) for wave in self._decoder.split(self._prompts))
         with self._decoder.attention():
             while waves:
                 waves.extendleft(reversed(self._decode(waves.popleft())))
         trees = self._trees.trees()
         return trees if self._shares_prefixes else [RolloutTree.merge([tree]) for tree in trees]
 
-    def _first_rows(self, run: IntArray) -> Rows:
-        """Return the rows of a run of prompts, which are prefilled and then decoded together."""
-        none, number_R, rollouts_R = np.full(run.size, -1), np.arange(run.size), self._rollouts_P[run]
+    def _first_rows(self, wave: IntArray) -> Rows:
+        """Return the rows of a wave of prompts, which are prefilled and then decoded together."""
+        none, number_R, rollouts_R = np.full(wave.size, -1), np.arange(wave.size), self._rollouts_P[wave]
         rollout_K = np.concatenate([np.arange(n) for n in rollouts_R])
-        return Rows(0, run, none, none, number_R, np.repeat(number_R, rollouts_R), rollout_K)
+        return Rows(0, wave, none, none, number_R, np.repeat(number_R, rollouts_R), rollout_K)
 
     def _decode(self, rows: Rows) -> list[Rows]:
         """Decode rows to their ends; return the rows that must wait for memory."""
@@ -72,24 +75,24 @@ class Growth:
         while True:
             rows = self._draw(rows, logits_RV)
             if rows.depth % POSITIONS_AT_ONCE == 0 or rows.depth == self._sampling.max_new_tokens:
-                rows = self._with_those_alone(rows)
+                rows = self._with_device_rows(rows)
             self._observe(Decoding(self._num_finished, int(self._rollouts_P.sum()), self._trees.num_nodes, rows.depth))
-            if not rows.size and not self._alone:
+            if not rows.size and not self._device_rows:
                 return waiting
             rows = self._fitting(rows, waiting)
-            if not self._alone:
+            if not self._device_rows:
                 still = np.unique(rows.prompt_R)
                 if 2 * still.size <= live.size:  # drop the prompts that are done
                     self._decoder.keep_prompts(np.searchsorted(live, still))
                     live = still
             rows = self._decoder.place(rows, np.searchsorted(live, rows.prompt_R))
-            rows = self._release(rows)
+            rows = self._hand_single_rows_to_device(rows)
             logits_RV = self._decoder.feed(rows)
 
     def _fitting(self, rows: Rows, waiting: list[Rows]) -> Rows:
         """Return the rows that fit into memory beside the rows for which the device draws; the others wait."""
         capacity = self._decoder.rows_that_fit(rows.depth)
-        room = capacity - sum(alone.size for alone in self._alone)
+        room = capacity - sum(single.size for single in self._device_rows)
         if rows.size <= room:
             return rows
         kept, rest = np.split(np.argsort(rows.prompt_R, kind="stable"), [room])
@@ -97,30 +100,31 @@ class Growth:
         kept.sort()
         return rows.take(kept)
 
-    def _release(self, rows: Rows) -> Rows:
+    def _hand_single_rows_to_device(self, rows: Rows) -> Rows:
         """Let the device draw for rows with one rollout if it can, and return the other rows."""
-        if self._drawing is None or not rows.size:
+        if self._device_drawer is None or not rows.size:
             return rows
         single_R = np.bincount(rows.row_K, minlength=rows.size) == 1
-        alone = rows.take(np.flatnonzero(single_R))
-        if alone.size:
-            self._alone.append(alone)
-            self._drawing.release(alone.slot_R, self._uniforms.block(rows.depth, alone.prompt_R, alone.rollout_K))
+        single = rows.take(np.flatnonzero(single_R))
+        if single.size:
+            self._device_rows.append(single)
+            uniform_RJ = self._uniforms.block(rows.depth, single.prompt_R, single.rollout_K)
+            self._device_drawer.draw_on_device(single.slot_R, uniform_RJ)
         return rows.take(np.flatnonzero(~single_R))
 
-    def _with_those_alone(self, rows: Rows) -> Rows:
+    def _with_device_rows(self, rows: Rows) -> Rows:
         """Record what the device has drawn, and return all rows that live on, in the order of their slots."""
-        if not self._alone or self._drawing is None:
+        if not self._device_rows or self._device_drawer is None:
             return rows
-        token_SB, logprob_SB = self._drawing.drawn()
-        found = replace(self._alone[0].take(np.arange(0)), depth=self._alone[0].depth)
+        token_SJ, logprob_SJ = self._device_drawer.collect_drawn()
+        found = replace(self._device_rows[0].take(np.arange(0)), depth=self._device_rows[0].depth)
         while found.depth < rows.depth:
-            for alone in self._alone:
-                if alone.depth == found.depth:
-                    found = found.join(alone)
+            for single in self._device_rows:
+                if single.depth == found.depth:
+                    found = found.join(single)
             drawn = found.slot_R, found.depth % POSITIONS_AT_ONCE
-            found = self._grown(found, token_SB[drawn], logprob_SB[drawn])
-        self._alone = []
+            found = self._grown(found, token_SJ[drawn], logprob_SJ[drawn])
+        self._device_rows = []
         rows = rows.join(found)
         return rows.take(np.argsort(rows.slot_R, kind="stable"))
 

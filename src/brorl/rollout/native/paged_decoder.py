@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.arrays import IntArray
-from brorl.model.chunks import padded_runs
+from brorl.model.chunks import padded_ranges
 from brorl.model.kernels import KEYS_PER_BLOCK, Kernels, padded_to_blocks
 from brorl.model.tree_attention import (
     PREFILL_TOKENS,
@@ -33,6 +33,8 @@ class PagedCache:
 
     A block has a slot for each row that was alive when it was written. All rows that grow from such a row share its
     slot. So a prefix is stored once per tree: only its last block is copied where a row forks.
+
+    A slot of a block is the memory of `KEYS_PER_BLOCK` tokens; in `slot_attention` a slot is the memory of a whole row.
     """
 
     def __init__(self, kernels: Kernels, shapes: Sequence[KVShape], memory: RowMemory) -> None:
@@ -52,7 +54,7 @@ class PagedCache:
         """Return how many rows of `num_tokens` fit beside the prompts' keys and values; raise an error if none does."""
         fits = self.memory.rows(padded_to_blocks(num_tokens), other_bytes)
         if not fits:
-            raise self.memory.too_small(num_tokens, padded_to_blocks(num_tokens), other_bytes)
+            raise self.memory.too_small_error(num_tokens, padded_to_blocks(num_tokens), other_bytes)
         return fits
 
     def rearrange(self, source_R: IntArray, num_tokens: int, capacity: int, other_bytes: int) -> None:
@@ -121,8 +123,8 @@ class PagedDecoder(Decoder, AttentionContext):
     The decoder is also the context of its own steps.
     """
 
-    def __init__(self, model: PreTrainedModel, packed: ModelPass, cache: PagedCache) -> None:
-        self._model, self._packed, self._cache = model, packed, cache
+    def __init__(self, model: PreTrainedModel, model_pass: ModelPass, cache: PagedCache) -> None:
+        self._model, self._model_pass, self._cache = model, model_pass, cache
         self._prompts: PromptCache
         self._prompt_R: IntArray
         self._position = self.longest = 0  # position of the tokens that are fed, and tokens of the longest context
@@ -132,12 +134,12 @@ class PagedDecoder(Decoder, AttentionContext):
         return tree_attention(self._model)
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
-        """Split prompts into runs that fit beside the rows; see `Decoder.split`."""
-        return padded_runs([len(prompt) for prompt in prompts], min(PREFILL_TOKENS, self._cache.memory.prompt_tokens))
+        """Split prompts into waves that fit beside the rows; see `Decoder.split`."""
+        return padded_ranges([len(prompt) for prompt in prompts], min(PREFILL_TOKENS, self._cache.memory.prompt_tokens))
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
         """Compute the prompts of a wave; see `Decoder.start`."""
-        prompt_cache, logits_PV = prefill(self._packed, list(prompts))
+        prompt_cache, logits_PV = prefill(self._model_pass, list(prompts))
         self._prompts = prompt_cache.for_kernels()
         return logits_PV
 
@@ -169,7 +171,7 @@ class PagedDecoder(Decoder, AttentionContext):
         self._position = rows.depth - 1
         self.longest = int(self._prompts.value[0].shape[2]) + rows.depth
         position_R = torch.from_numpy(self._prompts.length[self._prompt_R] + self._position)
-        return self._packed.row_logits(torch.from_numpy(rows.token_R), position_R, self, None).whole()
+        return self._model_pass.row_logits(torch.from_numpy(rows.token_R), position_R, self, None).whole()
 
     def attend(
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, _window: int | None = None, /

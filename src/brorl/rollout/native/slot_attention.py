@@ -1,7 +1,8 @@
 """Keys and values of slots and of their prompts, and the attention of slots to both. A slot is the memory of one row.
 
-Notation: P prompts of length S, R slots that reserve T tokens each, at most W slots per prompt, K key-value heads, G
-query heads for each of them, D head dimension.
+Notation: P prompts of length S, R slots that reserve T tokens each, U of them with a row, at most W slots per prompt,
+C = P * W cells of a grid, K key-value heads, G query heads for each of them, Q = W * G queries per prompt, D head
+dimension. In `slot_decoder` S counts slots.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class SlotCache:
         """Return how many rows of `num_tokens` there can be, or raise an error if not even one fits."""
         fits = min(self.max_slots, self._slot_tokens // self._reserved(num_tokens))
         if not fits:
-            raise self.memory.too_small(num_tokens, self._reserved(num_tokens), self._prompt_bytes)
+            raise self.memory.too_small_error(num_tokens, self._reserved(num_tokens), self._prompt_bytes)
         return fits
 
     def grows(self, num_tokens: int) -> bool:
@@ -252,9 +253,9 @@ class Grid(NamedTuple):
             x_KRGD = x_KRGD.index_select(1, self.slot_C)
         return x_KRGD.reshape(x_KRGD.shape[0], self.shape[0], -1, x_KRGD.shape[3])
 
-    def gather(self, x_KPCD: Tensor, num_groups: int) -> Tensor:
+    def gather(self, x_KPQD: Tensor, num_groups: int) -> Tensor:
         """[K, P, W * G, D] -> [R, K, G, D]."""
-        x_KCGD: Tensor = x_KPCD.unflatten(2, (self.shape[1], num_groups)).flatten(1, 2)
+        x_KCGD: Tensor = x_KPQD.unflatten(2, (self.shape[1], num_groups)).flatten(1, 2)
         if self.cell_R is not None:
             x_KCGD = x_KCGD.index_select(1, self.cell_R)
         return x_KCGD.transpose(0, 1)

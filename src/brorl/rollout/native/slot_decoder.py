@@ -3,6 +3,9 @@
 A row with one rollout never forks. On CUDA the device draws its tokens, and the host looks at them every 16 positions:
 only rows with more rollouts need the host at each position. The step can then be a CUDA graph. Elsewhere the host draws
 for all rows.
+
+Dimensions: S slots of the state, R of them in a step, U of these with a row, C cells of the grid of prompts and slots,
+P prompts, V tokens of the vocabulary, J 16 positions.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.arrays import FloatArray, IntArray
-from brorl.model.chunks import padded_runs
+from brorl.model.chunks import padded_ranges
 from brorl.model.context_limit import other_span, position_limit
 from brorl.model.device import to_device
 from brorl.model.llama_pass import LlamaPass
@@ -42,9 +45,9 @@ class _State:
         integer = partial(torch.zeros, dtype=torch.int64, device=device)
         number = partial(torch.zeros, dtype=torch.float64 if draws else torch.float32, device=device)
         self.start_S = integer(slots)  # tokens of the slot's prompt
-        self.token_SB = integer(slots, POSITIONS_AT_ONCE)  # tokens at the last 16 positions, in column position % 16
-        self.logprob_SB = number(drawn, POSITIONS_AT_ONCE)
-        self.uniform_SB = number(drawn, POSITIONS_AT_ONCE)  # uniform numbers for the 16 positions of a block
+        self.token_SJ = integer(slots, POSITIONS_AT_ONCE)  # tokens at the last 16 positions, in column position % 16
+        self.logprob_SJ = number(drawn, POSITIONS_AT_ONCE)
+        self.uniform_SJ = number(drawn, POSITIONS_AT_ONCE)  # uniform numbers for 16 positions
         self.cell_S, self.slot_C = integer(slots), integer(cells)
         self.position = integer(1)  # position of the tokens that are fed
 
@@ -64,7 +67,7 @@ class SlotDecoder(Decoder):
     def __init__(
         self,
         model: PreTrainedModel,
-        packed: ModelPass,
+        model_pass: ModelPass,
         cache: SlotCache,
         sampling: SamplingParams,
         graphs: StepGraphs | None,
@@ -72,13 +75,13 @@ class SlotDecoder(Decoder):
         draws: bool,
     ) -> None:
         self.cache, self.sampling, self.draws = cache, sampling, draws
-        self.packed = packed
+        self.model_pass = model_pass
         self._model, self._graphs = model, graphs
         self._parameters = [id(p) for p in model.parameters()]
-        self._state = _State(0, 0, packed.device, draws=draws)
+        self._state = _State(0, 0, model_pass.device, draws=draws)
         self._prompts = SlotPrompts(keeps=graphs is not None)
-        self._logits = torch.empty(0, 0, device=packed.device)
-        self._alone = self._used = _NONE  # slots for which the device draws, and all slots in use
+        self._logits = torch.empty(0, 0, device=model_pass.device)
+        self._device_slots = self._used = _NONE  # slots for which the device draws, and all slots in use
         self._prompt_S = _NONE  # index of each slot's prompt
         self._grid: Grid | None = None  # grid of the slots in use; None after they change
         # Writes that wait for `_upload`: the target on the device, its rows (None for all), and the numbers.
@@ -90,8 +93,8 @@ class SlotDecoder(Decoder):
         if parameters != self._parameters:
             return False
         self.cache.memory, self.sampling = memory, sampling
-        if isinstance(self.packed, LlamaPass):
-            self.packed.refresh()
+        if isinstance(self.model_pass, LlamaPass):
+            self.model_pass.refresh()
         return True
 
     def attention(self) -> AbstractContextManager[None]:
@@ -99,15 +102,15 @@ class SlotDecoder(Decoder):
         return tree_attention(self._model)
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
-        """Split prompts into runs that fit beside the rows; see `Decoder.split`."""
+        """Split prompts into waves that fit beside the rows; see `Decoder.split`."""
         most = self.cache.memory.prompt_tokens
         if self._graphs is not None:
             most //= 3  # rounding up makes at most 2 times as many prompts, of 1.5 times as many tokens
-        return padded_runs([len(prompt) for prompt in prompts], min(PREFILL_TOKENS, most))
+        return padded_ranges([len(prompt) for prompt in prompts], min(PREFILL_TOKENS, most))
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
         """Compute the prompts of a wave; see `Decoder.start`."""
-        cache, logits_PV = prefill(self.packed, list(prompts))
+        cache, logits_PV = prefill(self.model_pass, list(prompts))
         self._prompts.fill(cache)
         self.cache.start(self._prompts.num_bytes)
         slots = self.cache.max_slots
@@ -115,8 +118,8 @@ class SlotDecoder(Decoder):
         if slots > self._state.size[0] or cells > self._state.size[1]:
             slots_before, cells_before = self._state.size
             sizes = max(slots, slots_before), max(cells, cells_before)
-            self._state = _State(*sizes, self.packed.device, draws=self.draws)
-        self._alone, self._prompt_S = _NONE, np.zeros(slots, np.int64)
+            self._state = _State(*sizes, self.model_pass.device, draws=self.draws)
+        self._device_slots, self._prompt_S = _NONE, np.zeros(slots, np.int64)
         self._state.start_S.zero_()  # a slot without a row computes too, at positions that this wave can have
         if self._graphs is not None:
             if self._logits.shape[0] < slots:
@@ -145,28 +148,28 @@ class SlotDecoder(Decoder):
         source_R, slot_R, prompt_R = source_R[order], slot_R[order], prompt_R[order]
         self.cache.place(source_R, slot_R, rows.depth - 1, rows.depth)
         rows = replace(rows.take(order), slot_R=slot_R)
-        self._used, self._grid = np.concatenate([self._alone, slot_R]), None
+        self._used, self._grid = np.concatenate([self._device_slots, slot_R]), None
         self._prompt_S[slot_R] = prompt_R
         self._uploads += [
-            (self._state.token_SB[:, (rows.depth - 1) % POSITIONS_AT_ONCE], slot_R, rows.token_R),
+            (self._state.token_SJ[:, (rows.depth - 1) % POSITIONS_AT_ONCE], slot_R, rows.token_R),
             (self._state.start_S, slot_R, self._prompts.length[prompt_R]),
         ]
         return rows
 
-    def release(self, slot_R: IntArray, uniform_RB: FloatArray) -> None:
-        """Let the device draw for rows with one rollout until `drawn`, with these uniform numbers, [R, 16]."""
-        self._alone = np.concatenate([self._alone, slot_R])
-        self._uploads.append((self._state.uniform_SB, slot_R, uniform_RB))
+    def draw_on_device(self, slot_R: IntArray, uniform_RJ: FloatArray) -> None:
+        """Let the device draw for rows with one rollout until `collect_drawn`, with these uniform numbers, [R, 16]."""
+        self._device_slots = np.concatenate([self._device_slots, slot_R])
+        self._uploads.append((self._state.uniform_SJ, slot_R, uniform_RJ))
 
-    def drawn(self) -> tuple[IntArray, FloatArray]:
+    def collect_drawn(self) -> tuple[IntArray, FloatArray]:
         """Wait for the tokens of the slots at the last 16 positions and their log-probs, each of shape [S, 16].
 
         Afterwards the host draws for all rows.
         """
         state, top = self._state, int(self._used.max()) + 1
-        token_SB, logprob_SB = torch.stack([state.token_SB[:top].double(), state.logprob_SB[:top]]).cpu().numpy()
-        self._alone = _NONE
-        return token_SB.astype(np.int64), logprob_SB
+        token_SJ, logprob_SJ = torch.stack([state.token_SJ[:top].double(), state.logprob_SJ[:top]]).cpu().numpy()
+        self._device_slots = _NONE
+        return token_SJ.astype(np.int64), logprob_SJ
 
     def feed(self, rows: Rows) -> Tensor:
         """Feed one token per slot; return the logits of the rows for which the host draws; see `Decoder.feed`."""
@@ -175,10 +178,10 @@ class SlotDecoder(Decoder):
         if self._graphs is not None:
             fit = self.cache.rows_that_fit(rows.depth)
             num_slots = min(max(power_of_two(num_slots), _FEWEST_SLOTS), fit)
-        grid = self._laid_out(num_slots)
+        grid = self._grid_of_slots(num_slots)
         self._upload()
         state.position.fill_(position)
-        forbidden = forbidden_at(rows.depth, self.sampling) if self._alone.size else None
+        forbidden = forbidden_at(rows.depth, self.sampling) if self._device_slots.size else None
         longest = int(self._prompts.length.max()) + position + 1
         step = partial(self._step, num_slots, grid, longest, forbidden)
         if self._graphs is None:
@@ -195,12 +198,12 @@ class SlotDecoder(Decoder):
     def _step(self, num_slots: int, grid: Grid, longest: int, forbidden: tuple[int, ...] | None) -> None:
         """Feed the token of each slot at the position, and draw the next one unless `forbidden` is None."""
         state, position = self._state, self._state.position
-        token_R = state.token_SB[:num_slots].index_select(1, position % POSITIONS_AT_ONCE)[:, 0]
+        token_R = state.token_SJ[:num_slots].index_select(1, position % POSITIONS_AT_ONCE)[:, 0]
         context = SlotContext(self.cache, self._prompts, grid, position, num_slots, longest)
         inputs = token_R, state.start_S[:num_slots] + position, context, None
         kept = None if self._graphs is None else self._logits[:num_slots]
-        into = (kept,) if isinstance(self.packed, LlamaPass) else ()
-        logits = self.packed.row_logits(*inputs, *into).whole()
+        into = (kept,) if isinstance(self.model_pass, LlamaPass) else ()
+        logits = self.model_pass.row_logits(*inputs, *into).whole()
         if kept is None:
             self._logits = logits
         elif logits is not kept:
@@ -208,18 +211,18 @@ class SlotDecoder(Decoder):
         if forbidden is None:
             return
         after = (position + 1) % POSITIONS_AT_ONCE
-        uniform_R = state.uniform_SB[:num_slots].index_select(1, after)[:, 0]
+        uniform_R = state.uniform_SJ[:num_slots].index_select(1, after)[:, 0]
         token_R, logprob_R = draw_tokens(without(logits, forbidden), None, uniform_R, self.sampling)
-        state.token_SB[:num_slots].index_copy_(1, after, token_R[:, None])
-        state.logprob_SB[:num_slots].index_copy_(1, after, logprob_R[:, None].double())
+        state.token_SJ[:num_slots].index_copy_(1, after, token_R[:, None])
+        state.logprob_SJ[:num_slots].index_copy_(1, after, logprob_R[:, None].double())
 
     def _new_slots(self, source_R: IntArray, depth: int) -> IntArray:
         """Return the slot of each row at a depth: its source if the row can stay there, or a free one."""
         if depth == 1 or self.cache.grows(depth):
             return np.arange(source_R.size)
-        limit = self.cache.rows_that_fit(depth) if self._alone.size else source_R.size
+        limit = self.cache.rows_that_fit(depth) if self._device_slots.size else source_R.size
         free, stays_R = np.ones(limit, np.bool_), np.zeros(source_R.size, np.bool_)
-        free[self._alone] = False
+        free[self._device_slots] = False
         stays_R[np.unique(source_R, return_index=True)[1]] = True
         stays_R &= source_R < limit
         free[source_R[stays_R]] = False
@@ -227,7 +230,7 @@ class SlotDecoder(Decoder):
         slot_R[~stays_R] = np.flatnonzero(free)[: np.count_nonzero(~stays_R)]
         return slot_R
 
-    def _laid_out(self, num_slots: int) -> Grid:
+    def _grid_of_slots(self, num_slots: int) -> Grid:
         """Return the grid of the slots in use."""
         num_prompts, state = self._prompts.shape[0], self._state
         if num_prompts == 1:
@@ -265,7 +268,7 @@ class SlotDecoder(Decoder):
         if any(limit is not None and longest > limit.tokens for limit in (position_limit(config), other_span(config))):
             graphs.refuse(f"{type(self._model).__name__} checks the length of each context of up to {longest:,} tokens")
         weights = [x.data_ptr() for x in (*self._model.parameters(), *self._model.buffers())]
-        if isinstance(self.packed, LlamaPass):
-            weights += self.packed.addresses(longest)
+        if isinstance(self.model_pass, LlamaPass):
+            weights += self.model_pass.addresses(longest)
         others = (self._logits.data_ptr(), *self.cache.addresses, *self._state.addresses, *self._prompts.addresses)
         graphs.bind([*weights, *others])
