@@ -211,10 +211,10 @@ def _load_file(path: Path) -> Any:
 
 
 def _takes(function: Callable[..., object], number: int) -> bool:
-    """Whether a function can be called with this number of arguments."""
+    """Whether a function is known to take this number of arguments."""
     try:
         inspect.signature(function).bind(*range(number))
-    except TypeError:
+    except (TypeError, ValueError):  # ValueError: some functions in C have no signature
         return False
     return True
 
