@@ -312,7 +312,7 @@ def _makes(target: int | None = None) -> Test:
         given = sorted(entry["metadata"]["numbers"])
         return (
             len(answer) <= _MAX_FORMULA
-            and value == (target or entry["metadata"]["target"])
+            and value == (entry["metadata"]["target"] if target is None else target)
             and sorted(numbers) == given
         )
 
