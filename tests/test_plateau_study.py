@@ -115,13 +115,16 @@ def run_of_three_evaluations(arm: str, n: int, seed: int, draw: np.random.Genera
 
 
 def test_a_verdict_states_the_differences_of_its_runs(
-    study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    study: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
 ) -> None:
-    draw = np.random.default_rng()
     runs = [
-        run_of_three_evaluations(arm, n, seed, draw) for arm, n in (("16 a", 16), ("512 b", 512)) for seed in (0, 1, 2)
+        run_of_three_evaluations(arm, n, seed, rng) for arm, n in (("16 a", 16), ("512 b", 512)) for seed in (0, 1, 2)
     ]
-    runs.append(run_of_three_evaluations("16 a", 16, 3, draw))  # 512 b has not finished this seed: it is left out
+    runs.append(run_of_three_evaluations("16 a", 16, 3, rng))  # 512 b has not finished this seed: it is left out
     stage = {
         "seeds": [0, 1, 2, 3],
         "settings": {},

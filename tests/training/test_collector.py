@@ -93,15 +93,14 @@ def collect(one: SyncCollector, step: int) -> tuple[list[Group], list[Group], Ba
     return batch.groups, waiting, batch
 
 
-def test_every_round_reports_the_groups_and_the_cut_rollouts_of_the_step_so_far() -> None:
+def test_every_round_reports_the_groups_and_the_cut_rollouts_of_the_step_so_far(rng: np.random.Generator) -> None:
     """With the groups that were carried; all wrong rollouts are cut."""
 
     class CuttingEngine(ScriptedEngine):
         def sample(self, *arguments: Any) -> list[RolloutTree]:
             return [replace(tree, finished=tree.length < 3) for tree in super().sample(*arguments)]
 
-    chance = np.random.default_rng()
-    engine = CuttingEngine([int(c) for c in chance.choice([0, 0, 3], 400)])
+    engine = CuttingEngine([int(c) for c in rng.choice([0, 0, 3], 400)])
     reports: list[tuple[Activity, int]] = []
     one = replace(
         collector(engine, max_tries=100), observe=lambda activity: reports.append((activity, len(engine.trees)))
@@ -314,10 +313,9 @@ def test_programs_that_were_cut_off_are_timeouts_with_a_count_of_their_own() -> 
     assert summary["verifier_cut_offs"] == summary["verifier_timeouts"] == 3  # distinct incorrect responses
 
 
-def test_a_group_has_the_version_of_the_weights_that_sampled_it() -> None:
+def test_a_group_has_the_version_of_the_weights_that_sampled_it(rng: np.random.Generator) -> None:
     """Also while it waits for later steps, whose weights are newer."""
-    chance = np.random.default_rng()
-    engine = ScriptedEngine([int(c) for c in chance.choice([0, 3, 3], 400)])
+    engine = ScriptedEngine([int(c) for c in rng.choice([0, 3, 3], 400)])
     one, sampled_at, waited = collector(engine, max_tries=100), {}, 0
     for step in range(1, 21):
         groups, waiting, batch = collect(one, step)
@@ -329,9 +327,9 @@ def test_a_group_has_the_version_of_the_weights_that_sampled_it() -> None:
 
 
 @pytest.mark.parametrize("found", [True, False])
-def test_a_step_that_is_undone_is_sampled_again(found: bool) -> None:
+def test_a_step_that_is_undone_is_sampled_again(found: bool, rng: np.random.Generator) -> None:
     """With the same prompts and seeds, whether it found its groups or not."""
-    later = np.random.default_rng().choice([0, 0, 3], 400).tolist() if found else [0] * 400
+    later = rng.choice([0, 0, 3], 400).tolist() if found else [0] * 400
     engine = ScriptedEngine([0, 3, 3, 3, 3, 3, *later])
     one = collector(engine, max_tries=100 if found else 2)
     outcome = nullcontext() if found else pytest.raises(NoMixedGroupsError)

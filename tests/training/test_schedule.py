@@ -88,9 +88,8 @@ def test_a_phase_ends_when_coverage_stalls() -> None:
         assert objective.phase.name == name, step
 
 
-def test_recalled_metrics_rebuild_the_state() -> None:
+def test_recalled_metrics_rebuild_the_state(rng: np.random.Generator) -> None:
     phases = [phase("a", 0.9, patience=2), phase("b", 0.95, patience=2), phase("c")]
-    rng = np.random.default_rng()
     objective, lines = phases_of(*phases, evaluate_every=1), []
     for step in range(12):
         if step:
