@@ -49,11 +49,13 @@ def policy_loss(model: PreTrainedModel, groups: Sequence[Group], advantages: Seq
     """
     trees = [group.tree for group in groups]
     logprob_K = torch.cat(tree_logprobs(model, trees))
-    of_trees = [(tree.logprob, *node_weights(tree, a_L)) for tree, a_L in zip(trees, advantages, strict=True)]
+    # tuples: old log-probs, positive, negative
+    per_tree = [(tree.logprob, *node_weights(tree, a_L)) for tree, a_L in zip(trees, advantages, strict=True)]
     old_logprob_K, positive_K, negative_K = (
-        torch.as_tensor(np.concatenate(arrays)).to(logprob_K) for arrays in zip(*of_trees, strict=True)
+        torch.as_tensor(np.concatenate(arrays)).to(logprob_K) for arrays in zip(*per_tree, strict=True)
     )
-    bounds = {"clip_low": CLIP_LOW, "clip_high": CLIP_HIGH, "denominator": loss_denominator(trees, "token_mean", 12)}
+    denominator = loss_denominator(trees, "token_mean", SAMPLING.max_new_tokens)
+    bounds = {"clip_low": CLIP_LOW, "clip_high": CLIP_HIGH, "denominator": denominator}
     return clipped_policy_loss(logprob_K, old_logprob_K, positive_K, negative_K, **bounds).loss
 
 
