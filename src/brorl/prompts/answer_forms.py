@@ -60,9 +60,8 @@ def asked_form(texts: Sequence[str]) -> AnswerForm | None:
 
 
 _OPEN = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_BRACE = re.compile(
-    rf"{_OPEN.pattern}|\\(?!\\(?:boxed|fbox)).|[{{}}]", re.DOTALL
-)  # any other escaped character is skipped
+# any other escaped character is skipped
+_BRACE = re.compile(rf"{_OPEN.pattern}|\\(?!\\(?:boxed|fbox)).|[{{}}]", re.DOTALL)
 
 
 class Box(NamedTuple):

@@ -147,10 +147,10 @@ class RescoredResponse(NamedTuple):
 class Agreement:
     """How stored verdicts agree with new ones. Truncated and unverified responses are left out."""
 
-    both_correct: int  # as many responses are correct in both verdicts
-    both_incorrect: int  # as many are incorrect in both
-    only_stored: int  # as many are correct only in the stored verdict
-    only_new: int  # as many are correct only in the new verdict
+    both_correct: int  # responses that are correct in both verdicts
+    both_incorrect: int  # responses that are incorrect in both verdicts
+    only_stored: int  # responses that are correct only in the stored verdict
+    only_new: int  # responses that are correct only in the new verdict
 
     @property
     def number(self) -> int:

@@ -171,8 +171,8 @@ def _digest(text: str) -> bytes:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-_OTHERS = 4  # as many references of other prompts are tried as wrong answers
-_MOST = 32  # as many prompts have their right response tried
+_MAX_WRONG = 4  # at most this many references of other prompts are tried as wrong answers
+_MAX_TRIED = 32  # at most this many prompts have their right response tried
 _NO_ANSWER = "I do not know."
 
 
@@ -203,12 +203,12 @@ def try_verifier(verifier: Verifier, prompts: Sequence[Prompt]) -> Trial:
     prompts = [replace(prompt, text=prompt.question or prompt.text) for prompt in prompts]
     prompt = prompts[0]
     others = dict.fromkeys(p.reference for p in prompts[1:] if p.reference != prompt.reference)
-    made = verifier.trial_responses(prompt.reference, list(others)[:_OTHERS])
+    made = verifier.trial_responses(prompt.reference, list(others)[:_MAX_WRONG])
     responses = [made.right, *dict.fromkeys(r for r in (*made.wrong, _NO_ANSWER) if r != made.right)]
     verdicts = verifier.verify_all([(prompt, response) for response in responses])
     right, *wrong = (VerifiedResponse(*pair) for pair in zip(responses, verdicts, strict=True))
     incorrect = next((response for response in wrong if not response.verdict.correct), wrong[0])
-    spread = [prompts[index * len(prompts) // _MOST] for index in range(_MOST)]
+    spread = [prompts[index * len(prompts) // _MAX_TRIED] for index in range(_MAX_TRIED)]
     tried = [(other, verifier.trial_responses(other.reference, ())) for other in dict.fromkeys(spread)]
     answers = [(other, made.right) for other, made in tried if made.certain]
     accepted = verifier.verify_all(answers)

@@ -31,7 +31,7 @@ from brorl.verification.sandbox.server import PreloadError, ServerSettings
 from brorl.verification.sandbox.worker import Judge, JudgeRun, T, Worker
 from brorl.verification.settings import VerificationSettings
 
-_MAX_LOADS = 3  # as many new workers may end while they load a function
+_MAX_LOADS = 3  # give up after this many new workers have ended while they loaded a function
 _AT_ONCE = 32  # items per call: many, because a message costs more than a short item; few, so a slow item delays few
 _EARLY = 16  # at most this many workers start before there is work
 _FILES_PER_WORKER = 6  # the server's socket and lifeline, the pipes to an answer and to its test code
