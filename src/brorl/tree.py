@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from brorl.arrays import BoolArray, FloatArray, IntArray
 
-_DTYPES: dict[str, type[np.generic]] = {
+ARRAY_DTYPES: dict[str, type[np.generic]] = {
     "token": np.int64,
     "parent": np.int64,
     "count": np.int64,
@@ -50,7 +50,7 @@ class RolloutTree:
     finished: BoolArray  # True if the response ended, False if it was cut at the length limit, shape [L]
 
     def __post_init__(self) -> None:
-        for name, dtype in _DTYPES.items():
+        for name, dtype in ARRAY_DTYPES.items():
             array = np.ascontiguousarray(getattr(self, name), dtype=dtype)
             if array.base is not None or array.flags.writeable:
                 array = array.view()
@@ -66,7 +66,7 @@ class RolloutTree:
 
     def __reduce__(self) -> tuple[type[RolloutTree], tuple[Any, ...]]:
         """Pickle only the fields, without cached values; the arrays of a copy are read-only too."""
-        return type(self), (self.prompt_ids, *(getattr(self, name) for name in _DTYPES))
+        return type(self), (self.prompt_ids, *(getattr(self, name) for name in ARRAY_DTYPES))
 
     @classmethod
     def from_responses(
@@ -301,7 +301,7 @@ class RolloutTree:
         if not isinstance(other, RolloutTree):
             return NotImplemented
         return self.prompt_ids == other.prompt_ids and all(
-            np.array_equal(getattr(self, n), getattr(other, n), equal_nan=n == "logprob") for n in _DTYPES
+            np.array_equal(getattr(self, n), getattr(other, n), equal_nan=n == "logprob") for n in ARRAY_DTYPES
         )
 
     __hash__ = None  # type: ignore[assignment]

@@ -17,7 +17,7 @@ from brorl.errors import StorageError, UserError
 from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
 from brorl.prompts.prompt import Prompt
 from brorl.runs.checkpoint import (
-    START,
+    INITIAL_STATE,
     CollectorState,
     TrainerState,
     best_checkpoint,
@@ -123,7 +123,7 @@ def test_checkpoints_that_were_only_the_best_take_no_slot(tmp_path: Path, save: 
 def test_loads_with_transformers_as_the_trained_model(
     source: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, save: Callable[..., Path]
 ) -> None:
-    folder = save(START)
+    folder = save(INITIAL_STATE)
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     original = AutoModelForCausalLM.from_pretrained(source)
     for (name, ours), theirs, before in zip(

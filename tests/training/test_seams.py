@@ -22,7 +22,7 @@ from brorl.config.reading import make_config, read_recipe
 from brorl.evaluation.settings import EvaluationSettings
 from brorl.prompts.prompt import Prompt, PromptStream
 from brorl.rollout.engine import Engine
-from brorl.runs.checkpoint import START, is_checkpoint, last_checkpoint, read_state
+from brorl.runs.checkpoint import INITIAL_STATE, is_checkpoint, last_checkpoint, read_state
 from brorl.runs.run_directory import RunDirectory
 from brorl.sampling import SamplingParams
 from brorl.training.batch import Batch
@@ -156,7 +156,7 @@ def test_a_step_of_carried_groups_alone_stores_no_rollouts(tmp_path: Path, monke
         return replace(batch, sampled=[]) if step == 2 else batch
 
     monkeypatch.setattr(run.collector, "next_batch", without_samples)
-    assert train(run, START)[0] is Ending.FINISHED
+    assert train(run, INITIAL_STATE)[0] is Ending.FINISHED
     stored = {int(path.stem.rpartition("-")[2]) for path in (tmp_path / "rollouts").iterdir()}
     assert stored == {1, *range(3, STEPS + 1)}
 
@@ -168,14 +168,14 @@ def test_a_pause_that_an_attempt_has_passed_comes_with_the_next_update(tmp_path:
     cost = {"samples": 100, "sampled_tokens": 200, "unique_tokens": 50}
     run.directory.append_metrics({"step": 0})
     run.directory.append_metrics({"step": 1, "attempt": 0, "sampling": cost, "seconds": {"total": 1.0}})
-    assert train(run, START) == (Ending.PAUSED, "paused after step 1 (budget.pause_at = 50)")
+    assert train(run, INITIAL_STATE) == (Ending.PAUSED, "paused after step 1 (budget.pause_at = 50)")
 
 
 def test_the_loop_needs_the_protocols_only(tmp_path: Path) -> None:
     """It trains, records and saves a learner and an engine that have no model."""
     learner, engine = PreferenceLearner(), Preference(torch.tensor(-1.0), np.random.default_rng(0))
     run = run_of(learner, engine, tmp_path)
-    ending, message = train(run, START)
+    ending, message = train(run, INITIAL_STATE)
     assert (ending, message) == (Ending.FINISHED, f"finished {STEPS} steps")
     assert [g.version for groups in learner.trained for g in groups if g.version == engine.version] == []
     assert engine.version == STEPS
@@ -205,7 +205,7 @@ def test_a_stop_request_around_the_decision_on_a_checkpoint_loses_no_step_and_sa
         stop.requested = True
 
     monkeypatch.setattr(Recorder, "save_if_due", request)
-    assert train(run, START, stop) == (Ending.INTERRUPTED, "stopped after step 1")
+    assert train(run, INITIAL_STATE, stop) == (Ending.INTERRUPTED, "stopped after step 1")
     assert [x for x in seen if isinstance(x, Phase) and x.name == "saving"] == [Phase("saving", "step 1")]
     checkpoint = last_checkpoint(run.directory.checkpoints)
     assert checkpoint is not None
@@ -232,8 +232,8 @@ def test_the_evaluation_of_step_0_is_the_first_to_beat_also_after_a_resume(
         return [r["step"] for r in run.directory.read_metrics() if "reference_reset" in r]
 
     whole = run_with_reference(tmp_path / "whole", 3)
-    train(whole, START)
-    train(run_with_reference(tmp_path / "parts", 1), START)
+    train(whole, INITIAL_STATE)
+    train(run_with_reference(tmp_path / "parts", 1), INITIAL_STATE)
     resumed = run_with_reference(tmp_path / "parts", 3)
     train(resumed, restore(resumed, last_checkpoint(resumed.directory.checkpoints)))
     assert resets(whole) == resets(resumed) == [2]

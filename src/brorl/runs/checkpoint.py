@@ -30,7 +30,7 @@ from brorl.algorithms.groups import Group
 from brorl.errors import StorageError, UserError
 from brorl.prompts.prompt import Prompt
 from brorl.storage import storage_errors
-from brorl.tree import RolloutTree
+from brorl.tree import ARRAY_DTYPES, RolloutTree
 
 SHARDS = "shards"  # key in a learner's state, and subfolder: what several ranks have written
 EMA = "ema"  # subfolder with the averaged weights, if there are any
@@ -41,7 +41,6 @@ _STATE = "trainer_state.pt"
 FOR_RESUMING = (_COMMIT, _STATE, SHARDS)  # what only `brorl resume` reads
 _BEST = "best"
 _BLOCK = 1 << 22  # bytes per read
-_TREE_ARRAYS = ("token", "parent", "count", "logprob", "leaf", "leaf_count", "finished")
 
 
 class CollectorState(NamedTuple):
@@ -51,7 +50,8 @@ class CollectorState(NamedTuple):
     carried: tuple[Group, ...] = ()  # groups that were sampled but not trained on
     attempts: int = 0  # attempts at the next step that found no mixed group
     ahead: dict[str, Any] | None = None  # the backlog of an asynchronous collector, as plain values; else None
-    seen: tuple[float, float] = (0.0, 0.0)  # groups that earlier steps (kept, sampled); recent steps weigh more
+    # (kept, sampled): groups that earlier steps kept and sampled; recent steps weigh more
+    seen: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class TrainerState:
     held_out: str | None = None  # fingerprint of the held-out prompts; None without any
 
 
-START = TrainerState(step=0, learner=None)
+INITIAL_STATE = TrainerState(step=0, learner=None)
 
 
 def save_checkpoint(
@@ -313,7 +313,7 @@ def _check_plain(value: Any, where: str) -> None:
 def _group_to(group: Group) -> dict[str, Any]:
     return {
         "prompt": {**asdict(group.prompt), "token_ids": list(group.prompt.token_ids)},
-        "tree": {name: _tensor(getattr(group.tree, name)) for name in _TREE_ARRAYS},
+        "tree": {name: _tensor(getattr(group.tree, name)) for name in ARRAY_DTYPES},
         "correct_L": _tensor(group.correct_L),
         "reward_L": _tensor(group.reward_L),
         "old_logprob_M": None if group.old_logprob_M is None else _tensor(group.old_logprob_M),
@@ -322,6 +322,7 @@ def _group_to(group: Group) -> dict[str, Any]:
 
 
 def _group_from(plain: dict[str, Any]) -> Group:
+    """Return the group that `_group_to` made plain."""
     prompt = Prompt(**{**plain["prompt"], "token_ids": tuple(plain["prompt"]["token_ids"])})
     arrays = {name: tensor.numpy() for name, tensor in plain["tree"].items()}
     tree = RolloutTree(prompt_ids=prompt.token_ids, **arrays)

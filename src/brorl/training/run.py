@@ -14,7 +14,7 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
 from brorl.evaluation.benchmark import Benchmark
 from brorl.runs.checkpoint import (
-    START,
+    INITIAL_STATE,
     TrainerState,
     complete_checkpoints,
     find_damage,
@@ -77,7 +77,7 @@ def restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
     """Set the parts and the files of a run back to a checkpoint; None is the start."""
     config, directory, learner, benchmark = run.config, run.directory, run.learner, run.benchmark
     try:
-        state = load_state(checkpoint) if checkpoint else START
+        state = load_state(checkpoint) if checkpoint else INITIAL_STATE
     except UserError as error:
         raise UserError(f"{error}; {_go_back(directory)}") from error
     if config.steps is not None and state.step > config.steps:
