@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from async_support import END, WRONG, prompts_of
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import PromptStream
-from brorl.training.backlog import Backlog, Start
+from brorl.training.backlog import Backlog, PromptStart
 from brorl.tree import RolloutTree
 
 
-def group_of(start: Start) -> Group:
+def group_of(start: PromptStart) -> Group:
     tree = RolloutTree.from_responses(start.prompt.token_ids, [[WRONG, END]], [[0.0, 0.0]], [True])
     return Group(start.prompt, tree, np.zeros(1, bool), np.zeros(1), version=start.version)
 
@@ -27,8 +27,8 @@ def test_steps_train_the_oldest_groups_as_soon_as_there_are_enough(
     in progress."""
     generator = np.random.default_rng(seed)
     backlog = Backlog(PromptStream(prompts_of(num_prompts), 0), per_step, staleness)
-    under_way: dict[int, Start] = {}
-    ready: list[Start] = []
+    under_way: dict[int, PromptStart] = {}
+    ready: list[PromptStart] = []
     overtaken: set[int] = set()
 
     def begin() -> None:

@@ -39,7 +39,7 @@ EstimateAdvantages = Callable[[Sequence[Group]], list[FloatArray]]
 """From a batch to the advantage of each distinct response, shape [L], for each group."""
 OutcomeWeight = Callable[[int, int], float]
 """From N rollouts and c correct ones, 0 to N, to the weight of the group."""
-_SMALL = 1e-8
+_EPSILON = 1e-8  # keeps quotients finite where all rewards are equal
 
 
 def advantage_estimator(settings: AdvantageSettings) -> EstimateAdvantages:
@@ -51,6 +51,7 @@ def advantage_estimator(settings: AdvantageSettings) -> EstimateAdvantages:
 
 
 def _estimator(settings: AdvantageSettings) -> EstimateAdvantages:
+    """Return the estimator that the settings name, without the normalization over the batch."""
     match settings.estimator:
         case "reinforce_pp_baseline":
             weight: OutcomeWeight = reinforce_pp_baseline_weight
@@ -100,7 +101,7 @@ def batch_normalized(
     value, weight = np.concatenate(advantages), np.concatenate(weights).astype(np.float64)
     mean = np.average(value, weights=weight) if by_tokens else 0.0  # exactly 0: equal rewards keep the advantage 0
     std = np.sqrt(np.average((value - mean) ** 2, weights=weight))
-    return [(a - mean) / (std + _SMALL) for a in advantages]
+    return [(a - mean) / (std + _EPSILON) for a in advantages]
 
 
 def grpo(groups: Sequence[Group]) -> list[FloatArray]:
@@ -111,7 +112,7 @@ def grpo(groups: Sequence[Group]) -> list[FloatArray]:
     advantages = []
     for group in groups:
         centered = _centered(group)
-        advantages.append(centered / (np.sqrt(_mean(centered**2, group)) + _SMALL))
+        advantages.append(centered / (np.sqrt(_mean(centered**2, group)) + _EPSILON))
     return advantages
 
 

@@ -59,10 +59,10 @@ class PolicyLoss(NamedTuple):
 
 
 def _ratio(logprob_K: Tensor, old_logprob_K: Tensor, bounded_K: Tensor | None = None) -> Tensor:
-    """Return exp(logprob - old); at most e^80 where `bounded_K`, or everywhere if that is None.
+    """Return exp(logprob - old), shape [K], cut at e^80 where the loss bounds the ratio from above.
 
-    These are the nodes where the loss bounds the ratio from above, so its weight or its gradient is 0 there. An
-    infinite ratio, from e^88.7 on in float32, would make that NaN.
+    `bounded_K` marks these nodes (None: all nodes). There a larger ratio has weight 0 or no gradient, and 0 times an
+    infinite ratio, from e^88.7 on in float32, would be NaN.
     """
     log_ratio_K = logprob_K - old_logprob_K
     too_large_K = log_ratio_K.detach() > _LARGEST_LOG_RATIO

@@ -43,6 +43,7 @@ class CosineLength(Section):
 
     @model_validator(mode="after")
     def _fits_its_period(self) -> Self:
+        """Reject more steps than a period has, and a periodic reward that prefers an incorrect response."""
         at = "rewards.cosine_length"
         if 0 < self.every_steps < self.on_steps:
             raise ValueError(
@@ -109,6 +110,7 @@ class RewardShaping(Section):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
+        """Reject two base rewards, terms that cannot be named or have no effect, and weights that are not positive."""
         if self.partial_credit and self.cosine_length.every_steps:
             raise ValueError(
                 "rewards.partial_credit and rewards.cosine_length both set the base reward, and the cosine reward has "
@@ -174,6 +176,7 @@ class AdvantageSettings(Section):
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
+        """Reject options that would have no effect."""
         defaults = {name: field.default for name, field in type(self).model_fields.items()}
         changed = {name: getattr(self, name) for name in defaults if getattr(self, name) != defaults[name]}
         for name, estimator in (("order", "maxrl"), ("final_order", "maxrl"), ("k", "pass_at_k")):

@@ -121,6 +121,7 @@ class ClusterSettings(Section):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
+        """Reject asynchronous training without workers, and placements that cannot work."""
         if self.mode == "async" and not self.enabled:
             raise ValueError(
                 "cluster.mode = async needs workers that sample while the learner learns, but cluster.nodes = 0; set "

@@ -28,7 +28,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.runs.run_directory import RunDirectory
 from brorl.theory.coverage import tree_growth
 from brorl.theory.pass_rates import fit_pass_rates
-from brorl.training.collector import MEMORY, prompts_of_round
+from brorl.training.collector import KEPT_DECAY, prompts_of_round
 from brorl.training.diagnostics import coverage_record
 from brorl.training.local_parts import LocalParts
 from brorl.tree import fraction_cut
@@ -131,7 +131,7 @@ def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
     mixed_C, sampled_C = np.zeros(_CHAINS), np.zeros(_CHAINS)
     rounds = 0
     for step in range(_WARM_UP + _STEPS):
-        kept_C, sampled_C, mixed_C = carried_C, MEMORY * sampled_C, MEMORY * mixed_C
+        kept_C, sampled_C, mixed_C = carried_C, KEPT_DECAY * sampled_C, KEPT_DECAY * mixed_C
         for _ in range(_MAX_ROUNDS):
             missing_C = np.maximum(num_prompts - kept_C, 0)
             if not missing_C.any():

@@ -286,6 +286,7 @@ def differing_settings(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _read_run(path: Path, name: str) -> RunRecord:
+    """Return the record of a run under a name; reject a run without metrics."""
     check_run(path)
     records = read_metrics(path / "metrics.jsonl")
     if not records:

@@ -165,6 +165,7 @@ def step_list(steps: Sequence[int]) -> str:
 
 
 def _group(file: Path, rows: Sequence[Row]) -> StoredGroup:
+    """Return the group of L rows, one per distinct response; reject rows that are not in the order of their tree."""
     first = rows[0]
     try:
         tree = RolloutTree.from_responses(

@@ -54,6 +54,7 @@ class AdamW(torch.optim.AdamW):
                     self._update(parameter, group)
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        """Update one parameter, its moments and its step in place, some rows at a time."""
         state = self.state[parameter]
         if not state:
             at_device = parameter.device if group["fused"] else "cpu"

@@ -20,14 +20,14 @@ from brorl.rollout.engine import SampledTask, Sampler, SampleTask, SamplingPool,
 from brorl.runs.checkpoint import CollectorState
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
-from brorl.training.backlog import Backlog, Start
+from brorl.training.backlog import Backlog, PromptStart
 from brorl.training.batch import Batch
 from brorl.training.collector import Collector, RetryPolicy
 from brorl.tree import RolloutTree
 
 _POLL_S = 0.01  # the thread looks for results this often
 _OBSERVE_S = 0.1  # a caller that waits reports this often
-Sampled = tuple[Start, SampledTask]
+Sampled = tuple[PromptStart, SampledTask]
 """A prompt and its finished rollouts."""
 
 
@@ -49,7 +49,7 @@ class AsyncCollector(Collector):
         self._backlog = Backlog(self.stream, self.config.prompts_per_step, cluster.max_staleness)
         self._retries = RetryPolicy(self.config.dynamic_sampling)
         self._round: list[Group] = []
-        self._started: dict[int, Start] = {}  # ticket -> the training prompt that is being sampled
+        self._started: dict[int, PromptStart] = {}  # ticket -> the training prompt that is being sampled
         self._asked: dict[int, list[RolloutTree] | None] = {}  # ticket of `sample` -> its trees; None until done
         self._batch = self._new_batch()
         self._thread: threading.Thread | None = None
@@ -168,7 +168,7 @@ class AsyncCollector(Collector):
         if self._retries.is_over:
             return
         for start in self._backlog.start():
-            seed = derived_seed(self.config.seed, start.version + 1, start.wave)
+            seed = derived_seed(self.config.seed, start.version + 1, start.call)
             number, prompt = self.config.rollouts_per_prompt, start.prompt.token_ids
             self._started[self.pool.submit(SampleTask([prompt], number, self._sampling, seed, start.index))] = start
 
@@ -195,7 +195,7 @@ class AsyncCollector(Collector):
         """Add verified prompts, and start others in place of those that gave no group to train on."""
         any_added = False
         for (start, sampled), group in zip(done, groups, strict=True):
-            if not self._backlog.finish(start, next(iter(self._retries.kept([group])), None)):
+            if not self._backlog.finish(start, next(iter(self._retries.trainable([group])), None)):
                 continue  # a state was loaded during its verification, so it no longer counts
             any_added = True
             self._batch.sampled.append(group)

@@ -17,13 +17,13 @@ from brorl.training.batch import Staleness
 
 
 @dataclass(frozen=True)
-class Start:
+class PromptStart:
     """One start of a prompt; a prompt can start several times."""
 
     serial: int  # number of the start: 0, 1, 2, ...
     prompt: Prompt
     version: int  # newest weights when it began; once it is done, the weights that sampled it
-    wave: int  # the n-th call of `start` with this version began it
+    call: int  # the n-th call of `start` with this version began it
     index: int  # place of the prompt within the call
 
 
@@ -39,10 +39,10 @@ class Backlog:
     max_staleness: int  # largest staleness of a group, K
     _version: int = 0
     _steps_taken: int = 0  # the last step whose groups were taken
-    _waves: int = 0
+    _calls: int = 0
     _serials: int = 0
     _pending: deque[Prompt] = field(default_factory=deque)  # prompts to start before the stream's
-    _under_way: dict[int, Start] = field(default_factory=dict)
+    _under_way: dict[int, PromptStart] = field(default_factory=dict)
     _ready: dict[int, Group] = field(default_factory=dict)  # finished groups that wait, in the order of completion
     _open: dict[int, Prompt] = field(default_factory=dict)  # starts that no step has reported yet
     _stale: set[int] = field(default_factory=set)  # starts above `max_staleness`
@@ -59,14 +59,14 @@ class Backlog:
         """Most waiting groups and prompts in progress: P for each step that can train them in time."""
         return self.prompts_per_step * (self._version + 1 + self.max_staleness - self._steps_taken)
 
-    def start(self) -> list[Start]:
+    def start(self) -> list[PromptStart]:
         """Begin as many prompts as the capacity allows."""
         prompts = self._next_prompts(self.capacity - len(self._ready) - len(self._under_way))
         if not prompts:
             return []
-        self._waves += 1
+        self._calls += 1
         starts = [
-            Start(self._serials + index, prompt, self._version, self._waves, index)
+            PromptStart(self._serials + index, prompt, self._version, self._calls, index)
             for index, prompt in enumerate(prompts)
         ]
         self._serials += len(starts)
@@ -99,7 +99,7 @@ class Backlog:
         self._pending += waiting
         return chosen
 
-    def finish(self, start: Start, group: Group | None) -> bool:
+    def finish(self, start: PromptStart, group: Group | None) -> bool:
         """Take a prompt whose rollouts are done; `group` is None if it gave no group to train on.
 
         Return False if the prompt is not in progress, because a state was loaded after it began.
@@ -113,7 +113,7 @@ class Backlog:
             self._ready[start.serial] = group
         return True
 
-    def began(self, start: Start) -> None:
+    def began(self, start: PromptStart) -> None:
         """Note which weights sampled a prompt; it is sampled, and not yet verified."""
         if start.serial in self._under_way:
             self._under_way[start.serial] = start
@@ -150,9 +150,9 @@ class Backlog:
     def advance(self, version: int) -> None:
         """Note a new version of the weights; mark the prompts that are now too stale."""
         if version != self._version:
-            self._waves = 0
+            self._calls = 0
         self._version = self._steps_taken = version
-        begun: dict[int, Start | Group] = {**self._under_way, **self._ready}
+        begun: dict[int, PromptStart | Group] = {**self._under_way, **self._ready}
         stale = {serial for serial, one in begun.items() if one.version < version - self.max_staleness}
         self._slow |= {begun[serial].prompt.id for serial in stale - self._stale}
         self._num_late += len(stale - self._stale)
@@ -164,7 +164,7 @@ class Backlog:
         prompts = [*self._pending, *(self._open[serial] for serial in sorted(self._open))]
         return carried, {
             "version": self._version,
-            "waves": self._waves,
+            "waves": self._calls,
             "pending": [prompt.id for prompt in prompts],
             "slow": sorted(self._slow),
             "num_late": self._num_late,
@@ -178,7 +178,7 @@ class Backlog:
         plain = plain or {"version": 0, "waves": 0, "pending": [], "slow": [], "num_late": 0}
         prompt_of = {prompt.id: prompt for prompt in self.stream.prompts} if plain["pending"] else {}
         self._version = self._steps_taken = plain["version"]
-        self._waves, self._num_late, self._slow = plain["waves"], plain["num_late"], set(plain["slow"])
+        self._calls, self._num_late, self._slow = plain["waves"], plain["num_late"], set(plain["slow"])
         self._pending = deque(prompt_of[name] for name in plain["pending"])
         self._ready = dict(enumerate(carried, self._serials))
         self._serials += len(carried)  # numbers are never used twice: late results of earlier starts match none

@@ -64,7 +64,8 @@ class Collector(ABC):
 
     def __post_init__(self) -> None:
         self._sampling = self.config.sampling.params
-        self._attempts = 0
+        self._attempts = 0  # attempts at the next step that ended with a `NoGroupsError`
+        # the state before the last `next_batch`; None once new weights came
         self._before: CollectorState | None = None
 
     @abstractmethod
@@ -110,14 +111,14 @@ class RetryPolicy:
 
     def __init__(self, settings: DynamicSamplingSettings) -> None:
         self._max_tries, self._mixed_only = settings.max_tries, settings.enabled
-        self._failed = self._lost = 0
+        self._failed = self._lost = 0  # rounds in a row without a group; with most verdicts lost
         self._last: Sequence[Group] = ()
 
     def restart(self) -> None:
         """Begin a step: count rounds without a group from zero."""
         self._failed = 0
 
-    def kept(self, groups: Sequence[Group]) -> list[Group]:
+    def trainable(self, groups: Sequence[Group]) -> list[Group]:
         """Choose the groups to train on; each has only its verified rollouts."""
         enough = [group.verified for group in groups if group.verified]
         return [group for group in enough if group.is_mixed or not self._mixed_only]
@@ -125,7 +126,7 @@ class RetryPolicy:
     def add(self, groups: Sequence[Group]) -> None:
         """Count a round."""
         self._last = groups
-        self._failed = 0 if self.kept(groups) else self._failed + 1
+        self._failed = 0 if self.trainable(groups) else self._failed + 1
         self._lost = self._lost + 1 if 2 * _num_unverified(groups) > _num_rollouts(groups) else 0
 
     @property
@@ -203,6 +204,7 @@ def _silent_cause(sampled: Sequence[Group], groups: Sequence[Group], solved: int
 
 
 def _difficulty(solved: int, num_groups: int) -> str:
+    """Return a remedy, given how many of the last groups were solved; in the others no rollout was correct."""
     if solved == num_groups:
         return "there is nothing left to learn from these prompts; choose harder ones"
     help_ = (
@@ -217,8 +219,8 @@ def _difficulty(solved: int, num_groups: int) -> str:
     )
 
 
-MEMORY = 0.8  # the kept fraction weighs this step's groups 1, the last step's 0.8, the one before 0.64, ...
-MOST_STEPS = 6  # a round has at most the prompts of 6 steps: limits the cost of too low an estimate
+KEPT_DECAY = 0.8  # the kept fraction weighs this step's groups 1, the last step's 0.8, the one before 0.64, ...
+MAX_STEPS_PER_ROUND = 6  # a round has at most the prompts of 6 steps: limits the cost of too low an estimate
 _SURE = 1.2816  # 90% quantile of the standard normal distribution
 _SURPLUS = 1 / 3  # largest expected surplus, in steps, so that few groups wait for longer than one step
 _ROUND_BITS = 20  # an attempt has fewer than 2^20 rounds
@@ -231,17 +233,17 @@ def prompts_of_round(
 
     n prompts give about nf groups if the fraction f is kept. The result is the smallest n for which a normal variable
     with mean nf and variance nf(1 - f) is at least `missing` - 0.5 (the continuity correction) in nine of ten cases.
-    Two limits apply. The expected surplus is at most a third of a step. A round has the prompts of at most `MOST_STEPS`
-    steps, and of one step while no group was kept, because the run may then be about to give up.
+    Two limits apply. The expected surplus is at most a third of a step. A round has the prompts of at most
+    `MAX_STEPS_PER_ROUND` steps, and of one step while no group was kept, because the run may then be about to give up.
 
-    `kept` and `sampled` count groups of this step and of earlier ones, weighted as `MEMORY` says.
+    `kept` and `sampled` count groups of this step and of earlier ones, weighted as `KEPT_DECAY` says.
     """
     needed = np.asarray(missing, np.float64)
     fraction = np.add(kept, 1) / np.add(sampled, 1)
     spread = _SURE * np.sqrt(fraction * (1 - fraction))
     likely = ((spread + np.sqrt(spread**2 + 4 * fraction * np.maximum(needed - 0.5, 0))) / (2 * fraction)) ** 2
     number = np.minimum(likely, (needed + prompts_per_step * _SURPLUS) / fraction)
-    most = prompts_per_step * np.where(np.less(kept, 1) & np.greater(sampled, 0), 1, MOST_STEPS)
+    most = prompts_per_step * np.where(np.less(kept, 1) & np.greater(sampled, 0), 1, MAX_STEPS_PER_ROUND)
     size: IntArray | np.int64 = np.minimum(most, np.ceil(number - 1e-9)).astype(np.int64)  # the roots are rounded
     return size
 
@@ -274,7 +276,7 @@ class SyncCollector(Collector):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._carried: tuple[Group, ...] = ()
-        self._seen = (0.0, 0.0)  # groups that earlier steps (kept, sampled), weighted by `MEMORY`
+        self._seen = (0.0, 0.0)  # (kept, sampled): groups that earlier steps kept and sampled, weighted by `KEPT_DECAY`
         self._retries = RetryPolicy(self.config.dynamic_sampling)
 
     @property
@@ -308,13 +310,13 @@ class SyncCollector(Collector):
             number += 1
             self.observe(Round(step, number, len(kept), per_step, batch.fraction_cut))
             groups = self._round(step, batch, per_step - len(kept))
-            kept += self._retries.kept(groups)
+            kept += self._retries.trainable(groups)
             self._retries.add(groups)
             if self._retries.is_over:
                 self._carried, self._attempts = tuple(kept), self._attempts + 1
                 raise self._retries.error(batch)
         kept_before, sampled_before = self._seen
-        self._seen = (MEMORY * (kept_before + batch.num_mixed), MEMORY * (sampled_before + len(batch.verified)))
+        self._seen = (KEPT_DECAY * (kept_before + batch.num_mixed), KEPT_DECAY * (sampled_before + len(batch.verified)))
         batch.groups, surplus = kept[:per_step], kept[per_step:]
         with self.clock("training"):
             self._carried, self._attempts = tuple(self.keep_old_logprobs(surplus)), 0

@@ -38,7 +38,7 @@ from brorl.prompts.rendering import drop_long, model_positions, prompt_problems,
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.seeds import derived_seed
 from brorl.table import Table
-from brorl.training.collector import MOST_STEPS
+from brorl.training.collector import MAX_STEPS_PER_ROUND
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.grade import Grader
 from brorl.verification.sandbox.pool import Workers
@@ -72,6 +72,7 @@ def check_memory(
 
 
 def _memory_settings(config: TrainConfig) -> MemorySettings:
+    """Return the settings of a recipe on which the memory of a run depends."""
     device = choose_device(config.device).type
     offloaded = config.reference.offload and device != "cpu"
     return MemorySettings(
@@ -93,7 +94,7 @@ def _memory_settings(config: TrainConfig) -> MemorySettings:
 
 
 def _workload(config: TrainConfig, prompts: Prompts) -> Workload:
-    steps_at_once = MOST_STEPS if config.dynamic_sampling.enabled else 1
+    steps_at_once = MAX_STEPS_PER_ROUND if config.dynamic_sampling.enabled else 1
     return Workload(
         prompt_tokens=prompts.longest,
         max_new_tokens=max(config.response_limits.values()),

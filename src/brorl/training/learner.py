@@ -1,6 +1,6 @@
 """The learner: groups in, an updated model out, with the exact gradient of the tree.
 
-Each step makes M mini-batch updates of AdamW. Memory does not depend on N; if it runs out, a mini-batch starts again
+Each step makes one AdamW update per mini-batch. Memory does not depend on N; if it runs out, a mini-batch starts again
 with smaller chunks. A loss that is not finite stops the run before the weights change. Several ranks shard the model
 and make the same update as one process: denominators cover the whole mini-batch, and gradients add up.
 """
@@ -50,7 +50,7 @@ from brorl.training.mini_batch import (
     to_tensor,
 )
 from brorl.training.ranks import ALONE, Ranks
-from brorl.training.tree_logprobs import TreeLogprobs, autocast, measured_forward, rows_forward
+from brorl.training.tree_logprobs import TreeLogprobs, autocast, flat_forward, measured_forward
 from brorl.tree import RolloutTree
 
 
@@ -177,7 +177,7 @@ class TreeLearner:
         self.model, self._config, self._ranks = model, config, ranks
         self._echo, self._observe = echo, observe
         self._chose_forward = False
-        self._rows: bool | None = None  # whether the learner takes rows; None before a choice
+        self._takes_flat_path: bool | None = None  # whether that is faster; None before it is measured
         self._save_checked = False
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._parameters = list(self._trained.values())
@@ -199,7 +199,7 @@ class TreeLearner:
     def learn(
         self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
     ) -> StepMetrics:
-        """Make the M mini-batch updates of one step; see `Learner.learn`. Rank 0 estimates the advantages.
+        """Make the updates of one step, one per mini-batch; see `Learner.learn`. Rank 0 estimates the advantages.
 
         Raises:
             DivergedError: If the loss or the gradient is not finite. That update has then not changed the weights.
@@ -233,30 +233,30 @@ class TreeLearner:
         retries, self._nodes.retries = self._nodes.retries, 0
         return StepMetrics(
             **metrics,
-            entropy=-_token_mean([g.tree for g in groups]),
+            entropy=-_mean_sampled_logprob([g.tree for g in groups]),
             learning_rate=self._learning_rate(lr_scale),
             nodes_per_pass=self._nodes.value,
             out_of_memory_retries=retries,
         )
 
     def _choose_forward(self, trees: Sequence[RolloutTree]) -> None:
-        """Say what the flat path costs, and choose between trees and rows on CUDA, once in a run."""
+        """Say what the flat path costs, and choose between trees and the flat path on CUDA, once in a run."""
         if line := self._logprobs.forward.cost_line(trees):
             self._echo(line)
         engine, on_one_gpu = self._config.engine, self.model.device.type == "cuda" and self._ranks.size == 1
-        if engine.forward == engine.attention == "auto" and on_one_gpu and self._rows is None:
+        if engine.forward == engine.attention == "auto" and on_one_gpu and self._takes_flat_path is None:
             with autocast(self._config, self.model):
                 self._logprobs.forward, line = self._nodes.run(
                     lambda: measured_forward(self.model, self._logprobs.forward, trees, self._nodes.value)
                 )
-            self._rows = isinstance(self._logprobs.forward, FlatForward)
+            self._takes_flat_path = isinstance(self._logprobs.forward, FlatForward)
             if line:
                 self._echo(line)
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
         """Add the log-probs of the current weights to groups that wait: their clip will compare with these weights."""
-        own = self._logprobs
-        return own.with_old(groups, own.gathered) if self._config.recompute_old_logprobs else list(groups)
+        logprobs = self._logprobs
+        return logprobs.with_old(groups, logprobs.gathered) if self._config.recompute_old_logprobs else list(groups)
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """Return the log-prob (nats) of every node under the current weights, shape [M]; see `Learner.logprobs`."""
@@ -293,7 +293,7 @@ class TreeLearner:
 
     @property
     def _snapshots(self) -> list[Snapshot]:
-        return [one for one in (self._logprobs.reference, self._average) if one is not None]
+        return [snapshot for snapshot in (self._logprobs.reference, self._average) if snapshot is not None]
 
     def exchange_average(self) -> None:
         """Exchange the weights and their average, which must exist."""
@@ -315,36 +315,36 @@ class TreeLearner:
             "updates": self._updates,
             "max_nodes": self._nodes.value,
             "max_nodes_at_start": self._nodes.initial,
-            "rows": self._rows,
+            "rows": self._takes_flat_path,
         }
         if self._ranks.size > 1:
             return state | sharded_header(self._optimizer, self._trained, self._snapshots)
-        snapshots = {one.name: one.state_dict() for one in self._snapshots}
+        snapshots = {snapshot.name: snapshot.state_dict() for snapshot in self._snapshots}
         return {"optimizer": self._optimizer.state_dict(), **state, **snapshots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state. A ValueError says what the state lacks, or that it belongs to another model."""
-        state = in_memory(state, self._trained, [one.name for one in self._snapshots])
-        for one in self._snapshots:
-            if one.name not in state:
+        state = in_memory(state, self._trained, [snapshot.name for snapshot in self._snapshots])
+        for snapshot in self._snapshots:
+            if snapshot.name not in state:
                 raise ValueError(
-                    f"the state contains no {one.name} weights; resume with the kl.coefficient and the "
+                    f"the state contains no {snapshot.name} weights; resume with the kl.coefficient and the "
                     "optimizer.ema_decay that the run started with, or start a new run from its weights"
                 )
-            one.load_state_dict(state[one.name])
+            snapshot.load_state_dict(state[snapshot.name])
         self._optimizer.load_state_dict(state["optimizer"])
         self._updates = state["updates"]
-        self._rows = state["rows"]
-        if self._rows:
-            self._logprobs.forward = rows_forward(self._logprobs.forward)
+        self._takes_flat_path = state["rows"]
+        if self._takes_flat_path:
+            self._logprobs.forward = flat_forward(self._logprobs.forward)
         if state["max_nodes_at_start"] == self._nodes.initial:  # else engine.nodes_per_pass was changed
             self._nodes.restrict(state["max_nodes"])
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Load another run's moments, which must fit the model; learning rate, warm-up and updates stay."""
-        own = self._optimizer.state_dict()
+        current = self._optimizer.state_dict()
         state = in_memory(state, self._trained)
-        self._optimizer.load_state_dict(with_moments_of(state["optimizer"], own, self._parameters))
+        self._optimizer.load_state_dict(with_moments_of(state["optimizer"], current, self._parameters))
 
     def _learning_rate(self, factor: float) -> float:
         rate, warmup = self._config.scaled_learning_rate, self._config.optimizer.warmup_updates
@@ -381,14 +381,14 @@ class TreeLearner:
         options = {"entropy": loss.entropy_coefficient > 0, "recompute_prompts": self._ranks.size > 1}
         with autocast(self._config, self.model):
             for chunk in logprobs.chunks(batch.trees, **options):
-                of_chunk, sums_of_chunk = chunk_loss(chunk, batch, self._config, coefficient_K)
-                of_chunk.backward()
+                loss_of_chunk, sums_of_chunk = chunk_loss(chunk, batch, self._config, coefficient_K)
+                loss_of_chunk.backward()
                 sums = sums + sums_of_chunk
             logprobs.passes.finish()
         return sums
 
 
-def _token_mean(trees: Sequence[RolloutTree]) -> float:
-    """Mean log-prob of the sampled tokens."""
+def _mean_sampled_logprob(trees: Sequence[RolloutTree]) -> float:
+    """Return the mean log-prob (nats) of the sampled tokens when they were sampled, duplicates counted."""
     total = sum(float((t.count * t.logprob).sum()) for t in trees)
     return total / sum(t.num_sampled_tokens for t in trees)

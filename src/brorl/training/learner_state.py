@@ -80,10 +80,10 @@ class AveragedWeights(Snapshot):
 
     @torch.no_grad()
     def add(self, decay: float, updates: int) -> None:
-        """Add the weights after an update: average <- d average + (1 - d) weights.
+        """Add the weights after an update: average <- (1 - new) average + new weights.
 
-        Over the first 1 / (1 - decay) updates the average is the plain mean of the weights, so that the first weights
-        do not linger. `updates` includes this one.
+        Here new = max(1 - decay, 1 / updates), and `updates` includes this one. Over the first 1 / (1 - decay) updates
+        the average is the plain mean of the weights, so that the first weights do not linger.
         """
         new = max(1 - decay, 1 / updates)
         for name, parameter in self._parameters.items():

@@ -28,6 +28,8 @@ from brorl.training.learner import StepMetrics
 from brorl.training.run import TrainingRun
 from brorl.training.stop_request import StopNow, StopRequest
 
+STORED_PROMPTS = 8  # held-out prompts whose responses every evaluation stores
+
 
 def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None) -> tuple[Ending, str]:
     """Train until the schedule, a collapse, or a stop request ends the run.
@@ -58,20 +60,17 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
                     metrics = learner.learn(batch.groups, objective.estimate_advantages, seed, objective.lr_scale)
                 collector.publish(learner.weights(), version=step)
 
-                record = recorder.record(step, batch, held_out, metrics)
-                if recorder.evaluates(step):
-                    record |= recorder.evaluate(step)
-                if why := schedule.reference.why_reset(record):
+                step_record = recorder.record(step, batch, held_out, metrics)
+                if recorder.evaluation_is_due(step):
+                    step_record |= recorder.evaluate(step)
+                if why := schedule.reference.why_reset(step_record):
                     learner.reset_reference(run.config.reference.reset_optimizer)
-                    record["reference_reset"] = why
-                recorder.write(record)
-                recorder.save_if_due(record)
+                    step_record["reference_reset"] = why
+                recorder.write(step_record)
+                recorder.save_if_due(step_record)
         except (NoGroupsError, StopNow) as reason:
             return recorder.end_early(reason)
     return recorder.end()
-
-
-STORED_PROMPTS = 8  # held-out prompts whose responses every evaluation stores
 
 
 class Ending(Enum):
@@ -87,7 +86,10 @@ class Ending(Enum):
 
 
 class Recorder:
-    """Writes the records of a run. It continues after step `step`, the last one that is done."""
+    """Keeps the books of a run: writes its records, evaluates, saves checkpoints, and decides when it ends.
+
+    It continues after step `step`, the last one that is done.
+    """
 
     def __init__(self, run: TrainingRun, step: int, stop: StopRequest) -> None:
         self._run, self._config, self._stop = run, run.config, stop
@@ -126,7 +128,7 @@ class Recorder:
         with clock("diagnostics"):
             measured = run.diagnostics.record(batch.complete, batch.groups, held_out)
         samples = sum(g.tree.num_rollouts for g in batch.groups)
-        record = {
+        step_record = {
             "step": step,
             "sampling": batch.summary(),
             "kept": {"groups": len(batch.groups), "carried": batch.num_carried, "samples": samples},
@@ -135,10 +137,10 @@ class Recorder:
             **measured,
             "seconds": clock.seconds(),
         }
-        self._spent += cost_of_step(record)
-        return record
+        self._spent += cost_of_step(step_record)
+        return step_record
 
-    def evaluates(self, step: int) -> bool:
+    def evaluation_is_due(self, step: int) -> bool:
         """Return whether this step is followed by an evaluation."""
         return self._run.schedule.evaluates(step, self._spent_before, self._spent)
 

@@ -170,34 +170,34 @@ def prepare_mini_batches(
     parts = np.array_split(generator.permutation(len(groups)), config.optimizer.mini_batches)
     chosen = [[(i, choose_trained(groups[i], size, config.loss.mask_truncated, generator)) for i in p] for p in parts]
     trained = [[(is_fresh[i], group) for i, group in part if group] for part in chosen]
-    every = [pair for part in trained for pair in part]
+    all_trained = [pair for part in trained for pair in part]
     if config.importance.correction != "none":
-        check_sampler_logprobs([group.tree for _, group in every])
-    own: list[Group] = []  # this rank's pieces of groups
-    of: list[tuple[int, bool]] = []  # for each piece: (number of its mini-batch, whether it is fresh)
+        check_sampler_logprobs([group.tree for _, group in all_trained])
+    local_groups: list[Group] = []  # this rank's pieces of groups
+    origins: list[tuple[int, bool]] = []  # for each piece: (number of its mini-batch, whether it is fresh)
     for number, part in enumerate(trained):
         for piece in logprobs.local_pieces([group.tree for _, group in part]):
             fresh, group = part[piece.tree]
             is_whole = (piece.start, piece.stop) == (0, group.tree.num_responses)
-            own.append(group if is_whole else group.select(np.arange(piece.start, piece.stop)))
-            of.append((number, fresh))
+            local_groups.append(group if is_whole else group.select(np.arange(piece.start, piece.stop)))
+            origins.append((number, fresh))
     if not config.kl.is_in_reward:  # else the penalty has computed all log-probs
-        own = logprobs.with_reference(logprobs.with_old(own, logprobs.local), logprobs.local)
+        local_groups = logprobs.with_reference(logprobs.with_old(local_groups, logprobs.local), logprobs.local)
     batches, tensor = [], partial(to_tensor, logprobs.model)
     for number, indices in enumerate(parts):
         trees, fraction = [groups[i].tree for i in indices], len(indices) * len(parts) / len(groups)
-        mine = [group for group, (part, _) in zip(own, of, strict=True) if part == number]
-        batches.append(make_mini_batch(trees, mine, config, fraction, tensor))
+        of_this_batch = [group for group, (part, _) in zip(local_groups, origins, strict=True) if part == number]
+        batches.append(make_mini_batch(trees, of_this_batch, config, fraction, tensor))
     mismatches: dict[str, float | None] = dict.fromkeys(("mismatch_mean", "mismatch_max", "mismatch_kl"))
-    fresh_trees = [group.tree for fresh, group in every if fresh]
+    fresh_trees = [group.tree for fresh, group in all_trained if fresh]
     if config.recompute_old_logprobs and fresh_trees and not any(np.isnan(t.logprob).any() for t in fresh_trees):
-        compared = [group for group, (_, fresh) in zip(own, of, strict=True) if fresh]
+        compared = [group for group, (_, fresh) in zip(local_groups, origins, strict=True) if fresh]
         sums = mismatch_sums([group.tree for group in compared], [known(group.old_logprob_M) for group in compared])
         mismatches = {**mismatch(logprobs.ranks.gather(sums))}
-    num_tokens = sum(group.tree.num_sampled_tokens for _, group in every)
+    num_tokens = sum(group.tree.num_sampled_tokens for _, group in all_trained)
     kept = sum(logprobs.ranks.gather(sum(batch.kept_tokens for batch in batches)))
     return batches, {
-        "trained_nodes": sum(group.tree.num_unique_tokens for _, group in every),
+        "trained_nodes": sum(group.tree.num_unique_tokens for _, group in all_trained),
         **mismatches,
         "masked_fraction": 1.0 - kept / num_tokens if num_tokens else 0.0,
     }

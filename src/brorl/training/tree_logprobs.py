@@ -139,8 +139,8 @@ class TreeLogprobs:
         return [replace(g, reference_logprob_M=lp) for g, lp in zip(groups, self.nodes.run(work), strict=True)]
 
 
-def rows_forward(forward: Forward) -> Forward:
-    """Return the forward pass over rows in place of `forward`."""
+def flat_forward(forward: Forward) -> Forward:
+    """Return the flat path in place of `forward`; the flat path itself does not change."""
     if isinstance(forward, FlatForward):
         return forward
     return FlatForward("rows were faster when the run began", whole_logits=forward.whole_logits)
@@ -169,7 +169,7 @@ def measured_forward(
         return forward, None
     slices = next(split_into_chunks(trees, max_nodes))
     some = [trees[one.tree].select(np.arange(one.start, one.stop))[0] for one in slices]
-    flat = rows_forward(forward)
+    flat = flat_forward(forward)
     taken = []
     for way in (forward, flat):
         for _ in range(2):  # the first one compiles and allocates
