@@ -54,7 +54,7 @@ def test_a_crash_of_the_call_is_its_own_fault(number: int) -> None:
 
 def test_a_lost_worker_whose_child_holds_the_pipes_is_lost_and_the_child_ends(tmp_path: Path) -> None:
     fork = "child = os.fork()\nif child: open(arguments[1], 'w').write(str(child)); os.kill(os.getpid(), arguments[0])"
-    with WorkerPool(num_workers=1, timeout_s=0.5) as pool:
+    with WorkerPool(num_workers=1, timeout_s=1.5) as pool:
         (result,) = pool.run([execute(f"{fork}\ntime.sleep(300)", signal.SIGKILL, str(tmp_path / "pid"))])
     assert result.failure == LOST
     assert gone(int((tmp_path / "pid").read_text("ascii")))
