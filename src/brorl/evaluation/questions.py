@@ -151,12 +151,14 @@ def removed_lines(num_too_long: int, num_evaluated_on: int, config: TrainConfig)
 
 def dropped_lines(sources: Sequence[SourceQuestions]) -> list[str]:
     """Return a line about each source with rows that its layout dropped."""
-    from brorl.prompts.public_data import reasons
+    reduced = [one for one in sources if any(one.dropped.values())]
+    if not reduced:
+        return []
+    from brorl.prompts.public_data import reasons  # loads all layouts
 
     return [
         f"{one.name}: {sum(one.dropped.values()):,} of {one.num_rows:,} rows were dropped ({reasons(one.dropped)})"
-        for one in sources
-        if any(one.dropped.values())
+        for one in reduced
     ]
 
 
