@@ -200,3 +200,18 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
         values = flat[:: max(1, flat.numel() // _VALUES_OF_A_TENSOR)].double().cpu().numpy()
         digest.update(f"{name} {tuple(tensor.shape)}".encode() + values.astype("<f8").tobytes())
     return digest.hexdigest()
+
+
+def coverage_note(evaluations: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a sentence if pass@k of the largest k fell, and the intervals before and after do not overlap."""
+    if len(evaluations) < 2:
+        return []
+    before_at, after_at = evaluations[0]["pass_at"], evaluations[-1]["pass_at"]
+    k = max((k for k in before_at if k in after_at), key=int, default=1)
+    if int(k) == 1 or after_at[k]["high"] >= before_at[k]["low"]:
+        return []
+    return [
+        f"Coverage fell: held-out pass@{k} went from {before_at[k]['value']:.3f} to {after_at[k]['value']:.3f}, beyond "
+        "the intervals. To keep more of it, lower optimizer.learning_rate, train for fewer steps, or count rare "
+        "successes more (docs/how-to/broaden.md)."
+    ]

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from brorl.cost import UNITS, total_cost
+from brorl.evaluation.benchmark import coverage_note
 from brorl.evaluation.paired import Conclusion, conclusion_of, difference_interval
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate, duration, interval, signed
@@ -174,21 +175,6 @@ def _batch(run: RunRecord) -> str:
     """Return the prompts of a step times the rollouts of a prompt."""
     prompts, rollouts = (run.settings.get(n) for n in ("prompts_per_step", "rollouts_per_prompt"))
     return f"{prompts or '?'} x {rollouts or '?'}"
-
-
-def coverage_note(evaluations: Sequence[Record]) -> list[str]:
-    """Return a sentence if pass@k of the largest k fell, and the intervals before and after do not overlap."""
-    if len(evaluations) < 2:
-        return []
-    before_at, after_at = evaluations[0]["pass_at"], evaluations[-1]["pass_at"]
-    k = max((k for k in before_at if k in after_at), key=int, default=1)
-    if int(k) == 1 or after_at[k]["high"] >= before_at[k]["low"]:
-        return []
-    return [
-        f"Coverage fell: held-out pass@{k} went from {before_at[k]['value']:.3f} to {after_at[k]['value']:.3f}, beyond "
-        "the intervals. To keep more of it, lower optimizer.learning_rate, train for fewer steps, or count rare "
-        "successes more (docs/how-to/broaden.md)."
-    ]
 
 
 def _fraction(part: float, whole: float) -> str:
