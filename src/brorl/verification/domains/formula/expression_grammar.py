@@ -6,7 +6,7 @@ Letters side by side are a product: `ab`. Before a number there must be an opera
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from brorl.verification.domains.formula.expressions import (
@@ -23,7 +23,7 @@ from brorl.verification.domains.formula.expressions import (
     Symbol,
     to_expression,
 )
-from brorl.verification.domains.formula.tokens import END, Token, UnreadableError, word_list, written
+from brorl.verification.domains.formula.tokens import Token, TokenReader, UnreadableError, word_list, written
 from brorl.verification.domains.formula.words import MAGNITUDES, NUMERALS, ORDINAL_ENDINGS
 
 _MAX_DEPTH = 60
@@ -52,7 +52,7 @@ CURRENCY_OF = {"\\$": "dollar", "\\euro": "euro", "\\pounds": "pound", "\\yen": 
 _PERIOD = re.compile(r"\.\d{0,30}?(\d{1,6}?)\1{1,30}$")  # the repeating digits before dots: `0.333...`
 
 
-class ExpressionReader:
+class ExpressionReader(TokenReader):
     """Reads expressions from tokens. A subclass reads what these share with answers: lists, brackets, units."""
 
     listing: Callable[..., Form]  # all items up to a closing bracket
@@ -60,60 +60,8 @@ class ExpressionReader:
     starts_unit: Callable[[], bool]  # whether the rest of this item is a unit
 
     def __init__(self, tokens: Sequence[Token], has_units: bool = True) -> None:
-        self.tokens, self.at, self.depth, self.bars = list(tokens), 0, 0, 0
-        self.has_units = has_units
-
-    def peek(self, ahead: int = 0) -> Token:
-        """Return a token without taking it."""
-        return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else END
-
-    def take(self) -> Token:
-        """Return the next token, and move past it."""
-        token = self.peek()
-        self.at += 1
-        return token
-
-    def accept(self, *texts: str) -> Token | None:
-        """Take the next token if it is one of these marks or commands."""
-        return self.take() if self.peek().text in texts and self.peek().kind in ("mark", "command") else None
-
-    def expect(self, *texts: str) -> Token:
-        """Take the next token, which must be one of these."""
-        token = self.accept(*texts)
-        if token is None:
-            raise UnreadableError(f"expected {' or '.join(texts)}, got {self.peek().text}")
-        return token
-
-    def outside_brackets(self, most: int | None = None) -> Iterator[tuple[int, Token]]:
-        """Yield (place, token) from here on, without the tokens inside brackets that open after here."""
-        depth = 0
-        for at in range(self.at, len(self.tokens) if most is None else min(self.at + most, len(self.tokens))):
-            text = self.tokens[at].text
-            if depth == 0:
-                yield at, self.tokens[at]
-            depth += (text in ("{", "(", "[", "\\{")) - (text in ("}", ")", "]", "\\}"))
-
-    def raw(self, whole: bool = False) -> str:
-        """Return the text of a group of braces without spaces, or of one character; with `whole`, of one token."""
-        if self.accept("{"):
-            start, depth = self.at, 1
-            while depth:
-                token = self.take()
-                if token is END:
-                    raise UnreadableError("a group does not close")
-                depth += (token.text == "{") - (token.text == "}")
-            return written(self.tokens[start : self.at - 1]).replace(" ", "")
-        token = self.peek()
-        if token.kind in ("mark", "end") and not whole:
-            raise UnreadableError("no subscript")
-        if token.kind in ("name", "number") and not whole:
-            self._split()
-        return self.take().text
-
-    def _split(self) -> None:
-        """Split the next token after its first character."""
-        kind, text, *_ = self.peek()
-        self.tokens[self.at : self.at + 1] = [Token(kind, part) for part in (text[0], text[1:]) if part]
+        super().__init__(tokens)
+        self.depth, self.bars, self.has_units = 0, 0, has_units
 
     def argument(self, whole: bool = False) -> Expression:
         """Read one argument: a group, or one character; with `whole` a number keeps all its digits."""
@@ -125,7 +73,7 @@ class ExpressionReader:
             return inner
         token = self.peek()
         if (token.text.isdigit() and not whole) or (token.kind == "name" and token.text not in _CONSTANTS):
-            self._split()
+            self.split()
         token = self.peek()
         if token.kind == "number" or (token.kind == "name" and len(token.text) == 1):
             self.take()

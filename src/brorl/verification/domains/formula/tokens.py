@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 _GREEK = (
@@ -241,3 +241,62 @@ def written(tokens: Sequence[Token]) -> str:
     return "".join(
         (" " if token.is_spaced else "") + token.text + (" " if token.kind == "command" else "") for token in tokens
     ).strip()
+
+
+class TokenReader:
+    """Takes tokens one after the other."""
+
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self.tokens, self.at = list(tokens), 0
+
+    def peek(self, ahead: int = 0) -> Token:
+        """Return a token without taking it."""
+        return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else END
+
+    def take(self) -> Token:
+        """Return the next token, and move past it."""
+        token = self.peek()
+        self.at += 1
+        return token
+
+    def accept(self, *texts: str) -> Token | None:
+        """Take the next token if it is one of these marks or commands."""
+        return self.take() if self.peek().text in texts and self.peek().kind in ("mark", "command") else None
+
+    def expect(self, *texts: str) -> Token:
+        """Take the next token, which must be one of these."""
+        token = self.accept(*texts)
+        if token is None:
+            raise UnreadableError(f"expected {' or '.join(texts)}, got {self.peek().text}")
+        return token
+
+    def outside_brackets(self, most: int | None = None) -> Iterator[tuple[int, Token]]:
+        """Yield (place, token) from here on, without the tokens inside brackets that open after here."""
+        depth = 0
+        for at in range(self.at, len(self.tokens) if most is None else min(self.at + most, len(self.tokens))):
+            text = self.tokens[at].text
+            if depth == 0:
+                yield at, self.tokens[at]
+            depth += (text in ("{", "(", "[", "\\{")) - (text in ("}", ")", "]", "\\}"))
+
+    def raw(self, whole: bool = False) -> str:
+        """Return the text of a group of braces without spaces, or of one character; with `whole`, of one token."""
+        if self.accept("{"):
+            start, depth = self.at, 1
+            while depth:
+                token = self.take()
+                if token is END:
+                    raise UnreadableError("a group does not close")
+                depth += (token.text == "{") - (token.text == "}")
+            return written(self.tokens[start : self.at - 1]).replace(" ", "")
+        token = self.peek()
+        if token.kind in ("mark", "end") and not whole:
+            raise UnreadableError("no subscript")
+        if token.kind in ("name", "number") and not whole:
+            self.split()
+        return self.take().text
+
+    def split(self) -> None:
+        """Split the next token after its first character."""
+        kind, text, *_ = self.peek()
+        self.tokens[self.at : self.at + 1] = [Token(kind, part) for part in (text[0], text[1:]) if part]
