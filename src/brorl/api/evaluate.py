@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = {  # setting -> option of `brorl eval`
     "evaluation.rollouts_per_prompt": "samples", "evaluation.ks": "ks", "evaluation.temperature": "temperature",
-    "evaluation.top_p": "top-p", "evaluation.max_new_tokens": "max-new-tokens",
+    "evaluation.top_p": "top-p", "evaluation.max_new_tokens": "max-new-tokens", "seed": "seed",
 }  # fmt: skip
 _SINGLE = (
     "device", "dtype", "engine.kind", "engine.dtype", "engine.memory_gib", "engine.threads", "sampling.stop",
@@ -137,6 +137,8 @@ def make_request(
             f"{option('temperature', 0)} is greedy: all {samples} responses to a prompt would be the same, and pass@k "
             f"would be pass@1; add {option('samples', 1)}, or use a temperature above 0"
         )
+    if samples >= 1 and not (ks and min(ks) >= 1 and max(ks) <= samples):
+        raise UserError(f"{option('ks')} must be between 1 and {option('samples')} = {samples}, got {tuple(ks)}")
     if not all(text.strip() for text in data):
         raise UserError(
             f"{option('data')}: the value is empty; name a benchmark, file, hub id or puzzle, or omit {option('data')}"
@@ -166,13 +168,7 @@ def make_request(
     }
     if overrides.get("cluster.mode") == "async":  # the mode says how sampling and learning overlap
         overrides["cluster.mode"] = "sync"
-    try:
-        config = make_config(settings, overrides, found.recipe or "the options")
-    except UserError as error:
-        message = str(error)
-        for setting, name in _OPTIONS.items():
-            message = message.replace(setting, option(name))
-        raise UserError(message) from None
+    config = make_config(settings, overrides, found.recipe or "the options", _OPTIONS)
     if not config.evaluation.num_prompts:
         raise UserError(f"{option('evaluation.num_prompts')}: expected at least 1 prompt, not 0")
     own_template = any(name.startswith(("prompt.template", "prompt.domain_templates")) for name in given)

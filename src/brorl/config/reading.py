@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, get_args
 from pydantic import BaseModel, ValidationError
 
 from brorl.config.settings import TrainConfig
-from brorl.errors import UserError, nearest
+from brorl.errors import UserError, nearest, option
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.storage import is_file
 
@@ -143,9 +143,12 @@ def dump_yaml(config: TrainConfig) -> str:
     return stream.getvalue()
 
 
-def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], source: str) -> TrainConfig:
+def make_config(
+    settings: Mapping[str, Any], overrides: Mapping[str, Any], source: str, options: Mapping[str, str] | None = None
+) -> TrainConfig:
     """Check settings, nested or by dotted name, and make a config; `source` names the recipe in messages.
 
+    `options` has the options of a command that has names of its own for some settings; messages have these names.
     Overrides take precedence. An override of `budget.limit` without `steps` also replaces the recipe's `steps`, and an
     override of `phases` also replaces its `advantage`.
     """
@@ -159,7 +162,7 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
     except ValidationError as error:
         problems = error.errors()  # report a mistyped key first: it explains why the meant setting has no value
         first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-        raise UserError(_explain(first, source, replacing)) from None
+        raise UserError(_explain(first, source, replacing, options or {})) from None
 
 
 def with_settings(config: TrainConfig, overrides: Mapping[str, Any], source: str = "the recipe") -> TrainConfig:
@@ -242,13 +245,14 @@ def unknown_setting(name: str, command: str = "train") -> str:
     return f"{name} is not a setting{nearest(name, [*_FIELDS, *_SECTIONS]) or f'; see brorl {command} --help'}"
 
 
-def _explain(problem: Any, source: str, overrides: Collection[str]) -> str:
+def _explain(problem: Any, source: str, overrides: Collection[str], options: Mapping[str, str]) -> str:
     """Return pydantic's first error as one line; it names the recipe unless an override is wrong."""
     name, section = _place(problem["loc"])
     if problem["type"] == "value_error":
         concerned = text = str(problem["ctx"]["error"])
     else:
-        concerned, text = name, f"{name}: {_expectation(problem)}, not {problem['input']!r}"
+        shown = option(options[name]) if name in options else name
+        concerned, text = name, f"{shown}: {_expectation(problem)}, not {problem['input']!r}"
     if problem["type"] == "extra_forbidden":
         text = unknown_setting(name)
     if problem["type"] == "extra_forbidden" and section is not None:
@@ -256,8 +260,8 @@ def _explain(problem: Any, source: str, overrides: Collection[str]) -> str:
         near = nearest(name.rpartition(".")[2], fields) or f"; the settings are: {', '.join(fields)}"
         text = f"{name} is not a setting{near}"
     is_overridden = any(
-        re.search(rf"(?<![\w.]){re.escape(option)}\b", concerned) or option.startswith(f"{concerned}.")
-        for option in overrides
+        re.search(rf"(?<![\w.]){re.escape(override)}\b", concerned) or override.startswith(f"{concerned}.")
+        for override in overrides
     )
     return text if is_overridden else f"{text} (in {source})"
 
