@@ -6,7 +6,6 @@ that of the distinct tokens that they sampled.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -27,17 +26,17 @@ from ours import tree_work
 from transformers import PreTrainedModel
 from transformers_generation import generated
 
+from brorl.model.kernels import CompileChoice, use_kernels
 from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
+from brorl.rollout.native.graphs import GraphChoice
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 
-# The native engine with and without CUDA graphs, where it has the choice.
-NATIVE: dict[str, dict[str, Any]] = (
-    {"graphs": {"graphs": "auto"}, "eager": {"graphs": "off"}}
-    if "graphs" in inspect.signature(NativeEngine).parameters
-    else {"native": {}}
-)
+# Ways of the native engine: its CUDA graphs, and its kernels. They change nothing on a CPU.
+NATIVE: dict[str, tuple[GraphChoice, CompileChoice]] = {
+    "graphs": ("auto", "auto"), "Triton": ("auto", "on"), "eager": ("off", "auto")
+}  # fmt: skip
 # Tokens of the two profiled calls, whose difference is that of single positions. The host looks for ended rows at
 # intervals that divide it.
 _PROFILED = (4, 20)
@@ -81,13 +80,13 @@ class Decoding:
         shape = rows.num_prompts, rows.prompt_tokens
         self._prompts: list[list[int]] = rng.integers(1, self._config.vocab_size - 1, shape).tolist()
 
-    def native(self, options: dict[str, Any]) -> Findings:
+    def native(self, graphs: GraphChoice, kernels: CompileChoice) -> Findings:
         """Measure the native engine, and profile some of its positions."""
         before = self._device.bytes_in_use()
         model, rows = self._model(), self.rows
         said: list[str] = []
-        echo = {"echo": said.append} if options else {}
-        engine = NativeEngine(model, NO_END_TOKEN, rows.memory_bytes, **options, **echo)
+        use_kernels(kernels)
+        engine = NativeEngine(model, NO_END_TOKEN, rows.memory_bytes, graphs=graphs, echo=said.append)
 
         def sample(tokens: int) -> list[RolloutTree]:
             return engine.sample(self._prompts, rows.num_rollouts, SamplingParams(max_new_tokens=tokens), rows.seed)

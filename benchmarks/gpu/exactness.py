@@ -36,6 +36,7 @@ from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.config.settings import TrainConfig
+from brorl.model.kernels import use_kernels
 from brorl.model.logprobs import PLAIN
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native_engine import NativeEngine
@@ -234,14 +235,22 @@ def engine_part(kind: str, precision: Precision, device: Device, trial: Trial) -
         "little memory": NativeEngine(sampler, NO_END_TOKEN, little, forward=forward),
         "own cache": NativeEngine(sampler, NO_END_TOKEN, forward=FLAT),
     }
+    if not device.is_cpu and precision != "float64" and not state_space:
+        engines["Triton"] = NativeEngine(sampler, NO_END_TOKEN)
     for name, engine in engines.items():
+        use_kernels("on" if name == "Triton" else "auto")
         others = engine.sample(trial.prompts, trial.num_rollouts, sampling, trial.seed)
+        got = [torch.tensor(tree.logprob) for tree in others]
+        with torch.no_grad():
+            errors = logprob_errors(got, [plain_logprobs(reference, tree) for tree in others])
+        checks += _checks(name, Errors(*errors, 0.0), Errors(*plain, 0.0), precision, state_space)[:1]
         fraction = _fraction_of_other_responses(trees, others)
         if precision == "bfloat16":
             facts[f"other responses, {name}"] = fraction
         else:
             bounds = _STATE_SPACE_BOUNDS if state_space else BOUNDS[precision]
             checks.append(Check(f"other responses, {name}", fraction, bounds.other_responses))
+    use_kernels("auto")
     checks += _greedy(sampler, reference, trial, precision, plain[0], flat=state_space)
     return Findings(checks, facts)
 

@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -149,8 +149,10 @@ def _steps(arguments: argparse.Namespace) -> Iterator[Part]:
             folder, *shape, arguments.memory_gib, 4 if arguments.small else 256, arguments.runs + 1, arguments.step_s,
             arguments.device, arguments.seed,
         )  # fmt: skip
-        for peer, name in (("ours", "brorl"), ("trl", "TRL")):
-            yield Part(f"step: {step.name} by {name}", partial(step.measure, peer), arguments.step_s, _MOST_S)
+        yield Part(f"step: {step.name} by brorl", partial(step.measure, "ours"), arguments.step_s, _MOST_S)
+        in_triton = replace(step, compile="on")
+        yield Part(f"step: {step.name} by Triton", partial(in_triton.measure, "ours"), arguments.step_s, _MOST_S)
+        yield Part(f"step: {step.name} by TRL", partial(step.measure, "trl"), arguments.step_s, _MOST_S)
 
 
 def _decoding(
@@ -165,7 +167,7 @@ def _decoding(
         settings += [(TimedModel(size), (512, 1, 256, 512)) for size in ("300M", "1.5B")]
     for model, shape in settings:
         one = Decoding(Rows(model, *shape, arguments.memory_gib << 30, arguments.seed), device, limits, ceilings)
-        ways: dict[str, Callable[[], Findings]] = {way: partial(one.native, asked) for way, asked in NATIVE.items()}
+        ways: dict[str, Callable[[], Findings]] = {way: partial(one.native, *asked) for way, asked in NATIVE.items()}
         if model.name != "1.5B":  # whose samples by others take minutes
             ways |= {"generate": one.generate, "vLLM": one.vllm}
         for way, run in ways.items():

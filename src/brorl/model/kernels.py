@@ -231,9 +231,9 @@ def use_kernels(choice: CompileChoice) -> None:
         raise KernelsError(f"engine.compile = on, and {loaded}; install a C compiler, or set engine.compile: auto")
 
 
-def required() -> bool:
-    """Return whether this process must use kernels."""
-    return _choice == "on"
+def kernels_choice() -> CompileChoice:
+    """Return which kernels this process uses."""
+    return _choice
 
 
 def kernels() -> Kernels | None:

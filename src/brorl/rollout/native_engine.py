@@ -8,64 +8,32 @@ their prefixes with the same uniform numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.activity import Echo, Observe, unobserved
-from brorl.errors import UserError, first_line
+from brorl.errors import UserError
 from brorl.model.flat_path import FlatForward
-from brorl.model.forward import agrees, choose_forward
-from brorl.model.kernels import TRITON_DEVICES, KernelsError, kernels_of, required, using_triton
+from brorl.model.forward import choose_forward
+from brorl.model.kernels import TRITON_DEVICES, KernelsError, kernels_choice, kernels_of, using_triton
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.tree_attention import ModelPass
 from brorl.model.tree_path import TreeForward
 from brorl.rollout.engine import rollouts_of_prompts
-from brorl.rollout.native.decoder import Decoder, ModelCacheDecoder, RowMemory, Rows
-from brorl.rollout.native.draw import Uniforms, draw_tokens
+from brorl.rollout.native.decoder import Decoder, ModelCacheDecoder, RowMemory
+from brorl.rollout.native.draw import Uniforms
 from brorl.rollout.native.graphs import GraphChoice, graphs_on
 from brorl.rollout.native.growth import Growth
+from brorl.rollout.native.kernel_trial import trial_memory, why_kernels_differ
 from brorl.rollout.native.paged_decoder import PagedCache, PagedDecoder
 from brorl.rollout.native.slot_attention import SlotCache
 from brorl.rollout.native.slot_decoder import SlotDecoder
 from brorl.sampling import SamplingParams, StopStrings
 from brorl.tree import RolloutTree
-
-_MAX_ROWS, _MAX_TOKENS = 48, 20  # rows and tokens of the kernels' trial: more than one program reads at once
-_PROMPTS = ((1,), (2, 3, 1), (3, 1, 2, 1) * 40)
-
-
-def why_kernels_differ(new_decoder: Callable[[], SlotDecoder]) -> str | None:
-    """Return why the kernels in Triton cannot decode `_MAX_ROWS` rows of `_MAX_TOKENS`; None if they can."""
-    try:
-        logits_RV, logprob_R = _decoded(new_decoder(), use=True)
-    except Exception as error:  # from the compiler, the driver or the import
-        return f"{type(error).__name__}: {first_line(error)}"
-    expected_RV, expected_R = _decoded(new_decoder(), use=False)
-    if not agrees(logits_RV, expected_RV):
-        return "logits change"
-    return None if agrees(logprob_R, expected_R.to(logprob_R.dtype)) else "draws change"
-
-
-def _decoded(decoder: SlotDecoder, *, use: bool) -> tuple[Tensor, Tensor]:
-    """Return the logits of all rows at all positions, and drawn tokens with their log-probs."""
-    number_R = np.arange(_MAX_ROWS)
-    prompt_R = slot_R = number_R // (_MAX_ROWS // len(_PROMPTS))
-    found = []
-    with using_triton(use), decoder.attention():
-        vocabulary = decoder.start(_PROMPTS).shape[1]
-        for depth in range(1, _MAX_TOKENS):
-            rows = Rows(depth, prompt_R, number_R, (number_R + depth) % vocabulary, slot_R, number_R, number_R)
-            found.append(decoder.feed(decoder.place(rows, prompt_R)))
-            slot_R = number_R
-        # Draw from fixed logits: the kernels may round their logits differently, and a draw from those may differ.
-        fixed_RV = torch.linspace(-4, 4, 3 * vocabulary, device=found[0].device).view(3, -1).to(found[0].dtype)
-        token_K, logprob_K = draw_tokens(fixed_RV, np.arange(3), np.array([0.1, 0.5, 0.9]), SamplingParams())
-    return torch.cat(found), torch.cat([logprob_K.double(), token_K.double()])
 
 
 def draws_on(device: torch.device) -> bool:
@@ -91,7 +59,7 @@ class NativeEngine:
         dtype: Round the matrices to this dtype, which needs a Llama pass; None samples in the dtype of the model.
         stop: Texts that also end a response, or None.
         graphs: Whether decoding steps are CUDA graphs: `auto` where possible, `on` or an error, `off` never.
-        echo: Receives a line if `auto` cannot make graphs.
+        echo: Receives a line if graphs or kernels in Triton cannot be used.
 
     Raises:
         UserError: If graphs are required, and the model does not decode with tree attention on a CUDA device.
@@ -120,6 +88,7 @@ class NativeEngine:
         self._observe = observe
         self._dtype = dtype or model.dtype
         self._stop = stop
+        self._echo = echo
         on_cuda = model.device.type == "cuda" and isinstance(self._forward, TreeForward)
         if graphs == "on" and not on_cuda:
             raise UserError(
@@ -155,24 +124,26 @@ class NativeEngine:
         return decoder
 
     def _uses_kernels(self, decoder: Decoder) -> bool:
-        """Return whether the kernels in Triton are used; try them at the first call if they are required."""
+        """Return whether the kernels in Triton are used; the first call tries them."""
         model, forward = self.model, self._forward
         if self._use_kernels is not None:
             return self._use_kernels
         self._use_kernels = False
-        wanted = model.device.type in TRITON_DEVICES and required()
+        wanted = model.device.type in TRITON_DEVICES and kernels_choice() != "off"
         if wanted and isinstance(decoder, SlotDecoder) and isinstance(forward, TreeForward):
 
             def new_decoder() -> SlotDecoder:
-                memory = RowMemory.of(model, forward.kv_shapes, 1 << 40, _MAX_ROWS, _MAX_TOKENS)
-                cache = SlotCache(model, forward.kv_shapes, memory)
+                cache = SlotCache(model, forward.kv_shapes, trial_memory(model, forward.kv_shapes))
                 return SlotDecoder(model, decoder.model_pass, cache, decoder.sampling, graphs=None, draws=False)
 
-            if reason := why_kernels_differ(new_decoder):
+            reason = why_kernels_differ(model, new_decoder)
+            if reason and kernels_choice() == "on":
                 raise KernelsError(
                     f"engine.compile = on, and kernels in Triton cannot decode: {reason}; set engine.compile: auto"
                 )
-            self._use_kernels = True
+            if reason:
+                self._echo(f"decoding with PyTorch's operations, without kernels in Triton: {reason}")
+            self._use_kernels = reason is None
         return self._use_kernels
 
     @torch.no_grad()

@@ -228,12 +228,15 @@ def test_kernels_that_cannot_be_compiled_are_an_error(
         engine.sample([[1, 2], [3]], 3, SamplingParams(max_new_tokens=4), seed=1)
 
 
-@pytest.mark.parametrize("choice", ["auto", "off"])
-def test_kernels_that_are_not_required_are_not_tried(
-    choice: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_that_fail_their_trial_are_not_used(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of("llama", rng, monkeypatch, torch.float32)
-    monkeypatch.setattr(kernels, "_choice", choice)
-    monkeypatch.setattr("brorl.model.triton_kernels.attend", None)
-    engine.sample([[1, 2], [3]], 3, SamplingParams(max_new_tokens=4), seed=1)
+    prompts, sampling, said = [[1, 2], [3]], SamplingParams(max_new_tokens=4), []
+    monkeypatch.setattr(kernels, "_choice", "off")
+    expected = [tree.responses() for tree in engine.sample(prompts, 3, sampling, seed=1)]
     assert not engine._use_kernels
+    monkeypatch.setattr(kernels, "_choice", "auto")
+    monkeypatch.setattr("brorl.model.triton_kernels.attend", None)
+    engine = NativeEngine(engine.model, EOS, echo=said.append)
+    assert [tree.responses() for tree in engine.sample(prompts, 3, sampling, seed=1)] == expected
+    [line] = said
+    assert line.startswith("decoding with PyTorch's operations, without kernels in Triton: TypeError: 'NoneType'")
