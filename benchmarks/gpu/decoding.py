@@ -33,9 +33,9 @@ from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 
-# Ways of the native engine: its CUDA graphs, and its kernels. They change nothing on a CPU.
+# Ways of the native engine: `engine.cuda_graphs`, and `engine.compile`.
 NATIVE: dict[str, tuple[GraphChoice, CompileChoice]] = {
-    "graphs": ("auto", "auto"), "Triton": ("auto", "on"), "eager": ("off", "auto")
+    "brorl": ("auto", "auto"), "PyTorch in graphs": ("auto", "off"), "PyTorch": ("off", "off")
 }  # fmt: skip
 # Tokens of the two profiled calls, whose difference is that of single positions. The host looks for ended rows at
 # intervals that divide it.

@@ -235,10 +235,10 @@ def engine_part(kind: str, precision: Precision, device: Device, trial: Trial) -
         "little memory": NativeEngine(sampler, NO_END_TOKEN, little, forward=forward),
         "own cache": NativeEngine(sampler, NO_END_TOKEN, forward=FLAT),
     }
-    if not device.is_cpu and precision != "float64" and not state_space:
-        engines["Triton"] = NativeEngine(sampler, NO_END_TOKEN)
+    if not state_space:
+        engines["without kernels"] = NativeEngine(sampler, NO_END_TOKEN)
     for name, engine in engines.items():
-        use_kernels("on" if name == "Triton" else "auto")
+        use_kernels("off" if name == "without kernels" else "auto")
         others = engine.sample(trial.prompts, trial.num_rollouts, sampling, trial.seed)
         got = [torch.tensor(tree.logprob) for tree in others]
         with torch.no_grad():

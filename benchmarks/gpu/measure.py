@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 
@@ -149,10 +149,8 @@ def _steps(arguments: argparse.Namespace) -> Iterator[Part]:
             folder, *shape, arguments.memory_gib, 4 if arguments.small else 256, arguments.runs + 1, arguments.step_s,
             arguments.device, arguments.seed,
         )  # fmt: skip
-        yield Part(f"step: {step.name} by brorl", partial(step.measure, "ours"), arguments.step_s, _MOST_S)
-        in_triton = replace(step, compile="on")
-        yield Part(f"step: {step.name} by Triton", partial(in_triton.measure, "ours"), arguments.step_s, _MOST_S)
-        yield Part(f"step: {step.name} by TRL", partial(step.measure, "trl"), arguments.step_s, _MOST_S)
+        for peer, name in (("ours", "brorl"), ("trl", "TRL")):
+            yield Part(f"step: {step.name} by {name}", partial(step.measure, peer), arguments.step_s, _MOST_S)
 
 
 def _decoding(

@@ -30,7 +30,6 @@ from measurement import Cell, Job, Peer, Run, Workload
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from worker import DismissedError
 
-from brorl.model.kernels import CompileChoice
 from brorl.model.memory_prediction import MemorySettings, predict_memory
 from brorl.model.memory_prediction import Workload as Sizes
 from brorl.model.source import find_model
@@ -61,7 +60,6 @@ class RealStep:
     seconds: float  # for all steps: none is started that would exceed them, but one always counts
     device: str  # in PyTorch
     seed: int
-    compile: CompileChoice = "auto"  # `engine.compile` of our engine
 
     @property
     def name(self) -> str:
@@ -155,7 +153,7 @@ class RealStep:
             "optimizer": {"learning_rate": _LEARNING_RATE, "mini_batches": 1},
             "dtype": "float32" if on_cpu else "bfloat16",
             "importance": {"correction": "none" if on_cpu else "truncate"},
-            "engine": {"memory_gib": self.memory_gib, "compile": self.compile},
+            "engine": {"memory_gib": self.memory_gib},
         }
         if workload.domain == "countdown":
             return settings

@@ -244,7 +244,9 @@ def test_a_wrong_learner_or_engine_is_found(rng: np.random.Generator, monkeypatc
     assert not wrong["wrong: gradient"]
     monkeypatch.setattr(exactness, "plain_logprobs", lambda *args: plain_logprobs(*args) + 1e-3)
     failed = [check.name for check in engine_part("qwen3", "float64", CPU, trial).checks if not check.passed]
-    assert failed == ["engine: log-prob"]
+    assert failed[0] == "engine: log-prob"
+    assert "a row per rollout: log-prob" in failed
+    assert all(name.endswith(": log-prob") for name in failed)
 
 
 class Wrong(TreeForward):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import brorl
 from brorl.algorithms.groups import Group
@@ -111,7 +112,7 @@ def test_what_cannot_be_written_is_a_storage_error_that_names_the_file(tmp_path:
         directory.write_responses("rollouts", 1, [], [])
     (tmp_path / "env.json").mkdir()
     with pytest.raises(StorageError, match=r"could not write .*env\.json"):
-        directory.write_environment()
+        directory.write_environment("cpu")
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -151,21 +152,30 @@ def test_replace_file_keeps_the_old_content_if_it_fails(tmp_path: Path) -> None:
 
 def test_other_arithmetic_than_that_of_the_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = RunDirectory(tmp_path)
-    assert directory.arithmetic_line() is None
+    assert directory.arithmetic_line("cpu") is None
     monkeypatch.setattr("brorl.model.fused_ops.fastest_product", lambda: "mkl")
     monkeypatch.setattr("brorl.model.kernels.kernels", lambda: None)
-    directory.write_environment()
-    assert directory.arithmetic_line() is None
+    directory.write_environment("cpu")
+    assert directory.arithmetic_line("cpu") is None
     monkeypatch.setattr("brorl.model.fused_ops.fastest_product", lambda: "onednn")
-    assert "(matrix products: mkl so far, onednn now)" in (directory.arithmetic_line() or "")
+    assert "(matrix products: mkl so far, onednn now)" in (directory.arithmetic_line("cpu") or "")
     monkeypatch.setattr("brorl.model.kernels.kernels", lambda: "something")
-    assert "onednn now; kernels: of PyTorch so far, compiled now)" in (directory.arithmetic_line() or "")
+    assert "onednn now; kernels: of PyTorch so far, compiled now)" in (directory.arithmetic_line("cpu") or "")
+
+
+def test_kernels_in_c_are_not_compiled_for_a_run_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brorl.model.load.choose_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("brorl.model.kernels.kernels", None)
+    directory = RunDirectory(tmp_path)
+    directory.write_environment("auto")
+    assert json.loads((tmp_path / "env.json").read_text())["arithmetic"] == {}
+    assert directory.arithmetic_line("auto") is None
 
 
 def test_the_commit_of_the_model_stays_when_a_run_is_resumed(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     for given in ("3f2a", None):
-        directory.write_environment(model_commit=given)
+        directory.write_environment("cpu", model_commit=given)
         assert json.loads((tmp_path / "env.json").read_text())["model_commit"] == "3f2a"
 
 
@@ -179,7 +189,7 @@ def test_a_package_that_runs_from_its_sources_has_a_version(tmp_path: Path, monk
         return distribution(name)
 
     monkeypatch.setattr(metadata, "distribution", not_installed)
-    RunDirectory(tmp_path).write_environment()
+    RunDirectory(tmp_path).write_environment("cpu")
     packages = json.loads((tmp_path / "env.json").read_text())["packages"]
     assert packages["brorl"] == brorl.__version__
     assert packages["numpy"] == np.__version__

@@ -254,8 +254,9 @@ def _sample(
     if done:
         echo(f"continuing: {done} of {len(inputs.batches)} batches are stored already")
     if done < len(inputs.batches):
-        commit = commit_of(find_model(inputs.request.config.model))
-        RunDirectory(store.path).write_environment(model_commit=commit)
+        config = inputs.request.config
+        commit = commit_of(find_model(config.model))
+        RunDirectory(store.path).write_environment(config.device, model_commit=commit)
         environment = json.loads((store.path / "env.json").read_text("utf-8"))
         environment.pop("continued_from", None)
         store.add_session({"parts_before": done, **environment})

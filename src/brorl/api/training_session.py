@@ -123,9 +123,9 @@ class TrainingSession:
         self._write_config(torch.get_num_threads())
         if not directory.begun_file.exists():
             directory.write_begun(fixed_settings(config), has_checkpoint=False)
-        arithmetic_line = directory.arithmetic_line()
+        arithmetic_line = directory.arithmetic_line(config.device)
         commit = None if state.step else commit_of(find_model(config.model))  # a resumed run may have lost the folder
-        directory.write_environment(_lineage(config.model), commit)
+        directory.write_environment(config.device, _lineage(config.model), commit)
         benchmark = run.benchmark
         directory.write_held_out(benchmark.prompts if benchmark else [])
         progress.recall(directory.read_metrics())

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import cache, partial
 from inspect import unwrap
 from itertools import pairwise
@@ -215,17 +216,33 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     It raises an error where `torch.compile` would leave a part of the function uncompiled.
     """
-    from torch._inductor import config as kernels  # slow to import
-
     graph: Callable[..., Any] = torch.compile(function, dynamic=True, fullgraph=True)
-    fusion = {_FUSES_ALWAYS: True} if hasattr(kernels, _FUSES_ALWAYS) else {}
 
     def call(*inputs: Any, **named: Any) -> Any:
-        # newer versions of torch call cache_size_limit recompile_limit
-        with torch._dynamo.config.patch(cache_size_limit=_MAX_GRAPHS, specialize_float=True), kernels.patch(fusion):
+        if _compiles.get():
+            return graph(*inputs, **named)
+        with compiler_settings():
             return graph(*inputs, **named)
 
     return call
+
+
+_compiles: ContextVar[bool] = ContextVar("compiles", default=False)  # whether this thread has set up the compiler
+
+
+@contextmanager
+def compiler_settings() -> Iterator[None]:
+    """Set up the compiler inside the block. A call of a graph outside of one does that itself, which takes longer."""
+    from torch._inductor import config as kernels  # slow to import
+
+    fusion = {_FUSES_ALWAYS: True} if hasattr(kernels, _FUSES_ALWAYS) else {}
+    token = _compiles.set(True)
+    try:
+        # newer versions of torch call cache_size_limit recompile_limit
+        with torch._dynamo.config.patch(cache_size_limit=_MAX_GRAPHS, specialize_float=True), kernels.patch(fusion):
+            yield
+    finally:
+        _compiles.reset(token)
 
 
 _CHECKPOINTING = "forward_with_checkpointing"  # the wrapper of a layer's forward pass in transformers
@@ -235,6 +252,7 @@ _CHECKPOINTING = "forward_with_checkpointing"  # the wrapper of a layer's forwar
 def compiled_layers(model: PreTrainedModel) -> Iterator[None]:
     """Run the decoder layers of a model as compiled graphs inside the block, in packed passes."""
     with ExitStack() as stack:
+        stack.enter_context(compiler_settings())
         for module in model.modules():
             if isinstance(module, GradientCheckpointingLayer):
                 checkpoints = module.gradient_checkpointing

@@ -143,14 +143,14 @@ class RunDirectory:
         finally:
             os.close(descriptor)
 
-    def arithmetic_line(self) -> str | None:
+    def arithmetic_line(self, device: str) -> str | None:
         """Return a warning if this process computes sums in another way than the run so far; else None."""
         earlier: dict[str, str] = {}
         with suppress(OSError, ValueError):
             earlier = json.loads((self.path / "env.json").read_text("utf-8")).get("arithmetic", {})
         changed = [
             f"{name}: {earlier[name]} so far, {now} now"
-            for name, now in _arithmetic().items()
+            for name, now in _arithmetic(device).items()
             if earlier.get(name, now) != now
         ]
         if not changed:
@@ -160,7 +160,9 @@ class RunDirectory:
             "differ in their last bits from those of an uninterrupted run"
         )
 
-    def write_environment(self, continued_from: Record | None = None, model_commit: str | None = None) -> None:
+    def write_environment(
+        self, device: str, continued_from: Record | None = None, model_commit: str | None = None
+    ) -> None:
         """Write `env.json`: versions, machine, threads, arithmetic, the model's commit, the continued checkpoint."""
         import torch  # not above: reports read runs without it
 
@@ -175,7 +177,7 @@ class RunDirectory:
             "platform": platform.platform(),
             "processor": processor_name(),
             "threads": torch.get_num_threads(),
-            "arithmetic": _arithmetic(),
+            "arithmetic": _arithmetic(device),
             "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "continued_from": continued_from or before.get("continued_from"),
             "model_commit": model_commit or before.get("model_commit"),
@@ -197,11 +199,14 @@ def held_out_record(prompts: Sequence[Prompt]) -> list[dict[str, str]]:
     ]
 
 
-def _arithmetic() -> dict[str, str]:
-    """Return how this process computes in float32 on the CPU."""
+def _arithmetic(device: str) -> dict[str, str]:
+    """Return how this process computes in float32 on the CPU; nothing if the setting `device` chooses another."""
     from brorl.model.fused_ops import fastest_product
     from brorl.model.kernels import kernels
+    from brorl.model.load import choose_device
 
+    if choose_device(device).type != "cpu":
+        return {}
     return {"matrix products": fastest_product(), "kernels": "compiled" if kernels() else "of PyTorch"}
 
 

@@ -10,7 +10,7 @@ from brorl.model.kernels import KEYS_PER_BLOCK, kernels
 from brorl.model.tree_attention import kv_shapes
 from brorl.rollout.native.decoder import RowMemory
 from brorl.rollout.native.paged_decoder import PagedCache
-from brorl.rollout.native.slot_attention import SlotCache, reserved_tokens
+from brorl.rollout.native.slot_attention import SlotCache, rounded_up
 from small_models import small_model
 
 
@@ -26,10 +26,10 @@ def arena_of(limit: int, max_rows: int, max_tokens: int, **overrides: object) ->
 
 
 def test_tokens_are_reserved_in_few_steps() -> None:
-    steps = sorted({reserved_tokens(n) for n in range(1, 20_000)})
+    steps = sorted({rounded_up(n) for n in range(1, 20_000)})
     assert steps[:8] == [16, 32, 48, 64, 96, 128, 192, 256]
     assert len(steps) < 22
-    assert all(n <= reserved_tokens(n) <= max(32, 1.5 * n) for n in range(1, 20_000))
+    assert all(n <= rounded_up(n) <= max(32, 1.5 * n) for n in range(1, 20_000))
 
 
 @pytest.mark.parametrize("limit", [1 << 30, 100_000])

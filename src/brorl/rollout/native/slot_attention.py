@@ -26,13 +26,13 @@ from brorl.rollout.native.draw import POSITIONS_AT_ONCE
 _COPIED_AT_ONCE = 1 << 26  # bytes
 
 
-def reserved_tokens(num_tokens: int) -> int:
-    """Round a number of tokens up to one of 16, 32, 48, 64, 96, 128, 192, ..."""
+def rounded_up(number: int) -> int:
+    """Round a number of tokens or slots up to one of 16, 32, 48, 64, 96, 128, 192, ..."""
     power = POSITIONS_AT_ONCE
-    while power < num_tokens:
+    while power < number:
         power *= 2
     less = power * 3 // 4
-    return less if less >= max(num_tokens, 3 * POSITIONS_AT_ONCE) else power
+    return less if less >= max(number, 3 * POSITIONS_AT_ONCE) else power
 
 
 class SlotCache:
@@ -119,7 +119,7 @@ class SlotCache:
     def _reserved(self, num_tokens: int) -> int:
         """Return the tokens to reserve for rows of this length; it does not change between two looks of the host."""
         return min(
-            reserved_tokens(num_tokens // POSITIONS_AT_ONCE * POSITIONS_AT_ONCE + POSITIONS_AT_ONCE - 1),
+            rounded_up(num_tokens // POSITIONS_AT_ONCE * POSITIONS_AT_ONCE + POSITIONS_AT_ONCE - 1),
             self.memory.max_tokens,
         )
 
@@ -189,7 +189,7 @@ class SlotPrompts:
 
     def fill(self, cache: PromptCache) -> None:
         """Take the prompts of a wave; the lists of the cache are emptied."""
-        tokens = reserved_tokens(cache.value[0].shape[2]) if self._keeps else cache.value[0].shape[2]
+        tokens = rounded_up(cache.value[0].shape[2]) if self._keeps else cache.value[0].shape[2]
         layers = [(cache.key.pop(0), cache.value.pop(0)) for _ in range(len(cache.key))]
         self.length = cache.length
         self._put([x.transpose(0, 1) for pair in layers for x in pair], tokens)

@@ -29,10 +29,17 @@ from brorl.model.tree_attention import PREFILL_TOKENS, ModelPass, prefill, tree_
 from brorl.rollout.native.decoder import Decoder, RowMemory, Rows
 from brorl.rollout.native.draw import POSITIONS_AT_ONCE, draw_tokens, forbidden_at, without
 from brorl.rollout.native.graphs import StepGraphs
-from brorl.rollout.native.slot_attention import Grid, SlotCache, SlotContext, SlotPrompts, cells_of, power_of_two
+from brorl.rollout.native.slot_attention import (
+    Grid,
+    SlotCache,
+    SlotContext,
+    SlotPrompts,
+    cells_of,
+    power_of_two,
+    rounded_up,
+)
 from brorl.sampling import SamplingParams
 
-_FEWEST_SLOTS = 8  # a graph has at least this many
 _NONE = np.empty(0, np.int64)
 
 
@@ -177,7 +184,7 @@ class SlotDecoder(Decoder):
         num_slots = int(self._used.max()) + 1
         if self._graphs is not None:
             fit = self.cache.rows_that_fit(rows.depth)
-            num_slots = min(max(power_of_two(num_slots), _FEWEST_SLOTS), fit)
+            num_slots = min(rounded_up(num_slots), fit)
         grid = self._grid_of_slots(num_slots)
         self._upload()
         state.position.fill_(position)
