@@ -172,11 +172,11 @@ class ChunkLayout:
         self.token_T = to_device(np.pad(np.concatenate(tokens), padding), device)
         self.position_T = to_device(self._position_T, device)
         self.logit_rows = to_device(logit_rows, device)
-        self.target_row = to_device(np.searchsorted(logit_rows, row_K), device)
-        self.target_token = to_device(np.concatenate(targets), device)
-        self.target_index = to_device(np.concatenate(indices), device)
+        self.target_row = np.searchsorted(logit_rows, row_K)
+        self.target_token = np.concatenate(targets)
+        self.target_index = np.concatenate(indices)
         self._prompt_T, self._depth_T = np.concatenate(prompts), np.concatenate(depths)
-        self.length_R = to_device(self._depth_T[logit_rows] + 1, device)
+        self.length_R = self._depth_T[logit_rows] + 1
 
     def tree_context(self, cache: PromptCache, attention: AttentionChoice = "auto") -> TreeContext:
         """Return the attention of the input nodes, given the prompts' keys and values."""

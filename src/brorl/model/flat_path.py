@@ -99,7 +99,7 @@ def _chunk(
     first_computed = input_BS.shape[1] - logits.row.shape[1]  # 0 if the model cannot limit its logits
     row_K = np.repeat(np.arange(len(rows)), sizes)
     logits = replace(logits, row=logits.row[tensor(row_K), tensor(before_K + depth_K - first_computed)])
-    return outputs.of(logits, tensor(depth_K), tensor(np.arange(depth_K.size)), tensor(token_K), tensor(index_K))
+    return outputs.of(logits, depth_K, np.arange(depth_K.size), token_K, index_K)
 
 
 def _owned(tree: RolloutTree, leaf: int) -> IntArray:

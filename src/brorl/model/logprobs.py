@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from brorl.arrays import IntArray
-from brorl.model.device import at_least_float32
+from brorl.model.device import at_least_float32, to_device
 from brorl.model.flex_attention import compiled
 from brorl.model.logits import LOGITS_PER_BLOCK, RowLogits
 from brorl.tree import RolloutTree
@@ -147,31 +148,36 @@ class NodeOutputs:
     logits_per_block: int | None = None  # logits that are computed at once; None for the default
     compile: bool = False  # whether the reductions over the vocabulary are compiled
 
-    def of(self, rows: RowLogits, length_R: Tensor, row_K: Tensor, token_K: Tensor, index_K: Tensor) -> ChunkLogprobs:
+    def of(
+        self, rows: RowLogits, length_R: IntArray, row_K: IntArray, token_K: IntArray, index_K: IntArray
+    ) -> ChunkLogprobs:
         """Return the log-probs of K nodes, in any order, from the logits of R rows.
 
         `length_R` counts the tokens that the response of each row has so far. `row_K` is the row that predicts each
         node, and `index_K` is the node's number among the nodes of all trees.
         """
+        device = rows.row.device
+        length = to_device(length_R, device)
         if rows.embedding is None:
-            logprob_K, entropy_K = self._of_logits(rows.row, length_R, row_K, token_K)
-            return ChunkLogprobs(index_K, logprob_K, entropy_K)
-        order_K = torch.argsort(row_K, stable=True)
-        index_K, row_K, token_K = index_K[order_K], row_K[order_K], token_K[order_K]
+            index, row, token = (to_device(x_K, device) for x_K in (index_K, row_K, token_K))
+            logprob_K, entropy_K = self._of_logits(rows.row, length, row, token)
+            return ChunkLogprobs(index, logprob_K, entropy_K)
         size = max(1, (self.logits_per_block or LOGITS_PER_BLOCK) // rows.vocabulary)
-        starts = torch.arange(0, rows.row.shape[0] + size, size, device=row_K.device)
-        edges = torch.searchsorted(row_K, starts).tolist()
+        order_K = np.argsort(row_K, kind="stable")
+        row_K = row_K[order_K]
+        edges = np.searchsorted(row_K, np.arange(0, rows.row.shape[0] + size, size)).tolist()
+        index, place, token = (to_device(x_K, device) for x_K in (index_K[order_K], row_K % size, token_K[order_K]))
         blocks = []
-        for number, (hidden_Bh, length_B) in enumerate(zip(rows.row.split(size), length_R.split(size), strict=True)):
-            nodes = slice(edges[number], edges[number + 1])
+        parts = zip(rows.row.split(size), length.split(size), pairwise(edges), strict=True)
+        for hidden_Bh, length_B, edge in parts:
             run = partial(self._of_block, rows.embedding, hidden_Bh, length_B)
-            place_K, of_block = row_K[nodes] - number * size, token_K[nodes]
+            nodes = place[slice(*edge)], token[slice(*edge)]
             if torch.is_grad_enabled():
-                blocks.append(checkpoint(run, place_K, of_block, use_reentrant=False, preserve_rng_state=False))
+                blocks.append(checkpoint(run, *nodes, use_reentrant=False, preserve_rng_state=False))
             else:
-                blocks.append(run(place_K, of_block))
+                blocks.append(run(*nodes))
         logprobs, entropies = zip(*blocks, strict=True)
-        return ChunkLogprobs(index_K, torch.cat(logprobs), torch.cat(entropies) if self.entropy else None)
+        return ChunkLogprobs(index, torch.cat(logprobs), torch.cat(entropies) if self.entropy else None)
 
     def _of_block(
         self, embedding: nn.Module, hidden_Bh: Tensor, length_B: Tensor, row_K: Tensor, token_K: Tensor

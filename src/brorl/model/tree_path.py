@@ -29,7 +29,6 @@ from brorl.model.chunks import (
     tree_costs,
 )
 from brorl.model.context_limit import smallest_window
-from brorl.model.device import to_device
 from brorl.model.flex_attention import compiled_layers
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.logits import COMPILED_LOGITS_PER_BLOCK, RowLogits
@@ -186,7 +185,7 @@ def _compute_chunk(
     With a cache of prompts these are the nodes below the first level, and the result is None if there are none.
     """
     batch = ChunkLayout(trees, offsets, slices, model.device, with_prompts=cache is None)
-    if not batch.target_index.numel():
+    if not batch.target_index.size:
         return None
     tokens = batch.token_T, batch.position_T
     with tree_attention(model), compiled_layers(model) if forward.compiled else nullcontext():
@@ -204,6 +203,4 @@ def _first_level(
     row = np.repeat(np.arange(len(trees)), [r.size for r in roots])
     token = np.concatenate([t.token[r] for t, r in zip(trees, roots, strict=True)])
     index = np.concatenate([o + r for o, r in zip(offsets, roots, strict=True)])
-    device = logits_PV.device
-    row_K, token_K, index_K = (to_device(array, device) for array in (row, token, index))
-    return outputs.of(RowLogits(logits_PV), torch.zeros(len(trees), device=device), row_K, token_K, index_K)
+    return outputs.of(RowLogits(logits_PV), np.zeros(len(trees), np.int64), row, token, index)
