@@ -52,8 +52,9 @@ class EngineSettings(Section):
     )  # fmt: skip
     compile: Literal["auto", "on", "off"] = Field(
         "auto", description="kernels in C for float32 on a CPU, compiled once per processor in a few seconds: auto, "
-        "where a C compiler is present | on, with an error without one | off, PyTorch's. On a GPU auto and off sample "
-        "with PyTorch's, and on with kernels in Triton, with an error if they do not agree (docs/how-to/gpu.md)",
+        "where a C compiler is present | on, with an error without one | off, PyTorch's. On a GPU the native engine "
+        "samples with kernels in Triton: auto, if a trial at the first call passes | on, with an error if not | off, "
+        "PyTorch's (docs/how-to/gpu.md)",
     )  # fmt: skip
     cuda_graphs: Literal["auto", "on", "off"] = Field(
         "auto", description="CUDA graphs of the native engine's steps, on the tree path: auto, where they can be made "
