@@ -28,7 +28,6 @@ from brorl.rollout.native.decoder import Decoder, ModelCacheDecoder, RowMemory
 from brorl.rollout.native.draw import Uniforms
 from brorl.rollout.native.graphs import GraphChoice, graphs_on
 from brorl.rollout.native.growth import Growth
-from brorl.rollout.native.kernel_trial import trial_memory, why_kernels_differ
 from brorl.rollout.native.paged_decoder import PagedCache, PagedDecoder
 from brorl.rollout.native.slot_attention import SlotCache
 from brorl.rollout.native.slot_decoder import SlotDecoder
@@ -131,6 +130,7 @@ class NativeEngine:
         self._use_kernels = False
         wanted = model.device.type in TRITON_DEVICES and kernels_choice() != "off"
         if wanted and isinstance(decoder, SlotDecoder) and isinstance(forward, TreeForward):
+            from brorl.rollout.native.kernel_trial import trial_memory, why_kernels_differ  # not on a CPU
 
             def new_decoder() -> SlotDecoder:
                 cache = SlotCache(model, forward.kv_shapes, trial_memory(model, forward.kv_shapes))

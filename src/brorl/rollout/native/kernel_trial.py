@@ -1,6 +1,6 @@
 """The trial of the kernels in Triton: a short decoding of a model with them, compared with one without them.
 
-Dimensions: R rows, T tokens of each, V tokens of the vocabulary, K draws.
+Dimensions: R rows, T tokens of each, V compared tokens of the vocabulary, K draws.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from brorl.sampling import SamplingParams
 
 _MAX_ROWS, _MAX_TOKENS = 48, 20  # rows and tokens of the kernels' trial: more than one program reads at once
 _PROMPT_TOKENS = (1, 3, 160)
+_MAX_COMPARED = 4096  # logits of a row: all of a large vocabulary take gigabytes
 _TIMES_PLAIN = 3.0  # the permitted error, as a multiple of that of the model's own forward pass
 _FLOORS = {torch.float32: 1e-3}  # and added to it, relative to the spread of the logits
 _FLOOR = 1e-2  # in other dtypes
@@ -70,7 +71,7 @@ def _decoded(decoder: SlotDecoder, prompts: list[IntArray], token_RT: IntArray, 
         decoder.start([tuple(prompt.tolist()) for prompt in prompts])
         for depth, token_R in enumerate(token_RT.T, 1):
             rows = Rows(depth, prompt_R, number_R, token_R, slot_R, number_R, number_R)
-            found.append(decoder.feed(decoder.place(rows, prompt_R)))
+            found.append(decoder.feed(decoder.place(rows, prompt_R))[:, :_MAX_COMPARED].clone())
             slot_R = number_R
         # Draw from fixed logits: the kernels may round their logits differently, and a draw from those may differ.
         fixed_RV = torch.linspace(-4, 4, 3 * found[0].shape[1], device=found[0].device).view(3, -1).to(found[0].dtype)
@@ -85,5 +86,5 @@ def _plain_logits(model: PreTrainedModel, prompts: list[IntArray], token_RT: Int
     for prompt, own_RT in zip(prompts, np.split(token_RT, len(prompts)), strict=True):
         row_RT = np.concatenate([np.broadcast_to(prompt, (len(own_RT), prompt.size)), own_RT], 1)
         output = model(input_ids=to_device(row_RT, model.device), use_cache=False, **last_logits(model, num_tokens))
-        found.append(output.logits[:, -num_tokens:])
+        found.append(output.logits[:, -num_tokens:, :_MAX_COMPARED].clone())
     return torch.cat(found)
