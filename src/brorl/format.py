@@ -1,13 +1,18 @@
-"""Numbers, intervals and durations as short text: one set of formats for the whole package."""
+"""Numbers, intervals, durations and commands as short text: one set of formats for the whole package."""
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import shutil
+import sys
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from math import floor, inf, isfinite, isnan, log10
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -148,3 +153,20 @@ def visible_text(text: str, one_line: bool = False) -> str:
     return "".join(
         c.encode("unicode_escape").decode() if unicodedata.category(c) in _ACTING and c not in kept else c for c in text
     )
+
+
+def shell_command(*arguments: object) -> str:
+    """Return a line that runs a command of this installation, such as `brorl resume 'my run'`, for a shell."""
+    return " ".join([command_name(), *(shlex.quote(str(argument)) for argument in arguments)])
+
+
+def command_name() -> str:
+    """Return `brorl` if the shell finds this installation, or the path of its script, or `PYTHON -m brorl`."""
+    script = Path(sys.executable).with_name("brorl")
+    if not script.is_file():
+        return f"{shlex.quote(sys.executable)} -m brorl"
+    in_path = shutil.which("brorl")
+    if in_path is not None and Path(in_path).samefile(script):
+        return "brorl"
+    here = script.is_relative_to(Path.cwd())
+    return shlex.quote(os.path.relpath(script) if here else str(script))

@@ -129,6 +129,8 @@ def test_a_run_is_resumed_with_more_steps(reference: Path) -> None:
     for other in (None, {}):
         with pytest.raises(UserError, match="needs a run directory as the first argument"):
             brorl.train(other, resume=True)
+    with pytest.raises(UserError, match="a resumed run keeps its reward; leave out reward"):
+        brorl.train("runs/mine", resume=True, reward=lambda completions: [0.0] * len(completions))
 
 
 @pytest.mark.slow

@@ -214,6 +214,7 @@ class TestTables:
             (b"prompt,answer\n1\n", " line 2 has 1 values for 2 columns (prompt, answer); put a value that contains the separator or a quote into double quotes"),
             (b'prompt,answer\n1,2\n"3,4\n', " line 3 is not a row of a table (unexpected end of data); write a quote inside of a value twice"),
             (b"answer,answer\n1,2\n", " has two columns 'answer'; its first line must name each column once"),
+            (b"answer, answer\n1,2\n", " has two columns 'answer'; its first line must name each column once"),
             (b"prompt,answer\n\xe9,2\n", " line 2 is not UTF-8 text (byte 0xe9 at 1); save the file as UTF-8"),
             (b"prompt,answer\n", " is empty; data.sources[].path must contain at least one row"),
             (b"", " is empty; data.sources[].path must contain at least one row"),

@@ -14,7 +14,7 @@ from brorl.algorithms.settings import AdvantageSettings, CosineLength, RewardSha
 from brorl.prompts.prompt import Prompt, PromptStream
 from brorl.sampling import SamplingParams
 from brorl.training.batch import Batch
-from brorl.training.collector import NoMixedGroupsError, SyncCollector, UnverifiedError
+from brorl.training.collector import NoMixedGroupsError, RetryPolicy, SyncCollector, UnverifiedError
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict, unverified_verdict
 from brorl.verification.grade import Grader
@@ -306,12 +306,13 @@ def test_nothing_changes_where_all_responses_were_verified(rng: np.random.Genera
         assert a.reward_L.tolist() == b.reward_L.tolist()
 
 
-@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize(("dynamic", "max_tries"), [(True, 10), (True, 1), (False, 10)])
 @pytest.mark.parametrize("numbers", [[50, 51], [50, 51, 52] * 20 + [2]], ids=["all", "most"])
 def test_a_machine_that_verifies_nothing_ends_the_run(
-    dynamic: bool, numbers: list[int], rng: np.random.Generator
+    dynamic: bool, max_tries: int, numbers: list[int], rng: np.random.Generator
 ) -> None:
-    one = collector([numbers] * 40, LosingVerifier(LOST_TEXTS), int(rng.integers(1 << 30)), enabled=dynamic)
+    seed = int(rng.integers(1 << 30))
+    one = collector([numbers] * 40, LosingVerifier(LOST_TEXTS), seed, enabled=dynamic, max_tries=max_tries)
     steps = iter(range(1, 4))
     with pytest.raises(UnverifiedError, match="most often: unverified: a worker was lost") as raised:
         list(map(one.next_batch, steps))
@@ -319,6 +320,19 @@ def test_a_machine_that_verifies_nothing_ends_the_run(
     assert raised.value.batch.summary()["samples_unverified"] > 0
     assert one.state().attempts == 1
     assert engine_of(one).num_calls == 3  # rounds, in one step or in several
+
+
+def test_rounds_without_a_verified_group_are_lost() -> None:
+    """One verified rollout of two has nothing to be compared with."""
+    retries = RetryPolicy(recipe(max_tries=1).dynamic_sampling)
+    tree = RolloutTree.from_responses((1,), [[3], [50]])
+    verdicts = [Verdict(True, 1.0, None, "correct", 0.0), unverified_verdict("a worker was lost")]
+    group = Group.of_verdicts(prompt_of(tree), tree, verdicts)
+    for _ in range(3):
+        assert not retries.is_over
+        retries.add([group])
+    assert retries.is_over
+    assert isinstance(retries.error(Batch()), UnverifiedError)
 
 
 def test_a_machine_that_recovers_does_not_end_the_run(rng: np.random.Generator) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from brorl.config.reading import ConfigOrPath, make_config, raw_settings
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from brorl.format import shell_command
 from brorl.model.settings import check_folder, shipped_folder
 from brorl.runs import RUNS
 from brorl.storage import is_file
@@ -59,7 +60,8 @@ def _new_directory(base: Path) -> Path:
 
 def _used(path: Path) -> UserError:
     return UserError(
-        f"output_dir {path} exists and is not empty; choose another, or resume the run in it: brorl resume {path}"
+        f"output_dir {path} exists and is not empty; choose another, or resume the run in it: "
+        f"{shell_command('resume', path)}"
     )
 
 

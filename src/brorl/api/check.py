@@ -21,7 +21,7 @@ from brorl.api.data import prompt_lines
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
-from brorl.format import counted, duration, listed, shortened
+from brorl.format import counted, duration, listed, shell_command, shortened
 from brorl.prompts.answer_forms import answer_forms, asked_form, last_box
 from brorl.prompts.guess import option_groups
 from brorl.prompts.prompt import CODE_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN, Prompt
@@ -167,7 +167,7 @@ def check(
         check_cheaply(config)
         report = _Report(progress)
         report.show(*said)
-        again = "brorl.train and the same rows" if said else f"brorl train {recipe_name(recipe)}"
+        again = "brorl.train and the same rows" if said else shell_command("train", recipe_name(recipe))
         return _checked(config, recipe_name(recipe), timing, report, again)
 
 

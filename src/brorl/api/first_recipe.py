@@ -11,7 +11,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from brorl.format import counted, listed
+from brorl.format import counted, listed, shell_command
 from brorl.model.settings import shipped_folder
 from brorl.prompts.answer_forms import AnswerForm, asked_form
 from brorl.prompts.guess import Guess
@@ -120,7 +120,11 @@ class FirstRecipe:
         )
         if "verification.functions" in settings:
             lines.append(f"write the verifier first: {_SIGNATURE}, in {FUNCTION_FILE}")
-        return [*lines, f"check the recipe: brorl check {output}", f"train with it: brorl train {output}"]
+        return [
+            *lines,
+            f"check the recipe: {shell_command('check', output)}",
+            f"train with it: {shell_command('train', output)}",
+        ]
 
 
 def make_first_recipe(path: str, model: str | None, guess: Guess, reading: SourceReading, function: str) -> FirstRecipe:

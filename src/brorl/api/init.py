@@ -19,7 +19,7 @@ from brorl.config.from_verl import from_verl
 from brorl.config.reading import make_config, nested_settings, parse_yaml
 from brorl.config.settings import TrainConfig
 from brorl.errors import StorageError, UserError, in_recipe, option, source_words
-from brorl.format import counted
+from brorl.format import counted, shell_command
 from brorl.prompts.file_questions import read_source
 from brorl.prompts.guess import guess_meaning
 from brorl.prompts.rows import is_local
@@ -106,7 +106,11 @@ def _write_conversion(conversion: Conversion, output: Path) -> list[str]:
         lines.append(f"  checked: the settings fit together; {rows}")
     except UserError as error:
         lines.append(f"  fix before training: {error}")
-    return [*lines, f"check the recipe: brorl check {output}", f"train with it: brorl train {output}"]
+    return [
+        *lines,
+        f"check the recipe: {shell_command('check', output)}",
+        f"train with it: {shell_command('train', output)}",
+    ]
 
 
 def _num_prompts(sources: list[dict[str, Any]]) -> int | None:

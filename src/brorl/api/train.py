@@ -138,6 +138,8 @@ def train(
     if resume:
         if not isinstance(config_or_path, str | Path):
             raise UserError("resume=True needs a run directory as the first argument")
+        if reward is not None:
+            raise UserError("a resumed run keeps its reward; leave out reward, or start a new run with it")
         return _resume(config_or_path, overrides, progress)
     from brorl.api.in_memory import FOLDER, resolve_in_memory
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import sys
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import count
@@ -24,7 +20,7 @@ from brorl.console.progress import TrainingProgress
 from brorl.console.screen import Screen
 from brorl.distributed.settings import ClusterSettings
 from brorl.errors import LearnerLostError, UserError
-from brorl.format import counted
+from brorl.format import counted, shell_command
 from brorl.model.settings import shipped_folder
 from brorl.model.source import commit_of, find_model
 from brorl.runs.checkpoint import (
@@ -78,7 +74,7 @@ class TrainingSession:
 
     @property
     def _resume(self) -> str:
-        return f"{command_name()} resume {shlex.quote(str(self.directory.path))}"
+        return shell_command("resume", self.directory.path)
 
     def _run(self, progress: TrainingProgress, stop: StopRequest) -> tuple[Ending, str]:
         """Train. If a remote learner is lost, continue from the last checkpoint with new processes."""
@@ -198,8 +194,8 @@ class TrainingSession:
         hints = [f"train longer: {self._resume} {' '.join(longer)}"]
         for_many = any(a.estimator == "pass_at_k" and a.k >= _FEW for a in self.config.advantages)
         if self.is_new and number > _FEW and not for_many:
-            again = f"{shlex.quote(str(self.directory.config_file))} --output_dir null --rollouts_per_prompt {_FEW}"
-            hints.append(f"compare with few rollouts: {command_name()} train {again}")
+            others = ("--output_dir", "null", "--rollouts_per_prompt", _FEW)
+            hints.append(f"compare with few rollouts: {shell_command('train', self.directory.config_file, *others)}")
         folder = self.directory.checkpoints
         checkpoint = folder / "best" if best_checkpoint(folder) else last_checkpoint(folder)
         if checkpoint is not None and not shipped_folder(self.config.model):
@@ -224,18 +220,6 @@ class TrainingSession:
         if last["sampling"]["accuracy"]:
             return []
         return ["store_rollouts_every: 1 stores the rollouts, and `brorl samples` shows them"]
-
-
-def command_name() -> str:
-    """Return `brorl` if the shell finds this installation, or the path of its script, or `PYTHON -m brorl`."""
-    script = Path(sys.executable).with_name("brorl")
-    if not script.is_file():
-        return f"{shlex.quote(sys.executable)} -m brorl"
-    in_path = shutil.which("brorl")
-    if in_path is not None and Path(in_path).samefile(script):
-        return "brorl"
-    here = script.is_relative_to(Path.cwd())
-    return shlex.quote(os.path.relpath(script) if here else str(script))
 
 
 def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]:

@@ -7,7 +7,6 @@ not. With two arms, the second is measured against the first. With more, the ans
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -24,7 +23,7 @@ from brorl.comparison.tables import tables_of
 from brorl.cost import UNIT_WORDS, Unit, amount, short_amount
 from brorl.evaluation.paired import PairedDifference
 from brorl.evaluation.pass_at_k import pass_at_k
-from brorl.format import Estimate, exact, interval, listed, p_value, signed
+from brorl.format import Estimate, exact, interval, listed, p_value, shell_command, signed
 from brorl.reporting.frame import AnswerParts, answer_page
 from brorl.storage import json_ready, replace_file, storage_errors
 from brorl.table import Result, Table
@@ -257,12 +256,12 @@ def next_command(results: ComparisonResults, folder: Path) -> tuple[str, str]:
     needed = next(iter(results.seeds_needed.values()), None)
     if unshown and results.matched and needed and needed.enough_prompts and needed.seeds > seeds:
         why = f"to show a difference of {needed.half_width:g} in pass@1"
-        return why, shlex.join(["brorl", "compare", str(folder), "--seeds", str(needed.seeds)])
+        return why, shell_command("compare", folder, "--seeds", needed.seeds)
     budget = _LONGER * comparison.budget
     options = ["--match", comparison.unit, "--budget", exact(budget), "--seeds", str(seeds)]
     options += ["--marks", str(len(comparison.eval_points))]
     why = "to see whether this holds for longer" if results.matched else "to match the arms"
-    return f"{why} ({amount(budget, comparison.unit)} each)", shlex.join(["brorl", "compare", *recipes, *options])
+    return f"{why} ({amount(budget, comparison.unit)} each)", shell_command("compare", *recipes, *options)
 
 
 def comparison_page(results: ComparisonResults, figures: Sequence[Path], following: tuple[str, str]) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import runpy
-import shlex
 import shutil
 import signal
 import sys
@@ -34,7 +33,7 @@ from brorl.config.reading import dump_yaml, with_settings
 from brorl.console.screen import Screen
 from brorl.cost import Budget
 from brorl.errors import UserError, option
-from brorl.format import counted, duration
+from brorl.format import counted, duration, shell_command
 from brorl.model.load import choose_device
 from brorl.runs.checkpoint import last_checkpoint
 from brorl.runs.run_directory import RunDirectory, processor_name
@@ -200,7 +199,7 @@ def run_comparison(
             screen.echo(line)
         if view.complete:
             view.print_complete()
-        with view.running(again or f"brorl compare {shlex.quote(str(folder))}"):
+        with view.running(again or shell_command("compare", folder)):
             left = [run for run in spec.runs_in(folder) if run not in view.complete]
             return finish_runs(left, slots, view, deadline)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isinf, isnan
@@ -16,7 +15,7 @@ from rich.text import Text
 from brorl.config.reading import options_of
 from brorl.config.settings import TrainConfig
 from brorl.errors import option
-from brorl.format import Estimate, interval, plain
+from brorl.format import Estimate, interval, plain, shell_command
 from brorl.planning.pilot import PlanMeasurements, generator_of, measure
 from brorl.planning.recommendation import NEARLY_BEST, PlanRow, RolloutPlan, StepSettings, make_plan
 from brorl.storage import json_ready
@@ -284,7 +283,7 @@ def next_commands(
     if is_of_a_run:
         trained["output_dir"] = None  # the run's own directory is not empty
     trained |= others | {"rollouts_per_prompt": row.num_rollouts, "prompts_per_step": row.budget_prompts}
-    train = shlex.join(["brorl", "train", str(recipe), *options_of(trained)])
+    train = shell_command("train", recipe, *options_of(trained))
     fitting = [one for one in plan.rows if one.budget_prompts]
     wanted = {fitting[0].num_rollouts, plan.rows[plan.recipe].num_rollouts, row.num_rollouts, _LARGE_N}
     arms = [(one.num_rollouts, one.budget_prompts) for one in fitting if one.num_rollouts in wanted]
@@ -294,4 +293,4 @@ def next_commands(
     rollouts, prompts = (",".join(map(str, numbers)) for numbers in zip(*arms, strict=True))
     sweep = ["--sweep", f"rollouts_per_prompt={rollouts}", "--sweep", f"prompts_per_step={prompts}"]
     budget = plain(_COMPARED_STEPS * plan.budget).replace(",", "")
-    return train, shlex.join(["brorl", "compare", str(recipe), *options_of(compared), *sweep, "--budget", budget])
+    return train, shell_command("compare", recipe, *options_of(compared), *sweep, "--budget", budget)

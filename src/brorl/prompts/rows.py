@@ -132,7 +132,7 @@ def _table_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
                 location, number, start = f"{path} line {start}", start, rows.line_num + 1
                 if not columns:
                     columns = [name.strip() for name in values]
-                    if repeated := [name for name in values if values.count(name) > 1]:
+                    if repeated := [name for name in columns if columns.count(name) > 1]:
                         raise UserError(
                             f"{path} has two columns {repeated[0]!r}; its first line must name each column once"
                         )

@@ -28,6 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from brorl.algorithms.groups import Group
 from brorl.errors import StorageError, UserError
+from brorl.format import shell_command
 from brorl.prompts.prompt import Prompt
 from brorl.storage import storage_errors
 from brorl.tree import ARRAY_DTYPES, RolloutTree
@@ -116,7 +117,7 @@ def save_checkpoint(
         last = last_checkpoint(folder)
         raise StorageError(
             f"could not write checkpoint {target} ({_cause(error)}); the last complete one is {last or 'none'}; "
-            f"free some space, then: brorl resume {folder.parent}"
+            f"free some space, then: {shell_command('resume', folder.parent)}"
         ) from error
     if keep:
         with storage_errors(folder):

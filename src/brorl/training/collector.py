@@ -124,10 +124,15 @@ class RetryPolicy:
         return [group for group in enough if group.is_mixed or not self._mixed_only]
 
     def add(self, groups: Sequence[Group]) -> None:
-        """Count a round."""
+        """Count a round. One that infrastructure failures spoiled says nothing about the prompts."""
         self._last = groups
-        self._failed = 0 if self.trainable(groups) else self._failed + 1
-        self._lost = self._lost + 1 if 2 * _num_unverified(groups) > _num_rollouts(groups) else 0
+        unverified, kept = _num_unverified(groups), any(group.verified for group in groups)
+        lost = 2 * unverified > _num_rollouts(groups) or (unverified > 0 and not kept)
+        self._lost = self._lost + 1 if lost else 0
+        if self.trainable(groups):
+            self._failed = 0
+        elif not lost:
+            self._failed += 1
 
     @property
     def is_over(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from brorl.config.reading import CHANGEABLE_ON_RESUME, first_change, fixed_setti
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
 from brorl.evaluation.benchmark import Benchmark
+from brorl.format import shell_command
 from brorl.runs.checkpoint import (
     INITIAL_STATE,
     TrainerState,
@@ -152,10 +154,11 @@ def _go_back(directory: RunDirectory) -> str:
     """Return the command that goes on without the last checkpoint, which cannot be used."""
     *earlier, last = complete_checkpoints(directory.checkpoints)
     if earlier:
-        return f"resume from {earlier[-1].name} with: rm -r {last} && brorl resume {directory.path}"
+        repeat = f"rm -r {shlex.quote(str(last))} && {shell_command('resume', directory.path)}"
+        return f"resume from {earlier[-1].name} with: {repeat}"
     return f"there is no earlier one; start a new run: {_start_anew(directory)}"
 
 
 def _start_anew(directory: RunDirectory) -> str:
     """Return the command that starts a new run with the settings of this one."""
-    return f"brorl train {directory.config_file} --output_dir null"
+    return shell_command("train", directory.config_file, "--output_dir", "null")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from brorl.comparison.figure import COLORS, GREY, INK, PNG, cost_axis, draw_star
 from brorl.config.reading import dump_yaml, with_settings
 from brorl.config.settings import TrainConfig
 from brorl.cost import amount
-from brorl.format import counted, duration, signed
+from brorl.format import counted, duration, shell_command, signed
 from brorl.reporting.frame import AnswerParts, answer_page
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table
@@ -67,7 +66,7 @@ class TuningResult(Result):
     @property
     def train_command(self) -> str | None:
         """The command that trains the recommended recipe."""
-        return None if self.recipe is None else f"brorl train {shlex.quote(str(self.recipe))}"
+        return None if self.recipe is None else shell_command("train", self.recipe)
 
     def parts(self) -> Iterator[Any]:
         """Yield the race, the final, the files, and the answer."""
@@ -149,7 +148,7 @@ def _write_page(result: TuningResult, spec: TuningSpec, page: Path) -> None:
     final, figure, each = result.final, result.path / "race.png", amount(spec.run_seconds, "seconds")
     tables, files, more = ((), (), ()) if final is None else (final.tables, final.files, final.caveats)
     following = (
-        ("to look at the runs of the race", f"brorl report {shlex.quote(str(result.path / 'race'))}/*/")
+        ("to look at the runs of the race", f"{shell_command('report', result.path / 'race')}/*/")
         if result.train_command is None
         else ("to train the winner", result.train_command)
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from brorl.errors import UserError, option
 from brorl.evaluation.benchmark import Benchmark
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.evaluation.questions import build_questions
-from brorl.format import Estimate, counted, duration, interval
+from brorl.format import Estimate, counted, duration, interval, shell_command
 from brorl.planning.advice import PlanResult
 from brorl.planning.pilot import NoMixedGroupError
 from brorl.runs.run_directory import SPEC_FILE, RunDirectory
@@ -185,7 +184,7 @@ def _complete_seeds(compared: ComparisonSpec, path: Path) -> int:
 
 def again(folder: Path) -> str:
     """Return the command that continues a tuning."""
-    return f"brorl tune {shlex.quote(str(folder))}"
+    return shell_command("tune", folder)
 
 
 def begin(

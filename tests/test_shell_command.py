@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import brorl
-from brorl.api.training_session import command_name
+from brorl.format import command_name, shell_command
 
 
 def test_it_is_short_in_an_active_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -30,6 +30,16 @@ def test_it_runs_without_an_active_environment(
     assert command_name() == name.format(script=script)
     done = subprocess.run(f"{command_name()} resume x", shell=True, capture_output=True, text=True, check=True)
     assert done.stdout == "resume x\n"
+
+
+def test_arguments_are_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = make_environment(tmp_path / "env", monkeypatch)
+    monkeypatch.setenv("PATH", str(script.parent))
+    line = shell_command("train", Path("my runs/*.yaml"), "--steps", 3)
+    assert line == "brorl train 'my runs/*.yaml' --steps 3"
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    done = subprocess.run(shell_command("resume", "my run"), shell=True, capture_output=True, text=True, check=True)
+    assert done.stdout == "resume my run\n"
 
 
 def test_an_installation_without_a_script_is_a_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
