@@ -285,6 +285,24 @@ def test_bad_input_is_refused_before_any_work(arguments: tuple[str, ...], said: 
     assert said in refusal(*arguments)
 
 
+def test_too_few_training_prompts_are_refused(tmp_path: Path) -> None:
+    for name, numbers in {"train": range(7), "held_out": range(7, 60)}.items():
+        rows = [json.dumps({"prompt": f"{n}+{n}:", "answer": str(2 * n)}) for n in numbers]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    train, held_out = (
+        {"path": str(tmp_path / f"{name}.jsonl"), "name": name, "domain": "math"} for name in ("train", "held_out")
+    )
+    recipe = {
+        "model": "quickstart",
+        "data": {"sources": [train], "held_out_fraction": 0},
+        "evaluation": {"sources": [held_out], "num_prompts": 16, "rollouts_per_prompt": 4, "ks": [1, 4]},
+        "prompts_per_step": 4,
+        "sampling": {"max_new_tokens": 8},
+    }
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    assert "a tuning needs at least 8 training prompts, got 7" in refusal(str(tmp_path / "recipe.yaml"))
+
+
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").touch()

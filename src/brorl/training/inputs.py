@@ -271,5 +271,6 @@ def _room(prompts: Sequence[Prompt], config: TrainConfig, positions: int | None)
         return f"raise it to {shortest} or more, the tokens of the shortest one"
     room = f"the shortest one has {shortest} tokens, and {config.model} has {positions} positions for a prompt and"
     if shortest < positions:
-        return f"{room} {setting} = {response}: lower {setting} to {positions - shortest}, and raise the former"
+        lower = f"lower {setting} to {positions - shortest}, and raise data.max_prompt_tokens"
+        return f"{room} {setting} = {response}: {lower}"
     return f"{room} its response: choose a model with more positions, or shorten the questions or prompt.template"

@@ -46,6 +46,7 @@ from brorl.tuning.spec import (
     standings,
 )
 
+_FEWEST_TRAINING_PROMPTS = 8  # of the pilot, as in `brorl plan`
 _FEWEST_PROMPTS = 16  # the race and the final each need this many held-out prompts
 
 
@@ -86,6 +87,8 @@ def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, scree
     with ExitStack() as ends:
         screen.observe(Phase("loading", "data"))
         inputs = prepare(config, config.model)
+        if (number := inputs.prompts.train.num_prompts) < _FEWEST_TRAINING_PROMPTS:
+            raise UserError(f"a tuning needs at least {_FEWEST_TRAINING_PROMPTS} training prompts, got {number}")
         parts = LocalParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
         benchmark = Benchmark.from_recipe(config, inputs.prompts.held_out, inputs.grader, screen.observe)
         began = config.engine.now()
