@@ -19,8 +19,8 @@ from typing import NamedTuple
 from brorl.verification.sandbox.inside import program
 from brorl.verification.sandbox.inside.functions import EXIT_OUT_OF_MEMORY
 from brorl.verification.sandbox.inside.program import HEADER, NO_PLAIN_VALUE, Frame
-from brorl.verification.sandbox.request import REPLY_BYTES, Fault, Limits, LostError, Reply, Stopwatch
-from brorl.verification.sandbox.server import Ending, Server
+from brorl.verification.sandbox.request import REPLY_BYTES, Fault, Limits, LostError, Reply, RequestClock
+from brorl.verification.sandbox.server import ProcessEnd, Server
 from brorl.verification.sandbox.values import decode, size_of
 
 _START_SECONDS = 120.0  # on an idle machine the slowest server imports its modules and forks in less
@@ -56,7 +56,7 @@ class Process:
         self._cpu_seconds = ceil(limits.seconds) + 1 if self._is_run else _LOADED_CPU_SECONDS
         self._outside = outside
         self._token = 0  # the current request's token; -1 after the reply
-        self._ending: Ending | None = None
+        self._ending: ProcessEnd | None = None
         self._failure: Fault | None = None  # why this side killed the process
         self._uncaught: str | None = None  # the exception that the program reported
         self._received, self._output = bytearray(), bytearray()
@@ -70,7 +70,7 @@ class Process:
             reason = str(error) if isinstance(error, LostError) else f"a process could not be started: {error}"
             raise LostError(reason) from None
         self.deadline = time.monotonic() + _START_SECONDS
-        self._watch: Stopwatch | None = None  # None until the process has entered its confinement
+        self._clock: RequestClock | None = None  # None until the process has entered its confinement
 
     def _open(self, stdin: str | None) -> None:
         with contextlib.ExitStack() as theirs:
@@ -107,30 +107,30 @@ class Process:
 
     def used_s(self) -> float:
         """Return the seconds that the current request has used."""
-        return self._watch.used_s() if self._watch else 0.0
+        return self._clock.used_s() if self._clock else 0.0
 
     def time_of(self, seconds: float) -> float:
         """Return when (monotonic clock) the request will have used these seconds, if it has its core from now on."""
-        return self._watch.time_of(seconds) if self._watch else inf
+        return self._clock.time_of(seconds) if self._clock else inf
 
     def ask(self, kind: int, body: bytes, limits: Limits) -> None:
         """Send a request with its limits; `kind` is `program.RUN`, `LOAD` or `CALL`."""
         self._limits, self._has_value = limits, kind == program.CALL
         self._widen(limits.output_bytes)
-        if self._watch is not None:
-            self._watch.restart()
+        if self._clock is not None:
+            self._clock.restart()
         self._send(kind, body)
 
     def give(self, body: bytes) -> None:
         """Answer the program's call of an outside function; the request goes on."""
-        if self._watch is not None:
-            self._watch.resume()
+        if self._clock is not None:
+            self._clock.resume()
         self._send(program.GIVE, body)
 
     def _send(self, kind: int, body: bytes) -> None:
-        if self._watch is not None:
+        if self._clock is not None:
             self._server.wake(self.number)
-            self.deadline = self._watch.time_of(self._limits.seconds)
+            self.deadline = self._clock.time_of(self._limits.seconds)
         self._token = int.from_bytes(os.urandom(8), "big")
         self._unsent += Frame(kind, self._token, body).to_bytes()
         self._write()
@@ -164,21 +164,21 @@ class Process:
         if time.monotonic() >= self.deadline:
             if self._failure is not None:
                 raise LostError("a worker did not respond")
-            if self._watch is None:
+            if self._clock is None:
                 raise LostError("a process took too long to start")
-            self._check_time(self._watch)
+            self._check_time(self._clock)
         return None
 
-    def _check_time(self, watch: Stopwatch) -> None:
+    def _check_time(self, clock: RequestClock) -> None:
         """Stop a program whose time is up; LostError if others had its core for most of that time."""
         limit = self._limits.seconds
-        if watch.used_s() > limit - _SHORTEST_WAIT_S:
+        if clock.used_s() > limit - _SHORTEST_WAIT_S:
             self._stop(Fault.TIMEOUT)
             return
-        last = watch.last_time_of(limit)
+        last = clock.last_time_of(limit)
         if time.monotonic() >= last:
             raise LostError("the machine was overloaded")
-        self.deadline = min(watch.time_of(limit), last)
+        self.deadline = min(clock.time_of(limit), last)
 
     def _read_output(self) -> None:
         """Read standard output; stop the program if it exceeds the limit."""
@@ -196,13 +196,13 @@ class Process:
     def _read_reply(self) -> Reply | OutsideCall | None:
         """Read frames up to the reply, and return it; None if it has not arrived."""
         while (frame := self._next_frame()) is not None:
-            if frame.kind == program.UNCONFINED and self._watch is None:
+            if frame.kind == program.UNCONFINED and self._clock is None:
                 raise LostError(f"a process could not be confined: {_line(frame.body)}")
-            if frame.kind == program.READY and self._watch is None:
-                self._watch = Stopwatch(int(frame.body))
-                self.deadline = self._watch.time_of(self._limits.seconds)
+            if frame.kind == program.READY and self._clock is None:
+                self._clock = RequestClock(int(frame.body))
+                self.deadline = self._clock.time_of(self._limits.seconds)
                 continue
-            if self._watch is None or frame.token != self._token:
+            if self._clock is None or frame.token != self._token:
                 self._stop(Fault.BROKE_PROTOCOL)
                 return None
             if self._is_run and frame.kind == program.FAILED and self._uncaught is None:
@@ -256,9 +256,9 @@ class Process:
         return Reply(value if self._has_value else None, None, self._reply_s())
 
     def _reply_s(self) -> float:
-        """Stop the watch, and return the seconds of the request so far."""
-        if self._watch is not None:
-            self._watch.pause()
+        """Stop the clock, and return the seconds of the request so far."""
+        if self._clock is not None:
+            self._clock.pause()
         return self.used_s()
 
     def _stop(self, failure: Fault) -> None:
@@ -267,18 +267,18 @@ class Process:
         self.deadline = time.monotonic() + KILL_SECONDS
         self._server.kill(self.number)
 
-    def _last_reply(self, ending: Ending) -> Reply:
+    def _last_reply(self, ending: ProcessEnd) -> Reply:
         """Return the reply to the request during which the process ended."""
-        if self._watch is not None:
-            self._watch.notice(ending.denied_seconds)
+        if self._clock is not None:
+            self._clock.notice(ending.denied_seconds)
         seconds = self._reply_s()
-        if self._watch is None and self._failure is None:  # the answer has not begun to run
+        if self._clock is None and self._failure is None:  # the answer has not begun to run
             raise LostError("a process ended before it was confined")
         failure = self._failure or self._uncaught or self._why(ending)
         output = self._output.decode("utf-8", "replace") if self._is_run else None
         return Reply(output, failure and str(failure), seconds)
 
-    def _why(self, ending: Ending) -> str | None:
+    def _why(self, ending: ProcessEnd) -> str | None:
         """Return why a process ended that this side did not stop.
 
         Only an unconfined program can send itself SIGKILL; it must not become unverified by that.

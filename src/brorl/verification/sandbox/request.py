@@ -1,4 +1,4 @@
-"""A request to a process: its `Limits`, its `Stopwatch`, its `Reply`, and the `Fault`s that can end it.
+"""A request to a process: its `Limits`, its `RequestClock`, its `Reply`, and the `Fault`s that can end it.
 
 Nothing here knows the right answer: expected values stay with the judge, and never enter a program. Time is wall time
 minus the time in which others had the processor, as the kernel counts it: an overloaded machine causes no timeouts.
@@ -88,7 +88,7 @@ MAX_STRETCH = 10  # on an overloaded machine a call may take ten times its limit
 _CLOCK_OF_PROCESS = 2  # clock of all threads' processor time, also of ended threads: MAKE_PROCESS_CPUCLOCK
 
 
-class Stopwatch:
+class RequestClock:
     """The seconds that the current request of one process has used.
 
     They are the request's wall time minus the time in which others had the processor, plus the processor time that the

@@ -58,7 +58,7 @@ class ServerSettings:
 
 
 @dataclass(frozen=True)
-class Ending:
+class ProcessEnd:
     """How a process ended: `status` is from `os.wait`, `denied_seconds` the last value of `denied_s`."""
 
     status: int
@@ -81,7 +81,7 @@ class Server:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.alive: set[int] = set()
-        self._endings: dict[int, Ending | LostError] = {}
+        self._endings: dict[int, ProcessEnd | LostError] = {}
         self._count = 0
         self._running = 0  # number of the process that was asked last; all others are stopped
         self.trusted = settings.level == TRUSTED
@@ -171,13 +171,13 @@ class Server:
             if "unstarted" in report:
                 self._endings[number] = LostError(f"a process could not be started: {report['why']}")
             else:
-                self._endings[number] = Ending(**{field.name: report[field.name] for field in fields(Ending)})
+                self._endings[number] = ProcessEnd(**{field.name: report[field.name] for field in fields(ProcessEnd)})
 
     def forget_endings(self) -> None:
         """Drop the reports about processes that nobody waits for."""
         self._endings.clear()
 
-    def take_ending(self, number: int) -> Ending | None:
+    def take_ending(self, number: int) -> ProcessEnd | None:
         """Return how a process ended; None while it runs. Raises a LostError if it never started."""
         ending = self._endings.pop(number, None)
         if isinstance(ending, LostError):
