@@ -16,7 +16,7 @@ from brorl.errors import UserError
 from brorl.evaluation import preparation
 from brorl.evaluation.benchmark import weights_fingerprint
 from brorl.evaluation.preparation import prepare_evaluation, prompts_per_batch
-from brorl.evaluation.questions import NO_LIMIT, Request, parse_data, read_all_questions, read_sets
+from brorl.evaluation.questions import NO_LIMIT, EvaluationRequest, parse_data, read_all_questions, read_datasets
 from brorl.model.load import load_model
 from brorl.model.memory_prediction import MemoryPrediction
 from brorl.prompts.public_data import benchmark_source
@@ -30,9 +30,9 @@ from data_files import write_rows
 FEW = {"evaluation.rollouts_per_prompt": 4, "evaluation.ks": [1], "engine.threads": 1}
 
 
-def request(data: tuple[str, ...] = (), limit: int = 3, **settings: object) -> Request:
+def request(data: tuple[str, ...] = (), limit: int = 3, **settings: object) -> EvaluationRequest:
     config = make_config(read_recipe("quickstart"), {**FEW, "evaluation.num_prompts": limit, **settings}, "quickstart")
-    return Request(config, data, belongs_to_run=True, own_template=False)
+    return EvaluationRequest(config, data, belongs_to_run=True, own_template=False)
 
 
 def test_batches_are_small_where_responses_may_be_long() -> None:
@@ -57,7 +57,7 @@ def test_a_file_is_read_with_the_columns_that_init_guesses(tmp_path: Path, name:
     path = tmp_path / f"{name}.jsonl"
     write_rows(path, SCHEMAS[name].rows)
     asked = replace(request((str(path),), NO_LIMIT), belongs_to_run=False)
-    (found,) = read_sets(asked)
+    (found,) = read_datasets(asked)
     assert [q.domain for q in found.held_out] == ["science"] * 5
     assert asked.format_of(found).fill("x", "science") == TEMPLATES["science"].replace("{prompt}", "x")
     every = read_all_questions(str(path), {})[1]
@@ -65,7 +65,7 @@ def test_a_file_is_read_with_the_columns_that_init_guesses(tmp_path: Path, name:
     column = "answer" if "answer" in SCHEMAS[name].rows[0] else "cop"
     given = f"{{path: {path}, prompt_column: question, answer_column: {column}}}"
     if name != "opentdb":  # what is given is not guessed
-        assert [q.domain for q in read_sets(request((given,), NO_LIMIT))[0].held_out] == ["math"] * 5
+        assert [q.domain for q in read_datasets(request((given,), NO_LIMIT))[0].held_out] == ["math"] * 5
 
 
 def test_a_function_verifies_a_file_that_no_built_in_verifier_reads(tmp_path: Path) -> None:
@@ -78,15 +78,15 @@ def test_a_function_verifies_a_file_that_no_built_in_verifier_reads(tmp_path: Pa
 
 
 def test_puzzles_are_those_kept_out_of_training_and_a_limit_samples_them() -> None:
-    (every,) = read_sets(request(("countdown",), NO_LIMIT))
-    (puzzles,) = read_sets(request(("{task: countdown, num_numbers: 3, max_number: 12}",), NO_LIMIT))
-    (held_out,) = read_sets(request((), NO_LIMIT))
+    (every,) = read_datasets(request(("countdown",), NO_LIMIT))
+    (puzzles,) = read_datasets(request(("{task: countdown, num_numbers: 3, max_number: 12}",), NO_LIMIT))
+    (held_out,) = read_datasets(request((), NO_LIMIT))
     assert {q.id for q in puzzles.held_out} == {q.id for q in held_out.held_out}  # the recipe's own puzzles
     assert {q.id for q in every.held_out} < {q.id for q in held_out.held_out}  # numbers up to 9: one split for all
-    (few,) = read_sets(request(("countdown",), 5))
+    (few,) = read_datasets(request(("countdown",), 5))
     assert len(few.held_out) == 5
     assert {q.id for q in few.held_out} < {q.id for q in every.held_out}
-    assert read_sets(request((), 7))[0].held_out == held_out.held_out[:7]  # as in training
+    assert read_datasets(request((), 7))[0].held_out == held_out.held_out[:7]  # as in training
 
 
 def test_any_other_weight_changes_the_fingerprint(rng: np.random.Generator) -> None:
@@ -181,8 +181,8 @@ def test_public_data_gets_the_template_of_its_domain_unless_the_run_has_one(
         write_rows(files[name], rows)
     data = (f"gpqa_diamond={files['gpqa']}", f"{{path: {files['mixed']}, layout: eurus2}}", f"aime25={files['aime']}")
     config = make_config({"prompt": {"template": "Q: {prompt}"}}, {"evaluation.num_prompts": NO_LIMIT}, "test")
-    asked = Request(config, data, belongs_to_run, own_template=False)
-    sets = read_sets(asked)
+    asked = EvaluationRequest(config, data, belongs_to_run, own_template=False)
+    sets = read_datasets(asked)
     assert [(one.name, one.published) for one in sets] == [("gpqa_diamond", True), ("mixed", True), ("aime25", True)]
     assert [dict(one.dropped) for one in sets] == [{}, {"the ability is art": 1}, {}]
     filled = {q.domain: asked.format_of(one).fill("x", q.domain) for one in sets for q in one.held_out}

@@ -13,7 +13,7 @@ from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.preparation import prepare_evaluation
-from brorl.evaluation.questions import Request
+from brorl.evaluation.questions import EvaluationRequest
 from brorl.model.load import end_tokens, load_tokenizer
 from brorl.rollout.chosen_engine import build_engine
 from brorl.training.inputs import prepare
@@ -68,7 +68,7 @@ def test_a_run_of_a_model_without_an_end_token(endless: Path) -> None:
 
 def test_an_evaluation_ends_its_responses_as_the_run_does(endless: Path) -> None:
     settings = config(endless, **{"sampling.stop": STOP})
-    ready = prepare_evaluation(Request(settings, (), belongs_to_run=True, own_template=False))
+    ready = prepare_evaluation(EvaluationRequest(settings, (), belongs_to_run=True, own_template=False))
     assert ready.settings["stop"] == STOP
     evaluated, _ = build_evaluation(ready)
     (tree,) = evaluated.engine.sample([ready.batches[0].prompts[0].token_ids], 64, ready.sampling, seed=1)

@@ -27,7 +27,7 @@ from brorl.storage import output_folder
 if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
     from brorl.evaluation.preparation import EvaluationInputs
-    from brorl.evaluation.questions import Request
+    from brorl.evaluation.questions import EvaluationRequest
     from brorl.evaluation.responses import EvaluationResult, ResponseStore, StoredBatch
 
 _OPTIONS = {  # setting -> option of `brorl eval`
@@ -127,9 +127,9 @@ def make_request(
     max_new_tokens: int | None,
     sampled: Mapping[str, Any],
     given: Mapping[str, Any],
-) -> Request:
+) -> EvaluationRequest:
     """Return the checked settings of an evaluation: the checkpoint's run has them, and given ones replace them."""
-    from brorl.evaluation.questions import NO_LIMIT, Request
+    from brorl.evaluation.questions import NO_LIMIT, EvaluationRequest
 
     samples, temperature = sampled["samples"], sampled["temperature"]
     if temperature == 0 and samples > 1:
@@ -172,10 +172,12 @@ def make_request(
     if not config.evaluation.num_prompts:
         raise UserError(f"{option('evaluation.num_prompts')}: expected at least 1 prompt, not 0")
     own_template = any(name.startswith(("prompt.template", "prompt.domain_templates")) for name in given)
-    return Request(config, data, found.recipe is not None, own_template)
+    return EvaluationRequest(config, data, found.recipe is not None, own_template)
 
 
-def _evaluate(checkpoint: str, request: Request, output_dir: str | Path | None, screen: Screen) -> EvaluationResult:
+def _evaluate(
+    checkpoint: str, request: EvaluationRequest, output_dir: str | Path | None, screen: Screen
+) -> EvaluationResult:
     from brorl.distributed.remote_parts import build_cluster
     from brorl.evaluation.preparation import prepare_evaluation
     from brorl.evaluation.responses import ResponseStore

@@ -193,7 +193,7 @@ class Benchmark:
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:
-    """Return a hash of the name, the shape and up to 65,536 evenly spaced values of each tensor."""
+    """Return a hash of the name, the shape and fewer than 131,072 evenly spaced values of each tensor."""
     digest = blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
         flat = tensor.detach().reshape(-1)

@@ -12,12 +12,12 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
 from brorl.evaluation.questions import (
-    Request,
+    EvaluationRequest,
     SourceQuestions,
     all_questions,
     dropped_lines,
     find_unreadable,
-    read_sets,
+    read_datasets,
     unreadable_lines,
 )
 from brorl.evaluation.responses import PromptBatch, split_into_batches
@@ -40,7 +40,7 @@ LONGEST_RESPONSE = 32_768  # the paper's context
 class EvaluationInputs(NamedTuple):
     """All that an evaluation needs, except for the loaded model."""
 
-    request: Request  # the model, the data and the settings
+    request: EvaluationRequest  # the model, the data and the settings
     tokenizer: PreTrainedTokenizerBase
     batches: list[PromptBatch]  # all prompts, in batches
     verifiers: Mapping[str, Verifier]  # domain -> its verifier
@@ -56,13 +56,13 @@ class EvaluationInputs(NamedTuple):
         return longest + self.sampling.max_new_tokens
 
 
-def prepare_evaluation(request: Request) -> EvaluationInputs:
+def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
     """Read, check and encode the data, and check the memory."""
     config = request.config
     device = choose_device(config.device)
     check_engine(config)
     model_config = read_config(find_model(config.model))
-    sets = read_sets(request)
+    sets = read_datasets(request)
     # puzzles are also split into questions to train on, which an evaluation leaves out
     sets = [replace(one, train=()) for one in sets]
     domains, workers = {question.domain for question in all_questions(sets)}, Workers.from_settings(config.verification)
@@ -100,7 +100,7 @@ def prompts_per_batch(num_rollouts: int, max_new_tokens: int) -> int:
 
 
 def _render(
-    sets: Sequence[SourceQuestions], request: Request, tokenizer: PreTrainedTokenizerBase
+    sets: Sequence[SourceQuestions], request: EvaluationRequest, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[dict[str, list[Prompt]], list[str]]:
     """Return the prompts by dataset, and lines about dropped prompts and added instructions."""
     prompts_of: dict[str, list[Prompt]] = {}
@@ -127,7 +127,7 @@ def _render(
 
 
 def _response_limit(
-    request: Request, prompts_of: Mapping[str, Sequence[Prompt]], model_config: PreTrainedConfig
+    request: EvaluationRequest, prompts_of: Mapping[str, Sequence[Prompt]], model_config: PreTrainedConfig
 ) -> int:
     """Return the length limit of a response: from the user, from the run, or the model's context up to the paper's."""
     config = request.config
@@ -170,7 +170,7 @@ def _check_memory(
 
 
 def _settings(
-    request: Request,
+    request: EvaluationRequest,
     sets: Sequence[SourceQuestions],
     prompts_of: Mapping[str, Sequence[Prompt]],
     domains: Container[str],

@@ -66,9 +66,7 @@ def build_questions(config: TrainConfig) -> list[SourceQuestions]:
     sources = [read_questions(one, config, config.data.held_out_fraction, one.weight) for one in config.data.sources]
     if _last_evaluated(config):
         sources += [read_questions(only, config) for only in config.evaluation.sources]
-    names = [source.name for source in sources]
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated:
+    if repeated := _first_repeated([source.name for source in sources]):
         raise UserError(f"two sources have the same name, {repeated!r}; set a different `name` for one of them")
     evaluated = [question for source in sources for question in source.held_out]
     kept = [drop_evaluated(source.train, evaluated) for source in sources]
@@ -77,6 +75,11 @@ def build_questions(config: TrainConfig) -> list[SourceQuestions]:
         replace(source, train=train, held_out=source.held_out[first:], num_evaluated_on=number)
         for source, (train, number) in zip(sources, kept, strict=True)
     ]
+
+
+def _first_repeated(names: Sequence[str]) -> str | None:
+    """Return the first name that occurs twice."""
+    return next((name for name in names if names.count(name) > 1), None)
 
 
 def read_questions(
@@ -201,7 +204,7 @@ DataSource: TypeAlias = FileSource | GymSource | CountdownSource
 
 
 @dataclass(frozen=True)
-class Request:
+class EvaluationRequest:
     """The model, the data and the settings of an evaluation."""
 
     # the settings of the checkpoint's run, if it has one; `evaluation.max_new_tokens` is None if neither the user nor
@@ -225,8 +228,8 @@ class Request:
         return own.model_copy(update={"domain_templates": {domain: TEMPLATES[domain] for domain in domains}})
 
 
-def read_sets(request: Request) -> list[SourceQuestions]:
-    """Read all datasets; all their questions are held out."""
+def read_datasets(request: EvaluationRequest) -> list[SourceQuestions]:
+    """Read all datasets. Puzzles and the data of a run also have questions to train on, which the caller leaves out."""
     config = request.config
     if not request.data:
         if not request.belongs_to_run or not (config.data.held_out_fraction or config.evaluation.sources):
@@ -237,18 +240,16 @@ def read_sets(request: Request) -> list[SourceQuestions]:
         sources = build_questions(config)
         check_split(config, sources)
         return [source for source in sources if source.held_out]
-    sets = []
+    datasets = []
     for text in request.data:
         source = parse_data(text)
         with naming_data(text, source):
-            sets.append(read_questions(_as_guessed(text, source, config), config))
-    names = [one.name for one in sets]
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated:
+            datasets.append(read_questions(_as_guessed(text, source, config), config))
+    if repeated := _first_repeated([one.name for one in datasets]):
         raise UserError(
             f"two datasets have the same name, {repeated!r}; rename one: {option('data', '{path: ..., name: ...}')}"
         )
-    return sets
+    return datasets
 
 
 def _names() -> tuple[str, ...]:
