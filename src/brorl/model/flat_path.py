@@ -25,10 +25,10 @@ from brorl.model.logits import row_logits
 from brorl.model.logprobs import PLAIN, ChunkLogprobs, NextToken, NodeOutputs, node_offsets
 from brorl.tree import RolloutTree
 
-Row = tuple[int, int]  # (number of a tree, number of one of its distinct responses)
+ResponseRow = tuple[int, int]  # (number of a tree, number of one of its distinct responses)
 
 
-def split_into_rows(trees: Sequence[RolloutTree], max_tokens: int) -> list[list[Row]]:
+def split_into_rows(trees: Sequence[RolloutTree], max_tokens: int) -> list[list[ResponseRow]]:
     """Split the distinct responses of trees into chunks of at most `max_tokens` tokens, padding included.
 
     A row has its prompt and its response without the last token, which predicts nothing. A longer row is a chunk of its
@@ -64,7 +64,7 @@ def _chunk(
     model: PreTrainedModel,
     trees: Sequence[RolloutTree],
     offsets: IntArray,
-    rows: Sequence[Row],
+    rows: Sequence[ResponseRow],
     outputs: NodeOutputs,
     whole_logits: bool,
 ) -> ChunkLogprobs:

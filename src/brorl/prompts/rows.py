@@ -219,7 +219,7 @@ def _row(values: Any, location: str, number: int) -> Row:
 def is_local(path: str) -> bool:
     """Return whether `read_rows` reads this path from local files, and not with `datasets`."""
     local = Path(path).expanduser()
-    return _is_saved_data_set(local) or _files_of(path, local) is not None
+    return _is_saved_dataset(local) or _files_of(path, local) is not None
 
 
 def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]) -> Iterator[Row]:
@@ -230,9 +230,9 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
     columns that are not `wanted` can be missing.
     """
     local = Path(path).expanduser()
-    files = None if _is_saved_data_set(local) else _files_of(path, local)
+    files = None if _is_saved_dataset(local) else _files_of(path, local)
     if files is None:
-        yield from _data_set_rows(path, subset, split, wanted)
+        yield from _dataset_rows(path, subset, split, wanted)
         return
     if subset is not None:
         raise UserError(
@@ -301,16 +301,16 @@ def _files_in(path: str, folder: Path) -> list[Path]:
     return files
 
 
-def _is_saved_data_set(folder: Path) -> bool:
+def _is_saved_dataset(folder: Path) -> bool:
     return is_file(folder / "dataset_dict.json") or (
         is_file(folder / "state.json") and is_file(folder / "dataset_info.json")
     )
 
 
-def _data_set_rows(path: str, subset: str | None, split: str, wanted: Collection[str]) -> Iterator[Row]:
+def _dataset_rows(path: str, subset: str | None, split: str, wanted: Collection[str]) -> Iterator[Row]:
     """Read a dataset of the hub, or a folder that `datasets` saved."""
     local = Path(path).expanduser()
-    is_saved = _is_saved_data_set(local)
+    is_saved = _is_saved_dataset(local)
     try:
         import datasets
     except ImportError as error:

@@ -34,7 +34,7 @@ _COLUMNS = (
 _LISTS = ("token_ids", "logprobs")
 _ROWS_PER_BATCH = 1024
 
-Row = dict[str, Any]
+StoredRow = dict[str, Any]
 Folder = Literal["rollouts", "evaluations"]
 
 
@@ -135,7 +135,7 @@ def read_groups(run: Path, step: int, folder: Folder = "rollouts") -> Iterator[S
     if not file.is_file():
         stored = step_list(stored_steps(run, folder))
         raise UserError(f"{run} contains no {folder} of step {step}; it has {stored}")
-    rows: list[Row] = []
+    rows: list[StoredRow] = []
     left = 0  # rollouts of the current group in later rows
     for row in _rows(file):
         if not rows:
@@ -164,7 +164,7 @@ def step_list(steps: Sequence[int]) -> str:
     return f"steps {', '.join(shown)}"
 
 
-def _group(file: Path, rows: Sequence[Row]) -> StoredGroup:
+def _group(file: Path, rows: Sequence[StoredRow]) -> StoredGroup:
     """Return the group of L rows, one per distinct response; reject rows that are not in the order of their tree."""
     first = rows[0]
     try:
@@ -195,7 +195,7 @@ def _group(file: Path, rows: Sequence[Row]) -> StoredGroup:
     )
 
 
-def _rows(file: Path) -> Iterator[Row]:
+def _rows(file: Path) -> Iterator[StoredRow]:
     """Yield the rows of a file; tokens and log-probs as arrays."""
     import pyarrow as pa
     import pyarrow.parquet as pq
