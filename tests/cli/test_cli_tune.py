@@ -314,9 +314,9 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def begin(_config: Any, folder: Path, *_: Any) -> TuningResult:
+    def prepare_tuning(_config: Any, folder: Path, *_: Any) -> TuningResult:
         return TuningResult(folder, "nothing to find", None, (), None, None, None)
 
-    monkeypatch.setattr(module, "begin", begin)
+    monkeypatch.setattr(module, "prepare_tuning", prepare_tuning)
     outcome = command("tune", "quickstart", f"--output-dir={tmp_path / 'out'}")
     assert (outcome.code, outcome.out.splitlines()[-1]) == (0, "nothing to find")

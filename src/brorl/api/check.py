@@ -167,12 +167,12 @@ def check(
         check_cheaply(config)
         report = _Report(progress)
         report.show(*said)
-        again = "brorl.train and the same rows" if said else shell_command("train", recipe_name(recipe))
-        return _checked(config, recipe_name(recipe), timing, report, again)
+        train_command = "brorl.train and the same rows" if said else shell_command("train", recipe_name(recipe))
+        return _checked(config, recipe_name(recipe), timing, report, train_command)
 
 
-def _checked(config: TrainConfig, name: str, timing: bool, report: _Report, again: str) -> CheckResult:
-    """Check the parts that need torch; `again` is the command that trains with the same settings."""
+def _checked(config: TrainConfig, name: str, timing: bool, report: _Report, train_command: str) -> CheckResult:
+    """Check the parts that need torch; `train_command` is the command that trains with the same settings."""
     from brorl.trackers import require_package
     from brorl.training.inputs import input_lines, prepare  # imports torch
     from brorl.training.run import check_start
@@ -205,7 +205,7 @@ def _checked(config: TrainConfig, name: str, timing: bool, report: _Report, agai
         forecast = _forecast(config, inputs, report.show)
         report.show(*_forecast_lines(forecast, config))
     report.show(*_thought_lines(config, inputs, () if forecast is None else forecast.groups))
-    report.show(f"nothing was written; train with: {again}")
+    report.show(f"nothing was written; train with: {train_command}")
     return CheckResult(config, tuple(trials), forecast, tuple(report.lines))
 
 
@@ -251,10 +251,9 @@ def check_trial(trial: Trial) -> None:
                 f"the verifier of the domain {prompt.domain!r} failed on the response {_quoted(verified.response)} to "
                 f"question {prompt.id}: {reason}; it must return a verdict for every text"
             )
-    one_is_wrong = prompt.domain == CODE_DOMAIN and any(verdict.correct for _, verdict in trial.answers)
-    if (
-        not trial.right.verdict.correct and trial.certain and not one_is_wrong
-    ):  # tests can be right although their solution is wrong
+    # tests can be right although this one solution is wrong
+    others_pass = prompt.domain == CODE_DOMAIN and any(verdict.correct for _, verdict in trial.answers)
+    if not trial.right.verdict.correct and trial.certain and not others_pass:
         raise UserError(
             f"question {prompt.id}: a response with the reference answer, {_quoted(trial.right.response)}, gets the "
             f"verdict {trial.right.verdict.reason!r}, so no response can be correct; fix the row's answer"

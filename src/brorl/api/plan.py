@@ -89,16 +89,16 @@ def plan(
             for line in _announcement(config, parts, *pilot, is_default):
                 screen.console.print(line, soft_wrap=True, markup=False)
             screen.console.print(*memory)
-            report = PlanResult.measure(config, parts, pilot, rollouts, folder, screen.dim, seconds_per_step)
+            result = PlanResult.measure(config, parts, pilot, rollouts, folder, screen.dim, seconds_per_step)
             with storage_errors(folder):
-                replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
+                replace_file(folder / "plan.json", json.dumps(plan_record(result), indent=2).encode())
             named = given if checkpoint is None else {**given, "model": config.model}
             is_of_a_run = checkpoint is not None and source == resolve_checkpoint(str(checkpoint)).run_config
             if isinstance(source, str | Path):
-                train, compare = next_commands(report, source, named, is_of_a_run)
-                report = replace(report, train_command=train, compare_command=compare)
-            screen.console.print(report, soft_wrap=True)
-            return report
+                train, compare = next_commands(result, source, named, is_of_a_run)
+                result = replace(result, train_command=train, compare_command=compare)
+            screen.console.print(result, soft_wrap=True)
+            return result
 
 
 def plan_command(

@@ -63,7 +63,7 @@ def tune(
         KeyboardInterrupt: On Ctrl-C or SIGTERM, once every run has saved its state.
     """
     from brorl.tuning.answer import TuningResult
-    from brorl.tuning.race import begin, train_race
+    from brorl.tuning.race import prepare_tuning, train_race
     from brorl.tuning.spec import TuningSpec
 
     folder, seconds = _folder(start, output_dir), _seconds("30m" if budget is None else budget)
@@ -83,7 +83,7 @@ def tune(
             raise UserError(f"{option('seeds')}: at least 2 are needed, got {seeds}")
         config = _own_config(start, recipe, flat_settings(overrides))
         with output_folder(folder):
-            begun = begin(config, folder, aim or "pass@1", seconds, seeds or 5, jobs, screen)
+            begun = prepare_tuning(config, folder, aim or "pass@1", seconds, seeds or 5, jobs, screen)
         return begun if isinstance(begun, TuningResult) else train_race(begun, folder, jobs, screen)
 
 

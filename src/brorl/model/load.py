@@ -304,11 +304,11 @@ def check_saved(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: P
     else:
         # some models draw random numbers while they load, and the random state is part of the checkpoint
         with quiet_transformers(), torch.random.fork_rng(devices=()):
-            again: Any = auto_class(model.config).from_pretrained(
+            reloaded: Any = auto_class(model.config).from_pretrained(
                 folder, dtype=model.dtype, local_files_only=True, trust_remote_code=False
             )
-        saved = dict(again.named_parameters())
-        wrong = [f"{key} of its config" for key in _differing(_plain(model.config), _plain(again.config))]
+        saved = dict(reloaded.named_parameters())
+        wrong = [f"{key} of its config" for key in _differing(_plain(model.config), _plain(reloaded.config))]
     wrong += sorted(saved.keys() ^ weights.keys())
     wrong += [n for n, weight in weights.items() if n in saved and not torch.equal(saved[n].to(weight), weight)]
     if wrong:

@@ -85,9 +85,9 @@ class PlanResult(Result):
         return f"PlanResult({str(self.path)!r}: {advice(self)[0]})"
 
 
-def pilot_line(report: PlanResult) -> str:
+def pilot_line(result: PlanResult) -> str:
     """Return the summary of the pilot on one line."""
-    pilot = report.measured.summary
+    pilot = result.measured.summary
     return (
         f"the pilot: pass@1 {pilot.accuracy:.3f}, {pilot.mean_length:.1f} tokens per rollout, "
         f"{pilot.entropy:.2f} nats per token, {pilot.truncation_rate:.1%} cut off, "
@@ -95,31 +95,31 @@ def pilot_line(report: PlanResult) -> str:
     )
 
 
-def fraction_table(report: PlanResult) -> Table:
+def fraction_table(result: PlanResult) -> Table:
     """Return a table with one row per N: fractions, tokens per prompt, and seconds per step."""
     columns = ("N", "mixed groups", "solved prompts", "unique tokens", "of sampled", "seconds")
     rows = []
-    for row in report.plan.rows:
+    for row in result.plan.rows:
         fractions = interval(row.mixed, 2), interval(row.solved, 2)
         tokens = f"{row.unique_tokens.value:,.0f}", f"{row.unique_fraction:.3f}"
         rows.append((_number(row), *fractions, *tokens, seconds_text(row.seconds["total"])))
-    notes = *_beyond_pilot(report), f"seconds: of a step with {report.settings.prompts_per_step} prompts"
+    notes = *_beyond_pilot(result), f"seconds: of a step with {result.settings.prompts_per_step} prompts"
     return Table("N rollouts of a prompt", columns, tuple(rows), notes, words=frozenset())
 
 
-def _beyond_pilot(report: PlanResult) -> tuple[str, ...]:
+def _beyond_pilot(result: PlanResult) -> tuple[str, ...]:
     """Return the note that explains a star at N, if there is one."""
-    pilot = report.measured.summary.num_rollouts
+    pilot = result.measured.summary.num_rollouts
     note = f"* beyond the pilot's {pilot} rollouts: predicted from a fit"
-    return (note,) if any(row.extrapolated for row in report.plan.rows) else ()
+    return (note,) if any(row.extrapolated for row in result.plan.rows) else ()
 
 
-def budget_table(report: PlanResult) -> Table:
+def budget_table(result: PlanResult) -> Table:
     """Return a table with one row per N: the step that fits in the time budget."""
-    plan, rows = report.plan, []
+    plan, rows = result.plan, []
     for index, row in enumerate(plan.rows):
         if not row.budget_prompts:
-            rows.append((_number(row), f"< {report.settings.mini_batches}", "-", "-", "does not fit"))
+            rows.append((_number(row), f"< {result.settings.mini_batches}", "-", "-", "does not fit"))
             continue
         remarks = {
             "recommended": index == plan.chosen,
@@ -132,16 +132,16 @@ def budget_table(report: PlanResult) -> Table:
         )
     columns = ("N", "prompts", "gradient noise", "times the least", "")
     strong = frozenset(() if plan.chosen is None else {plan.chosen})
-    notes = [*_beyond_pilot(report)]
+    notes = [*_beyond_pilot(result)]
     if any(not row.budget_prompts for row in plan.rows):
         notes.append("does not fit: a step of the fewest prompts, one for each mini-batch, takes longer")
     title = f"Steps of {seconds_text(plan.budget)} s"
     return Table(title, columns, tuple(rows), tuple(notes), words=frozenset({4}), strong=strong)
 
 
-def advice(report: PlanResult) -> list[str]:
+def advice(result: PlanResult) -> list[str]:
     """Return the recommendation, its reasons and its limits, as sentences."""
-    plan, settings = report.plan, report.settings
+    plan, settings = result.plan, result.settings
     budget = f"{seconds_text(plan.budget)} s per step"
     if plan.recommended is None:
         return [
@@ -153,7 +153,7 @@ def advice(report: PlanResult) -> list[str]:
         f"For pass@1 in {budget} on this machine: N = {plan.recommended.num_rollouts} with "
         f"{plan.recommended.budget_prompts} prompts per step{against}.",
         *_alternatives(plan, plan.recommended),
-        _limits(report, plan.recommended),
+        _limits(result, plan.recommended),
         "The noise of one step's gradient and the fraction of mixed groups are not the final result: rare successes, "
         "the objective, later policies and the optimizer count too (docs/explanation/theory.md). brorl tune measures "
         "what ends higher.",
@@ -192,9 +192,9 @@ def _alternatives(plan: RolloutPlan, chosen: PlanRow) -> Iterator[str]:
         )
 
 
-def _limits(report: PlanResult, chosen: PlanRow) -> str:
+def _limits(result: PlanResult, chosen: PlanRow) -> str:
     """Return how certain the plan is, and how to make it more certain."""
-    plan, summary = report.plan, report.measured.summary
+    plan, summary = result.plan, result.measured.summary
     more = option("pilot-prompts", 4 * summary.num_prompts)
     reasons = []
     if not plan.gradient_seen:
@@ -211,9 +211,9 @@ def _limits(report: PlanResult, chosen: PlanRow) -> str:
     return f"Intervals are 95%, over {summary.num_prompts} prompts; {more} would about halve them."
 
 
-def plan_record(report: PlanResult) -> dict[str, Any]:
+def plan_record(result: PlanResult) -> dict[str, Any]:
     """Return the content of `plan.json`; missing numbers and infinite ends of intervals are null."""
-    plan = report.plan
+    plan = result.plan
     numbers = [row.num_rollouts for row in plan.rows]
     record: dict[str, Any] = json_ready({
         "recommendation": {
@@ -222,12 +222,12 @@ def plan_record(report: PlanResult) -> dict[str, Any]:
             "prompts_per_step": plan.recommended and plan.recommended.budget_prompts,
             "least_noise": None if plan.best is None else numbers[plan.best],
             "tied": [numbers[i] for i in plan.tied],
-            "lines": advice(report),
+            "lines": advice(result),
         },
-        "model": report.model,
-        "device": report.device,
-        "recipe": report.settings,
-        "pilot": report.measured.summary,
+        "model": result.model,
+        "device": result.device,
+        "recipe": result.settings,
+        "pilot": result.measured.summary,
         "rows": plan.rows,
         "pass_rates": plan.pass_rates,
         "gradient": {
@@ -236,8 +236,8 @@ def plan_record(report: PlanResult) -> dict[str, Any]:
             "within_prompt_per_rollout": float(plan.moments.within),
             "p_value": plan.p_value,
         },
-        "probes": report.measured.timings,
-        "cost": report.measured.cost,
+        "probes": result.measured.timings,
+        "cost": result.measured.cost,
         "time_error": plan.time_error,
     })  # fmt: skip
     return record
@@ -268,13 +268,13 @@ _LARGE_N = 512
 
 
 def next_commands(
-    report: PlanResult, recipe: str | Path, given: Mapping[str, Any], is_of_a_run: bool
+    result: PlanResult, recipe: str | Path, given: Mapping[str, Any], is_of_a_run: bool
 ) -> tuple[str | None, str | None]:
     """Return the commands that train with the recommendation and that test the plan; None if there is none.
 
     The settings in `given` replace settings of the recipe, which may be the recipe of a run.
     """
-    plan, row = report.plan, report.plan.recommended
+    plan, row = result.plan, result.plan.recommended
     if row is None:
         return None, None
     others = {name: value for name, value in given.items() if name != "model"}

@@ -91,9 +91,9 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         save(temporary)
-        for weights in (temporary, temporary / EMA):
-            if weights.is_dir():
-                tokenizer.save_pretrained(weights)
+        for weights_folder in (temporary, temporary / EMA):
+            if weights_folder.is_dir():
+                tokenizer.save_pretrained(weights_folder)
         with (temporary / _STATE).open("wb") as file:
             torch.save(_to_plain(state), file)  # without a copy
         readable = temporary.stat().st_mode & 0o666  # safetensors writes files that only their owner can read
@@ -109,7 +109,7 @@ def save_checkpoint(
         _to_disk(commit)
         commit.rename(temporary / _COMMIT)
         _to_disk(temporary)
-        _name(temporary, target)
+        _publish(temporary, target)
     except (OSError, SafetensorError, RuntimeError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, RuntimeError) and not isinstance(_cause(error), OSError):
@@ -142,7 +142,7 @@ def _size_and_sum(file: Path) -> str:
     return f"{size} {crc:08x}"
 
 
-def _name(complete: Path, target: Path) -> None:
+def _publish(complete: Path, target: Path) -> None:
     """Give a complete checkpoint its final name, and delete one of the same step. `discard_unfinished` mends kills."""
     if is_checkpoint(target):
         (target / _COMMIT).unlink()
@@ -255,7 +255,7 @@ def discard_unfinished(folder: Path) -> None:
         target = folder / temporary.parent.name.removeprefix(".").removesuffix(".tmp")
         if not is_checkpoint(target):
             shutil.rmtree(target, ignore_errors=True)
-            _name(temporary.parent, target)
+            _publish(temporary.parent, target)
     for path in [
         *folder.glob(".step-*.tmp"),
         *(p for p in folder.glob("step-*") if _step_of(p) is not None and not (p / _COMMIT).exists()),

@@ -147,7 +147,7 @@ def train_race(spec: TuningSpec, folder: Path, jobs: int | None, screen: Screen)
 def _command_with_more_time(clock: TuneClock, folder: Path) -> str:
     """Return the command that continues a tuning, with a budget long enough at the measured speed."""
     needed = 60 * ceil((clock.spec.used_seconds + 1.2 * clock.whole_seconds) / 60)
-    return f"{again(folder)} --budget {max(needed, 2 * ceil(clock.spec.seconds / 60) * 60) // 60}m"
+    return f"{continue_command(folder)} --budget {max(needed, 2 * ceil(clock.spec.seconds / 60) * 60) // 60}m"
 
 
 def _final(
@@ -171,7 +171,8 @@ def _final(
     else:
         return None
     ended = all(progress_of(run).ended for run in compared.runs_in(path))
-    if not (ended or run_comparison(path, compared, slots(), screen, again(folder), perf_counter() + clock.left)):
+    command = continue_command(folder)
+    if not (ended or run_comparison(path, compared, slots(), screen, command, perf_counter() + clock.left)):
         compared = replace(compared, seeds=_complete_seeds(compared, path))
         if compared.seeds < FEWEST_SEEDS:
             return None
@@ -185,12 +186,12 @@ def _complete_seeds(compared: ComparisonSpec, path: Path) -> int:
     return min(left, default=compared.seeds)
 
 
-def again(folder: Path) -> str:
+def continue_command(folder: Path) -> str:
     """Return the command that continues a tuning."""
     return shell_command("tune", folder)
 
 
-def begin(
+def prepare_tuning(
     config: TrainConfig, folder: Path, aim: Aim, seconds: float, seeds: int, jobs: int | None, screen: Screen
 ) -> TuningSpec | TuningResult:
     """Take the pilot, choose the candidates and write `tune.json`, or return that there is nothing to find."""
@@ -282,7 +283,7 @@ def _race(
                 break
             screen.echo(f"race, up to {amount(spec.run_seconds * fraction, 'seconds')}: {len(arms)} arms")
             view, began = ComparisonView(screen, runs), perf_counter()
-            with view.running(again(folder)):
+            with view.running(continue_command(folder)):
                 if not finish_runs(waiting, slots(), view, began + (clock.left_to_race if rung else clock.left)):
                     screen.echo("the time is up: the runs of this part are stopped")
                     break

@@ -125,7 +125,7 @@ class VerdictCache:
         for each unknown pair its verdict, and for how many seconds to keep it (0: not at all).
         """
         verdicts: list[Verdict | None] = []
-        own_s: list[float] = []
+        extraction_s: list[float] = []
         unknown: dict[Pair, list[int]] = {}
         for index, (prompt, response) in enumerate(items):
             start = time.perf_counter()
@@ -134,14 +134,14 @@ class VerdictCache:
             if isinstance(answer, str) and verdict is None:
                 unknown.setdefault((prompt.reference, answer), []).append(index)
             verdicts.append(verdict)
-            own_s.append(time.perf_counter() - start)
+            extraction_s.append(time.perf_counter() - start)
         for ((reference, _), indices), (decided, keep_s) in zip(unknown.items(), decide([*unknown]), strict=True):
             if keep_s:
                 self.put(reference, decided, keep_s)
             for index in indices:
                 verdicts[index] = decided if index == indices[0] else replace(decided, seconds=0.0)
-        timed = zip(verdicts, own_s, strict=True)
-        return [replace(verdict, seconds=verdict.seconds + own) for verdict, own in timed if verdict is not None]
+        timed = zip(verdicts, extraction_s, strict=True)
+        return [replace(verdict, seconds=verdict.seconds + more) for verdict, more in timed if verdict is not None]
 
     def get(self, reference: str, answer: str) -> Verdict | None:
         """Return the verdict on an extracted answer; None if it is not known."""
@@ -152,12 +152,12 @@ class VerdictCache:
         correct, score, reason, _ = self._entries[key]
         return Verdict(correct, score, answer, reason, 0.0)
 
-    def put(self, reference: str, verdict: Verdict, for_s: float = inf) -> None:
+    def put(self, reference: str, verdict: Verdict, keep_s: float = inf) -> None:
         """Keep a verdict for some seconds; ValueError if it has no extracted answer or is unverified."""
         if verdict.extracted is None or verdict.unverified:
             raise ValueError(f"only verdicts on extracted answers can be kept, got the reason {verdict.reason!r}")
         key = self._key(reference, verdict.extracted)
-        self._entries[key] = verdict.correct, verdict.score, verdict.reason, monotonic() + for_s
+        self._entries[key] = verdict.correct, verdict.score, verdict.reason, monotonic() + keep_s
         if len(self._entries) > self._size:
             self._entries.popitem(last=False)
 
@@ -225,9 +225,11 @@ def unreadable_references(
     """Return each question whose reference answer no response can match, with the problem, domain by domain."""
     problems_of: list[tuple[Question, str]] = []
     for domain, verifier in verifiers.items():
-        own = [question for question in questions if question.domain == domain]
-        problems = verifier.check_references(sorted({question.reference for question in own}))
-        problems_of += [(question, problems[question.reference]) for question in own if question.reference in problems]
+        of_domain = [question for question in questions if question.domain == domain]
+        problems = verifier.check_references(sorted({question.reference for question in of_domain}))
+        problems_of += [
+            (question, problems[question.reference]) for question in of_domain if question.reference in problems
+        ]
     return problems_of
 
 
