@@ -39,7 +39,10 @@ class Round:
 
 @dataclass(frozen=True)
 class Decoding:
-    """A call of the engine has decoded one more position; the numbers are over all prompts of the call."""
+    """A call of the engine has made progress; the numbers are over all prompts of the call.
+
+    It is reported after each position (native engine), after tasks (pooled) or after the call (vLLM).
+    """
 
     finished: int  # rollouts that have ended
     rollouts: int  # all rollouts

@@ -236,9 +236,9 @@ def test_published_adapters_are_those_that_peft_saves(rng: np.random.Generator, 
 def test_the_file_of_weights_is_removed() -> None:
     engine, _ = started()
     engine.load_weights([("w", torch.ones(1))], 1)
-    first = engine._kept
+    first = engine._last_weights
     engine.load_weights([("w", torch.ones(1))], 2)
-    second = engine._kept
+    second = engine._last_weights
     assert isinstance(first, Path)
     assert isinstance(second, Path)
     assert second.exists()

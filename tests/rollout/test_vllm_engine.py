@@ -122,7 +122,7 @@ def test_greedy_equals_the_native_engine_also_after_updates(pair: Pair, rng: np.
 
 
 def test_a_request_under_way_at_an_update_continues_with_the_new_weights(pair: Pair, rng: np.random.Generator) -> None:
-    if pair.engine._settings.separate:
+    if pair.engine._setup.separate:
         pytest.skip("needs an engine whose steps can be counted")
     assert pair.process is not None
     pair.update(rng)
@@ -246,7 +246,7 @@ def kill_engines() -> None:
 
 @pytest.mark.parametrize("at", ["sampling", "update"])
 def test_an_engine_that_dies_is_replaced_with_its_weights(pair: Pair, rng: np.random.Generator, at: str) -> None:
-    if not pair.engine._settings.separate:
+    if not pair.engine._setup.separate:
         pytest.skip("an engine of this process has no process of its own")
     pair.update(rng)
     prompts, greedy = prompts_of(rng), SamplingParams(temperature=0.0, max_new_tokens=8)

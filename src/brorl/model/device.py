@@ -33,6 +33,12 @@ def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return tensor.cpu().contiguous()
 
 
+def free_unused(shares_gpu: bool) -> None:
+    """Give back the GPU memory that this process holds and does not use, if another process shares the GPU."""
+    if shares_gpu:
+        torch.cuda.empty_cache()
+
+
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """Return float32 for a dtype of 16 bits, and any other dtype unchanged."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

@@ -97,7 +97,8 @@ class NativeEngine:
             )
         self._graphs = graphs_on(model.device, graphs, echo) if isinstance(self._forward, TreeForward) else None
         self._use_kernels: bool | None = None  # whether the kernels in Triton are used; None before their trial
-        self._kept: SlotDecoder | None = None  # stays between calls with the tensors that graphs read and write
+        # stays between calls with the tensors that graphs read and write
+        self._reusable_decoder: SlotDecoder | None = None
 
     def _cache(self, forward: TreeForward, max_rows: int, max_tokens: int) -> SlotCache | PagedCache:
         """Return an empty cache: blocks for the kernels in C if they can decode the model, and otherwise slots."""
@@ -112,14 +113,14 @@ class NativeEngine:
         if isinstance(self._forward, FlatForward):
             return ModelCacheDecoder(self.model, self._memory_bytes)
         cache = self._cache(self._forward, max_rows, sampling.max_new_tokens)
-        if self._kept is not None and self._kept.take_on(cache.memory, sampling):
-            return self._kept
+        if self._reusable_decoder is not None and self._reusable_decoder.reuse_for(cache.memory, sampling):
+            return self._reusable_decoder
         # Every call copies the weights: they may have changed since the last call.
         model_pass = LlamaPass(self.model, self._dtype) if self._forward.llama_rows else ModelPass(self.model)
         if isinstance(cache, PagedCache):
             return PagedDecoder(self.model, model_pass, cache)
         decoder = SlotDecoder(self.model, model_pass, cache, sampling, self._graphs, draws=draws_on(self.model.device))
-        self._kept = None if self._graphs is None else decoder
+        self._reusable_decoder = None if self._graphs is None else decoder
         return decoder
 
     def _uses_kernels(self, decoder: Decoder) -> bool:
@@ -190,10 +191,10 @@ class NativeEngine:
             with using_triton(self._uses_kernels(decoder)):
                 return growth.grow()
         except BaseException:
-            self._kept = None  # the decoder may hold numbers that are not finite
+            self._reusable_decoder = None  # the decoder may hold numbers that are not finite
             raise
         finally:
             if self._graphs is not None and not self._graphs.enabled:
-                self._graphs = self._kept = None  # no graph needs the memory
+                self._graphs = self._reusable_decoder = None  # no graph needs the memory
             if was_training:
                 self.model.train()

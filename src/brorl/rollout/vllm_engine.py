@@ -32,7 +32,7 @@ from transformers import PreTrainedModel
 from brorl.activity import Decoding, Observe, unobserved
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.model.device import to_host
+from brorl.model.device import free_unused, to_host
 from brorl.model.load import choose_device
 from brorl.model.lora import saved_adapter
 from brorl.model.settings import LoraSettings
@@ -73,7 +73,7 @@ class VllmEngine:
 
     def __init__(
         self,
-        settings: VllmSetup,
+        setup: VllmSetup,
         stop_token_ids: Sequence[int],
         observe: Observe = unobserved,
         stop: StopStrings | None = None,
@@ -81,12 +81,12 @@ class VllmEngine:
     ) -> None:
         self.stop_token_ids = tuple(stop_token_ids)
         self.version = 0
-        self._settings = replace(settings, stop=stop.texts) if stop else settings
+        self._setup = replace(setup, stop=stop.texts) if stop else setup
         self._stop = stop
         self._observe = observe
         self._start = start
         self._published: Callable[[], object] | None = None  # removes the folder with the published weights
-        self._kept: Weights | None = None
+        self._last_weights: Weights | None = None
         self._asleep = self._outdated = False
         self._process = self._started()
 
@@ -97,17 +97,17 @@ class VllmEngine:
         next; until then the learner has its memory.
         """
         sent: Weights = weights
-        if self._settings.reads_file:
-            folder = publish(weights, getattr(torch, self._settings.dtype), self._settings.lora)
+        if self._setup.reads_file:
+            folder = publish(weights, getattr(torch, self._setup.dtype), self._setup.lora)
             self._remove_published()
             self._published = weakref.finalize(self, folder.remove)
-            sent = self._kept = folder.path
-        elif self._settings.sleeps:
-            sent = self._kept = list(weights)
-        if self._settings.sleeps:
+            sent = self._last_weights = folder.path
+        elif self._setup.sleeps:
+            sent = self._last_weights = list(weights)
+        if self._setup.sleeps:
             self._outdated = True
         else:
-            self._repeat(lambda process: process.load(sent))
+            self._with_restarts(lambda process: process.load(sent))
         self.version = version
 
     def sample(
@@ -128,13 +128,13 @@ class VllmEngine:
         greedy = sampling.temperature == 0
         requests_P = [
             split_request(
-                prompt, 1 if greedy else count, derived_seed(seed, first + i), self._settings.responses_per_request
+                prompt, 1 if greedy else count, derived_seed(seed, first + i), self._setup.responses_per_request
             )
             for i, (prompt, count) in enumerate(zip(prompts, rollouts_P, strict=True))
         ]
         stop_token_ids = [*self.stop_token_ids, *sampling.stop_token_ids]
         requests = [request for requests in requests_P for request in requests]
-        answers = iter(self._repeat(lambda process: process.complete(requests, sampling, stop_token_ids)))
+        answers = iter(self._with_restarts(lambda process: process.complete(requests, sampling, stop_token_ids)))
         trees = []
         for prompt, count, parts in zip(prompts, rollouts_P, requests_P, strict=True):
             completions = [self._cut(completion, sampling) for _ in parts for completion in next(answers)]
@@ -148,8 +148,8 @@ class VllmEngine:
                     [completion.finished for completion in completions],
                 )
             )
-        if self._settings.sleeps:
-            self._repeat(lambda process: process.sleep())
+        if self._setup.sleeps:
+            self._with_restarts(lambda process: process.sleep())
             self._asleep = True
         total, depth = sum(rollouts_P), max(int(tree.length.max()) for tree in trees)
         self._observe(Decoding(total, total, sum(tree.num_unique_tokens for tree in trees), depth))
@@ -166,20 +166,20 @@ class VllmEngine:
         """End the engine and its process."""
         self._process.close()
         self._remove_published()
-        self._kept = None
+        self._last_weights = None
 
     def _remove_published(self) -> None:
         if self._published is not None:
             self._published()
 
-    def _repeat(self, work: Callable[[VllmProcess], _Result]) -> _Result:
+    def _with_restarts(self, work: Callable[[VllmProcess], _Result]) -> _Result:
         """Do work. If the engine dies, replace it and repeat the work with the same seeds."""
         deaths = 0
         while True:
             try:
-                return self._once(work)
+                return self._on_awake_process(work)
             except EngineDiedError as error:
-                if not self._settings.separate:
+                if not self._setup.separate:
                     raise
                 deaths += 1
                 if deaths > _MAX_RESTARTS:
@@ -190,25 +190,20 @@ class VllmEngine:
                     ) from error
                 self._replace()
 
-    def _once(self, work: Callable[[VllmProcess], _Result]) -> _Result:
-        self._give_way()
+    def _on_awake_process(self, work: Callable[[VllmProcess], _Result]) -> _Result:
+        free_unused(self._setup.sleeps)
         if self._asleep:
             self._process.wake()
             self._asleep = False
         if self._outdated:
-            if self._kept is not None:
-                self._process.load(self._kept)
+            if self._last_weights is not None:
+                self._process.load(self._last_weights)
             self._outdated = False
         return work(self._process)
 
     def _started(self) -> VllmProcess:
-        self._give_way()
-        return self._start(self._settings)
-
-    def _give_way(self) -> None:
-        """Give back the GPU memory that this process holds and does not use, if its learner shares the engine's GPU."""
-        if self._settings.sleeps:
-            torch.cuda.empty_cache()
+        free_unused(self._setup.sleeps)
+        return self._start(self._setup)
 
     def _replace(self) -> None:
         self._process.close()

@@ -109,28 +109,28 @@ def check_installed() -> None:
 class VllmProcess:
     """A vLLM engine. A `UserError` names a version, a model or adapters that it cannot run."""
 
-    def __init__(self, settings: VllmSetup) -> None:
+    def __init__(self, setup: VllmSetup) -> None:
         check_installed()
-        with _environment(settings):
+        with _environment(setup):
             import vllm
             from vllm.envs import disable_envs_cache
             from vllm.v1.engine.exceptions import EngineDeadError
 
             disable_envs_cache()  # an earlier engine of this process may have had other variables
             self._vllm, self._died = vllm, EngineDeadError
-            if settings.device == "cpu":
-                _check_head_size(settings.source, settings.revision)
+            if setup.device == "cpu":
+                _check_head_size(setup.source, setup.revision)
             try:
-                self._llm = vllm.LLM(**_arguments(settings))
+                self._llm = vllm.LLM(**_arguments(setup))
             except (RuntimeError, ValueError) as error:
                 raise UserError(
-                    f"vLLM could not start with {settings.source}: {first_line(error)} (see its log above); "
+                    f"vLLM could not start with {setup.source}: {first_line(error)} (see its log above); "
                     "set engine.kind: native, or change the settings that the log names"
                 ) from error
-        self._stop, self._lora = settings.stop, settings.lora
+        self._stop, self._lora = setup.stop, setup.lora
         self._adapter: Any = None  # vLLM's request for the adapters
         self._llm.collective_rpc("end_with", args=(os.getpid(),))
-        if settings.separate:
+        if setup.separate:
             _watch(self._llm.llm_engine.engine_core, EngineDeadError)
 
     def complete(
@@ -246,50 +246,50 @@ def _completion(response: Any) -> Completion:
     )
 
 
-def _arguments(settings: VllmSetup) -> dict[str, Any]:
+def _arguments(setup: VllmSetup) -> dict[str, Any]:
     """Return the arguments of `vllm.LLM`."""
-    on_cpu = settings.device == "cpu"
+    on_cpu = setup.device == "cpu"
     arguments: dict[str, Any] = {
-        "model": settings.source,
-        "revision": settings.revision,
-        "tokenizer_revision": settings.revision,
-        "dtype": settings.dtype,
-        "skip_tokenizer_init": not settings.stop,
+        "model": setup.source,
+        "revision": setup.revision,
+        "tokenizer_revision": setup.revision,
+        "dtype": setup.dtype,
+        "skip_tokenizer_init": not setup.stop,
         "generation_config": "vllm",  # the model's own defaults would change the distribution
-        "max_model_len": settings.context,
-        "max_num_seqs": settings.max_rows,
-        "max_num_batched_tokens": max(_MIN_BATCHED_TOKENS, settings.max_rows, settings.context),
-        "kv_cache_memory_bytes": settings.cache_bytes,
-        "tensor_parallel_size": settings.tensor_parallel,
+        "max_model_len": setup.context,
+        "max_num_seqs": setup.max_rows,
+        "max_num_batched_tokens": max(_MIN_BATCHED_TOKENS, setup.max_rows, setup.context),
+        "kv_cache_memory_bytes": setup.cache_bytes,
+        "tensor_parallel_size": setup.tensor_parallel,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",  # under the distribution that drew the token, like the learner's
         "enforce_eager": on_cpu,  # on a CPU compilation costs more than it saves
-        "enable_sleep_mode": settings.sleeps,
-        "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
+        "enable_sleep_mode": setup.sleeps,
+        "distributed_executor_backend": "uni" if setup.tensor_parallel == 1 else "mp",
         "use_tqdm_on_load": False,
         "worker_extension_cls": "brorl.rollout.vllm_worker.WorkerMethods",
     }
-    if settings.lora:
-        rank = next(size for size in VLLM_RANKS if size >= settings.lora.rank)
+    if setup.lora:
+        rank = next(size for size in VLLM_RANKS if size >= setup.lora.rank)
         arguments |= {"enable_lora": True, "max_lora_rank": rank}
     if on_cpu:
         return {**arguments, "block_size": _CPU_BLOCK_TOKENS}
-    free, total = torch.cuda.mem_get_info(settings.gpus[0] if settings.gpus else None)
+    free, total = torch.cuda.mem_get_info(setup.gpus[0] if setup.gpus else None)
     return {**arguments, "gpu_memory_utilization": 0.9 * free / total}  # vLLM checks that this fraction is free
 
 
 @contextmanager
-def _environment(settings: VllmSetup) -> Iterator[None]:
+def _environment(setup: VllmSetup) -> Iterator[None]:
     """Set the environment variables that vLLM reads when it is imported and started."""
     own = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(settings.separate)),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(setup.separate)),
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # not fork: this process has threads
-        "OMP_NUM_THREADS": str(settings.threads),
+        "OMP_NUM_THREADS": str(setup.threads),
     }
-    if settings.device == "cpu":
+    if setup.device == "cpu":
         own["TORCHDYNAMO_DISABLE"] = "1"  # vLLM compiles one small function even in eager mode, for half a minute
-    if settings.gpus:
-        own["CUDA_VISIBLE_DEVICES"] = ",".join(_visible_gpu(gpu) for gpu in settings.gpus)
+    if setup.gpus:
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(_visible_gpu(gpu) for gpu in setup.gpus)
     defaults = {
         "VLLM_LOGGING_LEVEL": "ERROR",  # vLLM warns on every start and weight update
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines and learners share the cores

@@ -81,7 +81,7 @@ def test_a_step_that_cannot_be_recorded_runs_eagerly(rng: np.random.Generator) -
         assert_same_trees(engine.sample(prompts, 8, sampling, seed=2), expected)
     said = "RuntimeError: operation not permitted when stream is capturing"
     assert lines == [f"decoding starts its kernels one by one, without CUDA graphs: {said}"]
-    assert engine._kept is None  # it keeps no memory for graphs
+    assert engine._reusable_decoder is None  # it keeps no memory for graphs
     engine, _ = recording(model, refuse, "on")
     with pytest.raises(UserError, match=rf"engine.cuda_graphs = on, and .*{said}; set engine.cuda_graphs: auto"):
         engine.sample(prompts, 8, sampling, seed=2)
@@ -122,7 +122,7 @@ def test_a_replay_with_other_logits_is_not_taken(change: float, rng: np.random.G
     model, prompts = small_model(seed=int(rng.integers(1 << 30))), ragged_prompts(rng, 3)
     sampling = SamplingParams(max_new_tokens=8)
     expected = NativeEngine(model, EOS).sample(prompts, 8, sampling, seed=2)
-    engine, lines = recording(model, RecordedSteps(lambda: engine._kept._logits.mul_(change)))
+    engine, lines = recording(model, RecordedSteps(lambda: engine._reusable_decoder._logits.mul_(change)))
     assert_same_trees(engine.sample(prompts, 8, sampling, seed=2), expected)
     assert lines == ["decoding starts its kernels one by one, without CUDA graphs: its logits change"]
 

@@ -92,7 +92,7 @@ class Growth:
     def _fitting(self, rows: Rows, waiting: list[Rows]) -> Rows:
         """Return the rows that fit into memory beside the rows for which the device draws; the others wait."""
         capacity = self._decoder.rows_that_fit(rows.depth)
-        room = capacity - sum(single.size for single in self._device_rows)
+        room = capacity - sum(single_rows.size for single_rows in self._device_rows)
         if rows.size <= room:
             return rows
         kept, rest = np.split(np.argsort(rows.prompt_R, kind="stable"), [room])
@@ -105,11 +105,11 @@ class Growth:
         if self._device_drawer is None or not rows.size:
             return rows
         single_R = np.bincount(rows.row_K, minlength=rows.size) == 1
-        single = rows.take(np.flatnonzero(single_R))
-        if single.size:
-            self._device_rows.append(single)
-            uniform_RJ = self._uniforms.block(rows.depth, single.prompt_R, single.rollout_K)
-            self._device_drawer.draw_on_device(single.slot_R, uniform_RJ)
+        single_rows = rows.take(np.flatnonzero(single_R))
+        if single_rows.size:
+            self._device_rows.append(single_rows)
+            uniform_RJ = self._uniforms.block(rows.depth, single_rows.prompt_R, single_rows.rollout_K)
+            self._device_drawer.draw_on_device(single_rows.slot_R, uniform_RJ)
         return rows.take(np.flatnonzero(~single_R))
 
     def _with_device_rows(self, rows: Rows) -> Rows:
@@ -117,15 +117,15 @@ class Growth:
         if not self._device_rows or self._device_drawer is None:
             return rows
         token_SJ, logprob_SJ = self._device_drawer.collect_drawn()
-        found = replace(self._device_rows[0].take(np.arange(0)), depth=self._device_rows[0].depth)
-        while found.depth < rows.depth:
-            for single in self._device_rows:
-                if single.depth == found.depth:
-                    found = found.join(single)
-            drawn = found.slot_R, found.depth % POSITIONS_AT_ONCE
-            found = self._grown(found, token_SJ[drawn], logprob_SJ[drawn])
+        drawn_rows = replace(self._device_rows[0].take(np.arange(0)), depth=self._device_rows[0].depth)
+        while drawn_rows.depth < rows.depth:
+            for single_rows in self._device_rows:
+                if single_rows.depth == drawn_rows.depth:
+                    drawn_rows = drawn_rows.join(single_rows)
+            place = drawn_rows.slot_R, drawn_rows.depth % POSITIONS_AT_ONCE
+            drawn_rows = self._grown(drawn_rows, token_SJ[place], logprob_SJ[place])
         self._device_rows = []
-        rows = rows.join(found)
+        rows = rows.join(drawn_rows)
         return rows.take(np.argsort(rows.slot_R, kind="stable"))
 
     def _draw(self, rows: Rows, logits_RV: Tensor) -> Rows:
@@ -150,16 +150,16 @@ class Growth:
         key_K = rows.row_K * width + token_K if self._shares_prefixes else np.arange(token_K.size)
         order = np.argsort(key_K, kind="stable")
         first = np.append(True, key_K[order][1:] != key_K[order][:-1])[: token_K.size]
-        one_of_C = order[first]  # one rollout of each child
+        representative_C = order[first]  # one rollout of each child
         child_K = np.cumsum(first) - 1
         count_C = np.bincount(child_K)
-        source_C, token_C = rows.row_K[one_of_C], token_K[one_of_C]
+        source_C, token_C = rows.row_K[representative_C], token_K[representative_C]
         node_C = self._trees.add(
-            rows.depth, rows.prompt_R[source_C], rows.node_R[source_C], token_C, count_C, logprob_K[one_of_C]
+            rows.depth, rows.prompt_R[source_C], rows.node_R[source_C], token_C, count_C, logprob_K[representative_C]
         )
         stopped_C = (token_C[:, None] == self._stop_ids).any(1)
         if self._text_ends is not None:
-            completes_C = self._text_ends.found(rows.node_R[source_C], token_C, node_C)
+            completes_C = self._text_ends.completes_stop(rows.node_R[source_C], token_C, node_C)
             stopped_C |= completes_C & (rows.depth >= self._sampling.min_new_tokens)
         done_C = stopped_C | (rows.depth + 1 == self._sampling.max_new_tokens)
         if self._text_ends is not None:
@@ -303,7 +303,7 @@ class TextEnds:
         self._trees = trees
         self._tail_of = {-1: ""}  # last characters, without spaces, of each live node; -1 is every prompt
 
-    def found(self, parent_C: IntArray, token_C: IntArray, node_C: IntArray) -> BoolArray:
+    def completes_stop(self, parent_C: IntArray, token_C: IntArray, node_C: IntArray) -> BoolArray:
         """Return whether each of C new nodes completes a stop string; all children of a node are in one call."""
         tail_of, piece_of, kept = self._tail_of, self._stop.pieces, self._stop.longest
         parents = parent_C.tolist()

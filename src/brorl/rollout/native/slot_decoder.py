@@ -94,7 +94,7 @@ class SlotDecoder(Decoder):
         # Writes that wait for `_upload`: the target on the device, its rows (None for all), and the numbers.
         self._uploads: list[tuple[Tensor, IntArray | None, IntArray | FloatArray]] = []
 
-    def take_on(self, memory: RowMemory, sampling: SamplingParams) -> bool:
+    def reuse_for(self, memory: RowMemory, sampling: SamplingParams) -> bool:
         """Prepare another call with the current weights; return False if the model has other parameters now."""
         parameters = [id(p) for p in self._model.parameters()]
         if parameters != self._parameters:
