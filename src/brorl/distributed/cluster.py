@@ -34,7 +34,7 @@ from brorl.format import counted
 from brorl.storage import TemporaryFolder
 
 _PLACING_S = 120.0
-_POLL_S = 0.2
+POLL_S = 0.2  # Python handles a signal that comes just before a wait only after it: short waits keep Ctrl-C working
 _ANSWER_S = 5.0
 _PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")  # need the same version on all machines
 _PROGRAM = """
@@ -87,7 +87,7 @@ class RayCluster:
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a module-level function in another process of the cluster, and return its result."""
         result = ray.remote(function).options(num_cpus=0).remote(*arguments)
-        while not ray.wait([result], timeout=_POLL_S)[0]:  # short waits, for Ctrl-C
+        while not ray.wait([result], timeout=POLL_S)[0]:
             pass
         try:
             return ray.get(result)
@@ -170,7 +170,7 @@ class RayCluster:
                     f"{self.settings.join_timeout_s:g} s; run `{join}` on the others while the run waits, or lower "
                     "cluster.nodes"
                 )
-            sleep(_POLL_S)
+            sleep(POLL_S)
 
     def _check_resources(self) -> None:
         """Check that the cluster has enough CPUs and GPUs for all processes."""
@@ -200,7 +200,7 @@ class RayCluster:
                 self._groups[kind] = placement_group(bundles, "PACK" if together else "SPREAD")
         deadline = monotonic() + _PLACING_S
         for kind, group in self._groups.items():
-            while not group.wait(_POLL_S):  # short waits, for Ctrl-C
+            while not group.wait(POLL_S):
                 if monotonic() > deadline:
                     raise UserError(
                         f"Ray found no place for {len(group.bundle_specs)} {kind} processes of "

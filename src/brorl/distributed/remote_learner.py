@@ -25,14 +25,14 @@ from brorl.activity import Activity, Echo, Observe
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.arrays import FloatArray
-from brorl.distributed.cluster import RayCluster
+from brorl.distributed.cluster import POLL_S, RayCluster
 from brorl.distributed.workers import RemoteWeights, stored_form
 from brorl.errors import FirstRankError, LearnerLostError, UserError
+from brorl.model.device import free_unused
 from brorl.storage import storage_errors
 from brorl.training.learner import Learner, StepMetrics
 from brorl.tree import RolloutTree
 
-_POLL_S = 0.2  # Python handles a signal that comes just before a wait only after it, so waits are short
 _GRACE_S = 5.0  # after a rank has lost its connection, the death of another one becomes known within this time
 _LONGEST_WAIT_S = 5.0
 
@@ -84,8 +84,8 @@ class LearnerRank:
             result = None
         elif method == "with_old_logprobs":
             result = [group.old_logprob_M for group in result]
-        self._give_way()
-        return result, self._fetched()
+        free_unused(self._shares_gpu)
+        return result, self._drained()
 
     def weights(self) -> tuple[None, Any]:
         """Return None and, on rank 0, the stored form of the weights, as two objects. All ranks help to gather them."""
@@ -93,7 +93,7 @@ class LearnerRank:
         stored = None if self._rank else stored_form(weights, self._sent_dtype)
         for _ in weights if self._rank else ():
             pass
-        self._give_way()
+        free_unused(self._shares_gpu)
         return None, stored
 
     def reports(self) -> list[Report]:
@@ -102,21 +102,15 @@ class LearnerRank:
             first = self._reports.get(timeout=_LONGEST_WAIT_S)
         except Empty:
             return []
-        return [first, *self._fetched()]
+        return [first, *self._drained()]
 
-    def _give_way(self) -> None:
-        """Free unused GPU memory for the rollout worker on the same GPU."""
-        if self._shares_gpu:
-            torch.cuda.empty_cache()
-
-    def _fetched(self) -> list[Report]:
-        found = []
-        while not self._reports.empty():
+    def _drained(self) -> list[Report]:
+        found: list[Report] = []
+        while True:
             try:
                 found.append(self._reports.get_nowait())
             except Empty:
-                break
-        return found
+                return found
 
 
 def check_shared(token: Path, machine: str) -> None:
@@ -192,12 +186,12 @@ class RemoteLearner:
     def learn(
         self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
     ) -> StepMetrics:
-        """Make the updates of one step; see `Learner`."""
+        """See `Learner`."""
         metrics: StepMetrics = self._call("learn", _without_verdicts(groups), estimate_advantages, seed, lr_scale)
         return metrics
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
-        """Return the log-prob (nats) of every node under the current weights; see `Learner`."""
+        """See `Learner`."""
         found: list[FloatArray] = self._call("logprobs", list(trees))
         return found
 
@@ -208,34 +202,34 @@ class RemoteLearner:
         return RemoteWeights(pairs[0][1])
 
     def num_parameters(self, only_trainable: bool = False) -> int:
-        """Return the number of the model's parameters; see `Learner`."""
+        """See `Learner`."""
         self.wait_until_built()
         number: int = self._call("num_parameters", only_trainable)
         return number
 
     def save_pretrained(self, folder: Path) -> None:
-        """Have the ranks write the weights and the model's config in Hugging Face format."""
+        """See `Learner`."""
         self._call("save_pretrained", folder.resolve())
 
     def exchange_average(self) -> None:
-        """Exchange the current weights and their average; see `Learner`."""
+        """See `Learner`."""
         self._call("exchange_average")
 
     def reset_reference(self, clear_optimizer: bool) -> None:
-        """Take the current weights as the reference."""
+        """See `Learner`."""
         self._call("reset_reference", clear_optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that the next step depends on, without the weights."""
+        """See `Learner`."""
         state: dict[str, Any] = self._call("state_dict")
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a result of `state_dict`."""
+        """See `Learner`."""
         self._call("load_state_dict", state)
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Load the optimizer's moments from the learner's state of another run."""
+        """See `Learner`."""
         self._call("load_optimizer_state", state)
 
     def _call(self, method: str, *arguments: Any) -> Any:
@@ -252,11 +246,11 @@ class RemoteLearner:
         last_sign = monotonic()
         while len(results) < len(calls):
             pending = [call for call in calls if call not in results]
-            answered, _ = ray.wait([*pending, self._reports], num_returns=1, timeout=_POLL_S)
+            answered, _ = ray.wait([*pending, self._reports], num_returns=1, timeout=POLL_S)
             if not answered and monotonic() > last_sign + self.timeout_s:
                 raise LearnerLostError(f"the learner did not answer for {self.timeout_s:g} s")
             for call in answered:
-                value = self._value(call, pending)
+                value = self._result_or_raise(call, pending)
                 if call != self._reports:
                     results[call] = value
                     continue
@@ -266,16 +260,16 @@ class RemoteLearner:
                     last_sign = monotonic()
         return [results[call] for call in calls]
 
-    def _value(self, call: Any, pending: Sequence[Any]) -> Any:
+    def _result_or_raise(self, call: Any, pending: Sequence[Any]) -> Any:
         """Return the result of a call that is done."""
         try:
-            return _got(call)
+            return _result_of(call)
         except RayTaskError as error:
             others = [other for other in pending if other != call]
             if isinstance(error.cause, RuntimeError) and others:  # perhaps another rank died
                 for other in ray.wait(others, num_returns=len(others), timeout=_GRACE_S)[0]:
                     with suppress(RayTaskError):
-                        _got(other)
+                        _result_of(other)
             self.close()  # the other ranks would wait for this one
             raise error.cause from error
 
@@ -295,7 +289,7 @@ def _without_verdicts(groups: Sequence[Group]) -> list[Group]:
     return [replace(group, verdicts=(), terms_L={}) for group in groups]
 
 
-def _got(call: Any) -> Any:
+def _result_of(call: Any) -> Any:
     """Return the result of a call. If its process died, raise a `LearnerLostError`."""
     try:
         return ray.get(call)

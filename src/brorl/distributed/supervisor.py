@@ -24,9 +24,8 @@ from ray import cloudpickle
 from ray.exceptions import RayError, RayTaskError
 
 from brorl.activity import Echo
+from brorl.distributed.cluster import POLL_S
 from brorl.errors import WorkersLostError, first_line
-
-_POLL_S = 0.2  # Python handles a signal that comes just before a wait only after it: short waits keep Ctrl-C working
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class Supervisor:
         self._workers = [self._start(index) for index in range(pool_config.number)]
         try:
             while not self._all_started:
-                self._advance(_POLL_S)
+                self._advance(POLL_S)
                 self._all_started = len(self.started) == pool_config.number
         except BaseException:
             self.close()
@@ -174,7 +173,7 @@ class Supervisor:
         """
         deadline = monotonic() + (inf if timeout_s is None else timeout_s)
         while self._open and not self._finished:
-            self._advance(max(0.0, min(_POLL_S, deadline - monotonic())))
+            self._advance(max(0.0, min(POLL_S, deadline - monotonic())))
             if monotonic() >= deadline:
                 break
         done = [call for call in self._finished if not isinstance(call.receipt, FailedCall)]

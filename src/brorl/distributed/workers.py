@@ -21,7 +21,7 @@ from brorl.activity import Echo
 from brorl.distributed.supervisor import Supervisor, WorkerCall, WorkerPoolConfig
 from brorl.errors import LearnerLostError
 from brorl.format import counted
-from brorl.model.device import to_host
+from brorl.model.device import free_unused, to_host
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.engine import Engine, SampledTask, SampleTask
 from brorl.tree import RolloutTree
@@ -89,8 +89,7 @@ class EngineWorker:
         """Sample a task. The receipt is (version of the weights, seconds); the payload is the trees."""
         start = perf_counter()
         trees = self._engine.sample(task.prompts, task.num_rollouts, task.sampling, task.seed, task.first)
-        if self._shares_gpu:
-            torch.cuda.empty_cache()
+        free_unused(self._shares_gpu)
         return (self._engine.version, perf_counter() - start), trees
 
 

@@ -130,11 +130,14 @@ class Learner(Protocol):
         ...
 
     def exchange_average(self) -> None:
-        """Exchange the current weights and their average; a second call restores both. No update may come between."""
+        """Exchange the current weights and their average, which must exist; a second call restores both.
+
+        No update may come between.
+        """
         ...
 
     def reset_reference(self, clear_optimizer: bool) -> None:
-        """Take the current weights as the reference."""
+        """Take the current weights as the reference, which must exist; clear AdamW's moments on request (ProRL v1)."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -146,7 +149,7 @@ class Learner(Protocol):
         ...
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Load the optimizer's moments from the learner's state of another run."""
+        """Load the optimizer's moments from another run's state, which must fit; learning rate and updates stay."""
         ...
 
 
@@ -199,7 +202,7 @@ class TreeLearner:
     def learn(
         self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
     ) -> StepMetrics:
-        """Make the updates of one step, one per mini-batch; see `Learner.learn`. Rank 0 estimates the advantages.
+        """See `Learner`. A mini-batch is one update, and rank 0 estimates the advantages.
 
         Raises:
             DivergedError: If the loss or the gradient is not finite. That update has then not changed the weights.
@@ -259,21 +262,21 @@ class TreeLearner:
         return logprobs.with_old(groups, logprobs.gathered) if self._config.recompute_old_logprobs else list(groups)
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
-        """Return the log-prob (nats) of every node under the current weights, shape [M]; see `Learner.logprobs`."""
+        """See `Learner`."""
         return self._logprobs.gathered(trees)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Return the trained weights by name. Several ranks gather them one by one, so all ranks must iterate."""
+        """See `Learner`. Several ranks gather the weights one by one."""
         if self._ranks.size == 1:
             return iter(self._trained.items())
         return ((name, full_tensor(parameter.detach())) for name, parameter in self._trained.items())
 
     def num_parameters(self, only_trainable: bool = False) -> int:
-        """Return the number of the model's parameters, or of those that are trained."""
+        """See `Learner`."""
         return sum(p.numel() for p in (self._parameters if only_trainable else self.model.parameters()))
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write the weights; the first time, check that transformers loads them as they were saved."""
+        """See `Learner`. The first time, check that transformers loads the weights as they were saved."""
         self._optimizer.zero_grad(set_to_none=True)  # frees memory: the check below reads the weights again
         self._save_model(folder)
         self._save_checked = True
@@ -296,13 +299,13 @@ class TreeLearner:
         return [snapshot for snapshot in (self._logprobs.reference, self._average) if snapshot is not None]
 
     def exchange_average(self) -> None:
-        """Exchange the weights and their average, which must exist."""
+        """See `Learner`."""
         if self._average is None:
             raise ValueError("there are no averaged weights; set optimizer.ema_decay")
         self._average.exchange()
 
     def reset_reference(self, clear_optimizer: bool) -> None:
-        """Take the current weights as the reference, which must exist; clear AdamW's moments on request (ProRL v1)."""
+        """See `Learner`."""
         if self._logprobs.reference is None:
             raise ValueError("there is no reference policy to reset; set kl.coefficient above 0")
         self._logprobs.reference.reset()
@@ -310,7 +313,7 @@ class TreeLearner:
             self._optimizer.state.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state; several ranks leave out the tensors, which `save_pretrained` writes."""
+        """See `Learner`. Several ranks leave out the tensors, which `save_pretrained` writes."""
         state: dict[str, Any] = {
             "updates": self._updates,
             "max_nodes": self._nodes.value,
@@ -323,7 +326,7 @@ class TreeLearner:
         return {"optimizer": self._optimizer.state_dict(), **state, **snapshots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state. A ValueError says what the state lacks, or that it belongs to another model."""
+        """See `Learner`. A ValueError says what the state lacks, or that it belongs to another model."""
         state = in_memory(state, self._trained, [snapshot.name for snapshot in self._snapshots])
         for snapshot in self._snapshots:
             if snapshot.name not in state:
@@ -341,7 +344,7 @@ class TreeLearner:
             self._nodes.restrict(state["max_nodes"])
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Load another run's moments, which must fit the model; learning rate, warm-up and updates stay."""
+        """See `Learner`."""
         current = self._optimizer.state_dict()
         state = in_memory(state, self._trained)
         self._optimizer.load_state_dict(with_moments_of(state["optimizer"], current, self._parameters))
