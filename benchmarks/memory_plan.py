@@ -40,11 +40,11 @@ def measure(name: str, variant: str) -> dict[str, object]:
     """Sample, learn and sample again in this process; return predicted and measured bytes."""
     import numpy as np
     import torch
+    from gpu.device import bytes_in_use, peak_bytes, reset_peak
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from brorl.algorithms.groups import Group
     from brorl.config.settings import TrainConfig
-    from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
     from brorl.model.lora import add_adapter
     from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
     from brorl.model.settings import LoraSettings

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import re
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-
-from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
 
 
 @dataclass(frozen=True)
@@ -72,3 +73,40 @@ class Device:
     def peak_bytes(self) -> int:
         """Return the maximum memory in use since the last reset."""
         return peak_bytes(self.torch) or 0
+
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+def bytes_in_use(device: torch.device) -> int | None:
+    """Return the memory in use, after free memory is returned to the system; None if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    with suppress(OSError, AttributeError):  # only GNU's C library has malloc_trim
+        ctypes.CDLL(None).malloc_trim(0)
+    return _of_process("VmRSS")
+
+
+def reset_peak(device: torch.device) -> None:
+    """Reset the peak to the memory in use now."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):
+        _CLEAR.write_text("5")
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Return the maximum memory in use since the last reset; None if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return _of_process("VmHWM")
+
+
+def _of_process(entry: str) -> int | None:
+    try:
+        entry_line = re.search(rf"^{entry}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(entry_line[1]) * 1024 if entry_line else None

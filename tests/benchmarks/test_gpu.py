@@ -14,7 +14,7 @@ import pytest
 import torch
 from gpu import exactness, measure
 from gpu.decoding import NATIVE, Rows
-from gpu.device import Device
+from gpu.device import Device, bytes_in_use, peak_bytes, reset_peak
 from gpu.exactness import Trial, computed_plainly, engine_part, learner_part, plain_logprobs
 from gpu.launches import profiled
 from gpu.learning import Responses
@@ -302,3 +302,18 @@ def test_the_exit_code_is_that_of_the_worst_part(tmp_path: Path, monkeypatch: py
     assert code("late", lambda *_: Findings(), "--seconds", "0") == 3
     monkeypatch.setattr(Device, "is_lost", lambda _: True)
     assert code("lost", fails) == 4
+
+
+def test_peak_memory_sees_what_comes_and_goes() -> None:
+    device = torch.device("cpu")
+    before = bytes_in_use(device)
+    reset_peak(device)
+    if before is None or peak_bytes(device) is None:
+        pytest.skip("this system does not tell the memory of a process")
+    block = np.ones(8 << 20)  # 64 MiB
+    del block
+    peak = peak_bytes(device)
+    assert peak - before > 60 << 20
+    assert bytes_in_use(device) - before < 30 << 20
+    reset_peak(device)
+    assert peak_bytes(device) < peak

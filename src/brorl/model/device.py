@@ -1,14 +1,12 @@
-"""Moves arrays to a device without a wait, moves tensors to the host, and measures the memory of a device.
+"""Moves arrays to a device without a wait, moves tensors to the host, and tells how much memory a device has left.
 
 A copy from ordinary memory waits until the GPU has done everything before it. A copy from pinned memory does not.
 """
 
 from __future__ import annotations
 
-import ctypes
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,43 +40,6 @@ def free_unused(shares_gpu: bool) -> None:
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """Return float32 for a dtype of 16 bits, and any other dtype unchanged."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
-_STATUS = Path("/proc/self/status")
-_CLEAR = Path("/proc/self/clear_refs")
-
-
-def bytes_in_use(device: torch.device) -> int | None:
-    """Return the memory in use, after free memory is returned to the system; None if unknown."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    with suppress(OSError, AttributeError):  # only GNU's C library has malloc_trim
-        ctypes.CDLL(None).malloc_trim(0)
-    return _of_process("VmRSS")
-
-
-def reset_peak(device: torch.device) -> None:
-    """Reset the peak to the memory in use now."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    with suppress(OSError):
-        _CLEAR.write_text("5")
-
-
-def peak_bytes(device: torch.device) -> int | None:
-    """Return the maximum memory in use since the last reset; None if unknown."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return _of_process("VmHWM")
-
-
-def _of_process(entry: str) -> int | None:
-    try:
-        entry_line = re.search(rf"^{entry}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(entry_line[1]) * 1024 if entry_line else None
 
 
 def available_bytes(device: torch.device) -> int | None:

@@ -52,7 +52,8 @@ def test_an_arena_keeps_to_its_memory(rng: np.random.Generator, limit: int, max_
         cache.place(np.sort(rng.integers(0, min(before, num_rows), num_rows)), np.arange(num_rows), depth - 1, depth)
         assert cache.value[0].shape[0] >= num_rows
         assert cache.key[1].shape[2] == cache.value[1].shape[2] >= depth
-        assert prompt_tokens * per_token + cache.num_bytes + num_rows * per_row <= limit
+        reserved = sum(store.nbytes for store in cache._stores)
+        assert prompt_tokens * per_token + reserved + num_rows * per_row <= limit
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -89,7 +90,8 @@ def test_rows_find_their_tokens_in_shared_blocks(
         source_R = np.sort(rng.integers(0, len(paths), num_rows)) if paths else np.zeros(num_rows, np.int64)
         rows_D.append(num_rows)
         cache.rearrange(source_R, position, position + 1, other)
-        peak = max(peak, cache.num_bytes + num_rows * per_row + other)
+        reserved = sum(x.nbytes for block in cache._blocks for x in block)
+        peak = max(peak, reserved + num_rows * per_row + other)
         numbers = rng.random(num_rows)
         paths = [[*(paths[s] if paths else []), x] for s, x in zip(source_R.tolist(), numbers.tolist(), strict=True)]
         block, slot = divmod(position, KEYS_PER_BLOCK)

@@ -45,11 +45,6 @@ class PagedCache:
         self.pages: list[Tensor] = []  # per layer the addresses of its blocks; see `Kernels.attend_rows`
         self.slot_BR = torch.empty(0, 0, dtype=torch.int64)  # slot of each row in each block
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the keys and values."""
-        return sum(x.numel() * x.element_size() for block in self._blocks for x in block)
-
     def rows_that_fit(self, num_tokens: int, other_bytes: int = 0) -> int:
         """Return how many rows of `num_tokens` fit beside the prompts' keys and values; raise an error if none does."""
         fits = self.memory.rows(padded_to_blocks(num_tokens), other_bytes)

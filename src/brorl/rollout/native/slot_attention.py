@@ -57,11 +57,6 @@ class SlotCache:
         self.value: list[Tensor] = []  # per layer, like the keys
 
     @property
-    def num_bytes(self) -> int:
-        """Memory of the keys and values."""
-        return sum(x.numel() * x.element_size() for x in self._stores)
-
-    @property
     def addresses(self) -> list[int]:
         """Where the keys and values are, and how far apart two layers are."""
         return [number for x in self._stores for number in (x.data_ptr(), x.shape[1])]
@@ -210,9 +205,10 @@ class SlotPrompts:
             part = part if chosen is None else part[:, chosen]
             sizes = part.shape[0], num_prompts, tokens, part.shape[3]
             store = stores[index] if stores and self._keeps else part.new_empty(0)
-            if store.numel() < np.prod(sizes):
-                store = part.new_zeros(int(np.prod(sizes)))  # padding has a weight of 0 and must be finite
-            view = store[: int(np.prod(sizes))].view(sizes)
+            size = prod(sizes)
+            if store.numel() < size:
+                store = part.new_zeros(size)  # padding has a weight of 0 and must be finite
+            view = store[:size].view(sizes)
             view[:, : part.shape[1], : part.shape[2]] = part
             self._stores.append(store)
             views.append(view)
