@@ -15,7 +15,7 @@ import numpy as np
 from brorl.arrays import FloatArray
 from brorl.comparison.results import costs_at
 from brorl.comparison.scores import Arm, Comparison, scores_at
-from brorl.evaluation.paired import VarianceParts, conclusion_of, difference_interval
+from brorl.evaluation.paired import VarianceParts, paired_difference
 from brorl.format import Estimate
 
 _MeanCurve = tuple[FloatArray, FloatArray]  # pass@1 and pass@k at the start and at each evaluation point, shape [T]
@@ -55,7 +55,7 @@ def at_equal_score(comparison: Comparison, a: Arm, b: Arm, k: int) -> EqualScore
 def _has_risen(score_TSP: FloatArray) -> bool:
     """Return whether pass@1 is shown to have been above the start where it was highest."""
     best = int(score_TSP.mean((1, 2)).argmax())
-    return conclusion_of(difference_interval(score_TSP[0], score_TSP[best], seeds_paired=True)) == "B leads"
+    return paired_difference(score_TSP[0], score_TSP[best], seeds_paired=True).conclusion == "B leads"
 
 
 def _mean_curve(curve: list[FloatArray], index: int | None = None, axis: int = 0) -> _MeanCurve:

@@ -38,7 +38,6 @@ from brorl.cost import Cost, Unit, cost_of_step, short_amount
 from brorl.evaluation.paired import (
     conclusion_of,
     corrected_level,
-    difference_interval,
     mean_over_runs,
     paired_difference,
     seeds_needed,
@@ -342,7 +341,7 @@ def _differences(
 
 
 def _level(a_SP: FloatArray, b_SP: FloatArray) -> Callable[[float], Estimate]:
-    return lambda level: difference_interval(a_SP, b_SP, seeds_paired=True, level=level)
+    return lambda level: paired_difference(a_SP, b_SP, seeds_paired=True).at_level(level)
 
 
 def _stars(differences: list[Callable[[float], Estimate]], number: int) -> list[str]:

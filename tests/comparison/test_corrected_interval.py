@@ -13,7 +13,6 @@ from brorl.comparison.tables import coverage_table, equal_table, spread_text
 from brorl.evaluation.paired import (
     CorrectedInterval,
     corrected_level,
-    difference_interval,
     mean_over_runs,
     paired_difference,
 )
@@ -33,7 +32,6 @@ def test_intervals_at_any_level_have_scipys_quantiles(rng: np.random.Generator, 
     value, half = d_SP.mean(), half_width(d_SP, level)
     expected = pytest.approx((value, value - half, value + half), abs=1e-12)
     for found in (
-        difference_interval(a_SP, b_SP, seeds_paired=True, level=level),
         paired_difference(a_SP, b_SP, seeds_paired=True).at_level(level),
         mean_over_runs(d_SP, lowest=-1, level=level),
     ):

@@ -10,7 +10,7 @@ from scipy import stats
 
 from brorl.comparison.answer import comparison_record
 from brorl.comparison.results import results_of
-from brorl.evaluation.paired import VariancePart, VarianceParts, difference_interval, paired_difference, seeds_needed
+from brorl.evaluation.paired import VariancePart, VarianceParts, paired_difference, seeds_needed
 
 FloatArray = NDArray[np.float64]
 
@@ -73,8 +73,8 @@ def test_scores_of_these_variances_have_that_interval(rng: np.random.Generator) 
         of_prompts_P, of_seeds_S = spread(num_prompts, of_prompt, rng), spread(num_seeds, of_seed, rng)
         a_SP = rng.uniform(0.3, 0.6, (num_seeds, num_prompts))
         b_SP = a_SP + 0.01 + of_seeds_S[:, None] + of_prompts_P
-        interval = difference_interval(a_SP, b_SP, seeds_paired=True)
-        return (interval.high - interval.low) / 2, paired_difference(a_SP, b_SP, seeds_paired=True).parts
+        found = paired_difference(a_SP, b_SP, seeds_paired=True)
+        return (found.difference.high - found.difference.low) / 2, found.parts
 
     found = seeds_needed(half(3)[1])
     assert found is not None

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 import brorl
 from brorl.comparison.arm_recipes import ArmRecipe
 from brorl.config.reading import make_config, read_recipe
-from brorl.evaluation.paired import conclusion_of, difference_interval
+from brorl.evaluation.paired import paired_difference
 from brorl.format import Estimate
 from brorl.tuning import race as module
 from brorl.tuning.answer import make_race_figure
@@ -63,7 +63,7 @@ class Simulation:
             np.stack([self.scores(a, 1.0, self.rng.normal(0, self.seed_noise)) for _ in range(num_seeds)])
             for a in (own, other)
         ]
-        return conclusion_of(difference_interval(*sides, seeds_paired=True)) == "B leads"
+        return paired_difference(*sides, seeds_paired=True).conclusion == "B leads"
 
 
 def rising(end: float, speed: float = 1.0) -> Curve:

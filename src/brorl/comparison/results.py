@@ -31,8 +31,6 @@ from brorl.evaluation.paired import (
     CorrectedInterval,
     PairedDifference,
     SeedsNeeded,
-    conclusion_of,
-    difference_interval,
     mean_over_runs,
     paired_difference,
     seeds_needed,
@@ -234,8 +232,8 @@ def frontier(comparison: Comparison, k: int = 1) -> tuple[BestArm, ...]:
             continue
         # Of arms with equal scores, the earlier counts as better.
         (first, first_SP), (second, second_SP), *_ = sorted(scored, key=lambda item: -item[1].mean().round(12))
-        lead = difference_interval(second_SP, first_SP, seeds_paired=have_same_seeds(second, first))
-        best.append(BestArm(eval_point, first.name, second.name, lead, conclusion_of(lead) == "B leads"))
+        lead = paired_difference(second_SP, first_SP, seeds_paired=have_same_seeds(second, first))
+        best.append(BestArm(eval_point, first.name, second.name, lead.difference, lead.conclusion == "B leads"))
     return tuple(best)
 
 

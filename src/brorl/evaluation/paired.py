@@ -175,13 +175,6 @@ def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_p
     )
 
 
-def difference_interval(
-    score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_paired: bool, level: float = 0.95
-) -> Estimate:
-    """Return only the `difference` of `paired_difference`, at any level."""
-    return paired_difference(score_a_SP, score_b_SP, seeds_paired=seeds_paired).at_level(level)
-
-
 def conclusion_of(difference: Estimate) -> Conclusion:
     """Return the conclusion from a difference of B minus A: a lead if its interval excludes 0."""
     if difference.low > ROUNDING:

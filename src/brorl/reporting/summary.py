@@ -13,7 +13,7 @@ from typing import Literal
 
 from brorl.cost import UNITS, total_cost
 from brorl.evaluation.benchmark import coverage_note
-from brorl.evaluation.paired import Conclusion, conclusion_of, difference_interval
+from brorl.evaluation.paired import Conclusion, conclusion_of, paired_difference
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate, duration, interval, signed
 from brorl.runs.run_directory import Record, RunRecord, total
@@ -134,8 +134,8 @@ def score_change(run: RunRecord, k: int) -> tuple[Direction, Estimate | None]:
         bounds = Estimate(after.value - before.value, after.low - before.high, after.high - before.low)
         return _DIRECTIONS[conclusion_of(bounds)], None
     a, b = (pass_at_k([c[i] for i in kept], e["num_samples"], k)[None] for c, e in zip(correct, ends, strict=True))
-    difference = difference_interval(a, b, seeds_paired=True)
-    return _DIRECTIONS[conclusion_of(difference)], difference
+    found = paired_difference(a, b, seeds_paired=True)
+    return _DIRECTIONS[found.conclusion], found.difference
 
 
 def _best_k(run: RunRecord, record: Record) -> int:
