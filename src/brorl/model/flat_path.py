@@ -22,7 +22,7 @@ from brorl.errors import UserError
 from brorl.model.chunks import default_max_nodes, num_tree_tokens, padded_ranges
 from brorl.model.device import to_device
 from brorl.model.logits import row_logits
-from brorl.model.logprobs import PLAIN, ChunkLogprobs, NextToken, NodeOutputs, node_offsets
+from brorl.model.logprobs import PLAIN, ChunkLogprobs, LogprobHead, NextToken, node_offsets
 from brorl.tree import RolloutTree
 
 ResponseRow = tuple[int, int]  # (number of a tree, number of one of its distinct responses)
@@ -55,9 +55,9 @@ def flat_chunk_logprobs(
     each row contains its prompt.
     """
     del recompute_prompts
-    offsets, outputs = node_offsets(trees), NodeOutputs(next_token, entropy)
+    offsets, head = node_offsets(trees), LogprobHead(next_token, entropy)
     for rows in split_into_rows(trees, max_nodes or default_max_nodes(model, whole_logits=whole_logits)):
-        yield _chunk(model, trees, offsets, rows, outputs, whole_logits)
+        yield _chunk(model, trees, offsets, rows, head, whole_logits)
 
 
 def _chunk(
@@ -65,7 +65,7 @@ def _chunk(
     trees: Sequence[RolloutTree],
     offsets: IntArray,
     rows: Sequence[ResponseRow],
-    outputs: NodeOutputs,
+    head: LogprobHead,
     whole_logits: bool,
 ) -> ChunkLogprobs:
     """Compute the log-probs of the nodes whose first response is among some rows."""
@@ -99,7 +99,7 @@ def _chunk(
     first_computed = input_BS.shape[1] - logits.row.shape[1]  # 0 if the model cannot limit its logits
     row_K = np.repeat(np.arange(len(rows)), sizes)
     logits = replace(logits, row=logits.row[tensor(row_K), tensor(before_K + depth_K - first_computed)])
-    return outputs.of(logits, depth_K, np.arange(depth_K.size), token_K, index_K)
+    return head.logprobs(logits, depth_K, np.arange(depth_K.size), token_K, index_K)
 
 
 def _owned(tree: RolloutTree, leaf: int) -> IntArray:

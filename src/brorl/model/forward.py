@@ -170,7 +170,7 @@ def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
         got = torch.cat(tree_logprobs(model, trees))
         expected = torch.cat(by_tree(list(flat_chunk_logprobs(model, trees)), trees))
     _check_finite(model, expected)
-    if not _close(got, expected, model.dtype):
+    if not agrees(got, expected, model.dtype):
         raise HooksError.of(model, "its log-probs change under tree attention")
     return shapes
 
@@ -186,7 +186,7 @@ def check_window(model: PreTrainedModel) -> None:
         expected_V = model(input_ids=ids, use_cache=False).logits[0, -1]
         with tree_attention(model):
             got_V = prefill(ModelPass(model), [row])[1][0]
-    if not _close(got_V, expected_V, model.dtype):
+    if not agrees(got_V, expected_V, model.dtype):
         raise HooksError.of(model, "its logits change beyond its sliding window")
 
 
@@ -195,7 +195,7 @@ def is_exact(model: PreTrainedModel, forward: TreeForward) -> bool:
     """Return whether `forward` gives the log-probs of the plain tree path, which `check_hooks` accepted."""
     trees = _example_trees(model.config.get_text_config().vocab_size)
     got, expected = (torch.cat(tree_logprobs(model, trees, forward=way)) for way in (forward, TREE))
-    return _close(got, expected, model.dtype)
+    return agrees(got, expected, model.dtype)
 
 
 def check_model_cache(model: PreTrainedModel, context: int = 0) -> None:
@@ -221,7 +221,7 @@ def check_model_cache(model: PreTrainedModel, context: int = 0) -> None:
             cache.take(torch.tensor([0, 0, 1, 1], device=model.device))
             logits += [cache.feed(row_LT[:, index]) for index in range(length, total)]
         _check_finite(model, expected_LTV)
-        if not _close(torch.stack(logits, 1), expected_LTV, model.dtype):
+        if not agrees(torch.stack(logits, 1), expected_LTV, model.dtype):
             raise CacheError.of(model, f"its logits change when it decodes with its cache after {length} tokens")
 
 
@@ -251,8 +251,8 @@ def check_packed(model: PreTrainedModel, forward: TreeForward, autocast: bool = 
         model.train(was_training)
     dtype = torch.bfloat16 if autocast else model.dtype
     names = ("log-probs", "gradients", "gradients", "log-probs")
-    for name, one, other in zip(names, (*got, again), (*expected, expected[0]), strict=True):
-        if not _close(one, other, dtype):
+    for name, got_part, expected_part in zip(names, (*got, again), (*expected, expected[0]), strict=True):
+        if not agrees(got_part, expected_part, dtype):
             raise HooksError(f"the {name} of {type(model).__name__} change")
 
 
@@ -280,14 +280,12 @@ def _check_finite(model: PreTrainedModel, logits: Tensor) -> None:
         )
 
 
-def agrees(got: Tensor, expected: Tensor) -> bool:
-    """Return whether two computations of the same finite numbers differ by no more than their dtype explains."""
-    return _close(got, expected, expected.dtype)
+def agrees(got: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Return whether two computations of the same finite numbers differ by no more than a dtype explains.
 
-
-def _close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether numbers differ by no more than a dtype explains, relative to the largest one."""
-    error = 0.1 if dtype in (torch.bfloat16, torch.float16) else 1e-3
+    Errors are relative to the largest expected number. `dtype` is that of the computation; None for `expected`'s.
+    """
+    error = 0.1 if (dtype or expected.dtype) in (torch.bfloat16, torch.float16) else 1e-3
     return torch.allclose(got, expected, rtol=error, atol=error * float(expected.abs().max()))
 
 

@@ -162,7 +162,7 @@ class LlamaPass(ModelPass):
         """Return several affine maps of the same input as one map."""
         weights, biases = [m.weight for m in maps], [m.bias for m in maps if m.bias is not None]
         if self._dtype is None:
-            return Linear(_one(weights), _one(biases) if biases else None)
+            return Linear(_concatenated(weights), _concatenated(biases) if biases else None)
         return Linear(self._copied(weights), self._copied(biases) if biases else None)
 
     def _copied(self, parts: list[Tensor]) -> Tensor:
@@ -191,5 +191,5 @@ def _norm(norm: Any) -> Norm:
     return Norm(norm.weight, norm.variance_epsilon)
 
 
-def _one(parts: list[Tensor]) -> Tensor:
+def _concatenated(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -134,7 +134,7 @@ class ChunkLogprobs:
 
 
 @dataclass(frozen=True)
-class NodeOutputs:
+class LogprobHead:
     """Computes log-probs, and entropies if requested, from logits.
 
     Only the logits of one block are kept; the backward pass computes the softmax again. With top-p or top-k the
@@ -148,7 +148,7 @@ class NodeOutputs:
     logits_per_block: int | None = None  # logits that are computed at once; None for the default
     compile: bool = False  # whether the reductions over the vocabulary are compiled
 
-    def of(
+    def logprobs(
         self, rows: RowLogits, length_R: IntArray, row_K: IntArray, token_K: IntArray, index_K: IntArray
     ) -> ChunkLogprobs:
         """Return the log-probs of K nodes, in any order, from the logits of R rows.
@@ -192,8 +192,8 @@ class NodeOutputs:
         logprob_K, entropy_R = reduced
         return logprob_K, entropy_R[row_K] if self.entropy else None
 
-    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Call a function of tensors, compiled if the settings say so."""
+    def call_with_settings(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Call a function with the distribution, whether to compute entropies, and tensors; compiled if `compile`."""
         return (compiled(function) if self.compile else function)(self.next_token, self.entropy, *inputs)
 
 
@@ -202,29 +202,31 @@ class _Reduced(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, outputs: NodeOutputs, logits_RV: Tensor, length_R: Tensor, row_K: Tensor, token_K: Tensor
+        ctx: Any, head: LogprobHead, logits_RV: Tensor, length_R: Tensor, row_K: Tensor, token_K: Tensor
     ) -> tuple[Tensor, Tensor]:
-        smallest_R = outputs.next_token.smallest_kept(logits_RV, length_R)
-        logprob_K, lse_R, entropy_R = outputs.call(_reduce, logits_RV, length_R, smallest_R, row_K, token_K)
+        smallest_R = head.next_token.smallest_kept(logits_RV, length_R)
+        logprob_K, lse_R, entropy_R = head.call_with_settings(_reduce, logits_RV, length_R, smallest_R, row_K, token_K)
         if smallest_R is not None:
             outside_K = logits_RV[row_K, token_K] < smallest_R[row_K]
             logprob_K = torch.where(outside_K, torch.nn.functional.logsigmoid(logprob_K), logprob_K)
-        ctx.outputs = outputs
+        ctx.head = head
         ctx.save_for_backward(logits_RV, length_R, smallest_R, row_K, token_K, lse_R, entropy_R, logprob_K)
         return logprob_K, entropy_R
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_K: Tensor, grad_entropy_R: Tensor) -> tuple[Tensor | None, ...]:
-        outputs: NodeOutputs = ctx.outputs
+        head: LogprobHead = ctx.head
         logits_RV, length_R, smallest_R, row_K, token_K, lse_R, entropy_R, logprob_K = ctx.saved_tensors
         grad_K = torch.where(torch.isfinite(logprob_K), grad_K, 0.0)  # a token that cannot be drawn has no gradient
         if smallest_R is not None:
             outside_K = logits_RV[row_K, token_K] < smallest_R[row_K]
             grad_K = torch.where(outside_K, grad_K * -torch.expm1(logprob_K), grad_K)  # derivative of logsigmoid
         sum_R = torch.zeros_like(lse_R).index_add_(0, row_K, grad_K)
-        grad_RV = outputs.call(_gradient, logits_RV, length_R, smallest_R, lse_R, entropy_R, sum_R, grad_entropy_R)
-        of_token_K = (grad_K / outputs.next_token.temperature).to(grad_RV.dtype)
+        grad_RV = head.call_with_settings(
+            _gradient, logits_RV, length_R, smallest_R, lse_R, entropy_R, sum_R, grad_entropy_R
+        )
+        of_token_K = (grad_K / head.next_token.temperature).to(grad_RV.dtype)
         return None, grad_RV.index_put_((row_K, token_K), of_token_K, accumulate=True), None, None, None
 
 

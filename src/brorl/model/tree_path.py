@@ -32,7 +32,7 @@ from brorl.model.context_limit import smallest_window
 from brorl.model.flex_attention import compiled_layers
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.logits import COMPILED_LOGITS_PER_BLOCK, RowLogits
-from brorl.model.logprobs import PLAIN, ChunkLogprobs, NextToken, NodeOutputs, by_tree, node_offsets
+from brorl.model.logprobs import PLAIN, ChunkLogprobs, LogprobHead, NextToken, by_tree, node_offsets
 from brorl.model.tree_attention import KVShape, ModelPass, PromptCache, prefill, tree_attention
 from brorl.tree import RolloutTree
 
@@ -72,9 +72,9 @@ class TreeForward:
             return LlamaPass(model)
         return ModelPass(model, whole_logits=self.whole_logits, max_logits=self._logits_per_block)
 
-    def outputs(self, next_token: NextToken, entropy: bool = False) -> NodeOutputs:
+    def logprob_head(self, next_token: NextToken, entropy: bool = False) -> LogprobHead:
         """Return the object that turns logits into the log-probs of nodes."""
-        return NodeOutputs(next_token, entropy, self._logits_per_block, self.compiled)
+        return LogprobHead(next_token, entropy, self._logits_per_block, self.compiled)
 
     @property
     def _logits_per_block(self) -> int | None:
@@ -99,16 +99,16 @@ def tree_logprobs(
     """
     if not trees:
         return []
-    offsets, outputs = node_offsets(trees), forward.outputs(next_token)
+    offsets, head = node_offsets(trees), forward.logprob_head(next_token)
     chunks: list[ChunkLogprobs] = []
     cache = None
     if not forward.packed:
         with tree_attention(model):
             cache, logits_PV = prefill(forward.new_pass(model), [t.prompt_ids for t in trees])
-        chunks.append(_first_level(trees, offsets, logits_PV, outputs))
+        chunks.append(_first_level(trees, offsets, logits_PV, head))
     max_nodes = max_nodes or forward.default_max_nodes(model)
     for slices in split_into_chunks(trees, max_nodes):
-        run = partial(_compute_chunk, model, trees, offsets, slices, cache, outputs, forward)
+        run = partial(_compute_chunk, model, trees, offsets, slices, cache, head, forward)
         chunk = checkpoint(run, use_reentrant=False, preserve_rng_state=False) if torch.is_grad_enabled() else run()
         if chunk is not None:
             chunks.append(chunk)
@@ -137,10 +137,10 @@ def chunk_logprobs(
     if not trees:
         return
     max_nodes = max_nodes or forward.default_max_nodes(model)
-    offsets, outputs = node_offsets(trees), forward.outputs(next_token, entropy)
+    offsets, head = node_offsets(trees), forward.logprob_head(next_token, entropy)
     if forward.packed:
         for slices in split_into_chunks(trees, max_nodes):
-            chunk = _compute_chunk(model, trees, offsets, slices, None, outputs, forward)
+            chunk = _compute_chunk(model, trees, offsets, slices, None, head, forward)
             assert chunk is not None  # every slice with a prompt owns nodes
             yield chunk
         return
@@ -156,9 +156,9 @@ def chunk_logprobs(
             held = [x.detach().requires_grad_(recompute_prompts or x.requires_grad) for x in computed]
             num_layers = len(cache.key)
             held_cache = PromptCache(held[1 : 1 + num_layers], held[1 + num_layers :], cache.length)
-            yield _first_level(group, group_offsets, held[0], outputs)
+            yield _first_level(group, group_offsets, held[0], head)
             for slices in split_into_chunks(group, max_nodes):
-                chunk = _compute_chunk(model, group, group_offsets, slices, held_cache, outputs, forward)
+                chunk = _compute_chunk(model, group, group_offsets, slices, held_cache, head, forward)
                 if chunk is not None:
                     yield chunk
             if recompute_prompts:
@@ -177,30 +177,30 @@ def _compute_chunk(
     offsets: IntArray,
     slices: list[TreeSlice],
     cache: PromptCache | None,
-    outputs: NodeOutputs,
+    head: LogprobHead,
     forward: TreeForward,
 ) -> ChunkLogprobs | None:
     """Compute the log-probs of the nodes that a chunk owns.
 
     With a cache of prompts these are the nodes below the first level, and the result is None if there are none.
     """
-    batch = ChunkLayout(trees, offsets, slices, model.device, with_prompts=cache is None)
-    if not batch.target_index.size:
+    layout = ChunkLayout(trees, offsets, slices, model.device, with_prompts=cache is None)
+    if not layout.target_index.size:
         return None
-    tokens = batch.token_T, batch.position_T
+    tokens = layout.token_T, layout.position_T
     with tree_attention(model), compiled_layers(model) if forward.compiled else nullcontext():
         window = smallest_window(model.config)
-        context = batch.flex_context(window) if cache is None else batch.tree_context(cache, forward.attention)
-        rows = forward.new_pass(model).row_logits(*tokens, context, batch.logit_rows)
-    return outputs.of(rows, batch.length_R, batch.target_row, batch.target_token, batch.target_index)
+        context = layout.flex_context(window) if cache is None else layout.tree_context(cache, forward.attention)
+        rows = forward.new_pass(model).row_logits(*tokens, context, layout.logit_rows)
+    return head.logprobs(rows, layout.length_R, layout.target_row, layout.target_token, layout.target_index)
 
 
 def _first_level(
-    trees: Sequence[RolloutTree], offsets: IntArray, logits_PV: Tensor, outputs: NodeOutputs
+    trees: Sequence[RolloutTree], offsets: IntArray, logits_PV: Tensor, head: LogprobHead
 ) -> ChunkLogprobs:
     """Compute the log-probs of the first tokens after the prompts."""
     roots = [np.flatnonzero(t.parent < 0) for t in trees]
     row = np.repeat(np.arange(len(trees)), [r.size for r in roots])
     token = np.concatenate([t.token[r] for t, r in zip(trees, roots, strict=True)])
     index = np.concatenate([o + r for o, r in zip(offsets, roots, strict=True)])
-    return outputs.of(RowLogits(logits_PV), np.zeros(len(trees), np.int64), row, token, index)
+    return head.logprobs(RowLogits(logits_PV), np.zeros(len(trees), np.int64), row, token, index)

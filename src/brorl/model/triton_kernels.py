@@ -99,7 +99,7 @@ def _with_dense_rows(x_RHD: Tensor) -> Tensor:
     return x_RHD if x_RHD.stride()[1:] == (x_RHD.shape[2], 1) else x_RHD.contiguous()
 
 
-class Prompts(NamedTuple):
+class PromptLevel(NamedTuple):
     """A layer's keys and values of prompts, and where the slots are among them."""
 
     key_KPSD: Tensor
@@ -116,7 +116,7 @@ def attend(
     value_RKD: Tensor,
     own_key_RKTD: Tensor,
     own_value_RKTD: Tensor,
-    prompts: Prompts,
+    prompts: PromptLevel,
     position: Tensor,
     window: int | None,
 ) -> Tensor:

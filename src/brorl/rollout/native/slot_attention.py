@@ -305,10 +305,10 @@ class SlotContext(AttentionContext):
         """Store the new keys and values, then attend; see `AttentionContext`."""
         key, value = (x[layer][: self._num_slots] for x in (self._cache.key, self._cache.value))
         if suits_triton(query_THD) and key.shape == value.shape:
-            from brorl.model.triton_kernels import Prompts, attend
+            from brorl.model.triton_kernels import PromptLevel, attend
 
             of_prompts = self._prompts.key[layer], self._prompts.value[layer], self._prompts.length_P
-            level = Prompts(*of_prompts, self._grid.shape[1], self._grid.slot_C, self._grid.cell_R)
+            level = PromptLevel(*of_prompts, self._grid.shape[1], self._grid.slot_C, self._grid.cell_R)
             return attend(query_THD, key_TKD, value_TKD, key, value, level, self._position, window)
         key.index_copy_(2, self._position, key_TKD[:, :, None])
         value.index_copy_(2, self._position, value_TKD[:, :, None])

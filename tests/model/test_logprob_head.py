@@ -10,7 +10,7 @@ from torch._inductor.utils import run_and_get_code
 
 from brorl.model.flex_attention import compiled
 from brorl.model.logits import RowLogits
-from brorl.model.logprobs import NextToken, NodeOutputs, _gradient, _reduce
+from brorl.model.logprobs import LogprobHead, NextToken, _gradient, _reduce
 
 ROWS, NODES, VOCABULARY = 13, 40, 50
 NEXT_TOKENS = [
@@ -63,9 +63,9 @@ def test_values_and_gradients_equal_the_definition(
         torch.from_numpy(rng.integers(10, VOCABULARY, NODES)),
     )
     weight_K, bonus_K = (torch.from_numpy(rng.normal(size=NODES)) for _ in range(2))
-    outputs = NodeOutputs(next_token, entropy=True, logits_per_block=3 * VOCABULARY)
+    logprob_head = LogprobHead(next_token, entropy=True, logits_per_block=3 * VOCABULARY)
     rows = RowLogits(hidden, head, VOCABULARY) if blocks else RowLogits(head(hidden))
-    chunk = outputs.of(rows, *(x.numpy() for x in (length_R, row_K, token_K)), np.arange(NODES))
+    chunk = logprob_head.logprobs(rows, *(x.numpy() for x in (length_R, row_K, token_K)), np.arange(NODES))
     assert chunk.entropy is not None
     loss = (chunk.logprob * weight_K[chunk.index]).sum() + (chunk.entropy * bonus_K[chunk.index]).sum()
     found = torch.autograd.grad(loss, [hidden, head.weight, head.bias])
@@ -85,9 +85,9 @@ def test_values_and_gradients_equal_the_definition(
 
 def test_a_token_that_cannot_be_drawn_has_no_gradient() -> None:
     logits = torch.randn(2, 6, dtype=torch.float64, requires_grad=True)
-    outputs = NodeOutputs(NextToken(1.0, 4, (2,)), entropy=False)
+    logprob_head = LogprobHead(NextToken(1.0, 4, (2,)), entropy=False)
     index = np.arange(2)
-    chunk = outputs.of(RowLogits(logits), np.array([1, 9]), index, np.array([2, 2]), index)
+    chunk = logprob_head.logprobs(RowLogits(logits), np.array([1, 9]), index, np.array([2, 2]), index)
     assert float(chunk.logprob[0].detach()) == -np.inf
     chunk.logprob[1].backward()
     assert logits.grad is not None
