@@ -29,7 +29,7 @@ from brorl.training.collector import SyncCollector
 from brorl.training.inputs import input_lines, prepare
 from brorl.training.local_parts import build_forward, build_learner_forward, build_model
 from brorl.training.loop import train
-from brorl.training.tree_logprobs import next_token
+from brorl.training.policy_logprobs import next_token
 from brorl.tree import RolloutTree
 from brorl.verification.sandbox.level import choose_level
 from run_support import save_tiny_model

@@ -18,7 +18,7 @@ from brorl.model.load import end_tokens, load_tokenizer
 from brorl.rollout.chosen_engine import build_engine
 from brorl.training.inputs import prepare
 from brorl.training.local_parts import build_forward, build_model
-from brorl.training.tree_logprobs import next_token
+from brorl.training.policy_logprobs import next_token
 from brorl.tree import RolloutTree
 from run_support import save_tiny_model
 

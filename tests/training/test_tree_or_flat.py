@@ -13,7 +13,7 @@ from brorl.model.flat_path import FlatForward, num_flat_tokens
 from brorl.model.tree_path import TreeForward
 from brorl.training import learner as learner_module
 from brorl.training.learner import TreeLearner
-from brorl.training.tree_logprobs import LITTLE_SHARED, measured_forward
+from brorl.training.policy_logprobs import LITTLE_SHARED, measured_forward
 from brorl.tree import RolloutTree
 from recipes import recipe
 from small_models import random_tree, small_model

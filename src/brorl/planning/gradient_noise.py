@@ -32,7 +32,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.losses import node_weights
 from brorl.arrays import FloatArray, IntArray
 from brorl.training.local_parts import LocalParts
-from brorl.training.tree_logprobs import autocast
+from brorl.training.policy_logprobs import autocast
 from brorl.tree import RolloutTree
 
 _FLIPS = 4000

@@ -49,8 +49,8 @@ from brorl.training.mini_batch import (
     response_losses,
     to_tensor,
 )
+from brorl.training.policy_logprobs import PolicyLogprobs, autocast, flat_forward, measured_forward
 from brorl.training.ranks import ALONE, Ranks
-from brorl.training.tree_logprobs import TreeLogprobs, autocast, flat_forward, measured_forward
 from brorl.tree import RolloutTree
 
 
@@ -194,7 +194,7 @@ class TreeLearner:
             fused=model.device.type in ("cpu", "cuda"),
         )
         self._updates = 0
-        self._logprobs = TreeLogprobs(model, config, forward or TreeForward(), stop_token_ids, echo, ranks)
+        self._logprobs = PolicyLogprobs(model, config, forward or TreeForward(), stop_token_ids, echo, ranks)
         self._nodes = self._logprobs.nodes
         self._average = AveragedWeights(model) if optimizer.ema_decay else None
         self._tensor = partial(to_tensor, model)
@@ -218,7 +218,8 @@ class TreeLearner:
         is_fresh = [group.old_logprob_M is None for group in groups]
         if config.kl.is_in_reward:
             gathered = self._logprobs.gathered
-            groups = self._logprobs.with_reference(self._logprobs.with_old(groups, gathered), gathered)
+            groups = self._logprobs.with_old_logprobs(groups, gathered)
+            groups = self._logprobs.with_reference_logprobs(groups, gathered)
             groups = [penalized_group(group, config.kl) for group in groups]
         advantages = self._ranks.call_on_first_rank(lambda: estimate_advantages(groups))
         groups = [replace(group, advantage_L=a_L) for group, a_L in zip(groups, advantages, strict=True)]
@@ -258,8 +259,9 @@ class TreeLearner:
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
         """Add the log-probs of the current weights to groups that wait: their clip will compare with these weights."""
-        logprobs = self._logprobs
-        return logprobs.with_old(groups, logprobs.gathered) if self._config.recompute_old_logprobs else list(groups)
+        if not self._config.recompute_old_logprobs:
+            return list(groups)
+        return self._logprobs.with_old_logprobs(groups, self._logprobs.gathered)
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """See `Learner`."""

@@ -20,8 +20,8 @@ from brorl.rollout.chosen_engine import OnEnd, build_engine
 from brorl.rollout.engine import Engine
 from brorl.training.inputs import ModelInputs, RunInputs
 from brorl.training.learner import TreeLearner
+from brorl.training.policy_logprobs import next_token
 from brorl.training.ranks import ALONE, Ranks, load_on_first_rank
-from brorl.training.tree_logprobs import next_token
 from brorl.verification.grade import Grader
 
 

@@ -6,7 +6,7 @@ Losses and sums add up over the chunks of a mini-batch, and over ranks. Dimensio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, assert_never
@@ -40,7 +40,7 @@ from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
 from brorl.model.device import to_device
 from brorl.model.logprobs import ChunkLogprobs
-from brorl.training.tree_logprobs import TreeLogprobs
+from brorl.training.policy_logprobs import PolicyLogprobs
 from brorl.tree import RolloutTree
 
 NUM_SUMS = 7
@@ -156,7 +156,7 @@ def make_mini_batch(
 
 
 def prepare_mini_batches(
-    groups: Sequence[Group], is_fresh: Sequence[bool], logprobs: TreeLogprobs, generator: np.random.Generator
+    groups: Sequence[Group], is_fresh: Sequence[bool], logprobs: PolicyLogprobs, generator: np.random.Generator
 ) -> tuple[list[MiniBatch], dict[str, Any]]:
     """Return this rank's part of each mini-batch of a step, and entries of `StepMetrics`.
 
@@ -167,33 +167,31 @@ def prepare_mini_batches(
         generator: Chooses the groups of each mini-batch, and the responses to train on if not all are.
     """
     config, size = logprobs.config, logprobs.config.optimizer.max_responses_per_outcome
-    parts = np.array_split(generator.permutation(len(groups)), config.optimizer.mini_batches)
-    chosen = [[(i, choose_trained(groups[i], size, config.loss.mask_truncated, generator)) for i in p] for p in parts]
-    trained = [[(is_fresh[i], group) for i, group in part if group] for part in chosen]
-    all_trained = [pair for part in trained for pair in part]
+    indices_of_batch = np.array_split(generator.permutation(len(groups)), config.optimizer.mini_batches)
+    chosen_of_batch = [
+        [(i, choose_trained(groups[i], size, config.loss.mask_truncated, generator)) for i in indices]
+        for indices in indices_of_batch
+    ]
+    trained_of_batch = [[(is_fresh[i], group) for i, group in chosen if group] for chosen in chosen_of_batch]
+    all_trained = [pair for trained in trained_of_batch for pair in trained]
     if config.importance.correction != "none":
         check_sampler_logprobs([group.tree for _, group in all_trained])
-    local_groups: list[Group] = []  # this rank's pieces of groups
-    origins: list[tuple[int, bool]] = []  # for each piece: (number of its mini-batch, whether it is fresh)
-    for number, part in enumerate(trained):
-        for piece in logprobs.local_pieces([group.tree for _, group in part]):
-            fresh, group = part[piece.tree]
-            is_whole = (piece.start, piece.stop) == (0, group.tree.num_responses)
-            local_groups.append(group if is_whole else group.select(np.arange(piece.start, piece.stop)))
-            origins.append((number, fresh))
+    local_groups, origins = _local_pieces(trained_of_batch, logprobs)
     if not config.kl.is_in_reward:  # else the penalty has computed all log-probs
-        local_groups = logprobs.with_reference(logprobs.with_old(local_groups, logprobs.local), logprobs.local)
+        local_groups = logprobs.with_old_logprobs(local_groups, logprobs.local)
+        local_groups = logprobs.with_reference_logprobs(local_groups, logprobs.local)
     batches, tensor = [], partial(to_tensor, logprobs.model)
-    for number, indices in enumerate(parts):
-        trees, fraction = [groups[i].tree for i in indices], len(indices) * len(parts) / len(groups)
-        of_this_batch = [group for group, (part, _) in zip(local_groups, origins, strict=True) if part == number]
+    for number, indices in enumerate(indices_of_batch):
+        trees, fraction = [groups[i].tree for i in indices], len(indices) * len(indices_of_batch) / len(groups)
+        of_this_batch = [
+            group for group, (batch_number, _) in zip(local_groups, origins, strict=True) if batch_number == number
+        ]
         batches.append(make_mini_batch(trees, of_this_batch, config, fraction, tensor))
-    mismatches: dict[str, float | None] = dict.fromkeys(("mismatch_mean", "mismatch_max", "mismatch_kl"))
-    fresh_trees = [group.tree for fresh, group in all_trained if fresh]
-    if config.recompute_old_logprobs and fresh_trees and not any(np.isnan(t.logprob).any() for t in fresh_trees):
-        compared = [group for group, (_, fresh) in zip(local_groups, origins, strict=True) if fresh]
-        sums = mismatch_sums([group.tree for group in compared], [known(group.old_logprob_M) for group in compared])
-        mismatches = {**mismatch(logprobs.ranks.gather(sums))}
+    mismatches = _mismatch_metrics(
+        [group.tree for fresh, group in all_trained if fresh],
+        [group for group, (_, fresh) in zip(local_groups, origins, strict=True) if fresh],
+        logprobs,
+    )
     num_tokens = sum(group.tree.num_sampled_tokens for _, group in all_trained)
     kept = sum(logprobs.ranks.gather(sum(batch.kept_tokens for batch in batches)))
     return batches, {
@@ -201,6 +199,40 @@ def prepare_mini_batches(
         **mismatches,
         "masked_fraction": 1.0 - kept / num_tokens if num_tokens else 0.0,
     }
+
+
+def _local_pieces(
+    trained_of_batch: Sequence[Sequence[tuple[bool, Group]]], logprobs: PolicyLogprobs
+) -> tuple[list[Group], list[tuple[int, bool]]]:
+    """Return this rank's pieces of groups, and for each piece: (number of its mini-batch, whether it is fresh).
+
+    `trained_of_batch` has for each mini-batch its groups, and whether each is fresh.
+    """
+    pieces, origins = [], []
+    for number, trained in enumerate(trained_of_batch):
+        for piece in logprobs.local_pieces([group.tree for _, group in trained]):
+            fresh, group = trained[piece.tree]
+            is_whole = (piece.start, piece.stop) == (0, group.tree.num_responses)
+            pieces.append(group if is_whole else group.select(np.arange(piece.start, piece.stop)))
+            origins.append((number, fresh))
+    return pieces, origins
+
+
+def _mismatch_metrics(
+    fresh_trees: Sequence[RolloutTree], fresh_pieces: Sequence[Group], logprobs: PolicyLogprobs
+) -> Mapping[str, float | None]:
+    """Return how far the old policy is from the sampler; None if that is unknown. Collective.
+
+    Args:
+        fresh_trees: The fresh trees of the whole step.
+        fresh_pieces: This rank's pieces of them, with old log-probs.
+        logprobs: Has the recipe and the ranks.
+    """
+    is_known = logprobs.config.recompute_old_logprobs and fresh_trees
+    if not is_known or any(np.isnan(tree.logprob).any() for tree in fresh_trees):
+        return dict.fromkeys(("mismatch_mean", "mismatch_max", "mismatch_kl"))
+    sums = mismatch_sums([group.tree for group in fresh_pieces], [known(group.old_logprob_M) for group in fresh_pieces])
+    return mismatch(logprobs.ranks.gather(sums))
 
 
 def no_sums(device: torch.device) -> Tensor:

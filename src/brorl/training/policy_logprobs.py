@@ -47,7 +47,7 @@ def autocast(config: TrainConfig, model: PreTrainedModel) -> AbstractContextMana
     return torch.autocast(model.device.type, torch.bfloat16) if config.autocasts else nullcontext()
 
 
-class TreeLogprobs:
+class PolicyLogprobs:
     """Computes the log-probs of nodes, normalized over the tokens that sampling can draw.
 
     Args:
@@ -85,12 +85,12 @@ class TreeLogprobs:
         if self.ranks.size == 1:
             return self.local(trees)
         parts = [(p.tree, *trees[p.tree].select(np.arange(p.start, p.stop))) for p in self.local_pieces(trees)]
-        own = self.local([tree for _, tree, _ in parts])
-        mine = [(number, node_M, lp) for (number, _, node_M), lp in zip(parts, own, strict=True)]
-        found = [np.empty(tree.num_unique_tokens) for tree in trees]
-        for number, node_M, logprob_M in chain(*reversed(self.ranks.gather(mine))):  # rank 0 writes last
-            found[number][node_M] = logprob_M
-        return found
+        logprobs = self.local([tree for _, tree, _ in parts])
+        local_parts = [(number, node_M, lp) for (number, _, node_M), lp in zip(parts, logprobs, strict=True)]
+        whole_logprobs = [np.empty(tree.num_unique_tokens) for tree in trees]
+        for number, node_M, logprob_M in chain(*reversed(self.ranks.gather(local_parts))):  # rank 0 writes last
+            whole_logprobs[number][node_M] = logprob_M
+        return whole_logprobs
 
     @torch.no_grad()
     def local(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
@@ -118,14 +118,14 @@ class TreeLogprobs:
         costs = [self.forward.response_costs(tree, per_position) for tree in trees]
         return deal(costs, self.ranks.size)[self.ranks.rank]
 
-    def with_old(self, groups: Sequence[Group], compute: Compute) -> list[Group]:
+    def with_old_logprobs(self, groups: Sequence[Group], compute: Compute) -> list[Group]:
         """Return groups with old log-probs: from the engine, from an earlier step, or from the current weights."""
         if not self.config.recompute_old_logprobs:
             return [replace(group, old_logprob_M=group.tree.logprob) for group in groups]
         fresh = iter(compute([group.tree for group in groups if group.old_logprob_M is None]))
         return [g if g.old_logprob_M is not None else replace(g, old_logprob_M=next(fresh)) for g in groups]
 
-    def with_reference(self, groups: Sequence[Group], compute: Compute) -> list[Group]:
+    def with_reference_logprobs(self, groups: Sequence[Group], compute: Compute) -> list[Group]:
         """Return groups with the log-probs of the reference, if there is one."""
         if self.reference is None:
             return list(groups)
@@ -159,31 +159,31 @@ def measured_forward(
     max_nodes: int,
     seconds: Callable[[], float] = device_seconds,
 ) -> tuple[Forward, str | None]:
-    """Measure trees against rows; return the faster way, and a line about it (None if rows cannot win).
+    """Measure trees against rows; return the faster path, and a line about it (None if rows cannot win).
 
     Trees compute each distinct token once. Rows compute few tokens more if responses share little, and have a dense
-    kernel. Each way makes a forward and a backward pass over the first chunk, twice, and the second one counts. The
+    kernel. Each path makes a forward and a backward pass over the first chunk, twice, and the second one counts. The
     gradients are cleared. `seconds` waits for the device and returns the time.
     """
     if not isinstance(forward, TreeForward) or num_tree_tokens(trees) <= LITTLE_SHARED * num_flat_tokens(trees):
         return forward, None
     slices = next(split_into_chunks(trees, max_nodes))
-    some = [trees[one.tree].select(np.arange(one.start, one.stop))[0] for one in slices]
+    first_trees = [trees[one.tree].select(np.arange(one.start, one.stop))[0] for one in slices]
     flat = flat_forward(forward)
-    taken = []
-    for way in (forward, flat):
+    milliseconds = []
+    for path in (forward, flat):
         for _ in range(2):  # the first one compiles and allocates
             start = seconds()
-            for chunk in way.chunk_logprobs(model, some, max_nodes=max_nodes):
+            for chunk in path.chunk_logprobs(model, first_trees, max_nodes=max_nodes):
                 chunk.logprob.sum().backward()
             model.zero_grad(set_to_none=True)
             end = seconds()
-        taken.append(1e3 * (end - start))
-    tokens = num_tree_tokens(some), num_flat_tokens(some)
-    chosen = flat if taken[1] < taken[0] else forward
+        milliseconds.append(1e3 * (end - start))
+    tokens = num_tree_tokens(first_trees), num_flat_tokens(first_trees)
+    chosen = flat if milliseconds[1] < milliseconds[0] else forward
     line = (
-        f"responses share little: {tokens[0]:,} distinct tokens took {taken[0]:,.0f} ms as trees, "
-        f"{taken[0] / tokens[0]:.4f} ms each, and {tokens[1]:,} tokens {taken[1]:,.0f} ms as rows, "
-        f"{taken[1] / tokens[1]:.4f} ms each; the learner takes {'rows' if chosen is flat else 'trees'}"
+        f"responses share little: {tokens[0]:,} distinct tokens took {milliseconds[0]:,.0f} ms as trees, "
+        f"{milliseconds[0] / tokens[0]:.4f} ms each, and {tokens[1]:,} tokens {milliseconds[1]:,.0f} ms as rows, "
+        f"{milliseconds[1] / tokens[1]:.4f} ms each; the learner takes {'rows' if chosen is flat else 'trees'}"
     )
     return chosen, line
