@@ -62,11 +62,11 @@ def child_sample(num_rollouts: int, num_prompts: int) -> dict[str, Any]:
     """Sample fresh prompts and return the fraction of mixed groups and the unique tokens of a group."""
     from brorl.config.reading import make_config, read_recipe
     from brorl.planning.step_cost import sample_groups
-    from brorl.training.inputs import prepare
+    from brorl.training.inputs import prepare_run
     from brorl.training.local_parts import LocalParts
 
     config = make_config(read_recipe("quickstart"), {"seed": FRESH_SEED}, "quickstart")
-    parts = LocalParts.load(config, prepare(config, config.model))
+    parts = LocalParts.load(config, prepare_run(config, config.model))
     mixed = tokens = 0
     for start in range(0, num_prompts, 16):
         groups = sample_groups(parts, parts.stream.take(16), num_rollouts, FRESH_SEED + start).groups

@@ -33,7 +33,7 @@ from brorl.model.forward import choose_forward
 from brorl.rollout.chosen_engine import build_engine
 from brorl.rollout.engine import Engine, PooledEngine
 from brorl.sampling import SamplingParams
-from brorl.training.inputs import prepare
+from brorl.training.inputs import prepare_run
 from brorl.training.local_parts import build_model
 from brorl.tree import RolloutTree
 
@@ -49,7 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     config = make_config(read_recipe("quickstart"), {"device": "cpu"}, "quickstart")
-    prompts = [p.token_ids for p in prepare(config, config.model).prompts.train.take(options.prompts)]
+    prompts = [p.token_ids for p in prepare_run(config, config.model).prompts.train.take(options.prompts)]
     sampling = SamplingParams(max_new_tokens=config.sampling.max_new_tokens)
     size, num_rollouts = options.prompts_per_task, options.num_rollouts
 
@@ -85,7 +85,7 @@ def main() -> None:
 def quickstart_engine() -> Engine:
     """Make the engine of the recipe."""
     config = make_config(read_recipe("quickstart"), {"device": "cpu"}, "quickstart")
-    ready = prepare(config, config.model)
+    ready = prepare_run(config, config.model)
     model = build_model(config, ready)
     forward = choose_forward(model, config.engine.forward, ready.context)
     return build_engine(config, ready.model_path, model, ready.tokenizer, forward, ready.context)

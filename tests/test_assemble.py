@@ -26,7 +26,7 @@ from brorl.rollout.engine import Engine
 from brorl.runs.run_directory import RunDirectory
 from brorl.sampling import SamplingParams
 from brorl.training.collector import SyncCollector
-from brorl.training.inputs import input_lines, prepare
+from brorl.training.inputs import input_lines, prepare_run
 from brorl.training.local_parts import build_forward, build_learner_forward, build_model
 from brorl.training.loop import train
 from brorl.training.policy_logprobs import next_token
@@ -82,7 +82,7 @@ def test_a_rounded_copy_samples_and_the_learner_corrects_for_it(tiny: Path) -> N
     """Log-probs of the engine differ from those of the float32 weights, which stay as they are, by rounding alone."""
     rounded = {"engine.dtype": "bfloat16", "importance.correction": "truncate"}
     settings = config(tiny, **rounded)
-    inputs = prepare(settings, str(tiny))
+    inputs = prepare_run(settings, str(tiny))
     model = build_model(settings, inputs)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     forward = build_forward(settings, inputs, model)
@@ -105,7 +105,7 @@ def test_a_rounded_copy_samples_and_the_learner_corrects_for_it(tiny: Path) -> N
 
 def test_the_attention_is_that_of_the_settings(tiny: Path) -> None:
     settings = config(tiny, **{"engine.attention": "tiled"})
-    ready = prepare(settings, str(tiny))
+    ready = prepare_run(settings, str(tiny))
     model = build_model(settings, ready)
     forward = build_forward(settings, ready, model)
     assert isinstance(forward, TreeForward)
@@ -113,7 +113,7 @@ def test_the_attention_is_that_of_the_settings(tiny: Path) -> None:
 
 
 def test_the_learner_has_packed_passes_on_cuda_where_they_can_be(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready = prepare(config(tiny), str(tiny))
+    ready = prepare_run(config(tiny), str(tiny))
     model, flat, packed = build_model(config(tiny), ready), FlatForward("a window"), TreeForward()
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(
@@ -137,8 +137,8 @@ def test_the_learner_has_packed_passes_on_cuda_where_they_can_be(tiny: Path, mon
 
 def test_a_format_reward_is_paid_for_the_format_alone(tiny: Path) -> None:
     settings = config(tiny, **{"rewards.format_pattern": "1.*", "rewards.format_reward": 0.25})
-    grader = prepare(settings, str(tiny)).grader
-    prompt = prepare(settings, str(tiny)).prompts.train.take(1)[0]
+    grader = prepare_run(settings, str(tiny)).grader
+    prompt = prepare_run(settings, str(tiny)).prompts.train.take(1)[0]
     ids = AutoTokenizer.from_pretrained(tiny)
     tree = RolloutTree.from_responses(prompt.token_ids, [ids(text)["input_ids"] for text in ("1+1", "2+1")])
     group = grader.rewarded(*grader.verify([prompt], [tree]), step=1)
@@ -150,20 +150,20 @@ def test_a_format_reward_is_paid_for_the_format_alone(tiny: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_dtype_of_the_trained_weights(tiny: Path, dtype: str) -> None:
     settings = config(tiny, dtype=dtype)
-    model = build_model(settings, prepare(settings, str(tiny)))
+    model = build_model(settings, prepare_run(settings, str(tiny)))
     expected = torch.float64 if dtype == "float64" else torch.float32
     assert {p.dtype for p in model.parameters()} == {expected}
 
 
 def test_training_and_held_out_prompts_share_no_numbers(tiny: Path) -> None:
-    ready = prepare(config(tiny), str(tiny))
+    ready = prepare_run(config(tiny), str(tiny))
     train = ready.prompts.train.take(ready.prompts.train.num_prompts)
     held_out = ready.prompts.held_out
     numbers = [{p.text.split(" -> ")[0] for p in prompts} for prompts in (train, held_out)]
     assert len(held_out) == 3
     assert not numbers[0] & numbers[1]
     assert len({p.id for p in (*train, *held_out)}) == len(train) + len(held_out)
-    assert ready.prompts.longest == max(len(p.token_ids) for p in (*train, *held_out))
+    assert ready.prompts.longest_tokens == max(len(p.token_ids) for p in (*train, *held_out))
     for prompt in (train[0], held_out[-1]):
         assert ready.tokenizer.decode(prompt.token_ids) == prompt.text
 
@@ -232,20 +232,20 @@ def test_longer_than_the_positions_of_the_model(tiny: Path, tmp_path: Path) -> N
 
 def test_longest_that_fits_is_accepted(tiny: Path) -> None:
     """The boundary: the longest prompt and its response take all 64 positions."""
-    longest = prepare(config(tiny), str(tiny)).prompts.longest
-    prepare(config(tiny, **{"sampling.max_new_tokens": 64 - longest}), str(tiny))
+    longest = prepare_run(config(tiny), str(tiny)).prompts.longest_tokens
+    prepare_run(config(tiny, **{"sampling.max_new_tokens": 64 - longest}), str(tiny))
     with pytest.raises(UserError, match="64 positions"):
-        prepare(config(tiny, **{"sampling.max_new_tokens": 65 - longest}), str(tiny))
+        prepare_run(config(tiny, **{"sampling.max_new_tokens": 65 - longest}), str(tiny))
 
 
 def test_longer_than_a_sliding_window(tiny: Path, tmp_path: Path) -> None:
-    longest = prepare(config(tiny), str(tiny)).prompts.longest
+    longest = prepare_run(config(tiny), str(tiny)).prompts.longest_tokens
     for window, fits in ((longest + 8, True), (longest + 7, False)):
         model = changed(tiny, tmp_path / str(window), sliding_window=window)
-        prepare(config(model), str(model))
+        prepare_run(config(model), str(model))
         tree = {"engine.forward": "tree"}
         if fits:
-            prepare(config(model, **tree), str(model))
+            prepare_run(config(model, **tree), str(model))
         else:
             message = message_of(model, tmp_path, **tree)
             assert f"can have {window + 1} tokens, and the sliding window of {model} has {window}," in message
@@ -306,7 +306,7 @@ def test_a_model_without_a_place_for_hooks_takes_the_flat_path(
 
 
 def test_more_prompts_a_step_than_there_are_to_train_on_is_a_warning(tiny: Path, tmp_path: Path) -> None:
-    there_are = prepare(config(tiny), str(tiny)).prompts.train.num_prompts
+    there_are = prepare_run(config(tiny), str(tiny)).prompts.train.num_prompts
     for asked, warned in ((there_are, False), (there_are + 1, True)):
         said: list[str] = []
         build_run(config(tiny, prompts_per_step=asked), RunDirectory(tmp_path), lambda _: None, said.append)
@@ -333,7 +333,7 @@ def test_lines_about_removed_data_have_the_right_plural(tiny: Path, tmp_path: Pa
         f"dropped: {number} prompt{plural} of more than 3 tokens (data.max_prompt_tokens)",
         f"removed from training: {number} question{plural} of the evaluation data",
     ]
-    *lines, warning, _ = input_lines(prepare(checked, str(tiny)), checked)
+    *lines, warning, _ = input_lines(prepare_run(checked, str(tiny)), checked)
     assert lines == removed
     assert f"is more than the {number} training prompt{plural}, and a step repeats prompts" in warning
     assert [note for note in describe_data(checked, 0).notes if note in removed] == removed
@@ -342,7 +342,7 @@ def test_lines_about_removed_data_have_the_right_plural(tiny: Path, tmp_path: Pa
 def test_settings_of_a_cluster_without_machines_are_named(tiny: Path) -> None:
     def lines(**settings: object) -> list[str]:
         checked = config(tiny, **settings)
-        return [line for line in input_lines(prepare(checked, str(tiny)), checked) if "cluster" in line]
+        return [line for line in input_lines(prepare_run(checked, str(tiny)), checked) if "cluster" in line]
 
     assert lines() == lines(**{"cluster.nodes": 2, "cluster.rollout_workers": 3}) == []
     [line] = lines(**{"cluster.rollout_workers": 3})
@@ -359,7 +359,7 @@ def test_the_level_of_the_sandbox_is_printed_if_code_runs(tiny: Path, tmp_path: 
     settings = {"data.sources": source, "data.held_out_fraction": 0.5, "verification.sandbox": level}
     for run, expected in ((settings, [level]), ({}, [])):
         checked = config(tiny, **run)
-        lines = [line for line in input_lines(prepare(checked, str(tiny)), checked) if "sandbox" in line]
+        lines = [line for line in input_lines(prepare_run(checked, str(tiny)), checked) if "sandbox" in line]
         if level == "auto":
             assert lines == [f"sandbox of untrusted code (code): {choose_level(level).name}" for _ in expected]
         else:
@@ -410,7 +410,7 @@ def test_no_two_sources_of_neighbouring_seeds_share_a_shuffle(tiny: Path, rng: n
     sources = [{"task": "countdown", "max_number": 5, "name": name} for name in "abc"]
     orders = []
     for s in (seed, seed + 1, seed + 2**32):
-        mixture = prepare(config(tiny, **{"data.sources": sources, "seed": s}), str(tiny)).prompts.train
+        mixture = prepare_run(config(tiny, **{"data.sources": sources, "seed": s}), str(tiny)).prompts.train
         taken = mixture.take(mixture.num_prompts)
         orders += [tuple(p.text for p in taken if p.source == name) for name in "abc"]
     assert len({tuple(sorted(order)) for order in orders}) == 1
@@ -422,6 +422,6 @@ def test_large_seeds_reach_the_random_numbers_of_torch(tiny: Path, rng: np.rando
     seed = int(rng.integers(1000))
     drawn = set()
     for s in (seed, seed + 1, seed + 2**32, 2**63 - 1):
-        prepare(config(tiny, seed=s), str(tiny))
+        prepare_run(config(tiny, seed=s), str(tiny))
         drawn.add(tuple(torch.rand(4).tolist()))
     assert len(drawn) == 4

@@ -30,7 +30,7 @@ from brorl.config.reading import make_config, read_recipe
 from brorl.planning.gradient_noise import prompt_gradient
 from brorl.planning.step_cost import sample_groups
 from brorl.table import Table
-from brorl.training.inputs import prepare
+from brorl.training.inputs import prepare_run
 from brorl.training.local_parts import LocalParts
 
 PROMPTS, ROLLOUTS = 64, 1024
@@ -82,7 +82,7 @@ def lines_of(run: Path, step: int) -> Iterator[tuple[str, ...]]:
     seconds_N = np.array([row.seconds["total"] for row in plan.rows if row.num_rollouts in NUMBERS])
     growth = float(np.polyfit(np.log(NUMBERS), np.log(seconds_N), 1)[0])
     config = make_config(recipe, {"model": str(checkpoint)}, str(run))
-    parts = LocalParts.load(config, prepare(config, config.model))
+    parts = LocalParts.load(config, prepare_run(config, config.model))
     groups = sample_groups(parts, parts.stream.take(PROMPTS), ROLLOUTS, seed=1).groups
     parts.model.train()
     for order in ORDERS:

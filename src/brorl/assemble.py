@@ -18,7 +18,7 @@ from brorl.runs.checkpoint import TrainerState, discard_unfinished
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.training.collector import Collector, SyncCollector
 from brorl.training.diagnostics import Diagnostics
-from brorl.training.inputs import input_lines, prepare
+from brorl.training.inputs import input_lines, prepare_run
 from brorl.training.learner import Learner
 from brorl.training.local_parts import LocalParts
 from brorl.training.run import TrainingRun, find_start, restore
@@ -61,7 +61,7 @@ def build_run(
     discard_unfinished(directory.checkpoints)
     checkpoint = find_start(config, directory)
     observe(Phase("loading", "data"))
-    inputs = prepare(config, str(checkpoint) if checkpoint else config.model)
+    inputs = prepare_run(config, str(checkpoint) if checkpoint else config.model)
     for line in input_lines(inputs, config):
         echo(line)
     clock = Stopwatch(observe, config.engine.now)

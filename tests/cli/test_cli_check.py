@@ -13,7 +13,7 @@ from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.planning import step_cost as step_forecast
 from brorl.planning.step_cost import StepTimer, StepTiming, mean_rounds
-from brorl.training.inputs import prepare
+from brorl.training.inputs import prepare_run
 from brorl.training.local_parts import LocalParts
 from brorl.tree import RolloutTree
 from data_files import write_rows
@@ -36,7 +36,7 @@ def test_a_check_from_end_to_end() -> None:
     assert (outcome.code, outcome.err) == (0, ""), outcome
     assert contents() == []
     config = config_of("--steps=3")
-    ready = prepare(config, config.model)
+    ready = prepare_run(config, config.model)
     lengths = [len(p.token_ids) for p in (*ready.prompts.train.prompts, *ready.prompts.held_out)]
     first = ready.prompts.train.prompts[0]
     for said in (
@@ -111,7 +111,7 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
 
     monkeypatch.setattr(StepTimer, "finish", timed)
     config = config_of("--rollouts_per_prompt=64", "--prompts_per_step=8", "--dynamic_sampling.enabled=false")
-    parts = LocalParts.load(config, prepare(config, config.model))
+    parts = LocalParts.load(config, prepare_run(config, config.model))
     sampled = []
     sample = step_forecast.sample_groups
 
@@ -204,7 +204,7 @@ def trees_of(sampled: object) -> list[RolloutTree]:
 
 def test_prompts_that_dynamic_sampling_drops_cost_too(tmp_path: Path) -> None:
     config = config_of("--rollouts_per_prompt=16", "--prompts_per_step=8")
-    parts = LocalParts.load(config, prepare(config, config.model))
+    parts = LocalParts.load(config, prepare_run(config, config.model))
     forecast = step_forecast.forecast_step(parts, tmp_path)
     assert forecast.kept_fraction is not None
     assert 0.2 < forecast.kept_fraction < 1

@@ -112,7 +112,7 @@ def test_what_does_not_fit_into_memory_is_refused_before_the_weights_are_loaded(
 
 def test_on_a_gpu_the_matrices_that_the_engine_joins_count(monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[MemoryPrediction] = []
-    monkeypatch.setattr(preparation, "check", lambda plan, _: plans.append(plan))
+    monkeypatch.setattr(preparation, "check_prediction", lambda plan, _: plans.append(plan))
     monkeypatch.setattr(preparation, "available_bytes", lambda _: None)
     prepare_evaluation(request())
     monkeypatch.setattr(preparation, "choose_device", lambda _: torch.device("cuda"))

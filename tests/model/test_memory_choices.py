@@ -15,7 +15,7 @@ from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.memory_choices import MemoryChoices
-from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, ModelMemory, Workload, check
+from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, ModelMemory, Workload, check_prediction
 from brorl.model.settings import LoraSettings
 from brorl.training import inputs as memory
 from small_models import small_model
@@ -69,7 +69,7 @@ def test_the_smallest_change_fits_and_no_smaller_one_does(rng: np.random.Generat
         assert found.settings in ways[first]
         again = model.predict(found.settings, WORKLOAD, available)
         assert again == found.prediction
-        assert check(again, available) is None
+        assert check_prediction(again, available) is None
         found_at.add(first)
     assert {0, 1, 3, 4} <= found_at  # 8 bits take more of the device than the memory of the CPU does
 
@@ -88,12 +88,12 @@ def test_a_run_fits_at_the_border_and_not_a_byte_below_it(states: Any) -> None:
             found = fits.smallest_change()
             assert found is not None
             assert found.changes == {}
-            assert check(plan, border, fits.fix) is None
-            assert "the smallest change that fits: " in str(check(plan, border - 1, short.fix))
+            assert check_prediction(plan, border, fits.fix) is None
+            assert "the smallest change that fits: " in str(check_prediction(plan, border - 1, short.fix))
         else:
-            assert check(plan, border, fits.fix) is not None
+            assert check_prediction(plan, border, fits.fix) is not None
             with pytest.raises(UserError, match=r"; the smallest change (that fits|with which it starts): "):
-                check(plan, border - 1, short.fix)
+                check_prediction(plan, border - 1, short.fix)
 
 
 def fix_of(error: str) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def test_the_change_that_the_error_names_is_accepted(
     monkeypatch.setattr(memory, "choose_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(memory, "available_bytes", lambda _: free)
     model_config = config_of(hidden=64 * int(rng.integers(18, 24)))
-    prompts: Any = SimpleNamespace(longest=100, held_out=())
+    prompts: Any = SimpleNamespace(longest_tokens=100, held_out=())
     recipe = {"dtype": dtype, "kl.coefficient": 0.1, "engine.memory_gib": 2, "sampling.max_new_tokens": 300}
     recipe |= {"data.sources": "a.jsonl", "prompts_per_step": 16}
 

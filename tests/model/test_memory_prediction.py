@@ -19,7 +19,7 @@ from brorl.model.memory_prediction import (
     MemorySettings,
     ModelMemory,
     Workload,
-    check,
+    check_prediction,
     predict_memory,
 )
 from brorl.model.settings import LoraSettings, States
@@ -120,7 +120,7 @@ def test_planning_a_model_far_too_large_takes_no_memory() -> None:
     with pytest.raises(
         UserError, match=r"needs .*AdamW 52\d\.\d GiB \(shrinks with optimizer.states: 8bit, lora.rank\)"
     ):
-        check(plan, 80 << 30)
+        check_prediction(plan, 80 << 30)
 
 
 def test_a_cache_that_is_kept_counts_beside_learning() -> None:
@@ -193,11 +193,11 @@ def test_512_responses_of_16k_tokens_fit_on_one_device_and_errors_name_the_setti
     workload = Workload(1024, 16_384, num_rows=32 * 512, num_prompts=8)
     settings = MemorySettings("bfloat16", 90 << 30, gradient_checkpointing=True)
     plan = predict_memory(large_config(), settings, workload, available)
-    assert check(plan, available) is None
+    assert check_prediction(plan, available) is None
     with pytest.raises(UserError, match=r"sampling .* \(shrinks with engine.memory_gib\)"):
-        check(predict_memory(large_config(), replace(settings, engine_bytes=120 << 30), workload), available)
+        check_prediction(predict_memory(large_config(), replace(settings, engine_bytes=120 << 30), workload), available)
     little = replace(settings, engine_bytes=8 << 30, gradient_checkpointing=False)
-    warning = check(predict_memory(large_config(), little, workload), available=80 << 30)
+    warning = check_prediction(predict_memory(large_config(), little, workload), available=80 << 30)
     assert warning is not None
     assert "engine.gradient_checkpointing" in warning
 
@@ -241,15 +241,15 @@ PLAN = MemoryPrediction(
 
 def test_what_does_not_fit_is_refused_and_what_may_not_is_said() -> None:
     assert (PLAN.kept_bytes, PLAN.certain_bytes, PLAN.total_bytes) == (9 << 30, 13 << 30, 14 << 30)
-    assert check(PLAN, None) is None
-    assert check(PLAN, 14 << 30) is None
-    warning = check(PLAN, (14 << 30) - 1)
+    assert check_prediction(PLAN, None) is None
+    assert check_prediction(PLAN, 14 << 30) is None
+    warning = check_prediction(PLAN, (14 << 30) - 1)
     assert warning is not None
     assert "may need 14.0 GiB" in warning
     assert "learning 5.0 GiB (shrinks with engine.nodes_per_pass)" in warning
-    assert check(PLAN, 13 << 30) == warning.replace("14.0 GiB are", "13.0 GiB are")
+    assert check_prediction(PLAN, 13 << 30) == warning.replace("14.0 GiB are", "13.0 GiB are")
     with pytest.raises(UserError) as refusal:
-        check(PLAN, (13 << 30) - 1)
+        check_prediction(PLAN, (13 << 30) - 1)
     assert str(refusal.value) == (
         "the run needs 13.0 GiB of memory, and 13.0 GiB are available: AdamW 6.0 GiB (shrinks with lora.rank); "
         "sampling 4.0 GiB (shrinks with engine.memory_gib); weights 3.0 GiB (shrinks with dtype)"

@@ -16,7 +16,7 @@ from brorl.model import kernels
 from brorl.planning import step_cost as step_forecast
 from brorl.planning.step_cost import StepTimer
 from brorl.rollout import chosen_engine
-from brorl.training.inputs import prepare
+from brorl.training.inputs import prepare_run
 from brorl.training.local_parts import LocalParts
 from run_support import SMALL, command
 
@@ -95,7 +95,7 @@ def test_the_same_step_is_timed_with_each_number_of_threads(tmp_path: Path, monk
         return finish(self, sampled)
 
     config = config_of(rollouts_per_prompt=16, prompts_per_step=8)
-    parts = LocalParts.load(config, prepare(config, config.model))
+    parts = LocalParts.load(config, prepare_run(config, config.model))
     monkeypatch.setattr(step_forecast, "sample_groups", slow_sample)
     monkeypatch.setattr(StepTimer, "finish", slow_finish)
     monkeypatch.setattr(step_forecast, "perf_counter", lambda: clock[0])

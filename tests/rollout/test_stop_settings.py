@@ -16,7 +16,7 @@ from brorl.evaluation.preparation import prepare_evaluation
 from brorl.evaluation.questions import EvaluationRequest
 from brorl.model.load import end_tokens, load_tokenizer
 from brorl.rollout.chosen_engine import build_engine
-from brorl.training.inputs import prepare
+from brorl.training.inputs import prepare_run
 from brorl.training.local_parts import build_forward, build_model
 from brorl.training.policy_logprobs import next_token
 from brorl.tree import RolloutTree
@@ -55,7 +55,7 @@ def assert_stopped(tree: RolloutTree, model: Path | str, decode: Any, minimum: i
 
 def test_a_run_of_a_model_without_an_end_token(endless: Path) -> None:
     settings = config(endless, **{"sampling.stop": STOP, "sampling.min_new_tokens": 2})
-    inputs = prepare(settings, str(endless))
+    inputs = prepare_run(settings, str(endless))
     model = build_model(settings, inputs)
     assert end_tokens(model, inputs.tokenizer, STOP) == ()
     forward = build_forward(settings, inputs, model)

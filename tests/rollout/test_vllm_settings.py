@@ -26,7 +26,7 @@ from brorl.rollout.chosen_engine import build_engine, build_sampling_model, chec
 from brorl.rollout.native_engine import NativeEngine
 from brorl.rollout.vllm_engine import vllm_setup
 from brorl.rollout.vllm_process import VllmSetup
-from brorl.training.inputs import input_lines, prepare
+from brorl.training.inputs import input_lines, prepare_run
 from run_support import SMALL, command
 
 SETTINGS = {"engine.kind": "vllm", "device": "cpu", "data.sources": {"task": "countdown", "max_number": 5}}
@@ -69,7 +69,7 @@ def test_training_that_vllm_cannot_sample_is_rejected_before_the_data_is_read(
 ) -> None:
     monkeypatch.setattr("brorl.training.inputs.build_questions", lambda _: pytest.fail("the data was read"))
     with pytest.raises(UserError, match=message):
-        prepare(config(**settings), "quickstart")
+        prepare_run(config(**settings), "quickstart")
 
 
 @pytest.mark.parametrize("several", [{}, {"cluster.nodes": 1, "cluster.gpus_per_rollout_worker": 1, "device": "auto"}])
@@ -88,7 +88,7 @@ def test_a_learner_without_a_gpu_is_rejected_before_the_data_is_read(monkeypatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     settings = {"device": "cuda", "cluster.nodes": 1, "cluster.gpus_per_rollout_worker": 1, "engine.kind": "native"}
     with pytest.raises(UserError, match=r"learns on CPUs; set cluster\.gpus_per_learner_rank: 1, or device: auto"):
-        prepare(config(**settings), "quickstart")
+        prepare_run(config(**settings), "quickstart")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_float32_on_a_gpu_warns_with_the_settings_of_the_tensor_cores(
     settings: dict[str, Any], fix: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = config(**{"engine.kind": "native", **settings})
-    ready = prepare(config(**{"engine.kind": "native", "sampling.max_new_tokens": 8}), "quickstart")
+    ready = prepare_run(config(**{"engine.kind": "native", "sampling.max_new_tokens": 8}), "quickstart")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     lines = [line for line in input_lines(ready, made) if "tensor cores" in line]
     warning = f"warning: dtype = float32 leaves the tensor cores of the GPU idle; {fix}"
@@ -259,7 +259,7 @@ def test_too_few_gpus_are_rejected_before_the_data_is_read(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UserError, match=r"needs 3 GPUs, .*torch finds 2; set engine\.vllm\.placement: colocated"):
-        prepare(
+        prepare_run(
             config(**{"device": "cuda", "engine.vllm.placement": "apart", "engine.vllm.tensor_parallel": 2}),
             "quickstart",
         )

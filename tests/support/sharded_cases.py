@@ -24,7 +24,7 @@ from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
 from brorl.model.sharding import full_tensor, shard
 from brorl.model.tree_attention import enable_gradient_checkpointing
-from brorl.training.inputs import prepare
+from brorl.training.inputs import prepare_run
 from brorl.training.learner import StepMetrics, TreeLearner
 from brorl.training.local_parts import build_rank
 from brorl.training.ranks import ALONE, Ranks, load_on_first_rank
@@ -249,5 +249,5 @@ def built(ranks: Ranks, settings: dict[str, Any], case: Case) -> Result:
     """Train a learner that was made from settings."""
     config = make_config({}, settings, "test")
     torch.manual_seed(0)  # of new adapters
-    learner = build_rank(config, prepare(config, config.model), ranks)
+    learner = build_rank(config, prepare_run(config, config.model), ranks)
     return result(learner, steps(learner, case))

@@ -174,14 +174,14 @@ def check(
 def _checked(config: TrainConfig, name: str, timing: bool, report: _Report, train_command: str) -> CheckResult:
     """Check the parts that need torch; `train_command` is the command that trains with the same settings."""
     from brorl.trackers import require_package
-    from brorl.training.inputs import input_lines, prepare  # imports torch
+    from brorl.training.inputs import input_lines, prepare_run  # imports torch
     from brorl.training.run import check_start
 
     for tracker in config.tracking.to:
         require_package(tracker)
     check_start(config)
     memory: list[Table] = []
-    inputs = prepare(config, config.model, memory.append)
+    inputs = prepare_run(config, config.model, memory.append)
     report.show(f"settings of {name}: ok")
     trials = []
     for source in dict.fromkeys(prompt.source for prompt in (*inputs.prompts.train.prompts, *inputs.prompts.held_out)):

@@ -70,12 +70,12 @@ def plan(
 
     with Screen(silent=not progress) as screen, ExitStack() as ends:  # before torch
         from brorl.planning.advice import PlanResult, next_commands, plan_record
-        from brorl.training.inputs import prepare
+        from brorl.training.inputs import prepare_run
         from brorl.training.local_parts import LocalParts
 
         screen.observe(Phase("loading", "data"))
         memory: list[Table] = []
-        inputs = prepare(config, config.model, memory.append)
+        inputs = prepare_run(config, config.model, memory.append)
         parts = LocalParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
         screen.observe(Phase("measuring"))
         if pilot_prompts > parts.stream.num_prompts:

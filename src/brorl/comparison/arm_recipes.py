@@ -29,7 +29,7 @@ from brorl.format import counted, memory_size
 from brorl.model.device import available_bytes
 from brorl.model.load import choose_device
 from brorl.runs.run_directory import held_out_record
-from brorl.training.inputs import prepare
+from brorl.training.inputs import prepare_run
 
 _LONGEST_NAME = 14  # tables and figures can repeat an arm's name of at most this many characters
 
@@ -216,7 +216,7 @@ def _check_ready(arms: Sequence[ArmRecipe], seeds: int, jobs: int) -> None:
     held_out: list[list[dict[str, str]]] = []
     for arm in arms:
         check_ray(arm.config)
-        inputs = prepare(arm.config, arm.config.model)
+        inputs = prepare_run(arm.config, arm.config.model)
         held_out.append(held_out_record(inputs.prompts.held_out))
         if not arm.config.cluster.enabled:  # on a cluster, other machines hold the parts
             needed += [inputs.memory.certain_bytes] * seeds

@@ -194,7 +194,7 @@ def _make_learner(
     """Load the model and make the learner of a rank, in its process."""
     torch.set_num_threads(config.cluster.cpus_per_worker)
     use_kernels(config.engine.compile)
-    torch.manual_seed(derived_seed(config.seed, 0))  # as `prepare` does: new adapters start from it
+    torch.manual_seed(derived_seed(config.seed, 0))  # as `prepare_run` does: new adapters start from it
     inputs = ModelInputs(model_path, load_tokenizer(model_path, config.sampling.stop), context)
     backend: Backend = "nccl" if config.cluster.gpus_per_learner_rank else "gloo"
     ranks = join(rank, size, *meeting_point, backend, config.cluster.learner_timeout_s)

@@ -23,7 +23,14 @@ from brorl.evaluation.questions import (
 from brorl.evaluation.responses import PromptBatch, split_into_batches
 from brorl.model.device import available_bytes
 from brorl.model.load import choose_device, load_tokenizer
-from brorl.model.memory_prediction import MemoryLine, MemoryPrediction, MemorySettings, Workload, check, predict_memory
+from brorl.model.memory_prediction import (
+    MemoryLine,
+    MemoryPrediction,
+    MemorySettings,
+    Workload,
+    check_prediction,
+    predict_memory,
+)
 from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.prompts.rendering import drop_long, prompt_problems, render
@@ -165,7 +172,7 @@ def _check_memory(
     engine = [line for line in training.kept if line.name in of_engine]
     kept = (MemoryLine("weights", weights, smaller), *engine)
     available = None if config.cluster.enabled else available_bytes(device)  # other machines hold the model
-    check(MemoryPrediction(kept, training.sampling, MemoryLine("learning", 0, ""), available), available)
+    check_prediction(MemoryPrediction(kept, training.sampling, MemoryLine("learning", 0, ""), available), available)
     return training.num_weights
 
 

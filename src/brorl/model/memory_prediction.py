@@ -359,7 +359,9 @@ def _setting(config: Any, name: str) -> Any:
         return None
 
 
-def check(prediction: MemoryPrediction, available: int | None, fix: Callable[[], str] = lambda: "") -> str | None:
+def check_prediction(
+    prediction: MemoryPrediction, available: int | None, fix: Callable[[], str] = lambda: ""
+) -> str | None:
     """Reject a run whose certain parts do not fit into the available bytes; name the largest parts and a fix.
 
     Return a warning if only the learner's estimate for the longest responses does not fit. `fix` returns the end of the

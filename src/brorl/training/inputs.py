@@ -31,7 +31,7 @@ from brorl.model.context_limit import attention_limit
 from brorl.model.device import available_bytes
 from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_choices import MemoryChoices
-from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, Workload, check, predict_memory
+from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, Workload, check_prediction, predict_memory
 from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import INSTRUCTIONS_DOMAIN, Prompt, PromptStream
 from brorl.prompts.rendering import drop_long, model_positions, prompt_problems, render
@@ -47,7 +47,10 @@ from brorl.verification.verifier import unreadable_references
 
 
 def check_memory(
-    config: TrainConfig, model_config: PreTrainedConfig, prompts: Prompts, show: Callable[[Table], None] | None = None
+    config: TrainConfig,
+    model_config: PreTrainedConfig,
+    prompts: RunPrompts,
+    show: Callable[[Table], None] | None = None,
 ) -> tuple[MemoryPrediction, str | None]:
     """Predict the memory of a run, without loading its model.
 
@@ -62,13 +65,15 @@ def check_memory(
     settings, workload = _memory_settings(config), _workload(config, prompts)
     # other machines hold the parts of a run on a cluster
     available = None if config.cluster.enabled else available_bytes(choose_device(config.device))
-    plan = predict_memory(model_config, settings, workload, available)
+    prediction = predict_memory(model_config, settings, workload, available)
     if available is None:
-        return plan, None
-    warning = check(plan, available, lambda: MemoryChoices(model_config, settings, workload, available).fix())
+        return prediction, None
+    warning = check_prediction(
+        prediction, available, lambda: MemoryChoices(model_config, settings, workload, available).fix()
+    )
     if show is not None:
         show(MemoryChoices(model_config, settings, workload, available).table())
-    return plan, warning
+    return prediction, warning
 
 
 def _memory_settings(config: TrainConfig) -> MemorySettings:
@@ -93,10 +98,10 @@ def _memory_settings(config: TrainConfig) -> MemorySettings:
     )
 
 
-def _workload(config: TrainConfig, prompts: Prompts) -> Workload:
+def _workload(config: TrainConfig, prompts: RunPrompts) -> Workload:
     steps_at_once = MAX_STEPS_PER_ROUND if config.dynamic_sampling.enabled else 1
     return Workload(
-        prompt_tokens=prompts.longest,
+        prompt_tokens=prompts.longest_tokens,
         max_new_tokens=max(config.response_limits.values()),
         num_rows=max(
             steps_at_once * config.samples_per_step, len(prompts.held_out) * config.evaluation.rollouts_per_prompt
@@ -118,7 +123,7 @@ class ModelInputs:
 class RunInputs(ModelInputs):
     """The checked inputs of a run; all are known before the model is loaded."""
 
-    prompts: Prompts  # training and held-out prompts
+    prompts: RunPrompts  # training and held-out prompts
     grader: Grader  # verifies and rewards responses
     workers: Workers  # processes in which the verifiers work
     memory: MemoryPrediction  # the memory that the run will need
@@ -126,7 +131,7 @@ class RunInputs(ModelInputs):
     notes: Sequence[str] = ()  # lines about dropped rows and unreadable reference answers of public datasets
 
 
-def prepare(config: TrainConfig, model_path: str, show: Callable[[Table], None] | None = None) -> RunInputs:
+def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], None] | None = None) -> RunInputs:
     """Read, check and encode the data, and check the memory. The first problem is a UserError."""
     torch.manual_seed(derived_seed(config.seed, 0))  # on a CPU torch uses only the low 32 bits
     if choose_device(config.device).type != "cpu" and config.engine.clock == "cpu":
@@ -146,7 +151,7 @@ def prepare(config: TrainConfig, model_path: str, show: Callable[[Table], None] 
     check_split(config, sources)
     tokenizer = load_tokenizer(model_path, config.sampling.stop)
     prompts = build_prompts(config, render_sources(config, sources, tokenizer), tokenizer, model_config)
-    context = prompts.longest + max(config.response_limits.values())
+    context = prompts.longest_tokens + max(config.response_limits.values())
     check_window(config, model_config, context)
     memory, warning = check_memory(config, model_config, prompts, show)
     set_threads_and_kernels(config, memory.num_weights)
@@ -175,7 +180,7 @@ def check_window(config: TrainConfig, model_config: PreTrainedConfig, context: i
 def input_lines(inputs: RunInputs, config: TrainConfig) -> list[str]:
     """Return lines for the user about the sandbox, dropped data and predicted memory."""
     lines = [*sandbox_lines(config.verification, inputs.grader.verifiers), *inputs.notes]
-    lines += removed_lines(inputs.prompts.dropped, inputs.prompts.num_evaluated_on, config)
+    lines += removed_lines(inputs.prompts.num_too_long, inputs.prompts.num_evaluated_on, config)
     if not config.cluster.enabled and config.cluster.model_dump(exclude_defaults=True):
         lines.append("cluster.nodes = 0: the run has one process, and the other settings of `cluster` have no effect")
     if config.dtype == "float32" and learner_device(config).startswith("cuda"):
@@ -198,13 +203,13 @@ def learner_device(config: TrainConfig) -> str:
 
 
 @dataclass(frozen=True)
-class Prompts:
+class RunPrompts:
     """The prompts of a run."""
 
     train: PromptStream  # training prompts, in training order
     held_out: Sequence[Prompt]  # prompts to evaluate on
-    longest: int  # tokens in the longest prompt
-    dropped: int  # prompts that `data.max_prompt_tokens` dropped
+    longest_tokens: int  # tokens in the longest prompt
+    num_too_long: int  # prompts that `data.max_prompt_tokens` dropped
     num_evaluated_on: int  # training questions dropped because another source evaluates on them
 
 
@@ -235,32 +240,33 @@ def build_prompts(
     sources: Sequence[SourcePrompts],
     tokenizer: PreTrainedTokenizerBase,
     model_config: PreTrainedConfig,
-) -> Prompts:
+) -> RunPrompts:
     """Order the prompts of a run. One that cannot be encoded, or does not fit into the model, is a UserError."""
     limits, maximum, positions = config.response_limits, config.data.max_prompt_tokens, model_positions(model_config)
     too_long = f"has more than data.max_prompt_tokens = {maximum} tokens"
-    kept = [source.short(maximum) for source in sources]
-    for every, (source, train, held_out) in zip(sources, kept, strict=True):
-        otherwise = ", or set data.max_prompt_tokens"
-        problems = prompt_problems(config.model, [*train, *held_out], limits, tokenizer, model_config, otherwise)
+    short_sources = [source.short(maximum) for source in sources]
+    for whole, (source, train, held_out) in zip(sources, short_sources, strict=True):
+        alternative = ", or set data.max_prompt_tokens"
+        problems = prompt_problems(config.model, [*train, *held_out], limits, tokenizer, model_config, alternative)
         if problem := next(problems, None):
             raise UserError(problem)
-        if every.train and not train:
-            raise UserError(f"every prompt of {source.name} {too_long}; {_room(every.train, config, positions)}")
-    train_prompts = [prompt for one in kept for prompt in one.train]
-    held_out_prompts = [prompt for one in kept for prompt in one.held_out]
+        if whole.train and not train:
+            raise UserError(f"every prompt of {source.name} {too_long}; {_room(whole.train, config, positions)}")
+    train_prompts = [prompt for source_prompts in short_sources for prompt in source_prompts.train]
+    held_out_prompts = [prompt for source_prompts in short_sources for prompt in source_prompts.held_out]
     if config.evaluation.num_prompts and not held_out_prompts:
         fix = _room([prompt for source in sources for prompt in source.held_out], config, positions)
         raise UserError(f"every held-out prompt {too_long}; {fix}, or set evaluation.num_prompts: 0")
     try:
-        weights = {source.name: source.weight for source, train, _ in kept if train}
+        weights = {source.name: source.weight for source, train, _ in short_sources if train}
         stream = PromptStream(train_prompts, config.seed, weights)
     except ValueError as error:
         raise UserError(f"data.sources: {error}") from error
-    longest = max(len(prompt.token_ids) for prompt in (*train_prompts, *held_out_prompts))
-    dropped = sum(len(one.train) + len(one.held_out) for one in sources) - len(train_prompts) - len(held_out_prompts)
-    num_evaluated_on = sum(one.source.num_evaluated_on for one in sources)
-    return Prompts(stream, held_out_prompts, longest, dropped, num_evaluated_on)
+    longest_tokens = max(len(prompt.token_ids) for prompt in (*train_prompts, *held_out_prompts))
+    num_read = sum(len(whole.train) + len(whole.held_out) for whole in sources)
+    num_too_long = num_read - len(train_prompts) - len(held_out_prompts)
+    num_evaluated_on = sum(source_prompts.source.num_evaluated_on for source_prompts in sources)
+    return RunPrompts(stream, held_out_prompts, longest_tokens, num_too_long, num_evaluated_on)
 
 
 def _room(prompts: Sequence[Prompt], config: TrainConfig, positions: int | None) -> str:

@@ -28,7 +28,7 @@ from brorl.format import Estimate, counted, duration, interval, shell_command
 from brorl.planning.advice import PlanResult
 from brorl.planning.pilot import NoMixedGroupError
 from brorl.runs.run_directory import SPEC_FILE, RunDirectory
-from brorl.training.inputs import prepare
+from brorl.training.inputs import prepare_run
 from brorl.training.local_parts import LocalParts
 from brorl.tuning import Aim
 from brorl.tuning.answer import TuningResult, conclude
@@ -86,7 +86,7 @@ def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, scree
     config = _evaluated_on(config, *tuning)
     with ExitStack() as ends:
         screen.observe(Phase("loading", "data"))
-        inputs = prepare(config, config.model)
+        inputs = prepare_run(config, config.model)
         if (number := inputs.prompts.train.num_prompts) < _FEWEST_TRAINING_PROMPTS:
             raise UserError(f"a tuning needs at least {_FEWEST_TRAINING_PROMPTS} training prompts, got {number}")
         parts = LocalParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
