@@ -74,6 +74,12 @@ class Budget:
         return any(before.of(self.unit) < eval_point <= after.of(self.unit) for eval_point in self.eval_points)
 
 
+def fraction_spent(steps: int | None, budget: Budget, spent_steps: int, spent: Cost) -> float:
+    """Return the fraction of a number of steps (None: no limit) or of a budget that is spent, whichever is larger."""
+    of_budget = spent.of(budget.unit) / budget.limit
+    return of_budget if steps is None else max(spent_steps / steps, of_budget)
+
+
 def amount(value: float, unit: Unit) -> str:
     """Return an amount with its unit in full: 40 seconds, 12.5 minutes, 150 steps, 1,200,000 unique tokens."""
     if unit != "seconds":

@@ -121,7 +121,7 @@ def test_coupling_is_the_third_term_of_theorem_1_over_the_first_two(rng: np.rand
 def test_informative_share_at_smaller_n_is_the_mean_over_all_subsets(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diagnostics_module, "SMALLER_N", (2, 3, 5, 64))
+    monkeypatch.setattr(diagnostics_module, "SUBSET_SIZES", (2, 3, 5, 64))
     groups = groups_of(rng, [7, 7, 7])
     found = coverage_record(groups)["pooled"]["informative_fraction_at"]
     assert list(found) == [2, 3, 5, 7]

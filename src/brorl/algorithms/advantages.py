@@ -62,13 +62,13 @@ def _estimator(settings: AdvantageSettings) -> EstimateAdvantages:
         case "maxrl":
             weight = partial(maxrl_weight, order=settings.order)
         case "pass_at_k":
-            weight = partial(_pass_at_most, k=settings.k)
+            weight = partial(_pass_at_k_within_group, k=settings.k)
         case _:
             assert_never(settings.estimator)
     return partial(outcome_weighted, weight=weight)
 
 
-def _pass_at_most(num_rollouts: int, num_correct: int, k: int) -> float:
+def _pass_at_k_within_group(num_rollouts: int, num_correct: int, k: int) -> float:
     """Weigh by pass@k, or by pass@(N-1) where unverified rollouts left a group of N <= k (MaxRL does the same)."""
     return pass_at_k_weight(num_rollouts, num_correct, min(k, num_rollouts - 1))
 

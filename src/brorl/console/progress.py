@@ -12,7 +12,7 @@ from rich.text import Text
 from brorl.activity import Activity, Round
 from brorl.console import tables
 from brorl.console.screen import Screen, join_fitting
-from brorl.cost import Budget, Cost, cost_of_step, total_cost
+from brorl.cost import Budget, Cost, cost_of_step, fraction_spent, total_cost
 from brorl.format import counted, duration
 from brorl.runs.run_directory import Record
 
@@ -90,8 +90,7 @@ class TrainingProgress:
                 self._screen.echo(Text(f"{_INDENT}{line}", style="yellow"))
 
     def _fraction_done(self) -> float:
-        of_budget = self._spent.of(self._budget.unit) / self._budget.limit
-        return of_budget if self._steps is None else max(self._spent.steps / self._steps, of_budget)
+        return fraction_spent(self._steps, self._budget, self._spent.steps, self._spent)
 
     def _time_left(self) -> str:
         assert self._start is not None

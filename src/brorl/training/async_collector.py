@@ -89,14 +89,14 @@ class AsyncCollector(Collector):
             self._check()
             self.pool.publish(weights, version)
             self._backlog.advance(version)
-            self._before = None
+            self._state_before_batch = None
             self._fill()
             self._start_thread()
 
     def next_batch(self, step: int) -> Batch:
         """Wait until enough groups are done; return them, with everything that was sampled since the last step."""
         with self._changed:
-            self._before = self._state()
+            self._state_before_batch = self._state()
             self._fill()
             with self.clock("generation"):
                 while (taken := self._backlog.take(step)) is None:
@@ -130,7 +130,7 @@ class AsyncCollector(Collector):
             self._backlog.load_state(state.carried, state.ahead)
             self._retries = RetryPolicy(self.config.dynamic_sampling)
             self._round.clear()
-            self._attempts, self._before = state.attempts, None
+            self._attempts, self._state_before_batch = state.attempts, None
             self._batch = self._new_batch()
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from brorl.runs.run_directory import Record, estimate_of, is_regular
 from brorl.training.settings import CollapseLimits
 
-_KEPT = ("step", "update", "evaluation")
+_SECTIONS = ("step", "update", "evaluation")
 WINDOW = 10  # the first and the last level are medians over this many steps: no single step gives a sign
 
 
@@ -69,26 +69,26 @@ def _coverage_sign(evaluations: Sequence[dict[str, Any]], limits: CollapseLimits
     pass@k fell where its interval over prompts lies wholly below that of the best evaluation. pass@1 still rises if its
     mean over the last `patience` evaluations is above its mean over as many before them.
     """
-    num = limits.patience
+    patience = limits.patience
     if not evaluations:
         return None
     largest = max((int(k) for k in evaluations[-1]["pass_at"]), default=1)
-    covered, single = ([estimate_of(e, k) for e in evaluations] for k in (largest, 1))
-    recent = covered[-num:]
-    known = [estimate for estimate in covered if estimate]
+    pass_at_largest, pass_at_1 = ([estimate_of(e, k) for e in evaluations] for k in (largest, 1))
+    recent = pass_at_largest[-patience:]
+    measured = [estimate for estimate in pass_at_largest if estimate]
     if largest == 1 or not all(recent):
         return None
-    best = max(known, key=lambda estimate: estimate["value"])
+    best = max(measured, key=lambda estimate: estimate["value"])
     if not all(estimate and estimate["high"] < best["low"] for estimate in recent):
         return None
-    ones = [estimate["value"] for estimate in single if estimate]
-    earlier = ones[-2 * num : -num]
-    if not earlier or fmean(ones[-num:]) > fmean(earlier):
+    pass_at_1_values = [estimate["value"] for estimate in pass_at_1 if estimate]
+    earlier = pass_at_1_values[-2 * patience : -patience]
+    if not earlier or fmean(pass_at_1_values[-patience:]) > fmean(earlier):
         return None
-    last = known[-1]["value"]
+    last = measured[-1]["value"]
     return (
         f"pass@{largest} fell from {best['value']:.3f} [{best['low']:.3f}, {best['high']:.3f}] to {last:.3f} over "
-        f"{num} evaluations while pass@1 no longer rose"
+        f"{patience} evaluations while pass@1 no longer rose"
     )
 
 
@@ -132,4 +132,4 @@ class CollapseWatch:
     def _counting(self, record: Record) -> Record:
         """Return the sections of a record that the signs depend on."""
         counts = is_regular(record, self._every)
-        return {name: record[name] for name in _KEPT if name in record and (counts or name != "evaluation")}
+        return {name: record[name] for name in _SECTIONS if name in record and (counts or name != "evaluation")}

@@ -66,7 +66,7 @@ class Collector(ABC):
         self._sampling = self.config.sampling.params
         self._attempts = 0  # attempts at the next step that ended with a `NoGroupsError`
         # the state before the last `next_batch`; None once new weights came
-        self._before: CollectorState | None = None
+        self._state_before_batch: CollectorState | None = None
 
     @abstractmethod
     def next_batch(self, step: int) -> Batch:
@@ -99,8 +99,8 @@ class Collector(ABC):
 
     def rewind(self) -> None:
         """Undo the last `next_batch`, unless new weights came since. Its prompts are then sampled again."""
-        if self._before is not None:
-            self.load_state(self._before)
+        if self._state_before_batch is not None:
+            self.load_state(self._state_before_batch)
 
 
 _MAX_LOST_ROUNDS = 3
@@ -178,32 +178,32 @@ def why_not_mixed(sampled: Sequence[Group], max_tries: int) -> str:
 
 def _silent_cause(sampled: Sequence[Group], groups: Sequence[Group], solved: int) -> str | None:
     """Return a cause other than difficulty, such as failed verification of more than half of the samples; else None."""
-    every = [verdict for group in sampled for verdict in group.verdicts]
-    lost = Counter(v.reason for v in every if is_timeout(v.reason) or is_failure(v.reason) or v.unverified)
-    if 2 * lost.total() > len(every):
+    verdicts = [verdict for group in sampled for verdict in group.verdicts]
+    lost = Counter(v.reason for v in verdicts if is_timeout(v.reason) or is_failure(v.reason) or v.unverified)
+    if 2 * lost.total() > len(verdicts):
         reason, _ = lost.most_common(1)[0]
-        return f"{lost.total()} of {len(every)} verifications failed (most often: {reason}); fix the verifier"
+        return f"{lost.total()} of {len(verdicts)} verifications failed (most often: {reason}); fix the verifier"
     rollouts, cut = _num_rollouts(groups), sum(g.tree.num_truncated for g in groups)
     if 2 * cut > rollouts:
         return f"{cut:,} of {rollouts:,} rollouts were cut off at sampling.max_new_tokens; raise it"
     if solved:
         return None
-    if any(0 < v.score < 1 for v in every):
+    if any(0 < v.score < 1 for v in verdicts):
         return (
             "the verifier gives partial scores, but dynamic sampling counts correct responses only; set "
             "rewards.partial_credit: true and dynamic_sampling.enabled: false"
         )
-    unfinished = sum(v.reason == UNFINISHED for v in every)
-    if 2 * unfinished > len(every):
+    unfinished = sum(v.reason == UNFINISHED for v in verdicts)
+    if 2 * unfinished > len(verdicts):
         return (
-            f"{unfinished:,} of {len(every):,} distinct responses end inside a thought; use a prompt after which the "
-            "model closes its thoughts, or set verification.thought_tags to its tags"
+            f"{unfinished:,} of {len(verdicts):,} distinct responses end inside a thought; use a prompt after which "
+            "the model closes its thoughts, or set verification.thought_tags to its tags"
         )
-    unanswered = sum(v.reason in (NO_ANSWER, NO_CODE) for v in every)
-    if 2 * unanswered > len(every):
+    unanswered = sum(v.reason in (NO_ANSWER, NO_CODE) for v in verdicts)
+    if 2 * unanswered > len(verdicts):
         return (
-            f"the verifier found no answer in {unanswered:,} of {len(every):,} distinct responses; set prompt.template "
-            "to a text that requests the answer format of the verifier"
+            f"the verifier found no answer in {unanswered:,} of {len(verdicts):,} distinct responses; set "
+            "prompt.template to a text that requests the answer format of the verifier"
         )
     return None
 
@@ -212,15 +212,15 @@ def _difficulty(solved: int, num_groups: int) -> str:
     """Return a remedy, given how many of the last groups were solved; in the others no rollout was correct."""
     if solved == num_groups:
         return "there is nothing left to learn from these prompts; choose harder ones"
-    help_ = (
+    remedy = (
         "try more rollouts_per_prompt, a higher sampling.temperature, or other prompts (or a lower "
         "optimizer.learning_rate, if they were solved before)"
     )
     if solved:
-        return f"there is nothing left to learn from these prompts with this N; {help_}"
+        return f"there is nothing left to learn from these prompts with this N; {remedy}"
     return (
         "check the format and the verifier first: compare the extracted answers with the reference answers. If both "
-        f"are right, the prompts are too hard for the model: {help_}"
+        f"are right, the prompts are too hard for the model: {remedy}"
     )
 
 
@@ -292,7 +292,7 @@ class SyncCollector(Collector):
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample with these weights from now on; see `Collector`."""
         self.engine.load_weights(weights, version)
-        self._before = None
+        self._state_before_batch = None
 
     def state(self) -> CollectorState:
         """Return the state for a checkpoint."""
@@ -306,23 +306,23 @@ class SyncCollector(Collector):
 
     def next_batch(self, step: int) -> Batch:
         """Sample until the step has its groups, or too many rounds in a row gave none. Carried groups go first."""
-        self._before = self.state()
+        self._state_before_batch = self.state()
         per_step = self.config.prompts_per_step
         batch = Batch(attempt=self._attempts, keeps_all=not self.config.dynamic_sampling.enabled)
         self._retries.restart()
-        kept, number = list(self._carried), 0
-        while len(kept) < per_step:
-            number += 1
-            self.observe(Round(step, number, len(kept), per_step, batch.fraction_cut))
-            groups = self._round(step, batch, per_step - len(kept))
-            kept += self._retries.trainable(groups)
-            self._retries.add(groups)
+        groups, round_number = list(self._carried), 0
+        while len(groups) < per_step:
+            round_number += 1
+            self.observe(Round(step, round_number, len(groups), per_step, batch.fraction_cut))
+            sampled = self._round(step, batch, per_step - len(groups))
+            groups += self._retries.trainable(sampled)
+            self._retries.add(sampled)
             if self._retries.is_over:
-                self._carried, self._attempts = tuple(kept), self._attempts + 1
+                self._carried, self._attempts = tuple(groups), self._attempts + 1
                 raise self._retries.error(batch)
         kept_before, sampled_before = self._seen
         self._seen = (KEPT_DECAY * (kept_before + batch.num_mixed), KEPT_DECAY * (sampled_before + len(batch.verified)))
-        batch.groups, surplus = kept[:per_step], kept[per_step:]
+        batch.groups, surplus = groups[:per_step], groups[per_step:]
         with self.clock("training"):
             self._carried, self._attempts = tuple(self.keep_old_logprobs(surplus)), 0
         batch.num_carried = len(self._carried)
@@ -330,11 +330,11 @@ class SyncCollector(Collector):
 
     def _round(self, step: int, batch: Batch, missing: int) -> list[Group]:
         """Sample and verify as many prompts as should fill the step."""
-        number = missing
+        num_prompts = missing
         if self.config.dynamic_sampling.enabled:
-            kept, sampled = self._seen[0] + batch.num_mixed, self._seen[1] + len(batch.verified)
-            number = int(prompts_of_round(self.config.prompts_per_step, missing, kept, sampled))
-        prompts = self.stream.take(number)
+            num_kept, num_sampled = self._seen[0] + batch.num_mixed, self._seen[1] + len(batch.verified)
+            num_prompts = int(prompts_of_round(self.config.prompts_per_step, missing, num_kept, num_sampled))
+        prompts = self.stream.take(num_prompts)
         trees = self._sample(prompts, step, batch)
         with self.clock("verification"):
             verified = self.grader.verify(prompts, trees)
@@ -348,5 +348,6 @@ class SyncCollector(Collector):
         draw = (batch.attempt << _ROUND_BITS) + batch.rounds
         with self.clock("generation"):
             seed = derived_seed(self.config.seed, step, draw)
-            number = self.config.rollouts_per_prompt
-            return self.engine.sample([p.token_ids for p in prompts], number, self._sampling, seed)
+            return self.engine.sample(
+                [p.token_ids for p in prompts], self.config.rollouts_per_prompt, self._sampling, seed
+            )

@@ -27,7 +27,7 @@ from brorl.training.learner import Learner
 from brorl.verification.grade import Grader
 
 OTHER_N = (16, 32, 64, 128, 256, 512, 1024, 2048)
-SMALLER_N = (2, 4, 8, *OTHER_N)
+SUBSET_SIZES = (2, 4, 8, *OTHER_N)
 _COUNTS = ("num_rollouts", "num_correct", "num_distinct")
 _EXACT = ("p_pos", "p_neg", "unsampled", "a_2", "b_2", "s_r", "entropy")
 _ESTIMATED = ("q_pos", "unsampled_correct", "u_pos_2", "u_neg_2")
@@ -62,9 +62,10 @@ class Diagnostics:
         groups = [self.grader.rewarded(group, step).verified for group in self.grader.verify(prompts, trees)]
         if not self.config.recompute_old_logprobs:  # else the old log-probs are the learner's
             return groups
-        found = [group.tree for group in groups if group is not None]
-        own = iter([replace(t, logprob=lp) for t, lp in zip(found, self.learner.logprobs(found), strict=True)])
-        return [group and replace(group, tree=next(own)) for group in groups]
+        verified_trees = [group.tree for group in groups if group is not None]
+        logprobs = self.learner.logprobs(verified_trees)
+        relabelled_trees = iter([replace(t, logprob=lp) for t, lp in zip(verified_trees, logprobs, strict=True)])
+        return [group and replace(group, tree=next(relabelled_trees)) for group in groups]
 
     def record(
         self, sampled: Sequence[Group], trained: Sequence[Group], held_out: Sequence[Group | None]
@@ -78,23 +79,23 @@ class Diagnostics:
         if sampled:
             record["coverage"] = coverage_record(sampled)
         both = zip(held_out, trained, strict=True) if held_out else ()
-        if pairs := [(own, seen) for own, seen in both if own is not None]:
+        if pairs := [(fresh, of_step) for fresh, of_step in both if fresh is not None]:
             record["held_out_check"] = asdict(check_on_held_out(self._compare(pairs)))
         return record
 
     def _compare(self, pairs: Sequence[tuple[Group, Group]]) -> list[HeldOut]:
         """Return the input of the check, from pairs of a held-out group and the trained group of the same prompt."""
-        trees = [own.tree for own, _ in pairs]
+        trees = [held_out.tree for held_out, _ in pairs]
         return [
             HeldOut(
-                count_L=group.tree.leaf_count,
-                correct_L=group.correct_L,
-                old_logprob_L=group.tree.prefix_logprob[group.tree.leaf],
-                new_logprob_L=group.tree.sum_along_paths(new_logprob_M)[group.tree.leaf],
+                count_L=held_out.tree.leaf_count,
+                correct_L=held_out.correct_L,
+                old_logprob_L=held_out.tree.prefix_logprob[held_out.tree.leaf],
+                new_logprob_L=held_out.tree.sum_along_paths(new_logprob_M)[held_out.tree.leaf],
                 # Never exactly 0 or 1: there, held-out rollouts that are all correct would give an interval of width 0.
-                baseline=(seen.num_correct + 0.5) / (seen.tree.num_rollouts + 1),
+                baseline=(trained.num_correct + 0.5) / (trained.tree.num_rollouts + 1),
             )
-            for (group, seen), new_logprob_M in zip(pairs, self.learner.logprobs(trees), strict=True)
+            for (held_out, trained), new_logprob_M in zip(pairs, self.learner.logprobs(trees), strict=True)
         ]
 
 
@@ -151,7 +152,7 @@ def _informative_fraction_at(measured: Sequence[Coverage]) -> dict[int, float]:
     """Return {N': fraction of groups that N' of the N rollouts would have found mixed}, a mean over all subsets."""
     size = min(m.num_rollouts for m in measured)
     correct = np.array([m.num_correct for m in measured if m.num_rollouts == size])
-    smaller = [*(n for n in SMALLER_N if n < size), size]
+    smaller = [*(n for n in SUBSET_SIZES if n < size), size]
     return {n: float((pass_at_k(correct, size, n) - worst_at_k(correct, size, n)).mean()) for n in smaller}
 
 

@@ -50,10 +50,10 @@ class Snapshot:
     def exchange(self) -> None:
         """Exchange the copy and the model's weights; a second call restores both bit by bit."""
         for name, parameter in self._parameters.items():
-            model, copy = local_tensor(parameter), local_tensor(self._weights[name])
-            own = model.clone()
-            model.copy_(copy)
-            copy.copy_(own)
+            current, stored = local_tensor(parameter), local_tensor(self._weights[name])
+            previous = current.clone()
+            current.copy_(stored)
+            stored.copy_(previous)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights by name."""
@@ -130,14 +130,14 @@ class ReferencePolicy(Snapshot):
         """Exchange the pointers of the weights, which copies nothing."""
         # copy all to the device before the first exchange: if memory runs out, the model is unchanged
         reference = {n: w.to(self._parameters[n].device, non_blocking=True) for n, w in self._weights.items()}
-        own = {name: parameter.data for name, parameter in self._parameters.items()}
+        own_data = {name: parameter.data for name, parameter in self._parameters.items()}
         try:
             for name, parameter in self._parameters.items():
                 parameter.data = reference[name]
             yield
         finally:
             for name, parameter in self._parameters.items():
-                parameter.data = own[name]
+                parameter.data = own_data[name]
 
 
 def sharded_header(

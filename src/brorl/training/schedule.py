@@ -15,8 +15,9 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
-from brorl.cost import UNIT_WORDS, Cost
+from brorl.cost import UNIT_WORDS, Cost, fraction_spent
 from brorl.evaluation.settings import EvaluationSettings
+from brorl.format import counted
 from brorl.runs.run_directory import Record, estimate_of, is_due, is_regular
 from brorl.training.collapse import CollapseWatch
 from brorl.training.settings import PhaseSettings, ReferenceSettings
@@ -175,8 +176,7 @@ class Schedule:
 
     def fraction_spent(self, step: int, spent: Cost) -> float:
         """Return the fraction of the steps or of the budget that is spent, whichever is larger."""
-        of_budget = spent.of(self._unit) / self._budget.limit
-        return of_budget if self._config.steps is None else max(step / self._config.steps, of_budget)
+        return fraction_spent(self._config.steps, self._budget, step, spent)
 
     def evaluates(self, step: int, before: Cost, spent: Cost) -> bool:
         """Return whether the model is evaluated after a step; `before` and `spent` are as in `pauses`."""
@@ -190,7 +190,7 @@ class Schedule:
     def finish_line(self, spent: Cost) -> str:
         """Return one line for a finished run: its steps, and whether the budget or the number of steps ended it."""
         steps, limit = self._config.steps, self._budget.limit
-        done = f"finished {spent.steps:,} step{'s' if spent.steps != 1 else ''}"
+        done = f"finished {counted(spent.steps, 'step')}"
         if self._unit == "steps" and limit == steps:  # no other budget
             return done
         of_budget = f"{spent.of(self._unit):,.0f} of {limit:,.0f} {UNIT_WORDS[self._unit]} spent"

@@ -137,8 +137,10 @@ class StopRequest:
         while received := self._reader.recv(1):
             if received[0] in self._previous:
                 leave_terminal()
-                discards = self._discards  # the main thread is in a call that began before the signal,
-                if self.requested:  # or it has continued since
+                # Unless the main thread has run its handler, it is still in the call that the signal interrupted: judge
+                # by what it does now.
+                discards = self._discards
+                if self.requested:
                     discards = self._discarded
                 self._answer(discards)
                 return
