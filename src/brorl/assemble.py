@@ -69,7 +69,7 @@ def build_run(
     collector: Collector
     if cluster is None:
         parts = LocalParts.load(config, inputs, observe, on_end, echo)
-        learner = parts.learner(echo=echo, observe=observe)
+        learner = parts.learner(echo=echo)
         collector = SyncCollector.of_run(config, parts.stream, parts.grader, parts.engine, learner, clock, observe)
     else:
         from brorl.distributed.remote_parts import place_run

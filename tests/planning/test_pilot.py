@@ -14,8 +14,10 @@ from transformers import PreTrainedModel
 
 import brorl.planning.gradient_noise as gradients_module
 import brorl.planning.step_cost as timing_module
+from brorl.activity import Activity, Phase
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
+from brorl.console.screen import StatusLine
 from brorl.planning.gradient_noise import NoiseMoments, gradient_products, noise_moments, prompt_gradient
 from brorl.planning.pilot import NoMixedGroupError, PilotCounts, generator_of, measure
 from brorl.planning.step_cost import mean_rounds, sample_groups, timing_sizes
@@ -204,8 +206,17 @@ def measured_parts() -> LocalParts:
 def measured(measured_parts: LocalParts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
     before = {name: tensor.clone() for name, tensor in measured_parts.model.state_dict().items()}
     said: list[str] = []
-    found = measure(measured_parts, 10, 8, np.array([4, 8, 16, 64]), tmp_path_factory.mktemp("scratch"), said.append)
-    return found, before, said
+    phases: list[str] = []
+    status = StatusLine(Phase("loading"), clock=lambda: 0.0)
+
+    def observe(activity: Activity) -> None:
+        status.observe(activity)
+        phases.append(status.line())
+
+    observed = replace(measured_parts, observe=observe)
+    found = measure(observed, 10, 8, np.array([4, 8, 16, 64]), tmp_path_factory.mktemp("scratch"), said.append)
+    assert not said
+    return found, before, phases
 
 
 def test_the_model_stays_as_it_was(measured: tuple, measured_parts: LocalParts) -> None:
@@ -218,8 +229,7 @@ def test_the_model_stays_as_it_was(measured: tuple, measured_parts: LocalParts) 
 
 
 def test_what_is_measured(measured: tuple) -> None:
-    found, _, said = measured
-    assert len(said) == 2
+    found, _, _ = measured
     assert found.counts.correct_P.shape == (10,)
     assert found.counts.nodes_PJ.shape == (10, 4)
     assert (np.diff(found.counts.nodes_PJ, axis=1) > 0).all()
@@ -240,6 +250,19 @@ def test_what_is_measured(measured: tuple) -> None:
     assert 0 < summary.entropy < np.log(5)
     assert 1 <= summary.mean_length <= LENGTH
     assert found.counts.length_P.mean() == pytest.approx(summary.mean_length)
+
+
+def test_the_status_line_says_what_the_pilot_does(measured: tuple) -> None:
+    found, _, lines = measured
+    work = list(dict.fromkeys(line.partition(" for 0s")[0] for line in lines))
+    mixed = ((found.counts.correct_P > 0) & (found.counts.correct_P < 8)).nonzero()[0]
+    assert work[0] == "sampling the pilot"
+    assert work[1 : 1 + mixed.size] == [f"measuring the gradient of prompt {p + 1} of 10" for p in mixed]
+    sizes = [line.removeprefix("warming up ") for line in work if line.startswith("warming up")]
+    timed = [
+        f"timing {what} ({i} of 3)" for i in (1, 2, 3) for what in (*sizes, "the other phases on the pilot's groups")
+    ]
+    assert work[1 + mixed.size :] == [*(f"warming up {size}" for size in sizes), *timed]
 
 
 @pytest.mark.slow

@@ -213,6 +213,26 @@ def test_a_stop_request_around_the_decision_on_a_checkpoint_loses_no_step_and_sa
     assert float(read_state(checkpoint).learner["log_odds"]) == float(learner.log_odds)  # type: ignore[index]
 
 
+@pytest.mark.parametrize("evaluated", ["evaluation", "evaluation_unverified", None])
+def test_a_run_that_stops_at_a_collapse_is_evaluated_once_after_its_last_step(
+    evaluated: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the verdicts of the regular evaluation were lost."""
+    evaluation = EvaluationSettings(every=1 if evaluated else 0, keep_best=False)
+    engine = Preference(torch.tensor(-1.0), np.random.default_rng(0))
+    run, steps = run_of(PreferenceLearner(), engine, tmp_path, evaluation=evaluation), []
+
+    def evaluate(_: Recorder, step: int) -> dict[str, Any]:
+        steps.append(step)
+        return {"evaluation_unverified": 3} if evaluated == "evaluation_unverified" else {"evaluation": scores}
+
+    scores = {"pass_at": {1: {"value": 0.5}}}
+    monkeypatch.setattr(Recorder, "evaluate", evaluate)
+    monkeypatch.setattr(run.schedule.collapse, "line", lambda record: "a sign" if record["step"] == 2 else None)
+    assert train(run, INITIAL_STATE) == (Ending.COLLAPSED, "stopped after step 2: a sign")
+    assert steps == ([0, 1, 2] if evaluated else [0, 2])
+
+
 def test_the_evaluation_of_step_0_is_the_first_to_beat_also_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

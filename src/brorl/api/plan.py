@@ -77,7 +77,6 @@ def plan(
         memory: list[Table] = []
         inputs = prepare_run(config, config.model, memory.append)
         parts = LocalParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
-        screen.observe(Phase("measuring"))
         if pilot_prompts > parts.stream.num_prompts:
             raise UserError(
                 f"pilot_prompts = {pilot_prompts} is more than the {parts.stream.num_prompts} training prompts; lower "

@@ -89,7 +89,7 @@ class StatusLine:
                     self._step_seconds.append(time - now.step_start)
                 self._now = _CurrentWork(Phase("starting"), time, activity.number, time)
             case Phase() if activity.name == now.phase.name and activity.detail:  # the same phase continues
-                self._now = replace(now, phase=activity)
+                self._now = replace(now, phase=activity, updating=None)
             case Phase():
                 self._end_phase(now, time)
                 self._now = replace(now, phase=activity, phase_start=time, decoding=None, updating=None)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from brorl.activity import Phase
 from brorl.algorithms.groups import Group
 from brorl.algorithms.importance import choose_responses
 from brorl.arrays import FloatArray, IntArray
@@ -262,6 +263,7 @@ def measure(
     size = ceil(num_prompts / _CALLS)
     seeds = [int(generator_of(parts, 10 + i).integers(1 << 62)) for i in range(_CALLS)]
     starts = range(0, num_prompts, size)
+    parts.observe(Phase("generation", "the pilot"))
     calls = [
         sample_groups(parts, prompts[i : i + size], num_rollouts, seed) for i, seed in zip(starts, seeds, strict=False)
     ]
@@ -273,17 +275,13 @@ def measure(
     seconds = [call.clock.seconds() for call in calls]
     quick = sum(s["generation"] + s["verification"] for s in seconds) <= _QUICK_SECONDS
 
-    announce("gradients of the pilot's prompts, on a copy of the model")
     warm_up = StepTimer(parts, copy.deepcopy(parts.model), scratch)
     products = gradient_products(warm_up.learner.model, groups, parts, generator_of(parts, 1))
     warm_up.finish(calls[0])  # imports and one-time setup are not part of a step
     del warm_up
-    announce("timing the phases of a step")
     timer = StepTimer(parts, copy.deepcopy(parts.model), scratch)
     sizes = timing_sizes(num_prompts, num_rollouts, parts.config.prompts_per_step, int(wanted[-1]), quick)
-    for n, p in sizes:
-        timer.time(prompts[:p], n, seed=1)  # warms up
-    timings = time_steps(timer, prompts, sizes, calls[1:])
+    timings = time_steps(timer, prompts, sizes, calls[1:], parts.observe)
     return PlanMeasurements(
         counts=PilotCounts.of(parts, groups, wanted, products),
         summary=PilotSummary.of(groups, sum(s["generation"] for s in seconds)),

@@ -18,7 +18,7 @@ import torch
 from scipy.optimize import nnls
 from transformers import PreTrainedModel
 
-from brorl.activity import Stopwatch
+from brorl.activity import Observe, Phase, Stopwatch
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
@@ -231,16 +231,25 @@ class StepTimer:
 
 
 def time_steps(
-    timer: StepTimer, prompts: Sequence[Prompt], sizes: Sequence[tuple[int, int]], pilot: Sequence[SampledGroups]
+    timer: StepTimer,
+    prompts: Sequence[Prompt],
+    sizes: Sequence[tuple[int, int]],
+    pilot: Sequence[SampledGroups],
+    observe: Observe,
 ) -> list[StepTiming]:
     """Time a step of each size a few times, alternating; in between, time the other phases on the pilot's groups."""
     pilot_size = (pilot[0].groups[0].tree.num_rollouts, len(pilot[0].groups))
     timed: dict[tuple[int, int], list[StepTiming]] = {}
+    for n, p in sizes:
+        observe(Phase("warming up", f"a step of {p} prompts with {n} rollouts"))
+        timer.time(prompts[:p], n, seed=1)
     for repeat in range(_REPEATS):
         for n, p in sizes:
             start = repeat * p % max(len(prompts) - p, 1)
+            observe(Phase("timing", f"a step of {p} prompts with {n} rollouts ({repeat + 1} of {_REPEATS})"))
             timed.setdefault((n, p), []).append(timer.time(prompts[start : start + p], n, seed=repeat))
         if repeat < len(pilot):
+            observe(Phase("timing", f"the other phases on the pilot's groups ({repeat + 1} of {_REPEATS})"))
             timed.setdefault(pilot_size, []).append(timer.finish(pilot[repeat]))
     timings = []
     for (num_rollouts, _), repeats in sorted(timed.items()):

@@ -36,6 +36,7 @@ class LocalParts:
     grader: Grader  # verifies and rewards responses
     forward: Forward = field(default_factory=TreeForward)  # how trees go through the model in the learner
     stop_token_ids: tuple[int, ...] = ()  # the tokens that end a response
+    observe: Observe = unobserved  # receives the activities
 
     @classmethod
     def load(
@@ -54,19 +55,19 @@ class LocalParts:
         on_end(engine.close)
         forward = build_learner_forward(config, model, forward, echo)
         stop_token_ids = end_tokens(model, tokenizer, stop)
-        return cls(config, model, engine, inputs.prompts.train, inputs.grader, forward, stop_token_ids)
+        return cls(config, model, engine, inputs.prompts.train, inputs.grader, forward, stop_token_ids, observe)
 
     @property
     def next_token(self) -> NextToken:
         """The distribution that rollouts are drawn from."""
         return next_token(self.config, self.stop_token_ids)
 
-    def learner(
-        self, model: PreTrainedModel | None = None, echo: Echo = lambda _: None, observe: Observe = unobserved
-    ) -> TreeLearner:
+    def learner(self, model: PreTrainedModel | None = None, echo: Echo = lambda _: None) -> TreeLearner:
         """Make a learner of the model; `model` replaces it by a copy."""
         model = self.model if model is None else model
-        return TreeLearner(model, self.config, echo, observe, forward=self.forward, stop_token_ids=self.stop_token_ids)
+        return TreeLearner(
+            model, self.config, echo, self.observe, forward=self.forward, stop_token_ids=self.stop_token_ids
+        )
 
 
 def build_model(

@@ -151,7 +151,8 @@ class Recorder:
             record["collapse"] = sign
             if self._config.collapse.stop:
                 record["ended"] = sign
-                record |= {} if "evaluation" in record else self.evaluate(record["step"])
+                if not {"evaluation", "evaluation_unverified"} & record.keys():
+                    record |= self.evaluate(record["step"])
         schedule.add(record)
         if "ended" not in record and (why := schedule.evaluations.why_over()):
             record["ended"] = why
