@@ -131,9 +131,12 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
 def test_a_start_without_anything_to_find_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flat = {1: Estimate(0.5, 0.45, 0.505), 256: Estimate(0.505, 0.45, 0.51)}
     monkeypatch.setattr(module, "take_pilot", lambda *_: StartPilot(flat, {16: 64}, 0.1, 1.0))
+    returned: list[bool] = []
+    monkeypatch.setattr(module, "return_freed_memory", lambda: returned.append(True))
     result = brorl.tune("quickstart", output_dir=tmp_path / "out", progress=False)
     assert result.answer.startswith("There is hardly anything to find: held-out pass@256 is 0.505 [0.450, 0.510]")
     assert (result.recipe, result.final) == (None, None)
+    assert returned == [True]  # the runs of a race get the memory of the pilot
 
 
 def test_pass_at_1_alone_does_not_say_that_nothing_is_to_be_found(

@@ -13,6 +13,7 @@ from brorl.comparison.scores import ArmRun, progress_of
 from brorl.comparison.spec import Arguments, spec_for
 from brorl.console.screen import Screen
 from brorl.cost import Budget, Unit
+from brorl.errors import UserError
 
 
 def run_with(folder: Path, costs: list[float], unit: Unit = "seconds", limit: float = 100.0) -> ArmRun:
@@ -59,6 +60,26 @@ def test_other_work_on_the_machine_is_advised_against_where_seconds_are_matched(
 @pytest.mark.parametrize("unit", ["seconds", "samples", "unique_tokens"])
 def test_the_costs_of_steps_are_those_of_the_metrics(tmp_path: Path, unit: Unit) -> None:
     assert progress_of(run_with(tmp_path / "A", [50, 4, 8], unit)).costs_of_steps(unit) == [50, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(-9, r"the run A, seed 0, was killed, as the system does when memory runs out; free memory or lower jobs"),
+     (2, r"the run A, seed 0, failed \(exit code 2\): it is wrong \(its errors are in .*A.err\)")],
+)  # fmt: skip
+def test_a_run_that_fails_ends_the_comparison_with_its_reason(
+    code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Process:
+        exitcode = code
+
+    (tmp_path / "A.err").write_text("" if code < 0 else "a note\nbrorl: it is wrong\n")
+    monkeypatch.setattr(run_processes, "_start", lambda *_: Process())
+    monkeypatch.setattr(run_processes, "_stop", lambda *_: None)
+    monkeypatch.setattr(run_processes, "_POLL_S", 0.01)
+    runs = [ArmRun("A", 0, tmp_path / "A.yaml", tmp_path / "A", Budget("seconds", 9))]
+    with pytest.raises(UserError, match=said):
+        run_processes.finish_runs(runs, [Slot()], ComparisonView(Screen(silent=True), runs))
 
 
 def test_a_run_that_is_stopped_at_its_deadline_is_not_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

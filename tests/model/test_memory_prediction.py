@@ -1,5 +1,7 @@
 """The memory prediction: exact where it claims to be, against the bytes of real tensors; a refusal names the fix."""
 
+import os
+import platform
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -11,7 +13,7 @@ import torch
 from transformers import Qwen3Config
 
 from brorl.errors import UserError
-from brorl.model.device import available_bytes, available_to_process
+from brorl.model.device import available_bytes, available_to_process, return_freed_memory
 from brorl.model.lora import add_adapter
 from brorl.model.memory_prediction import (
     MemoryLine,
@@ -294,6 +296,20 @@ def test_available_memory_is_the_least_of_the_kernels_and_the_limits(
     files: dict[str, object], expected: int | None, tmp_path: Path
 ) -> None:
     assert available_to_process(write(tmp_path, files)) == expected
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps memory between blocks in use")
+def test_freed_memory_between_blocks_in_use_is_returned() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    size, number = 2**16, 2048  # 128 MiB in blocks that are small enough for the heap
+    blocks = [np.ones(size, np.uint8) for _ in range(number)]
+    del blocks[::2]
+    before = resident()
+    return_freed_memory()
+    assert resident() < before - size * number // 4
+    assert all(block.all() for block in blocks)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads files of Linux")

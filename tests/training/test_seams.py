@@ -25,6 +25,7 @@ from brorl.rollout.engine import Engine
 from brorl.runs.checkpoint import INITIAL_STATE, is_checkpoint, last_checkpoint, read_state
 from brorl.runs.run_directory import RunDirectory
 from brorl.sampling import SamplingParams
+from brorl.training import loop
 from brorl.training.batch import Batch
 from brorl.training.collector import SyncCollector
 from brorl.training.diagnostics import Diagnostics
@@ -211,6 +212,27 @@ def test_a_stop_request_around_the_decision_on_a_checkpoint_loses_no_step_and_sa
     assert checkpoint is not None
     assert read_state(checkpoint).step == 1
     assert float(read_state(checkpoint).learner["log_odds"]) == float(learner.log_odds)  # type: ignore[index]
+
+
+def test_an_evaluation_begins_and_ends_with_the_return_of_freed_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    class Answers:
+        def answer(self, _: Any) -> tuple[list[Group], float]:
+            seen.append("answers")
+            return [], 0.0
+
+        def record(self, *_: Any) -> None:
+            return None
+
+    engine = Preference(torch.tensor(-1.0), np.random.default_rng(0))
+    run = run_of(PreferenceLearner(), engine, tmp_path, store_rollouts_every=0)
+    run = replace(run, benchmark=Answers())  # type: ignore[arg-type]
+    monkeypatch.setattr(loop, "return_freed_memory", lambda: seen.append("returned"))
+    assert Recorder(run, 0, StopRequest()).evaluate(0) == {"evaluation_unverified": 0}
+    assert seen == ["returned", "answers", "returned"]
 
 
 @pytest.mark.parametrize("evaluated", ["evaluation", "evaluation_unverified", None])

@@ -314,6 +314,11 @@ def _check_end(run: ArmRun, code: int) -> None:
     if end.ended_early or (end.ended and code == 0):
         errors.unlink(missing_ok=True)
         return
+    if code == -signal.SIGKILL and not end.ended:
+        raise UserError(
+            f"the run {run.arm}, seed {run.seed}, was killed, as the system does when memory runs out; free memory or "
+            f"lower {option('jobs')}, and rerun the command, which continues"
+        )
     lines = errors.read_text("utf-8", "replace").strip().splitlines() if errors.is_file() else []
     last = lines[-1].removeprefix("brorl: ") if lines else "no error was printed"
     raise UserError(

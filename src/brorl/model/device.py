@@ -5,7 +5,9 @@ A copy from ordinary memory waits until the GPU has done everything before it. A
 
 from __future__ import annotations
 
+import ctypes
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,13 @@ def free_unused(shares_gpu: bool) -> None:
     """Give back the GPU memory that this process holds and does not use, if another process shares the GPU."""
     if shares_gpu:
         torch.cuda.empty_cache()
+
+
+def return_freed_memory() -> None:
+    """Return to the system the memory that the C library keeps after it was freed; only glibc keeps and returns any."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

@@ -18,6 +18,7 @@ import numpy as np
 from brorl.activity import Phase, Step
 from brorl.algorithms.groups import Group
 from brorl.cost import cost_of_step, total_cost
+from brorl.model.device import return_freed_memory
 from brorl.runs.checkpoint import EMA, TrainerState, mark_best, save_checkpoint
 from brorl.runs.model_card import write_card
 from brorl.runs.run_directory import Record, is_due
@@ -216,7 +217,9 @@ class Recorder:
         run, benchmark = self._run, self._run.benchmark
         if benchmark is None:
             return {}
+        return_freed_memory()  # of the learner: an evaluation samples more rollouts than a step
         groups, seconds = benchmark.answer(run.collector.sampler)
+        return_freed_memory()
         if self._config.store_rollouts_every:
             self._store_answers(step, groups)
         found = benchmark.record(groups, seconds)

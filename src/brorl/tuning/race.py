@@ -25,6 +25,7 @@ from brorl.evaluation.benchmark import Benchmark
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.evaluation.questions import build_questions
 from brorl.format import Estimate, counted, duration, interval, shell_command
+from brorl.model.device import return_freed_memory
 from brorl.planning.advice import PlanResult
 from brorl.planning.pilot import NoMixedGroupError
 from brorl.runs.run_directory import SPEC_FILE, RunDirectory
@@ -208,6 +209,7 @@ def prepare_tuning(
     slots = slots_for(jobs, [ArmRecipe(OWN, config)])
     config, tuning = with_tuning_prompts(config)
     pilot = take_pilot(config, tuning, folder, screen)
+    return_freed_memory()  # the runs of the race need it, and this process waits for them
     start = pilot.start
     if largest > 1 and start[largest].high - start[1].value < _HEADROOM:
         answer = (
