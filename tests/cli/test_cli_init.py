@@ -12,6 +12,7 @@ import pytest
 
 from brorl.config.reading import make_config, parse_yaml
 from brorl.config.settings import TrainConfig
+from brorl.prompts.file_questions import read_source
 from brorl.prompts.settings import FileSource
 from choice_rows import SCHEMAS
 from data_files import write_rows
@@ -247,10 +248,76 @@ def test_options_without_an_answer_are_refused_with_the_options_of_the_command()
     assert source_of("b.yaml").options_column == ("x", "y")
 
 
-def test_a_passage_that_is_not_asked_is_named() -> None:
-    assert (
-        command("init", write_rows("race.jsonl", SCHEMAS["race"].rows)).said.count("not in the prompt: 1 column") == 1
-    )
+@pytest.mark.parametrize(
+    ("passage", "question"),
+    [("article", "question"), ("Context", "query"), ("Body", "Question"), ("input", "instruction")],
+)
+def test_a_passage_is_put_before_the_question(passage: str, question: str, rng: np.random.Generator) -> None:
+    """Also of multiple choice; a column of another name is listed, because it could hold anything."""
+    rows = [
+        {passage: f"Ann has {row['answer']} eggs.", "hint": "Add."} | row for row in sums(rng, 30, question, "answer")
+    ]
+    rows[0][passage] = None
+    for choices in (False, True):
+        options = {"options": ["a", "b"], "answer": "B"} if choices else {}
+        write_rows("rows.jsonl", [row | options for row in rows])
+        outcome = command("init", "rows.jsonl", f"--output={choices}.yaml")
+        assert f"context_column: {passage}" in outcome.said
+        assert "not in the prompt: 2 columns of text, hint and note" in outcome.said
+        source = source_of(f"{choices}.yaml")
+        asked = [
+            one.text.removesuffix("\n\nA. a\nB. b").removesuffix("\n\nA. b\nB. a")
+            for one in read_source(source).questions
+        ]
+        assert asked[0] == rows[0][question]
+        assert asked[1:] == [f"{row[passage]}\n\n{row[question]}" for row in rows[1:]]
+
+
+def test_numbers_of_classes_are_no_answers(rng: np.random.Generator) -> None:
+    rows = [
+        {"sentence": f"Film {i} is good.", "label": int(label)} for i, label in enumerate(rng.permutation([0, 1] * 20))
+    ]
+    said = refusal(write_rows("films.jsonl", rows))
+    assert "column 'label' contains only 0, 1, which look like numbers of classes; write the names" in said
+    assert command("init", "films.jsonl", "--domain=math").code == 0
+    numbers = [{"sentence": f"Number {i}", "label": i} for i in range(40)]
+    assert command("init", write_rows("numbers.jsonl", numbers), "--output=b.yaml").code == 0
+
+
+@pytest.mark.parametrize(
+    ("column", "answer", "said"),
+    [("answer", "<think>I add {0} and 1.</think> The answer is {0}", "do not look like numbers or formulas"),
+     ("ground_truth", '["{0}"]', "do not look like numbers or formulas"),
+     ("answer", "We add, so it is $\\boxed{{{0}}}$.", "contains whole solutions with the answer in \\boxed{}")],
+)  # fmt: skip
+def test_texts_around_an_answer_are_no_references(column: str, answer: str, said: str) -> None:
+    """Though `problem` and `answer` are the columns of a layout."""
+    rows = [{"problem": f"What is {i} + 1?", column: answer.format(i + 1)} for i in range(30)]
+    assert said in refusal(write_rows("rows.jsonl", rows))
+
+
+def test_countdown_puzzles_in_columns_have_their_verifier(rng: np.random.Generator) -> None:
+    """The target alone would be a right answer of mathematics."""
+    rows = [{"nums": [int(n) for n in rng.integers(1, 60, 3)]} for _ in range(30)]
+    rows = [row | {"target": abs(sum(row["nums"]) - 2 * row["nums"][0])} for row in rows]
+    outcome = command("init", write_rows("puzzles.jsonl", rows))
+    assert "layout: countdown domain: countdown" in outcome.said
+    assert config_in().model != "quickstart"  # which reads no sentences
+    asked = [rows[i] | {"prompt": f"Number {i}: make it."} for i in range(30)]
+    assert command("init", write_rows("asked.jsonl", asked), "--output=b.yaml").code == 0
+    for file, texts in (("mine", None), ("b", [row["prompt"] for row in asked])):
+        questions = read_source(source_of(f"{file}.yaml")).questions
+        assert [one.domain for one in questions] == ["countdown"] * 30
+        assert [one.reference for one in questions] == [
+            f"{' '.join(map(str, sorted(row['nums'])))} -> {row['target']}" for row in rows
+        ]
+        if texts:
+            assert [one.text for one in questions] == texts
+        else:
+            assert all(
+                all(str(n) in one.text for n in (*row["nums"], row["target"]))
+                for row, one in zip(rows, questions, strict=True)
+            )
 
 
 def test_one_question_is_trained_on_and_not_evaluated() -> None:

@@ -499,6 +499,22 @@ class TestRefusals:
         parquet.write_table(pa.table({"x": pa.array([], pa.string())}), path)
         assert refusal(str(path)) == f"{path} is empty; data.sources[].path must contain at least one row"
 
+    def test_a_context_is_a_text_or_a_list_of_texts_and_may_be_missing(self, tmp_path: Path) -> None:
+        contexts = ["One.", ["One.", "Two."], None, "", [], {"texts": ["Deep."]}]
+        rows = [{"prompt": f"{i}?", "answer": i, "about": context} for i, context in enumerate(contexts[:5])]
+        path = write_lines(tmp_path / "q.jsonl", rows)
+        texts = ["One.\n\n0?", "One.\n\nTwo.\n\n1?", "2?", "3?", "4?"]
+        assert [q.text for q in read(path, context_column="about")] == texts
+        path = write_lines(tmp_path / "deep.jsonl", [DEFAULT | {"about": contexts[5]}])
+        assert [q.text for q in read(path, context_column="about.texts")] == ["Deep.\n\n1 + 1?"]
+        assert refusal(path, context_column="about") == (
+            f"""{path} line 1: about is {{'texts': ['Deep.']}}, an object; a context is a text or a list of texts"""
+        )
+        assert refusal(path, context_column="abut") == (
+            f"{path} line 1 has no column 'abut' (columns: prompt, answer, about); set data.sources[].context_column: "
+            "about"
+        )
+
     def test_the_same_question_with_the_same_answer_is_kept_once(
         self, tmp_path: Path, rng: np.random.Generator
     ) -> None:

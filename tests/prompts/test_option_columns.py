@@ -171,12 +171,12 @@ def test_a_value_that_is_no_text_is_no_option(tmp_path: Path, value: Any) -> Non
         read_source(FileSource(path=path, prompt_column="question", options_column=("A", "B", "C"), domain="science"))
 
 
-def test_a_conversation_has_its_options_in_the_last_message(tmp_path: Path) -> None:
+def test_a_conversation_has_its_context_and_options_in_the_last_message(tmp_path: Path) -> None:
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Which is a gas?"}]
-    path = write_rows(tmp_path / "rows.jsonl", [{"messages": turns, **OPTIONS, "answer": "B"}])
+    path = write_rows(tmp_path / "rows.jsonl", [{"messages": turns, "passage": "Hm.", **OPTIONS, "answer": "B"}])
     (question,) = read_source(guess_meaning(path).source).questions
     assert question.messages[0].content == "Be brief."
-    assert question.messages[1].content.startswith("Which is a gas?\n\nA. ")
+    assert question.messages[1].content.startswith("Hm.\n\nWhich is a gas?\n\nA. ")
 
 
 def test_trailing_empty_options_are_none(tmp_path: Path) -> None:

@@ -131,7 +131,10 @@ def make_first_recipe(path: str, model: str | None, guess: Guess, reading: Sourc
     """Choose the settings, so that a prompt and its response fit into the model's positions."""
     questions, positions, source = reading.questions, _positions(model), guess.source
     domain = guess.domain
-    puzzles, form = domain == COUNTDOWN_DOMAIN, asked_form([question.key for question in questions])
+    puzzles, form = (
+        domain == COUNTDOWN_DOMAIN and not source.layout,
+        asked_form([question.key for question in questions]),
+    )
     response = 16 if puzzles else 512 if domain == CODE_DOMAIN else 256
     response = response if positions is None else max(1, min(response, positions // 2))
     wanted = round(max(0.02, min(_HELD_OUT / len(questions), _FRACTIONS[0])), 2)
@@ -146,6 +149,7 @@ def make_first_recipe(path: str, model: str | None, guess: Guess, reading: Sourc
     layout = ("layout", source.layout, f"decides the columns and the verifier, {guess.domain}")
     columns = [
         ("prompt_column", source.prompt_column, "the question"),
+        ("context_column", source.context_column, "a text before the question"),
         ("options_column", options if len(options) > 1 else next(iter(options), None),
          "the options, which are written below the question"),
         ("answer_column", source.answer_column, right),

@@ -91,6 +91,16 @@ def find_last_box(text: str) -> Box | None:
     return found and Box(found[0], found[2], text[found[1] : found[2] - 1])
 
 
+_TWO_WORDS = re.compile(r"[^\W\d_]{2}\W+[^\W\d_]{2}")
+
+
+def surrounds_answer(text: str) -> bool:
+    """Whether a text contains the answer and is none: words before a box, thoughts, or a list of texts."""
+    box = _OPEN.search(text)
+    is_solution = box is not None and _TWO_WORDS.search(text, 0, box.start()) is not None
+    return is_solution or text.lstrip().startswith(("<think", '["', "['"))
+
+
 def has_open_box(text: str) -> bool:
     r"""Whether a text contains `\boxed{` or `\fbox{`; if no box is complete, the text was cut off."""
     return _OPEN.search(text) is not None

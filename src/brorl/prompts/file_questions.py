@@ -31,7 +31,7 @@ from brorl.prompts.prompt import (
     SourceReading,
 )
 from brorl.prompts.public_data import find_layout, layouts_of, read_layout, reasons
-from brorl.prompts.rows import Row, cell_of, is_local, read_rows
+from brorl.prompts.rows import Row, cell_of, is_local, is_missing, read_rows
 from brorl.prompts.science import choice_question, read_options, right_option
 from brorl.prompts.settings import FileSource
 
@@ -55,22 +55,31 @@ def read_columns(row: Row, source: FileSource, seed: int) -> Question:
 
     A row without a question or an answer raises a `ValueError` with the problem and the fix.
     """
-    prompt, text, messages = _cell(row, source, "prompt_column"), "", tuple[Message, ...]()
+    prompt, earlier = _cell(row, source, "prompt_column"), tuple[Message, ...]()
     if isinstance(prompt, list):
-        messages = _messages(prompt, source.prompt_column)
+        *turns, last = _messages(prompt, source.prompt_column)
+        earlier, text = tuple(turns), last.content
     else:
         text = _text(prompt, source.prompt_column, "a prompt is a string or a list of messages")
-    if len(messages) == 1:  # the same question as its plain text
-        text, messages = messages[0].content, ()
+    text = "\n\n".join([*_context(row, source), text])
     if source.options_column:
-        asked, reference = _choices(row, messages[-1].content if messages else text, source, seed)
-        text, messages = ("", (*messages[:-1], Message("user", asked))) if messages else (asked, ())
+        text, reference = _choices(row, text, source, seed)
     else:
         reference = _reference(row, source)
     domain = source.domain
     if source.domain_column:
         domain = _text(_cell(row, source, "domain_column"), source.domain_column, "a domain is the name of a verifier")
-    return Question("", text, reference, domain, messages=messages)
+    if earlier:
+        return Question("", "", reference, domain, messages=(*earlier, Message("user", text)))
+    return Question("", text, reference, domain)
+
+
+def _context(row: Row, source: FileSource) -> list[str]:
+    """Return the texts before the question; a row may have none."""
+    column = source.context_column
+    value = None if column is None else _cell(row, source, "context_column")
+    texts = [text for text in (value if isinstance(value, list) else [value]) if not is_missing(text)]
+    return [_text(text, str(column), "a context is a text or a list of texts") for text in texts]
 
 
 def _reference(row: Row, source: FileSource) -> str:
@@ -252,7 +261,9 @@ def check_first_row(source: FileSource) -> None:
 def _wanted(source: FileSource) -> set[str]:
     """Return the columns to read; for a key inside a column, `column.key`, also `column`."""
     columns: tuple[str | None, ...]
-    columns = (source.prompt_column, source.answer_column, source.domain_column, *source.options_column)
+    columns = (
+        source.prompt_column, source.context_column, source.answer_column, source.domain_column, *source.options_column
+    )  # fmt: skip
     if source.layout:
         layout = find_layout(source.layout)
         columns = (*layout.columns, *layout.optional)

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from brorl.errors import UserError, of_source
 from brorl.format import short_repr
-from brorl.prompts.answer_forms import last_box
+from brorl.prompts.answer_forms import last_box, surrounds_answer
 from brorl.prompts.countdown import is_countdown_reference
 from brorl.prompts.file_questions import USUAL_NAMES
 from brorl.prompts.prompt import COUNTDOWN_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN, DroppedRow, Question
@@ -41,6 +41,12 @@ _ANSWERS = (
     "correctchoice", "correctindex", "correct", "bestanswer", "cop", "label", "labels", "gold", "goldindex", "key",
     "target", "groundtruth", "solution", "targets",
 )  # fmt: skip
+_CONTEXTS = (
+    "context", "passage", "article", "paragraph", "story", "document", "premise", "body", "background", "scenario",
+    "situation",
+)  # fmt: skip
+_CLASSES = ("label", "labels", "class", "category")  # such a column of a few whole numbers has numbers of classes
+_MOST_CLASSES, _ROWS_PER_CLASS = 10, 4
 
 Kind = Literal["label", "text", "index"]  # how an answer names an option
 
@@ -237,9 +243,11 @@ def guess_meaning(
             if source is not None:
                 used = {*source.options_column, source.answer_column}
                 prompt = _column(path, rows, "prompt", prompt_column, used)
+                context = _context(rows, prompt, used)
                 example = next(str(value) for row in rows if not is_missing(value := row.cell(source.answer_column)))
-                found = source.model_copy(update={"prompt_column": prompt})
-                return Guess(found, source.domain, example, "multiple choice", (), _unused(rows, {prompt, *used}))
+                found = source.model_copy(update={"prompt_column": prompt, "context_column": context})
+                unused = _unused(rows, {prompt, *used, *([context] if context else [])})
+                return Guess(found, source.domain, example, "multiple choice", (), unused)
         return _guess_columns(path, rows, prompt_column, answer_column, domain)
     except UserError:
         if fitting:
@@ -265,6 +273,9 @@ def _fitting_layout(path: str, rows: Sequence[Row]) -> Guess | None:
             for row in rows:
                 with suppress(DroppedRow):
                     found.append(read_layout(row, layout, seed=0))
+            strange = sum(not _looks_mathematical(question.reference) for question in found)
+            if found and found[0].domain == MATH_DOMAIN and strange > (1 - _MOSTLY) * len(found):
+                continue
             if found and (len(found), len(layout.columns)) > best:
                 best, why = (len(found), len(layout.columns)), f"the columns are those of the layout {name}"
                 guess = Guess(_source(path, layout=name), found[0].domain, found[0].reference, why)
@@ -283,9 +294,39 @@ def _guess_columns(
     if after:
         texts = [text.rpartition(after)[2].strip() for text in texts]
     words = next((pair for pair in _PAIRS if texts and {text.lower() for text in texts} <= {*pair}), ())
+    if not domain:
+        _reject_classes(path, answer, values)
     meant, reason = (domain, "as given") if domain else _domain(path, answer, texts, words)
-    source = _source(path, prompt_column=prompt, answer_column=answer, answer_after=after, domain=meant)
-    return Guess(source, meant, texts[0] if texts else "", reason, words, _unused(rows, {prompt, answer}))
+    context = _context(rows, prompt, {answer})
+    source = _source(
+        path, prompt_column=prompt, context_column=context, answer_column=answer, answer_after=after, domain=meant
+    )
+    unused = _unused(rows, {prompt, answer, *([context] if context else [])})
+    return Guess(source, meant, texts[0] if texts else "", reason, words, unused)
+
+
+def _context(rows: Sequence[Row], prompt: str, taken: Collection[str]) -> str | None:
+    """Return the column of a text that the question is about; an instruction has its text in the column `input`."""
+    names = (*_CONTEXTS, *(["input"] if prompt.lower() == "instruction" else []))
+    spelled = {name.lower(): name for name in reversed(rows[0].columns) if name not in {prompt, *taken}}
+    for column in (spelled[name] for name in names if name in spelled):
+        values = [row.values.get(column) for row in rows]
+        if all(isinstance(value, str | None) for value in values) and not all(map(is_missing, values)):
+            return column
+    return None
+
+
+def _reject_classes(path: str, column: str, values: Sequence[Any]) -> None:
+    """Reject answers that are numbers of classes: nobody can know what they stand for."""
+    numbers = [number for value in values if (number := whole_number(value)) is not None and number <= _MOST_CLASSES]
+    is_class = column.rpartition(".")[2].lower() in _CLASSES and len(numbers) == len(values)
+    if is_class and len(set(numbers)) <= len(values) // _ROWS_PER_CLASS:
+        listed = ", ".join(map(str, sorted(set(numbers))))
+        raise UserError(
+            f"{path}: column {column!r} contains only {listed}, which look like numbers of classes; write the names of "
+            f"the classes into a column and name it with {of_source('answer_column')}, and let the question list them; "
+            f"or give {of_source('domain', 'math')} if these numbers are the answers"
+        )
 
 
 def _unused(rows: Sequence[Row], taken: Collection[str]) -> tuple[str, ...]:
@@ -338,7 +379,7 @@ def _domain(path: str, column: str, texts: Sequence[str], words: Sequence[str]) 
         return COUNTDOWN_DOMAIN, "the answers are puzzles such as `3 5 7 -> 22`"
     if words:
         return MATH_DOMAIN, f"which compares {' and '.join(words)} as words, in upper or lower case"
-    solutions = [text for text in texts if len(text) > _LONGEST_ANSWER]
+    solutions = [text for text in texts if len(text) > _LONGEST_ANSWER or surrounds_answer(text)]
     if solutions and all(last_box(text) is not None for text in solutions):
         raise UserError(
             f"{path}: column {column!r} contains whole solutions with the answer in \\boxed{{}}; write the answers "
@@ -356,7 +397,7 @@ def _domain(path: str, column: str, texts: Sequence[str], words: Sequence[str]) 
 
 def _looks_mathematical(text: str) -> bool:
     """Whether an answer is a number, a formula, or the letter of a choice."""
-    if len(text) > _LONGEST_ANSWER:
+    if len(text) > _LONGEST_ANSWER or surrounds_answer(text):
         return False
     if "\\" in text or re.fullmatch(r"\(?[A-J]\)?", text):
         return True

@@ -13,7 +13,7 @@ from itertools import starmap
 from typing import NamedTuple
 
 from brorl.errors import UserError, of_source
-from brorl.prompts.layouts import code, text
+from brorl.prompts.layouts import code, puzzles, text
 from brorl.prompts.prompt import Cells, DroppedRow, Question
 from brorl.prompts.rows import Row
 from brorl.prompts.settings import FileSource
@@ -89,6 +89,7 @@ LAYOUTS: Mapping[str, Layout] = {
         ("if_multi_constraints", text.multi_constraints, "messages, ground_truth",
          "allenai/IF_multi_constraints_upto5"),
         ("rlvr_ifeval", text.rlvr, "messages, ground_truth", "allenai/RLVR-IFeval"),
+        ("countdown", puzzles.countdown, "nums, target, prompt?", "Jiayi-Pan/Countdown-Tasks-3to4"),
         ("apps", code.apps, "question, input_output, starter_code", "codeparrot/apps"),
         ("taco", code.apps, "question, input_output, starter_code, time_limit", "BAAI/TACO"),
         ("code_contests", code.code_contests, f"{_CONTEST}, input_file, output_file", "deepmind/code_contests"),

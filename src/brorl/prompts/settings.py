@@ -19,7 +19,8 @@ GYM_SETS = ALL, PRORL = ("all", "prorl")
 _OWN_OPTIONS = {"messages", "add_generation_prompt", "chat_template", "strftime_now"}
 """Variables of a chat template that are no options."""
 _OF_A_LAYOUT = (
-    "prompt_column", "answer_column", "answer_after", "options_column", "first_option", "domain", "domain_column",
+    "prompt_column", "context_column", "answer_column", "answer_after", "options_column", "first_option", "domain",
+    "domain_column",
 )  # fmt: skip
 """Settings of a source that its layout decides."""
 
@@ -63,6 +64,9 @@ class FileSource(Section):
         None, description="layout of a public dataset, instead of columns and domain (docs/how-to/data.md)"
     )
     prompt_column: str = Field("prompt", description="column with the question: text, or a list of messages")
+    context_column: str | None = Field(
+        None, description="column with a text to put before the question, such as a passage; null for none"
+    )
     answer_column: str = Field("answer", description="column with the reference answer")
     answer_after: str | None = Field(
         None, description="the answer follows the last occurrence of this text, such as #### in GSM8K"

@@ -211,6 +211,16 @@ def test_references_that_compare_with_nothing_are_found(pool: CountingPool) -> N
     assert set(problems.values()) == {"cannot be read as a mathematical expression"}
 
 
+def test_references_that_contain_an_answer_are_found(pool: CountingPool) -> None:
+    """A response with the answer alone would not be equal to them."""
+    good = [r"\boxed{5}", r"x \boxed{5}", r"$x = \boxed{5}$", r"\text{red}", r"[1, 2]", "x or y"]
+    bad = [r"We add. It is \boxed{5}.", "<think> 2 + 3 </think> 5", '["5"]', " ['5', '6']", r"so the sum is \fbox{5}"]
+    problems = MathVerifier(pool).check_references([*good, *bad])
+    assert problems == dict.fromkeys(bad, "contains an answer and is none")
+    (verdict,) = MathVerifier(pool).verify_all([(question(bad[0]), boxed("5"))])
+    assert not verdict.correct
+
+
 def test_a_broken_reference_has_its_reason(pool: CountingPool) -> None:
     (verdict,) = MathVerifier(pool).verify_all([(question(""), boxed("1/2"))])
     assert verdict.reason == "reference not parsed"

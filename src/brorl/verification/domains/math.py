@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from math import inf
 
-from brorl.prompts.answer_forms import Box, find_last_box, has_open_box
+from brorl.prompts.answer_forms import Box, find_last_box, has_open_box, surrounds_answer
 from brorl.prompts.prompt import Prompt
 from brorl.verdict import CORRECT, NO_ANSWER, TOO_LONG, WRONG, Verdict, is_unverified, verdict_of
 from brorl.verification.domains.marked_answer import (
@@ -317,7 +317,8 @@ class MathVerifier:
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find the references that cannot be read, each distinct one once; a LoadError says that workers were lost."""
         doubtful = [r for r in dict.fromkeys(references) if not (_INTEGER.fullmatch(r) or _CHOICE.fullmatch(r))]
-        unchecked = [r for r in doubtful if len(r) <= MAX_ANSWER]
+        around = set(filter(surrounds_answer, doubtful))
+        unchecked = [r for r in doubtful if len(r) <= MAX_ANSWER and r not in around]
         good: set[str] = set()
         for _ in range(2):  # the second pass tries again what failed on a busy machine
             results = self._pool.map(f"{_AGREEMENT}:are_readable", [tidy(r) for r in unchecked], self._limit_s)
@@ -325,8 +326,8 @@ class MathVerifier:
             if lost := [result.failure for result in results if is_unverified(result.failure or "")]:
                 raise LoadError(f"cannot check reference answers ({lost[0]}); free memory and processes, then rerun")
             unchecked = [reference for reference, result in zip(unchecked, results, strict=True) if result.failure]
-        problem = "cannot be read as a mathematical expression"
-        return {reference: problem for reference in doubtful if reference not in good}
+        unread, no_answer = "cannot be read as a mathematical expression", "contains an answer and is none"
+        return {r: no_answer if r in around else unread for r in doubtful if r not in good}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
         """Return each reference in a box."""

@@ -1,0 +1,23 @@
+"""Layouts of public datasets of puzzles."""
+
+from __future__ import annotations
+
+from brorl.format import listed, short_repr
+from brorl.prompts.countdown import CountdownPuzzle
+from brorl.prompts.layouts.text import asked_text
+from brorl.prompts.prompt import COUNTDOWN_DOMAIN, Cells, Question, question_of
+from brorl.prompts.rows import decoded
+
+
+def countdown(row: Cells, _seed: int) -> Question:
+    """Read the numbers and the target of a countdown puzzle; a row with a prompt of its own keeps it."""
+    numbers, target = decoded(row["nums"]), row["target"]
+    if not isinstance(numbers, list) or not all(isinstance(n, int) for n in (*numbers, target)):
+        raise ValueError(
+            f"nums must be a list of whole numbers and target one, got {short_repr(numbers)} and {short_repr(target)}"
+        )
+    puzzle = CountdownPuzzle(tuple(sorted(numbers)), target)
+    given = listed([str(number) for number in numbers])
+    rules = "Use each number exactly once, with +, -, *, / and parentheses."
+    asked = f"Make {target} from the numbers {given}. {rules} Put your final expression within \\boxed{{}}."
+    return question_of(asked_text(row["prompt"]) if "prompt" in row else asked, puzzle.reference, COUNTDOWN_DOMAIN)
