@@ -57,6 +57,9 @@ _HEDGE = re.compile(
     r"doubt|else|otherwise|wait|actually|instead|rather)\b|[?\n]",
     re.IGNORECASE,
 )
+_EXPLANATION = re.compile(
+    r"\n[\s#>*_]*(?:explanation|reason|reasoning|rationale|justification)\b[*_ ]*(?::|\n)", re.IGNORECASE
+)
 _LETTER = re.compile(
     r"(?:(?:option|choice|answer|letter) )?(?:[(\[] ?([A-Z]) ?[)\]]|([A-Z])(?![A-Z0-9]))(.*)", re.IGNORECASE
 )
@@ -83,12 +86,25 @@ def choose(response: str, choices: Choices) -> ChosenOption:
         line = tail.rfind("\n", 0, markers[-1].start()) + 1
         statement = tail[markers[-1].end() :].strip()
         several = sum(marker.start() >= line for marker in markers) > 1
+        statement = _before_explanation(statement, choices)
         return _chosen(_with_reason(statement, choices), statement, several)
     concluded = _in_conclusion(tail.strip(), choices)
     if concluded is not None:
         return concluded
-    option = _option(_WHOLE.sub("", response.strip(), count=1), choices) if len(response) <= _READ else None
-    return ChosenOption(option, None if option is None else response.strip(), None)
+    whole = _before_explanation(response.strip(), choices) if len(response) <= _READ else ""
+    option = _option(_WHOLE.sub("", whole, count=1), choices)
+    return ChosenOption(option, None if option is None else whole, None)
+
+
+def _before_explanation(statement: str, choices: Choices) -> str:
+    """Return a statement up to a heading such as `Explanation:`, if the explanation leaves it as it is."""
+    heading = _EXPLANATION.search(statement)
+    if heading is None:
+        return statement
+    first, rest = statement[: heading.start()].strip(), statement[heading.end() :].strip()
+    concluded = _in_conclusion(rest, choices)
+    same = concluded is None or concluded.option == _with_reason(first, choices)
+    return first if same and not is_taken_back(rest) else statement
 
 
 def _in_box(response: str, box: Box, choices: Choices) -> ChosenOption:
