@@ -130,11 +130,8 @@ class FirstRecipe:
 def make_first_recipe(path: str, model: str | None, guess: Guess, reading: SourceReading, function: str) -> FirstRecipe:
     """Choose the settings, so that a prompt and its response fit into the model's positions."""
     questions, positions, source = reading.questions, _positions(model), guess.source
-    domain = guess.domain
-    puzzles, form = (
-        domain == COUNTDOWN_DOMAIN and not source.layout,
-        asked_form([question.key for question in questions]),
-    )
+    domain, form = guess.domain, asked_form([question.key for question in questions])
+    puzzles = domain == COUNTDOWN_DOMAIN and not source.layout  # the shipped model reads no sentences
     response = 16 if puzzles else 512 if domain == CODE_DOMAIN else 256
     response = response if positions is None else max(1, min(response, positions // 2))
     wanted = round(max(0.02, min(_HELD_OUT / len(questions), _FRACTIONS[0])), 2)
