@@ -8,6 +8,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from brorl.comparison import answer as comparison_report
-from brorl.comparison.arm_recipes import ArmRecipe, check_arms, differences, labeled, sweep_arms
+from brorl.comparison.arm_recipes import ArmRecipe, check_arms, differences, labeled, run_config, sweep_arms
 from brorl.comparison.run_processes import Slot, cpu_slots, gpu_slots, machine_of, slots_for
 from brorl.comparison.scores import ArmRun, progress_of
 from brorl.comparison.spec import Arguments, arm_folders, read_comparison, spec_for, spec_in
@@ -259,6 +260,30 @@ def test_the_memory_of_a_cluster_is_not_that_of_this_machine(monkeypatch: pytest
     check_arms(arms, "steps", seeds=1, jobs=1)
     with pytest.raises(UserError, match="of memory, and 0 MiB are available"):
         check_arms(sweep_arms("quickstart", settings, {"rollouts_per_prompt": [4, 8]}), "steps", seeds=1, jobs=1)
+
+
+def test_a_disk_that_is_too_small_for_the_checkpoints_is_refused(
+    compared: Compared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The least that they need is what a run writes, without the tokenizer."""
+    (checkpoint,) = next(compared.folder.glob("arms/*/seed-0")).glob("checkpoints/step-*")
+    written = sum((checkpoint / name).stat().st_size for name in ("model.safetensors", "trainer_state.pt"))
+    settings = {"data.sources": {"task": "countdown", "num_numbers": 3, "max_number": 7}, "data.held_out_fraction": 0.2}
+    arms = sweep_arms("quickstart", settings, {"rollouts_per_prompt": [4, 8]})
+    free = {}
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free[path]))
+    free[tmp_path] = 6 * written
+    check_arms(arms, "steps", 3, 1, tmp_path / "new" / "folder")
+    free[tmp_path] = int(6 * 0.9 * written)
+    with pytest.raises(UserError, match=r"6 runs keep .* of checkpoints at least, and .* are free in .*; free some"):
+        check_arms(arms, "steps", 3, 1, tmp_path / "new" / "folder")
+    check_arms(arms, "steps", 3, 1)  # a folder that exists already has some of them
+
+
+@pytest.mark.parametrize(("given", "kept"), [(3, 1), (1, 1), (0, 0)])
+def test_a_run_of_a_comparison_keeps_its_last_checkpoint(given: int, kept: int, tmp_path: Path) -> None:
+    arm = sweep_arms("quickstart", {"keep_checkpoints": given}, {"rollouts_per_prompt": [4, 8]})[0]
+    assert run_config(arm, 0, tmp_path, Budget("steps", 3)).keep_checkpoints == kept
 
 
 def test_arms_that_are_measured_differently_are_refused(tmp_path: Path) -> None:

@@ -97,6 +97,10 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
     dropped = {s.arm for rung in result.race[:-1] for s in rung if s.dropped}
     assert dropped.isdisjoint({s.arm for s in result.race[-1]})
     assert OWN in {s.arm for s in result.race[-1]}
+    assert len(dropped) == 2
+    for arm in (standing.arm for standing in result.race[0]):
+        kept = list((folder / "race" / arm.replace(" ", "_")).glob("checkpoints/step-*/model.safetensors"))
+        assert len(kept) == (arm not in dropped)  # only the last one, to continue from
     held_out = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("race/*/held_out.json")}
 
     page = (folder / "tune.html").read_text()

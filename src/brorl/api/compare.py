@@ -84,7 +84,7 @@ def compare(
                 f"{folder} was started on {spec.machine}, and this is {machine}: a comparison in seconds cannot "
                 f"continue here; use the same {option('jobs')}, or start a new one in another {option('output-dir')}"
             )
-        check_arms(spec.arms, spec.unit, spec.seeds, len(slots))
+        check_arms(spec.arms, spec.unit, spec.seeds, len(slots), None if spec.machine else folder)
         if not spec.machine:
             spec = fitted(spec, arguments, folder, slots, screen)
         run_comparison(folder, replace(spec, machine=machine, jobs=len(slots)), slots, screen)

@@ -6,6 +6,7 @@ Arms that start from different models, or are evaluated differently, are an erro
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -154,8 +155,11 @@ def labeled(names: Sequence[str]) -> list[tuple[str, str]]:
     return [(letters(i), name) for i, name in enumerate(names)]
 
 
-def check_arms(arms: Sequence[ArmRecipe], unit: Unit, seeds: int, jobs: int) -> None:
-    """Raise a UserError if arms cannot be compared in a unit, or if `jobs` of their runs do not fit into memory."""
+def check_arms(arms: Sequence[ArmRecipe], unit: Unit, seeds: int, jobs: int, new_folder: Path | None = None) -> None:
+    """Raise a UserError if arms cannot be compared in a unit, or if `jobs` of their runs do not fit into memory.
+
+    The same holds if `new_folder` is on a disk that is too small for a checkpoint of every run.
+    """
     if len(arms) < 2:
         raise UserError(f"a comparison needs two recipes, or one recipe and {option('sweep', 'KEY=VALUE,VALUE,...')}")
     if len(arms) == 2 and not differences([arm.config for arm in arms])[0]:
@@ -165,7 +169,7 @@ def check_arms(arms: Sequence[ArmRecipe], unit: Unit, seeds: int, jobs: int) -> 
     first = arms[0]
     for arm in arms[1:]:
         _check_same(first, arm, unit)
-    _check_ready(arms, seeds, jobs)
+    _check_ready(arms, seeds, jobs, new_folder)
 
 
 def _check_same(first: ArmRecipe, other: ArmRecipe, unit: Unit) -> None:
@@ -210,14 +214,16 @@ def _measured_by(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _check_ready(arms: Sequence[ArmRecipe], seeds: int, jobs: int) -> None:
-    """Read the data and predict the memory of every arm, without loading weights."""
+def _check_ready(arms: Sequence[ArmRecipe], seeds: int, jobs: int, new_folder: Path | None) -> None:
+    """Read the data and predict the memory and the disk space of every arm, without loading weights."""
     needed: list[int] = []
+    stored = 0
     held_out: list[list[dict[str, str]]] = []
     for arm in arms:
         check_ray(arm.config)
         inputs = prepare_run(arm.config, arm.config.model)
         held_out.append(held_out_record(inputs.prompts.held_out))
+        stored += inputs.memory.checkpoint_bytes * seeds
         if not arm.config.cluster.enabled:  # on a cluster, other machines hold the parts
             needed += [inputs.memory.certain_bytes] * seeds
     for arm, asked in zip(arms, held_out, strict=True):
@@ -225,6 +231,14 @@ def _check_ready(arms: Sequence[ArmRecipe], seeds: int, jobs: int) -> None:
             raise UserError(
                 f"{arm.full_name} holds out other prompts than {arms[0].full_name}, so their scores cannot be "
                 "compared; give both the same data, data.held_out_fraction, data.split_seed and prompt settings"
+            )
+    if new_folder is not None:
+        above = next(path for path in (new_folder.absolute(), *new_folder.absolute().parents) if path.exists())
+        if stored > (free := shutil.disk_usage(above).free):
+            raise UserError(
+                f"{counted(len(arms) * seeds, 'run')} keep {memory_size(stored)} of checkpoints at least, and "
+                f"{memory_size(free)} are free in {above}; free some, compare fewer arms or seeds, or choose another "
+                f"{option('output-dir')}"
             )
     device = choose_device(arms[0].config.device)
     available = available_bytes(device)
@@ -250,6 +264,7 @@ def run_config(arm: ArmRecipe, seed: int, directory: Path, budget: Budget) -> Tr
         "steps": None,  # the budget alone ends a run
         "evaluation.every": arm.config.evaluation.every if counts_evaluations else 0,
         "report": False,
+        "keep_checkpoints": min(arm.config.keep_checkpoints, 1),  # the last one, to continue from; 0 keeps all
         "budget.unit": budget.unit,
         "budget.limit": budget.limit,
         "budget.marks": list(budget.eval_points),

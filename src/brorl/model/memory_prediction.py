@@ -121,6 +121,11 @@ class MemoryPrediction:
         return self.kept_bytes + self.sampling.num_bytes
 
     @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of a checkpoint at least: the trained weights, as many as their gradients, and AdamW's moments."""
+        return sum(line.num_bytes for line in self.kept if line.name in ("gradients", "AdamW"))
+
+    @property
     def total_bytes(self) -> int:
         """Bytes at the peak; sampling and learning alternate."""
         return self.kept_bytes + max(self.sampling.num_bytes, self.learning.num_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -224,7 +225,7 @@ def prepare_tuning(
         evaluation_seconds=pilot.evaluation_seconds, used_seconds=used,
     )  # fmt: skip
     spec = with_sizes(spec, pilot.step_seconds)
-    check_arms(spec.arms, "seconds", seeds, len(slots))
+    check_arms(spec.arms, "seconds", 1, len(slots), folder)  # the final has fewer runs
     spec = replace(spec, used_seconds=perf_counter() - started)
     spec.write(folder)
     return spec
@@ -295,6 +296,9 @@ def _race(
         rungs.append(standings(_courses(spec, runs), fraction, room, OWN))
         going = {standing.arm for standing in rungs[-1] if standing.dropped is None}
         arms = [arm for arm in arms if arm.name in going]
+        for run in runs:
+            if run.arm not in going:
+                shutil.rmtree(RunDirectory(run.directory).checkpoints, ignore_errors=True)
     return tuple(rungs)
 
 
