@@ -79,7 +79,7 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
 
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):  # stopped between the race and the final
         patch.setattr(module, "run_comparison", no_final)
-        brorl.tune("quickstart", budget=48, seeds=2, jobs=2, output_dir=folder, progress=False, **settings)
+        brorl.tune("quickstart", budget=64, seeds=2, jobs=2, output_dir=folder, progress=False, **settings)
     race = {path: path.read_bytes() for path in folder.glob("race/*/metrics.jsonl")}
     result = brorl.tune(str(folder), progress=False)
     assert {path: path.read_bytes() for path in race} == race  # nothing is trained again

@@ -120,8 +120,8 @@ def conclude(
             )
         else:
             answer = (
-                f"Keep your recipe: {winner.title} won the race, and on fresh prompts and seeds it is not shown to end "
-                f"higher in pass@{spec.k}: {measured}."
+                f"Keep your recipe: {winner.name} ({winner.title}) won the race, and on fresh prompts and seeds it is "
+                f"not shown to end higher in pass@{spec.k}: {measured}."
             )
         if not final.results.matched:
             answer += f" {match_words(final.results)}"
