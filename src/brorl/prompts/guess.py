@@ -243,12 +243,10 @@ def guess_meaning(
             if source is not None:
                 used = {*source.options_column, source.answer_column}
                 prompt = _column(path, rows, "prompt", prompt_column, used)
-                context = _context(rows, prompt, used)
                 example = next(str(value) for row in rows if not is_missing(value := row.cell(source.answer_column)))
-                found = source.model_copy(update={"prompt_column": prompt, "context_column": context})
-                unused = _unused(rows, {prompt, *used, *([context] if context else [])})
-                return Guess(found, source.domain, example, "multiple choice", (), unused)
-        return _guess_columns(path, rows, prompt_column, answer_column, domain)
+                found = source.model_copy(update={"prompt_column": prompt})
+                return _with_context(Guess(found, source.domain, example, "multiple choice"), rows)
+        return _with_context(_guess_columns(path, rows, prompt_column, answer_column, domain), rows)
     except UserError:
         if fitting:
             return fitting
@@ -297,23 +295,28 @@ def _guess_columns(
     if not domain:
         _reject_classes(path, answer, values)
     meant, reason = (domain, "as given") if domain else _domain(path, answer, texts, words)
-    context = _context(rows, prompt, {answer})
-    source = _source(
-        path, prompt_column=prompt, context_column=context, answer_column=answer, answer_after=after, domain=meant
-    )
-    unused = _unused(rows, {prompt, answer, *([context] if context else [])})
-    return Guess(source, meant, texts[0] if texts else "", reason, words, unused)
+    source = _source(path, prompt_column=prompt, answer_column=answer, answer_after=after, domain=meant)
+    return Guess(source, meant, texts[0] if texts else "", reason, words)
 
 
-def _context(rows: Sequence[Row], prompt: str, taken: Collection[str]) -> str | None:
-    """Return the column of a text that the question is about; an instruction has its text in the column `input`."""
-    names = (*_CONTEXTS, *(["input"] if prompt.lower() == "instruction" else []))
-    spelled = {name.lower(): name for name in reversed(rows[0].columns) if name not in {prompt, *taken}}
-    for column in (spelled[name] for name in names if name in spelled):
-        values = [row.values.get(column) for row in rows]
-        if all(isinstance(value, str | None) for value in values) and not all(map(is_missing, values)):
-            return column
-    return None
+def _with_context(guess: Guess, rows: Sequence[Row]) -> Guess:
+    """Add the column of a text that the question is about, and the columns of text that are not read.
+
+    An instruction has its text in the column `input`.
+    """
+    source = guess.source
+    taken = {source.prompt_column, source.answer_column, *source.options_column}
+    used = {name.partition(".")[0] for name in taken} | taken
+    unused = [
+        name
+        for name in rows[0].columns
+        if name not in used and all(isinstance(row.values.get(name), str | None) for row in rows)
+    ]
+    names = (*_CONTEXTS, *(["input"] if source.prompt_column.lower() == "instruction" else []))
+    found = [column for name in names for column in unused if column.lower() == name]
+    context = next((name for name in found if not all(is_missing(row.values.get(name)) for row in rows)), None)
+    source = source.model_copy(update={"context_column": context})
+    return guess._replace(source=source, unused=tuple(name for name in unused if name != context))
 
 
 def _reject_classes(path: str, column: str, values: Sequence[Any]) -> None:
@@ -327,16 +330,6 @@ def _reject_classes(path: str, column: str, values: Sequence[Any]) -> None:
             f"the classes into a column and name it with {of_source('answer_column')}, and let the question list them; "
             f"or give {of_source('domain', 'math')} if these numbers are the answers"
         )
-
-
-def _unused(rows: Sequence[Row], taken: Collection[str]) -> tuple[str, ...]:
-    """Return text columns that are not read, such as a passage that the question is about."""
-    used = {name.partition(".")[0] for name in taken} | {*taken}
-    return tuple(
-        name
-        for name in rows[0].columns
-        if name not in used and all(isinstance(row.values.get(name), str | None) for row in rows)
-    )
 
 
 def _column(path: str, rows: Sequence[Row], what: str, given: str | None, taken: Collection[str]) -> str:
