@@ -162,22 +162,23 @@ def test_a_merge_into_tied_embeddings_is_the_adapted_model_also_after_it_is_save
     targets: tuple[str, ...], tmp_path: Path, rng: np.random.Generator
 ) -> None:
     """Against peft's own forward pass; adapters of one of the two tied layers untie them, and others do not."""
-    model = small_model(tie_word_embeddings=True, seed=int(rng.integers(1 << 30)), dtype=torch.float32)
+    model = small_model(tie_word_embeddings=True, seed=int(rng.integers(1 << 30)), dtype=torch.float64)
     model.save_pretrained(tmp_path / "base")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft says what can go wrong, and this is the test that it does not
         adapted = peft.get_peft_model(
-            LlamaForCausalLM.from_pretrained(tmp_path / "base"), peft.LoraConfig(r=2, target_modules=[*targets])
+            LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float64),
+            peft.LoraConfig(r=2, target_modules=[*targets]),
         ).eval()
     with torch.no_grad():
         for parameter in adapted.parameters():
             if parameter.requires_grad:
-                parameter += torch.from_numpy(rng.normal(size=parameter.shape)).float()
+                parameter += torch.from_numpy(rng.normal(size=parameter.shape))
     adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
-    whole = load_model(str(tmp_path / "adapter"), CPU, torch.float32)
+    whole = load_model(str(tmp_path / "adapter"), CPU, torch.float64)
     ids = torch.from_numpy(rng.integers(0, 17, (2, 9)))
     expected = adapted(ids).logits
-    torch.testing.assert_close(whole(ids).logits, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(whole(ids).logits, expected, rtol=1e-9, atol=1e-9)
     is_tied = whole.get_input_embeddings().weight is whole.get_output_embeddings().weight
     assert is_tied == whole.config.tie_word_embeddings == (targets == ("q_proj",))
     vllm = Mock()
@@ -188,8 +189,8 @@ def test_a_merge_into_tied_embeddings_is_the_adapted_model_also_after_it_is_save
             send_adapted(vllm, whole, str(tmp_path / "adapter"))
     assert vllm.load_weights.called == is_tied
     TreeLearner(whole, recipe(learning_rate=1e-3)).save_pretrained(tmp_path / "merged")
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    torch.testing.assert_close(again(ids).logits, expected, rtol=1e-4, atol=1e-4)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float64)
+    torch.testing.assert_close(again(ids).logits, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("tied", [True, False])
