@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from brorl.activity import Observe, unobserved
+from brorl.config.conversion import BFLOAT16
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.distributed import remote_parts
@@ -26,7 +29,7 @@ from brorl.rollout.chosen_engine import build_engine, build_sampling_model, chec
 from brorl.rollout.native_engine import NativeEngine
 from brorl.rollout.vllm_engine import vllm_setup
 from brorl.rollout.vllm_process import VllmSetup
-from brorl.training.inputs import input_lines, prepare_run
+from brorl.training.inputs import format_lines, input_lines, prepare_run
 from run_support import SMALL, command
 
 SETTINGS = {"engine.kind": "vllm", "device": "cpu", "data.sources": {"task": "countdown", "max_number": 5}}
@@ -113,6 +116,39 @@ def test_float32_on_a_gpu_warns_with_the_settings_of_the_tensor_cores(
     lines = [line for line in input_lines(ready, made) if "tensor cores" in line]
     warning = f"warning: dtype = float32 leaves the tensor cores of the GPU idle; {fix}"
     assert lines == ([] if fix is None else [warning])
+
+
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        (BFLOAT16, "dtype = bfloat16 is slow .* 40 times .* set dtype: float32 and importance.correction: none"),
+        (
+            {"dtype": "bfloat16", "importance.correction": "none"},
+            "dtype = bfloat16 is slow .* 40 times .* set dtype: float32$",
+        ),
+        (
+            {"engine.dtype": "bfloat16", "optimizer.old_logprobs": "recompute", "importance.correction": "mask"},
+            "engine.dtype = bfloat16 is slow .* 40 times .* set engine.dtype: auto$",
+        ),
+        ({}, None),
+    ],
+)
+def test_bfloat16_warns_on_a_processor_that_multiplies_it_slowly(
+    settings: dict[str, Any], warning: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The products are timed; here the clock has what a product costs."""
+    made, now = config(**{"engine.kind": "native", **settings}), 0.0
+    for slowdown in (40.0, 1.5):
+
+        def linear(x: torch.Tensor, weight: torch.Tensor, slowdown: float = slowdown) -> None:
+            nonlocal now
+            now += slowdown if x.dtype is weight.dtype is torch.bfloat16 else 1.0
+
+        monkeypatch.setattr(torch.nn.functional, "linear", linear)
+        monkeypatch.setattr(time, "process_time", lambda: now)
+        lines = format_lines(made)
+        assert len(lines) == (warning is not None and slowdown == 40)
+        assert all(re.search(str(warning), line) for line in lines)
 
 
 @pytest.mark.parametrize("arguments", [("train", "--steps=1"), ("eval", "quickstart", "--samples=2")])

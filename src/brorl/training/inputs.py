@@ -28,7 +28,7 @@ from brorl.evaluation.questions import (
 )
 from brorl.format import counted
 from brorl.model.context_limit import attention_limit
-from brorl.model.device import available_bytes
+from brorl.model.device import available_bytes, bfloat16_slowdown
 from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_choices import MemoryChoices
 from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, Workload, check_prediction, predict_memory
@@ -183,9 +183,7 @@ def input_lines(inputs: RunInputs, config: TrainConfig) -> list[str]:
     lines += removed_lines(inputs.prompts.num_too_long, inputs.prompts.num_evaluated_on, config)
     if not config.cluster.enabled and config.cluster.model_dump(exclude_defaults=True):
         lines.append("cluster.nodes = 0: the run has one process, and the other settings of `cluster` have no effect")
-    if config.dtype == "float32" and learner_device(config).startswith("cuda"):
-        correct = " and importance.correction: truncate" if config.importance.correction == "none" else ""
-        lines.append(f"warning: dtype = float32 leaves the tensor cores of the GPU idle; set dtype: bfloat16{correct}")
+    lines += format_lines(config)
     num_train = inputs.prompts.train.num_prompts
     if num_train < config.prompts_per_step:
         lines.append(
@@ -193,6 +191,25 @@ def input_lines(inputs: RunInputs, config: TrainConfig) -> list[str]:
             f"{counted(num_train, 'training prompt')}, and a step repeats prompts; lower prompts_per_step, or add data"
         )
     return [*lines, inputs.memory_line]
+
+
+_SLOW = 3.0  # seconds in bfloat16 over those in float32 that make a warning
+
+
+def format_lines(config: TrainConfig) -> list[str]:
+    """Return warnings about a number format that is slow on the learner's device."""
+    on_a_gpu, corrected = learner_device(config).startswith("cuda"), config.importance.correction != "none"
+    if on_a_gpu and config.dtype == "float32":
+        correct = "" if corrected else " and importance.correction: truncate"
+        return [f"warning: dtype = float32 leaves the tensor cores of the GPU idle; set dtype: bfloat16{correct}"]
+    if on_a_gpu or "bfloat16" not in (config.dtype, config.engine.dtype) or (slowdown := bfloat16_slowdown()) < _SLOW:
+        return []
+    name, fix = ("dtype", "float32") if config.dtype == "bfloat16" else ("engine.dtype", "auto")
+    correct = " and importance.correction: none" if name == "dtype" and corrected else ""
+    return [
+        f"warning: {name} = bfloat16 is slow on this processor: a matrix product takes {slowdown:.0f} times as long "
+        f"as in float32; set {name}: {fix}{correct}"
+    ]
 
 
 def learner_device(config: TrainConfig) -> str:
