@@ -130,6 +130,17 @@ def test_a_rung_drops_what_has_no_room_by_its_projected_end() -> None:
     assert found["lead"].dropped is found["own"].dropped is None
 
 
+def test_an_arm_of_the_own_objective_that_is_behind_takes_no_room() -> None:
+    courses = [Course("own", "", 0.16, 0.16, 0.164), Course("collapsed", "", 0.16, 0.05, 0.03),
+               Course("ahead", "", 0.16, 0.17, 0.18), Course("best", "other", 0.16, 0.18, 0.19),
+               Course("second", "other", 0.16, 0.17, 0.175), Course("third", "other", 0.16, 0.1, 0.09)]  # fmt: skip
+    for room, expected in ((4, "own ahead best second"), (5, "own ahead best second third")):
+        assert {s.arm for s in standings(courses, 0.25, room, "own") if s.dropped is None} == {*expected.split()}
+    behind = [course for course in courses if course.arm != "ahead"]
+    found = {s.arm for s in standings(behind, 0.25, 4, "own") if s.dropped is None}
+    assert found == {"own", "best", "second", "third"}  # "third" may rise: other objectives are not compared
+
+
 def test_about_half_of_the_arms_go_on() -> None:
     assert [room_after(rung, 9) for rung in range(3)] == [5, 3, 2]
     assert [room_after(0, number) for number in (1, 2, 3)] == [1, 2, 2]

@@ -73,13 +73,19 @@ class Standing:
 def standings(courses: Sequence[Course], fraction: float, room: int, own: str) -> tuple[Standing, ...]:
     """Decide which `room` arms go on at a rung, the own arm among them; return all arms, best projected end first.
 
-    At the end of the budget, arms of all objectives are compared.
+    The objectives take turns, each with its best arm that is left. An arm of the own objective that is behind the own
+    arm goes on only if room is left. At the end of the budget, arms of all objectives are compared.
     """
     projected = {course.arm: course.projected(fraction) for course in courses}
     by_end = sorted(courses, key=lambda course: (course.arm != own, -projected[course.arm]))  # the own arm first
     ranks = defaultdict[str, Iterator[int]](count)
     rank = {course.arm: next(ranks[course.objective if fraction < 1 else ""]) for course in by_end}
-    going = {course.arm for course in sorted(by_end, key=lambda course: rank[course.arm])[:room]}
+    own_objective = by_end[0].objective
+
+    def turn(course: Course) -> tuple[bool, int]:
+        return course.objective == own_objective and projected[course.arm] < projected[own], rank[course.arm]
+
+    going = {course.arm for course in sorted(by_end, key=turn)[:room]}
     return tuple(
         Standing(c.arm, c.rung, None if c.arm in going else f"no room: its projected end is {projected[c.arm]:.3f}")
         for c in sorted(courses, key=lambda course: -projected[course.arm])
