@@ -1,5 +1,6 @@
 """`brorl init`: what it guesses of a data file, and that the recipe it writes is one that `brorl check` takes."""
 
+import csv
 import json
 import re
 from functools import partial
@@ -305,8 +306,13 @@ def test_countdown_puzzles_in_columns_have_their_verifier(rng: np.random.Generat
     assert config_in().model != "quickstart"  # which reads no sentences
     asked = [rows[i] | {"prompt": f"Number {i}: make it."} for i in range(30)]
     assert command("init", write_rows("asked.jsonl", asked), "--output=b.yaml").code == 0
-    for file, texts in (("mine", None), ("b", [row["prompt"] for row in asked])):
-        questions = read_source(source_of(f"{file}.yaml")).questions
+    with Path("table.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, ["nums", "target"])
+        table.writeheader()
+        table.writerows(rows)
+    assert command("init", "table.csv", "--output=c.yaml").code == 0
+    for name, texts in (("mine", None), ("b", [row["prompt"] for row in asked]), ("c", None)):
+        questions = read_source(source_of(f"{name}.yaml")).questions
         assert [one.domain for one in questions] == ["countdown"] * 30
         assert [one.reference for one in questions] == [
             f"{' '.join(map(str, sorted(row['nums'])))} -> {row['target']}" for row in rows

@@ -12,6 +12,8 @@ from brorl.prompts.rows import decoded
 def countdown(row: Cells, _seed: int) -> Question:
     """Read the numbers and the target of a countdown puzzle; a row with a prompt of its own keeps it."""
     numbers, target = decoded(row["nums"]), row["target"]
+    if isinstance(target, str) and target.strip().isdecimal():  # in a CSV file
+        target = int(target)
     if not isinstance(numbers, list) or not all(isinstance(n, int) for n in (*numbers, target)):
         raise ValueError(
             f"nums must be a list of whole numbers and target one, got {short_repr(numbers)} and {short_repr(target)}"
