@@ -40,8 +40,8 @@ from scripted_programs import Request, ScriptedPool
 pytestmark = pytest.mark.linux
 
 LENGTH = 100_000  # characters
-LIMIT_S = 1.0  # of processor time; linear work takes milliseconds for this length, quadratic work mostly many seconds
-SHORTER = 5  # quadratic work takes a 25th of its time for a fifth of the length, where it is looked for first
+LIMIT_S = 1.0  # of processor time; linear work mostly takes milliseconds for this length, quadratic work many seconds
+SHORTER = 5  # linear work takes a fifth of its time for a fifth of the length, and quadratic work a 25th
 TAIL = 1_900  # most extractors read the last 2,000 characters: there, a run must be that short to follow its start
 # Strings per domain and length; instructions are read 25 times in up to eight ways.
 NUMBERS = {"code": 100, "countdown": 100, "gym": 250, "ifeval": 5, "math": 250, "science": 250}
@@ -120,16 +120,16 @@ def seconds(verifier: Verifier, prompt: Prompt, response: str, limit_s: float = 
 
 
 def slow_strings(domain: str, number: int, random: Random) -> list[tuple[str, tuple[str, str, str], str]]:
-    """Return the prompt, the parts and the time of hostile strings that take longer than the limit."""
+    """Return the prompt, the parts and the time of hostile strings that take superlinear time."""
     verifier, asked = verifier_of(domain)
     found = []
     for _ in range(number):
         parts, prompt = random_parts(random), random.choice(asked)
-        for length in (TAIL, LENGTH // SHORTER):
-            if seconds(verifier, prompt, hostile_string(parts, length)) > LIMIT_S / SHORTER**2:
-                response = hostile_string(parts, LENGTH if length > TAIL else TAIL)
-                spent = seconds(verifier, prompt, response)
-                if spent > LIMIT_S:
+        for short, length in ((TAIL, TAIL), (LENGTH // SHORTER, LENGTH)):
+            if (first := seconds(verifier, prompt, hostile_string(parts, short))) > LIMIT_S / SHORTER**2:
+                limit = LIMIT_S if short == length else max(LIMIT_S, 2 * SHORTER * first)
+                spent = seconds(verifier, prompt, hostile_string(parts, length), limit)
+                if spent > limit:
                     found.append((prompt.id, parts, f"{spent:.1f} s"))
     return found
 

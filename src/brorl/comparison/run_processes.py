@@ -154,7 +154,7 @@ def gpu_slots(num: int | None) -> list[Slot]:
     """Return one slot per GPU that this process may see, at most `num`."""
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     devices = visible or [str(i) for i in range(torch.cuda.device_count())]
-    _reject_more(num, len(devices), f"there are {len(devices)} GPUs, and runs cannot share one")
+    _reject_more(num, len(devices), f"this process may use {counted(len(devices), 'GPU')}, and runs cannot share one")
     return [Slot(device=device) for device in devices[:num]]
 
 
@@ -162,7 +162,7 @@ def cpu_slots(num: int | None, threads: int) -> list[Slot]:
     """Divide this process's cores among `num` runs; None: as many runs as get `threads` cores each (0: all cores)."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     num = num or max(1, len(cores) // (threads or len(cores)))
-    _reject_more(num, len(cores), f"there are {len(cores)} cores, and runs cannot share one")
+    _reject_more(num, len(cores), f"this process may use {counted(len(cores), 'core')}, and runs cannot share one")
     each = len(cores) // num
     if num > 1 and threads > each:
         raise UserError(
