@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +19,19 @@ from matplotlib.image import imread
 
 from brorl.comparison import answer as comparison_report
 from brorl.comparison.arm_recipes import ArmRecipe, check_arms, differences, labeled, run_config, sweep_arms
-from brorl.comparison.run_processes import Slot, cpu_slots, gpu_slots, machine_of, slots_for
+from brorl.comparison.run_processes import (
+    ComparisonView,
+    Slot,
+    cpu_slots,
+    fitted,
+    gpu_slots,
+    machine_of,
+    slots_for,
+)
 from brorl.comparison.scores import ArmRun, progress_of
 from brorl.comparison.spec import Arguments, arm_folders, read_comparison, spec_for, spec_in
 from brorl.config.settings import TrainConfig
+from brorl.console.screen import Screen
 from brorl.cost import Budget, total_cost
 from brorl.errors import UserError
 from brorl.format import counted
@@ -339,6 +350,26 @@ def test_settings_in_which_arms_differ_are_found_whatever_they_hold() -> None:
         {"rollouts_per_prompt": "16", "rewards.domain_weights": "{'math': 2.0}"},
     ]
     assert differences([plain, plain]) == [{}, {}]
+
+
+def test_the_status_line_has_the_runs_that_measure_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They can take minutes; their lines are not printed."""
+    shown = []
+
+    def finish(runs: Sequence[ArmRun], _slots: object, view: ComparisonView) -> None:
+        one, two = (
+            SimpleNamespace(run=run, fraction=at, ended=False) for run, at in zip(runs, (0.5, 0.25), strict=True)
+        )
+        view.runs_progressed([one, two])
+        shown.append(screen.describe(None))
+
+    monkeypatch.setattr("brorl.comparison.run_processes.finish_runs", finish)
+    arguments = Arguments(("quickstart",), {"rollouts_per_prompt": [4, 8]}, budget=60)
+    screen = Screen(silent=True)
+    spec = spec_for(None, arguments)
+    assert fitted(spec, arguments, tmp_path / "out", cpu_slots(1, 0), screen) == spec
+    assert len(shown) == 1
+    assert re.match(r"N=4 seed 0 50%, N=8 seed 0 25%; about .* left", shown[0])
 
 
 def test_without_arguments_n_16_and_n_512_broaden_and_sharpen_from_the_plateau() -> None:

@@ -351,7 +351,7 @@ def fitted(
     """Return the spec with a budget that fits the cost of a step, which a few steps of every arm show."""
     if spec.unit == "steps":  # any budget fits
         return spec
-    screen.echo("a few steps of each arm, for their cost")
+    screen.echo(f"{_STEPS} steps of each arm first, for the cost of a step")
     folders, runs = arm_folders(spec.arms), []
     with output_folder(folder), RunDirectory(folder).locked(), TemporaryDirectory(prefix=TRIAL, dir=folder) as scratch:
         for arm in spec.arms:
@@ -362,7 +362,9 @@ def fitted(
                 directory.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(run.recipe, dump_yaml(config).encode())
             runs.append(run)
-        finish_runs(runs, slots, ComparisonView(Screen(silent=True), runs))
+        view = ComparisonView(Screen(silent=True), runs)
+        screen.describe = view.line  # the lines of ended runs are not printed
+        finish_runs(runs, slots, view)
         costs = {run.arm: progress_of(run).costs_of_steps(spec.unit) for run in runs}
         cost_of = {arm: median(of_arm) for arm, of_arm in costs.items() if of_arm}
         return fit_budget(spec, arguments, cost_of) if cost_of else spec  # or an error, which leaves no new folder
