@@ -274,6 +274,22 @@ def test_a_passage_is_put_before_the_question(passage: str, question: str, rng: 
         assert asked[1:] == [f"{row[passage]}\n\n{row[question]}" for row in rows[1:]]
 
 
+def test_long_columns_that_are_not_in_the_prompt_are_a_warning(rng: np.random.Generator) -> None:
+    """Also lists and objects; a solution is no part of a question, however long."""
+    long = {"before": ["The firm"] * 9, "code": "x = 1\n" * 9, "cells": {"a": "1" * 60}, "solution": "Add. " * 90}
+    rows = [row | long | {"kind": "x"} for row in sums(rng, 30, "question", "answer")]
+    said = command("init", write_rows("rows.jsonl", rows)).said
+    assert (
+        "warning: not in the prompt, with more text than the question: before, code and cells; if a question is about "
+        "it, name it in the recipe with context_column" in said
+    )
+    assert "not in the prompt: 3 columns of text, note, solution and kind" in said
+    short = [row | {"kind": "x"} for row in rows]
+    for row in short:
+        del row["before"], row["code"], row["cells"]
+    assert "warning" not in command("init", write_rows("short.jsonl", short), "--output=b.yaml").said
+
+
 def test_numbers_of_classes_are_no_answers(rng: np.random.Generator) -> None:
     rows = [
         {"sentence": f"Film {i} is good.", "label": int(label)} for i, label in enumerate(rng.permutation([0, 1] * 20))

@@ -103,6 +103,11 @@ class FirstRecipe:
         lines.append(f"  domain: {guess.domain}, {guess.domain_reason}")
         if self.form:
             lines.append(f"  the questions ask for the answer {self.form.name}, so prompt.template adds no other form")
+        if guess.long_unused:
+            lines.append(
+                f"  warning: not in the prompt, with more text than the question: {listed(guess.long_unused)}; if a "
+                "question is about it, name it in the recipe with context_column"
+            )
         if guess.unused:
             lines.append(f"  not in the prompt: {counted(len(guess.unused), 'column')} of text, {listed(guess.unused)}")
         return lines

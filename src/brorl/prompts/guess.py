@@ -43,8 +43,13 @@ _ANSWERS = (
 )  # fmt: skip
 _CONTEXTS = (
     "context", "passage", "article", "paragraph", "story", "document", "premise", "body", "background", "scenario",
-    "situation",
+    "situation", "narrative", "dialogue", "excerpt", "table",
 )  # fmt: skip
+# Columns with these in their names tell the answer, how it was found, or where the row is from.
+_NOT_ASKED = re.compile(
+    r"sol|ration|expl|reason|cot|proof|messag|conversation|respon|completion|answer|generat|th(?:ought|ink)|test|hint|"
+    r"step|decompos|meta|info|source|url|equation|program|code_|prompt|^exp$|^id$|_id$|wrong|distract"
+)
 _CLASSES = ("label", "labels", "class", "category")  # such a column of a few whole numbers has numbers of classes
 _MOST_CLASSES, _ROWS_PER_CLASS = 10, 4
 
@@ -208,6 +213,7 @@ class Guess(NamedTuple):
     domain_reason: str
     words: tuple[str, ...] = ()  # the distinct answers, if all are words such as yes and no
     unused: tuple[str, ...] = ()  # columns of text that are not read
+    long_unused: tuple[str, ...] = ()  # columns that are not read, and have more text than the question
 
 
 def guess_meaning(
@@ -316,7 +322,19 @@ def _with_context(guess: Guess, rows: Sequence[Row]) -> Guess:
     found = [column for name in names for column in unused if column.lower() == name]
     context = next((name for name in found if not all(is_missing(row.values.get(name)) for row in rows)), None)
     source = source.model_copy(update={"context_column": context})
-    return guess._replace(source=source, unused=tuple(name for name in unused if name != context))
+    asked = _num_characters(rows, source.prompt_column)
+    long = [
+        name
+        for name in rows[0].columns
+        if name not in used | {context} and not _NOT_ASKED.search(name.lower()) and _num_characters(rows, name) > asked
+    ]
+    others = tuple(name for name in unused if name not in (context, *long))
+    return guess._replace(source=source, unused=others, long_unused=tuple(long))
+
+
+def _num_characters(rows: Sequence[Row], column: str) -> int:
+    """Count the characters of a column; those of a list or an object too."""
+    return sum(len(str(value)) for row in rows if not is_missing(value := row.cell(column)))
 
 
 def _reject_classes(path: str, column: str, values: Sequence[Any]) -> None:
