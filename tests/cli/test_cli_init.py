@@ -305,6 +305,8 @@ def test_numbers_of_classes_are_no_answers(rng: np.random.Generator) -> None:
     ("column", "answer", "said"),
     [("answer", "<think>I add {0} and 1.</think> The answer is {0}", "do not look like numbers or formulas"),
      ("ground_truth", '["{0}"]', "do not look like numbers or formulas"),
+     ("answer", "2024-01-{0:02}", "do not look like numbers or formulas"),
+     ("answer", "{0}/1/2024", "do not look like numbers or formulas"),
      ("answer", "We add, so it is $\\boxed{{{0}}}$.", "contains whole solutions with the answer in \\boxed{}")],
 )  # fmt: skip
 def test_texts_around_an_answer_are_no_references(column: str, answer: str, said: str) -> None:

@@ -31,6 +31,7 @@ _MARKER = "####"  # stands before the answer in GSM8K's form
 _MOSTLY = 0.9
 _LONGEST_ANSWER = 200  # a text with more characters is a solution, not an answer
 _MATH_WORDS = {"pi", "sqrt", "frac", "sin", "cos", "tan", "log", "exp", "inf", "and", "or"}
+_DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}([/.-])\d{1,2}\1(?:19|20)\d\d")
 _PAIRS = (("yes", "no"), ("true", "false"))
 _WRONG = re.compile(r"distractor|incorrect|wrong|false")
 _CLEAR = re.compile(rf"choice|option|ending|candidate|alternative|^opts?$|^op$|{_WRONG.pattern}")
@@ -407,8 +408,8 @@ def _domain(path: str, column: str, texts: Sequence[str], words: Sequence[str]) 
 
 
 def _looks_mathematical(text: str) -> bool:
-    """Whether an answer is a number, a formula, or the letter of a choice."""
-    if len(text) > _LONGEST_ANSWER or surrounds_answer(text):
+    """Whether an answer is a number, a formula, or the letter of a choice; a date would be a difference."""
+    if len(text) > _LONGEST_ANSWER or surrounds_answer(text) or _DATE.fullmatch(text):
         return False
     if "\\" in text or re.fullmatch(r"\(?[A-J]\)?", text):
         return True
