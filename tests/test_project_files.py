@@ -31,7 +31,7 @@ def test_the_workflow_runs_the_gate_on_every_supported_python(project: dict[str,
     supported = [c.removeprefix(prefix) for c in project["classifiers"] if c.startswith(prefix)]
     assert job["strategy"]["matrix"]["python"] == supported
     commands = [step["run"] for step in job["steps"] if "run" in step]
-    assert commands[-1] == "bash .ci/run"
+    assert commands[-1].startswith("bash .ci/run ")
     assert all((ROOT / word).is_file() for command in commands for word in command.split() if "/" in word)
 
 
@@ -54,14 +54,26 @@ def test_the_tests_that_the_gate_names_exist() -> None:
     assert [name for name in names if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.parametrize("failing", [set(), {"browser", "extras", "clusters"}])
-def test_the_gate_runs_every_part_and_names_those_that_fail(failing: set[str], tmp_path: Path) -> None:
-    """Its last lines, with a part that ends at its first error instead of each of its parts."""
+def gate_functions() -> tuple[str, str]:
+    """Return the parts of the gate, and its last lines, which run them."""
     before, start, end = (ROOT / ".ci/run").read_text("utf-8").partition("part() {\n")
-    parts = set(re.findall(r"^ *(\w+)\(\) \{", before, re.MULTILINE)) - {"readme_command"}
+    return before, start + end
+
+
+def defined(before: str) -> set[str]:
+    helpers = {"readme_command", "drawn", "some_tests"}
+    return set(re.findall(r"^ *(\w+)\(\) \{", before, re.MULTILINE)) - helpers
+
+
+@pytest.mark.parametrize("share", [1, 4])
+@pytest.mark.parametrize("failing", [set(), {"browser", "attacks", "slow_tests"}])
+def test_the_gate_runs_every_part_and_names_those_that_fail(failing: set[str], share: int, tmp_path: Path) -> None:
+    """Its last lines, with a part that ends at its first error instead of each of its parts."""
+    before, end = gate_functions()
+    parts = defined(before) - ({"extras", "avx2", "vllm"} if share == 4 else set())
     assert failing < parts
-    stubs = [f"{p}() {{ echo {p} >>begun; test {int(p in failing)} = 0; echo {p} >>done; }}\n" for p in parts]
-    gate = ["bash", "-aeuo", "pipefail", "-c", "".join(["work=$PWD\n", *stubs, start, end])]
+    stubs = [f"{p}() {{ echo {p} >>begun; test {int(p in failing)} = 0; echo {p} >>done; }}\n" for p in defined(before)]
+    gate = ["bash", "-aeuo", "pipefail", "-c", "".join([f"work=$PWD share={share}\n", *stubs, end])]
     ended = subprocess.run(gate, cwd=tmp_path, capture_output=True, text=True, check=False)
     begun, done = ((tmp_path / name).read_text().split() for name in ("begun", "done"))
     assert sorted(begun) == sorted(parts)
@@ -72,10 +84,37 @@ def test_the_gate_runs_every_part_and_names_those_that_fail(failing: set[str], t
         assert {*ended.stdout.splitlines()[-1].removeprefix("failed: ").split()} == failing
 
 
-def test_the_schedule_runs_all_attacks_with_other_inputs() -> None:
+def test_commits_draw_different_quarters_of_the_files_with_slow_tests() -> None:
+    """With `all` there is none that no part runs."""
+    definition = re.search(r"^drawn\(\) \{\n.*?^\}$", gate_functions()[0], re.MULTILINE | re.DOTALL)
+    assert definition
+
+    def drawn(commit: str, share: int) -> list[str]:
+        program = ["bash", "-euo", "pipefail", "-c", f"{definition[0]}\ndrawn {commit} {share}"]
+        return subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+
+    every = drawn("0123", 1)
+    sources = {str(file.relative_to(ROOT)): file.read_text("utf-8") for file in ROOT.glob("tests/**/test_*.py")}
+    slow = {file for file, text in sources.items() if re.search(r"mark\.slow|mark\.example|mostly_slow\(", text)}
+    assert slow - {*every} == {"tests/verification/test_attacks.py"}
+    quarters = [drawn(commit, 4) for commit in ("0123", "4567", "4567")]
+    assert [len(quarter) for quarter in quarters] == [-(-len(every) // 4)] * 3
+    assert all({*quarter} < {*every} for quarter in quarters)
+    assert {*quarters[0]} != {*quarters[1]}
+    assert quarters[1] == quarters[2]
+
+
+def test_an_argument_that_the_gate_does_not_know_is_refused() -> None:
+    ended = subprocess.run(["bash", ".ci/run", "al"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == "usage: bash .ci/run [all]\n"
+
+
+def test_the_schedule_runs_all_tests_and_attacks_with_random_inputs() -> None:
     workflow = read_yaml(".github/workflows/gate.yml")
     assert workflow["on"]["schedule"]
     (job,) = workflow["jobs"].values()
+    assert job["steps"][-1]["run"] == "bash .ci/run ${{ github.event_name == 'schedule' && 'all' || '' }}"
     for name, value in (("BRORL_ALL_ATTACKS", "1"), ("BRORL_TEST_SEED", "random")):
         assert f"github.event_name == 'schedule' && '{value}'" in job["env"][name]
 
