@@ -277,6 +277,7 @@ def _save(model: Any, settings: Any, folder: Path, tokenizer: Path, **sizes: Any
     loaded.save_pretrained(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save", [pytest.param(gpt_neo, marks=pytest.mark.slow), mamba])
 def test_a_model_without_a_place_for_hooks_takes_the_flat_path(
     save: Callable[[Path, Path], None], tiny: Path, tmp_path: Path
@@ -404,6 +405,7 @@ def test_cuda_without_a_device(tiny: Path, tmp_path: Path) -> None:
     assert "torch finds no CUDA device; set device: cpu" in message_of(tiny, tmp_path, device="cuda")
 
 
+@pytest.mark.slow
 def test_no_two_sources_of_neighbouring_seeds_share_a_shuffle(tiny: Path, rng: np.random.Generator) -> None:
     """Three sources with the same puzzles: their orders differ, and differ from those of the next seed."""
     seed = int(rng.integers(1000))

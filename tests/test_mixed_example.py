@@ -94,6 +94,7 @@ def test_the_prompts_of_the_model_are_those_of_the_recipe(maker: ModuleType, que
     assert len(questions) == 1200
 
 
+@pytest.mark.slow
 def test_training_never_sees_a_question_of_the_files(maker: ModuleType, questions: list[Question]) -> None:
     asked = {question.text for question in questions}
     for question in questions:
@@ -108,6 +109,7 @@ def test_training_never_sees_a_question_of_the_files(maker: ModuleType, question
         )
 
 
+@pytest.mark.slow
 @pytest.mark.linux
 def test_right_and_wrong_responses_are_verified_as_such(
     maker: ModuleType, questions: list[Question], rng: np.random.Generator
@@ -133,6 +135,7 @@ def test_right_and_wrong_responses_are_verified_as_such(
                     assert sum(correct) < 18
 
 
+@pytest.mark.slow
 def test_the_untrained_model_reads_every_prompt(maker: ModuleType, questions: list[Question]) -> None:
     tokenizer = maker.make_tokenizer(list(islice(maker.fresh_examples(1), 2_000)))
     model = maker.make_model(tokenizer, seed=1)

@@ -114,6 +114,7 @@ def run_of_three_evaluations(arm: str, n: int, seed: int, draw: np.random.Genera
     return {"arm": arm, "seed": seed, "settings": settings, "evaluations": evaluations}
 
 
+@pytest.mark.slow
 def test_a_verdict_states_the_differences_of_its_runs(
     study: Any,
     tmp_path: Path,

@@ -31,6 +31,7 @@ def value(expression: str) -> int:
     return sum((-1 if sign == "- " else 1) * prod(map(int, factors.split("*"))) for sign, factors in terms)
 
 
+@pytest.mark.slow
 def test_the_questions_are_distinct_and_their_answers_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,6 +56,7 @@ def test_evaluation_points_rise_to_the_budget(budget: float, unit: Unit) -> None
         assert all(0 < a < b for a, b in pairwise(points))
 
 
+@pytest.mark.slow
 def test_settings_that_end_a_run_may_differ_between_arms() -> None:
     ends = {"evaluation.every": 5, "evaluation.patience": 3, "evaluation.best_k": 1}
     arms = read_arms(["quickstart", make_config(read_recipe("quickstart-16"), ends, "quickstart-16")], {})

@@ -93,6 +93,7 @@ def test_without_a_tokenizer_lengths_are_in_characters(recipe: dict[str, Any]) -
     assert result.sources[0].num_too_long == 0
 
 
+@pytest.mark.slow
 def test_long_prompts_are_counted(recipe: dict[str, Any]) -> None:
     lengths = data(recipe).sources[0].lengths
     recipe["data"]["max_prompt_tokens"] = lengths.longest - 1
@@ -275,6 +276,7 @@ def test_without_a_sandbox_the_other_domains_are_checked(
         data(settings)
 
 
+@pytest.mark.slow
 def test_a_run_and_a_recipe_in_json_are_recipes(recipe: dict[str, Any]) -> None:
     Path("run").mkdir()
     Path("run/config.yaml").write_text(json.dumps(recipe))

@@ -40,6 +40,7 @@ def stored(folder: Path) -> Any:
     return json.loads((folder / "evaluation.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_revision_of_a_model_on_the_hub_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An offline machine has two revisions in its cache, one of which is not even a model."""
     name, commit = "nvidia/Nemotron-Research-Reasoning-Qwen-1.5B", "b" * 40
@@ -153,6 +154,7 @@ def test_the_training_of_a_run_does_not_limit_its_evaluation(
     assert (evaluation.num_prompts, evaluation.skip_prompts) == (NO_LIMIT, 0)  # also those that tuning did not use
 
 
+@pytest.mark.slow
 def test_the_stored_settings_name_what_decides_responses_and_verdicts() -> None:
     """Evaluations in 16 and in 32 bits are different ones, and so are those with another sandbox."""
     usual = evaluate("quickstart", output_dir="usual", progress=False, **QUICK)

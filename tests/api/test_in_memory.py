@@ -291,6 +291,7 @@ def test_rows_are_checked_without_a_trace(capsys: pytest.CaptureFixture[str], mo
     assert not list(Path().iterdir())
 
 
+@pytest.mark.slow
 def test_rows_are_evaluated_on(capsys: pytest.CaptureFixture[str]) -> None:
     found = [brorl.evaluate("quickstart", data=PUZZLES[:9], samples=2, ks=[1], max_new_tokens=12) for _ in range(2)]
     assert found[0].path == found[1].path  # the same rows continue the same evaluation

@@ -96,6 +96,7 @@ def test_an_interrupted_plan_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -
     assert Path("old").is_dir()
 
 
+@pytest.mark.slow
 def test_a_check_from_python_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     from brorl.api.check import check
 

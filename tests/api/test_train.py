@@ -80,6 +80,7 @@ def test_a_learner_that_is_lost_before_the_first_line_leaves_a_run_that_resumes(
     assert_same_run(Path("run"), reference)
 
 
+@pytest.mark.slow
 def test_the_function_makes_the_run_of_the_command(reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = brorl.train("quickstart", steps=STEPS, output_dir=Path("run"), **SETTINGS)
     assert_same_run(result.path, reference)
@@ -145,6 +146,7 @@ def test_an_interrupt_saves_and_returns(monkeypatch: pytest.MonkeyPatch, referen
     assert_same_run(result.path, reference)
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_discards_the_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,6 +228,7 @@ def test_a_reward_function_with_the_signature_of_trl_trains_as_it_is(
         brorl.train(**{**SETTINGS, **layout}, reward=reward, progress=False)
 
 
+@pytest.mark.slow
 def test_the_file_of_a_reward_function_must_not_start_a_run(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(REWARDS + "\nimport brorl\nbrorl.train(steps=1)\n", "utf-8")

@@ -168,6 +168,7 @@ def check_step(facts: dict[str, Any]) -> None:
     assert facts["peak_bytes"] > 0 < facts["predicted_bytes"]
 
 
+@pytest.mark.slow
 def test_the_roofline_counts_operations_and_bytes(rng: np.random.Generator) -> None:
     for size in ("tiny", "135M"):
         model = speed_model(speed_config(size, 16), Device("meta"), 1.0, 0)
@@ -232,6 +233,7 @@ def test_the_reference_is_the_flattened_batch(rng: np.random.Generator) -> None:
         torch.testing.assert_close(found.gradient[name], parameter.grad, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_wrong_learner_or_engine_is_found(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Log-probs with an error of 1e-3 fail their checks, and right ones pass."""
     trial = Trial(4, 4, int(rng.integers(1 << 30)))

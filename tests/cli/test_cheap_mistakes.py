@@ -38,6 +38,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 def test_they_need_no_torch(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     (tmp_path / "used/x").mkdir(parents=True)

@@ -164,6 +164,7 @@ def test_output_dir_that_is_in_use_is_left_alone() -> None:
     assert (used / "thesis.txt").read_text() == "precious"
 
 
+@pytest.mark.slow
 def test_output_dir_that_another_process_holds_is_left_alone() -> None:
     """The other process has made it, and has written nothing yet."""
     Path("run").mkdir()
@@ -180,6 +181,7 @@ def test_output_dir_that_cannot_be_made() -> None:
     assert "set output_dir to a writable folder" in refused("train", "--output_dir=/proc/run")
 
 
+@pytest.mark.slow
 def test_refused_run_can_be_given_again_with_the_same_output_dir() -> None:
     refused("train", "--output_dir=run", "--model=./none")
     Path("run").mkdir()  # an empty one is used
@@ -223,6 +225,7 @@ def test_environment_is_recorded(short_run: Path) -> None:
     assert environment["threads"] == 1
 
 
+@pytest.mark.slow
 def test_run_that_finds_no_mixed_group_ends_well_and_says_why(tiny: Path) -> None:
     """A random model solves nothing."""
     arguments = [
@@ -246,6 +249,7 @@ def test_run_that_finds_no_mixed_group_ends_well_and_says_why(tiny: Path) -> Non
     assert end["evaluation"]["prompts"] == start["evaluation"]["prompts"]  # the run is evaluated where it ends
 
 
+@pytest.mark.slow
 def test_a_run_that_solves_nothing_shows_what_the_model_answered(tmp_path: Path) -> None:
     """Answers and references are read back from the data, which this test made up."""
     model = save_tiny_model(tmp_path / "model", characters="0123456789+-*/() >:[red")

@@ -152,6 +152,7 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
     assert limited.seconds["training"] == pytest.approx(cost["training"] * 8 * nodes, rel=0.15)
 
 
+@pytest.mark.slow
 def test_cut_responses_tell_nothing_about_mixed_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut responses count as incorrect, whatever they would have become."""
     monkeypatch.setattr(step_forecast, "MAX_TOKENS", 2)
@@ -172,6 +173,7 @@ def test_a_model_that_solves_nothing_and_responses_that_are_cut_are_warned_of(tm
     assert "warning: none of the measured groups is mixed (correct and incorrect rollouts)" in outcome.said
 
 
+@pytest.mark.slow
 def test_thoughts_are_named(tmp_path: Path) -> None:
     """The thoughts that the template opens, and how many of them a random model leaves open at the limit."""
     from brorl.model.load import load_tokenizer
@@ -202,6 +204,7 @@ def trees_of(sampled: object) -> list[RolloutTree]:
     return [group.tree for group in sampled.groups]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_prompts_that_dynamic_sampling_drops_cost_too(tmp_path: Path) -> None:
     config = config_of("--rollouts_per_prompt=16", "--prompts_per_step=8")
     parts = LocalParts.load(config, prepare_run(config, config.model))
@@ -214,6 +217,7 @@ def test_prompts_that_dynamic_sampling_drops_cost_too(tmp_path: Path) -> None:
 SUM = 'def add(a, b):\n    """Add."""\n'
 
 
+@pytest.mark.slow
 def test_stored_solutions_are_tried_on_the_tests(tmp_path: Path, rng: np.random.Generator) -> None:
     """Solutions of several questions are tried, because one can be wrong; without a solution, none is rejected."""
     model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=1024)

@@ -267,6 +267,7 @@ def test_a_cluster_without_ray_is_refused_before_any_run(tmp_path: Path, monkeyp
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_cluster_is_not_that_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brorl.comparison.arm_recipes.available_bytes", lambda _: 1)
     settings = {"data.sources": {"task": "countdown", "num_numbers": 3, "max_number": 7}, "data.held_out_fraction": 0.2}
@@ -276,6 +277,7 @@ def test_the_memory_of_a_cluster_is_not_that_of_this_machine(monkeypatch: pytest
         check_arms(sweep_arms("quickstart", settings, {"rollouts_per_prompt": [4, 8]}), "steps", seeds=1, jobs=1)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_too_small_for_the_checkpoints_is_refused(
     compared: Compared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +302,7 @@ def test_a_run_of_a_comparison_keeps_its_last_checkpoint(given: int, kept: int, 
     assert run_config(arm, 0, tmp_path, Budget("steps", 3)).keep_checkpoints == kept
 
 
+@pytest.mark.slow
 def test_arms_that_are_measured_differently_are_refused(tmp_path: Path) -> None:
     recipe = tmp_path / "other.yaml"
     for text, words in (
@@ -320,6 +323,7 @@ def test_arms_that_are_measured_differently_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_nobody_else_works_in_the_folder_meanwhile(compared: Compared, tmp_path: Path) -> None:
     folder = shutil.copytree(compared.folder, tmp_path / "out", symlinks=True)
     shutil.rmtree(folder / "arms/N=8/seed-0")

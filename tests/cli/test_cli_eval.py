@@ -93,6 +93,7 @@ def test_an_evaluation_from_end_to_end() -> None:
         assert text in outcome.said
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_continues_to_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("eval", *QUICK, "--output-dir=whole").code == 0
     evaluate, calls = EvaluatedModel.evaluate, 0
@@ -201,6 +202,7 @@ def test_an_evaluation_of_a_run_says_how_it_differs_from_the_runs_own(tmp_path: 
     assert "not comparable: skipped prompts 0 (in training 2)" in outcome.said
 
 
+@pytest.mark.slow
 def test_benchmarks_of_one_model(tiny: Path, tmp_path: Path) -> None:
     aime = tmp_path / "aime.jsonl"
     aime.write_text("".join(json.dumps({"problem": f"What is {i}?", "answer": str(i)}) + "\n" for i in range(3)))
@@ -284,6 +286,7 @@ def test_a_model_of_no_run_needs_data(tiny: Path, run: Path, tmp_path: Path) -> 
     assert "is not empty (notes.txt, ...)" in refusal("quickstart", f"--output-dir={taken}")
 
 
+@pytest.mark.slow
 def test_a_failure_removes_only_a_folder_that_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise UserError("it does not work")
@@ -302,6 +305,7 @@ def outcome_of_failure(folder: str) -> str:
     return outcome.err
 
 
+@pytest.mark.slow
 def test_greedy_decoding_gives_one_response() -> None:
     outcome = command("eval", *QUICK, "--samples=1", "--temperature=0", "--output-dir=greedy")
     assert outcome.code == 0, outcome

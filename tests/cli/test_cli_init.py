@@ -109,6 +109,7 @@ def test_what_it_writes_is_checked_and_trained(rng: np.random.Generator, tmp_pat
     assert "no group was mixed (correct and incorrect rollouts)" in outcome.said
 
 
+@pytest.mark.slow
 def test_puzzles_are_for_the_shipped_model() -> None:
     rows = [{"prompt": f"1 2 {i} -> {3 + i}:", "answer": f"1 2 {i} -> {3 + i}"} for i in range(2, 40)]
     assert command("init", write_rows("puzzles.jsonl", rows)).code == 0
@@ -209,6 +210,7 @@ def test_no_second_form_of_the_answer_is_added(asked: str, said: str) -> None:
     assert config.prompt.template == "{prompt}"
 
 
+@pytest.mark.slow
 def test_the_options_of_multiple_choice_are_found_and_checked(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=600)
     for name, answer in (
@@ -393,7 +395,10 @@ def test_rows_that_only_look_like_a_layout_are_read_by_their_columns() -> None:
     assert (source_of("mine.yaml").layout, source_of("mine.yaml").prompt_column) == (None, "messages")
 
 
-@pytest.mark.parametrize(("positions", "response", "prompt"), [(64, 32, 32), (600, 256, 344), (1024, 256, 768)])
+@pytest.mark.parametrize(
+    ("positions", "response", "prompt"),
+    [(600, 256, 344), *(pytest.param(*v, marks=pytest.mark.slow) for v in ((64, 32, 32), (1024, 256, 768)))],
+)
 def test_lengths_fit_into_the_model(tmp_path: Path, positions: int, response: int, prompt: int) -> None:
     model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=positions)
     write_rows("a.jsonl", [{"prompt": "1?" * length, "answer": "1"} for length in range(1, positions, 7)])

@@ -22,6 +22,7 @@ def contents() -> list[Path]:
     return sorted(Path().rglob("*"))
 
 
+@pytest.mark.slow
 def test_a_plan_from_end_to_end() -> None:
     outcome = command("plan", *SMALL, *PILOT, "--seconds-per-step=2.5", "--output-dir=out/mine")
     assert outcome.code == 0, outcome

@@ -77,6 +77,7 @@ def test_defaults_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not Path("runs/simulation").exists()  # nothing is left of an interrupted simulation
 
 
+@pytest.mark.slow
 def test_an_earlier_simulation_is_replaced() -> None:
     assert command("simulate", *TINY, "--rollouts=2").code == 0
     first = Path("runs/simulation/simulation.json").read_text()
@@ -100,6 +101,7 @@ def test_a_diverging_simulation_ends_in_one_line() -> None:
     assert not Path("runs/simulation").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -44,6 +44,7 @@ def test_the_tree_of_a_prompt_is_drawn_with_its_verdicts() -> None:
     assert f"quickstart: 128 rollouts, {len(responses)} distinct" in outcome.out
 
 
+@pytest.mark.slow
 def test_a_run_is_drawn_beside_its_start(short_run: Path) -> None:
     drawn = brorl.sample(short_run, PUZZLE, rollouts=32, against="start")
     alone = brorl.sample("quickstart", PUZZLE, rollouts=32, **{"sampling.max_new_tokens": 16})
@@ -85,6 +86,7 @@ def test_models_of_the_flat_path_are_sampled_as_in_training(model_type: str, tmp
         np.testing.assert_allclose(got, expected.detach(), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_prompt_of_the_data_has_its_reference_and_another_one_has_none() -> None:
     known = brorl.sample("quickstart", "1 2 3 -> 6:", rollouts=8)
     assert known.verdicts is not None

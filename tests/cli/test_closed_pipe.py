@@ -37,6 +37,7 @@ def test_a_closed_pipe_ends_a_command_without_a_traceback(arguments: list[str]) 
     assert Path("mine.yaml").exists() == (arguments[0] == "init")  # its work was done
 
 
+@pytest.mark.slow
 def test_an_error_is_printed_though_the_output_is_closed() -> None:
     code, said = with_closed_output("init")
     assert code == 2

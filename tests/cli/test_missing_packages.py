@@ -47,6 +47,7 @@ def test_ifeval_needs_langdetect_before_the_model_loads(name: str, arguments: li
     assert not Path("run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_needs_langdetect_too(arguments: list[str], request: pytest.FixtureRequest) -> None:
     outcome = command("train", "quickstart", *arguments)
     assert outcome.code == 0, outcome

@@ -134,6 +134,7 @@ def test_messages_of_ray_go_to_the_log(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "expected"), [("os._exit(1)", "go on with this\n"), ("words.communicate(b'withdrawn')", "")]
 )

@@ -100,6 +100,7 @@ def test_any_other_weight_changes_the_fingerprint(rng: np.random.Generator) -> N
     assert weights_fingerprint(model) != before
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_into_memory_is_refused_before_the_weights_are_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -110,6 +111,7 @@ def test_what_does_not_fit_into_memory_is_refused_before_the_weights_are_loaded(
         prepare_evaluation(request())
 
 
+@pytest.mark.slow
 def test_on_a_gpu_the_matrices_that_the_engine_joins_count(monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[MemoryPrediction] = []
     monkeypatch.setattr(preparation, "check_prediction", lambda plan, _: plans.append(plan))
@@ -148,6 +150,7 @@ def test_what_a_run_says_of_other_domains_is_no_mistake_here() -> None:
     assert set(_make_verifiers(ready.request.config, ("countdown",), Path.cwd())) == {"countdown"}  # of a worker
 
 
+@pytest.mark.slow
 def test_truncated_responses_are_verified_where_the_run_rewards_them() -> None:
     for fraction in (0.0, 0.5):
         ready = prepare_evaluation(request(**{"rewards.stop_properly": fraction}))

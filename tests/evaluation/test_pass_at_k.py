@@ -6,7 +6,7 @@ from math import comb, prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import beta, binomtest
@@ -138,7 +138,6 @@ def test_values_that_many_prompts_share(
 
 
 @given(st.integers(1, 20), st.data())
-@settings(max_examples=50)
 def test_another_success_never_lowers_an_end(num_samples: int, data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(0, num_samples), min_size=1, max_size=40))
     k = data.draw(st.integers(1, num_samples))

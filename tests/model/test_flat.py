@@ -205,6 +205,7 @@ def test_layers_with_states_are_read_from_the_config(model_type: str) -> None:
     assert carries_state(tiny(model_type, HYBRIDS[model_type]).config)
 
 
+@pytest.mark.slow
 def test_layers_of_attention_carry_no_state() -> None:
     assert not any(carries_state(tiny(model_type, settings).config) for model_type, settings in EXACT.items())
 

@@ -262,6 +262,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "brorl"
 
 
+@pytest.mark.slow
 def test_the_library_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = compile_kernels()
     assert library.parent == fresh

@@ -49,6 +49,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_place_of_the_weights_in_their_file_changes_no_bit(folder: Path) -> None:
     """Matrix products of some processors round by the address of a matrix; a resumed run reads another file."""
     path = folder / "model.safetensors"

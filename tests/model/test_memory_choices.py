@@ -18,7 +18,7 @@ from brorl.model.memory_choices import MemoryChoices
 from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, ModelMemory, Workload, check_prediction
 from brorl.model.settings import LoraSettings
 from brorl.training import inputs as memory
-from small_models import small_model
+from small_models import mostly_slow, small_model
 
 GIB = 1 << 30
 SETTINGS = MemorySettings("bfloat16", 3 * GIB, reference=True, device="cuda", keeps_cache=True)
@@ -74,7 +74,7 @@ def test_the_smallest_change_fits_and_no_smaller_one_does(rng: np.random.Generat
     assert {0, 1, 3, 4} <= found_at  # 8 bits take more of the device than the memory of the CPU does
 
 
-@pytest.mark.parametrize("states", ["device", "8bit", "host"])
+@pytest.mark.parametrize("states", mostly_slow(["device", "8bit", "host"]))
 def test_a_run_fits_at_the_border_and_not_a_byte_below_it(states: Any) -> None:
     settings = replace(SETTINGS, states=states, keeps_cache=False, nodes_per_pass=8192, engine_bytes=GIB // 4)
     config = config_of()

@@ -29,7 +29,7 @@ from brorl.model.tree_attention import enable_gradient_checkpointing
 from brorl.model.tree_path import chunk_logprobs
 from brorl.training.adamw import AdamW
 from brorl.tree import RolloutTree
-from small_models import kept_bytes, small_model
+from small_models import kept_bytes, mostly_slow, small_model
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 SETTINGS = MemorySettings("float32", 1 << 30, nodes_per_pass=256)
@@ -43,8 +43,8 @@ def bytes_of(tensors: object) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])  # with and without a head dimension of its own
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("architecture", mostly_slow(["llama", "qwen3"], "qwen3"))  # it has its own head dimension
+@pytest.mark.parametrize("dtype", mostly_slow(DTYPES, "bfloat16"))
 @pytest.mark.parametrize(
     "lora", [None, LoraSettings(rank=3), LoraSettings(rank=2, target_modules=("q_proj", "down_proj"))]
 )
@@ -141,7 +141,7 @@ def test_a_cache_that_is_kept_counts_beside_learning() -> None:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("vocabulary", [50, 2000])
+@pytest.mark.parametrize("vocabulary", mostly_slow([50, 2000]))
 def test_the_learners_estimate_is_near_what_autograd_keeps(
     checkpointing: bool, vocabulary: int, rng: np.random.Generator
 ) -> None:
@@ -217,6 +217,7 @@ def test_the_learners_memory_grows_with_the_length_and_not_with_its_square() -> 
     assert learning[2] < whole
 
 
+@pytest.mark.slow
 def test_the_default_of_cuda_is_halved_until_it_fits() -> None:
     config, workload = small_model().config, Workload(64, 512, num_rows=1 << 20, num_prompts=8)
 
@@ -319,6 +320,7 @@ def test_this_machine_tells_its_memory() -> None:
     assert 1 << 26 < available < 1 << 46
 
 
+@pytest.mark.slow
 def test_the_rollouts_of_a_draw_are_planned_up_to_their_limit() -> None:
     """A draw of many rollouts on few rows: each needs the masses it searches among, until they are in blocks."""
     config = small_model(dtype=torch.float32, vocab_size=50_000).config

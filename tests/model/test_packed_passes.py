@@ -135,7 +135,7 @@ def by_element(batch: ChunkLayout, window: int | None, exact: bool) -> np.ndarra
 
 
 @pytest.mark.parametrize("window", [None, 1, 30, 150])
-@pytest.mark.parametrize("scale", [1, 5])
+@pytest.mark.parametrize("scale", mostly_slow([1, 5]))
 def test_the_block_mask_is_the_dense_definition(scale: int, window: int | None, rng: np.random.Generator) -> None:
     trees = [tree for _ in range(scale) for tree in some_trees(rng)]
     rng.shuffle(trees)
@@ -330,8 +330,9 @@ def changed(factor: float, of_gradient: float = 1.0) -> Callable[..., Tensor]:
     return lambda *args: Wrong.apply(attend(*args))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("backward_on_cpu")
-@pytest.mark.parametrize("name", mostly_slow(["log-probs", "gradients"]))
+@pytest.mark.parametrize("name", ["log-probs", "gradients"])
 def test_a_pass_that_differs_is_not_taken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model(dtype=torch.float32).train()
     check_packed(model, PACKED)
@@ -357,6 +358,7 @@ def test_a_wrong_gradient_of_new_adapters_is_not_taken(monkeypatch: pytest.Monke
         check_packed(model, PACKED)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("backward_on_cpu")
 def test_a_wrong_window_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     model = gemma(3).float()
@@ -412,6 +414,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         check_packed(small_model(dtype=torch.float32), replace(PACKED, compiled=True))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("backward_on_cpu")
 @pytest.mark.parametrize("num_rollouts", mostly_slow([4, 16]))
 def test_the_memory_plan_is_near_what_autograd_keeps(num_rollouts: int, rng: np.random.Generator) -> None:

@@ -62,6 +62,7 @@ def test_the_base_takes_four_bits_per_weight(quantized: PreTrainedModel) -> None
     assert stored * 2 == sum(w.numel() for w in dequantized(quantized).values())
 
 
+@pytest.mark.slow
 def test_the_predicted_memory_is_less_by_the_quantized_weights() -> None:
     config = small_model(seed=0).config
     lines = {}

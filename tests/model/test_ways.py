@@ -143,8 +143,7 @@ CASES = [
 CASES.remove(("hooked", "llama"))
 QUICK = [
     *product(["llama"], WAYS),
-    ("hooked", "tree"), ("gemma 3", "packed"), ("padded", "llama"), ("frozen", "tree"), ("frozen", "llama"),
-    ("adapters of the head", "blocks"), ("biased head", "blocks"), ("checkpointed", "differentiable"),
+    ("hooked", "tree"), ("padded", "llama"), ("frozen", "tree"),
 ]  # fmt: skip
 
 
@@ -193,7 +192,7 @@ def test_log_probs_entropies_and_gradients_equal_the_flattened_batch(
 
 
 @pytest.mark.usefixtures("backward_on_cpu")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", mostly_slow(WAYS, "tree", "flat"))
 def test_there_may_be_no_trees_and_no_backward_pass(way: str, rng: np.random.Generator) -> None:
     model = small_model(seed=1)
     if way != "differentiable":
@@ -204,6 +203,7 @@ def test_there_may_be_no_trees_and_no_backward_pass(way: str, rng: np.random.Gen
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_blocks_compute_in_the_dtype_of_autocast(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks round as whole logits do in bfloat16: they differ from float32 far more than from whole logits."""
     model = small_model(seed=int(rng.integers(1 << 30)), dtype=torch.float32)
@@ -374,6 +374,7 @@ def test_tiles_attend_to_prompts_and_paths(
             torch.testing.assert_close(got.double(), reference, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_no_tensor_grows_with_the_rows_times_the_vocabulary_or_the_length_squared(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,6 +423,7 @@ def test_the_models_own_attention_is_recomputed_as_itself(rng: np.random.Generat
     assert_same_gradients(gradients(model), expected, 1e-12)
 
 
+@pytest.mark.slow
 def test_what_is_kept_grows_with_the_layers_inputs_only(rng: np.random.Generator) -> None:
     """Two layers' inputs more, not two layers' activations, and far less in all than without checkpointing."""
     trees = [random_tree(rng, num_rollouts=40, branching=6, max_length=9)]

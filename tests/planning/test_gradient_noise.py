@@ -19,6 +19,7 @@ def draw_products(
     return GradientProducts.of(*halves, HALF)
 
 
+@pytest.mark.slow
 def test_moments_are_unbiased(rng: np.random.Generator) -> None:
     mean_K = rng.normal(size=5)
     mean_K *= np.sqrt(0.3) / np.linalg.norm(mean_K)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -76,7 +76,6 @@ class TestSplit:
     PUZZLES = countdown_puzzles(3, 10, range(1, 60))
 
     @given(st.floats(0, 1), st.integers(0, 2**32))
-    @settings(max_examples=30, deadline=None)
     def test_the_side_is_a_hash_of_the_numbers_alone(self, fraction: float, seed: int) -> None:
         def is_held_out(puzzle: CountdownPuzzle) -> bool:
             key = f"countdown split {seed}: {' '.join(map(str, puzzle.numbers))}"
@@ -93,6 +92,7 @@ class TestQuestions:
         (question,) = countdown_questions([CountdownPuzzle((3, 5, 7), 22)])
         assert question == Question("countdown-3-5-7-to-22", "3 5 7 -> 22:", "3 5 7 -> 22", "countdown", "countdown")
 
+    @pytest.mark.slow
     def test_ids_are_distinct(self) -> None:
         questions = countdown_questions(countdown_puzzles(3, 13, range(1, 100)))
         assert len({question.id for question in questions}) == len(questions)

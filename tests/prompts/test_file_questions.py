@@ -14,7 +14,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -77,7 +77,6 @@ class TestFormats:
         ),
         st.booleans(), st.booleans(), st.sampled_from(["\n", "\r\n", "\n\n", "\n \r\n"]),
     )  # fmt: skip
-    @settings(max_examples=60)
     def test_any_text_survives_json_lines_and_arrays(
         self, tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], escape: bool, bom: bool, end: str
     ) -> None:
@@ -184,7 +183,6 @@ class TestTables:
                         .filter(str.strip)] * 2), min_size=1, max_size=5, unique_by=lambda row: row[0],
         )
     )  # fmt: skip
-    @settings(max_examples=30)
     def test_any_text_survives(
         self, tmp_path_factory: pytest.TempPathFactory, name: str, separator: str, rows: list[tuple[str, str]]
     ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from brorl.prompts.prompt import Message, Question, drop_evaluated, split_held_out
@@ -22,7 +22,6 @@ QUESTIONS = [ask(f"How much is {i} + {i * i}?") for i in range(400)]
 
 
 @given(st.floats(0, 1), st.integers(0, 2**63))
-@settings(max_examples=20)
 def test_every_question_is_on_one_side_in_order(fraction: float, seed: int) -> None:
     train, held_out = split_held_out(QUESTIONS, fraction, seed)
     assert train == [q for q in QUESTIONS if q not in set(held_out)]

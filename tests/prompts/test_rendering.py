@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -85,7 +85,6 @@ def test_a_prompt_above_the_length_of_the_tokenizer_prints_nothing(
 
 class TestPlainText:
     @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), max_size=5))
-    @settings(max_examples=40)
     def test_tokens_are_the_tokenizers_own(self, texts: list[str]) -> None:
         tokenizer = byte_tokenizer()
         prompts = render([ask(text, f"q{i}") for i, text in enumerate(texts)], PromptFormat(), tokenizer)
@@ -116,7 +115,6 @@ class TestPlainText:
         assert [p.text for p in prompts] == [f"{i}=" for i in range(2500)]
 
     @given(*[st.text(st.characters(exclude_categories=["Cs"])).filter(lambda t: "{prompt}" not in t)] * 2)
-    @settings(max_examples=40)
     def test_every_other_brace_is_a_brace(self, before: str, after: str) -> None:
         question = r"Simplify \frac{1}{2}{x} in {prompt} and {0} and {{}}, %s $x"
         found = PromptFormat(template=f"{before}{{prompt}}{after}").fill(question, "math")

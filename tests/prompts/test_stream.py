@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from brorl.prompts.prompt import Prompt, PromptStream
@@ -129,7 +129,6 @@ def mixture(weights: Sequence[float], size: int = 3, seed: int = 0) -> PromptStr
 
 
 @given(weights_of_sources, st.integers(1, 250))
-@settings(max_examples=60)
 def test_every_prefix_has_each_share_to_within_one(weights: list[float], n: int) -> None:
     total = sum(Fraction(str(weight)) for weight in weights)
     fractions = [Fraction(str(weight)) / total for weight in weights]
@@ -169,7 +168,6 @@ def test_decimal_weights_are_exact() -> None:
 
 
 @given(weights_of_sources, *[st.lists(st.integers(0, 20), max_size=4)] * 2, st.integers(0, 1000))
-@settings(max_examples=60)
 def test_a_resumed_stream_equals_the_uninterrupted_one(
     weights: list[float], before: list[int], after: list[int], seed: int
 ) -> None:

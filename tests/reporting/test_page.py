@@ -345,6 +345,7 @@ def test_no_name_or_text_becomes_markup(tmp_path: Path, rng: np.random.Generator
     assert parsed[0] == parsed[1]
 
 
+@pytest.mark.slow
 def test_the_page_of_a_long_run_is_small(rng: np.random.Generator) -> None:
     record = step_record(rng, 1, random_step(rng, 3, 40))
     prompts = {n: v * 40 if isinstance(v, list) else v for n, v in record["coverage"]["prompts"].items()}
@@ -425,6 +426,7 @@ def test_evaluations_on_the_page_are_the_first_the_best_and_the_last(tmp_path: P
     assert choose_evaluations(read_run(run), token_text(None), 3) == ()
 
 
+@pytest.mark.slow
 def test_a_large_step_keeps_its_most_frequent_responses(tmp_path: Path, rng: np.random.Generator) -> None:
     run = tmp_path / "one"
     make_run(run, rng, steps=3, num_groups=20, num_rollouts=60)

@@ -142,6 +142,7 @@ def test_the_table_of_the_documentation_is_computed() -> None:
         assert [float(cell) for cell in cells.split("|")[:-1]] == pytest.approx(found.tolist(), abs=0.0051)
 
 
+@pytest.mark.slow
 def test_the_falling_order_of_the_documentation_is_computed() -> None:
     """The weights at each order, and where in a fall a prompt has lost half of its weight."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "explanation" / "theory.md").read_text("utf-8")

@@ -98,6 +98,7 @@ def test_intervals_over_many_prompts_hold_the_truth_as_often_as_they_say(rng: np
     assert fraction >= 0.95 - five_sigma
 
 
+@pytest.mark.slow
 def test_intervals_of_one_prompt_hold_the_truth_nearly_as_often_in_the_mean(rng: np.random.Generator) -> None:
     """The normal interval of one prompt depends on how skewed its responses are; the exact binomial one does not."""
     models = [exact(rng, vocabulary=5, length=2, size=0.3) for _ in range(80)]

@@ -296,6 +296,7 @@ def test_order_of_figure_3_on_a_twentieth_of_the_vocabulary(rng: np.random.Gener
         assert many.worst_drop[-1] == 0
 
 
+@pytest.mark.slow
 def test_sgd_gains_the_same_mass_at_every_n(rng: np.random.Generator) -> None:
     """What makes small N lose mass is Adam: by plain gradient steps the mean gain is (1 - 1/N) of the limit."""
     settings = SimulationSettings(

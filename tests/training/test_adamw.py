@@ -16,7 +16,7 @@ from brorl.training.adamw import AdamW
 from brorl.training.learner import TreeLearner
 from learner_support import batch_of, learn
 from recipes import recipe
-from small_models import small_model
+from small_models import mostly_slow, small_model
 
 SETTINGS = recipe(learning_rate=1e-2, nodes_per_pass=128, weight_decay=0.1, warmup_updates=3)
 EIGHT = recipe(SETTINGS, states="8bit")
@@ -38,7 +38,7 @@ def rows_of_slices(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(adamw, "_SLICE", 64 * int(rng.integers(1, 20)))
 
 
-@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("lora", mostly_slow([False, True], True))
 @pytest.mark.parametrize("from_plain", [False, True])
 @pytest.mark.usefixtures("rows_of_slices")
 def test_updates_and_states_on_the_host_are_those_of_adamw(

@@ -159,6 +159,7 @@ def test_a_straggler_blocks_no_step_and_trains_late() -> None:
     assert 200 <= late[0][2] < 220  # the step after it was done
 
 
+@pytest.mark.slow
 def test_a_straggler_of_many_epochs_begins_once_afterwards() -> None:
     """The stream returns it in every epoch meanwhile: its copies neither pile up nor fill steps."""
 

@@ -1,7 +1,7 @@
 """The order of `Backlog` against an independent schedule, for random orders of events."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from async_support import END, WRONG, prompts_of
@@ -19,7 +19,6 @@ def group_of(start: PromptStart) -> Group:
 @given(
     per_step=st.integers(1, 4), staleness=st.integers(0, 3), num_prompts=st.integers(1, 12), seed=st.integers(0, 2**20)
 )
-@settings(max_examples=15)
 def test_steps_train_the_oldest_groups_as_soon_as_there_are_enough(
     per_step: int, staleness: int, num_prompts: int, seed: int
 ) -> None:

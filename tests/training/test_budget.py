@@ -33,7 +33,8 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("unit", ["samples", pytest.param("unique_tokens", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["samples", "unique_tokens"])
 def test_a_run_ends_with_its_budget_and_is_evaluated_at_its_marks(unit: str, probe: Path, tmp_path: Path) -> None:
     spent = spent_by(records_of(probe), unit)
     limit, mark = spent[2] + 1, spent[1] - 1  # reached by the third step, and by the first

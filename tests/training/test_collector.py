@@ -262,6 +262,7 @@ def test_a_round_is_bounded(rng: np.random.Generator) -> None:
             assert 1 <= number <= max(per_step, ceil((1 + per_step / 3) * 21 / (kept + 1)))
 
 
+@pytest.mark.slow
 def test_once_the_fraction_is_known_a_step_takes_one_round(rng: np.random.Generator) -> None:
     """And samples no more in the long run; only the first step knows nothing."""
     per_step, steps, fraction = 12, 80, 0.55

@@ -105,7 +105,7 @@ def test_each_importance_correction(mode: str, kind: str, aggregation: str, rng:
 
 
 @pytest.mark.parametrize("kind", ["ppo", "cispo", "gspo"])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", mostly_slow([False, True], True))
 def test_each_loss_and_the_penalty_among_the_kept_tokens(kind: str, recompute: bool, rng: np.random.Generator) -> None:
     """Of trees with many tokens that the current weights, or the reference's, do not keep."""
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)

@@ -17,7 +17,7 @@ from brorl.training.learner import TreeLearner
 from learner_support import batch_of, learn
 from recipes import recipe
 from run_support import assert_identical
-from small_models import assert_same_gradients, gradients, random_tree, small_model
+from small_models import assert_same_gradients, gradients, mostly_slow, random_tree, small_model
 
 SETTINGS = recipe(learning_rate=1e-3, nodes_per_pass=128, max_grad_norm=1e9)
 EVERYTHING = recipe(
@@ -56,7 +56,11 @@ class Full:
 
 @pytest.mark.parametrize(
     ("error", "backward", "settings"),
-    [(CUDA, False, SETTINGS), (CPU, True, SETTINGS), (CUDA, True, EVERYTHING), (CPU, False, EVERYTHING)],
+    [
+        (CUDA, False, SETTINGS),
+        (CPU, True, SETTINGS),
+        *(pytest.param(*v, marks=pytest.mark.slow) for v in ((CUDA, True, EVERYTHING), (CPU, False, EVERYTHING))),
+    ],
 )
 def test_a_mini_batch_starts_again_with_half_the_nodes(
     error: RuntimeError, backward: bool, settings: TrainConfig, rng: np.random.Generator
@@ -169,7 +173,7 @@ RESUMED = {
 }
 
 
-@pytest.mark.parametrize("kind", RESUMED)
+@pytest.mark.parametrize("kind", mostly_slow(RESUMED, "everything"))
 def test_a_restored_learner_continues_bitwise(kind: str, rng: np.random.Generator) -> None:
     """Some matrices are large enough to be quantized. An average changes no update."""
     sizes = {"num_hidden_layers": 1, "intermediate_size": 300, "dtype": torch.float32}

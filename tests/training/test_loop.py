@@ -207,6 +207,7 @@ def test_stored_evaluations_are_the_trees_of_a_few_held_out_prompts(run: Run) ->
             }
 
 
+@pytest.mark.slow
 def test_a_run_that_stores_no_rollouts_stores_no_evaluations(tmp_path: Path) -> None:
     settings = (*SMALL, "--steps=1", "--store_rollouts_every=0", "--output_dir", tmp_path / "run")
     assert command("train", *settings).code == 0

@@ -282,6 +282,7 @@ def test_a_killed_run_with_phases_equals_an_uninterrupted_one(tmp_path: Path) ->
             read_run(killed, 0, Budget("steps", 5))
 
 
+@pytest.mark.slow
 def test_the_console_announces_a_phase(tmp_path: Path) -> None:
     outcome = command("train", *SMALL, PHASES, "--steps=3", "--output_dir", tmp_path / "run")
     assert outcome.code == 0, outcome.err

@@ -81,6 +81,7 @@ def test_a_planted_better_arm_wins(rng: np.random.Generator) -> None:
     assert wins >= 36
 
 
+@pytest.mark.slow
 def test_of_equal_arms_no_winner_is_claimed_in_95_of_100_races(rng: np.random.Generator) -> None:
     claimed = 0
     for _ in range(100):
@@ -229,6 +230,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "out"
 
 
+@pytest.mark.slow
 def test_a_race_that_is_stopped_in_its_first_part_has_no_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "finish_runs", lambda *_: False)
     result = brorl.tune(str(folder), progress=False)

@@ -63,6 +63,7 @@ def test_no_attack_passes_assertions(rng: np.random.Generator) -> None:
     assert_wrong(verdicts(drawn(rng, calls=True), TestCode("f", code)))
 
 
+@pytest.mark.slow
 def test_failures_cannot_name_themselves_unverified() -> None:
     attacks = [a for a in FORGERS if "unverified" in a.source]
     calls = [a for a in attacks if a.function is not None]

@@ -57,6 +57,7 @@ def test_every_question_has_good_and_bad_responses(domain: str) -> None:
     assert min(bad.values()) >= 3
 
 
+@pytest.mark.slow
 def test_the_questions_cover_their_domains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     questions = questions_of("math")

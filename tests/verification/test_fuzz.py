@@ -36,6 +36,7 @@ def test_mutated_responses_have_verdicts_that_repeat(
     assert problems(lambda: DOMAINS[domain](workers), items, random) == []
 
 
+@pytest.mark.slow
 def test_every_mutation_changes_some_text(rng: np.random.Generator) -> None:
     text = "So \\boxed{12} is the answer.\n```python\nprint(12)\n```"
     for mutation in MUTATIONS:

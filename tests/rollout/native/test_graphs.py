@@ -132,6 +132,7 @@ def test_graphs_need_a_cuda_device() -> None:
         NativeEngine(small_model(), EOS, graphs="on")
 
 
+@pytest.mark.slow
 def test_slots_without_a_row_forget_the_positions_of_an_earlier_call(rng: np.random.Generator) -> None:
     """A row in 8 slots, 7 of which had a long prompt before: that and the new tokens are beyond all rotations."""
     model = small_model(seed=int(rng.integers(1 << 30)), scale=0.1)
@@ -143,6 +144,7 @@ def test_slots_without_a_row_forget_the_positions_of_an_earlier_call(rng: np.ran
     assert not lines
 
 
+@pytest.mark.slow
 def test_graphs_for_tensors_in_other_memory_have_a_new_pool(rng: np.random.Generator) -> None:
     """The pool of the graphs that were dropped ends with them; torch refuses to record into it again."""
     model, captures = small_model(seed=int(rng.integers(1 << 30))), []
@@ -199,6 +201,7 @@ def test_a_failed_capture_leaves_the_stream_of_the_caller(monkeypatch: pytest.Mo
     assert current == ["default"]
 
 
+@pytest.mark.slow
 def test_calls_of_other_sizes_keep_the_memory_and_the_graphs(rng: np.random.Generator) -> None:
     """With little memory, fewer rows leave more of it for keys and values, and more rows less."""
     model, captures = small_model(seed=int(rng.integers(1 << 30)), scale=0.1), []

@@ -40,7 +40,7 @@ def cut(tree: RolloutTree, tokenizer: PreTrainedTokenizerBase, stops: Sequence[s
     return RolloutTree.from_responses(tree.prompt_ids, responses, logprobs, finished)
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", mostly_slow(TOKENIZERS))
 @pytest.mark.parametrize("minimum", mostly_slow([0, 3], 3))
 def test_responses_are_those_without_stop_strings_cut_at_the_first(
     name: str, minimum: int, rng: np.random.Generator

@@ -350,6 +350,7 @@ class TestReferences:
         assert verdict.reason == "verifier raised an argument of the test code is no plain value"
         assert not verdict.correct
 
+    @pytest.mark.slow
     def test_a_trial_is_certain_with_a_solution(self, verifier: CodeVerifier) -> None:
         solution = "def add(a, b):\n    return a + b"
         solved = [question_of(tests, solution=solution) for tests in FUNCTIONS.values()]

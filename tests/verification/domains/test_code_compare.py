@@ -6,6 +6,7 @@ from fractions import Fraction
 from random import Random
 
 import numpy as np
+import pytest
 
 from brorl.prompts.code_tests import StdinCases
 from brorl.verification.domains.code_calls import ExpectedCall, ValueRule
@@ -184,6 +185,7 @@ def other_form(value: object, random: Random, rule: ValueRule) -> object:
     return random.choice([near, complex(near)])
 
 
+@pytest.mark.slow
 def test_no_accepted_value_exceeds_the_size_that_is_read(rng: np.random.Generator) -> None:
     random = Random(int(rng.integers(2**32)))
     num_accepted = num_longer = num_more = 0

@@ -95,6 +95,7 @@ def test_calls_without_end_after_caught_exceptions_time_out() -> None:
     assert verdict.reason == "timeout"
 
 
+@pytest.mark.slow
 def test_a_breach_of_the_protocol_costs_its_case_alone() -> None:
     """With partial credit: the cases after it run in a new process."""
     number = 6

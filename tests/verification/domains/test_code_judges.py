@@ -215,6 +215,7 @@ class TestSizeOfReplies:
     def limits(self, tests: Tests) -> list[int]:
         return [limits.output_bytes for limits in self.requests(tests)]
 
+    @pytest.mark.slow
     def test_it_grows_with_the_expected_value(self, rng: np.random.Generator) -> None:
         assert max(self.limits(CallCases("f", ((1,),), (7,)))) < 5_000
         text = "a" * int(rng.integers(10_000, 100_000))

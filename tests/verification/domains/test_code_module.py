@@ -102,6 +102,7 @@ def test_the_elements_of_iterables_are_lists_where_values_are_json(verifier: Cod
     assert reasons(verifier, [(pairs, nested)]) == ["correct"]
 
 
+@pytest.mark.slow
 def test_they_are_no_lists_where_python_compares(verifier: CodeVerifier) -> None:
     tests = CodeTests(TestCode("f", "assert f() == [1, 2, 3]"))
     assert reasons(verifier, [(tests, "def f():\n    return range(1, 4)")]) == ["wrong answer"]

@@ -59,6 +59,7 @@ def test_its_references_are_checked_with_those_of_other_domains() -> None:
     assert all(problem.startswith("is not a countdown puzzle") for name, problem in found if "count" in name)
 
 
+@pytest.mark.slow
 def test_check_and_init_use_it(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=64)
     arguments = ("--data.sources={path: rows.jsonl, domain: parity}", "--data.held_out_fraction=0.3", "--no-timing")

@@ -51,6 +51,7 @@ def test_the_answer_and_the_test_code_find_the_other_function(verifier: CodeVeri
     assert bad.reason == "wrong answer"
 
 
+@pytest.mark.slow
 def test_a_prompt_with_imports_alone_leaves_the_test_code_as_it_is() -> None:
     prompt = "from typing import List\nimport math\n\n\ndef add(x: List[int]) -> int:\n    pass\n"
     row = {**SHIFT, "prompt": prompt, "entry_point": "add"}

@@ -252,6 +252,7 @@ def test_nothing_hangs_crashes_or_goes_without_a_reason(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []  # no answer was run as code
 
 
+@pytest.mark.slow
 def test_there_must_be_time(pool: CountingPool) -> None:
     with pytest.raises(ValueError, match="limit_s must be above 0, got 0"):
         MathVerifier(pool, limit_s=0)

@@ -94,6 +94,7 @@ def test_others(reference: str, answer: str) -> None:
     assert same_chemistry(reference, answer) is False
 
 
+@pytest.mark.slow
 @each_row(*table(__file__, "letters_of_physics_are_no_chemistry"))
 def test_letters_of_physics_are_no_chemistry(reference: str) -> None:
     assert same_chemistry(reference, reference) is None

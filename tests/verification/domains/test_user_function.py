@@ -167,6 +167,7 @@ def test_modules_of_the_current_directory_can_be_named(own: Path, monkeypatch: p
             assert ask(pool, function, response)[0].correct, function
 
 
+@pytest.mark.slow
 def test_a_mistake_in_the_setting_is_found_before_training(pool: WorkerPool, own: Path) -> None:
     importing = own.with_name("importing.py")
     importing.write_text("import no_such_package.part\ncheck = no_such_package.part.check\n")

@@ -159,8 +159,8 @@ for name in sys.argv[2:]:
     "options",
     [
         ["--reuid=12345", "--regid=12345", "--clear-groups"],
-        ["--bounding-set=-all", "--inh-caps=-all"],
-        ["--bounding-set=-kill", "--inh-caps=-all"],
+        pytest.param(["--bounding-set=-all", "--inh-caps=-all"], marks=pytest.mark.slow),
+        pytest.param(["--bounding-set=-kill", "--inh-caps=-all"], marks=pytest.mark.slow),
     ],
     ids=["ordinary user", "root without capabilities", "root that cannot signal others"],
 )

@@ -26,6 +26,7 @@ def prompt_with(reference: str) -> Prompt:
     return Prompt("0", "text", (1,), reference, "math", "source")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_worker_that_is_killed_twice_is_lost(number: int) -> None:
     with WorkerPool(num_workers=2) as pool:
@@ -106,6 +107,7 @@ def test_the_first_process_that_cannot_start_is_an_error(monkeypatch: pytest.Mon
         pool.run([call("echo", 1)])
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_start_later_is_a_lost_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     with WorkerPool(num_workers=2) as pool:
         assert pool.run([call("echo", 1)])[0].value == 1
@@ -128,6 +130,7 @@ def test_a_run_continues_with_the_processes_that_it_has(monkeypatch: pytest.Monk
         assert [r.value for r in pool.run([call("echo", i) for i in range(5)])] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_function_that_no_longer_loads_loses_its_calls_alone(tmp_path: Path) -> None:
     file = tmp_path / "changing.py"
     file.write_text("def f(x): return x\n", "utf-8")
@@ -155,6 +158,7 @@ def test_a_call_that_has_used_its_limit_is_a_timeout(monkeypatch: pytest.MonkeyP
     assert result.failure == "timeout"
 
 
+@pytest.mark.slow
 def test_verifiers_do_not_score_a_lost_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "mine.py"
     source.write_text(

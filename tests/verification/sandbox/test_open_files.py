@@ -50,6 +50,7 @@ def outcome(source: str, soft: int, hard: int, tmp_path: Path) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source", [FUNCTIONS, pytest.param(PROGRAMS, marks=pytest.mark.slow)], ids=["calls", "programs"]
 )

@@ -72,6 +72,7 @@ def children() -> set[int]:
     return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text("ascii").split()}
 
 
+@pytest.mark.slow
 def test_workers_start_before_there_is_work() -> None:
     """They have imported what is expected when their first call arrives, and none starts where nothing is expected."""
     module = "brorl.verification.domains.units"
@@ -241,6 +242,7 @@ def test_what_cannot_be_loaded_is_named(pool: WorkerPool, tmp_path: Path) -> Non
     assert pool.run([call("echo", 3)])[0].value == 3
 
 
+@pytest.mark.slow
 def test_an_import_that_does_not_end_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text("while True: pass", "utf-8")
     with WorkerPool(1, start_timeout_s=0.2) as pool, pytest.raises(LoadError, match="it took too long to start"):
@@ -267,6 +269,7 @@ def test_an_alarm_that_a_call_left_does_not_strike_the_next() -> None:
     assert first.value == second.value
 
 
+@pytest.mark.slow
 def test_workers_killed_while_idle_cost_nothing() -> None:
     with WorkerPool(num_workers=4) as pool:
         for pid in {result.value for result in pool.run([call("slow_pid", 0.1)] * 4)}:
@@ -392,6 +395,7 @@ def test_an_interrupt_of_the_terminal_ends_the_trainer_without_a_word_of_the_wor
     assert all(gone(pid) for pid in pids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [TRUSTED, UNSAFE])
 def test_a_server_started_after_its_trainer_has_ended_exits(level: str) -> None:
     """The trainer may die between the fork and the server's request for the lifeline's signal."""

@@ -276,6 +276,7 @@ def test_every_judge_gets_its_own_replies(pool: ProgramPool, rng: np.random.Gene
     assert pool.run([]) == []
 
 
+@pytest.mark.slow
 def test_an_exception_of_a_judge_ends_the_run_and_its_programs() -> None:
     def judge(worker: Worker) -> Reply:
         worker.load("def f(): pass", LIMITS)
@@ -332,6 +333,7 @@ def kill_and_call(pids: Callable[[], set[int]], worker: Worker) -> str:
     return f"no loss: {worker.call('f', (), LIMITS)}"
 
 
+@pytest.mark.slow
 def test_a_lost_server_is_replaced_once() -> None:
     tries: list[int] = []
 
@@ -388,6 +390,7 @@ def test_packages_are_imported_before_the_program_is_confined() -> None:
         ended(pool, "")
 
 
+@pytest.mark.slow
 def test_closing_ends_the_servers_of_preloading_too() -> None:
     before = servers()
     with ProgramPool(1) as pool:
@@ -401,6 +404,7 @@ def test_closing_ends_the_servers_of_preloading_too() -> None:
     assert servers() <= before
 
 
+@pytest.mark.slow
 def test_a_judge_can_report_a_fault_of_the_machine(pool: ProgramPool) -> None:
     """It runs once more, and then it is lost."""
     begun: list[str] = []
@@ -417,6 +421,7 @@ def test_a_judge_can_report_a_fault_of_the_machine(pool: ProgramPool) -> None:
     assert sorted(begun) == ["a", "b", "b", "c", "c"]
 
 
+@pytest.mark.slow
 def test_an_end_before_the_confinement_is_no_fault_of_the_program(pool: ProgramPool) -> None:
     limits = Limits(60.0, memory_bytes=1e9)  # type: ignore[arg-type] # the system takes no float
 

@@ -59,6 +59,7 @@ def widen():
     assert set(own) <= os.sched_getaffinity(0)
 
 
+@pytest.mark.slow
 def test_workers_share_the_cores_of_the_trainer_evenly() -> None:
     cores = sorted(os.sched_getaffinity(0))
 
@@ -246,6 +247,7 @@ def test_cheap_programs_are_decided_first() -> None:
     assert [reply.value for reply in found if isinstance(reply, Reply)] == ["1\n"] * 5
 
 
+@pytest.mark.slow
 def test_programs_that_never_ran_are_unverified() -> None:
     def judge(worker: Worker) -> Reply:
         time.sleep(0.5)  # the trainer is busy

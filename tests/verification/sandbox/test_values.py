@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from brorl.verification.sandbox.values import MAX_DEPTH, Elements, NotPlainError, decode, encode
@@ -52,7 +52,6 @@ def shape(value: object) -> object:
 
 
 @given(plain)
-@settings(max_examples=50)
 def test_a_value_comes_back_with_its_types(value: object) -> None:
     text = encode(value)
     assert text.isascii()
@@ -92,6 +91,7 @@ def test_values_of_subclasses_become_plain() -> None:
     assert math.copysign(1.0, decode(encode(np.float64(-0.0)))) == -1.0
 
 
+@pytest.mark.slow
 def test_values_with_elements_become_lists_of_them() -> None:
     values = [range(3), iter("ab"), {1: 2}.items(), (x for x in ()), array("d", [0.5])]
     found = decode(encode(values))
