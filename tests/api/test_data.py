@@ -54,6 +54,7 @@ def recipe(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyP
     }
 
 
+@pytest.mark.slow
 def test_counts_and_lengths_against_plain_loops(recipe: dict[str, Any]) -> None:
     result = data(recipe, show=7)
     own, public = result.sources

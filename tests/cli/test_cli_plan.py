@@ -81,6 +81,7 @@ def test_runs_without_a_whole_checkpoint(short_run: Path, tmp_path: Path) -> Non
     assert "is not a complete checkpoint" in refusal(unfinished / "checkpoints" / "step-000002")
 
 
+@pytest.mark.slow
 def test_a_model_that_solves_nothing_stops_after_its_pilot(tmp_path: Path) -> None:
     tiny = save_tiny_model(tmp_path / "tiny")
     outcome = command("plan", tiny, *SMALL, *PILOT, "--sampling.max_new_tokens=4")

@@ -71,6 +71,7 @@ def test_a_report_of_a_real_run(run: Path) -> None:
     assert (both.code, both.err) == (2, f"brorl: the run {run} is given twice; give each run once\n")
 
 
+@pytest.mark.slow
 def test_the_function_writes_the_file_of_the_command(run: Path) -> None:
     assert command("report", run, "--output", "command.html").code == 0
     report = write_report([run], Path("python.html"))
@@ -80,6 +81,7 @@ def test_the_function_writes_the_file_of_the_command(run: Path) -> None:
     assert report._repr_html_() == f'<a href="python.html" target="_blank">{report}</a>'
 
 
+@pytest.mark.slow
 def test_a_report_of_several_runs_goes_under_runs(run: Path, tmp_path: Path) -> None:
     copytree(run, tmp_path / "twin")
     outcome = command("report", run, tmp_path / "twin")

@@ -75,6 +75,7 @@ def test_one_recipe_is_compared_at_its_own_n_and_at_another(own: int, values: li
     assert "one recipe at two N" in spec.notes[0]
 
 
+@pytest.mark.slow
 def test_a_folder_continues_with_the_command_that_began_it(tmp_path: Any) -> None:
     """Also if its plan chose the budget; another budget or other prompts are refused."""
     spec, asked = planned()

@@ -150,6 +150,7 @@ def test_another_success_never_lowers_an_end(num_samples: int, data: st.DataObje
     assert after.high >= before.high - 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("a", "b", "num_prompts", "k"),
     [

@@ -369,6 +369,7 @@ def test_a_revision_reaches_every_loader_of_the_hub(monkeypatch: pytest.MonkeyPa
     assert {*asked} == {(HUB_ID, "brorl")}
 
 
+@pytest.mark.slow
 def test_an_adapter_names_the_commit_of_its_base(downloaded: dict[str, PreTrainedModel], tmp_path: Path) -> None:
     lora = LoraSettings(rank=2)
     save_whole(load_model(f"{HUB_ID}@brorl", CPU, torch.float32, lora), tmp_path / "adapter", writes=True)

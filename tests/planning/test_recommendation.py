@@ -259,6 +259,7 @@ def test_prompts_that_take_as_long_in_a_replicate(rng: np.random.Generator) -> N
     np.testing.assert_array_equal(free.redrawn_prompts(drawn, 0, 8), 8.0)
 
 
+@pytest.mark.slow
 def test_the_default_budget_is_the_recipes_own(rng: np.random.Generator) -> None:
     plan = make_plan(pilot(rng), cost(), SETTINGS, None, rng)
     own = plan.rows[plan.recipe]
@@ -267,6 +268,7 @@ def test_the_default_budget_is_the_recipes_own(rng: np.random.Generator) -> None
     assert [r.budget_prompts for r in plan.rows] == sorted((r.budget_prompts for r in plan.rows), reverse=True)
 
 
+@pytest.mark.slow
 def test_a_budget_that_nothing_fits_in(rng: np.random.Generator) -> None:
     plan = make_plan(pilot(rng), cost(fixed=1.0), SETTINGS, 0.5, rng)
     assert plan.chosen is None

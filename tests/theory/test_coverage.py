@@ -138,6 +138,7 @@ def exact_sizes(model: ExactModel) -> tuple[np.ndarray, np.ndarray]:
     return sum(seen.values()), sum(seen[r] for r in responses)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pilot_rollouts", [1, 2, 3])
 def test_sizes_are_unbiased_at_every_number_of_rollouts(rng: np.random.Generator, pilot_rollouts: int) -> None:
     """Exactly: the mean over every draw that a pilot could give, weighted by its probability."""

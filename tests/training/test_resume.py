@@ -545,6 +545,7 @@ def test_run_directory_with_an_empty_config(child: ChildRuns, run: Path) -> None
     assert "config.yaml" in outcome.err
 
 
+@pytest.mark.slow
 def test_of_two_runs_with_one_directory_one_is_refused_and_the_other_runs_on(child: ChildRuns, run: Path) -> None:
     settings = (*PLAIN, "--output_dir", run)
     with ThreadPoolExecutor(1) as pool:

@@ -238,6 +238,7 @@ def test_it_agrees_with_the_standard_library(text: str) -> None:
     assert has_format(text, pattern) == bool(re.fullmatch(pattern, text.strip(), re.DOTALL))
 
 
+@pytest.mark.slow
 def test_a_pattern_that_never_comes_to_an_end_does_not_match() -> None:
     assert not has_format("a" * 5_000 + "b", r"(a|aa)+(a|aa)+(a|aa)+(a|aa)+c")
     assert has_format("aaa", r"(a|aa)+")

@@ -171,6 +171,7 @@ def test_anything_else_is_left_to_a_process(code: str) -> None:
     assert parse_calls(TestCode("f", f"{code}\n# f")) is None
 
 
+@pytest.mark.slow
 def test_a_literal_is_what_python_evaluates(rng: np.random.Generator) -> None:
     """Random nested literals, with the signs and calls that `repr` writes."""
 

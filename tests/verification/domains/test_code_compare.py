@@ -78,6 +78,7 @@ def test_order_can_be_left_out(rng: np.random.Generator) -> None:
     assert not rule.same([True], [1])
 
 
+@pytest.mark.slow
 def test_elements_of_one_hash_do_not_slow_a_comparison() -> None:
     """Integers that are equal modulo 2**61 - 1 share their hash; a set of them takes quadratic time."""
     equal_hashes = [k * (2**61 - 1) for k in range(300_000)]

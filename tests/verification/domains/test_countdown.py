@@ -100,6 +100,7 @@ class TestReasons:
 
 
 class TestBounds:
+    @pytest.mark.slow
     @given(st.text(max_size=100) | st.text("0123456789+-*/() ", min_size=200, max_size=400))
     def test_any_text_gets_a_verdict(self, text: str) -> None:
         verdict = CountdownVerifier().verify(prompt_of((3, 5), 8), text)

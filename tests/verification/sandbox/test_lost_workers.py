@@ -120,6 +120,7 @@ def test_a_process_that_cannot_start_later_is_a_lost_worker(monkeypatch: pytest.
         assert [r.value for r in pool.run([call("echo", i) for i in range(3)])] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_run_continues_with_the_processes_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of four processes starts, and a start that fails for a while succeeds later."""
     with WorkerPool(num_workers=4) as pool:

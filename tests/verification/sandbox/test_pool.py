@@ -220,6 +220,7 @@ def test_loading_is_not_counted_as_the_time_of_a_call(pool: WorkerPool, tmp_path
     assert result.seconds < pool.timeout_s < 1.6
 
 
+@pytest.mark.slow
 def test_what_cannot_be_loaded_is_named(pool: WorkerPool, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("x = 1\nraise KeyError('at import')", "utf-8")
     (tmp_path / "exits.py").write_text("import os; os._exit(5)", "utf-8")

@@ -49,6 +49,7 @@ def test_a_program_runs_as_a_script(pool: ProgramPool, source: str, stdin: str, 
     assert (reply.value, reply.failure) == (stdout, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["seccomp", "auto"])
 def test_programs_find_the_same_random_state_and_order_of_sets(level: str, rng: np.random.Generator) -> None:
     words = [str(word) for word in rng.integers(1 << 40, size=20)]
@@ -303,6 +304,7 @@ def test_a_run_works_from_any_thread() -> None:
     assert found == ["5\n"] * 3
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_nothing() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
     try:
@@ -376,6 +378,7 @@ pool.run([run_judge("while True: pass")] * 64)
     wait_until(lambda: not any(is_running(pid) for pid in left))
 
 
+@pytest.mark.slow
 def test_packages_are_imported_before_the_program_is_confined() -> None:
     source = "import numpy\ndef total(n): return float(numpy.arange(n).sum())"
     with ProgramPool(1).preloading("numpy") as pool:

@@ -115,6 +115,7 @@ def test_only_others_deny_a_core(monkeypatch: pytest.MonkeyPatch, rng: np.random
             seen.append((found, denied))
 
 
+@pytest.mark.slow
 def test_a_program_without_its_core_is_unverified(pool: ProgramPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its wall time is over, and others had the core for most of it."""
     monkeypatch.setattr(request, "denied_s", lambda _pid: 0.99 * time.monotonic())
