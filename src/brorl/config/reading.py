@@ -10,6 +10,8 @@ import io
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
+from copy import deepcopy
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
@@ -121,6 +123,11 @@ def raw_settings(config_or_path: ConfigOrPath) -> dict[str, Any]:
 
 def parse_yaml(text: str, source: str) -> Any:
     """Parse YAML 1.2 (in which 1e-6 is a number); an error names its source, line and column."""
+    return deepcopy(_parsed(text, source))
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str, source: str) -> Any:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 

@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 
 from brorl.errors import UserError, first_line
 from brorl.model.settings import LoraSettings
@@ -114,17 +115,20 @@ def _adaptable(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
         require_peft()
     except UserError:
         return {*names}
+    return {name for name in names if _adapts(type(model.config), name)}
+
+
+@cache
+def _adapts(config_class: type[PreTrainedConfig], name: str) -> bool:
     from peft import LoraConfig, inject_adapter_in_model
 
-    found = set()
-    for name in names:
-        trial = nn.ModuleDict({name: nn.Linear(1, 1)})
-        trial.config = model.config  # type: ignore[assignment]
-        with suppress(ValueError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            inject_adapter_in_model(LoraConfig(target_modules=[name]), trial)
-            found |= {name} if hasattr(trial[name], "lora_A") else set()
-    return found
+    trial = nn.ModuleDict({name: nn.Linear(1, 1)})
+    trial.config = config_class()  # type: ignore[assignment]
+    with suppress(ValueError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        inject_adapter_in_model(LoraConfig(target_modules=[name]), trial)
+        return hasattr(trial[name], "lora_A")
+    return False
 
 
 def adapter_shapes(model: PreTrainedModel, settings: LoraSettings) -> list[tuple[int, int]]:

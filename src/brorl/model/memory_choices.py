@@ -46,7 +46,7 @@ class MemoryChoices:
     """The ways to train one model on one device, whose free memory is `available` bytes."""
 
     def __init__(self, config: PreTrainedConfig, settings: MemorySettings, workload: Workload, available: int) -> None:
-        self._model = ModelMemory(config, settings.forward)
+        self._model = ModelMemory.of(config, settings.forward)
         self._own, self._workload, self._available = settings, workload, available
 
     def all(self) -> list[Choice]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -148,7 +148,7 @@ def predict_memory(
     config: PreTrainedConfig, settings: MemorySettings, workload: Workload, available: int | None = None
 ) -> MemoryPrediction:
     """Predict the memory of a run; see `ModelMemory`."""
-    return ModelMemory(config, settings.forward).predict(settings, workload, available)
+    return ModelMemory.of(config, settings.forward).predict(settings, workload, available)
 
 
 class ModelMemory:
@@ -156,6 +156,16 @@ class ModelMemory:
 
     It raises a `HooksError` if `forward` is `tree`, and the model's attention cannot be hooked.
     """
+
+    _made: ClassVar[dict[tuple[type, str, ForwardChoice], ModelMemory]] = {}
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig, forward: ForwardChoice) -> ModelMemory:
+        """Return the prediction for a config, made once: a command predicts several runs of one model."""
+        key = type(config), config.to_json_string(use_diff=False), forward
+        if key not in cls._made:
+            cls._made[key] = cls(config, forward)
+        return cls._made[key]
 
     def __init__(self, config: PreTrainedConfig, forward: ForwardChoice = "auto") -> None:
         with torch.device("meta"):
