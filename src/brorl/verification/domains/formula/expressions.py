@@ -119,10 +119,10 @@ def is_decimal(expression: Expression) -> bool:
     return has_digits_alone and any(isinstance(part, Number) and part.is_decimal for part in parts)
 
 
-def exact(expression: Expression) -> Fraction | None:
-    """Return the value of a rational expression without variables; None for other expressions or a value too large."""
+def exact(expression: Expression, point: Point | None = None) -> Fraction | None:
+    """Return the value of a rational expression at a point; None for other expressions or a value too large."""
     try:
-        value = _value(expression, {})
+        value = _value(expression, point or {})
     except UndefinedError:
         return None
     return value if isinstance(value, Fraction) else None

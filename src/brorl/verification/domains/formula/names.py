@@ -26,7 +26,7 @@ from brorl.verification.domains.formula.expressions import (
     walk,
 )
 from brorl.verification.domains.formula.tokens import UnreadableError
-from brorl.verification.domains.formula.values import WHOLE_NUMBERS
+from brorl.verification.domains.formula.points import WHOLE_NUMBERS
 from brorl.verification.domains.formula.words import are_names
 
 EQUAL = frozenset({"=", "\\approx", "\\equiv"})

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import floor, log10
-from random import Random
 from typing import Any
 
 from mpmath import mp
@@ -24,13 +23,12 @@ from brorl.verification.domains.formula.expressions import (
     variables,
     walk,
 )
+from brorl.verification.domains.formula.points import WHOLE_NUMBERS, at_changes, may_be_complex, near_zero
 
 IMAGINARY = "i"
 _DIGITS, _MANY_DIGITS, _DIGITS_AT_POINTS = 40, 600, 120
 _SMALL = Fraction(1, 1000)  # below this, rounding to six decimals leaves fewer than three digits
 _HALF_UNIT = Fraction(1, 2) + Fraction(1, 10**9)  # in units of the third digit
-WHOLE_NUMBERS = frozenset("nkmj")  # letters that stand for whole numbers
-_POINTS = 8
 _ZERO = mp.mpf(10) ** -35
 _INFINITE_PARTS = 2  # only a sign and infinity, no arithmetic with infinity
 
@@ -98,21 +96,14 @@ def _exponent(value: Fraction) -> int:
 
 
 def _same_at_points(right: Expression, given: Expression, names: list[str], fixed: Mapping[str, Any]) -> bool:
-    random = Random(17)
-    is_whole = any(isinstance(one, Apply) and one.operation in INTEGER_FUNCTIONS for one in walk(right))
+    """Whether two formulas are equal at random points, and on each side of every break."""
+    are_whole = any(isinstance(one, Apply) and one.operation in INTEGER_FUNCTIONS for one in walk(right))
+    whole = {name for name in names if are_whole or (name[0] in WHOLE_NUMBERS and IMAGINARY not in fixed)}
+    parts = [right, *may_be_complex(right)]
     agree: dict[bool, list[bool]] = {True: [], False: []}  # by whether the reference is real at a point
-    for number in range(_POINTS):
-        point = dict(fixed)
-        for name in names:
-            if is_whole or (name[0] in WHOLE_NUMBERS and IMAGINARY not in fixed):
-                point[name] = Fraction(random.randint(2, 30))
-            else:
-                sign = random.choice((-1, 1)) if number > 2 else 1
-                point[name] = Fraction(random.randint(200, 3_000), 1_009) * sign
-        try:
-            with mp.workdps(_DIGITS):
-                is_real = IMAGINARY in fixed or mp.im(evaluate(right, point)) == 0
-        except UndefinedError:
+    for near in near_zero(names, whole):
+        point = {**fixed, **near}
+        if (is_real := _is_real(parts, point)) is None:
             continue
         try:
             agree[is_real].append(_equal(right, given, point, _DIGITS_AT_POINTS))
@@ -120,19 +111,60 @@ def _same_at_points(right: Expression, given: Expression, names: list[str], fixe
             agree[is_real].append(False)
         if is_real and not agree[True][-1]:
             return False
-    compared = agree[True] or agree[False]
+    if IMAGINARY in fixed:
+        return _all(agree[True])
+    digits = None if agree[True] else _DIGITS_AT_POINTS
+    for beside in at_changes((right, given), names, whole, fixed):
+        point = {**fixed, **beside}
+        if not _is_real(parts, point):
+            continue
+        try:
+            agree[True].append(_equal(right, given, point, digits))
+        except UndefinedError:  # a gap of the answer, such as a removable pole
+            continue
+        if not agree[True][-1]:
+            return False
+    return _all(agree[True] or agree[False])
+
+
+def _all(compared: list[bool]) -> bool:
     return bool(compared) and all(compared)
 
 
-def _equal(right: Expression, given: Expression, point: Mapping[str, Any], digits: int) -> bool:
-    """Whether two values stay equal, apart from rounding, when they are computed with more digits."""
+def _is_real(parts: Sequence[Expression], point: Mapping[str, Any]) -> bool | None:
+    r"""Whether an expression, the first part, and its roots are real at a point; None if it has no value.
+
+    `\sqrt{x-10}\sqrt{x-12}` is not real at 0, although the product of two imaginary numbers is.
+    """
+    if IMAGINARY in point:
+        return True
+    with mp.workdps(_DIGITS):
+        for part in parts:
+            try:
+                if mp.im(evaluate(part, point)) != 0:
+                    return False
+            except UndefinedError:
+                if part is parts[0]:
+                    return None
+    return True
+
+
+def _equal(right: Expression, given: Expression, point: Mapping[str, Any], digits: int | None) -> bool:
+    """Whether two values stay equal, apart from rounding, when they are computed with more digits.
+
+    None for the digits finds only clear differences: far from 0 a formula may lose all of its digits.
+    """
     with mp.workdps(_DIGITS):
         one, other = evaluate(right, point), evaluate(given, point)
+        if digits is None and not (mp.isfinite(one) and mp.isfinite(other)):
+            raise UndefinedError("infinite")
         if mp.isinf(one) or mp.isinf(other):
             return bool(one == other) and len([*walk(given)]) <= _INFINITE_PARTS
         coarse, size = abs(one - other), max(abs(one), abs(other))
         if coarse > size * mp.mpf(10) ** -12 and size > mp.mpf(10) ** -20:
             return False
+    if digits is None:
+        return True
     with mp.workdps(digits):
         one, other = evaluate(right, point), evaluate(given, point)
         fine, size = abs(one - other), max(abs(one), abs(other))
