@@ -6,12 +6,15 @@ equal word by word. Everything else differs.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
 from types import FrameType
 
+from brorl.prompts.decimal_commas import is_decimal as is_decimal_comma
+from brorl.prompts.decimal_commas import with_points
 from brorl.verification.domains.formula.expressions import (
     Apply,
     Based,
@@ -23,22 +26,26 @@ from brorl.verification.domains.formula.expressions import (
     Number,
     Quantity,
     Relation,
+    Residue,
     Symbol,
     Text,
     UndefinedError,
     as_quantity,
+    exact,
     is_decimal,
+    product_of,
     to_expression,
     variables,
     walk,
 )
-from brorl.verification.domains.formula.grammar import letters_of, read
+from brorl.verification.domains.formula.grammar import read
 from brorl.verification.domains.formula.names import (
     EQUAL,
     are_choices,
     assigned,
     is_call,
     is_name,
+    modulus_of,
     same_name,
     solved,
     vector_of,
@@ -58,11 +65,12 @@ from brorl.verification.domains.formula.normal import (
 )
 from brorl.verification.domains.formula.tokens import UnreadableError
 from brorl.verification.domains.formula.values import IMAGINARY, is_multiple, is_rounded, same_value, within
-from brorl.verification.domains.formula.words import labeled, same_beside, same_words, units_of
+from brorl.verification.domains.formula.words import are_two_factors, labeled, same_beside, same_words, units_of
 from brorl.verification.domains.units import conversions
 
 CORRECT, WRONG, SEVERAL, OTHER_UNIT = "correct", "wrong answer", "no single answer", "another unit"
 UNREAD, UNREAD_REFERENCE = "not parsed", "reference not parsed"
+_SPACE = re.compile(r"\\[,;! ]|[\s$]")
 _PI = Symbol("\\pi")
 _MAX_MEMBERS = 500
 _REFIRE_S = 0.1  # the alarm repeats, because a bare `except` or a destructor may swallow its exception
@@ -109,10 +117,21 @@ def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
     """Return the verdict's reason for an answer; reference and answer are LaTeX or plain text.
 
     `tolerance` is the accepted difference of two measured numbers, relative to the reference. It is at least a
-    millionth, unless both numbers are whole. None compares decimals in the digits that they have.
+    millionth, unless both numbers are whole. None compares decimals in the digits that they have. A comma between digits
+    may be a decimal comma (`decimal_commas`): each reading counts, unless the reference is surely one number.
     """
     if choice := labeled(reference):
         return _agree_with_choice(*choice, answer, tolerance)
+    if (reading := with_points(reference)) and (is_decimal_comma(reference) or agree(reading, answer, tolerance) == CORRECT):
+        is_same_list = _SPACE.sub("", reference) == _SPACE.sub("", answer)
+        return CORRECT if is_same_list else agree(reading, answer, tolerance)
+    reason = _agree(reference, answer, tolerance)
+    if reason != CORRECT and (reading := with_points(answer)) and _agree(reference, reading, tolerance) == CORRECT:
+        return CORRECT
+    return reason
+
+
+def _agree(reference: str, answer: str, tolerance: float | None) -> str:
     right, given = read(reference), read(answer)
     if isinstance(right, Text) and not any(map(str.isalnum, right.words)):
         return UNREAD_REFERENCE
@@ -195,7 +214,7 @@ class Comparison:
     def _same_text(self, right: Form, given: Form) -> bool:
         """Compare words. A few letters may be a product: `ab` is a times b."""
         if isinstance(right, Text) and isinstance(given, Text):
-            return same_words(right.words, given.words)
+            return same_words(right.words, given.words) or are_two_factors(right.words, given.words)
         if isinstance(right, Text) and isinstance(given, Relation):
             return self._says(right, given)
         if isinstance(right, Relation):
@@ -206,8 +225,8 @@ class Comparison:
             return other == Bracketed("\\{", (), "\\}")
         if are_choices(right, text.words):
             return True
-        letters = letters_of(text.words)
-        return letters is not None and isinstance(other, Expression) and self._same_value(letters, other)
+        is_product = isinstance(other, Expression) and re.fullmatch("[A-Za-z]{2,6}", text.words)
+        return bool(is_product) and self._same_value(product_of(text.words), to_expression(other))
 
     def _same_kind(self, right: Form, given: Form) -> bool:
         """Compare tuples, intervals, matrices and values."""
@@ -215,8 +234,10 @@ class Comparison:
         if vectors[0] is not None and vectors[1] is not None:
             return self._same_in_order(vectors[0], vectors[1])
         match right, given:
-            case Based(digits, _), Number(value, False):
-                return digits == str(value)
+            case Residue(one, modulus), Residue(other, other_modulus):
+                return self._same_value(modulus, other_modulus) and self._is_congruent(one, other, modulus)
+            case (Residue(one, _), Number() as other) | (Number() as other, Residue(one, _)):
+                return self._same_value(one, other)
             case Combined(sign, parts), Combined(other_sign, other_parts):
                 return sign == other_sign and self._same_members(parts, other_parts)
             case Bracketed(opening, items, closing), Bracketed(other_opening, other_items, other_closing):
@@ -228,6 +249,13 @@ class Comparison:
             return self._same_value(right, given)
         one, other = as_quantity(right), as_quantity(given)
         return right == given if one is None or other is None else self._same_quantity(one, other)
+
+    def _is_congruent(self, right: Expression, given: Expression, modulus: Expression) -> bool:
+        """Whether the difference of two numbers is a multiple of a modulus."""
+        values = exact(right), exact(given), exact(modulus)
+        if None in values or not values[2]:
+            return self._same_value(right, given)
+        return (values[0] - values[1]) % values[2] == 0
 
     def _same_quantity(self, right: Quantity, given: Quantity) -> bool:
         """Compare values with units; if only one side has a unit, the unit is dropped."""
@@ -348,6 +376,8 @@ class Comparison:
 
     def _same_relation(self, right: Relation, given: Form) -> bool:
         """Compare an equation or inequality with an answer; for `x = 42` the answer may be `42`."""
+        if modulus_of(right) and not modulus_of(given):
+            return False  # one of its solutions
         if set(right.signs) <= EQUAL and (pair := solved(right)):
             name, value = pair
             if not isinstance(given, Relation):
