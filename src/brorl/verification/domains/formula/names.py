@@ -26,8 +26,8 @@ from brorl.verification.domains.formula.expressions import (
     variables,
     walk,
 )
-from brorl.verification.domains.formula.tokens import UnreadableError
 from brorl.verification.domains.formula.points import WHOLE_NUMBERS
+from brorl.verification.domains.formula.tokens import UnreadableError
 from brorl.verification.domains.formula.words import are_names
 
 EQUAL = frozenset({"=", "\\approx", "\\equiv"})

@@ -2,9 +2,9 @@ r"""Where two formulas are compared: at random points, and on each side of every
 
     `|x - 5|`  ->  x = 1.3, -2.1, ... near 0; then x = 2.9 below the break 5, 8.4 above it, and some far from it
 
-An absolute value, a rounding, a maximum, a root or a logarithm may say something else beyond a number, its break. Between
-two breaks and beyond them one point is enough, because there a formula is analytic. Breaks are found exactly if the
-argument is a polynomial of degree 1 or 2 between the breaks inside it; otherwise points lie at all orders of magnitude.
+An absolute value, a rounding, a maximum, a root or a logarithm may say something else beyond a number, its break.
+Between two breaks and beyond them one point is enough, because there a formula is analytic. Breaks are found exactly if
+the argument is a polynomial of degree 1 or 2 between the breaks inside it; otherwise points lie at all magnitudes.
 """
 
 from __future__ import annotations

@@ -144,7 +144,10 @@ _REWRITTEN = (
     (re.compile(r"\b([apAP])\.\s?([mM])\b\.?"), r"\1\2"),
     (re.compile(r"\{([:=<>])\}"), r"\1"),
     (re.compile(r"\\\\\*?\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]"), r"\\\\ "),
-    (re.compile(rf"(?<=\d)\s*\^\s*(?:o(?![a-zA-Z])|{_UPRIGHT_O}|\{{\s*(?:o|{_UPRIGHT_O}|\\rm\s+o)\s*\}})"), r"\\degree "),
+    (
+        re.compile(rf"(?<=\d)\s*\^\s*(?:o(?![a-zA-Z])|{_UPRIGHT_O}|\{{\s*(?:o|{_UPRIGHT_O}|\\rm\s+o)\s*\}})"),
+        r"\\degree ",
+    ),
 )
 _MAX_TOKENS = 4_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from math import floor, log10
+from math import floor, inf, log10
 from typing import Any
 
 from mpmath import mp
@@ -208,6 +208,19 @@ def order_key(expression: Expression) -> Any:
     """Return the value of a real number, to compare it with others; None if the number has no real value."""
     value = _value(expression)
     return None if value is None or mp.im(value) != 0 else mp.re(value)
+
+
+def place_of(form: object) -> tuple[float, ...]:
+    """Return numbers that sort forms: the values of their expressions, to ten digits, at one fixed point."""
+    if isinstance(form, Number | Symbol | Apply):
+        point = {name: Fraction(100 + sum(name.encode()), 83) for name in variables(form)}
+        try:
+            value = complex(evaluate(form, {LOG: mp.e, **point}))
+        except (UndefinedError, OverflowError):
+            return (inf,)
+        return float(f"{value.real:.9e}"), float(f"{value.imag:.9e}")
+    parts = form if isinstance(form, tuple) else ()
+    return tuple(number for part in parts for number in place_of(part))
 
 
 def _value(expression: Expression, base: Any = mp.e) -> Any:
