@@ -220,9 +220,15 @@ def _beside(breaks: _Breaks, random: Random) -> list[Fraction]:
     ends = breaks.at
     between = [low + (high - low) * Fraction(random.randint(20, 80), 101) for low, high in pairwise(ends)]
     beyond = [end + sign * (1 + abs(end)) * Fraction(random.randint(20, 80), 101) for end, sign in _outer(ends)]
-    far = _FAR if breaks.are_all else _MAGNITUDES
-    wide = [sign * size * Fraction(random.randint(90, 110), 101) for size in far for sign in (1, -1)]
+    wide = [sign * size * Fraction(random.randint(90, 110), 101) for size in _far(breaks) for sign in (1, -1)]
     return [*beyond, *between, *breaks.jumps, *wide]
+
+
+def _far(breaks: _Breaks) -> Sequence[Fraction]:
+    """Return sizes of numbers far from 0; none if all breaks are known, for then a point beyond the last is enough."""
+    if not breaks.are_all:
+        return _MAGNITUDES
+    return _FAR if breaks.jumps else ()
 
 
 def _outer(ends: Sequence[Fraction]) -> list[tuple[Fraction, int]]:
@@ -232,7 +238,7 @@ def _outer(ends: Sequence[Fraction]) -> list[tuple[Fraction, int]]:
 def _whole_beside(breaks: _Breaks, signed: bool, most: int | None) -> list[Fraction]:
     """Return whole numbers beside the breaks, and large ones up to a bound; negative ones only if signed."""
     beside = {floor(end) + step for end in breaks.at for step in (-1, 0, 1, 2)} | {ceil(2 * end) for end in breaks.at}
-    sizes = [] if most else [floor(size) for size in (_FAR if breaks.are_all else _MAGNITUDES)] + [10**6 + 3]
+    sizes = [] if most else [*map(floor, _far(breaks)), 10**6 + 3]
     signs = (1, -1) if signed else (1,)
     numbers = sorted(beside | {size * sign for size in sizes for sign in signs} | ({-1, -7} if signed else set()))
     return [Fraction(number) for number in numbers if signed or number > 0]

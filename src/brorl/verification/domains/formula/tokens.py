@@ -135,7 +135,8 @@ _CHOSEN = re.compile(  # a binomial coefficient: `^5C_2`, `5C2`
     r"(?:\{(\d{1,4})\}|(\d{1,4})\b)"
 )
 _UPRIGHT_O = r"\\(?:text|textrm|mathrm|mbox)\s*\{\s*o\s*\}"
-# Each pattern is replaced before the text is split: `\\quadx`, `5C2`, `triangle ABC`, `7 p. m.`, `{:}`, `\\[4pt]`, `60^o`.
+# Each pattern is replaced before the text is split: `\\quadx`, `5C2`, `triangle ABC`, `7 p. m.`, `{:}`, `\\[4pt]`,
+# `60^o`.
 _REWRITTEN = (
     (re.compile(r"\\q?quad(?=[a-zA-Z])"), r"\\quad "),
     (_CHOSEN, r"\\binom{\1\2\3}{\4\5}"),

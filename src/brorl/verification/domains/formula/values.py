@@ -30,6 +30,7 @@ _DIGITS, _MANY_DIGITS, _DIGITS_AT_POINTS = 40, 600, 120
 _SMALL = Fraction(1, 1000)  # below this, rounding to six decimals leaves fewer than three digits
 _HALF_UNIT = Fraction(1, 2) + Fraction(1, 10**9)  # in units of the third digit
 _ZERO = mp.mpf(10) ** -35
+_CLEAR, _TINY = mp.mpf(10) ** -12, mp.mpf(10) ** -20
 _INFINITE_PARTS = 2  # only a sign and infinity, no arithmetic with infinity
 
 
@@ -113,22 +114,37 @@ def _same_at_points(right: Expression, given: Expression, names: list[str], fixe
             return False
     if IMAGINARY in fixed:
         return _all(agree[True])
-    digits = None if agree[True] else _DIGITS_AT_POINTS
-    for beside in at_changes((right, given), names, whole, fixed):
-        point = {**fixed, **beside}
-        if not _is_real(parts, point):
-            continue
-        try:
-            agree[True].append(_equal(right, given, point, digits))
-        except UndefinedError:  # a gap of the answer, such as a removable pole
-            continue
-        if not agree[True][-1]:
-            return False
-    return _all(agree[True] or agree[False])
+    points = ({**fixed, **beside} for beside in at_changes((right, given), names, whole, fixed))
+    if agree[True]:
+        return not any(_differ(right, given, point) and _is_real(parts, point) for point in points)
+    real = [_equal_or_gap(right, given, point) for point in points if _is_real(parts, point)]
+    compared = [equal for equal in real if equal is not None]
+    return _all(compared or agree[False])
 
 
 def _all(compared: list[bool]) -> bool:
     return bool(compared) and all(compared)
+
+
+def _differ(right: Expression, given: Expression, point: Mapping[str, Any]) -> bool:
+    """Whether two values differ clearly. Far from 0 a formula may lose its digits, and an answer may have gaps."""
+    with mp.workdps(_DIGITS):
+        try:
+            one, other = evaluate(right, point), evaluate(given, point)
+        except UndefinedError:
+            return False
+        size = max(abs(one), abs(other))
+        return bool(mp.isfinite(size) and size > _TINY and abs(one - other) > size * _CLEAR)
+
+
+def _equal_or_gap(right: Expression, given: Expression, point: Mapping[str, Any]) -> bool | None:
+    """Whether two values are equal; None if one is infinite or undefined, such as at a removable pole."""
+    try:
+        with mp.workdps(_DIGITS):
+            are_finite = mp.isfinite(evaluate(right, point)) and mp.isfinite(evaluate(given, point))
+        return _equal(right, given, point, _DIGITS_AT_POINTS) if are_finite else None
+    except UndefinedError:
+        return None
 
 
 def _is_real(parts: Sequence[Expression], point: Mapping[str, Any]) -> bool | None:
@@ -149,22 +165,15 @@ def _is_real(parts: Sequence[Expression], point: Mapping[str, Any]) -> bool | No
     return True
 
 
-def _equal(right: Expression, given: Expression, point: Mapping[str, Any], digits: int | None) -> bool:
-    """Whether two values stay equal, apart from rounding, when they are computed with more digits.
-
-    None for the digits finds only clear differences: far from 0 a formula may lose all of its digits.
-    """
+def _equal(right: Expression, given: Expression, point: Mapping[str, Any], digits: int) -> bool:
+    """Whether two values stay equal, apart from rounding, when they are computed with more digits."""
     with mp.workdps(_DIGITS):
         one, other = evaluate(right, point), evaluate(given, point)
-        if digits is None and not (mp.isfinite(one) and mp.isfinite(other)):
-            raise UndefinedError("infinite")
         if mp.isinf(one) or mp.isinf(other):
             return bool(one == other) and len([*walk(given)]) <= _INFINITE_PARTS
         coarse, size = abs(one - other), max(abs(one), abs(other))
-        if coarse > size * mp.mpf(10) ** -12 and size > mp.mpf(10) ** -20:
+        if coarse > size * _CLEAR and size > _TINY:
             return False
-    if digits is None:
-        return True
     with mp.workdps(digits):
         one, other = evaluate(right, point), evaluate(given, point)
         fine, size = abs(one - other), max(abs(one), abs(other))
