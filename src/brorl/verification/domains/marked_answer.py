@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 
 from brorl.prompts.answer_forms import find_last_box, has_open_box
+from brorl.verification.domains.retraction import retraction
 
 _READ_BESIDE = 200
 _LONGEST_RELATION = 12
@@ -45,6 +46,12 @@ _AFFIRMATIONS = re.compile(
     r"\b(?:none|nothing|nobody|no one|no) (?:other|else)(?: \w+)? than|"
     rf"{_NOT} be (?:anything|any \w+) (?:other|else) than|{_NOT}(?: \w+)? doubt|"
     rf"{_NOT}(?: an?)? (?:wrong|incorrect|mistake|error))$"
+)
+# A bound that cannot be passed is the answer: `it cannot be done in fewer than 42 moves`.
+_BOUND = re.compile(
+    r"(?:\b(?:not?|never|nobody|none|cannot|impossible|unable)|n['\u2019]t)\b.*"
+    r"\b(?:fewer|less|more|greater|larger|smaller|lower|higher) than$",
+    re.IGNORECASE,
 )
 # Here `not` denies nothing, because the question asks for a false statement: `the statement that is not true is B`.
 _RELATIVE = re.compile(
@@ -93,6 +100,8 @@ def denial_before(text: str) -> str:
         return ""
     if words[at:] and words[-1] in ("is", "are") and _RELATIVE.search(" ".join(words[max(at - 6, 0) : at])):
         return ""
+    if _BOUND.search(line):
+        return ""
     if at and (
         word in _DENIALS
         or word.endswith(("n't", "n\u2019t"))
@@ -109,35 +118,14 @@ def denial_after(text: str) -> str:
     return denial[0] if denial else ""
 
 
-_READ_AFTER = 2_000
-MARKER = re.compile(r"\banswer\b[*_]*\s*(?:\b(?:is|should\s+be|must\s+be)\b|[:=])[*_:=\s]*", re.IGNORECASE)
-"""The words before an answer: `The answer is`, `**Answer:**`."""
-_LATER = re.compile(
-    rf"{MARKER.pattern}|\n####[ \t]*|"
-    r"\b(?:correct|right|true|actual|final) (?:value|result|number|solution) (?:is|=)\s*|"
-    r"\b(?:correction|actually|no,?\s+wait|wait)\b[\s,:*]*(?:(?:it|that)(?:\s+is|'s)\b)?\s*|"
-    r"\b(?:it|this|that|answer|result|value)\s+should\s+(?:really\s+|actually\s+)?(?:be|have\s+been)\s+",
-    re.IGNORECASE,
+ADVERBS = (
+    r"(?:(?:clearly|definitely|certainly|obviously|evidently|indeed|therefore|thus|hence|then|consequently|simply|just|"
+    r"exactly|precisely|in fact|of course)\b[,:*\s]*)*"
 )
-_VALUE = re.compile(
-    r"\$\$?([^$]{1,200})\$|\\\((.{1,200}?)\\\)|"
-    r"\**(-?\(?[A-J]\)?(?![\w'])|-?[\d.]*\d[\d.,/]*(?<![.,])(?:\\?%)?|-?\\frac\{[^{}]*\}\{[^{}]*\})"
+MARKER = re.compile(
+    rf"\banswer\b[*_]*\s*(?:\b(?:is|should\s+be|must\s+be)\b|[:=])[*_:=,\s]*{ADVERBS}", re.IGNORECASE
 )
-_RETRACTION = re.compile(
-    r"\b(?:i was (?:wrong|mistaken)|my mistake|never ?mind|i meant|no,? wait|oops|sorry|on second thoughts?|"
-    r"i (?:hereby |now |must |have to )?(?:retract|withdraw|take (?:that|it|this) back)|"
-    r"(?:scratch|strike|disregard|ignore) (?:that|this|it|my|the (?:above|previous|last|boxed)))\b",
-    re.IGNORECASE,
-)
-_DOUBT = re.compile(  # not used for mathematics, where a response may doubt and keep its answer
-    r"(?:^|[.!?\n\u2014-])[\s*]{0,3}(?:(?:but|oh|hmm+|and|no)\b,? )?(?:(?:wait|actually|correction)\b|no(?=[,.!;:]))|"
-    rf"\b(?:made an? (?:mistake|error)|let me (?:re\w+|check))\b|{_RETRACTION.pattern}",
-    re.IGNORECASE,
-)
-_SKELETON = re.compile(
-    r"\\(?:text|textbf|mathrm|mathbf|boldsymbol|left|right|displaystyle)(?![a-zA-Z])|\\[,;:! ]|[\s${}*]"
-)
-_BARE = re.compile(r"^\(([A-Ja-j])\)")
+"""The words before an answer: `The answer is`, `**Answer:**`, `the answer is therefore`."""
 # `User:` begins a turn of somebody else, `Question 2:` another task. `_MARK` has the marks of turns in chat templates.
 _ROLES = "user human system student teacher"
 _TASKS = "assistant q instruction exercise question problem"
@@ -183,28 +171,6 @@ def _first_answer(response: str) -> int:
     return min([*places, marker.start() if marker else len(response)])
 
 
-def later_answer(after: str, answer: str) -> str | None:
-    """Return another answer named after the first (`The final answer is 43.`), or words that retract the first."""
-    tail = after[-_READ_AFTER:]
-    markers = list(_LATER.finditer(tail))
-    if markers and not denial_before(tail[: markers[-1].end()]):
-        value = _VALUE.match(tail[markers[-1].end() :].split("\n")[0])
-        text = next((group for group in value.groups() if group), "") if value else ""
-        if text and not _is_same_writing(answer, text):
-            return text
-    found = _RETRACTION.search(after[:_READ_AFTER])
-    rest = _SKELETON.sub("", after[found.end() : _READ_AFTER]) if found else ""
-    return found[0] if found and _SKELETON.sub("", answer) not in rest else None
-
-
-def _is_same_writing(answer: str, later: str) -> bool:
-    """Whether answers are the same, apart from words after or a name before one: `4`, `x = 4`, `4 apples`."""
-    one, other = (_BARE.sub(r"\1", _SKELETON.sub("", text).rstrip(".,;:!")) for text in (answer, later))
-    short, long = sorted((one, other), key=len)
-    begins = long.startswith(short) and not re.match(r"[\d.,/^!]", long[len(short) :])
-    return one == other or begins or long.endswith(f"={short}")
-
-
 OPENING, CLOSING = "<answer>", "</answer>"
 
 _MAX_MARKS = 8  # nested marks: `**$4$**` has 2
@@ -221,11 +187,6 @@ _AROUND = (
 )  # fmt: skip
 
 
-def is_taken_back(after: str) -> bool:
-    """Whether the text after an answer takes it back: `Wait, that is wrong`."""
-    return _DOUBT.search(after[:_READ_AFTER]) is not None
-
-
 def find_answer(response: str) -> str | None:
     """Return the marked answer; the whole response if nothing is marked; None if the mark is denied or not closed."""
     response = without_next_turn(response)
@@ -238,7 +199,8 @@ def find_answer(response: str) -> str | None:
         found, before, after = box.content, response[: box.start], response[box.end :]
     else:
         return None if has_open_box(response) else response
-    return None if denial_before(before) or denial_after(after) or is_taken_back(after) else found
+    taken_back = retraction(before, found, after)
+    return None if denial_before(before) or denial_after(after) or taken_back else found
 
 
 def writings(answer: str) -> Iterator[str]:
