@@ -137,7 +137,7 @@ def _in_box(response: str, box: Box, choices: Choices) -> ChosenOption:
     """Read the last box, the boxes before it in its paragraph, and the words after it."""
     before, after = response[max(box.start - _READ, 0) : box.start], response[box.end : box.end + _READ]
     option = _option(box.content, choices)
-    if option is None and not _OTHER_LETTER.search(_clean(box.content)):
+    if option is None and len(box.content) <= _READ and not _OTHER_LETTER.search(_clean(box.content)):
         stated = _stated(after, choices)
         if stated is not None and stated.option is not None:
             return stated

@@ -59,22 +59,12 @@ _RELATIVE = re.compile(
     r"(?:(?:is|are|was|were|be|can|could|should|does|do) )+(?:not )?\S+)$"
 )
 _SUPPOSITION, _CONDITIONAL = frozenset({"if", "were", "had"}), frozenset({"would", "could", "might"})
-# These words deny a property of the value, not the answer: `which is not prime`, `not 6`, `is not the only one`.
-_OF_VALUE = (
-    r"(?!(?:\s+(?:an?|the|my|our|quite|really|actually|necessarily|always)\b)*+\s+"
-    r"(?!(?:correct|right|true|valid|answer|solution|option|choice|final|best|it|so|what|sure|certain|confident|"
-    r"possible|allowed|accept\w+)\b)(?:[a-z]{2}|[$(]*-?\d))"
-)
 _BESIDE = r"(?:[^\S\n]|[$*_()\]},;:-]|\\[)\],;! ]|\\q?quad(?![a-z]))*"
 _AFTER = re.compile(
-    rf"{_BESIDE}(?:\\(?:text|mbox|mathrm)\s*\{{\s*)?"
-    r"(?:(?:that|this|it|which)\s+)?(?:(?:is|was|are|were|seems|looks|may|might|could|can|be)\s+)*(?:\w+ly\s+)?"
-    rf"(?:(?:not{_OF_VALUE}|wrong|incorrect|false|untrue|nor|maybe|perhaps|possibly|alternatively|unless|"
-    r"or(?!\s+(?:so|equivalently|simply)\b))\b|"
-    rf"(?:is|was|are|does|do|ca|could|wo)n['\u2019]t\b{_OF_VALUE}|(?:al)?though\s+it\s+(?:may|might|could)\b|"
-    r"and\s+(?=(?:\$[^$=<>\n]{1,40}\$|\\\([^=<>\n]{1,40}?\\\))\s*(?:[.,;!\n]|$))|\?[\s$]*(?:no|not|wait|actually|or)\b|\\(?:neq?|not|pm)(?![a-zA-Z])|\u2260)|"
-    rf"[\s$*_)\]}}.,;:!]*(?:that|this|it)\s+(?:(?:is|was)\s+(?:not{_OF_VALUE}|wrong|incorrect|false)|"
-    r"can(?:no|['\u2019])t\s+be\s+(?:right|correct|true|it))\b",
+    rf"{_BESIDE}(?:\\(?:text|mbox|mathrm)\s*\{{\s*)?(?:(?:is|are|may|might|could|can|be)\s+)*(?:\w+ly\s+)?"
+    r"(?:(?:nor|maybe|perhaps|possibly|alternatively|unless|or(?!\s+(?:so|equivalently|simply)\b))\b|"
+    r"(?:al)?though\s+it\s+(?:may|might|could)\b|\\(?:neq?|not|pm)(?![a-zA-Z])|\u2260|"
+    r"and\s+(?=(?:\$[^$=<>\n]{1,40}\$|\\\([^=<>\n]{1,40}?\\\))\s*(?:[.,;!\n]|$)))",
     re.IGNORECASE,
 )
 
@@ -113,7 +103,7 @@ def denial_before(text: str) -> str:
 
 
 def denial_after(text: str) -> str:
-    """Return the words at the start of a text that deny the answer before it, or name another answer."""
+    """Return the words at the start of a text that name an alternative to the answer before it: `or`, `unless`."""
     denial = _AFTER.match(text[:_READ_BESIDE])
     return denial[0] if denial else ""
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
-_READ = 2_000  # characters read at the start and at the end
+_READ = 1_000  # characters read after an answer, and at the end
 _SHOWN = 80
 _LEAD = 4  # words before an answer that may name it: `the total is`
 
@@ -56,7 +57,7 @@ _MEANINGS = {
         "stimmt stimmen passt erfüllt löst cumple satisface funciona 满足 符合 成立"
     ),
     "R": (  # right
-        "right correct correctly true valid accurate actual real requested desired stands confirmed confirms verified "
+        "right correct correctly best true valid accurate actual real requested desired stands confirmed confirms verified "
         "richtig* korrekt* gesucht* correcto correcta correctos cierto verdadero verdadera válido válida "
         "正确 没错 无误 对 juste exact exacte bonne correta correto corretta corretto giusta giusto верн* правильн* ✓ ✅"
     ),
@@ -80,7 +81,7 @@ _MEANINGS = {
     ),
     "Y": "yes yep indeed ja sí 是的 对的 oui sim да",
     "N": "not never cannot instead_of rather_than nicht statt anstatt nunca en_lugar_de 不是 并不 并非 pas não nie не",
-    "n": "no nope nein kein* 不 没有 没 无 non нет",  # no, as in `No, it is 36` and `no 36`
+    "n": "no nope not_sure nein kein* 不 没有 没 无 non нет",  # no, as in `No, it is 36` and `no 36`
     "P": "that this it which above c_est das dies* eso esto esa ese esta este 这 那 它 该 上面 ce cela ça isso isto questo это",
     "F": "i we my our ich wir mein* yo mi cometí 我们 我 je mon eu meu я",  # I
     "M": "made have there gemacht habe gibt hay 有 犯",
@@ -97,7 +98,9 @@ _MEANING_OF = {text: meaning for meaning, texts in reversed(_MEANINGS.items()) f
 _STEMS = {text[:-1]: meaning for text, meaning in _MEANING_OF.items() if text.endswith("*")}
 _ENDINGS = tuple(text[1:] for text in _MEANING_OF if text.startswith("*"))  # of adverbs
 _PHRASES = {text.replace("_", ""): meaning for text, meaning in _MEANING_OF.items()}
-_BEGINS_PHRASE = frozenset(text.partition("_")[0] if text.isascii() or "_" in text else text[0] for text in _MEANING_OF)
+_BEGIN_PHRASES = frozenset(
+    text.partition("_")[0] if "_" in text else text[0] for text in _MEANING_OF if "_" in text or text[0] > "\u3000"
+)
 
 _NUMBER = r"[-\u2212]?\$?(?:\d[\d.,/]{0,40})?\d(?:\\?%)?"
 _WORD = rf"[^\W\d_{_CJK}]"
@@ -113,6 +116,7 @@ _TOKEN = re.compile(
     r"(?P<is>['\u2019](?:s|re)\b)|(?P<end>[.!?](?!\w)|[\u3002\uff01\uff1f\n])|"
     r"(?P<comma>[,;\uff0c\uff1b\u3001()\u2013\u2014]|\s-\s)|(?P<mark>[:\uff1a=])|(?P<unequal>\u2260)"
 )
+_VERDICTS = frozenset("WRYn")  # the meanings of `false`, `true`, `yes`, `no`
 _LETTERS = {"item": "x", "is": "B", "comma": ",", "unequal": "N", "answer": "A:"}
 _OPTION, _BARE = re.compile(r"\(?([A-HJ])\)?"), re.compile(r"^\(([A-Ja-j])\)")
 _MARKUP = re.compile(
@@ -122,7 +126,7 @@ _MARKUP = re.compile(
 _CLOSES = r"(?=[,:=J]|$|x?A)"  # follows `that is wrong`; `it is wrong to assume` takes nothing back
 _DENIES = re.compile(
     r"(?:^|,)[CyFMB,:n]*x?[Cy]*T|"  # I miscounted
-    r"[SA][Cy]*B[BCyx]{0,2}[WV]|S[BCy]*[WV]|"  # my answer was off, 34 fails
+    r"[SA][Cy]*B[BCyx]{0,2}[WV]|S[BCy]*[WV]|^S,(?:W|[Nn][yx]{0,2}[RA])|"  # my answer was off, 34 fails, 34 (wrong)
     r"F[CyBM]{1,4}x{0,2}W|FW|^[C,yB]*MB?[yx]{0,2}W|"  # I made a mistake, my mistake, there is an error
     r"[SA][BCyx]{0,2}[Nn](?:[BCyxP]{0,3}[RQ]|y?R?A)|SB?[Nn](?:P?$|,)|"  # 34 does not work, 34 is not the answer
     r"[SPA][Cy]?Q[yxC]{0,2}[Nn](?!x)|"  # das stimmt nicht
@@ -131,7 +135,7 @@ _DENIES = re.compile(
 )
 _DENIES_THIS = re.compile(
     rf"P[BCyx]{{0,3}}W{_CLOSES}|"  # that is wrong
-    rf"P[BCyx]{{0,2}}[Nn][BCyx]{{0,2}}R{_CLOSES}|"  # this cannot be right
+    rf"P[BCyx]{{0,2}}[Nn](?:[BCyx]{{0,2}}R|yA){_CLOSES}|"  # this cannot be right
     r"P[BCyx]{0,2}[Nn][yx]?Q(?!.*O)|"  # it does not satisfy the equation
     rf"[Nn]F?x[xFP]{{0,2}}P[BCy]{{0,2}}R{_CLOSES}|"  # I don't think that's correct
     rf"^(?:[C,:y]|n[,:])*B?(?:W|[Nn]B?y?R){_CLOSES}"  # Incorrect!
@@ -164,6 +168,8 @@ def retraction(before: str, answer: str, after: str) -> str | None:
         answer: The answer as it is written.
         after: The text after the answer.
     """
+    if len(answer) > _READ:
+        return None  # no verifier reads so long an answer
     lead = _lead(before)
     found, is_value, other_value, question = None, False, False, ""
     for shape, words, asks in _sentences(answer, after):
@@ -220,12 +226,12 @@ def _lead(before: str) -> list[str]:
 def _sentences(answer: str, after: str) -> Iterator[_Sentence]:
     """Yield the sentences after an answer; the first begins with the answer itself."""
     text = after if len(after) <= 2 * _READ else f"{after[:_READ]}\n{after[-_READ:]}"
-    option = _OPTION.fullmatch(_MARKUP.sub("", answer)[:4])
+    letter_of = _Letters(answer)
     shape, words = "S", [answer]
     tokens = [token for token in _TOKEN.finditer(text) if token.lastgroup]
     at = 0
     while at < len(tokens):
-        kind, word, length = tokens[at].lastgroup or "", tokens[at][0], 1
+        kind, word, length = tokens[at].lastgroup, tokens[at][0], 1
         if kind == "end":
             if shape and (word != "\n" or shape[-1] not in "B:="):
                 yield _Sentence(shape, words, word in "?\uff1f")
@@ -233,34 +239,48 @@ def _sentences(answer: str, after: str) -> Iterator[_Sentence]:
             at += 1
             continue
         if kind == "value":
-            letter = "x" if option else "S" if is_same_writing(answer, word) else "O"
-        elif kind == "word" and option and _OPTION.fullmatch(word):
-            letter = "S" if word == option[1] else "O"
+            letter = letter_of.value(word)
         elif kind == "word":
-            letter, length = _meaning(tokens, at)
+            letter, length = letter_of.words(tokens, at)
             word = " ".join(token[0] for token in tokens[at : at + length])
         else:
-            letter = _LETTERS.get(kind) or word.replace("\uff1a", ":")
+            letter = _LETTERS.get(str(kind)) or word.replace("\uff1a", ":")
         shape, at = shape + letter, at + length
         words.extend([word] * len(letter))
     if shape:
         yield _Sentence(shape, words, asks=False)
 
 
-def _meaning(tokens: list[re.Match[str]], at: int) -> tuple[str, int]:
-    """Return the letter of the longest phrase at a place, and how many tokens it has."""
-    word = tokens[at][0].casefold().replace("\u2019", "'")
-    if word in _BEGINS_PHRASE:
-        key, letter, length = "", "", 0
-        for count, token in enumerate(tokens[at : at + _LONGEST], 1):
-            key += token[0].casefold()
-            if key in _PHRASES:
-                letter, length = _PHRASES[key], count
-        if letter:
-            return letter, length
-    return _meaning_of_word(word), 1
+class _Letters:
+    """Letters of values and words beside an answer, which is a value, one option, or one word such as `false`."""
+
+    def __init__(self, answer: str) -> None:
+        self._answer = _skeleton(answer)
+        self._option = _OPTION.fullmatch(self._answer[:4])
+        self._is_word = _meaning_of_word(self._answer.casefold()) in _VERDICTS
+
+    def value(self, text: str) -> str:
+        if self._option or self._is_word:
+            return "x"
+        return "S" if _is_same(self._answer, _skeleton(text)) else "O"
+
+    def words(self, tokens: list[re.Match[str]], at: int) -> tuple[str, int]:
+        """Return the letter of the longest phrase at a place, and how many words it has."""
+        word = tokens[at][0]
+        if self._option and _OPTION.fullmatch(word):
+            return "S" if word == self._option[1] else "O", 1
+        letter, length = _meaning_of_word(word.casefold().replace("\u2019", "'")), 1
+        if word.casefold() in _BEGIN_PHRASES:
+            phrase = ""
+            for count, token in enumerate(tokens[at : at + _LONGEST], 1):
+                phrase += token[0].casefold()
+                letter, length = (_PHRASES[phrase], count) if phrase in _PHRASES else (letter, length)
+        if self._is_word and letter in _VERDICTS:
+            letter = "S" if word.casefold() == self._answer.casefold() else "O"
+        return letter, length
 
 
+@lru_cache(maxsize=4096)
 def _meaning_of_word(word: str) -> str:
     if word in _PHRASES:
         return _PHRASES[word]
@@ -270,9 +290,12 @@ def _meaning_of_word(word: str) -> str:
     return _STEMS[stem] if stem else "y" if word.endswith(_ENDINGS) else "x"
 
 
-def is_same_writing(answer: str, later: str) -> bool:
+def _skeleton(text: str) -> str:
+    return _BARE.sub(r"\1", _MARKUP.sub("", text).rstrip(".,;:!"))
+
+
+def _is_same(answer: str, later: str) -> bool:
     """Whether answers are the same, apart from words after or a name before one: `4`, `x = 4`, `4 apples`."""
-    one, other = (_BARE.sub(r"\1", _MARKUP.sub("", text).rstrip(".,;:!")) for text in (answer, later))
-    short, long = sorted((one, other), key=len)
+    short, long = sorted((answer, later), key=len)
     begins = long.startswith(short) and not re.match(r"[\d.,/^!]", long[len(short) :])
-    return one == other or begins or long.endswith(f"={short}") or other in one.strip("()[]{}\\").split(",")
+    return begins or long.endswith(f"={short}") or later in answer.strip("()[]{}\\").split(",")
