@@ -118,7 +118,7 @@ def _without_remarks(statement: str, choices: Choices) -> str:
 
 def _are_remarks(rest: str, option: int, choices: Choices) -> bool:
     """Whether the sentences after a statement keep its option."""
-    if retraction("", choices.letters[option], rest):
+    if retraction("", choices.letters[option], f"\n{rest}"):
         return False
     concluded = _in_conclusion(rest.strip(), choices)
     if concluded is not None and concluded.option != option:

@@ -106,7 +106,7 @@ def with_unit_after(after: str, answer: str) -> tuple[str, int]:
     words = plain[1].split(" ")
     for length in range(len(words), 0, -1):
         text = " ".join(words[:length]).rstrip(".")
-        is_last = length == len(words) and not re.match(r"[^\S\n]*[^\W\d_]", near[plain.end() :])
+        is_last = length == len(words) and not re.match(r"[^\S\n]*[\w$\\]", near[plain.end() :])
         if parse_unit(text) is not None and (is_last or len(text) > 3 or "/" in text or "^" in text):
             return f"{answer} {text}", plain.start(1) + len(text)
     return answer, 0
@@ -137,6 +137,7 @@ _VALUE = r"(?:minus\s+)?(?:\$[^$\n]{1,60}\$|\\\([^\n]{1,60}?\\\)|\$?[-+]?\d[\d,.
 # What follows a value and changes it: `34 if x is odd and 35 otherwise`, `34 to 36`, `34 minutes and 20 seconds`.
 _CHANGED = re.compile(
     r"[^.,;!?\n()]{0,60}?\b(?:if|unless|otherwise|depending|provided|whenever|when\s+\$?\w\b)[^.\n]*|"
+    rf"\s*(?:for|when|in)\b[^.\n]{{0,60}}?(?:\b(?:and|or)\b|,)\s*{_VALUE}\s*(?:for|when|in)\b[^.\n]*|"
     r"(?:(?:\s+[^\W\d_]+){0,3}?\s*(?:,?\s*\b(?:or|and|to|through)\s|[,\u2013\u2014~-])|(?:\s+[^\W\d_]+){1,3}?\s+of\s)\s*"
     rf"{_VALUE}(?:\s+[^\W\d_]+){{0,2}}(?=\s*(?:[.,;!?)\n]|\b(?:or|and|to)\b|$))[^.\n]*",
     re.IGNORECASE,
@@ -149,8 +150,9 @@ _NUMBER = re.compile(
 )
 # A number that no formula continues: not the `2` of `2 pi`, `2 (x+1)` or `2 1/2`.
 _LEADING = re.compile(
-    r"\**\$?([-+]?\d[\d,./]*(?<![.,])(?:\\?%)?)(?![\w:_])(?!\s*(?:[-+*/^=<>\u00d7\u00b7\\\d]|\((?![a-z]{2})|"
-    r"(?:pi|sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|mod|choose|pct|\w)\b|(?:ten|hundred|thousand|million)ths))"
+    r"\**\$?([-+]?\d[\d,./]*(?<![.,])(?:\\?%)?)(?:\*\*)?(?![\w:_])"
+    r"(?!\s*(?:[-+*/^=<>\u00b1\u00d7\u00b7\\\d]|\((?!(?:an?\s)?[a-z]{2})|and\s+an?\b|(?:ten|hundred|thousand|million)ths|"
+    r"(?:pi|sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|mod|choose|pct|plus|minus|times|over|divided|\w)\b))"
 )
 _JOINED = re.compile(r"\s*,?\s*(?:or|and)?\s*")
 _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9,]*)?\.?[0-9]+(?:/[0-9]+)?(?:\s*\\?%)?")

@@ -57,7 +57,7 @@ _MEANINGS = {
         "stimmt stimmen passt erfüllt löst cumple satisface funciona 满足 符合 成立"
     ),
     "R": (  # right
-        "right correct correctly best true valid accurate actual real requested desired stands confirmed confirms verified "
+        "right correct correctly best final true valid accurate actual real requested desired stands confirmed confirms verified "
         "richtig* korrekt* gesucht* correcto correcta correctos cierto verdadero verdadera válido válida "
         "正确 没错 无误 对 juste exact exacte bonne correta correto corretta corretto giusta giusto верн* правильн* ✓ ✅"
     ),
@@ -71,7 +71,7 @@ _MEANINGS = {
         "就是 是 为 等于 选 est sont é são sono to_jest"
     ),
     "C": (  # announces a correction
-        "wait actually hold_on correction corrected edit sorry apologies oops hmm* rather instead in_fact i_mean i_meant "
+        "wait actually hold_on correction corrected edit sorry apologies oops ups hmm* rather instead in_fact i_mean i_meant "
         "make_that make_it on_second_thought on_second_thoughts "
         "moment halt stopp korrektur korrigiere entschuldigung eigentlich tatsächlich vielmehr sondern stattdessen "
         "espera perdón corrección en_realidad más_bien lo_siento mejor_dicho "
@@ -87,7 +87,7 @@ _MEANINGS = {
     "M": "made have there gemacht habe gibt hay 有 犯",
     "J": "since because as weil da denn porque ya_que pues 因为 由于 car",
     "y": (  # changes nothing
-        "so thus hence therefore then now just simply also the a an but and *ly *mente aber und daher folglich somit nun "
+        "so thus hence therefore then now just simply also the but and *ly *mente aber und daher folglich somit nun "
         "jetzt leider die der pero y por_tanto por_lo_tanto entonces ahora el la lo mais donc 因此 所以 那么 了 的 但"
     ),
 }  # fmt: skip
@@ -113,7 +113,7 @@ _TOKEN = re.compile(
     r"[(\[{]\s{0,4}-?[\w./]{1,12}(?:\s{0,4},\s{0,4}-?[\w./]{1,12}){1,9}\s{0,4}[)\]}]|"
     rf"{_NUMBER}(?:{_OPERATOR}{_OPERAND}){{0,9}}|(?<![^\W\d_])(?!\w/){_OPERAND}(?:{_OPERATOR}{_OPERAND}){{1,9}}(?!{_WORD}))|"
     rf"(?P<word>[^\W\d_{_CJK}]++(?:['\u2019]t\b)?|[{_CJK}]|[\u2713\u2705])|(?P<answer>####)|\\[a-zA-Z]+|"
-    r"(?P<is>['\u2019](?:s|re)\b)|(?P<end>[.!?](?!\w)|[\u3002\uff01\uff1f\n])|"
+    r"(?P<is>['\u2019](?:s|re|m|ve)\b)|(?P<end>[.!?](?!\w)|[\u3002\uff01\uff1f\n])|"
     r"(?P<comma>[,;\uff0c\uff1b\u3001()\u2013\u2014]|\s-\s)|(?P<mark>[:\uff1a=])|(?P<unequal>\u2260)"
 )
 _VERDICTS = frozenset("WRYn")  # the meanings of `false`, `true`, `yes`, `no`
@@ -126,28 +126,28 @@ _MARKUP = re.compile(
 _CLOSES = r"(?=[,:=J]|$|x?A)"  # follows `that is wrong`; `it is wrong to assume` takes nothing back
 _DENIES = re.compile(
     r"(?:^|,)[CyFMB,:n]*x?[Cy]*T|"  # I miscounted
-    r"[SA][Cy]*B[BCyx]{0,2}[WV]|S[BCy]*[WV]|^S,(?:W|[Nn][yx]{0,2}[RA])|"  # my answer was off, 34 fails, 34 (wrong)
-    r"F[CyBM]{1,4}x{0,2}W|FW|^[C,yB]*MB?[yx]{0,2}W|"  # I made a mistake, my mistake, there is an error
-    r"[SA][BCyx]{0,2}[Nn](?:[BCyxP]{0,3}[RQ]|y?R?A)|SB?[Nn](?:P?$|,)|"  # 34 does not work, 34 is not the answer
+    r"[SA][Cy]*B[BCyx]{0,2}[WV]|S[BCy]*[WV]|^S,[Nn][yx]{0,2}[RA]|"  # my answer was off, 34 fails
+    r"F[CyBM]{1,4}x{0,2}W|FW|MFx{0,2}W|^[C,yB]*MB?[yx]{0,2}W|"  # I made a mistake, my mistake, there is an error
+    r"[SA][BCyx]{0,2}[Nn](?:[BCyxP]{0,3}[RQ]|y?R?A)|^SB?[Nn](?:P?$|,)|"  # 34 does not work, 34 is not the answer
     r"[SPA][Cy]?Q[yxC]{0,2}[Nn](?!x)|"  # das stimmt nicht
     r"(?:N|nB)S|"  # it is not 34
-    r"^[ny,]*C[^NnOS]{0,8}W(?=[,:=J]|$)"  # wait, the sign is wrong
+    r"^[ny,]*C[^NnOS]{0,8}W(?=[,:=J]|$)|^y*C:[^S]*$"  # wait, the sign is wrong; correction: add 2
 )
 _DENIES_THIS = re.compile(
     rf"P[BCyx]{{0,3}}W{_CLOSES}|"  # that is wrong
     rf"P[BCyx]{{0,2}}[Nn](?:[BCyx]{{0,2}}R|yA){_CLOSES}|"  # this cannot be right
     r"P[BCyx]{0,2}[Nn][yx]?Q(?!.*O)|"  # it does not satisfy the equation
     rf"[Nn]F?x[xFP]{{0,2}}P[BCy]{{0,2}}R{_CLOSES}|"  # I don't think that's correct
-    rf"^(?:[C,:y]|n[,:])*B?(?:W|[Nn]B?y?R){_CLOSES}"  # Incorrect!
+    rf"^S?(?:[C,:y]|n[,:])*B?(?:W|[Nn]B?y?R){_CLOSES}"  # Incorrect!
 )
-_NO = re.compile(r"[Cy,:]*[nN][CPnNy,]*")
-_CUE = r"(?:^|,)[yF]*(?:C[Cn,:y]*|n+[,:][Cn,:y]*)"
+_NO = re.compile(r"[Cy,:]*[nN][CPnNy,:]*")
+_CUE = r"(?:^|,)[yF]*(?:n*C[Cn,:y]*|n+[,:][Cn,:y]*)"
 _NAMES = re.compile(
     r"(?<!W)A[Cy]*[BD:=][BDC:=y,]*([OS])|"  # the answer is 36
     r"(?<![Nn])R[yx]?A?[BD:][BDC:y,]*([OS])|"  # the correct value is 36
     r"(?:^|[,PAC])[BCy,]*D[BCy]*([OS])|"  # it should be 36
     rf"{_CUE}(?:[PB][yPB]*([OS])x{{0,2}}|([OS])|[xyPAFM]{{0,4}}B[BC:y]*([OS]))(?=[,J]|$)|"  # no, it is 36
-    r"([OS])[yxC]{0,2}B[yC]{0,2}(?:R?x?A|R(?=[,J]|$))|"  # 36 is the right answer
+    r"([OS])[yxC]{0,2}B[yC]{0,2}(?:R?A|R(?=[,J]|$))|"  # 36 is the right answer
     r"([OS])x{0,2}C$"  # the total is 36 instead
 )
 _AFFIRMS = re.compile(r"^[Cy,]*Y|[SPA][BCyx]{0,3}[RQ]|^[C,y]*R(?:,|$)|[nN][yx]{0,2}W")
@@ -206,7 +206,7 @@ def _denies(shape: str, question: str, other_value: bool) -> bool:
 def _named(shape: str, words: list[str], lead: list[str]) -> int | None:
     """Return the place of the value that a sentence names as the answer."""
     match = _NAMES.search(shape)
-    if match and "I" not in shape[: match.end()]:
+    if match and "I" not in shape[: match.end()] and not re.search("NB?O", shape[: match.end()]):  # not 35, but 36
         return match.start(match.lastindex or 0)
     start = len(shape) - len(shape.lstrip("CynN,"))
     place = start + len(lead)
