@@ -127,8 +127,8 @@ def _are_remarks(rest: str, option: int, choices: Choices) -> bool:
         return True
     for sentence in _REMARK.split(rest):
         others = {choices.letters.find(letter) for letter in _OTHER_LETTER.findall(sentence)} - {-1, option}
-        is_list = len(_WORD.findall(sentence)) < 2 or not sentence.strip()[:1].isupper()
-        if (others and (is_list or _HEDGE.search(sentence.strip()))) or _option(sentence, choices) not in (None, option):
+        is_list = len(_WORD.findall(sentence)) < 2 or not sentence.strip(" \n*_")[:1].isupper()
+        if (others and (is_list or _HEDGE.search(sentence.replace("?", "").strip()))) or _option(sentence, choices) not in (None, option):
             return False
     return True
 

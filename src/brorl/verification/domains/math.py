@@ -266,8 +266,10 @@ def _beside(text: str, start: int, end: int, value: str) -> str:
     if changed:
         return f"{value}{changed[0]}"
     answer, length = with_unit_after(text[end:], value)
-    is_asked = text[end + length :].lstrip(" *$").startswith("?")
-    return f"{answer} ?" if is_asked else _in_context(text, start, end + length, answer)
+    rest = text[end + length : end + length + _READ].lstrip(" *$")
+    if length and rest[:1].isdigit():  # 8 feet 3 inches
+        return f"{answer} {rest.partition('.')[0]}"
+    return f"{answer} ?" if rest.startswith("?") else _in_context(text, start, end + length, answer)
 
 
 def _last_formula(tail: str) -> str | None:
@@ -397,7 +399,8 @@ def verify_by_form(reference: str, answer: str | None) -> Verdict | None:
         if chosen is None:
             return None
         letter = 1 if chosen[1] else 2 if chosen[2] else 3
-        if _ANOTHER.match(answer, chosen.end(letter)) or denial_after(answer[chosen.end(letter) :]):
+        rest = answer[chosen.end(letter) :]
+        if _ANOTHER.match(rest) or denial_after(rest) or retraction("", chosen[letter].upper(), rest):
             return verdict_of(SEVERAL_ANSWERS, answer)
         equal = chosen[letter].upper() == reference
     return verdict_of(CORRECT if equal else WRONG, answer)

@@ -68,15 +68,15 @@ _MEANINGS = {
     "D": "should must has_to have_to sollte* müsste muss debería debe 应该 应 必须 devrait deveria",
     "B": (  # is
         "is are was were be been equals comes_to becomes ist sind war sein lautet beträgt es son era ser sea está "
-        "就是 是 为 等于 选 est sont é são sono to_jest"
+        "就是 是 为 等于 选 est sont é são è sono to_jest"
     ),
     "C": (  # announces a correction
         "wait actually hold_on correction corrected edit sorry apologies oops ups hmm* rather instead in_fact i_mean i_meant "
         "make_that make_it on_second_thought on_second_thoughts "
         "moment halt stopp korrektur korrigiere entschuldigung eigentlich tatsächlich vielmehr sondern stattdessen "
-        "espera perdón corrección en_realidad más_bien lo_siento mejor_dicho "
+        "espera quise_decir perdón corrección en_realidad más_bien lo_siento mejor_dicho "
         "等等 等一下 其实 实际上 更正 纠正 修正 抱歉 对不起 而是 "
-        "attends attendez désolé désolée pardon en_fait desculpe espere na_verdade aspetta scusa in_realtà correzione "
+        "attends attendez désolé désolée pardon en_fait desculpe espere na_verdade aspetta scus* in_realtà correzione "
         "подожд* извин* точнее"
     ),
     "Y": "yes yep indeed ja sí 是的 对的 oui sim да",
@@ -126,7 +126,7 @@ _MARKUP = re.compile(
 _CLOSES = r"(?=[,:=J]|$|x?A)"  # follows `that is wrong`; `it is wrong to assume` takes nothing back
 _DENIES = re.compile(
     r"(?:^|,)[CyFMB,:n]*x?[Cy]*T|"  # I miscounted
-    r"[SA][Cy]*B[BCyx]{0,2}[WV]|S[BCy]*[WV]|^S,[Nn][yx]{0,2}[RA]|"  # my answer was off, 34 fails
+    r"(?:S|Ax?)[Cy]*B[BCyx]{0,2}[WV]|S[BCy]*[WV]|^S,[Nn][yx]{0,2}[RA]|"  # my answer was off, 34 fails
     r"F[CyBM]{1,4}x{0,2}W|FW|MFx{0,2}W|^[C,yB]*MB?[yx]{0,2}W|"  # I made a mistake, my mistake, there is an error
     r"[SA][BCyx]{0,2}[Nn](?:[BCyxP]{0,3}[RQ]|y?R?A)|^SB?[Nn](?:P?$|,)|"  # 34 does not work, 34 is not the answer
     r"[SPA][Cy]?Q[yxC]{0,2}[Nn](?!x)|"  # das stimmt nicht
@@ -145,7 +145,7 @@ _CUE = r"(?:^|,)[yF]*(?:n*C[Cn,:y]*|n+[,:][Cn,:y]*)"
 _NAMES = re.compile(
     r"(?<!W)A[Cy]*[BD:=][BDC:=y,]*([OS])|"  # the answer is 36
     r"(?<![Nn])R[yx]?A?[BD:][BDC:y,]*([OS])|"  # the correct value is 36
-    r"(?:^|[,PAC])[BCy,]*D[BCy]*([OS])|"  # it should be 36
+    r"(?:(?:^|[,PAC])[BCy,]*|^[ny,]*C[^Nn]{0,40})D[BCMy]*([OS])|"  # it should be 36
     rf"{_CUE}(?:[PB][yPB]*([OS])x{{0,2}}|([OS])|[xyPAFM]{{0,4}}B[BC:y]*([OS]))(?=[,J]|$)|"  # no, it is 36
     r"([OS])[yxC]{0,2}B[yC]{0,2}(?:R?A|R(?=[,J]|$))|"  # 36 is the right answer
     r"([OS])x{0,2}C$"  # the total is 36 instead
@@ -286,7 +286,7 @@ def _meaning_of_word(word: str) -> str:
         return _PHRASES[word]
     if word.endswith("n't"):
         return "N"
-    stem = next((word[:end] for end in range(len(word), 3, -1) if word[:end] in _STEMS), None)
+    stem = next((word[:end] for end in range(len(word), 2, -1) if word[:end] in _STEMS), None)
     return _STEMS[stem] if stem else "y" if word.endswith(_ENDINGS) else "x"
 
 
