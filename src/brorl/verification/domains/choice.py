@@ -14,12 +14,13 @@ from typing import NamedTuple
 from brorl.prompts.answer_forms import Box, find_last_box
 from brorl.prompts.science import Choices, places
 from brorl.verification.domains.marked_answer import (
+    ADVERBS,
     LABEL,
     denial_after,
     denial_before,
-    is_taken_back,
     without_next_turn,
 )
+from brorl.verification.domains.retraction import retraction
 
 NO_OPTION = "not an option"
 SEVERAL = "several options"
@@ -39,8 +40,7 @@ _I_THINK = r"I (?:(?:would|will|\'ll) )?(?:think|believe|conclude|say)(?: that)?
 _MARKER = re.compile(
     rf"(?:^[ \t#>*_-]*(?:{_SO})?(?:(?:since|because|as) [^\n.;!?]{{1,200}}, )?|[.!;] +(?:{_SO})?|, *{_SO})"
     rf"(?:{_I_THINK})?(?:<answer>|[*_]*(?:(?:the|my) +)?"
-    r"(?:(?:final|correct|right|best) +)?(?:answer|choice|option)\b[*_ ]*(?:is\b|[:=]|$))[\s*_:=]*"
-    r"(?:(?:clearly|definitely|certainly|obviously|indeed|therefore|thus|hence)\b,? *)?",
+    rf"(?:(?:final|correct|right|best) +)?(?:answer|choice|option)\b[*_ ]*(?:is\b|[:=]|$))[\s*_:=]*{ADVERBS}",
     re.IGNORECASE | re.MULTILINE,
 )
 _WHOLE = re.compile(_SO, re.IGNORECASE)
@@ -60,6 +60,10 @@ _HEDGE = re.compile(
 _EXPLANATION = re.compile(
     r"\n[\s#>*_]*(?:explanation|reason|reasoning|rationale|justification)\b[*_ ]*(?::|\n)", re.IGNORECASE
 )
+_REMARK = re.compile(r"(?<=[\w)*][.!])(?=[\s*])|(?<=[\w)*][.!]\*\*)(?=\s)|\n")
+_MAX_SENTENCES = 3
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_OTHER_LETTER = re.compile(r"\b[A-J]\b(?!['\u2019])")
 _LETTER = re.compile(
     r"(?:(?:option|choice|answer|letter) )?(?:[(\[] ?([A-Z]) ?[)\]]|([A-Z])(?![A-Z0-9]))(.*)", re.IGNORECASE
 )
@@ -80,42 +84,74 @@ def choose(response: str, choices: Choices) -> ChosenOption:
     box = find_last_box(response)
     if box is not None:
         return _in_box(response, box, choices)
-    tail = response[-_READ:]
-    markers = list(_MARKER.finditer(tail))
-    if markers:
-        line = tail.rfind("\n", 0, markers[-1].start()) + 1
-        statement = tail[markers[-1].end() :].strip()
-        several = sum(marker.start() >= line for marker in markers) > 1
-        statement = _before_explanation(statement, choices)
-        return _chosen(_with_reason(statement, choices), statement, several)
-    concluded = _in_conclusion(tail.strip(), choices)
-    if concluded is not None:
-        return concluded
-    whole = _before_explanation(response.strip(), choices) if len(response) <= _READ else ""
+    stated = _stated(response[-_READ:], choices)
+    if stated is not None:
+        return stated
+    whole = response.strip() if len(response) <= _READ else ""
+    heading = _EXPLANATION.search(whole)
+    if heading:
+        whole = _without_remarks(whole, choices)
     option = _option(_WHOLE.sub("", whole, count=1), choices)
     return ChosenOption(option, None if option is None else whole, None)
 
 
-def _before_explanation(statement: str, choices: Choices) -> str:
-    """Return a statement up to a heading such as `Explanation:`, if the explanation leaves it as it is."""
-    heading = _EXPLANATION.search(statement)
-    if heading is None:
-        return statement
-    first, rest = statement[: heading.start()].strip(), statement[heading.end() :].strip()
-    concluded = _in_conclusion(rest, choices)
-    same = concluded is None or concluded.option == _with_reason(first, choices)
-    return first if same and not is_taken_back(rest) else statement
+def _stated(text: str, choices: Choices) -> ChosenOption | None:
+    """Read the last `the answer is`, else a last sentence such as `B is correct`; None without one."""
+    markers = list(_MARKER.finditer(text))
+    if not markers:
+        return _in_conclusion(text.strip(), choices)
+    line = text.rfind("\n", 0, markers[-1].start()) + 1
+    statement = _without_remarks(text[markers[-1].end() :].strip(), choices)
+    several = sum(marker.start() >= line for marker in markers) > 1
+    return _chosen(_with_reason(statement, choices), statement, several)
+
+
+def _without_remarks(statement: str, choices: Choices) -> str:
+    """Return the sentence of a statement that names an option, if the sentences after it leave it as it is."""
+    ends = [end.start() for end in _REMARK.finditer(statement)]
+    for end in reversed(ends[:_MAX_SENTENCES]):
+        option = _with_reason(statement[:end], choices)
+        if option is not None:
+            return statement[:end] if _are_remarks(statement[end:], option, choices) else statement
+    return statement
+
+
+def _are_remarks(rest: str, option: int, choices: Choices) -> bool:
+    """Whether the sentences after a statement keep its option."""
+    if retraction("", choices.letters[option], f"\n{rest}"):
+        return False
+    concluded = _in_conclusion(rest.strip(), choices)
+    if concluded is not None and concluded.option != option:
+        return False
+    if _EXPLANATION.match(rest):
+        return True
+    for sentence in _REMARK.split(rest):
+        others = {choices.letters.find(letter) for letter in _OTHER_LETTER.findall(sentence)} - {-1, option}
+        is_list = len(_WORD.findall(sentence)) < 2 or not sentence.strip(" \n*_")[:1].isupper()
+        if (others and (is_list or _HEDGE.search(sentence.replace("?", "").strip()))) or _option(sentence, choices) not in (None, option):
+            return False
+    return True
 
 
 def _in_box(response: str, box: Box, choices: Choices) -> ChosenOption:
     """Read the last box, the boxes before it in its paragraph, and the words after it."""
     before, after = response[max(box.start - _READ, 0) : box.start], response[box.end : box.end + _READ]
     option = _option(box.content, choices)
+    if option is None and len(box.content) <= _READ and not _OTHER_LETTER.search(_clean(box.content)):
+        stated = _stated(after, choices)
+        if stated is not None and stated.option is not None:
+            return stated
     denied = denial_before(before) or denial_after(after)
-    beside = _BOX.finditer(before, before.rfind("\n\n") + 1)
-    named = {option, *(_option(match[1], choices) for match in beside if not _is_denied(before, match))}
+    beside = list(_BOX.finditer(before, before.rfind("\n\n") + 1))
+    named = {option}
+    for match, end in zip(beside, [*(match.start() for match in beside[1:]), len(before)], strict=False):
+        other = _option(match[1], choices)
+        letter = match[1] if other is None else choices.letters[other]
+        if retraction("", letter, before[match.end() : end]) is None:
+            named.add(other)
     later = {_with_reason(after[marker.end() :].partition("\n")[0], choices) for marker in _MARKER.finditer(after)}
-    several = len(named | later) > 1 or is_taken_back(after)
+    letter = box.content if option is None else choices.letters[option]
+    several = len(named | later) > 1 or retraction(before, letter, after) is not None
     return _chosen(None if denied else option, box.content, several)
 
 
@@ -133,11 +169,6 @@ def _in_conclusion(text: str, choices: Choices) -> ChosenOption | None:
     others = {_option(other, choices) for other in [*paragraph[:-1], *sentences]} - {None, option}
     hedged = _HEDGE.search(line, conclusions[-1].end()) is not None
     return _chosen(option, last, several=len(conclusions) > 1 or hedged or bool(others))
-
-
-def _is_denied(text: str, box: re.Match[str]) -> bool:
-    """Whether the words after an earlier box take it back."""
-    return re.search(r"\b(?:wrong|incorrect|false|not)\b", denial_after(text[box.end() :]), re.IGNORECASE) is not None
 
 
 def _with_reason(statement: str, choices: Choices) -> int | None:

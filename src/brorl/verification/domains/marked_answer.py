@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 
 from brorl.prompts.answer_forms import find_last_box, has_open_box
+from brorl.verification.domains.retraction import retraction
 
 _READ_BESIDE = 200
 _LONGEST_RELATION = 12
@@ -46,28 +47,24 @@ _AFFIRMATIONS = re.compile(
     rf"{_NOT} be (?:anything|any \w+) (?:other|else) than|{_NOT}(?: \w+)? doubt|"
     rf"{_NOT}(?: an?)? (?:wrong|incorrect|mistake|error))$"
 )
+# A bound that cannot be passed is the answer: `it cannot be done in fewer than 42 moves`.
+_BOUND = re.compile(
+    r"(?:\b(?:not?|never|nobody|none|cannot|impossible|unable)|n['\u2019]t)\b.*"
+    r"\b(?:fewer|less|more|greater|larger|smaller|lower|higher) than$",
+    re.IGNORECASE,
+)
 # Here `not` denies nothing, because the question asks for a false statement: `the statement that is not true is B`.
 _RELATIVE = re.compile(
     r"\b(?:that|which|what) (?:cannot|\w+n['\u2019]t|"
     r"(?:(?:is|are|was|were|be|can|could|should|does|do) )+(?:not )?\S+)$"
 )
 _SUPPOSITION, _CONDITIONAL = frozenset({"if", "were", "had"}), frozenset({"would", "could", "might"})
-# These words deny a property of the value, not the answer: `which is not prime`, `not 6`, `is not the only one`.
-_OF_VALUE = (
-    r"(?!(?:\s+(?:an?|the|my|our|quite|really|actually|necessarily|always)\b)*+\s+"
-    r"(?!(?:correct|right|true|valid|answer|solution|option|choice|final|best|it|so|what|sure|certain|confident|"
-    r"possible|allowed|accept\w+)\b)(?:[a-z]{2}|[$(]*-?\d))"
-)
 _BESIDE = r"(?:[^\S\n]|[$*_()\]},;:-]|\\[)\],;! ]|\\q?quad(?![a-z]))*"
 _AFTER = re.compile(
-    rf"{_BESIDE}(?:\\(?:text|mbox|mathrm)\s*\{{\s*)?"
-    r"(?:(?:that|this|it|which)\s+)?(?:(?:is|was|are|were|seems|looks|may|might|could|can|be)\s+)*(?:\w+ly\s+)?"
-    rf"(?:(?:not{_OF_VALUE}|wrong|incorrect|false|untrue|nor|maybe|perhaps|possibly|alternatively|unless|"
-    r"or(?!\s+(?:so|equivalently|simply)\b))\b|"
-    rf"(?:is|was|are|does|do|ca|could|wo)n['\u2019]t\b{_OF_VALUE}|(?:al)?though\s+it\s+(?:may|might|could)\b|"
-    r"and\s+(?=(?:\$[^$=<>\n]{1,40}\$|\\\([^=<>\n]{1,40}?\\\))\s*(?:[.,;!\n]|$))|\?[\s$]*(?:no|not|wait|actually|or)\b|\\(?:neq?|not|pm)(?![a-zA-Z])|\u2260)|"
-    rf"[\s$*_)\]}}.,;:!]*(?:that|this|it)\s+(?:(?:is|was)\s+(?:not{_OF_VALUE}|wrong|incorrect|false)|"
-    r"can(?:no|['\u2019])t\s+be\s+(?:right|correct|true|it))\b",
+    rf"{_BESIDE}(?:\\(?:text|mbox|mathrm)\s*\{{\s*)?(?:(?:is|are|may|might|could|can|be)\s+)*(?:\w+ly\s+)?"
+    r"(?:(?:nor|maybe|perhaps|possibly|alternatively|unless|or(?!\s+(?:so|equivalently|simply)\b))\b|"
+    r"(?:al)?though\s+it\s+(?:may|might|could)\b|\\(?:neq?|not|pm)(?![a-zA-Z])|\u2260|"
+    r"and\s+(?=(?:\$[^$=<>\n]{1,40}\$|\\\([^=<>\n]{1,40}?\\\))\s*(?:[.,;!\n]|$)))",
     re.IGNORECASE,
 )
 
@@ -93,6 +90,8 @@ def denial_before(text: str) -> str:
         return ""
     if words[at:] and words[-1] in ("is", "are") and _RELATIVE.search(" ".join(words[max(at - 6, 0) : at])):
         return ""
+    if _BOUND.search(line):
+        return ""
     if at and (
         word in _DENIALS
         or word.endswith(("n't", "n\u2019t"))
@@ -104,40 +103,19 @@ def denial_before(text: str) -> str:
 
 
 def denial_after(text: str) -> str:
-    """Return the words at the start of a text that deny the answer before it, or name another answer."""
+    """Return the words at the start of a text that name an alternative to the answer before it: `or`, `unless`."""
     denial = _AFTER.match(text[:_READ_BESIDE])
     return denial[0] if denial else ""
 
 
-_READ_AFTER = 2_000
-MARKER = re.compile(r"\banswer\b[*_]*\s*(?:\b(?:is|should\s+be|must\s+be)\b|[:=])[*_:=\s]*", re.IGNORECASE)
-"""The words before an answer: `The answer is`, `**Answer:**`."""
-_LATER = re.compile(
-    rf"{MARKER.pattern}|\n####[ \t]*|"
-    r"\b(?:correct|right|true|actual|final) (?:value|result|number|solution) (?:is|=)\s*|"
-    r"\b(?:correction|actually|no,?\s+wait|wait)\b[\s,:*]*(?:(?:it|that)(?:\s+is|'s)\b)?\s*|"
-    r"\b(?:it|this|that|answer|result|value)\s+should\s+(?:really\s+|actually\s+)?(?:be|have\s+been)\s+",
-    re.IGNORECASE,
+ADVERBS = (
+    r"(?:(?:clearly|definitely|certainly|obviously|evidently|indeed|therefore|thus|hence|then|consequently|simply|just|"
+    r"exactly|precisely|in fact|of course)\b[,:*\s]*)*"
 )
-_VALUE = re.compile(
-    r"\$\$?([^$]{1,200})\$|\\\((.{1,200}?)\\\)|"
-    r"\**(-?\(?[A-J]\)?(?![\w'])|-?[\d.]*\d[\d.,/]*(?<![.,])(?:\\?%)?|-?\\frac\{[^{}]*\}\{[^{}]*\})"
+MARKER = re.compile(
+    rf"\banswer\b[*_]*\s*(?:\b(?:is|should\s+be|must\s+be)\b|[:=])[*_:=,\s]*{ADVERBS}", re.IGNORECASE
 )
-_RETRACTION = re.compile(
-    r"\b(?:i was (?:wrong|mistaken)|my mistake|never ?mind|i meant|no,? wait|oops|sorry|on second thoughts?|"
-    r"i (?:hereby |now |must |have to )?(?:retract|withdraw|take (?:that|it|this) back)|"
-    r"(?:scratch|strike|disregard|ignore) (?:that|this|it|my|the (?:above|previous|last|boxed)))\b",
-    re.IGNORECASE,
-)
-_DOUBT = re.compile(  # not used for mathematics, where a response may doubt and keep its answer
-    r"(?:^|[.!?\n\u2014-])[\s*]{0,3}(?:(?:but|oh|hmm+|and|no)\b,? )?(?:(?:wait|actually|correction)\b|no(?=[,.!;:]))|"
-    rf"\b(?:made an? (?:mistake|error)|let me (?:re\w+|check))\b|{_RETRACTION.pattern}",
-    re.IGNORECASE,
-)
-_SKELETON = re.compile(
-    r"\\(?:text|textbf|mathrm|mathbf|boldsymbol|left|right|displaystyle)(?![a-zA-Z])|\\[,;:! ]|[\s${}*]"
-)
-_BARE = re.compile(r"^\(([A-Ja-j])\)")
+"""The words before an answer: `The answer is`, `**Answer:**`, `the answer is therefore`."""
 # `User:` begins a turn of somebody else, `Question 2:` another task. `_MARK` has the marks of turns in chat templates.
 _ROLES = "user human system student teacher"
 _TASKS = "assistant q instruction exercise question problem"
@@ -183,28 +161,6 @@ def _first_answer(response: str) -> int:
     return min([*places, marker.start() if marker else len(response)])
 
 
-def later_answer(after: str, answer: str) -> str | None:
-    """Return another answer named after the first (`The final answer is 43.`), or words that retract the first."""
-    tail = after[-_READ_AFTER:]
-    markers = list(_LATER.finditer(tail))
-    if markers and not denial_before(tail[: markers[-1].end()]):
-        value = _VALUE.match(tail[markers[-1].end() :].split("\n")[0])
-        text = next((group for group in value.groups() if group), "") if value else ""
-        if text and not _is_same_writing(answer, text):
-            return text
-    found = _RETRACTION.search(after[:_READ_AFTER])
-    rest = _SKELETON.sub("", after[found.end() : _READ_AFTER]) if found else ""
-    return found[0] if found and _SKELETON.sub("", answer) not in rest else None
-
-
-def _is_same_writing(answer: str, later: str) -> bool:
-    """Whether answers are the same, apart from words after or a name before one: `4`, `x = 4`, `4 apples`."""
-    one, other = (_BARE.sub(r"\1", _SKELETON.sub("", text).rstrip(".,;:!")) for text in (answer, later))
-    short, long = sorted((one, other), key=len)
-    begins = long.startswith(short) and not re.match(r"[\d.,/^!]", long[len(short) :])
-    return one == other or begins or long.endswith(f"={short}")
-
-
 OPENING, CLOSING = "<answer>", "</answer>"
 
 _MAX_MARKS = 8  # nested marks: `**$4$**` has 2
@@ -221,11 +177,6 @@ _AROUND = (
 )  # fmt: skip
 
 
-def is_taken_back(after: str) -> bool:
-    """Whether the text after an answer takes it back: `Wait, that is wrong`."""
-    return _DOUBT.search(after[:_READ_AFTER]) is not None
-
-
 def find_answer(response: str) -> str | None:
     """Return the marked answer; the whole response if nothing is marked; None if the mark is denied or not closed."""
     response = without_next_turn(response)
@@ -238,7 +189,8 @@ def find_answer(response: str) -> str | None:
         found, before, after = box.content, response[: box.start], response[box.end :]
     else:
         return None if has_open_box(response) else response
-    return None if denial_before(before) or denial_after(after) or is_taken_back(after) else found
+    taken_back = retraction(before, found, after)
+    return None if denial_before(before) or denial_after(after) or taken_back else found
 
 
 def writings(answer: str) -> Iterator[str]:

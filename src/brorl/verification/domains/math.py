@@ -20,9 +20,9 @@ from brorl.verification.domains.marked_answer import (
     MARKER,
     denial_after,
     denial_before,
-    later_answer,
     without_next_turn,
 )
+from brorl.verification.domains.retraction import retraction
 from brorl.verification.domains.units import leading_unit
 from brorl.verification.sandbox.pool import LoadError, WorkerPool
 from brorl.verification.sandbox.request import Reply
@@ -115,14 +115,30 @@ _LABEL = re.compile(
     re.IGNORECASE,
 )
 _FORMULA = re.compile(
-    r"(?<!\\)\$\$(.+?)(?<!\\)\$\$|(?<!\\)\$([^$\n]*(?:\\\$[^$\n]*)*[^\\$\n])\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
+    r"(?<!\\)\$\$(.+?)(?<!\\)\$\$|(?<!\\)\$([^$\n]*(?:\\\$[^$\n]*)*[^\\$\n])\$(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
 )
+_VALUE = r"(?:minus\s+)?(?:\$[^$\n]{1,60}\$|\\\([^\n]{1,60}?\\\)|\$?[-+]?\d[\d,./]{0,30}(?<![,.])%?)"
+# What follows a value and changes it: `34 if x is odd and 35 otherwise`, `34 to 36`, `34 minutes and 20 seconds`.
+_CHANGED = re.compile(
+    r"[^.,;!?\n()]{0,60}?\b(?:if|unless|otherwise|depending|provided|whenever|when\s+\$?\w\b)[^.\n]*|"
+    rf"\s*(?:for|when|in)\b[^.\n]{{0,60}}?(?:\b(?:and|or)\b|,)\s*{_VALUE}\s*(?:for|when|in)\b[^.\n]*|"
+    r"(?:(?:\s+[^\W\d_]+){0,3}?\s*(?:,?\s*\b(?:or|and|to|through)\s|[,\u2013\u2014~-])|(?:\s+[^\W\d_]+){1,3}?\s+of\s)\s*"
+    rf"{_VALUE}(?:\s+[^\W\d_]+){{0,2}}(?=\s*(?:[.,;!?)\n]|\b(?:or|and|to)\b|$))[^.\n]*",
+    re.IGNORECASE,
+)
+_BOUND = re.compile(r"\b(?:at (?:least|most)|up to|between|above|below|over|under|almost|nearly)\b", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
-# `42 apples since each ...` is read as `42`. Words that may belong to the number stay: `2 pi`, `3 or 4`, `5 x`.
-_LEADING_NUMBER = re.compile(
+_NUMBER = re.compile(
     r"([-+]?[0-9][0-9,./]*)\s+(?!(?:pi|sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|or|and|to|plus|minus|times|over|divided|"
     r"mod|choose|percent|pct|hundred|thousand|million|billion)\b)[A-Za-z]{2,}.*"
 )
+# A number that no formula continues: not the `2` of `2 pi`, `2 (x+1)` or `2 1/2`.
+_LEADING = re.compile(
+    r"\**\$?([-+]?\d[\d,./]*(?<![.,])(?:\\?%)?)(?:\*\*)?(?![\w:_])"
+    r"(?!\s*(?:[-+*/^=<>\u00b1\u00d7\u00b7\\\d]|\((?!(?:an?\s)?[a-z]{2})|and\s+an?\b|(?:ten|hundred|thousand|million)ths|"
+    r"(?:pi|sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|mod|choose|pct|plus|minus|times|over|divided|\w)\b))"
+)
+_JOINED = re.compile(r"\s*,?\s*(?:or|and)?\s*")
 _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9,]*)?\.?[0-9]+(?:/[0-9]+)?(?:\s*\\?%)?")
 
 
@@ -159,9 +175,7 @@ def _boxed(response: str, box: Box) -> str:
     after = response[box.end :]
     answer, length = with_unit_after(after, answer)
     signed = with_operator_before(response[:start], answer)
-    answer = _in_context(response, start, box.end + length, signed, is_signed=signed != answer)
-    later = later_answer(after, answer)
-    return f"{answer} or {tidy(later)}" if later else answer
+    return _in_context(response, start, box.end + length, signed, is_signed=signed != answer)
 
 
 def _content_of(box: Box) -> str:
@@ -178,16 +192,17 @@ def _in_context(text: str, start: int, end: int, answer: str, is_signed: bool = 
     """Return an answer with the words around it that deny it; `is_signed` says that the answer has its sign already."""
     before, after = denial_before(text[:start]), denial_after(text[end:])
     before = "" if is_signed and before.endswith("-") else before
-    if not before and (other := _OR.match(text[end : end + 2 * _MAX_JOINT])):
-        return " ".join((answer, r"\approx" if other[1] else "or", tidy(other[2])))
-    if (
-        before == ""
-        and after == ""
-        and text[end : end + 3].strip("$)} ").startswith("?")
-        and _QUESTION.search(text[max(start - 2 * _MAX_JOINT, 0) : start])
-    ):
-        return f"{answer} ?"
-    return f"{before} {answer} {after}".strip() if before or after else answer
+    other = None if before else _OR.match(text[end : end + 2 * _MAX_JOINT])
+    is_asked = text[end : end + 3].strip("$)} ").startswith("?")
+    if other:
+        found = " ".join((answer, r"\approx" if other[1] else "or", tidy(other[2])))
+    elif before or after:
+        found = f"{before} {answer} {after}".strip()
+    else:
+        is_asked = is_asked and _QUESTION.search(text[max(start - 2 * _MAX_JOINT, 0) : start]) is not None
+        found = f"{answer} ?" if is_asked else answer
+    taken_back = retraction(text[:start], answer, text[end:])
+    return f"{found} or {tidy(taken_back)}" if taken_back else found
 
 
 def tidy(answer: str) -> str:
@@ -215,20 +230,48 @@ def _after_marker(tail: str, with_unit: bool) -> str | None:
     if not markers:
         return None
     start = markers[-1].end()
-    rest = tail[start:]
-    formula = _FORMULA.search(rest)
-    if formula and "\n" not in rest[: formula.start()]:
-        return _in_context(tail, start + formula.start(), start + formula.end(), _content(formula))
-    sentence_end = _SENTENCE_END.search(rest)
-    sentence = (rest[: sentence_end.start()] if sentence_end else rest).strip()
-    number = None if with_unit else _LEADING_NUMBER.fullmatch(sentence)
-    answer = f"{number[1]} {denial_after(sentence[number.end(1) :])}".strip() if number else sentence
-    return f"{denial_before(tail[:start])} {answer}".strip() if answer else None
+    line = tail[start:].partition("\n")[0] or tail[start:]
+    formula = _FORMULA.search(tail, start)
+    if formula and formula.start() <= start + len(line):
+        bound = _BOUND.search(tail, start, formula.start())
+        return f"{bound[0]} {_content(formula)}" if bound else _beside(tail, *formula.span(), _content(formula))
+    number = None if with_unit else _LEADING.match(tail, start)
+    if number:
+        return _beside(tail, *number.span(), number[1])
+    sentence_end = _SENTENCE_END.search(tail, start)
+    end = sentence_end.start() if sentence_end else len(tail)
+    sentence = tail[start:end].strip().replace("$", "")
+    return _in_context(tail, start, end, sentence) if sentence else None
+
+
+def _beside(text: str, start: int, end: int, value: str) -> str:
+    """Return a value without a box, with the words after it that change it: `34 dozen`, `34 to 36`."""
+    changed = None if _OR.match(text, end) else _CHANGED.match(text, end)
+    if changed:
+        return f"{value}{changed[0]}"
+    answer, length = with_unit_after(text[end:], value)
+    rest = text[end + length : end + length + _READ].lstrip(" *$")
+    if length and rest[:1].isdigit():  # 8 feet 3 inches
+        return f"{answer} {rest.partition('.')[0]}"
+    return f"{answer} ?" if rest.startswith("?") else _in_context(text, start, end + length, answer)
 
 
 def _last_formula(tail: str) -> str | None:
     formulas = list(_FORMULA.finditer(tail))
-    return _in_context(tail, *formulas[-1].span(), _content(formulas[-1])) if formulas else None
+    if not formulas:
+        return None
+    last = formulas[-1]
+    answer = _beside(tail, *last.span(), _content(last))
+    for before, after in zip(reversed(formulas[:-1]), reversed(formulas), strict=False):
+        joint = tail[before.end() : after.start()]
+        if not _JOINED.fullmatch(joint) or ("or" not in joint and _name_of(before) != _name_of(last)):
+            break
+        answer = f"{_content(before)} or {_content(last)}"
+    return answer
+
+
+def _name_of(formula: re.Match[str]) -> str:
+    return _content(formula).rpartition("=")[0].strip()
 
 
 def _content(formula: re.Match[str]) -> str:
@@ -340,7 +383,8 @@ def verify_by_form(reference: str, answer: str | None) -> Verdict | None:
         if chosen is None:
             return None
         letter = 1 if chosen[1] else 2 if chosen[2] else 3
-        if _ANOTHER.match(answer, chosen.end(letter)) or denial_after(answer[chosen.end(letter) :]):
+        rest = answer[chosen.end(letter) :]
+        if _ANOTHER.match(rest) or denial_after(rest) or retraction("", chosen[letter].upper(), rest):
             return verdict_of(SEVERAL_ANSWERS, answer)
         equal = chosen[letter].upper() == reference
     return verdict_of(CORRECT if equal else WRONG, answer)

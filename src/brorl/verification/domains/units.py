@@ -238,7 +238,7 @@ def leading_unit(text: str) -> tuple[str, int] | None:
         ends.append(at)
     for end in reversed(ends):
         unit = text[start:end].rstrip().removesuffix(".")
-        is_word_next = end < len(text) and (text[end].isalpha() or text[end] == "\\")
+        is_word_next = end < len(text) and (text[end].isalnum() or text[end] in "\\$")
         is_clear = len(unit) > 3 or any(mark in unit for mark in "/^\\")
         if (is_clear or not is_word_next) and parse_unit(unit) is not None:
             return unit, start + len(unit)

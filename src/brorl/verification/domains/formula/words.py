@@ -262,6 +262,6 @@ def words_of(tokens: list[Token]) -> str:
     kept = [one for before, one in pairs if before.kind != "number" or one.text not in ORDINAL_ENDINGS]
     if all(token.kind in ("name", "number") or token.text in "-'.,!?():" for token in kept):
         text = _HYPHEN.sub(" ", written(kept)).replace("(", " ").replace(")", " ")
-        text = " ".join(text.split()).strip(" .,!?")
+        text = " ".join(text.split()).strip(" .,!")
         return text[1:-1] if text[:1] == text[-1:] == "'" else text
     return "".join(token.text + (" " if token.kind == "command" else "") for token in tokens)
