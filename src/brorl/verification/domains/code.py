@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import inf
-from time import perf_counter
 from typing import NamedTuple
 
 from brorl.errors import first_line
@@ -202,9 +202,9 @@ class CodeVerifier:
         pairs: list[tuple[str, tuple[str, ...]]] = []
         own_s: list[float] = []
         for prompt, response in items:
-            start = perf_counter()
+            start = time.perf_counter()
             pairs.append((prompt.reference, tuple(python_blocks(response))))
-            own_s.append(perf_counter() - start)
+            own_s.append(time.perf_counter() - start)
         several = [(reference, codes) for reference, codes in dict.fromkeys(pairs) if len(codes) > 1]
         limits = Limits(self._timeout_s, min(_CHOICE_BYTES, self._memory_bytes))
         judges = [partial(_read_blocks, plans[reference].tests, codes, limits) for reference, codes in several]
