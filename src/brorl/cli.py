@@ -88,6 +88,7 @@ _PATH_PROBLEMS = {
         (errno.EACCES, errno.EPERM), "permission denied; give your user access to it, or choose another path"
     ),
 }
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Help(argparse.HelpFormatter):
@@ -128,6 +129,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at its exit
         return CLOSED
     except OSError as error:
+        if error.filename is None and error.errno in _FULL:  # files of a run have names: this is a redirected output
+            print(f"brorl: {error.strerror}; free some space, or write the output to another place", file=sys.stderr)  # noqa: T201
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at its exit
+            return CLOSED
         problem = _PATH_PROBLEMS.get(error.errno or 0)
         if problem is None or error.filename is None:
             raise

@@ -17,12 +17,17 @@ def with_closed_output(*arguments: str) -> tuple[int, bytes]:
     """Run a command whose output nobody reads; return its exit code and its errors."""
     read, write = os.pipe()
     os.close(read)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    command = [sys.executable, "-m", "brorl", *arguments]
     try:
-        done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environment)
+        return with_output(write, *arguments)
     finally:
         os.close(write)
+
+
+def with_output(descriptor: int, *arguments: str) -> tuple[int, bytes]:
+    """Run a command that writes to a descriptor; return its exit code and its errors."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "brorl", *arguments]
+    done = subprocess.run(command, stdout=descriptor, stderr=subprocess.PIPE, env=environment)
     return done.returncode, done.stderr
 
 
@@ -42,3 +47,11 @@ def test_an_error_is_printed_though_the_output_is_closed() -> None:
     code, said = with_closed_output("init")
     assert code == 2
     assert said.startswith(b"brorl: give the file of your questions")
+
+
+@pytest.mark.linux
+def test_a_full_disk_below_the_output_is_one_line() -> None:
+    with Path("/dev/full").open("wb") as full:
+        code, said = with_output(full.fileno(), "--help")
+    assert code == CLOSED
+    assert said == b"brorl: No space left on device; free some space, or write the output to another place\n"

@@ -64,6 +64,35 @@ def test_a_full_disk_does_not_stop_the_answer(tmp_path: Path, capsys: pytest.Cap
     assert "stopping now" in capsys.readouterr().out
 
 
+def closed_pipe() -> int:
+    read, write = os.pipe()
+    os.close(read)
+    return write
+
+
+@pytest.mark.parametrize("why", [pytest.param("No space left on device", marks=pytest.mark.linux), "nobody reads it"])
+def test_work_with_a_log_goes_on_without_its_output(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "run.log"
+    output = os.fdopen(closed_pipe(), "w") if why == "nobody reads it" else Path("/dev/full").open("w")  # noqa: SIM115
+    monkeypatch.setattr(sys, "stdout", output)
+    screen = Screen()
+    with pytest.raises((SystemExit, OSError)):
+        screen.echo("there is no log yet")
+    screen = Screen()
+    screen.log_to(log)
+    if why == "nobody reads it":  # rich has replaced the pipe
+        os.dup2(closed_pipe(), output.fileno())
+    screen.echo("one")
+    screen.echo("two")
+    assert log.read_text() == "one\ntwo\n"
+    expected = f"brorl: the output is lost ({why}); the work goes on, and its lines are in {log}\n"
+    assert capsys.readouterr().err == expected
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+    output.close()
+
+
 def test_a_terminal_shows_one_line_that_changes_and_vanishes() -> None:
     """A real terminal ends up with the permanent lines and nothing else."""
     width = 60

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from attacks.catalog import ALL, CATEGORIES
-from attacks.running import can_be_another_user, run_campaign
+from attacks.hoards import HOARDS
+from attacks.running import can_be_another_user, can_limit_memory, run_campaign, run_hoards
 
 pytestmark = pytest.mark.linux
 
@@ -54,3 +55,24 @@ def test_attacks_bite_where_nothing_confines_them() -> None:
     assert {name for name, found in harm.items() if not found} == set()
     assert len(biting) >= 60
     assert len([name for name, attacks in CATEGORIES.items() if any(a.bites for a in attacks)]) >= 6
+
+
+HELD_MIB = 128  # by a program whose limit is 256 MiB; most hold 20, tables of pages more until they are counted
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_limit_memory(), reason="this process cannot make a cgroup")
+@pytest.mark.parametrize("level", ["landlock", "seccomp"])
+def test_the_kernel_holds_little_memory_for_a_program(level: str) -> None:
+    report = run_hoards([level])
+    assert set(report) == set(HOARDS)
+    assert {name: found for name, found in report.items() if found["held_mib"] > HELD_MIB} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_limit_memory(), reason="this process cannot make a cgroup")
+def test_honest_programs_beside_hoards_are_correct(rng: np.random.Generator) -> None:
+    """In a cgroup of 900 MiB, where two programs at their limit have room."""
+    names = rng.choice([*HOARDS], size=2, replace=False)
+    report = run_hoards(["landlock", *map(str, names), "--cgroup", "900"])
+    assert {name: found["honest"] for name, found in report.items()} == {str(name): {"correct": 8} for name in names}

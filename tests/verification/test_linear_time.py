@@ -60,6 +60,8 @@ class IdlePool(WorkerPool):
 
 
 def reply(request: Request) -> Reply:
+    if request.kind == "call" and len(request.arguments or ()) == 4:  # the choice of a block
+        return Reply(0, None, 0.0)
     return Reply("", None, 0.0) if request.kind == "run" else Reply((False, 0.0, None), None, 0.0)
 
 

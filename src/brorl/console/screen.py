@@ -6,6 +6,7 @@ line after every 30 seconds without output. A log file gets only the permanent l
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -250,8 +251,21 @@ class Screen:
         with self._lock:
             self._last_output = monotonic()
             for part in parts:
-                self.console.print(part, soft_wrap=not wraps, markup=False, emoji=False)
+                self._print(part, wraps)
             self.log(*parts)
+
+    def _print(self, part: str | Text | Table, wraps: bool) -> None:
+        """Print a part. Work that has a log file goes on if nobody reads the output, or if its disk is full."""
+        try:
+            self.console.print(part, soft_wrap=not wraps, markup=False, emoji=False)
+        except (SystemExit, OSError) as error:  # rich ends the process where the reader of a pipe has closed it
+            if self._log_file is None:
+                raise
+            self.console.quiet = True
+            why = error.strerror if isinstance(error, OSError) else "nobody reads it"
+            sys.stderr.write(
+                f"brorl: the output is lost ({why}); the work goes on, and its lines are in {self._log_file}\n"
+            )
 
     def log(self, *parts: str | Text | Table) -> None:
         """Write only into the log file."""

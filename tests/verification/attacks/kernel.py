@@ -28,5 +28,6 @@ ATTACKS = (
     _call("kernel log by a call", 103, 116, 10, 0, 0),
     _call("lock all memory", 151, 230, 3),
     _call("secret memory", 447, 447, 0),
+    _call("descriptors of a thread's own", 436, 436, 1000, 1001, 2),
     _call("file of events on files", 294, 26, 0),
 )

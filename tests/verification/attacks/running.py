@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from attacks.hoards import Cgroup
 from attacks.scene import SECRET_VARIABLE
 
 OTHER_USER = 61_234
@@ -40,7 +41,24 @@ def run_campaign(arguments: Sequence[str], as_other_user: bool = False) -> dict[
     Raises:
         RuntimeError: If the campaign fails.
     """
-    command = [sys.executable, "-m", "attacks.campaign", *arguments]
+    return _run([sys.executable, "-m", "attacks.campaign", *arguments], as_other_user)
+
+
+def run_hoards(arguments: Sequence[str]) -> dict[str, Any]:
+    """Run programs that hoard memory and return their report; `arguments` are those of `attacks.hoards`."""
+    return _run([sys.executable, "-m", "attacks.hoards", *arguments], as_other_user=False)
+
+
+def can_limit_memory() -> bool:
+    """Whether this process can make a cgroup with a limit of memory."""
+    try:
+        Cgroup(1 << 40).remove()
+    except OSError:
+        return False
+    return True
+
+
+def _run(command: list[str], as_other_user: bool) -> dict[str, Any]:
     if as_other_user:
         command = _as_other_user(command)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_SOURCES), SECRET_VARIABLE: secrets.token_hex(12)}

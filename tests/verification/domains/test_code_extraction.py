@@ -1,12 +1,34 @@
 """The code of a response: against blocks written by hand, and blocks assembled at random."""
 
+import builtins
+import symtable
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from code_answers import fenced, question_of
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases
-from brorl.verification.domains.code import extract_code
+from brorl.verdict import CORRECT, OUT_OF_MEMORY, TIMEOUT
+from brorl.verification.domains.code import CodeVerifier, python_blocks
+from brorl.verification.domains.code_choice import choose
+from brorl.verification.domains.code_judges import imports
+from brorl.verification.sandbox.pool import ProgramPool
+from brorl.verification.sandbox.request import Fault, LostError, Reply
 from case_tables import table
 from each_row import each_row
+from scripted_programs import Request, ScriptedPool
+
+
+def extract_code(response: str, tests: CodeTests | None = None) -> str | None:
+    """Return the code of a response; the choice is made in this process."""
+    codes = python_blocks(response)
+    if tests is None or not codes:
+        return codes[-1] if codes else None
+    cases = tests.tests
+    if isinstance(cases, StdinCases):
+        return codes[choose(codes, None, any(map(str.strip, cases.inputs)), imports())]
+    return codes[choose(codes, cases.function, False, imports())]
 
 
 @each_row(*table(__file__, "each_rule"))
@@ -108,3 +130,72 @@ def test_no_block_stops_the_choice(code: str, tests: CodeTests) -> None:
 
 def test_a_byte_order_mark_is_no_code() -> None:
     assert extract_code("\ufeff```python\n\ufeffx = 1\n```") == "x = 1"
+
+
+def test_the_sandbox_chooses_as_this_process_does() -> None:
+    codes = [READS, "print(a + b)"]
+    responses = ["".join(map(fenced, order)) for order in (codes, codes[::-1], [READS.replace("+", "-"), *codes])]
+    with ProgramPool(1) as pool:
+        found = CodeVerifier(pool).verify_all([(question_of(SUM), response) for response in responses])
+    assert [verdict.extracted for verdict in found] == [extract_code(response, SUM) for response in responses]
+    assert [verdict.reason for verdict in found] == [CORRECT] * 3
+
+
+def test_this_process_parses_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_options: object) -> None:
+        raise AssertionError("this process parses a text")
+
+    verifier = CodeVerifier(ScriptedPool(lambda request: Reply(0 if request.kind == "call" else "3\n", None, 0.0)))
+    items = [(question_of(SUM), fenced(READS) + fenced(f"x = {number}")) for number in range(2)]
+    verifier.verify_all(items[:1])  # everything is imported
+    for module, name in ((builtins, "compile"), (builtins, "exec"), (builtins, "eval"), (symtable, "symtable")):
+        monkeypatch.setattr(module, name, refuse)
+    (verdict,) = verifier.verify_all(items[1:])
+    monkeypatch.undo()
+    assert verdict.reason == CORRECT
+
+
+@each_row(
+    ("reply", "reason"),
+    [
+        (Reply(1, None, 0.5), CORRECT),
+        (Reply(2, None, 0.5), Fault.BROKE_PROTOCOL),
+        (Reply(-1, None, 0.5), Fault.BROKE_PROTOCOL),
+        (Reply(True, None, 0.5), Fault.BROKE_PROTOCOL),
+        (Reply("1", None, 0.5), Fault.BROKE_PROTOCOL),
+        (Reply(None, Fault.TIMEOUT, 0.5), TIMEOUT),
+        (Reply(None, Fault.OUT_OF_MEMORY, 0.5), OUT_OF_MEMORY),
+        (Reply(None, "killed by signal 11", 0.5), "killed by signal 11"),
+        (Reply(None, "RecursionError: deep", 0.5), "raised RecursionError"),
+        (LostError("a worker was lost"), "unverified: a worker was lost"),
+    ],
+)
+def test_the_reply_of_the_choice_is_not_trusted(reply: Reply | LostError, reason: str) -> None:
+    def script(request: Request) -> Reply:
+        if request.kind == "call" and isinstance(reply, LostError):
+            raise reply
+        return {"load": Reply(None, None, 0.0), "call": reply, "run": Reply("3\n", None, 0.0)}[request.kind]
+
+    (verdict,) = CodeVerifier(ScriptedPool(script)).verify_all([(question_of(SUM), fenced("x = 1") + fenced(READS))])
+    assert verdict.reason == reason
+    assert verdict.extracted == (READS if reason == CORRECT else None)
+    assert isinstance(reply, LostError) or verdict.seconds >= reply.seconds
+
+
+QUADRATIC = {  # in the parser of this version of Python
+    "a dotted name": "import a" + ".a" * 49_000,
+    "nested f-strings": "f'" + '{f"{x!r:{x}}"}' * 3_000 + "'",
+    "an f-string of many parts": "f'" + "{a}" * 33_000 + "'",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.linux
+@pytest.mark.parametrize("name", QUADRATIC)
+def test_blocks_that_are_parsed_in_quadratic_time_have_limits(name: str) -> None:
+    tests = replace(SUM, time_limit_s=1.0)
+    item = (question_of(tests), fenced(QUADRATIC[name]) + fenced(READS))
+    with ProgramPool(1) as pool:
+        (verdict,) = CodeVerifier(pool, timeout_s=2.0).verify_all([item])
+    assert verdict.reason in (CORRECT, TIMEOUT)
+    assert verdict.seconds < 10.0  # as the sandbox counts it: without waiting for a core

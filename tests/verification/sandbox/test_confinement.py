@@ -82,7 +82,11 @@ def test_other_architectures_are_killed(machine: str) -> None:
 THREAD = 0x3D0F00  # the flags of the C library's pthread_create
 CASES = {
     "clone": [((THREAD,), ALLOW), ((0x11,), EPERM), ((0x01200011,), EPERM), ((0x4111,), EPERM)]
+    + [((THREAD & ~(1 << bit),), EPERM) for bit in (8, 10, 16)]  # of its own: memory, descriptors, a process
     + [((THREAD | 1 << bit,), EPERM) for bit in (7, 12, 13, 14, 17, 23, 25, 26, 27, 28, 29, 30)],
+    "close_range": [((3, 9, 0), ALLOW), ((3, 9, 4), ALLOW), ((3, 9, 2), EPERM), ((3, 9, 6), EPERM)],
+    "mmap": [((0, 4096, 3, 0x22), ALLOW), ((1 << 40, 4096, 5, 0x812), ALLOW), ((0, 4096, 1, 0x01), ALLOW)]
+    + [((0, 4096, 3, flags), EPERM) for flags in (0x21, 0x23, 0x03, 0x28, 0x20, 0x31)],  # shared and anonymous
     "clone3": [((0, 0), ENOSYS), ((1 << 40, 88), ENOSYS)],
     "fcntl": [((1, command, 5), ALLOW) for command in (0, 1, 2, 3, 1030)]
     + [((1, 4, 0o4000), ALLOW), ((1, 4, 0o20000), EPERM), ((1, 4, 0o24000), EPERM)]

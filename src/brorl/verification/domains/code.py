@@ -1,26 +1,26 @@
 """Verifier of Python programs: finds the program in a response, and runs it in the sandbox.
 
-The program is one of the fenced blocks of Python, chosen by its syntax. Expected values stay in this process.
+The program is one of the fenced blocks of Python. If there are several, their syntax decides, and the sandbox reads it:
+this process parses nothing that a response wrote. Expected values stay in this process.
 """
 
 from __future__ import annotations
 
 import ast
-import builtins
+import inspect
 import re
-import symtable
-import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from brorl.errors import first_line
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.prompt import Prompt
 from brorl.verdict import CORRECT, CUT_OFF, NO_CODE, TOO_LONG, Verdict, unverified_verdict, verdict_of
+from brorl.verification.domains import code_choice
 from brorl.verification.domains.code_calls import ExpectedCall, ValueRule, parse_calls
 from brorl.verification.domains.code_judges import (
     SYNTAX_ERROR,
@@ -32,9 +32,10 @@ from brorl.verification.domains.code_judges import (
     judge_stdin,
     judge_test_code,
     module,
+    reason_of,
 )
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.request import JudgeTimeout, Undecided
+from brorl.verification.sandbox.request import Fault, JudgeTimeout, Limits, Reply, Undecided
 from brorl.verification.sandbox.values import MAX_DEPTH, NotPlainError, encode
 from brorl.verification.sandbox.worker import Worker
 from brorl.verification.verifier import KEEP_TIMEOUT_S, Pair, TrialResponses, VerdictCache
@@ -44,24 +45,15 @@ MAX_CODE = 100_000
 
 _OPENING = re.compile(r"(?P<before>.*?)(?P<fence>(?<!`)`{3,}+|(?<!~)~{3,}+)[ \t]*+(?P<info>[^`\n]{0,200}+)")
 _INFO = re.compile(r"\{?\.?(?P<language>[\w+#-]*)\}?(?:[ \t{:].*)?")
-_WORD = re.compile(r"[^\W\d]\w*+")
 _PYTHON = frozenset({"python", "python3", "py", "py3", "python2", "pypy", "pypy3", "cpython"})
-_READING = frozenset({"input", "raw_input", "stdin", "open", "fileinput"})
-_PRINTING = frozenset({"print", "pprint", "stdout", "write", "writelines"})
-_BUILT_IN = frozenset({*dir(builtins), "__file__"})
-_NO_PROGRAM = re.compile(r"\s*(?:>>>|\$)|[ \t]")  # begins a session (`>>> f(2)`), or an indented excerpt of a program
 
 
-def extract_code(response: str, tests: CodeTests | None = None) -> str | None:
-    """Return the code of the last block that has what the tests need, otherwise of the last block; None without blocks.
+def python_blocks(response: str) -> list[str]:
+    """Return the blocks that can hold the program, in order.
 
     Blocks marked as Python count; if there are none, blocks without a language. Blank blocks and blocks of other
-    languages never count. Tests of a function need a block that defines it, or a `Solution` with such a method. Other
-    tests need a program that prints. If there is input and any program reads, it must read too. A block that uses names
-    of an earlier block, or leaves out parts with `...`, is no program.
-
-    A block without a closing fence ends with the response, or with the next fence that has an info string. Shorter
-    fences, and fences of the other character, are part of the code.
+    languages never count. A block without a closing fence ends with the response, or with the next fence that has an
+    info string. Shorter fences, and fences of the other character, are part of the code.
     """
     marked: list[str] = []
     unmarked: list[str] = []
@@ -70,109 +62,7 @@ def extract_code(response: str, tests: CodeTests | None = None) -> str | None:
             marked.append(code)
         elif code.strip() and not language:
             unmarked.append(code)
-    codes = [code.lstrip("\ufeff") for code in marked or unmarked]
-    if tests is None or len(codes) < 2:
-        return codes[-1] if codes else None
-    return _choose([_Block.of(code) for code in codes], tests).code
-
-
-class _Block(NamedTuple):
-    """A block of Python."""
-
-    code: str
-    body: Sequence[ast.stmt] | None  # None if the code is not valid Python
-    bound: frozenset[str] = frozenset()  # all names that the block binds, in any scope
-    missing: frozenset[str] = frozenset()  # the names that the block uses without binding or importing them
-    words: frozenset[str] = frozenset()  # all names, attributes and modules of the block; all words if it is not valid
-
-    @classmethod
-    def of(cls, code: str) -> _Block:
-        """Parse a block."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # an invalid escape sequence warns
-                if len(code) > MAX_CODE:
-                    raise ValueError("too long")
-                scopes, tree = [symtable.symtable(code, "answer.py", "exec")], ast.parse(code)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return cls(code, None, words=frozenset(_WORD.findall(code)))
-        for scope in scopes:
-            scopes += scope.get_children()
-        symbols = [symbol for scope in scopes for symbol in scope.get_symbols()]
-        bound = frozenset(s.get_name() for s in symbols if s.is_assigned() or s.is_imported() or s.is_parameter())
-        used = frozenset(symbol.get_name() for symbol in symbols if symbol.is_referenced())
-        texts = (getattr(node, name, None) for node in ast.walk(tree) for name in ("id", "attr"))
-        words = {*filter(None, texts), *(node.name for node in ast.walk(tree) if isinstance(node, ast.alias))}
-        return cls(code, tree.body, bound, used - bound - imports().keys() - _BUILT_IN, frozenset(words))
-
-    @property
-    def acts(self) -> bool:
-        """Whether the block can be a program: it does more than define names, and leaves nothing out."""
-        if self.body is None:
-            return not _NO_PROGRAM.match(self.code)
-        defining = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-        acting = [s for s in self.body if not isinstance(s, defining) and not _is_constant(s)]
-        return bool(acting) and not _leaves_out(self.body)
-
-    def defines(self, function: str) -> bool:
-        """Whether the block defines a function, or a class `Solution` with such a method."""
-        if self.body is None:
-            text = rf"^(?:async[ \t]+)?def[ \t]+{re.escape(function)}\b|^class[ \t]+Solution\b"
-            return re.search(text, self.code, re.MULTILINE) is not None
-        return any(_makes(statement, function) for statement in _statements(self.body))
-
-
-def _choose(blocks: Sequence[_Block], tests: CodeTests) -> _Block:
-    if not isinstance(tests.tests, StdinCases):
-        function = tests.tests.function
-        return next((block for block in reversed(blocks) if block.defines(function)), blocks[-1])
-    earlier: set[str] = set()
-    whole: list[_Block] = []
-    for block in blocks:
-        if block.acts and block.missing.isdisjoint(earlier) and block.words & _PRINTING:
-            whole.append(block)
-        earlier |= block.bound
-    reading = [block for block in whole if block.words & _READING]
-    needs_input = any(text.strip() for text in tests.tests.inputs)
-    return (reading if needs_input and reading else whole or blocks)[-1]
-
-
-def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a scope, also those within `if`, `try` and the like."""
-    left: list[Any] = list(body)
-    while left:  # no recursion: a chain of `elif` is nested
-        statement = left.pop()
-        yield statement
-        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-                left += getattr(statement, name, ())
-
-
-def _makes(statement: ast.stmt, name: str) -> bool:
-    """Whether a statement binds a name to a function, a class or a method of `Solution` with a body."""
-    match statement:
-        case ast.FunctionDef() | ast.AsyncFunctionDef():
-            empty = all(isinstance(part, ast.Pass) or _is_constant(part) for part in statement.body)
-            return statement.name == name and not empty and not _leaves_out(statement.body)
-        case ast.ImportFrom(module=module, names=aliases):  # `from solution import f` is an example
-            own = any(name == (alias.asname or alias.name) for alias in aliases)
-            return own and str(module).partition(".")[0] in sys.stdlib_module_names
-        case ast.ClassDef(name=kind, body=body):
-            return kind == name or (kind == "Solution" and any(_makes(method, name) for method in _statements(body)))
-        case ast.Assign() | ast.AnnAssign():
-            stores = (node for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id == name)
-            return any(isinstance(node.ctx, ast.Store) for node in stores)
-        case _:
-            return False
-
-
-def _is_constant(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-
-
-def _leaves_out(body: Sequence[ast.stmt]) -> bool:
-    """Whether a statement of a body is `...`."""
-    return any(isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant) and s.value.value is ... for s in body)
+    return [code.lstrip("\ufeff") for code in marked or unmarked]
 
 
 def _blocks(response: str) -> Iterator[tuple[str, str]]:
@@ -221,12 +111,22 @@ _MIN_MEMORY = 1 << 30  # programs for contests give a thread a stack of 512 MiB
 _NO_SOURCE = re.compile("[\0\ud800-\udfff]")  # Python reads no null character and no lone surrogate
 
 
+_CHOICE_BYTES = 256 << 20  # memory to parse blocks; 100,000 characters of an ordinary program take a tenth
+
+
 @dataclass(frozen=True)
 class _Plan:
     """The tests of one reference, read once."""
 
     tests: CodeTests
     calls: tuple[ExpectedCall, ...] | None  # None if a whole program or test code has to run
+
+
+class _Chosen(NamedTuple):
+    """The code in a response, and the seconds in which it was found."""
+
+    code: Verdict | str | None  # None without a block; a verdict if the blocks could not be read
+    seconds: float = 0.0
 
 
 class CodeVerifier:
@@ -259,16 +159,16 @@ class CodeVerifier:
         faster later.
         """
         plans = {reference: _plan(reference) for reference in dict.fromkeys(prompt.reference for prompt, _ in items)}
+        chosen = self._choose(items, plans)
+        remaining = iter(chosen)
 
         def decide(pairs: Sequence[Pair]) -> list[tuple[Verdict, float]]:
             judges = [partial(self._judge, plans[reference], code) for reference, code in pairs]
             outcomes = self._programs.run(judges)
             return [self._verdict(code, outcome) for (_, code), outcome in zip(pairs, outcomes, strict=True)]
 
-        def find(prompt: Prompt, response: str) -> Verdict | str:
-            return _find_code(response, plans[prompt.reference].tests)
-
-        return self._cache.verify_all(items, find, decide)
+        found = self._cache.verify_all(items, lambda _prompt, _response: _runnable(next(remaining).code), decide)
+        return [replace(v, seconds=v.seconds + one.seconds) for v, one in zip(found, chosen, strict=True)]
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find malformed tests, and test code that fails before it calls the answer."""
@@ -296,6 +196,22 @@ class CodeVerifier:
         solutions = [CodeTests.from_text(text).solution for text in (reference, *others)]
         right, *wrong = (f"```python\n{solution or 'pass'}\n```" for solution in solutions)
         return TrialResponses(right, [*wrong, "```python\npass\n```"], certain=solutions[0] is not None)
+
+    def _choose(self, items: Sequence[tuple[Prompt, str]], plans: Mapping[str, _Plan]) -> list[_Chosen]:
+        """Return the code in each response; the sandbox reads the blocks of responses with several, each pair once."""
+        pairs: list[tuple[str, tuple[str, ...]]] = []
+        own_s: list[float] = []
+        for prompt, response in items:
+            start = time.perf_counter()
+            pairs.append((prompt.reference, tuple(python_blocks(response))))
+            own_s.append(time.perf_counter() - start)
+        several = [(reference, codes) for reference, codes in dict.fromkeys(pairs) if len(codes) > 1]
+        limits = Limits(self._timeout_s, min(_CHOICE_BYTES, self._memory_bytes))
+        judges = [partial(_read_blocks, plans[reference].tests, codes, limits) for reference, codes in several]
+        replies = self._programs.run(judges) if judges else []
+        chosen = {pair: _chosen(pair[1], reply) for pair, reply in zip(several, replies, strict=True)}
+        found = (chosen.get(pair) or _Chosen(pair[1][0] if pair[1] else None) for pair in pairs)
+        return [one._replace(seconds=one.seconds + own) for one, own in zip(found, own_s, strict=True)]
 
     def _judge(self, plan: _Plan, code: str, worker: Worker) -> Outcome:
         tests, clock = plan.tests.tests, self._clock(plan.tests)
@@ -360,11 +276,41 @@ def _require_shallow(calls: Sequence[ExpectedCall]) -> None:
                 raise ValueError(f"{named.format(number)} nested deeper than {MAX_DEPTH} lists and dicts") from None
 
 
-def _find_code(response: str, tests: CodeTests) -> Verdict | str:
+@lru_cache(maxsize=1)
+def _choice_source() -> str:
+    return inspect.getsource(code_choice)
+
+
+def _read_blocks(tests: CodeTests, codes: tuple[str, ...], limits: Limits, worker: Worker) -> Reply:
+    """Choose a block in a confined process; the reply's value is the block's index."""
+    loaded = worker.load(_choice_source(), limits)
+    if loaded.failure is not None:
+        return loaded
+    is_program = isinstance(tests.tests, StdinCases)
+    function = None if is_program else tests.tests.function
+    has_input = is_program and any(text.strip() for text in tests.tests.inputs)
+    return worker.call("choose", ([*codes], function, has_input, frozenset(imports())), limits)
+
+
+def _chosen(codes: Sequence[str], reply: Reply | Undecided) -> _Chosen:
+    """Return the chosen code for the reply of a confined process, which is not trusted."""
+    if isinstance(reply, JudgeTimeout):
+        return _Chosen(verdict_of(CUT_OFF))
+    if isinstance(reply, Undecided):
+        return _Chosen(unverified_verdict(reply.reason))
+    if reply.failure is not None:
+        return _Chosen(verdict_of(reason_of(reply.failure)), reply.seconds)
+    if type(reply.value) is not int or not 0 <= reply.value < len(codes):
+        return _Chosen(verdict_of(Fault.BROKE_PROTOCOL), reply.seconds)
+    return _Chosen(codes[reply.value], reply.seconds)
+
+
+def _runnable(code: Verdict | str | None) -> Verdict | str:
     """Return the code of a response, or the verdict if it has no code that can run."""
-    code = extract_code(response, tests)
     if code is None:
         return verdict_of(NO_CODE)
+    if isinstance(code, Verdict):
+        return code
     if len(code) > MAX_CODE:
         return verdict_of(TOO_LONG)
     return verdict_of(SYNTAX_ERROR, code) if _NO_SOURCE.search(code) else code

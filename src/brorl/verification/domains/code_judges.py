@@ -209,7 +209,7 @@ def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool, w
         reply = clock.spent(worker.run(source, stdin, limits))
         with clock.own_time():
             passes = reply.failure is None and same_output(expected, str(reply.value), cases)
-        return "" if passes else _reason(reply.failure)
+        return "" if passes else reason_of(reply.failure)
 
     pairs = zip(cases.inputs, cases.outputs, strict=True)
     return _judge_cases([partial(run, *pair) for pair in pairs], clock, all_cases)
@@ -227,14 +227,14 @@ def judge_calls(
         if not is_loaded:
             loaded = clock.spent(worker.load(source, clock.limits()))
             if loaded.failure is not None:
-                raise _DecidedError(_reason(loaded.failure))
+                raise _DecidedError(reason_of(loaded.failure))
         size = expected.max_size
         limits = clock.limits(min(REPLY_BYTES + size.num_bytes, _VALUE_BYTES), REPLY_BYTES + size.num_parts)
         reply = clock.spent(worker.call(function_name, expected.arguments, limits))
         with clock.own_time():
             passes = reply.failure is None and expected.accepts(reply.value)
         is_loaded = fault_of(reply.failure or "") is None
-        return "" if passes else _reason(reply.failure)
+        return "" if passes else reason_of(reply.failure)
 
     return _judge_cases([partial(run, call) for call in calls], clock, all_cases)
 
@@ -248,7 +248,7 @@ def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -
     function_name = _callable_name(source, test.function)
     loaded = clock.spent(worker.load(source, clock.limits()))
     if loaded.failure is not None:
-        return clock.outcome(0, 1, _reason(loaded.failure))
+        return clock.outcome(0, 1, reason_of(loaded.failure))
     num_calls, raised = 0, ""
 
     def answer(*arguments: object) -> object:
@@ -262,11 +262,11 @@ def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -
             return True
         # A program can forge this text: the exception's name must be a known one, and the message stays text.
         passed_on = failure.partition(":")[0] in _PASSED_ON
-        raised = _reason(failure) if failure else ""
+        raised = reason_of(failure) if failure else ""
         if passed_on:
             raise OutsideError(failure)
         if returned.failure is not None:
-            raise _DecidedError(_reason(failure))
+            raise _DecidedError(reason_of(failure))
         return returned.value
 
     try:
@@ -279,8 +279,8 @@ def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -
         return clock.outcome(0, 1, f"{RAISED} {failure or NO_CALL}")
     if not failure:
         return clock.outcome(1, 1, CORRECT)
-    if failure == TIMEOUT or _reason(failure) == raised:  # the test code did not catch the exception
-        return clock.outcome(0, 1, _reason(failure))
+    if failure == TIMEOUT or reason_of(failure) == raised:  # the test code did not catch the exception
+        return clock.outcome(0, 1, reason_of(failure))
     return clock.outcome(0, 1, WRONG)
 
 
@@ -316,7 +316,7 @@ def _callable_name(source: str, function: str) -> str:
     return f"Solution.{function}" if has_class and not has_function else function
 
 
-def _reason(failure: str | None) -> str:
+def reason_of(failure: str | None) -> str:
     """Return the verdict's reason for a program's failure; None means that the program gave a wrong value."""
     if failure is None:
         return WRONG

@@ -6,7 +6,6 @@ Each side of an equation must have the target as its value, and one side must us
 evaluates a response as code. It accepts no sign in front of a number, no other operator and no other text.
 """
 
-import ast
 import operator
 import re
 import time
@@ -26,7 +25,8 @@ _SPACES = " \t\n\r"
 # Only ASCII digits, and no leading zero.
 _TEXT = re.compile(r"(?:[-+*/() \t\n\r]|(?<![0-9])(?:0|[1-9][0-9]*)(?![0-9]))*")
 _SYMBOL, _NUMBER = re.compile(r"[0-9]+|[-+*/()]"), re.compile(r"[0-9]+")
-_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+_BINDS = {"(": 0, "+": 1, "-": 1, "*": 2, "/": 2}  # how strongly an operator binds; a bracket holds back all of them
 # Two operators or two operands side by side, an empty bracket, a sign in front of a number.
 _MALFORMED = re.compile(r"[-+*/(]\s*(?:[-+*/)]|$)|^\s*(?:[-+*/)]|$)|[\d)]\s*\(|\)\s*\d|\d\s+\d")
 
@@ -140,20 +140,39 @@ def _value(text: str) -> Fraction | str:
         return _TOO_LONG
     if not _TEXT.fullmatch(text):
         return _NO_EXPRESSION
-    if max(accumulate(1 if symbol == "(" else -1 for symbol in re.findall(r"[()]", text)), default=0) > _MAX_DEPTH:
+    depths = [0, *accumulate(1 if symbol == "(" else -1 for symbol in re.findall(r"[()]", text))]
+    if max(depths) > _MAX_DEPTH:
         return _TOO_DEEP
-    if _MALFORMED.search(text):
+    if min(depths) < 0 or depths[-1] or _MALFORMED.search(text):
         return _NO_EXPRESSION
     try:
-        return _evaluate(ast.parse(" ".join(text.split()), mode="eval").body)
-    except SyntaxError:
-        return _NO_EXPRESSION
+        return _evaluate(_SYMBOL.findall(text))
     except ZeroDivisionError:
         return "division by zero"
 
 
-def _evaluate(tree: ast.expr) -> Fraction:
-    if isinstance(tree, ast.BinOp):
-        return Fraction(_OPERATORS[type(tree.op)](_evaluate(tree.left), _evaluate(tree.right)))
-    assert isinstance(tree, ast.Constant)
-    return Fraction(tree.value)  # type: ignore[arg-type]
+def _evaluate(symbols: Sequence[str]) -> Fraction:
+    """Return the value of a well-formed expression.
+
+    Values and operators wait on two stacks until an operator comes that does not bind more strongly.
+    """
+    values: list[Fraction] = []
+    waiting = ["("]
+
+    def apply(binds: int) -> None:
+        while _BINDS[waiting[-1]] >= binds:
+            right = values.pop()
+            values[-1] = Fraction(_OPERATORS[waiting.pop()](values[-1], right))
+
+    for symbol in [*symbols, ")"]:
+        if symbol == "(":
+            waiting.append(symbol)
+        elif symbol == ")":
+            apply(1)
+            waiting.pop()
+        elif symbol in _OPERATORS:
+            apply(_BINDS[symbol])
+            waiting.append(symbol)
+        else:
+            values.append(Fraction(symbol))
+    return values[0]

@@ -283,8 +283,8 @@ class Process:
 
         Only an unconfined program can send itself SIGKILL; it must not become unverified by that.
         """
-        if ending.too_many_threads:
-            return Fault.TOO_MANY_THREADS
+        if ending.stopped_for is not None:
+            return Fault(ending.stopped_for)
         code = os.waitstatus_to_exitcode(ending.status)
         if self._server.trusted and -code in (signal.SIGKILL, signal.SIGTERM):  # from the kernel, a guard, a person
             raise LostError("a worker was lost")

@@ -59,13 +59,16 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class ProcessEnd:
-    """How a process ended: `status` is from `os.wait`, `denied_seconds` the last value of `denied_s`."""
+    """How a process ended: `status` is from `os.wait`, `denied_seconds` the last value of `denied_s`.
+
+    `stopped_for` is the text of the fault for which the server killed it, None if the server did not.
+    """
 
     status: int
     cpu_seconds: float
     denied_seconds: float | None
     memory_bytes: int
-    too_many_threads: bool
+    stopped_for: str | None
 
 
 class Server:

@@ -27,8 +27,8 @@ from typing import NamedTuple
 ALWAYS: dict[str, tuple[int | None, int | None]] = {
     # name: (x86-64, ARM64) or None. Calls on descriptors that the program has:
     "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67),
-    "preadv": (295, 69), "lseek": (8, 62), "close": (3, 57), "close_range": (436, 436), "dup": (32, 23),
-    "dup2": (33, None), "dup3": (292, 24), "fstat": (5, 80), "fsync": (74, 82), "fadvise64": (221, 223),
+    "preadv": (295, 69), "lseek": (8, 62), "close": (3, 57), "dup": (32, 23), "dup2": (33, None),
+    "dup3": (292, 24), "fstat": (5, 80), "fsync": (74, 82), "fadvise64": (221, 223),
     "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create1": (291, 20),
     "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22), "pipe": (22, None),
     "pipe2": (293, 59), "eventfd2": (290, 19), "recvfrom": (45, 207), "shutdown": (48, 210),
@@ -37,8 +37,8 @@ ALWAYS: dict[str, tuple[int | None, int | None]] = {
     "newfstatat": (262, 79), "stat": (4, None), "lstat": (6, None), "statx": (332, 291), "access": (21, None),
     "faccessat": (269, 48), "faccessat2": (439, 439), "getcwd": (79, 17), "getdents64": (217, 61),
     # Memory.
-    "mmap": (9, 222), "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216), "madvise": (28, 233),
-    "brk": (12, 214), "membarrier": (324, 283),
+    "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216), "madvise": (28, 233), "brk": (12, 214),
+    "membarrier": (324, 283),
     # Signals within the process.
     "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigsuspend": (130, 133),
     "rt_sigpending": (127, 136), "rt_sigtimedwait": (128, 137), "sigaltstack": (131, 132),
@@ -58,7 +58,7 @@ ALWAYS: dict[str, tuple[int | None, int | None]] = {
 SOMETIMES: dict[str, tuple[int | None, int | None]] = {
     "open": (2, None), "openat": (257, 56), "clone": (56, 220), "clone3": (435, 435), "fcntl": (72, 25),
     "ioctl": (16, 29), "prlimit64": (302, 261), "setrlimit": (160, 164), "socketpair": (53, 199),
-    "sendto": (44, 206),
+    "sendto": (44, 206), "close_range": (436, 436), "mmap": (9, 222),
 }
 # fmt: on
 
@@ -89,9 +89,14 @@ def _null(argument: int) -> tuple[Condition, ...]:
     return Condition(argument, 0), Condition(argument, 0, high=True)
 
 
-# Threads share the memory and end with the process. No new process, no namespace, no descriptor of a process.
-_CLONE_THREAD, _CLONE_VM = 0x00010000, 0x00000100
+# Threads share the memory and the descriptors, and end with the process: each thread with a table of descriptors of its
+# own could hold as many full sockets again. No new process, no namespace, no descriptor of a process.
+_CLONE_SHARED = 0x00010000 | 0x00000100 | 0x00000400  # CLONE_THREAD, CLONE_VM, CLONE_FILES
 _CLONE_OTHERS = 0x7E020000 | 0x00000080 | 0x00001000 | 0x00002000 | 0x00004000 | 0x00800000
+_CLOSE_RANGE_UNSHARE = 2  # gives the thread a table of its own, too
+# Shared anonymous pages stay when most of their mapping is gone, so that no limit of the address space counts them. An
+# open file, such as standard input, can be mapped.
+_MAP_TYPE, _MAP_SHARED, _MAP_PRIVATE, _MAP_ANONYMOUS = 0xF, 0x01, 0x02, 0x20
 # O_WRONLY, O_RDWR, O_CREAT and O_TRUNC (O_TMPFILE needs one of the first two).
 _OPEN_FOR_WRITING = 0o1 | 0o2 | 0o100 | 0o1000
 _DUPFD, _GETFD, _SETFD, _GETFL, _SETFL, _DUPFD_CLOEXEC = 0, 1, 2, 3, 4, 1030
@@ -101,7 +106,10 @@ _RLIMIT_STACK = 3
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
 
 _CONDITIONAL: list[tuple[str, tuple[Condition, ...]]] = [
-    ("clone", (Condition(0, _CLONE_THREAD | _CLONE_VM, _CLONE_THREAD | _CLONE_VM | _CLONE_OTHERS),)),
+    ("clone", (Condition(0, _CLONE_SHARED, _CLONE_SHARED | _CLONE_OTHERS),)),
+    ("close_range", (Condition(2, 0, _CLOSE_RANGE_UNSHARE),)),
+    ("mmap", (Condition(3, _MAP_PRIVATE, _MAP_TYPE),)),
+    ("mmap", (Condition(3, _MAP_SHARED, _MAP_TYPE | _MAP_ANONYMOUS),)),
     *(("fcntl", (Condition(1, command),)) for command in (_DUPFD, _GETFD, _SETFD, _GETFL, _DUPFD_CLOEXEC)),
     ("fcntl", (Condition(1, _SETFL), Condition(2, 0, _O_ASYNC))),
     *(
@@ -259,6 +267,9 @@ def _entries(directory: str) -> Iterator[str]:
 LANDLOCK, SECCOMP, UNSAFE, TRUSTED = "landlock", "seccomp", "unsafe", "trusted"
 MAX_DESCRIPTORS = 64
 MAX_THREADS = 64
+_BUFFERS = "/proc/sys/net/core/wmem_default"  # bytes that a socket's buffer holds, its last packet aside
+_BUFFER_BYTES, _PACKET_BYTES = 212_992, 32 << 10
+_PIPE_PAGES = 16
 _STACK_BYTES = 120 << 20  # the kernel keeps 128 MiB free below the stack
 _FIRST_USER = 0x60000000  # far from the users of a system and from the ranges of user namespaces
 
@@ -295,6 +306,7 @@ class Confinement:
         elif self.confined:
             raise OSError(f"no confinement on {sys.platform}")
         if self.confined:
+            self._address_space -= _descriptor_bytes()
             self._prepare(level, directories)
 
     def _prepare(self, level: str, directories: Sequence[str]) -> None:
@@ -324,7 +336,8 @@ class Confinement:
     def enter(self, memory_bytes: int, cpu_seconds: int, core: int | None) -> None:
         """Confine this fork before any untrusted code. If the kernel rejects a part, an OSError keeps it from running.
 
-        The program may use `memory_bytes` beyond the server's address space. Its threads share `core`, if one is given.
+        The program may use `memory_bytes` beyond the server's address space; what its descriptors can hold in the
+        kernel is a part of them. Its threads share `core`, if one is given.
         """
         os.setsid()
         if core is not None:
@@ -366,6 +379,14 @@ class Confinement:
     def _must(self, option: int, value: int) -> None:
         if self._prctl(option, value, 0, 0, 0):
             raise OSError(ctypes.get_errno(), f"prctl {option}")
+
+
+def _descriptor_bytes() -> int:
+    """Return the most memory that full sockets or pipes on all descriptors of a program hold in the kernel."""
+    buffer = _BUFFER_BYTES
+    with contextlib.suppress(OSError, ValueError), open(_BUFFERS, encoding="ascii") as file:
+        buffer = int(file.read())
+    return MAX_DESCRIPTORS * max(buffer + _PACKET_BYTES, _PIPE_PAGES * resource.getpagesize())
 
 
 def _limit(which: int, soft: int, hard: int | None = None) -> None:

@@ -16,6 +16,7 @@ import importlib
 import json
 import os
 import random
+import re
 import select
 import signal
 import socket
@@ -37,7 +38,15 @@ from brorl.verification.sandbox.inside.confinement import (
     Confinement,
 )
 from brorl.verification.sandbox.inside.functions import Functions
-from brorl.verification.sandbox.inside.program import READY, UNCONFINED, Frame, serve, write_frame
+from brorl.verification.sandbox.inside.program import (
+    OUT_OF_MEMORY,
+    READY,
+    TOO_MANY_THREADS,
+    UNCONFINED,
+    Frame,
+    serve,
+    write_frame,
+)
 from brorl.verification.sandbox.request import denied_s
 
 _PRELOADED = (
@@ -148,10 +157,12 @@ def _sources(folder: str, package: str) -> Iterator[tuple[str, _KeptLoader]]:
                 yield full, _KeptLoader(full, entry.path)
 
 
-_WATCH_S = 0.1  # interval at which the processes' threads are counted
+_WATCH_S = 0.02  # interval at which the threads and the tables of pages of the processes are counted
+_MIN_TABLES, _BYTES_PER_TABLE_BYTE = 16 << 20, 256  # memory that is in use side by side needs half of these tables
 _ORPHANS_S = 5.0  # killed orphans must have ended after this time
 _BETWEEN_LOOKS_S = 0.001  # interval at which orphans are looked for
-_PARENT, _NUM_THREADS = 1, 17  # fields of /proc/PID/stat, counted after the name
+_PARENT = 1  # field of /proc/PID/stat, counted after the name
+_COUNTED = re.compile(r"^(?:Threads|VmPTE):\s+(\d+)", re.MULTILINE)  # in /proc/PID/status, which lists VmPTE first
 # A process finds its two pipes at the last descriptors that its limit allows, out of the way of the program's own.
 _REQUESTS, _REPLIES = MAX_DESCRIPTORS - 2, MAX_DESCRIPTORS - 1
 _C = ctypes.PyDLL(None, use_errno=True)
@@ -225,7 +236,8 @@ class _Server:
         self._confinement = confinement
         self._trusted = confinement.level == TRUSTED
         self._number_of: dict[int, int] = {}  # pid -> the parent's number for the process
-        self._too_many_threads: set[int] = set()
+        self._tables_of: dict[int, int] = {}  # pid -> the most bytes for its tables of pages
+        self._stopped_for: dict[int, str] = {}  # pid -> why this process killed it
         self._watched = 0.0
         self._wakeup, write_end = os.pipe2(os.O_NONBLOCK) if hasattr(os, "pipe2") else os.pipe()
         os.set_blocking(write_end, False)
@@ -245,21 +257,27 @@ class _Server:
             if self._control.fileno() in readable and not self._receive():
                 break
             if not self._trusted:
-                self._watch_threads()
+                self._watch()
         for pid in self._number_of:
             _signal(pid, signal.SIGKILL)
         self._number_of.clear()
         self._end_orphans()
 
-    def _watch_threads(self) -> None:
-        """Kill processes with too many threads: the system's own limit is per user, not per process."""
+    def _watch(self) -> None:
+        """Kill processes with too many threads or tables of pages, which no limit of the system counts per process."""
         if time.monotonic() < self._watched + _WATCH_S:
             return
         self._watched = time.monotonic()
         for pid in self._number_of:
-            if _stat(pid, _NUM_THREADS) > MAX_THREADS:
-                self._too_many_threads.add(pid)
-                _signal(pid, signal.SIGKILL)
+            table_bytes, num_threads = _counts(pid)
+            if num_threads > MAX_THREADS:
+                self._stop(pid, TOO_MANY_THREADS)
+            elif table_bytes > self._tables_of[pid]:
+                self._stop(pid, OUT_OF_MEMORY)
+
+    def _stop(self, pid: int, why: str) -> None:
+        self._stopped_for[pid] = why
+        _signal(pid, signal.SIGKILL)
 
     def _receive(self) -> bool:
         """Handle one message; return false if the parent has closed the socket."""
@@ -293,6 +311,7 @@ class _Server:
             if pid == 0:
                 self._become(message, descriptors)
             self._number_of[pid] = number
+            self._tables_of[pid] = _MIN_TABLES + message["memory_bytes"] // _BYTES_PER_TABLE_BYTE
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -324,6 +343,7 @@ class _Server:
             if pid == 0:
                 return
             number = self._number_of.pop(pid, None)
+            self._tables_of.pop(pid, None)
             if number is None:
                 continue
             self._end_group(pid)
@@ -334,10 +354,9 @@ class _Server:
                     "cpu_seconds": usage.ru_utime + usage.ru_stime,
                     "denied_seconds": denied,
                     "memory_bytes": usage.ru_maxrss * 1024,
-                    "too_many_threads": pid in self._too_many_threads,
+                    "stopped_for": self._stopped_for.pop(pid, None),
                 }
             )
-            self._too_many_threads.discard(pid)
 
     def _end_group(self, pid: int) -> None:
         """Kill what an unconfined process leaves behind; a confined process cannot start others."""
@@ -368,6 +387,16 @@ def _fork() -> int:
     if pid < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return pid
+
+
+def _counts(pid: int) -> tuple[int, int]:
+    """Return the bytes of a process's tables of pages, and its threads; zeros if the system does not report them."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            kib, num_threads = map(int, _COUNTED.findall(file.read()))
+    except (OSError, ValueError):  # a process that has just ended has no tables
+        return 0, 0
+    return kib << 10, num_threads
 
 
 def _stat(pid: int, field: int) -> int:
