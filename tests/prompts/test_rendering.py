@@ -4,6 +4,7 @@
 import logging
 from dataclasses import replace
 from datetime import datetime
+from string import ascii_letters
 from typing import Any
 
 import jinja2
@@ -188,14 +189,25 @@ class TestChat:
         assert text_of(ask("a"), tokenizer, chat_template_options={"date": "May"}).startswith("Today: May. ")
 
     def test_a_date_is_written_as_strftime_writes_it(self) -> None:
-        """Inside a macro too, and without touching the blank line that the template begins with."""
-        formats = ["%d %b %Y", "%Y-%m-%d", "%A, %B %d, %Y", "%a %e %y %j", "%I:%M:%S %p, %H h"]
-        said = [{"role": "user", "content": "a"}]
-        for written in formats:
-            chat = "\n\n{%- macro now() %}{{ strftime_now('" + written + "') }}{% endmacro %}\n[{{ now() }}]"
-            spaces = byte_tokenizer(chat.replace("strftime_now", "'-' ~")).apply_chat_template(said, tokenize=False)
-            expected = spaces.replace(f"-{written}", datetime(2026, 1, 1).strftime(written))
-            assert text_of(ask("a"), byte_tokenizer(chat)) == expected
+        """In every form, inside a macro too, and without touching the blank line that the template begins with."""
+        forms = [f"%{flag}{letter}" for flag in ("", *"-#EO") for letter in ascii_letters]
+        forms += ["%F", "%x", "%-d. %-m. %Y", "%10Y|%_5d|%^010B", "%%d", "%%%d", "100%", "%", "", "%-d%e%%", "%é"]
+        forms += ["%d %b %Y", "%Y-%m-%d", "%A, %B %d, %Y", "%a %e %y %j", "%I:%M:%S %p, %H h", "%:z", "% d", "%+"]
+        chat = "\n\n{% macro now(f) %}{{ strftime_now(f) }}{% endmacro %}\n"
+        chat += "|".join(f"{{{{ now({form!r}) }}}}" for form in forms)
+        written = text_of(ask("a"), byte_tokenizer(chat))
+        assert written == "\n\n" + "|".join(datetime(2026, 1, 1).strftime(form) for form in forms)
+
+    def test_a_date_that_the_template_puts_together(self) -> None:
+        """The form is not in the template's text; one that is not known is an error, never today's date."""
+        chat = (
+            "{{ strftime_now('%' ~ 'd/%' ~ 'm' ~ '/%Y') }} {{ strftime_now('%B') | upper }} "
+            "{{ strftime_now('%y') | int + 1 }}"
+        )
+        assert text_of(ask("a"), byte_tokenizer(chat)) == "01/01/2026 JANUARY 27"
+        assert "(it writes a date in the form %7d, which is not read)" in refusal(
+            ask("a"), byte_tokenizer("{{ strftime_now('%' ~ '7d') }}")
+        )
 
     def test_a_tokenizer_without_a_chat_template(self) -> None:
         assert refusal(ask("a"), byte_tokenizer(), chat="always") == (
