@@ -27,7 +27,7 @@ from brorl.prompts.settings import DataSettings, PromptFormat
 from brorl.rollout.settings import VLLM_RANKS, EngineSettings
 from brorl.sampling import SamplingSettings
 from brorl.section import AsList, Section
-from brorl.storage import is_folder
+from brorl.storage import followed, is_folder
 from brorl.trackers import TrackingSettings
 from brorl.training.settings import (
     BudgetSettings,
@@ -150,7 +150,7 @@ class TrainConfig(Section):
     @classmethod
     def _resolved(cls, model: str) -> str:
         """Resolve a local folder: a run can then be resumed from anywhere, and does not follow the link `best`."""
-        folder = Path(model).expanduser()
+        folder = followed(Path(model).expanduser())
         return str(folder.resolve()) if is_folder(folder) else model
 
     @model_validator(mode="before")

@@ -25,7 +25,7 @@ from brorl.algorithms.groups import Group
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt, stored_reference
 from brorl.runs.stored_rollouts import Folder, responses_table
-from brorl.storage import dotted_items, parquet_bytes, replace_file, storage_errors
+from brorl.storage import dotted_items, lock, parquet_bytes, replace_file, storage_errors, to_disk
 
 Record = dict[str, Any]
 
@@ -70,7 +70,7 @@ class RunDirectory:
         with storage_errors(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
             file.flush()
-            os.fsync(file.fileno())
+            to_disk(self.metrics_file)
 
     def read_metrics(self) -> list[Record]:
         """Return all complete metrics records."""
@@ -126,18 +126,16 @@ class RunDirectory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the run within a block. It is an error if another process has locked it, or has just removed it."""
-        try:
-            import fcntl
-        except ImportError:  # not on Windows
+        if sys.platform == "win32":  # it cannot open a folder
             yield
             return
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_locked = lock(descriptor, self.path)
             except BlockingIOError as error:
                 raise UserError(f"another process is working on {self.path}; wait for it, or stop it") from error
-            if not self.path.is_dir() or not os.path.samestat(os.fstat(descriptor), self.path.stat()):
+            if is_locked and not (self.path.is_dir() and os.path.samestat(os.fstat(descriptor), self.path.stat())):
                 raise UserError(f"another process has just removed {self.path}; rerun the command")
             yield
         finally:
