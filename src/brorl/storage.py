@@ -13,10 +13,10 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, is_dataclass
-from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from time import time
@@ -61,14 +61,13 @@ def function_file(path: str) -> Path | None:
     name = path.rpartition(":")[0]
     if name.endswith(".py"):
         return Path(name) if is_file(name) else None
-    folders: Sequence[str] | None = [str(Path.cwd()), *sys.path]
-    spec = None
-    for number in range(1, name.count(".") + 2):
-        if folders is None:
-            return None
-        spec = PathFinder.find_spec(".".join(name.split(".")[:number]), folders)
-        folders = None if spec is None else spec.submodule_search_locations
-    return Path(spec.origin) if spec is not None and spec.origin is not None and is_file(spec.origin) else None
+    top, *inner = name.split(".")
+    places = [Path(folder, top, *inner) for folder in (Path.cwd(), *sys.path)]
+    with suppress(ImportError, ValueError):  # a package that is installed in a way of its own
+        spec = find_spec(top)
+        places += [Path(folder, *inner) for folder in (spec and spec.submodule_search_locations) or ()]
+    files = (file for place in places for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"))
+    return next(filter(is_file, files), None)
 
 
 def size_and_sum(file: Path) -> str:
@@ -121,15 +120,16 @@ def optional(what: str, folder: Path, without: str) -> Iterator[None]:
 _said: set[tuple[str, int]] = set()  # lines of `optional` that the user has read: the operation and the device
 
 
-def to_disk(path: Path) -> None:
-    """Force a file or the entries of a folder to the disk."""
+def to_disk(path: Path, descriptor: int | None = None) -> None:
+    """Force a file or the entries of a folder to the disk; `descriptor` is given if it is open."""
     what, folder = ("fsync of files", path.parent) if path.is_file() else ("fsync of folders", path)
     with optional(what, folder, "a power cut can lose what was just written"):
-        descriptor = os.open(path, os.O_RDONLY)
+        opened = os.open(path, os.O_RDONLY) if descriptor is None else descriptor
         try:
-            os.fsync(descriptor)
+            os.fsync(opened)
         finally:
-            os.close(descriptor)
+            if descriptor is None:
+                os.close(opened)
 
 
 def point_at(link: Path, name: str) -> None:
@@ -208,8 +208,10 @@ def replace_file(target: Path, content: bytes) -> None:
     """Write a file under a temporary name, force it to disk, and rename it."""
     temporary = target.with_name(f".{target.name}.tmp")
     try:
-        temporary.write_bytes(content)
-        to_disk(temporary)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            to_disk(temporary, file.fileno())
         temporary.replace(target)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -97,9 +97,7 @@ def check_cheaply(config: TrainConfig) -> None:
     if config.output_dir is not None:
         refuse_used_folder(Path(config.output_dir).expanduser())
     check_folder(config.model)
-    functions = {f"verification.functions.{domain}": path for domain, path in config.verification.functions.items()}
-    functions |= {f"rewards.terms.{name}": term.function for name, term in config.rewards.terms.items()}
-    for setting, function in functions.items():
+    for setting, function in config.own_functions.items():
         file = function.rpartition(":")[0]
         if file.endswith(".py") and not is_file(file):
             raise UserError(

@@ -128,6 +128,12 @@ class TrainConfig(Section):
         return self.lora if self.lora.rank else None
 
     @property
+    def own_functions(self) -> dict[str, str]:
+        """Paths of the user's verifiers and reward terms, by setting."""
+        verifiers = {f"verification.functions.{domain}": path for domain, path in self.verification.functions.items()}
+        return verifiers | {f"rewards.terms.{name}": term.function for name, term in self.rewards.terms.items()}
+
+    @property
     def response_limits(self) -> dict[str, int]:
         """Maximum response lengths in training and in evaluation, by setting; 0 if the evaluation sets none."""
         return {

@@ -36,6 +36,7 @@ from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.prompts.rendering import drop_long, prompt_problems, render
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.sampling import SamplingParams
+from brorl.storage import function_file, size_and_sum
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
@@ -208,6 +209,7 @@ def _settings(
         "verification": {
             **verification.model_dump(include={"timeout_s", "memory_mib"}),
             "functions": {domain: name for domain, name in verification.functions.items() if domain in domains},
+            **({"function_files": sums} if (sums := _function_sums(verification.functions, domains)) else {}),
             **verification.model_dump(
                 include={"sandbox", "batch_timeout_s", "completions", "thought_tags"}, exclude_defaults=True
             ),
@@ -225,3 +227,9 @@ def _settings(
             for one in sets
         },
     }
+
+
+def _function_sums(functions: Mapping[str, str], domains: Container[str]) -> dict[str, str]:
+    """Return the sizes and checksums of the files with the user's verifiers, by domain."""
+    files = {domain: function_file(name) for domain, name in functions.items() if domain in domains}
+    return {domain: size_and_sum(file) for domain, file in files.items() if file is not None}

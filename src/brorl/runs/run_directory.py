@@ -40,14 +40,14 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"  # one folder per checkpoint
         self.rollouts = path / "rollouts"  # one Parquet file per step
         self.evaluations = path / "evaluations"  # one Parquet file per evaluation: responses to a few held-out prompts
-        # a resumed run checks it: the settings that cannot change, and whether there was a checkpoint
+        # a resumed run checks it: the settings and the files that cannot change, and whether there was a checkpoint
         self.begun_file = path / "begun.json"
 
-    def write_begun(self, settings: Record, has_checkpoint: bool) -> None:
-        """Write `begun.json`."""
+    def write_begun(self, settings: Record, has_checkpoint: bool, files: Mapping[str, str] | None = None) -> None:
+        """Write `begun.json`; `files` are the fingerprints of the files that a resumed run reads again."""
+        content = {"settings": settings, "has_checkpoint": has_checkpoint, "files": dict(files or {})}
         with storage_errors(self.begun_file):
-            content = json.dumps({"settings": settings, "has_checkpoint": has_checkpoint}, indent=1)
-            replace_file(self.begun_file, content.encode())
+            replace_file(self.begun_file, json.dumps(content, indent=1).encode())
 
     def read_begun(self) -> Record:
         """Return the content of `begun.json`; empty if the run has not begun."""
@@ -63,14 +63,14 @@ class RunDirectory:
         """Record in `begun.json` that the run has had a checkpoint."""
         begun = self.read_begun()
         if not begun.get("has_checkpoint"):
-            self.write_begun(begun.get("settings", {}), has_checkpoint=True)
+            self.write_begun(begun.get("settings", {}), has_checkpoint=True, files=begun.get("files"))
 
     def append_metrics(self, record: Record) -> None:
         """Add a line to the metrics; it is on disk when this returns."""
         with storage_errors(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
             file.flush()
-            to_disk(self.metrics_file)
+            to_disk(self.metrics_file, file.fileno())
 
     def read_metrics(self) -> list[Record]:
         """Return all complete metrics records."""
