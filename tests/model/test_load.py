@@ -20,6 +20,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    LlamaConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
@@ -154,9 +155,9 @@ def test_weights_that_are_not_used_are_named(folder: Path, caplog: pytest.LogCap
 
 def test_the_vocabulary_must_fit_the_embedding(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
-    check_vocabulary("name", small_model(vocab_size=4), tokenizer)
+    check_vocabulary("name", LlamaConfig(vocab_size=4), tokenizer)
     with pytest.raises(UserError, match=r"tokenizer of name has token '<other>' with id 3, .* embedding has 3 rows"):
-        check_vocabulary("name", small_model(vocab_size=3), tokenizer)
+        check_vocabulary("name", LlamaConfig(vocab_size=3), tokenizer)
 
 
 @pytest.mark.parametrize("load", [lambda name: load_model(name, CPU, torch.float32), load_tokenizer])

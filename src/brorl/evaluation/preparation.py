@@ -22,7 +22,7 @@ from brorl.evaluation.questions import (
 )
 from brorl.evaluation.responses import PromptBatch, split_into_batches
 from brorl.model.device import available_bytes
-from brorl.model.load import choose_device, load_tokenizer
+from brorl.model.load import check_vocabulary, choose_device, load_tokenizer
 from brorl.model.memory_prediction import (
     MemoryLine,
     MemoryPrediction,
@@ -76,6 +76,7 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
     domains, workers = {question.domain for question in all_questions(sets)}, Workers.from_settings(config.verification)
     verifiers = make_verifiers(domains, config.verification, config.rewards, workers)
     tokenizer = load_tokenizer(config.model, config.sampling.stop)
+    check_vocabulary(config.model, model_config, tokenizer)
     prompts_of, notes = _render(sets, request, tokenizer)
     limit = _response_limit(request, prompts_of, model_config)
     all_prompts = [prompt for prompts in prompts_of.values() for prompt in prompts]

@@ -95,15 +95,15 @@ def load_tokenizer(name: str, stop: Sequence[str] = ()) -> PreTrainedTokenizerBa
     return tokenizer
 
 
-def check_vocabulary(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_vocabulary(name: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that a model's embedding has a row for every token of a tokenizer."""
-    embedding: Any = model.get_input_embeddings()
-    rows = int(embedding.weight.shape[0])
+    rows = int(config.get_text_config().vocab_size)
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if largest >= rows:
         raise UserError(
             f"the tokenizer of {name} has token {token!r} with id {largest}, and the model's embedding has {rows} "
-            "rows; copy the model's tokenizer into its folder"
+            "rows (vocab_size in its config.json); copy the model's own tokenizer into its folder, or give the "
+            "embedding rows for new tokens (resize_token_embeddings of transformers)"
         )
 
 

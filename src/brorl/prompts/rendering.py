@@ -197,15 +197,13 @@ def prompt_problems(
 
     `limits` maps the name of a setting to its maximum tokens of a response; `otherwise` is another fix to suggest.
     """
-    text_config = model_config.get_text_config()
     longest = model_positions(model_config)
     setting, response = max(limits.items(), key=lambda item: item[1])
     for prompt in prompts:
-        unknown = tokenizer.unk_token_id is not None and tokenizer.unk_token_id in prompt.token_ids
-        if unknown or max(prompt.token_ids) >= text_config.vocab_size:
+        if (part := _unknown_part(prompt, tokenizer)) is not None:
             yield (
-                f"the tokenizer of {model} cannot encode the prompt {short_repr(prompt.text)} ({prompt.id}); choose "
-                "another model or other data"
+                f"the tokenizer of {model} cannot encode the prompt {short_repr(prompt.text)} ({prompt.id}): it has no "
+                f"token for {short_repr(part)}; choose a different model or different data"
             )
         elif longest and len(prompt.token_ids) + response > longest:
             has_room = len(prompt.token_ids) < longest
@@ -214,6 +212,22 @@ def prompt_problems(
                 f"prompt {prompt.id} ({len(prompt.token_ids)} tokens) and {setting} = {response} exceed the {longest} "
                 f"positions of {model}; {fix}{otherwise}"
             )
+
+
+def _unknown_part(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return a word of a prompt for which the tokenizer has no token, or None.
+
+    The unknown token alone tells nothing: OPT has one token for the unknown, the beginning and the end of a text.
+    """
+    unknown = tokenizer.unk_token_id
+    if unknown is None or unknown not in prompt.token_ids:
+        return None
+    for part in prompt.text.split(str(tokenizer.unk_token)):
+        if unknown in tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]:
+            words = part.split()
+            alone = (tokenizer(word, add_special_tokens=False, verbose=False)["input_ids"] for word in words)
+            return next((word for word, ids in zip(words, alone, strict=True) if unknown in ids), part)
+    return None
 
 
 def model_positions(model_config: PreTrainedConfig) -> int | None:
