@@ -97,6 +97,15 @@ class SamplingSettings(Section):
         return SamplingParams(**self.model_dump(exclude={"stop"}))
 
 
+def decoded(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], special: bool = False) -> str:
+    """Return the text of tokens, with or without special tokens, as the tokenizer's own decoder writes it.
+
+    The setting `clean_up_tokenization_spaces` of a tokenizer would remove spaces before punctuation: "3 !" to "3!".
+    """
+    text = tokenizer.decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+    return str(text)
+
+
 Decode: TypeAlias = Callable[[Sequence[int]], str]  # turns the tokens of a response into its text
 _PART = "\N{REPLACEMENT CHARACTER}"  # tokenizers decode the bytes of an incomplete character to this
 
@@ -154,7 +163,7 @@ class StopStrings:
         return min((place for place in found if place >= 0), default=None)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        return decoded(self._tokenizer, token_ids)
 
 
 class _Pieces(dict[int, str]):
@@ -165,7 +174,7 @@ class _Pieces(dict[int, str]):
 
     def __missing__(self, token: int) -> str:
         # A token can decode differently alone than inside a text. A second copy shows the text that it adds inside.
-        once, twice = (str(self._tokenizer.decode([token] * n, skip_special_tokens=True)) for n in (1, 2))
+        once, twice = (decoded(self._tokenizer, [token] * n) for n in (1, 2))
         self[token] = (twice[len(once) :] if twice.startswith(once) else once).replace(" ", "")
         return self[token]
 
@@ -177,7 +186,7 @@ def special_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
 
 
 def _is_left_out(tokenizer: PreTrainedTokenizerBase, token: int) -> bool:
-    return not tokenizer.decode([token], skip_special_tokens=True)
+    return not decoded(tokenizer, [token])
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> tuple[int, ...]:
@@ -201,10 +210,11 @@ def check_stop(name: str, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str
         # Try three spellings: a tokenizer can drop a leading space, or have tokens that it never encodes a text to.
         spelled = [tokenizer.encode(before + text, add_special_tokens=False) for before in ("", "a")]
         own = tokenizer.get_vocab().get(text)
-        decoded = [tokenizer.decode(tokens) for tokens in [*spelled, [] if own is None else [own]]]
-        if not any(text in back for back in decoded):
+        spellings = [*spelled, [] if own is None else [own]]
+        back = [decoded(tokenizer, tokens, special=True) for tokens in spellings]
+        if not any(text in one for one in back):
             raise UserError(
                 f"sampling.stop has {text!r}, which no response of {name} can contain: its tokenizer turns this text "
-                f"into {decoded[0]!r}; set sampling.stop to a text that it keeps, or to a special token (special "
+                f"into {back[0]!r}; set sampling.stop to a text that it keeps, or to a special token (special "
                 f"tokens: {', '.join(special) or 'none'})"
             )

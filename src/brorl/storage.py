@@ -1,24 +1,31 @@
 """Reads the user's paths and writes files. After a kill at any moment, a file has its old or its new content.
 
-A failed write is a `StorageError` that names the file. A later process removes the `TemporaryFolder` of a killed one.
-A path with a name of more than 255 bytes counts as missing here; `pathlib` would raise an OSError.
+A failed write is a `StorageError` that names the file. Operations that the file system lacks (links, permissions,
+locks, fsync) are left out with one line. A later process removes the `TemporaryFolder` of a killed one. A path with a
+name of more than 255 bytes counts as missing here; `pathlib` would raise an OSError.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, is_dataclass
+from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from time import time
 from typing import Any
+from zlib import crc32
 
 from brorl.errors import StorageError, UserError, option
+
+_log = logging.getLogger(__name__)
 
 
 def exists(path: str | Path) -> bool:
@@ -49,6 +56,29 @@ def function_path(path: str) -> str:
     return f"{local.absolute()}:{name}" if is_file(local) else path
 
 
+def function_file(path: str) -> Path | None:
+    """Return the file of `file.py:function` or `package.module:function`, without importing it; None if not found."""
+    name = path.rpartition(":")[0]
+    if name.endswith(".py"):
+        return Path(name) if is_file(name) else None
+    top, *inner = name.split(".")
+    places = [Path(folder, top, *inner) for folder in (Path.cwd(), *sys.path)]
+    with suppress(ImportError, ValueError):  # a package that is installed in a way of its own
+        spec = find_spec(top)
+        places += [Path(folder, *inner) for folder in (spec and spec.submodule_search_locations) or ()]
+    files = (file for place in places for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"))
+    return next(filter(is_file, files), None)
+
+
+def size_and_sum(file: Path) -> str:
+    """Return the size of a file in bytes and its CRC-32 in hexadecimal: `4096 1a2b3c4d`."""
+    size = crc = 0
+    with file.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            size, crc = size + len(block), crc32(block, crc)
+    return f"{size} {crc:08x}"
+
+
 def _holds(check: Callable[[], bool]) -> bool:
     try:
         return check()
@@ -56,6 +86,88 @@ def _holds(check: Callable[[], bool]) -> bool:
         if error.errno == errno.ENAMETOOLONG:
             return False
         raise
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_WORKING = (*_FULL, errno.EIO, errno.EAGAIN)  # errors of an operation that the file system has
+_BLOCK = 1 << 22  # bytes per read
+_LONGEST_NAME = 255  # bytes
+
+
+@contextmanager
+def optional(what: str, folder: Path, without: str) -> Iterator[None]:
+    """Run a block that some file systems do not support, such as Drive, GCS FUSE or CIFS: say so once, and go on.
+
+    The error is raised if the disk is full or damaged, and if the block waits for a lock.
+
+    Args:
+        what: What the block needs: "symbolic links".
+        folder: A folder on the file system.
+        without: What happens without it.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _WORKING:
+            raise
+        key = (what, folder.stat().st_dev)
+        if key not in _said:
+            _said.add(key)
+            _log.warning("the file system of %s has no %s (%s): %s", folder, what, error.strerror or error, without)
+
+
+_said: set[tuple[str, int]] = set()  # lines of `optional` that the user has read: the operation and the device
+
+
+def to_disk(path: Path, descriptor: int | None = None) -> None:
+    """Force a file or the entries of a folder to the disk; `descriptor` is given if it is open."""
+    what, folder = ("fsync of files", path.parent) if path.is_file() else ("fsync of folders", path)
+    with optional(what, folder, "a power cut can lose what was just written"):
+        opened = os.open(path, os.O_RDONLY) if descriptor is None else descriptor
+        try:
+            os.fsync(opened)
+        finally:
+            if descriptor is None:
+                os.close(opened)
+
+
+def point_at(link: Path, name: str) -> None:
+    """Make a link to a file or a folder beside it, or a file with its name where there are no links; atomically."""
+    temporary = link.with_name(f".{link.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    with optional("symbolic links", link.parent, f"{link.name} is a file with the name of the folder that it means"):
+        temporary.symlink_to(name)  # relative: the folder can be moved
+    if not temporary.is_symlink():
+        temporary.write_text(name, "utf-8")
+    temporary.replace(link)
+    to_disk(link.parent)
+
+
+def followed(link: Path) -> Path:
+    """Return the folder that a path means by a link, or by a file of `point_at`; any other path stays as it is."""
+    with suppress(OSError, ValueError):  # a ValueError: the text is not a name
+        if link.is_symlink():
+            return link.with_name(link.readlink().name)
+        if is_file(link) and link.stat().st_size <= _LONGEST_NAME:
+            meant = link.with_name(link.read_text("utf-8"))
+            return meant if is_folder(meant) else link
+    return link
+
+
+def lock(descriptor: int, path: Path) -> bool:
+    """Lock an open file or folder until it is closed; a BlockingIOError if another process holds its lock.
+
+    Return whether there are locks: none are on Windows and on some file systems.
+    """
+    try:
+        import fcntl
+    except ImportError:  # on Windows
+        return False
+    with optional("locks", path, "do not start a second process that works on it"):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 _LOCK = "used"
@@ -69,7 +181,7 @@ def storage_errors(target: Path, then: str = "resume the run") -> Iterator[None]
         yield
     except OSError as error:
         raise StorageError(
-            f"could not write {target}: {error.strerror or error}; free disk space or fix the permissions, then {then}"
+            f"could not write {target}: {error.strerror or error}; {remedy(error)}, then {then}"
         ) from error
 
 
@@ -93,17 +205,24 @@ def output_folder(path: Path) -> Iterator[Path]:
 
 
 def replace_file(target: Path, content: bytes) -> None:
-    """Write a file under a temporary name, flush it to disk, and rename it."""
+    """Write a file under a temporary name, force it to disk, and rename it."""
     temporary = target.with_name(f".{target.name}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            to_disk(temporary, file.fileno())
         temporary.replace(target)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remedy(error: OSError) -> str:
+    """Return what to do about a failed write."""
+    if error.errno in _FULL:
+        return "free disk space"
+    return "fix the permissions" if error.errno in _FORBIDDEN else "check the file system"
 
 
 def parquet_bytes(table: Any) -> bytes:
@@ -175,15 +294,13 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def _lock(file: Path, flags: int = 0) -> int | None:
-    """Lock a file and return its descriptor; None on a system without file locks."""
-    try:
-        import fcntl
-    except ImportError:  # on Windows
-        return None
+    """Lock a file and return its descriptor; None where there are no locks."""
     descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lock(descriptor, file.parent):
+            return descriptor
     except OSError:
         os.close(descriptor)
         raise
-    return descriptor
+    os.close(descriptor)
+    return None

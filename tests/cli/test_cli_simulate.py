@@ -111,6 +111,5 @@ def test_a_full_disk_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome.code == 1
     assert "Mass of the correct tokens" in outcome.out  # the table is printed before the files are written
     assert outcome.err == (
-        "brorl: could not write runs/simulation: No space left on device; free disk space or fix the permissions, then "
-        "rerun the command\n"
+        "brorl: could not write runs/simulation: No space left on device; free disk space, then rerun the command\n"
     )

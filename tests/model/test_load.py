@@ -5,7 +5,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
+from typing import Any
 
 import huggingface_hub
 import numpy as np
@@ -20,6 +21,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
@@ -155,9 +158,9 @@ def test_weights_that_are_not_used_are_named(folder: Path, caplog: pytest.LogCap
 
 def test_the_vocabulary_must_fit_the_embedding(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
-    check_vocabulary("name", small_model(vocab_size=4), tokenizer)
+    check_vocabulary("name", LlamaConfig(vocab_size=4), tokenizer)
     with pytest.raises(UserError, match=r"tokenizer of name has token '<other>' with id 3, .* embedding has 3 rows"):
-        check_vocabulary("name", small_model(vocab_size=3), tokenizer)
+        check_vocabulary("name", LlamaConfig(vocab_size=3), tokenizer)
 
 
 @pytest.mark.parametrize("load", [lambda name: load_model(name, CPU, torch.float32), load_tokenizer])
@@ -415,3 +418,37 @@ def test_weights_that_are_not_numbers_are_named(value: float, folder: Path, rng:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=rf"2 of {flat.numel():,} numbers of {name} in the model .* are not finite;"):
         load_model(str(folder), CPU, torch.float32)
+
+
+def test_models_that_load_in_two_threads_leave_transformers_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first thread leaves while the second is inside: without a lock, no model's weights are tied any more."""
+    small_model(tie_word_embeddings=True, dtype=torch.float32).save_pretrained(tmp_path)
+    tie, initialize = PreTrainedModel.tie_weights, LlamaForCausalLM.__init__
+    is_inside, is_left, loaded = [Event(), Event()], Event(), []
+
+    def enter(model: LlamaForCausalLM, *args: Any, **options: Any) -> None:
+        number = int(is_inside[0].is_set())
+        is_inside[number].set()
+        if number:
+            is_left.wait(10)
+        else:
+            is_inside[1].wait(0.1)  # it never comes if there is a lock
+        initialize(model, *args, **options)
+
+    def load() -> None:
+        loaded.append(load_model(str(tmp_path), CPU, torch.float32))
+        is_left.set()
+
+    monkeypatch.setattr(PreTrainedModel, "tie_weights", tie)  # restored if the test fails
+    monkeypatch.setattr(LlamaForCausalLM, "__init__", enter)
+    threads = [Thread(target=load) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        is_inside[0].wait(10)
+    for thread in threads:
+        thread.join()
+    assert PreTrainedModel.tie_weights is tie
+    assert len(loaded) == 2
+    assert all(model.lm_head.weight is model.model.embed_tokens.weight for model in loaded)

@@ -1,8 +1,10 @@
 """LoRA: adapters beside frozen weights, against the product written out; saved, continued, merged, refused."""
 
 import json
+import shutil
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -11,6 +13,7 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
 from architectures import EXACT, REFUSED, tiny
@@ -18,7 +21,7 @@ from brorl.algorithms.groups import Group
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.load import load_model, load_tokenizer
-from brorl.model.lora import adapter_shapes, add_adapter, target_layers
+from brorl.model.lora import adapter_shapes, add_adapter, put_adapter, read_adapter, target_layers
 from brorl.model.settings import LoraSettings
 from brorl.model.tree_path import tree_logprobs
 from brorl.prompts.prompt import Prompt
@@ -26,6 +29,7 @@ from brorl.rollout.native_engine import NativeEngine
 from brorl.rollout.vllm_engine import send_adapted
 from brorl.sampling import SamplingParams
 from brorl.training.learner import TreeLearner
+from each_row import each_row
 from learner_support import learn
 from path_checks import assert_products_written_out
 from recipes import recipe
@@ -44,6 +48,26 @@ SETTINGS = LoraSettings(rank=3, alpha=12.0)
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("base"))
+
+
+FILE = "adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapter")
+    saved_adapter(base, folder, np.random.default_rng(0))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapted(base: Path, adapter: Path) -> list[nn.Module]:
+    """The base with peft's adapters around it, as for a merge, and in it, as for training."""
+    outer, inner = (load_model(str(base), CPU, torch.float32) for _ in range(2))
+    add_adapter(inner, SETTINGS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft uses deprecated parts of transformers
+        return [peft.PeftModel(outer, read_adapter(adapter)[0]), inner]
 
 
 def with_adapter(model: PreTrainedModel, rng: np.random.Generator, settings: LoraSettings = SETTINGS) -> None:
@@ -279,7 +303,95 @@ def test_adapters_that_cannot_be_loaded_are_named(base: Path, tmp_path: Path, rn
     )
     (tmp_path / "adapter_model.safetensors").write_bytes(b"damaged")
     refused({}, "cannot be read")
-    refused({}, "cannot be merged into its base", None)
+    refused({}, "cannot be read", None)
+    (tmp_path / "adapter_model.safetensors").unlink()
+    refused({}, "cannot be read")
+
+
+LAYER = "base_model.model.model.layers.0.self_attn"
+Altered = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+
+
+def renamed(old: str, new: str) -> Altered:
+    return lambda weights: {name.replace(old, new): weight for name, weight in weights.items()}
+
+
+@each_row(
+    ("altered", "problem"),
+    [
+        (renamed("model.model.layers", "model.transformer.h"), "no layer for 14 weights (transformer.h.0.mlp.down_pro"),
+        (renamed("layers.0", "layers.3"), "no layer for 14 weights (model.layers.3.mlp.down_proj.lora_A.weight, ...)"),
+        (renamed("lora_B", "lora_C"), "no layer for 7 weights (model.layers.0.mlp.down_proj.lora_C.weight, ...), and "),
+        (lambda _: {}, "no weights for 14 weights (model.layers.0.mlp.down_proj.lora_A.weight, ...); set base_mo"),
+        (
+            lambda weights: {n: w for n, w in weights.items() if n != f"{LAYER}.q_proj.lora_B.weight"},
+            "no weights for model.layers.0.self_attn.q_proj.lora_B.weight; set base_model_name_or_path",
+        ),
+        (
+            lambda weights: weights | {f"{LAYER}.q_norm.lora_A.weight": torch.ones(3, 16)},
+            "no layer for model.layers.0.self_attn.q_norm.lora_A.weight; set base_model_name_or_path",
+        ),
+        (
+            lambda weights: weights | {f"{LAYER}.q_proj.lora_A.weight": torch.ones(3, 15)},
+            "layers.0.self_attn.q_proj.lora_A.default.weight: copying a param with shape torch.Size([3, 15])",
+        ),
+    ],
+)  # fmt: skip
+def test_weights_of_an_adapter_without_a_layer_and_layers_without_weights_are_named(
+    altered: Altered, problem: str, base: Path, adapter: Path, adapted: list[nn.Module]
+) -> None:
+    _, saved = read_adapter(adapter)
+    for model in adapted:
+        with pytest.raises(UserError) as refusal:
+            put_adapter(model, adapter, altered(saved))
+        assert str(refusal.value).startswith(f"the adapter in {adapter} does not fit its base {base}: ")
+        assert problem in str(refusal.value)
+
+
+@pytest.mark.parametrize("lora", [None, SETTINGS])
+def test_an_adapter_of_a_different_base_is_neither_merged_nor_trained(
+    lora: LoraSettings | None, adapter: Path, tmp_path: Path
+) -> None:
+    """It was ignored in silence before, or ended in a KeyError."""
+    copy_with(renamed("model.model", "model.decoder"), adapter, tmp_path / "copy")
+    with pytest.raises(UserError, match=r"does not fit its base .*: no layer for 14 weights .*, and no weights for 14"):
+        load_model(str(tmp_path / "copy"), CPU, torch.float32, lora)
+
+
+def copy_with(altered: Altered, adapter: Path, folder: Path) -> None:
+    shutil.copytree(adapter, folder)
+    weights = {name: weight.clone() for name, weight in altered(load_file(adapter / FILE)).items()}
+    save_file(weights, folder / FILE, metadata={"format": "pt"})
+
+
+@each_row(
+    "altered",
+    [
+        renamed(".weight", ".default.weight"),
+        renamed(".weight", ".my-adapter.weight"),
+        renamed("base_model.model.", ""),
+        lambda weights: renamed("lora_A.", "lora_A.x.")(renamed("base_model.model.", "")(weights)),
+    ],
+)
+def test_names_that_other_tools_give_are_read_as_those_of_peft(
+    altered: Altered, adapter: Path, adapted: list[nn.Module], tmp_path: Path
+) -> None:
+    copy = tmp_path / str(len([*tmp_path.iterdir()]))
+    copy_with(altered, adapter, copy)
+    expected, (_, saved) = load_file(adapter / FILE), read_adapter(copy)
+    assert saved.keys() == expected.keys()
+    for model, prefix in zip(adapted, ("base_model.model.", ""), strict=True):
+        put_adapter(model, copy, saved)
+        for name, weight in expected.items():
+            place = name.removeprefix("base_model.model.").replace(".weight", ".default.weight")
+            assert torch.equal(dict(model.named_parameters())[prefix + place], weight)
+
+
+def test_a_file_with_two_adapters_is_an_error(adapter: Path, tmp_path: Path) -> None:
+    both = lambda weights: renamed(".weight", ".a.weight")(weights) | renamed(".weight", ".b.weight")(weights)  # noqa: E731
+    copy_with(both, adapter, tmp_path / "two")
+    with pytest.raises(UserError, match="has the weights of several adapters in one file; save one of them"):
+        read_adapter(tmp_path / "two")
 
 
 def test_missing_peft_is_named_before_weights_are_read(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def response(rng: np.random.Generator, tokenizer: PreTrainedTokenizerBase, lengt
 
 
 def plain_text(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
-    return tokenizer.decode(tokens, skip_special_tokens=True)
+    return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def plain_end(tokenizer: PreTrainedTokenizerBase, tokens: list[int], stops: list[str]) -> int | None:

@@ -4,19 +4,21 @@
 import logging
 from dataclasses import replace
 from datetime import datetime
+from string import ascii_letters
 from typing import Any
 
 import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from brorl.errors import UserError
 from brorl.prompts.prompt import Message, Prompt, Question
-from brorl.prompts.rendering import drop_long, render
+from brorl.prompts.rendering import drop_long, prompt_problems, render
 from brorl.prompts.settings import PromptFormat
+from each_row import each_row
 
 CHAT = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -28,6 +30,8 @@ NO_SYSTEM = (
 )
 USER_ONLY = "{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{{ m['content'] }}{% endif %}{% endfor %}"
 DATED = "{% if not date is defined %}{% set date = strftime_now('%d %b %Y') %}{% endif %}Today: {{ date }}. " + CHAT
+
+CHAT_OF_ENDS = "{% for m in messages %}</s>{{ m['content'] }}</s>{% endfor %}"
 
 BOS, EOS, END, ASSISTANT = range(256, 260)
 
@@ -186,14 +190,25 @@ class TestChat:
         assert text_of(ask("a"), tokenizer, chat_template_options={"date": "May"}).startswith("Today: May. ")
 
     def test_a_date_is_written_as_strftime_writes_it(self) -> None:
-        """Inside a macro too, and without touching the blank line that the template begins with."""
-        formats = ["%d %b %Y", "%Y-%m-%d", "%A, %B %d, %Y", "%a %e %y %j", "%I:%M:%S %p, %H h"]
-        said = [{"role": "user", "content": "a"}]
-        for written in formats:
-            chat = "\n\n{%- macro now() %}{{ strftime_now('" + written + "') }}{% endmacro %}\n[{{ now() }}]"
-            spaces = byte_tokenizer(chat.replace("strftime_now", "'-' ~")).apply_chat_template(said, tokenize=False)
-            expected = spaces.replace(f"-{written}", datetime(2026, 1, 1).strftime(written))
-            assert text_of(ask("a"), byte_tokenizer(chat)) == expected
+        """In every form, inside a macro too, and without touching the blank line that the template begins with."""
+        forms = [f"%{flag}{letter}" for flag in ("", *"-#EO") for letter in ascii_letters]
+        forms += ["%F", "%x", "%-d. %-m. %Y", "%10Y|%_5d|%^010B", "%%d", "%%%d", "100%", "%", "", "%-d%e%%", "%é"]
+        forms += ["%d %b %Y", "%Y-%m-%d", "%A, %B %d, %Y", "%a %e %y %j", "%I:%M:%S %p, %H h", "%:z", "% d", "%+"]
+        chat = "\n\n{% macro now(f) %}{{ strftime_now(f) }}{% endmacro %}\n"
+        chat += "|".join(f"{{{{ now({form!r}) }}}}" for form in forms)
+        written = text_of(ask("a"), byte_tokenizer(chat))
+        assert written == "\n\n" + "|".join(datetime(2026, 1, 1).strftime(form) for form in forms)
+
+    def test_a_date_that_the_template_puts_together(self) -> None:
+        """The form is not in the template's text; one that is not known is an error, never today's date."""
+        chat = (
+            "{{ strftime_now('%' ~ 'd/%' ~ 'm' ~ '/%Y') }} {{ strftime_now('%B') | upper }} "
+            "{{ strftime_now('%y') | int + 1 }}"
+        )
+        assert text_of(ask("a"), byte_tokenizer(chat)) == "01/01/2026 JANUARY 27"
+        assert "(it writes a date in the form %7d, which is not read)" in refusal(
+            ask("a"), byte_tokenizer("{{ strftime_now('%' ~ '7d') }}")
+        )
 
     def test_a_tokenizer_without_a_chat_template(self) -> None:
         assert refusal(ask("a"), byte_tokenizer(), chat="always") == (
@@ -254,3 +269,41 @@ def test_long_prompts_are_dropped() -> None:
     prompts = [Prompt(str(n), "", (1,) * n, "", "d") for n in (3, 1, 4, 2, 4)]
     assert [len(p.token_ids) for p in drop_long(prompts, 3)] == [3, 1, 2]
     assert drop_long(prompts, 4) == drop_long(prompts, 0) == prompts
+
+
+def one_token(**roles: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of letters and digits that has one token for several roles, at the beginning of every text."""
+    vocab = {token: i for i, token in enumerate(["</s>", *"abc12 ", "<unk>"])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=roles["unk_token"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles)
+
+
+OPT = {"bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>"}
+
+
+@each_row(
+    ("roles", "chat", "text", "missing"),
+    [
+        (OPT, None, "a1 b2", None),
+        (OPT, None, "a1</s>b2", None),  # the user's own
+        (OPT, CHAT_OF_ENDS, "a1 b2", None),
+        (OPT, None, "a1 bd2 c", "bd2"),
+        (OPT, None, "a1</s>d", "d"),
+        (OPT, CHAT_OF_ENDS, "a1 ö", "ö"),
+        ({**OPT, "unk_token": "<unk>"}, None, "a1 b2", None),
+        ({**OPT, "unk_token": "<unk>"}, None, "a1 x", "x"),
+    ],
+)
+def test_a_text_without_a_token_is_told_from_a_token_with_several_roles(
+    roles: dict[str, str], chat: str | None, text: str, missing: str | None
+) -> None:
+    tokenizer = one_token(**roles)
+    tokenizer.chat_template = chat
+    (prompt,) = render([ask(text)], PromptFormat(), tokenizer)
+    assert (tokenizer.unk_token_id in prompt.token_ids) == (roles is OPT or missing is not None)
+    problems = [*prompt_problems("opt", [prompt], {"max": 9}, tokenizer, LlamaConfig())]
+    assert [problem.partition("it has no token for ")[2].partition(";")[0] for problem in problems] == (
+        [] if missing is None else [repr(missing)]
+    )

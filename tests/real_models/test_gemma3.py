@@ -51,7 +51,7 @@ def test_prompts_and_end_tokens_are_those_of_its_tokenizer(
     for prompt, text in zip(prompts, QUESTIONS, strict=True):
         assert prompt[0] == tokenizer.convert_tokens_to_ids("<bos>")
         assert prompt[1:] == tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-    check_vocabulary("gemma", model, ours)
+    check_vocabulary("gemma", model.config, ours)
     assert len(tokenizer) == model.get_input_embeddings().weight.shape[0] == 262_144
     end = tokenizer.convert_tokens_to_ids(["<eos>", "<mask>"])
     assert end_tokens(model, ours, ["\n", "<mask>"]) == tuple(sorted(end))

@@ -360,6 +360,6 @@ def test_a_full_disk_is_named_as_such(tmp_path: Path, model: LlamaForCausalLM, s
         model.save_pretrained(folder)
         (folder / "trainer_state.pt").symlink_to("/dev/full")
 
-    with pytest.raises(StorageError, match=r"No space left on device.*free some space, then: brorl resume"):
+    with pytest.raises(StorageError, match=r"No space left on device.*free disk space, then: brorl resume"):
         save(state_after(2), write=on_full_disk)
     assert complete_checkpoints(tmp_path) == [before]

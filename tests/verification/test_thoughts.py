@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt, Question
 from brorl.runs.response_files import ResponseColumns, read_responses
+from brorl.sampling import StopStrings
 from brorl.verification.domains import table
 from brorl.verification.grade import StoredResponse, rescore
 from brorl.verification.sandbox.pool import Workers
@@ -158,3 +159,27 @@ def test_settings_of_tags() -> None:
     assert VerificationSettings().thoughts == THINK
     assert VerificationSettings(thought_tags=None).thoughts is None
     assert VerificationSettings(thought_tags=["[THINK]", "[/THINK]"]).thoughts == ThoughtTags("[THINK]", "[/THINK]")  # type: ignore[arg-type]
+
+
+PIECES = ["▁f", "▁=", "▁3", "▁!", "▁,", "▁n't", "▁'s", "▁.", "▁?"]
+
+
+@each_row(
+    ("model", "decoder"),
+    [
+        (models.Unigram([("<unk>", 0.0), *((piece, -1.0) for piece in PIECES)], 0), decoders.Metaspace()),
+        (models.WordLevel({piece: i for i, piece in enumerate(["<unk>", *PIECES])}, "<unk>"), decoders.Metaspace()),
+        (models.BPE({piece: i for i, piece in enumerate(["<unk>", *PIECES])}, []), decoders.Metaspace()),
+    ],
+)
+def test_a_verifier_sees_the_spaces_that_the_tokens_have(model: models.Model, decoder: decoders.Decoder) -> None:
+    """Also of a tokenizer whose config asks for their removal, in each kind of model."""
+    own = Tokenizer(model)
+    own.decoder = decoder
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=own, clean_up_tokenization_spaces=True,
+        clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output=True,
+    )  # fmt: skip
+    ids = [*range(1, 1 + len(PIECES)), 3]
+    assert make_decode(tokenizer, THINK)(ids) == "f = 3 ! , n't 's . ? 3"
+    assert StopStrings(tokenizer, [" !"]).text(ids[:4]) == "f = 3"

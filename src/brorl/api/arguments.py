@@ -15,7 +15,7 @@ from brorl.errors import UserError
 from brorl.format import shell_command
 from brorl.model.settings import check_folder, shipped_folder
 from brorl.runs import RUNS
-from brorl.storage import is_file
+from brorl.storage import followed, is_file
 
 if TYPE_CHECKING:
     from brorl.runs.run_directory import RunDirectory
@@ -97,9 +97,7 @@ def check_cheaply(config: TrainConfig) -> None:
     if config.output_dir is not None:
         refuse_used_folder(Path(config.output_dir).expanduser())
     check_folder(config.model)
-    functions = {f"verification.functions.{domain}": path for domain, path in config.verification.functions.items()}
-    functions |= {f"rewards.terms.{name}": term.function for name, term in config.rewards.terms.items()}
-    for setting, function in functions.items():
+    for setting, function in config.own_functions.items():
         file = function.rpartition(":")[0]
         if file.endswith(".py") and not is_file(file):
             raise UserError(
@@ -128,6 +126,7 @@ class Checkpoint(NamedTuple):
 def resolve_checkpoint(name: str) -> Checkpoint:
     """Find the model and run that a name means: a model, a run (its last checkpoint), a checkpoint or its `ema`."""
     path = Path(name).expanduser()
+    path = followed(path) if path.is_file() else path  # `best`, where there are no links
     if path.is_file() or path.suffix in (".yaml", ".yml"):
         raise UserError(
             f"{name} names a file; give a model's folder or hub id, a run directory, or a checkpoint in one"
@@ -139,7 +138,8 @@ def resolve_checkpoint(name: str) -> Checkpoint:
         if last is None:
             raise UserError(f"the run {path} has no complete checkpoint yet; give the model that it started from")
         return Checkpoint(str(last), path / "config.yaml")
-    check_folder(name)
+    if not path.is_dir():
+        check_folder(name)
     whole = path.resolve().parent if path.name == "ema" else path.resolve()  # averaged weights are a subfolder
     run_config = whole.parent.parent / "config.yaml"
     if path.is_dir() and run_config.is_file() and whole.parent.name == "checkpoints":

@@ -28,6 +28,7 @@ from brorl.prompts.prompt import CODE_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN, Promp
 from brorl.prompts.rows import read_rows
 from brorl.prompts.science import Choices, read_options, read_science_reference, shows_options
 from brorl.prompts.settings import FileSource
+from brorl.sampling import decoded
 from brorl.table import Result, Table
 from brorl.verdict import is_failure, is_timeout
 from brorl.verification.verifier import Trial, VerifiedResponse, Verifier, try_verifier
@@ -236,7 +237,7 @@ def _show_source(source: str, inputs: RunInputs, report: _Report) -> list[Prompt
         f"\n{source}: {len(train):,} training prompts, {len(held_out):,} held out for evaluation; "
         f"median length {median(lengths):g} tokens, longest {max(lengths):,}",
     )
-    text = str(inputs.tokenizer.decode(list(first.token_ids), skip_special_tokens=False))
+    text = decoded(inputs.tokenizer, first.token_ids, special=True)
     report.show(*prompt_lines(replace(first, text=text)))
     return prompts
 

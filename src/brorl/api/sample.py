@@ -170,8 +170,9 @@ def _question(config: TrainConfig | None, text: str, reference: str | None, doma
 def _sampled(
     config: TrainConfig, question: Question, models: Sequence[tuple[str, str]], rollouts: int, lines: int, seed: int
 ) -> SampledTree:
-    from brorl.model.load import load_tokenizer
+    from brorl.model.load import check_vocabulary, load_tokenizer
     from brorl.model.settings import LoraSettings
+    from brorl.model.source import find_model, read_config
     from brorl.prompts.rendering import render
     from brorl.rollout.chosen_engine import load_engine
     from brorl.verification.domains.table import make_verifiers
@@ -182,6 +183,8 @@ def _sampled(
     merged = config.model_copy(update={"lora": LoraSettings()})  # adapters are merged
     trees, sampling = [], config.sampling.params
     tokenizer = load_tokenizer(models[-1][1], config.sampling.stop)
+    for _, name in models:
+        check_vocabulary(name, read_config(find_model(name)), tokenizer)
     (prompt,) = render([question], config.prompt, tokenizer)
     decode = make_decode(tokenizer, config.verification.thoughts, config.sampling.stop)
     context = len(prompt.token_ids) + sampling.max_new_tokens

@@ -39,6 +39,7 @@ from brorl.training.inputs import learner_device
 from brorl.training.loop import Ending
 from brorl.training.loop import train as train_run
 from brorl.training.run import TrainingRun
+from brorl.training.source_files import fingerprints
 from brorl.training.stop_request import StopRequest
 
 if TYPE_CHECKING:
@@ -117,8 +118,8 @@ class TrainingSession:
             self._write_config()
         run, state = build_run(config, directory, progress.show, self.screen.echo, observe, cluster, parts.callback)
         self._write_config(torch.get_num_threads())
-        if not directory.begun_file.exists():
-            directory.write_begun(fixed_settings(config), has_checkpoint=False)
+        if last_checkpoint(directory.checkpoints) is None:
+            directory.write_begun(fixed_settings(config), False, fingerprints(config, config.model))
         arithmetic_line = directory.arithmetic_line(config.device)
         commit = None if state.step else commit_of(find_model(config.model))  # a resumed run may have lost the folder
         directory.write_environment(config.device, _lineage(config.model), commit)

@@ -27,7 +27,7 @@ from brorl.prompts.settings import DataSettings, PromptFormat
 from brorl.rollout.settings import VLLM_RANKS, EngineSettings
 from brorl.sampling import SamplingSettings
 from brorl.section import AsList, Section
-from brorl.storage import is_folder
+from brorl.storage import followed, is_folder
 from brorl.trackers import TrackingSettings
 from brorl.training.settings import (
     BudgetSettings,
@@ -128,6 +128,12 @@ class TrainConfig(Section):
         return self.lora if self.lora.rank else None
 
     @property
+    def own_functions(self) -> dict[str, str]:
+        """Paths of the user's verifiers and reward terms, by setting."""
+        verifiers = {f"verification.functions.{domain}": path for domain, path in self.verification.functions.items()}
+        return verifiers | {f"rewards.terms.{name}": term.function for name, term in self.rewards.terms.items()}
+
+    @property
     def response_limits(self) -> dict[str, int]:
         """Maximum response lengths in training and in evaluation, by setting; 0 if the evaluation sets none."""
         return {
@@ -150,7 +156,7 @@ class TrainConfig(Section):
     @classmethod
     def _resolved(cls, model: str) -> str:
         """Resolve a local folder: a run can then be resumed from anywhere, and does not follow the link `best`."""
-        folder = Path(model).expanduser()
+        folder = followed(Path(model).expanduser())
         return str(folder.resolve()) if is_folder(folder) else model
 
     @model_validator(mode="before")

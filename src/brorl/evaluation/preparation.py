@@ -22,7 +22,7 @@ from brorl.evaluation.questions import (
 )
 from brorl.evaluation.responses import PromptBatch, split_into_batches
 from brorl.model.device import available_bytes
-from brorl.model.load import choose_device, load_tokenizer
+from brorl.model.load import check_vocabulary, choose_device, load_tokenizer
 from brorl.model.memory_prediction import (
     MemoryLine,
     MemoryPrediction,
@@ -36,6 +36,7 @@ from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.prompts.rendering import drop_long, prompt_problems, render
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.sampling import SamplingParams
+from brorl.storage import function_file, size_and_sum
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
@@ -75,6 +76,7 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
     domains, workers = {question.domain for question in all_questions(sets)}, Workers.from_settings(config.verification)
     verifiers = make_verifiers(domains, config.verification, config.rewards, workers)
     tokenizer = load_tokenizer(config.model, config.sampling.stop)
+    check_vocabulary(config.model, model_config, tokenizer)
     prompts_of, notes = _render(sets, request, tokenizer)
     limit = _response_limit(request, prompts_of, model_config)
     all_prompts = [prompt for prompts in prompts_of.values() for prompt in prompts]
@@ -208,6 +210,7 @@ def _settings(
         "verification": {
             **verification.model_dump(include={"timeout_s", "memory_mib"}),
             "functions": {domain: name for domain, name in verification.functions.items() if domain in domains},
+            **({"function_files": sums} if (sums := _function_sums(verification.functions, domains)) else {}),
             **verification.model_dump(
                 include={"sandbox", "batch_timeout_s", "completions", "thought_tags"}, exclude_defaults=True
             ),
@@ -225,3 +228,9 @@ def _settings(
             for one in sets
         },
     }
+
+
+def _function_sums(functions: Mapping[str, str], domains: Container[str]) -> dict[str, str]:
+    """Return the sizes and checksums of the files with the user's verifiers, by domain."""
+    files = {domain: function_file(name) for domain, name in functions.items() if domain in domains}
+    return {domain: size_and_sum(file) for domain, file in files.items() if file is not None}

@@ -32,13 +32,13 @@ from brorl.model.source import (
     ADAPTER_CONFIG,
     ModelSource,
     auto_class,
+    building_model,
     check_weights,
     commit_of,
     find_model,
     freeze_images,
     not_loaded,
     processor_files,
-    quiet_transformers,
     read_config,
 )
 from brorl.model.tree_attention import enable_gradient_checkpointing
@@ -95,15 +95,15 @@ def load_tokenizer(name: str, stop: Sequence[str] = ()) -> PreTrainedTokenizerBa
     return tokenizer
 
 
-def check_vocabulary(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_vocabulary(name: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that a model's embedding has a row for every token of a tokenizer."""
-    embedding: Any = model.get_input_embeddings()
-    rows = int(embedding.weight.shape[0])
+    rows = int(config.get_text_config().vocab_size)
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if largest >= rows:
         raise UserError(
             f"the tokenizer of {name} has token {token!r} with id {largest}, and the model's embedding has {rows} "
-            "rows; copy the model's tokenizer into its folder"
+            "rows (vocab_size in its config.json); copy the model's own tokenizer into its folder, or give the "
+            "embedding rows for new tokens (resize_token_embeddings of transformers)"
         )
 
 
@@ -176,7 +176,7 @@ def _load(source: ModelSource, dtype: torch.dtype, quantized_on: torch.device | 
     if quantized_on is not None:
         quantized = {"quantization_config": nf4_config(dtype), "device_map": {"": quantized_on}}
     try:
-        with quiet_transformers():
+        with building_model():
             loaded: Any = auto_class(config).from_pretrained(
                 source.path,
                 dtype=dtype,
@@ -265,7 +265,7 @@ class Blueprint:
 
     def build(self) -> PreTrainedModel:
         """Return the model with its parameters on the meta device."""
-        with torch.device("meta"):
+        with building_model(), torch.device("meta"):
             model: PreTrainedModel = auto_class(self.config).from_config(self.config).eval()
             _switch_dropout_off(model)
             if self.gradient_checkpointing:
@@ -303,7 +303,7 @@ def check_saved(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: P
         wrong = []
     else:
         # some models draw random numbers while they load, and the random state is part of the checkpoint
-        with quiet_transformers(), torch.random.fork_rng(devices=()):
+        with building_model(), torch.random.fork_rng(devices=()):
             reloaded: Any = auto_class(model.config).from_pretrained(
                 folder, dtype=model.dtype, local_files_only=True, trust_remote_code=False
             )

@@ -6,6 +6,7 @@ They have no dropout: a ratio of new to old probabilities would contain its nois
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -14,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 
@@ -26,6 +25,8 @@ from brorl.model.source import text_modules
 ALL_LINEAR = "all-linear"
 _PREFIX = "base_model.model."
 ADAPTER = "default"
+_NAMED = re.compile(r"(\.lora_[A-Za-z_]+)\.(?!weight$|bias$)[^.]+")  # an adapter's name, which some tools save too
+_FITTING = "set base_model_name_or_path in its adapter_config.json to the model that it was trained on"
 _UNSUPPORTED = ("use_dora", "use_rslora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern",
                 "layer_replication", "trainable_token_indices", "target_parameters")  # fmt: skip
 
@@ -179,14 +180,7 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings, revision: str | 
 
 def continue_adapter(model: PreTrainedModel, folder: Path, settings: LoraSettings) -> None:
     """Add saved adapters, from a LoRA run or in peft's format, to a base model to continue their training."""
-    require_peft()
-    from peft import PeftConfig
-
-    try:
-        config: Any = PeftConfig.from_pretrained(str(folder))
-        saved = load_file(folder / "adapter_model.safetensors")
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
-        raise UserError(f"the adapter in {folder} cannot be read ({error}); choose another checkpoint") from error
+    config, saved = read_adapter(folder)
     odd = [key for key in _UNSUPPORTED if getattr(config, key, None)]
     if getattr(config.peft_type, "value", config.peft_type) != "LORA" or odd or config.bias != "none":
         what = odd[0] if odd else f"{config.peft_type} with bias {getattr(config, 'bias', None)}"
@@ -194,18 +188,58 @@ def continue_adapter(model: PreTrainedModel, folder: Path, settings: LoraSetting
             f"the adapter in {folder} is not a plain LoRA adapter ({what}) and cannot be trained further; set "
             "lora.rank: 0 to merge it into its base and train all weights"
         )
+    names = {name for name, _ in model.named_modules()}
     add_adapter(model, settings, config.revision)
-    own = {_saved_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+    own = [_saved_name(name) for name, p in model.named_parameters() if p.requires_grad]
     ours = _describe(settings.rank, settings.alpha, own)
     theirs = _describe(config.r, config.lora_alpha, saved)
-    if ours != theirs:
+    if ours != theirs and names.issuperset(_modules(saved)):
         raise UserError(
             f"the adapter in {folder} has {theirs}, and this run has {ours}; set lora.rank, lora.alpha and "
             "lora.target_modules to match it, or lora.rank: 0 to merge it into its base and train all weights"
         )
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(saved[name])
+    put_adapter(model, folder, saved)
+
+
+def read_adapter(folder: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Return the config of a saved adapter, and its weights by peft's names in files, without the adapter's name."""
+    require_peft()
+    from peft import PeftConfig
+    from peft.utils import load_peft_weights
+
+    try:
+        config = PeftConfig.from_pretrained(str(folder))
+        weights = load_peft_weights(str(folder), device="cpu")
+    except Exception as error:  # a damaged file can raise anything
+        raise UserError(f"the adapter in {folder} cannot be read ({first_line(error)}); copy it again") from error
+    saved = {_PREFIX + _NAMED.sub(r"\1", name.removeprefix(_PREFIX)): tensor for name, tensor in weights.items()}
+    if len(saved) < len(weights):
+        raise UserError(f"the adapter in {folder} has the weights of several adapters in one file; save one of them")
+    return config, saved
+
+
+def put_adapter(model: nn.Module, folder: Path, saved: dict[str, Tensor]) -> None:
+    """Copy the weights of a saved adapter into a model with its adapters; every weight must have its place."""
+    from peft import set_peft_model_state_dict
+
+    base = str(model.name_or_path)
+    try:
+        result: Any = set_peft_model_state_dict(model, saved, ADAPTER)
+    except RuntimeError as error:  # torch lists the weights whose shapes differ, below a first line without names
+        wrong = (str(error).splitlines()[1:2] or [first_line(error)])[0].strip(" \t.")
+        raise UserError(f"the adapter in {folder} does not fit its base {base}: {wrong}; {_FITTING}") from error
+    missing = sorted(name for name in result.missing_keys if ADAPTER in name.split("."))
+    unused = sorted(result.unexpected_keys)
+    if missing or unused:
+        problems = (f"no layer for {_some(unused)}",) if unused else ()
+        problems += (f"no weights for {_some(missing)}",) if missing else ()
+        raise UserError(f"the adapter in {folder} does not fit its base {base}: {', and '.join(problems)}; {_FITTING}")
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first of some names of weights, as in peft's files, and how many there are."""
+    first = names[0].removeprefix(_PREFIX).replace(f".{ADAPTER}", "")
+    return first if len(names) == 1 else f"{len(names)} weights ({first}, ...)"
 
 
 def saved_adapter(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -218,8 +252,13 @@ def _saved_name(name: str) -> str:
     return _PREFIX + name.replace(f".{ADAPTER}.", ".")
 
 
+def _modules(weights: Iterable[str]) -> set[str]:
+    """Return the names of the modules that have the adapters with these names in peft's files."""
+    return {name.removeprefix(_PREFIX).rpartition(".lora_")[0] for name in weights}
+
+
 def _describe(rank: int, alpha: float, weights: Iterable[str]) -> str:
-    modules = {name.removeprefix(_PREFIX).rpartition(".lora_")[0] for name in weights}
+    modules = _modules(weights)
     kinds = ", ".join(sorted({module.rpartition(".")[2] for module in modules}))
     return f"rank {rank}, alpha {alpha:g} and {len(modules)} target modules ({kinds})"
 
@@ -234,18 +273,19 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     The base is at least float32: bfloat16 would round small adapters away. An adapter on one of two tied layers unties
     them. The logits of a few tokens are compared before and after the merge.
     """
-    require_peft()
+    config, saved = read_adapter(folder)
     from peft import PeftModel
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft uses deprecated parts of transformers
             warnings.filterwarnings("ignore", ".*tie_word_embeddings", UserWarning)  # the merge unties them
-            adapted = PeftModel.from_pretrained(model, str(folder)).eval()
+            adapted = PeftModel(model, config, ADAPTER).eval()
+            put_adapter(adapted, folder, saved)
             expected = _few_logits(adapted)
             is_tied = _untie(model)
             whole: PreTrainedModel = adapted.merge_and_unload()
-    except (OSError, ValueError, RuntimeError, TypeError, SafetensorError) as error:
+    except (ValueError, RuntimeError, TypeError, AttributeError) as error:  # AttributeError: adapters without a merge
         raise UserError(
             f"the adapter in {folder} cannot be merged into its base {model.name_or_path} ({first_line(error)})"
         ) from error

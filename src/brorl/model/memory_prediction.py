@@ -32,7 +32,7 @@ from brorl.model.logits import (
 from brorl.model.lora import ALL_LINEAR, adapter_shapes, target_layers
 from brorl.model.moments import moment_bytes
 from brorl.model.settings import ForwardChoice, LoraSettings, States
-from brorl.model.source import auto_class, freeze_images
+from brorl.model.source import auto_class, building_model, freeze_images
 from brorl.model.tree_attention import PREFILL_TOKENS, HooksError, KVShape, kv_shapes
 
 _BYTES_PER_DRAWN_LOGIT = 24  # scaled, padded, softmax, and a copy in float64
@@ -168,7 +168,7 @@ class ModelMemory:
         return cls._made[key]
 
     def __init__(self, config: PreTrainedConfig, forward: ForwardChoice = "auto") -> None:
-        with torch.device("meta"):
+        with building_model(), torch.device("meta"):
             self._model: PreTrainedModel = auto_class(config).from_config(config)
         freeze_images(self._model)
         parameters = dict(self._model.named_parameters())

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from torch import nn
@@ -141,16 +142,24 @@ def not_loaded(name: str, what: str, error: Exception) -> str:
     return f"could not load the {what} of {name!r}: {reason}"
 
 
+_BUILDING = RLock()
+
+
 @contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Turn off transformers' progress bars, and its tables of weights that do not fit."""
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
+def building_model() -> Iterator[None]:
+    """Let transformers make a model, in one thread at a time and without progress bars and tables.
+
+    While it does, `PreTrainedModel.tie_weights`, functions of `torch.nn.init` and torch's default dtype are replaced
+    for the whole process. Two threads would restore what the other one has put there, and leave it behind for good.
+    """
+    with _BUILDING:
+        verbosity = transformers_logging.get_verbosity()
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            transformers_logging.set_verbosity(verbosity)
 
 
 def _find_in(folder: Path, name: str) -> ModelSource:

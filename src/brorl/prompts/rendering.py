@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
+from string import ascii_letters
 from typing import TYPE_CHECKING
 
 from brorl.errors import UserError, first_line
@@ -28,16 +31,33 @@ TEMPLATES: Mapping[str, str] = {
 }
 """The usual text around a question of each domain: it requests an answer in the form that the verifier reads."""
 
-_DATE = {
-    "%Y": "2026", "%y": "26", "%m": "01", "%d": "01", "%e": " 1", "%j": "001", "%b": "Jan", "%B": "January",
-    "%a": "Thu", "%A": "Thursday", "%H": "00", "%I": "12", "%M": "00", "%S": "00", "%p": "AM",
-}  # fmt: skip
+_DATE = datetime(2026, 1, 1)
+_DATE_PART = re.compile(r"%([-_0^#+:]*\d*[EO]?[A-Za-z+])")  # flags, width, modifier and letter of strftime
 # Variables of a chat template are plain data, so the function is defined inside the template.
-_FIXED_DATE = (
-    "{%- macro strftime_now(format) -%}{%- set found = namespace(text=format) -%}"
-    + "".join(f"{{%- set found.text = found.text | replace('{key}', '{value}') -%}}" for key, value in _DATE.items())
-    + "{{- found.text -}}{%- endmacro -%}{{ '' }}"
-)
+_FIXED_DATE = """
+{%- macro strftime_now(format) -%}
+  {%- set parts = format.split('%') -%}
+  {%- set after = namespace(percent=true, length=0) -%}
+  {%- for part in parts -%}
+    {%- if after.percent -%}
+      {{- part -}}
+      {%- set after.percent = false -%}
+    {%- elif not part -%}
+      {{- '%' -}}
+      {%- set after.percent = true -%}
+    {%- else -%}
+      {%- set after.length = 0 -%}
+      {%- for length in range(1, part | length + 1) if part[:length] in DATE -%}
+        {%- set after.length = length -%}
+      {%- endfor -%}
+      {%- if not after.length and part[0] in '-_0^#+:123456789EO' -%}
+        {{- raise_exception('it writes a date in the form %' ~ part ~ ', which is not read') -}}
+      {%- endif -%}
+      {{- DATE.get(part[:after.length], '%') ~ part[after.length:] -}}
+    {%- endif -%}
+  {%- endfor -%}
+{%- endmacro -%}
+"""
 _QUESTIONS_AT_ONCE = 1024
 
 
@@ -94,7 +114,18 @@ def _chat_template(style: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> s
             raise UserError(
                 f"the tokenizer's chat template has no variable {name!r}; fix it in prompt.chat_template_options"
             )
-    return _FIXED_DATE + template if "strftime_now" in template else template
+    return _with_fixed_date(template) if "strftime_now" in template else template
+
+
+def _with_fixed_date(template: str) -> str:
+    """Return a chat template for which today is 1 January 2026, in every form of a date that it can write."""
+    forms = dict.fromkeys([*ascii_letters, *_DATE_PART.findall(template)])
+    written = {}
+    for form in forms:
+        with suppress(ValueError):  # the system does not know the form
+            written[form] = _DATE.strftime(f"%{form}")
+    # The empty expression at the end keeps a line end at the beginning of the template.
+    return _FIXED_DATE.strip().replace("DATE", json.dumps(written)) + "{{ '' }}" + template
 
 
 def _chat_text(question: Question, style: PromptFormat, tokenizer: PreTrainedTokenizerBase, template: str) -> str:
@@ -166,15 +197,13 @@ def prompt_problems(
 
     `limits` maps the name of a setting to its maximum tokens of a response; `otherwise` is another fix to suggest.
     """
-    text_config = model_config.get_text_config()
     longest = model_positions(model_config)
     setting, response = max(limits.items(), key=lambda item: item[1])
     for prompt in prompts:
-        unknown = tokenizer.unk_token_id is not None and tokenizer.unk_token_id in prompt.token_ids
-        if unknown or max(prompt.token_ids) >= text_config.vocab_size:
+        if (part := _unknown_part(prompt, tokenizer)) is not None:
             yield (
-                f"the tokenizer of {model} cannot encode the prompt {short_repr(prompt.text)} ({prompt.id}); choose "
-                "another model or other data"
+                f"the tokenizer of {model} cannot encode the prompt {short_repr(prompt.text)} ({prompt.id}): it has no "
+                f"token for {short_repr(part)}; choose a different model or different data"
             )
         elif longest and len(prompt.token_ids) + response > longest:
             has_room = len(prompt.token_ids) < longest
@@ -183,6 +212,22 @@ def prompt_problems(
                 f"prompt {prompt.id} ({len(prompt.token_ids)} tokens) and {setting} = {response} exceed the {longest} "
                 f"positions of {model}; {fix}{otherwise}"
             )
+
+
+def _unknown_part(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return a word of a prompt for which the tokenizer has no token, or None.
+
+    The unknown token alone tells nothing: OPT has one token for the unknown, the beginning and the end of a text.
+    """
+    unknown = tokenizer.unk_token_id
+    if unknown is None or unknown not in prompt.token_ids:
+        return None
+    for part in prompt.text.split(str(tokenizer.unk_token)):
+        if unknown in tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]:
+            words = part.split()
+            alone = (tokenizer(word, add_special_tokens=False, verbose=False)["input_ids"] for word in words)
+            return next((word for word, ids in zip(words, alone, strict=True) if unknown in ids), part)
+    return None
 
 
 def model_positions(model_config: PreTrainedConfig) -> int | None:

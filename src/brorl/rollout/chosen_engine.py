@@ -15,7 +15,7 @@ from brorl.errors import UserError
 from brorl.model.flat_path import FlatForward
 from brorl.model.forward import choose_forward
 from brorl.model.kernels import use_kernels
-from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model
+from brorl.model.load import choose_device, end_tokens, load_model
 from brorl.model.source import find_model
 from brorl.model.tree_path import TreeForward
 from brorl.rollout.engine import Engine
@@ -94,7 +94,6 @@ def load_engine(
 ) -> tuple[PreTrainedModel, Engine]:
     """Load a model that only samples, and make its engine; see `build_engine` for the arguments."""
     model = build_sampling_model(config, source)
-    check_vocabulary(source, model, tokenizer)
     forward = choose_forward(model, config.engine.forward, context)
     return model, build_engine(config, source, model, tokenizer, forward, context, observe, echo)
 

@@ -6,12 +6,11 @@ step, and the size and the CRC-32 of every file. Only the model card may be edit
 
 A run that trains adapters saves the adapters alone, in peft's format, with the name of their base. A learner with
 several ranks writes its optimizer and its reference as shards, one file per rank, into a subfolder. `best` is a link to
-the checkpoint that evaluated best; it is never deleted.
+the checkpoint that evaluated best, or a file with its name where there are no links; it is never deleted.
 """
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 import shutil
@@ -19,7 +18,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -30,7 +28,7 @@ from brorl.algorithms.groups import Group
 from brorl.errors import StorageError, UserError
 from brorl.format import shell_command
 from brorl.prompts.prompt import Prompt
-from brorl.storage import storage_errors
+from brorl.storage import followed, optional, point_at, remedy, size_and_sum, storage_errors, to_disk
 from brorl.tree import ARRAY_DTYPES, RolloutTree
 
 SHARDS = "shards"  # key in a learner's state, and subfolder: what several ranks have written
@@ -41,7 +39,6 @@ _NOT_REGULAR = " saved for being the best"  # on COMMIT's first line
 _STATE = "trainer_state.pt"
 FOR_RESUMING = (_COMMIT, _STATE, SHARDS)  # what only `brorl resume` reads
 _BEST = "best"
-_BLOCK = 1 << 22  # bytes per read
 
 
 class CollectorState(NamedTuple):
@@ -100,24 +97,27 @@ def save_checkpoint(
         written = sorted(temporary.rglob("*"))
         for path in written:
             if path.is_file():
-                path.chmod(readable)
-            _to_disk(path)
+                with optional("permissions", folder, "files of checkpoints may be readable by their owner alone"):
+                    path.chmod(readable)
+            to_disk(path)
         files = [path for path in written if path.is_file() and path.name != CARD]
-        sums = "".join(f"{_size_and_sum(path)} {path.relative_to(temporary).as_posix()}\n" for path in files)
+        sums = "".join(f"{size_and_sum(path)} {path.relative_to(temporary).as_posix()}\n" for path in files)
         commit = temporary / f"{_COMMIT}.tmp"
         commit.write_text(f"step {state.step}{'' if regular else _NOT_REGULAR}\n{sums}")
-        _to_disk(commit)
+        to_disk(commit)
         commit.rename(temporary / _COMMIT)
-        _to_disk(temporary)
+        to_disk(temporary)
         _publish(temporary, target)
     except (OSError, SafetensorError, RuntimeError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, RuntimeError) and not isinstance(_cause(error), OSError):
             raise  # not a disk error: memory, or a lost rank
         last = last_checkpoint(folder)
+        cause = _cause(error)
+        what_to_do = remedy(cause) if isinstance(cause, OSError) else "check the file system"
         raise StorageError(
-            f"could not write checkpoint {target} ({_cause(error)}); the last complete one is {last or 'none'}; "
-            f"free some space, then: {shell_command('resume', folder.parent)}"
+            f"could not write checkpoint {target} ({cause}); the last complete one is {last or 'none'}; {what_to_do}, "
+            f"then: {shell_command('resume', folder.parent)}"
         ) from error
     if keep:
         with storage_errors(folder):
@@ -133,22 +133,13 @@ def _cause(error: BaseException) -> BaseException:
     return cause or error
 
 
-def _size_and_sum(file: Path) -> str:
-    """Return the size of a file in bytes and its CRC-32 in hexadecimal: `4096 1a2b3c4d`."""
-    size = crc = 0
-    with file.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            size, crc = size + len(block), crc32(block, crc)
-    return f"{size} {crc:08x}"
-
-
 def _publish(complete: Path, target: Path) -> None:
     """Give a complete checkpoint its final name, and delete one of the same step. `discard_unfinished` mends kills."""
     if is_checkpoint(target):
         (target / _COMMIT).unlink()
         shutil.rmtree(target)
     complete.rename(target)
-    _to_disk(target.parent)
+    to_disk(target.parent)
 
 
 def _delete_old(folder: Path, keep: int, kept_steps: Collection[int | None]) -> None:
@@ -162,22 +153,17 @@ def _delete_old(folder: Path, keep: int, kept_steps: Collection[int | None]) -> 
 
 
 def mark_best(folder: Path, step: int) -> None:
-    """Atomically point the `best` symlink at the checkpoint of a step, if it is complete (step 0 never has one)."""
+    """Atomically point `best` at the checkpoint of a step, if it is complete (step 0 never has one)."""
     target = folder / f"step-{step:06d}"
-    if not is_checkpoint(target):
-        return
-    temporary = folder / f".{_BEST}.tmp"
-    with storage_errors(folder):
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(target.name)  # relative: the run can be moved
-        temporary.replace(folder / _BEST)
-        _to_disk(folder)
+    if is_checkpoint(target):
+        with storage_errors(folder):
+            point_at(folder / _BEST, target.name)
 
 
 def best_checkpoint(folder: Path) -> Path | None:
     """Return the checkpoint that `best` points at, or None."""
-    link = folder / _BEST
-    return folder / link.readlink().name if link.is_symlink() and is_checkpoint(link) else None
+    checkpoint = followed(folder / _BEST)
+    return checkpoint if is_checkpoint(checkpoint) else None
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
@@ -211,7 +197,7 @@ def find_damage(checkpoint: Path) -> str | None:
             return f"{name} is missing"
         if file.stat().st_size != int(size):
             return f"{name} has {file.stat().st_size:,} bytes of {int(size):,}"
-        if _size_and_sum(file) != f"{size} {crc}":
+        if size_and_sum(file) != f"{size} {crc}":
             return f"the content of {name} has changed since it was written"
     return None
 
@@ -262,21 +248,13 @@ def discard_unfinished(folder: Path) -> None:
     ]:
         shutil.rmtree(path)
     (folder / f".{_BEST}.tmp").unlink(missing_ok=True)
-    if (folder / _BEST).is_symlink() and best_checkpoint(folder) is None:
-        (folder / _BEST).unlink()
+    if not (folder / _BEST).is_dir() and best_checkpoint(folder) is None:
+        (folder / _BEST).unlink(missing_ok=True)
 
 
 def _step_of(folder: Path) -> int | None:
     name = re.fullmatch(r"step-(\d+)", folder.name)
     return int(name[1]) if name and folder.is_dir() else None
-
-
-def _to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _to_plain(state: TrainerState) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from brorl.algorithms.groups import Group
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt, stored_reference
 from brorl.runs.stored_rollouts import Folder, responses_table
-from brorl.storage import dotted_items, parquet_bytes, replace_file, storage_errors
+from brorl.storage import dotted_items, lock, parquet_bytes, replace_file, storage_errors, to_disk
 
 Record = dict[str, Any]
 
@@ -40,14 +40,14 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"  # one folder per checkpoint
         self.rollouts = path / "rollouts"  # one Parquet file per step
         self.evaluations = path / "evaluations"  # one Parquet file per evaluation: responses to a few held-out prompts
-        # a resumed run checks it: the settings that cannot change, and whether there was a checkpoint
+        # a resumed run checks it: the settings and the files that cannot change, and whether there was a checkpoint
         self.begun_file = path / "begun.json"
 
-    def write_begun(self, settings: Record, has_checkpoint: bool) -> None:
-        """Write `begun.json`."""
+    def write_begun(self, settings: Record, has_checkpoint: bool, files: Mapping[str, str] | None = None) -> None:
+        """Write `begun.json`; `files` are the fingerprints of the files that a resumed run reads again."""
+        content = {"settings": settings, "has_checkpoint": has_checkpoint, "files": dict(files or {})}
         with storage_errors(self.begun_file):
-            content = json.dumps({"settings": settings, "has_checkpoint": has_checkpoint}, indent=1)
-            replace_file(self.begun_file, content.encode())
+            replace_file(self.begun_file, json.dumps(content, indent=1).encode())
 
     def read_begun(self) -> Record:
         """Return the content of `begun.json`; empty if the run has not begun."""
@@ -63,14 +63,14 @@ class RunDirectory:
         """Record in `begun.json` that the run has had a checkpoint."""
         begun = self.read_begun()
         if not begun.get("has_checkpoint"):
-            self.write_begun(begun.get("settings", {}), has_checkpoint=True)
+            self.write_begun(begun.get("settings", {}), has_checkpoint=True, files=begun.get("files"))
 
     def append_metrics(self, record: Record) -> None:
         """Add a line to the metrics; it is on disk when this returns."""
         with storage_errors(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
             file.flush()
-            os.fsync(file.fileno())
+            to_disk(self.metrics_file, file.fileno())
 
     def read_metrics(self) -> list[Record]:
         """Return all complete metrics records."""
@@ -126,18 +126,16 @@ class RunDirectory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the run within a block. It is an error if another process has locked it, or has just removed it."""
-        try:
-            import fcntl
-        except ImportError:  # not on Windows
+        if sys.platform == "win32":  # it cannot open a folder
             yield
             return
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_locked = lock(descriptor, self.path)
             except BlockingIOError as error:
                 raise UserError(f"another process is working on {self.path}; wait for it, or stop it") from error
-            if not self.path.is_dir() or not os.path.samestat(os.fstat(descriptor), self.path.stat()):
+            if is_locked and not (self.path.is_dir() and os.path.samestat(os.fstat(descriptor), self.path.stat())):
                 raise UserError(f"another process has just removed {self.path}; rerun the command")
             yield
         finally:

@@ -29,7 +29,7 @@ from brorl.evaluation.questions import (
 from brorl.format import counted
 from brorl.model.context_limit import attention_limit
 from brorl.model.device import available_bytes, bfloat16_slowdown
-from brorl.model.load import choose_device, load_tokenizer
+from brorl.model.load import check_vocabulary, choose_device, load_tokenizer
 from brorl.model.memory_choices import MemoryChoices
 from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, Workload, check_prediction, predict_memory
 from brorl.model.source import find_model, read_config
@@ -150,6 +150,7 @@ def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], No
     check_domain_names(config, verifiers)
     check_split(config, sources)
     tokenizer = load_tokenizer(model_path, config.sampling.stop)
+    check_vocabulary(config.model, model_config, tokenizer)
     prompts = build_prompts(config, render_sources(config, sources, tokenizer), tokenizer, model_config)
     context = prompts.longest_tokens + max(config.response_limits.values())
     check_window(config, model_config, context)

@@ -11,7 +11,7 @@ from brorl.activity import Echo, Observe, Phase, unobserved
 from brorl.config.settings import TrainConfig
 from brorl.model.flat_path import FlatForward
 from brorl.model.forward import Forward, choose_forward, with_packed_passes, without_windows
-from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model
+from brorl.model.load import choose_device, end_tokens, load_model
 from brorl.model.logprobs import NextToken
 from brorl.model.sharding import shard
 from brorl.model.tree_path import TreeForward
@@ -80,15 +80,13 @@ def build_model(
     observe(Phase("loading", "model"))
     lora = config.adapters
     dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16 if lora else torch.float32}
-    model = load_model(
+    return load_model(
         inputs.model_path,
         device or choose_device(config.device),
         dtype[config.dtype],
         lora,
         gradient_checkpointing=config.engine.gradient_checkpointing,
     )
-    check_vocabulary(inputs.model_path, model, inputs.tokenizer)
-    return model
 
 
 def build_forward(

@@ -32,6 +32,7 @@ from brorl.training.collector import Collector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
 from brorl.training.schedule import Schedule
+from brorl.training.source_files import changed_files
 from brorl.verification.grade import Grader
 
 
@@ -137,6 +138,12 @@ def _check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: P
         )
     if checkpoint is None:
         return
+    if differing := changed_files(begun.get("files", {}), config, str(checkpoint)):
+        verb = "has" if len(differing) == 1 else "have"
+        raise UserError(
+            f"{', '.join(differing)} {verb} changed since the run began; restore what {checkpoint.name} was trained "
+            f"with to resume, or start a new run: {_start_anew(directory)}"
+        )
     step = read_step(checkpoint)
     missing = {*range(step + 1)} - {r["step"] for r in directory.read_metrics() if "attempt" not in r}
     if missing:

@@ -1,0 +1,47 @@
+"""The files outside a run directory that a resumed run reads again: the base of adapters, and the user's functions.
+
+The base of adapters on the hub is named with its commit. Modules that the user's functions import are not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from brorl.config.settings import TrainConfig
+from brorl.model.source import find_model
+from brorl.storage import function_file, size_and_sum
+
+_BASE = "base model"
+_CONFIGS = ("config.json", "generation_config.json")
+
+
+def fingerprints(config: TrainConfig, model: str) -> dict[str, str]:
+    """Return the size and the checksum of each file by a name that stays if the base is moved.
+
+    `model` is the model or the checkpoint from which the weights are loaded.
+    """
+    sums = {}
+    for name, file in _files(config, model).items():
+        with suppress(OSError):  # whoever uses the file reports it
+            sums[name] = size_and_sum(file)
+    return sums
+
+
+def changed_files(before: Mapping[str, str], config: TrainConfig, model: str) -> list[str]:
+    """Return each file that differs from `before`, the `fingerprints` when the run began, as the user knows it."""
+    files, now = _files(config, model), fingerprints(config, model)
+    changed = [name for name, sums in before.items() if now.get(name) != sums]
+    return [f"{files[name]} ({name})" if name in files else name for name in changed]
+
+
+def _files(config: TrainConfig, model: str) -> dict[str, Path]:
+    functions = {setting: function_file(path) for setting, path in config.own_functions.items()}
+    files = {setting: file for setting, file in functions.items() if file is not None}
+    if config.adapters is None:  # a checkpoint has all weights
+        return files
+    base = Path(find_model(model).path)
+    weights = [*base.glob("*.safetensors")] or [*base.glob("*.bin")]
+    configs = [base / name for name in _CONFIGS if (base / name).exists()]
+    return files | {f"{_BASE}: {file.name}": file for file in sorted([*weights, *configs])}
