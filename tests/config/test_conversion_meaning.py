@@ -241,6 +241,17 @@ def test_settings_of_the_run_in_verl() -> None:
     assert config.data.sources[0].limit == 500  # type: ignore[union-attr]
 
 
+def test_verl_validates_with_all_tokens_unless_it_is_told() -> None:
+    rollout = "actor_rollout_ref.rollout"
+    for given, expected in (
+        ({}, (1.0, 0)),
+        ({f"{rollout}.top_p": 0.9, f"{rollout}.top_k": 20}, (1.0, 0)),
+        ({f"{rollout}.top_k": 20, f"{rollout}.val_kwargs.top_k": 5, f"{rollout}.val_kwargs.top_p": 0.7}, (0.7, 5)),
+    ):
+        config = make_config(convert({**VERL, **given}, "it.yaml").settings, {}, "it.yaml")
+        assert (config.evaluated_sampling.top_p, config.evaluated_sampling.top_k) == expected
+
+
 def test_clips_of_responses_are_converted() -> None:
     """Those of tokens have no effect on responses, and are refused with the ones to set."""
     for config in ({**TRL, "importance_sampling_level": "sequence"}, {**VERL, f"{A}policy_loss.loss_mode": "gspo"}):

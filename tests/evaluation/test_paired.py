@@ -113,7 +113,7 @@ def test_scores_that_agree_leave_what_no_prompt_showed(num_seeds: int) -> None:
             assert (difference.value, difference.low, difference.high) == pytest.approx(expected, rel=1e-8)
 
 
-def test_few_prompts_that_differ_widen_an_interval_and_many_do_not(rng: np.random.Generator) -> None:
+def test_few_prompts_that_differ_widen_an_interval_and_many_do_not() -> None:
     """With K of P prompts at +-d: t^2 K d^2 / P (P - 1) and (d u)^2, a fraction of about 3.4 / K more."""
     for num_differing, most in ((1, 2.2), (4, 1.4), (400, 1.006)):
         d_P = np.resize([0.3, -0.3], num_differing)
@@ -127,7 +127,7 @@ def test_few_prompts_that_differ_widen_an_interval_and_many_do_not(rng: np.rando
 
 @pytest.mark.parametrize("mean", [0.003, 0.05, 0.5, 0.997])
 def test_intervals_near_0_and_1_contain_the_truth(mean: float) -> None:
-    """120 comparisons of 64 prompts, of which few are solved, or few are not; Student's interval misses 80% at 0.003."""
+    """120 comparisons of 64 prompts, of which few are solved, or few are not; Student's misses 80% at .003."""
     generator = np.random.default_rng(3)
     rare = min(mean, 1 - mean)  # a fraction rare / 0.8 of the prompts has the rate 0.8 in A, and 0.4 in B
     missed = np.zeros(2)

@@ -198,7 +198,7 @@ def mean_over_runs(value_SP: FloatArray) -> Estimate:
     with two runs or more those of the t-interval over the runs. Their squares are added. With one run it is
     `mean_with_interval`.
 
-    Source: squares of distances to asymmetric ends are added in MOVER (Zou and Donner, Statistics in Medicine 27, 2008).
+    Source: MOVER adds the squares of such distances (Zou and Donner, Statistics in Medicine 27, 2008).
     """
     values = _checked(value_SP)
     over_prompts = mean_with_interval(values.mean(0))
