@@ -326,3 +326,13 @@ def test_the_importance_weights_of_vllm_are_those_of_trl(mode: str, low: float |
     else:
         assert found.correction == "truncate"
         torch.testing.assert_close(ratio.clamp(max=found.high), ratio.clamp(max=high or math.inf))
+
+
+@pytest.mark.parametrize(("mode", "is_said"), [("token-mean", False), ("seq-mean-token-sum-norm", True)])
+def test_an_entropy_bonus_that_verl_averages_differently_is_said(mode: str, is_said: bool) -> None:
+    given = {
+        f"actor_rollout_ref.actor.{name}": value for name, value in (("entropy_coeff", 0.1), ("loss_agg_mode", mode))
+    }
+    assert (
+        any(remark.startswith("entropy_coeff") for remark in convert({**VERL, **given}, "it.yaml").remarks) == is_said
+    )

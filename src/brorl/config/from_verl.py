@@ -173,6 +173,11 @@ def _advantages(config: Converter) -> None:
         settings["dynamic_sampling.max_tries"] = tries
     if int(config(f"{_A}ppo_epochs", 1)) > 1:
         remarks.append("ppo_epochs: one pass is made over the rollouts; raise optimizer.mini_batches instead")
+    if settings.get("loss.entropy_coefficient") and settings.get("loss.aggregation", "token_mean") != "token_mean":
+        remarks.append(
+            "entropy_coeff: the bonus is the mean entropy over tokens; verl averages it as loss_agg_mode says, so "
+            "adapt loss.entropy_coefficient"
+        )
 
 
 def _kl(config: Converter) -> None:
