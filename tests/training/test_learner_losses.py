@@ -20,7 +20,6 @@ from brorl.tree import RolloutTree
 from learner_support import group_of, learn, penalized_groups
 from recipes import recipe
 from row_losses import (
-    LONGEST,
     OLD,
     SETTINGS,
     Batch,
