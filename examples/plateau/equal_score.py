@@ -48,7 +48,7 @@ def at_equal_score(comparison: Comparison, a: Arm, b: Arm, k: int) -> EqualScore
         for arm, (score_T, _) in zip((a, b), means, strict=True)
     ]
     gap, gap_P, gap_S = (values[..., 1] - values[..., 0] for values in _jackknife(curves))
-    difference = VarianceParts.of(gap_P, [gap_S]).interval(float(gap), (-1, 1))
+    difference = VarianceParts.of(gap_P, [gap_S]).interval(float(gap))
     return EqualScore(level, (spent[0], spent[1]), difference)
 
 

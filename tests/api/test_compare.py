@@ -64,6 +64,11 @@ def test_settings_that_end_a_run_may_differ_between_arms() -> None:
     other = make_config(read_recipe("quickstart-16"), {"evaluation.temperature": 0.5}, "quickstart-16")
     with pytest.raises(UserError, match=r"evaluation\.temperature"):
         check_arms(read_arms(["quickstart", other], {}), "seconds", 1, 1)
+    # arms that train on different tokens would be measured on different tokens
+    for name, value in (("top_k", 5), ("top_p", 0.9), ("min_new_tokens", 3)):
+        other = make_config(read_recipe("quickstart-16"), {f"sampling.{name}": value}, "quickstart-16")
+        with pytest.raises(UserError, match=rf"evaluation\.{name} is .* to evaluate them alike: --evaluation\.{name}"):
+            check_arms(read_arms(["quickstart", other], {}), "seconds", 1, 1)
 
 
 def test_the_settings_of_an_arm_may_be_paths(tmp_path: Path) -> None:

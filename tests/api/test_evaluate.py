@@ -154,6 +154,31 @@ def test_the_training_of_a_run_does_not_limit_its_evaluation(
     assert (evaluation.num_prompts, evaluation.skip_prompts) == (NO_LIMIT, 0)  # also those that tuning did not use
 
 
+def test_an_evaluation_samples_what_the_run_samples(short_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(short_run, run)
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+
+    def drawn(of_run: dict[str, Any], top_p: float | None = None, **given: Any) -> tuple[float, int, int]:
+        (run / "config.yaml").write_text(yaml.safe_dump(settings | {"sampling": settings["sampling"] | of_run}))
+        sampled = {"samples": 8, "temperature": 1.0, "top_p": top_p, "seed": 0}
+        options = {f"evaluation.{name}": value for name, value in given.items()}
+        found = make_request(str(run), (), (1,), None, sampled, options).config.evaluated_sampling
+        return found.top_p, found.top_k, found.min_new_tokens
+
+    of_run = {"top_p": 0.8, "top_k": 9, "min_new_tokens": 2}
+    rows = (
+        (({}, None), (0.95, 0, 0)),
+        ((of_run, None), (0.8, 9, 2)),
+        ((of_run, 1.0, {"top_k": 0, "min_new_tokens": 0}), (1.0, 0, 0)),
+        ((of_run | {"top_p": 0.99}, None, {"top_k": 7}), (0.95, 7, 2)),
+    )
+    for (of_this, top_p, *given), expected in rows:
+        assert drawn(of_this, top_p, **(given[0] if given else {})) == expected
+    with pytest.raises(UserError, match=r"sampling\.min_new_tokens = 2 must be below evaluation\.max_new_tokens = 2"):
+        make_request(str(run), (), (1,), 2, {"samples": 8, "temperature": 1.0, "top_p": 1.0, "seed": 0}, {})
+
+
 @pytest.mark.slow
 def test_the_stored_settings_name_what_decides_responses_and_verdicts() -> None:
     """Evaluations in 16 and in 32 bits are different ones, and so are those with another sandbox."""

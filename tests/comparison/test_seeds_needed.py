@@ -96,6 +96,7 @@ class TestText:
         needed, measured = record["seeds_needed"]["N=512"], record["scores"]["differences"]["N=512"]["1"]["parts"]
         (of_seeds,) = measured["seeds"]
         seeds, of_prompts = 2, stats.t.ppf(0.975, 599) ** 2 * measured["prompts"]["variance"]
+        of_prompts += (measured["prompts"]["unseen"] * stats.beta.ppf(0.975, 1, 600)) ** 2
         while squared(3 * of_seeds["variance"], seeds) + of_prompts > 0.02**2:
             seeds += 1
         expected = {"half_width": 0.02, "seeds": seeds, "prompts": 600, "enough_prompts": True}

@@ -101,7 +101,6 @@ SAID: list[tuple[str, Any, dict[str, Any], str]] = [
 # what else decides: given, setting, value
 FURTHER: list[tuple[dict[str, Any], str, Any]] = [
     ({}, "advantage.estimator", "grpo"),
-    ({"scale_rewards": "batch"}, "advantage.estimator", "reinforce_pp_baseline"),
     ({"scale_rewards": False}, "advantage.estimator", "rloo"),
     ({"learning_rate": "5e-6"}, "optimizer.learning_rate", 5e-6),  # YAML reads it as text
     ({"lr_scheduler_type": None}, "optimizer.schedule", "linear"),
@@ -253,6 +252,7 @@ def test_truncated_sampling_is_said_to_train_the_policy_of_the_kept_tokens(
         ({**TRL, "lr_scheduler_type": "polynomial"}, "lr_scheduler_type: 'polynomial' has no counterpart"),
         ({**TRL, "lr_scheduler_type": "cosine_with_min_lr"}, "needs min_lr or min_lr_rate in lr_scheduler_kwargs"),
         ({**TRL, "loss_type": "sapo"}, "loss_type: 'sapo' has no counterpart; the values that have one: dapo"),
+        ({**TRL, "scale_rewards": "batch"}, "scale_rewards: 'batch' divides by .* all rewards .* group or none"),
         ({**VERL, "algorithm": {}}, "algorithm.adv_estimator: 'gae' has no counterpart"),  # verl's default
     ],
 )

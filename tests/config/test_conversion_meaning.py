@@ -241,6 +241,17 @@ def test_settings_of_the_run_in_verl() -> None:
     assert config.data.sources[0].limit == 500  # type: ignore[union-attr]
 
 
+def test_verl_validates_with_all_tokens_unless_it_is_told() -> None:
+    rollout = "actor_rollout_ref.rollout"
+    for given, expected in (
+        ({}, (1.0, 0)),
+        ({f"{rollout}.top_p": 0.9, f"{rollout}.top_k": 20}, (1.0, 0)),
+        ({f"{rollout}.top_k": 20, f"{rollout}.val_kwargs.top_k": 5, f"{rollout}.val_kwargs.top_p": 0.7}, (0.7, 5)),
+    ):
+        config = make_config(convert({**VERL, **given}, "it.yaml").settings, {}, "it.yaml")
+        assert (config.evaluated_sampling.top_p, config.evaluated_sampling.top_k) == expected
+
+
 def test_clips_of_responses_are_converted() -> None:
     """Those of tokens have no effect on responses, and are refused with the ones to set."""
     for config in ({**TRL, "importance_sampling_level": "sequence"}, {**VERL, f"{A}policy_loss.loss_mode": "gspo"}):
@@ -315,3 +326,13 @@ def test_the_importance_weights_of_vllm_are_those_of_trl(mode: str, low: float |
     else:
         assert found.correction == "truncate"
         torch.testing.assert_close(ratio.clamp(max=found.high), ratio.clamp(max=high or math.inf))
+
+
+@pytest.mark.parametrize(("mode", "is_said"), [("token-mean", False), ("seq-mean-token-sum-norm", True)])
+def test_an_entropy_bonus_that_verl_averages_differently_is_said(mode: str, is_said: bool) -> None:
+    given = {
+        f"actor_rollout_ref.actor.{name}": value for name, value in (("entropy_coeff", 0.1), ("loss_agg_mode", mode))
+    }
+    assert (
+        any(remark.startswith("entropy_coeff") for remark in convert({**VERL, **given}, "it.yaml").remarks) == is_said
+    )

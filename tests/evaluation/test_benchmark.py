@@ -1,13 +1,16 @@
 """pass@k of a benchmark whose verdicts are known beforehand, against counting all subsets."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
 
 from brorl.activity import Activity, Phase
 from brorl.algorithms.settings import RewardShaping
+from brorl.config.reading import make_config, read_recipe
 from brorl.evaluation.benchmark import Benchmark
 from brorl.prompts.prompt import Prompt
 from brorl.sampling import SamplingParams
@@ -54,6 +57,21 @@ def grader(verifier: Verifier, accept_truncated: bool = False) -> Grader:
 
 
 PROMPTS = [Prompt(f"p{i}", f"{i}", (10 + i,), "5", "first") for i in range(3)]
+
+
+def test_a_run_is_evaluated_with_the_tokens_that_it_samples() -> None:
+    trained = {"top_p": 0.9, "top_k": 7, "min_new_tokens": 2, "max_new_tokens": 20, "temperature": 0.7}
+    rows: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+        ({}, {}),
+        ({"top_k": 0, "top_p": 1.0, "min_new_tokens": 0}, {"top_k": 0, "top_p": 1.0, "min_new_tokens": 0}),
+        ({"temperature": 0.0, "max_new_tokens": 9, "top_k": 3}, {"temperature": 0.0, "max_new_tokens": 9, "top_k": 3}),
+    )
+    for own, expected in rows:
+        given = {f"sampling.{k}": v for k, v in trained.items()} | {f"evaluation.{k}": v for k, v in own.items()}
+        config = make_config(read_recipe("quickstart"), given, "quickstart")
+        benchmark = Benchmark.from_recipe(config, PROMPTS, grader(FirstNumberVerifier()))
+        assert benchmark is not None
+        assert asdict(benchmark.sampling) == {"stop_token_ids": ()} | trained | {"temperature": 1.0} | expected
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_correct_response() -> None:

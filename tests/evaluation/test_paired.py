@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from brorl.evaluation.paired import mean_over_runs, paired_difference
+from brorl.evaluation.pass_at_k import mean_with_interval
 from brorl.format import Estimate
 
 FloatArray = NDArray[np.float64]
@@ -19,10 +20,11 @@ def random_scores(rng: np.random.Generator, seeds: int, prompts: int, shift: flo
     return rng.binomial(16, chance_SP) / 16
 
 
-def plain_half_width(columns: list[list[float]]) -> float:
-    """sqrt of the sum over parts of t^2 var / K, in plain loops."""
-    total = 0.0
-    for values in columns:
+def plain_half_width(of_prompts: list[float], *of_seeds: list[float]) -> float:
+    """sqrt of the sum over parts of t^2 var / K, and of (d u)^2 for the prompts, in plain loops."""
+    squares = [v**2 for v in of_prompts if abs(v) > 1e-12]
+    total = (sum(squares) / len(squares) if squares else 1.0) * (1 - 0.025 ** (1 / len(of_prompts))) ** 2
+    for values in (of_prompts, *of_seeds):
         mean = sum(values) / len(values)
         variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
         total += float(stats.t.ppf(0.975, len(values) - 1)) ** 2 * variance / len(values)
@@ -65,7 +67,7 @@ def test_interval_is_its_formula(rng: np.random.Generator, seeds_paired: bool) -
         seeds = [[sum(row) / 25 for row in d_SP]]
     else:
         seeds = [[sum(row) / 25 for row in arm.tolist()] for arm in (a_SP, b_SP)]
-    half = plain_half_width([prompts, *seeds])
+    half = plain_half_width(prompts, *seeds)
     value = sum(map(sum, d_SP)) / 75
     expected = [value, max(value - half, -1), min(value + half, 1)]
     found = paired_difference(a_SP, b_SP, seeds_paired=seeds_paired)
@@ -76,33 +78,87 @@ def test_interval_is_its_formula(rng: np.random.Generator, seeds_paired: bool) -
 
 
 def test_interval_of_one_arms_score(rng: np.random.Generator) -> None:
-    score_SP = random_scores(rng, 4, 30)
-    columns = score_SP.mean(0).tolist(), score_SP.mean(1).tolist()
-    half = plain_half_width(list(columns))
-    found = mean_over_runs(score_SP)
-    assert found.value == pytest.approx(score_SP.mean(), rel=1e-13)
-    assert found.low == pytest.approx(max(0, found.value - half), rel=1e-10, abs=1e-12)
-    assert found.high == pytest.approx(min(1, found.value + half), rel=1e-10)
-    over_prompts = mean_over_runs(score_SP[:1])
-    expected = stats.t.interval(0.95, 29, score_SP[0].mean(), stats.sem(score_SP[0]))
-    np.testing.assert_allclose([over_prompts.low, over_prompts.high], np.clip(expected, 0, 1), rtol=1e-9)
+    """The squared distances to the exact ends over prompts and to the t-interval over runs add up."""
+    for score_SP in (random_scores(rng, 4, 30), rng.binomial(1, 0.01, (3, 64)).astype(float), np.ones((3, 64))):
+        found, over_prompts = mean_over_runs(score_SP), mean_with_interval(score_SP.mean(0))
+        runs = score_SP.mean(1).tolist()
+        value = sum(runs) / len(runs)
+        variance = sum((v - value) ** 2 for v in runs) / (len(runs) - 1)
+        squared = float(stats.t.ppf(0.975, len(runs) - 1)) ** 2 * variance / len(runs)
+        assert found.value == pytest.approx(value, rel=1e-13)
+        low = value - sqrt((value - over_prompts.low) ** 2 + squared)
+        high = value + sqrt((over_prompts.high - value) ** 2 + squared)
+        assert (found.low, found.high) == pytest.approx((max(0, low), min(1, high)), rel=1e-9, abs=1e-12)
+        assert mean_over_runs(score_SP[:1]) == mean_with_interval(score_SP[0])
+
+
+@pytest.mark.parametrize("num_seeds", [1, 3])
+def test_scores_that_agree_leave_what_no_prompt_showed(num_seeds: int) -> None:
+    """Clopper and Pearson's bound for 64 prompts: 1 - .025^(1/64) = .056."""
+    ones, zeros = np.ones((num_seeds, 64)), np.zeros((num_seeds, 64))
+    unseen = stats.beta.ppf(0.975, 1, 64)
+    assert unseen == pytest.approx(0.056, abs=5e-4)
+    for score_SP, expected in ((ones, (1, 1 - unseen, 1)), (zeros, (0, 0, unseen))):
+        found = mean_over_runs(score_SP)
+        assert (found.value, found.low, found.high) == pytest.approx(expected, rel=1e-8)
+    for a_SP, b_SP, expected in (
+        (ones, ones, (0, -unseen, unseen)),
+        (zeros, zeros, (0, -unseen, unseen)),
+        (zeros, ones, (1, 1 - unseen, 1)),
+        (ones, zeros, (-1, -1, unseen - 1)),
+        (zeros, 0.5 * ones, (0.5, 0.5 - unseen / 2, 0.5 + unseen / 2)),
+    ):
+        for seeds_paired in (True, False):
+            difference = paired_difference(a_SP, b_SP, seeds_paired=seeds_paired).difference
+            assert (difference.value, difference.low, difference.high) == pytest.approx(expected, rel=1e-8)
+
+
+def test_few_prompts_that_differ_widen_an_interval_and_many_do_not() -> None:
+    """With K of P prompts at +-d: t^2 K d^2 / P (P - 1) and (d u)^2, a fraction of about 3.4 / K more."""
+    for num_differing, most in ((1, 2.2), (4, 1.4), (400, 1.006)):
+        d_P = np.resize([0.3, -0.3], num_differing)
+        d_P = np.concatenate([d_P, np.zeros(400 - num_differing)])
+        found = paired_difference(np.full((1, 400), 0.5), 0.5 + d_P[None], seeds_paired=True).difference
+        student = stats.t.interval(0.95, 399, d_P.mean(), stats.sem(d_P))
+        ratio = (found.high - found.low) / (student[1] - student[0])
+        assert 1 < ratio <= most
+        assert ratio == pytest.approx(sqrt(1 + 3.66 / 1.966**2 * 3.66 / num_differing), rel=0.01)
+
+
+@pytest.mark.parametrize("mean", [0.003, 0.05, 0.5, 0.997])
+def test_intervals_near_0_and_1_contain_the_truth(mean: float) -> None:
+    """120 comparisons of 64 prompts, of which few are solved, or few are not; Student's misses 80% at .003."""
+    generator = np.random.default_rng(3)
+    rare = min(mean, 1 - mean)  # a fraction rare / 0.8 of the prompts has the rate 0.8 in A, and 0.4 in B
+    missed = np.zeros(2)
+    for _ in range(120):
+        rate_P = np.where(generator.random(64) < rare / 0.8, 0.8, 0.0)
+        scores = [generator.binomial(16, rate_P * factor)[None] / 16 for factor in (1.0, 0.5)]
+        a_SP, b_SP = scores if mean <= 0.5 else [1 - score_SP for score_SP in scores]
+        of_a, change = mean_over_runs(a_SP), paired_difference(a_SP, b_SP, seeds_paired=True).difference
+        true_change = -rare / 2 if mean <= 0.5 else rare / 2
+        missed += [not of_a.low <= mean <= of_a.high, not change.low <= true_change <= change.high]
+    assert missed.max() <= 12  # more have a chance below 1% at a level of 95%
 
 
 def test_one_seed_covers_prompts_and_one_prompt_seeds(rng: np.random.Generator) -> None:
     a_SP, b_SP = random_scores(rng, 5, 30), random_scores(rng, 5, 30)
     found = paired_difference(a_SP[:1], b_SP[:1], seeds_paired=True)
-    expected = stats.ttest_rel(b_SP[0], a_SP[0]).confidence_interval(0.95)
-    np.testing.assert_allclose([found.difference.low, found.difference.high], expected, rtol=1e-9, atol=1e-12)
+    half = plain_half_width((b_SP[0] - a_SP[0]).tolist())
+    value = (b_SP[0] - a_SP[0]).mean()
+    assert (found.difference.low, found.difference.high) == pytest.approx((value - half, value + half), rel=1e-9)
     assert (found.covers, found.seed_test, found.seed_interval) == ("prompts", None, None)
     # one arm of one seed tells nothing of that arm's seeds
     assert paired_difference(a_SP[:1], b_SP, seeds_paired=False).covers == "prompts"
     found = paired_difference(a_SP[:, :1], b_SP[:, :1], seeds_paired=True)
     assert (found.covers, found.prompt_test) == ("seeds", None)
     assert found.difference == found.seed_interval
-    found = paired_difference(a_SP[:1, :1], b_SP[:1, :1], seeds_paired=True)
-    assert (found.covers, found.conclusion) == ("nothing", "no difference shown")
-    assert (found.difference.low, found.difference.high) == (-1, 1)
-    assert mean_over_runs(a_SP[:1, :1]) == Estimate(float(a_SP[0, 0]), 0, 1)
+    for num_seeds in (1, 5):  # one number, and seeds that agree on one prompt: no variance is known
+        found = paired_difference(np.zeros((num_seeds, 1)), np.full((num_seeds, 1), 0.5), seeds_paired=True)
+        assert (found.conclusion, found.difference) == ("no difference shown", Estimate(0.5, -1, 1))
+    assert found.covers == "seeds"
+    assert paired_difference(a_SP[:1, :1], b_SP[:1, :1], seeds_paired=True).covers == "nothing"
+    assert mean_over_runs(a_SP[:1, :1]) == mean_with_interval(a_SP[0, :1])
 
 
 def test_equal_scores_and_constant_differences_are_judged_without_warnings(rng: np.random.Generator) -> None:
@@ -121,7 +177,7 @@ def test_equal_scores_and_constant_differences_are_judged_without_warnings(rng: 
             assert paired_difference(a_SP, shuffled_SP, seeds_paired=True).seed_test is not None
             lower_SP = np.full((3, 12), 0.25)
             higher = paired_difference(lower_SP, lower_SP + 0.5, seeds_paired=seeds_paired)
-            assert (higher.conclusion, higher.difference) == ("B leads", Estimate(0.5, 0.5, 0.5))
+            assert (higher.conclusion, higher.difference.value) == ("B leads", 0.5)
             assert higher.prompt_test is not None
             assert (higher.prompt_test.t, higher.prompt_test.p_greater) == (inf, 0)
             lower = paired_difference(lower_SP + 0.5, lower_SP, seeds_paired=seeds_paired)

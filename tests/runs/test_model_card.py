@@ -30,8 +30,10 @@ SETTINGS = {
     "rewards.terms.brief": '{"function": "/home/me/rewards.py:brief"}',
     "lora.rank": "0",
     "evaluation.temperature": "0.6",
-    "evaluation.top_p": "1.0",
+    "evaluation.top_p": "null",
     "evaluation.max_new_tokens": "null",
+    "sampling.top_p": "0.8",
+    "sampling.top_k": "9",
     "sampling.max_new_tokens": "77",
 }
 
@@ -102,7 +104,7 @@ def test_what_was_not_measured_has_no_number() -> None:
     trained = {"step": 1, "sampling": {"samples": 1, "sampled_tokens": 1, "unique_tokens": 1}, "seconds": {"total": 1}}
     after = model_card(made_up([{"step": 0}, trained | {"update": {}, "evaluation": scores}]), 1)
     assert cells(after, "pass@1") == ["0.500 [0.250, 0.750]"]
-    assert "at most 77 tokens" in after
+    assert "temperature 0.6, top-p 0.8, top-k 9, at most 77 tokens" in after
     # A step without an update evaluates the weights of the one before.
     none = [{"step": 0}, trained | {"update": {}}, trained | {"step": 2, "attempt": 0, "evaluation": scores}]
     assert cells(model_card(made_up(none), 1), "pass@1") == ["0.500 [0.250, 0.750]"]

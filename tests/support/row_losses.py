@@ -37,7 +37,7 @@ class Tally:
         self.loss, self.kl_loss = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         self.weight = self.low = self.high = self.beyond = self.kl = self.masked = self.apart = 0.0
         self.ratios: list[float] = []
-        self.tokens, self.rows = 0, 0
+        self.tokens = 0
 
 
 def row_factors(ratio_T: np.ndarray, importance: ImportanceCorrection) -> np.ndarray:
@@ -101,7 +101,7 @@ def flat(
 ) -> tuple[Tensor, dict[str, float]]:
     """The loss of the rows, and what `StepMetrics` should say; `factors` are those of chosen responses, else 0."""
     tally, loss, penalty = Tally(), settings.loss, settings.kl if settings.kl.coefficient else None
-    factor_sum = 0.0
+    factor_sum, num_rows = 0.0, sum(group.tree.num_rollouts for group in batch[0])
     for p, (group, advantage_L) in enumerate(zip(*batch, strict=True)):
         for i, (leaf, path) in enumerate(rollouts(group.tree)):
             if loss.mask_truncated and not group.tree.finished[leaf]:
@@ -116,9 +116,9 @@ def flat(
             tally.masked += int((token_factors == 0).sum())
             tally.apart += float((old[p][i] - new[p][i].detach()).sum())
             tally.ratios += ratio_T.tolist()
-            tally.tokens, tally.rows = tally.tokens + path.size, tally.rows + 1
+            tally.tokens += path.size
             factor_sum += factor * path.size
-    denominator = {"token_mean": tally.tokens, "sequence_mean": tally.rows, "constant": tally.rows * LONGEST}
+    denominator = {"token_mean": tally.tokens, "sequence_mean": num_rows, "constant": num_rows * LONGEST}
     policy = tally.loss / denominator[loss.aggregation]
     total = policy
     if penalty and penalty.placement == "loss":

@@ -1,22 +1,28 @@
 """Out of memory, references and optimizer states: what the learner carries on with, and what it stores."""
 
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from io import BytesIO
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.config.settings import TrainConfig
 from brorl.errors import OutOfMemoryError, UserError
 from brorl.model.chunks import MIN_NODES
+from brorl.model.lora import add_adapter
+from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
+from brorl.model.settings import LoraSettings
+from brorl.runs.checkpoint import TrainerState, save_checkpoint
 from brorl.training.learner import TreeLearner
 from learner_support import batch_of, learn
 from recipes import recipe
-from run_support import assert_identical
+from run_support import assert_identical, save_tiny_model
 from small_models import assert_same_gradients, gradients, mostly_slow, random_tree, small_model
 
 SETTINGS = recipe(learning_rate=1e-3, nodes_per_pass=128, max_grad_norm=1e9)
@@ -248,3 +254,50 @@ def test_a_reset_without_a_reference_is_refused() -> None:
     learner = TreeLearner(small_model(seed=1, num_hidden_layers=1), SETTINGS)
     with pytest.raises(ValueError, match="no reference policy to reset"):
         learner.reset_reference(clear_optimizer=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lora", "of_host"),
+    [
+        (
+            {"kl": KLPenalty(coefficient=0.1), "ema_decay": 0.9},
+            None,
+            {"states": "host", "reference": False, "offloaded_reference": True},
+        ),
+        ({"kl": KLPenalty(coefficient=0.1), "states": "8bit"}, None, {}),
+        pytest.param(
+            {"kl": KLPenalty(coefficient=0.1), "ema_decay": 0.9},
+            LoraSettings(rank=16),
+            {"states": "host"},
+            marks=pytest.mark.slow,  # peft takes seconds to import
+        ),
+    ],
+)
+def test_the_size_of_a_checkpoint_is_predicted(
+    changes: dict[str, Any],
+    lora: LoraSettings | None,
+    of_host: dict[str, Any],
+    tmp_path: Path,
+    rng: np.random.Generator,
+) -> None:
+    """What one process writes: weights, moments, reference and average, and at most 3% more for names and alignment.
+
+    `of_host` are the settings with which a GPU keeps moments and reference in the memory of the host.
+    """
+    model = small_model(dtype=torch.float32, hidden_size=128, intermediate_size=512, num_hidden_layers=1)
+    memory = MemorySettings("float32", 0, lora=lora, reference="kl" in changes, average="ema_decay" in changes)
+    memory = replace(memory, states=changes.get("states", "device"))
+    predicted = predict_memory(model.config, memory, Workload()).checkpoint_bytes
+    on_a_gpu = replace(memory, device="cuda", **of_host)
+    assert predict_memory(model.config, on_a_gpu, Workload()).checkpoint_bytes == predicted
+    if lora is not None:
+        add_adapter(model, lora)
+    learner = TreeLearner(model, recipe(**changes, **({"lora": lora} if lora else {})))
+    learn(learner, *batch_of(rng, 1), seed=0)
+    save_tiny_model(tmp_path / "tiny")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tiny")
+    state = TrainerState(step=1, learner=learner.state_dict())
+    checkpoint = save_checkpoint(tmp_path, state, learner.save_pretrained, tokenizer)
+    files = [*checkpoint.rglob("*.safetensors"), checkpoint / "trainer_state.pt"]
+    written = sum(file.stat().st_size for file in files)
+    assert predicted <= written <= 1.03 * predicted + 20_000

@@ -220,15 +220,17 @@ def loss_denominator(
             rollouts, which all have the same weight. "constant" is rollouts times `max_new_tokens`; the weight of a
             token does not depend on the other samples.
         max_new_tokens: Most tokens of a response.
-        mask_truncated: Count finished rollouts only.
+        mask_truncated: Whether truncated responses are removed from the loss. "token_mean" then counts the tokens of
+            the others. "sequence_mean" and "constant" count all rollouts, so that the weight of a response does not
+            depend on how many others were truncated (as in TRL).
 
     Source: token mean: DAPO (arXiv 2503.14476, Eq. 12); sequence mean: GRPO (DeepSeekMath, arXiv 2402.03300, Eq. 3);
         constant: Dr. GRPO (arXiv 2503.20783).
     """
-    counts = [t.leaf_count * t.finished if mask_truncated else t.leaf_count for t in trees]
-    num_rollouts = max(1, sum(int(count_L.sum()) for count_L in counts))
+    num_rollouts = max(1, sum(t.num_rollouts for t in trees))
     match aggregation:
         case "token_mean":
+            counts = [t.leaf_count * t.finished if mask_truncated else t.leaf_count for t in trees]
             return max(1, sum(int(count_L @ t.length) for count_L, t in zip(counts, trees, strict=True)))
         case "sequence_mean":
             return num_rollouts

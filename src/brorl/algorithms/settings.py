@@ -230,11 +230,15 @@ class PolicyLossSettings(Section):
         None, gt=1, description="ppo: largest ratio of tokens with a negative advantage, usually 3; null for no bound"
     )
     entropy_coefficient: float = Field(
-        0.0, ge=0, description="weight of the entropy bonus, the mean next-token entropy; 0 switches it off"
+        0.0,
+        ge=0,
+        description="weight of the entropy bonus, the mean next-token entropy over tokens, whatever the "
+        "aggregation; 0 switches it off",
     )
     mask_truncated: bool = Field(
         False,
-        description="remove truncated responses from the loss (overlong filtering); the group mean still counts them",
+        description="remove truncated responses from the loss (overlong filtering); the group mean still counts them, "
+        "and the denominators of sequence_mean and constant too",
     )
     aggregation: Aggregation = Field(
         "token_mean", description="mean over all tokens | mean over responses of their token means | fixed denominator"

@@ -36,9 +36,11 @@ _OPTIONS = {  # setting -> option of `brorl eval`
 }  # fmt: skip
 _SINGLE = (
     "device", "dtype", "engine.kind", "engine.dtype", "engine.memory_gib", "engine.threads", "sampling.stop",
-    "evaluation.num_prompts",
+    "evaluation.num_prompts", "evaluation.top_k", "evaluation.min_new_tokens",
 )  # fmt: skip
+_SAID = {"top_k": "top-k", "min_new_tokens": "minimum length"}  # stored if above 0
 _SECTIONS = ("prompt.", "verification.", "engine.vllm.", "cluster.")
+_TOP_P = 0.95  # as in the paper
 SETTINGS = (*_SINGLE, *_SECTIONS)
 """The settings and sections of a recipe that apply to an evaluation."""
 
@@ -50,7 +52,7 @@ def evaluate(
     samples: int = 512,
     ks: Sequence[int] | None = None,
     temperature: float = 0.6,
-    top_p: float = 0.95,
+    top_p: float | None = None,
     max_new_tokens: int | None = None,
     output_dir: str | Path | None = None,
     seed: int = 0,
@@ -69,7 +71,7 @@ def evaluate(
         samples: Responses per prompt, n, at least 1.
         ks: Values of k for pass@k, each 1 to n. By default 1 and the powers of 2 up to n / 2, at most 256.
         temperature: Divisor of the logits, at least 0; 0 is greedy and needs one response per prompt.
-        top_p: Nucleus mass, above 0 and at most 1.
+        top_p: Nucleus mass, above 0 and at most 1. By default 0.95, or the run's sampling.top_p if it is lower.
         max_new_tokens: Length limit of a response in tokens, at least 1. By default the run's limit, or the longest
             that fits the model, at most 32,768.
         output_dir: Folder of the evaluation. A folder that contains this evaluation is continued. By default one in
@@ -78,8 +80,8 @@ def evaluate(
         progress: Print the settings and the progress, as the command does.
         overrides: Settings of a recipe, nested or by dotted name: device, dtype, engine.kind, engine.dtype,
             engine.memory_gib, engine.threads, sampling.stop, evaluation.num_prompts (most prompts of each
-            dataset), and those in `prompt`, `verification`, `engine.vllm` and `cluster`. An evaluation uses a cluster
-            only if cluster.nodes is given.
+            dataset), evaluation.top_k and evaluation.min_new_tokens (by default the run's), and those in `prompt`,
+            `verification`, `engine.vllm` and `cluster`. An evaluation uses a cluster only if cluster.nodes is given.
 
     Returns:
         pass@k with 95% intervals, the counts of every prompt, and the folder with every response.
@@ -153,6 +155,9 @@ def make_request(
     settings.pop("cluster", None)  # the run's cluster; an evaluation uses one only if asked to
     if max_new_tokens is None:
         max_new_tokens = settings.get("evaluation", {}).get("max_new_tokens")
+    top_p = sampled["top_p"]
+    if top_p is None:
+        top_p = min(_TOP_P, settings.get("sampling", {}).get("top_p", 1.0))
     overrides = {
         "evaluation.num_prompts": NO_LIMIT,
         **given,
@@ -161,7 +166,7 @@ def make_request(
         "evaluation.rollouts_per_prompt": samples,
         "evaluation.ks": list(ks),
         "evaluation.temperature": temperature,
-        "evaluation.top_p": sampled["top_p"],
+        "evaluation.top_p": top_p,
         "evaluation.max_new_tokens": max_new_tokens,
         "evaluation.skip_prompts": 0,
         "seed": sampled["seed"],
@@ -226,6 +231,7 @@ def _announce(inputs: EvaluationInputs, output: Path, notes: Sequence[str], echo
     settings, device = inputs.settings, inputs.settings["device"]
     sets = ", ".join(f"{name} ({data_set['prompts']:,} prompts)" for name, data_set in settings["data"].items())
     drawn = f"temperature {settings['temperature']:g}, top-p {settings['top_p']:g}"
+    drawn += "".join(f", {said} {settings[name]:,}" for name, said in _SAID.items() if name in settings)
     echo(f"brorl {brorl.__version__}: {settings['checkpoint']} on {device} ({settings['dtype']}), {sets}")
     echo(
         f"{settings['samples']:,} responses per prompt, {drawn}, at most {settings['max_new_tokens']:,} tokens each, "
@@ -297,13 +303,15 @@ def _compare_with_own(run_config: Path, settings: Mapping[str, Any]) -> list[str
     from brorl.runs.run_directory import RunDirectory
 
     config = resolve_config(run_config, {})
-    evaluation, num_prompts = config.evaluation, len(RunDirectory(run_config.parent).read_held_out())
+    evaluation, drawn = config.evaluation, config.evaluated_sampling
+    num_prompts = len(RunDirectory(run_config.parent).read_held_out())
     samples = 1 if evaluation.temperature == 0 else evaluation.rollouts_per_prompt
     here_prompts = sum(data["prompts"] for data in settings["data"].values())
     pairs = {
         "temperature": (f"{settings['temperature']:g}", f"{evaluation.temperature:g}"),
-        "top-p": (f"{settings['top_p']:g}", f"{evaluation.top_p:g}"),
-        "length limit": (f"{settings['max_new_tokens']:,}", f"{config.max_evaluated_tokens:,}"),
+        "top-p": (f"{settings['top_p']:g}", f"{drawn.top_p:g}"),
+        **{said: (f"{settings.get(name, 0):,}", f"{getattr(drawn, name):,}") for name, said in _SAID.items()},
+        "length limit": (f"{settings['max_new_tokens']:,}", f"{drawn.max_new_tokens:,}"),
         "responses per prompt": (f"{settings['samples']:,}", f"{samples:,}"),
         "prompts": (f"{here_prompts:,}", f"{num_prompts:,}"),
         "skipped prompts": ("0", f"{evaluation.skip_prompts:,}"),

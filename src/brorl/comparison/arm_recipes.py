@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +202,8 @@ def _check_same(first: ArmRecipe, other: ArmRecipe, unit: Unit) -> None:
 def _measured_by(config: TrainConfig) -> dict[str, Any]:
     """Return the settings that change the result of an evaluation."""
     evaluation = config.evaluation.model_dump(exclude={"every", "keep_best", "best_k", "patience"})
-    evaluation["max_new_tokens"] = config.max_evaluated_tokens
+    drawn = asdict(config.evaluated_sampling)
+    evaluation |= {name: drawn[name] for name in ("top_p", "top_k", "min_new_tokens", "max_new_tokens")}
     verification = config.verification.model_dump(exclude={"workers"})
     truncated = "above 0" if config.rewards.stop_properly else "0"  # above 0, truncated responses are verified too
     return {

@@ -130,8 +130,10 @@ def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_
     def total(value_SP: NDArray[Any]) -> Spread:
         return Spread.of([float(of_run) for of_run in value_SP.sum(1)])
 
+    difference = paired_difference(before_SP, after_SP, seeds_paired=True)
+
     def change_at(level: float) -> Estimate:
-        change = mean_over_runs(after_SP - before_SP, lowest=-1, level=level)
+        change = difference.at_level(level)
         return Estimate(*(end * num_prompts for end in (change.value, change.low, change.high)))
 
     return CoverageChange(

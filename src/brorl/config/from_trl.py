@@ -31,9 +31,7 @@ OWN_DOMAIN = "own"
 _LOSS = {
     "dapo": "token_mean", "bnpo": "token_mean", "grpo": "sequence_mean", "dr_grpo": "constant", "cispo": "token_mean",
 }  # fmt: skip
-_SCALE = {
-    "group": "grpo", "batch": "reinforce_pp_baseline", "none": "rloo", True: "grpo", False: "rloo",
-}  # fmt: skip
+_SCALE = {"group": "grpo", "none": "rloo", True: "grpo", False: "rloo"}
 _SCHEDULE = {
     "constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine",
     "cosine_with_min_lr": "cosine", "cosine_warmup_with_min_lr": "cosine",
@@ -92,6 +90,12 @@ _BUILT_IN_REWARDS = {
 
 def from_trl(given: Mapping[str, Any], num_prompts: int | None) -> Conversion:
     """Convert a config of TRL, keyed by dotted name; `num_prompts` of its data turns epochs into steps."""
+    if given.get("scale_rewards") == "batch":
+        raise UserError(
+            "scale_rewards: 'batch' divides by the standard deviation of all rewards of a batch, and brorl has no such "
+            "estimator: advantage.estimator: reinforce_pp_baseline divides by that of the advantages, which is "
+            "smaller; set scale_rewards: group or none, and the estimator that you want in the recipe"
+        )
     config = Converter(given, _TABLE)
     settings = config.settings
     _learning_rate(config, _updates(config, num_prompts))

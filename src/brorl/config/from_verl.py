@@ -70,6 +70,7 @@ _TABLE: dict[str, Counterpart] = {
     "trainer.experiment_name": ("tracking.run_name", str),
     f"{_R}val_kwargs.temperature": ("evaluation.temperature", float),
     f"{_R}val_kwargs.top_p": ("evaluation.top_p", float),
+    f"{_R}val_kwargs.top_k": ("evaluation.top_k", all_tokens),
     "data.val_max_samples": ("evaluation.num_prompts", int),
 }
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,([^}]*))?\}")
@@ -88,7 +89,7 @@ _WITHOUT: dict[str, Any] = {
     "reward.reward_manager.source": "register", "reward_model.reward_manager": "naive", f"{_M}trust_remote_code": False,
     "data.trust_remote_code": False, f"{_M}lora.rank": 0, f"{_M}exclude_modules": None, f"{_M}override_config": None,
     f"{_M}custom_chat_template": None, f"{_R}do_sample": True, f"{_R}over_sample_rate": 0, f"{_R}ignore_eos": False,
-    f"{_R}val_kwargs.top_k": -1, f"{_R}multi_turn.enable": False, f"{_R}repetition_penalty": 1.0,
+    f"{_R}multi_turn.enable": False, f"{_R}repetition_penalty": 1.0,
     f"{_A}grad_clip": 1.0, f"{_A}tis_imp_ratio_cap": -1, f"{_A}loss_scale_factor": None,
     "algorithm.rollout_correction.rollout_token_veto_threshold": None, f"{_M}tokenizer_path": None,
     f"{_M}lora_adapter_path": None, **{f"{at}penalty_factor": 1.0 for at in _OVERLONG},
@@ -172,6 +173,11 @@ def _advantages(config: Converter) -> None:
         settings["dynamic_sampling.max_tries"] = tries
     if int(config(f"{_A}ppo_epochs", 1)) > 1:
         remarks.append("ppo_epochs: one pass is made over the rollouts; raise optimizer.mini_batches instead")
+    if settings.get("loss.entropy_coefficient") and settings.get("loss.aggregation", "token_mean") != "token_mean":
+        remarks.append(
+            "entropy_coeff: the bonus is the mean entropy over tokens; verl averages it as loss_agg_mode says, so "
+            "adapt loss.entropy_coefficient"
+        )
 
 
 def _kl(config: Converter) -> None:
@@ -211,6 +217,9 @@ def _evaluation(config: Converter) -> None:
     samples, is_sampled = config(f"{_R}val_kwargs.n"), config(f"{_R}val_kwargs.do_sample", True)
     if is_sampled is False:
         config.settings["evaluation.temperature"] = 0.0
+    for name, every in (("top_p", 1.0), ("top_k", 0)):  # verl validates with all tokens, whatever it trains with
+        if config.settings.get(f"sampling.{name}", every) != every:
+            config.settings.setdefault(f"evaluation.{name}", every)
     if samples is not None or is_sampled is False or "evaluation.temperature" in config.settings:
         number = 1 if is_sampled is False else int(samples or 1)
         config.settings |= {"evaluation.rollouts_per_prompt": number, "evaluation.ks": sorted({1, number})}

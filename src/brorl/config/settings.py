@@ -6,6 +6,7 @@ Each section checks its own settings. `TrainConfig` composes the sections and ch
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -25,7 +26,7 @@ from brorl.evaluation.settings import EvaluationSettings
 from brorl.model.settings import LoraSettings
 from brorl.prompts.settings import DataSettings, PromptFormat
 from brorl.rollout.settings import VLLM_RANKS, EngineSettings
-from brorl.sampling import SamplingSettings
+from brorl.sampling import SamplingParams, SamplingSettings
 from brorl.section import AsList, Section
 from brorl.storage import followed, is_folder
 from brorl.trackers import TrackingSettings
@@ -142,9 +143,10 @@ class TrainConfig(Section):
         }
 
     @property
-    def max_evaluated_tokens(self) -> int:
-        """Maximum length of a response in an evaluation, in tokens."""
-        return self.evaluation.max_new_tokens or self.sampling.max_new_tokens
+    def evaluated_sampling(self) -> SamplingParams:
+        """The parameters of evaluations: where `evaluation` sets none, the tokens and lengths that training samples."""
+        own = self.evaluation.model_dump(include={"temperature", "top_p", "top_k", "min_new_tokens", "max_new_tokens"})
+        return replace(self.sampling.params, **{name: value for name, value in own.items() if value is not None})
 
     @property
     def recompute_old_logprobs(self) -> bool:
@@ -207,7 +209,21 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
     if config.cluster.enabled:
         yield from _of_cluster(config)
     yield from _of_learner(config)
+    yield from _of_evaluation(config)
+
+
+def _of_evaluation(config: TrainConfig) -> Iterator[str]:
     evaluation, patience = config.evaluation, config.reference.reset_patience
+    minimum, maximum = (
+        ("evaluation" if getattr(evaluation, name) is not None else "sampling", name)
+        for name in ("min_new_tokens", "max_new_tokens")
+    )
+    least, most = (getattr(getattr(config, section), name) for section, name in (minimum, maximum))
+    if least >= most:
+        yield (
+            f"{'.'.join(minimum)} = {least} must be below {'.'.join(maximum)} = {most} in an evaluation, or every "
+            "response is cut off; set evaluation.min_new_tokens lower"
+        )
     if not evaluation.num_prompts and evaluation.sources:
         yield "evaluation.sources needs evaluations, but evaluation.num_prompts = 0 switches them off; raise it"
     for name, wanted in (("reference.reset_patience", patience), ("evaluation.patience", evaluation.patience)):

@@ -147,9 +147,10 @@ class Benchmark:
         if not prompts:
             return None
         settings = config.evaluation
-        sampling = SamplingParams(settings.temperature, settings.top_p, max_new_tokens=config.max_evaluated_tokens)
         seed = config.seed + _SEED_OFFSET
-        return cls(prompts, grader, sampling, settings.rollouts_per_prompt, settings.ks, seed, observe=observe)
+        return cls(
+            prompts, grader, config.evaluated_sampling, settings.rollouts_per_prompt, settings.ks, seed, observe=observe
+        )
 
     @property
     def fingerprint(self) -> str:

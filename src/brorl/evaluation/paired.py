@@ -3,12 +3,16 @@
 A run's mean score varies with the prompts (others could have been held out) and with the seed (another seed trains
 another model). D has the differences B - A, shape [S, P] for S seeds and P prompts. The 95% interval has
 
-    half-width^2 = t(P - 1)^2 v_P + t(S - 1)^2 v_S,
-    v_P = var(mean of D over seeds) / P,    v_S = var(mean of D over prompts) / S,
+    half-width^2 = t(P - 1)^2 v_P + (d u)^2 + t(S - 1)^2 v_S,
+    v_P = var(mean of D over seeds) / P,    v_S = var(mean of D over prompts) / S,    u = 1 - 0.025^(1/P),
 
-where t(d) is the 97.5% quantile of Student's t with d degrees of freedom. At another level L it is the quantile at
-1 - (1 - L) / 2. If the arms' runs are not paired, each arm has its own v_S. docs/explanation/comparing.md shows why the
-interval covers at least L, and how often narrower intervals do not. A single number gives the widest interval.
+where t(d) is the 97.5% quantile of Student's t with d degrees of freedom. With u, the interval of Clopper and Pearson
+for what none of P prompts shows, it does not collapse where few prompts differ or none: d is the root mean square of
+the prompts' differences that are not 0, and 1 without any. At a level L, 0.025 is replaced by (1 - L) / 2. If the
+arms' runs are not paired, each arm has its own v_S. docs/explanation/comparing.md shows how often the interval covers
+the truth, and how often narrower intervals do not. Without a known variance it is the whole range.
+
+The interval of one arm's score has the ends of `mean_with_interval` for the prompts in place of the first two terms.
 """
 
 from __future__ import annotations
@@ -23,13 +27,13 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from brorl.arrays import FloatArray
+from brorl.evaluation.pass_at_k import mean_with_interval
 from brorl.format import Estimate
 
 Conclusion = Literal["A leads", "B leads", "no difference shown"]
 Covers = Literal["prompts and seeds", "prompts", "seeds", "nothing"]
 
 ROUNDING = 1e-12  # differences of scores below this are rounding
-_BOUNDS = (-1.0, 1.0)  # a difference of two scores lies within
 
 
 @dataclass(frozen=True)
@@ -38,14 +42,16 @@ class VariancePart:
 
     variance: float  # variance that this source adds to the mean
     degrees: float  # degrees of freedom in the estimate of `variance`
+    unseen: float = 0.0  # size of the differences that `degrees` + 1 prompts may have failed to show
 
     def squared_half_width(self, level: float = 0.95) -> float:
         """Return the squared half-width that the interval would have with this part alone."""
-        return float(stdtrit(self.degrees, (1 + level) / 2)) ** 2 * self.variance
+        known = float(stdtrit(self.degrees, (1 + level) / 2)) ** 2 * self.variance
+        return known + (self.unseen * (1 - ((1 - level) / 2) ** (1 / (self.degrees + 1)))) ** 2
 
     def with_size(self, size: int) -> VariancePart:
-        """Return this part for a mean over another number of prompts or seeds."""
-        return VariancePart(self.variance * (self.degrees + 1) / size, size - 1)
+        """Return this part for a mean over a different number of prompts or seeds."""
+        return VariancePart(self.variance * (self.degrees + 1) / size, size - 1, self.unseen)
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,14 @@ class VarianceParts:
 
     @classmethod
     def of(cls, value_P: FloatArray, value_S: Sequence[FloatArray]) -> VarianceParts:
-        """Estimate the parts from one value per prompt, and one per seed (one array, or an array for each arm)."""
+        """Estimate the parts from one difference per prompt, and one per seed (or a mean for each seed of each arm)."""
 
-        def part(values: FloatArray) -> VariancePart:
-            return VariancePart(float(values.var(ddof=1)) / values.size, values.size - 1)
+        def part(values: FloatArray, unseen: float = 0.0) -> VariancePart:
+            return VariancePart(float(values.var(ddof=1)) / values.size, values.size - 1, unseen)
 
-        prompts = None if value_P.size < 2 else part(value_P)
+        shown = value_P[np.abs(value_P) > ROUNDING]
+        unseen = float(np.sqrt(np.mean(shown**2))) if shown.size else 1.0
+        prompts = None if value_P.size < 2 else part(value_P, unseen)
         return cls(prompts, () if any(v.size < 2 for v in value_S) else tuple(map(part, value_S)))
 
     @property
@@ -73,11 +81,12 @@ class VarianceParts:
             return "seeds" if self.seeds else "nothing"
         return "prompts and seeds" if self.seeds else "prompts"
 
-    def interval(self, value: float, bounds: tuple[float, float], level: float = 0.95) -> Estimate:
-        """Return the interval around `value`, cut to the bounds; it is the whole range if no part is known."""
+    def interval(self, value: float, level: float = 0.95) -> Estimate:
+        """Return the interval of a difference, within -1 and 1: the whole range if no variance is known."""
         known = (*self.seeds, *(() if self.prompts is None else (self.prompts,)))
-        half = sqrt(sum(part.squared_half_width(level) for part in known)) if known else inf
-        return Estimate(value, max(value - half, bounds[0]), min(value + half, bounds[1]))
+        half = sqrt(sum(part.squared_half_width(level) for part in known))
+        half = half if half > ROUNDING else inf  # one number, or seeds that agree on one prompt
+        return Estimate(value, max(value - half, -1.0), min(value + half, 1.0))
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,7 @@ class PairedDifference:
 
     def at_level(self, level: float) -> Estimate:
         """Return `difference` with its interval at another level between 0 and 1."""
-        return self.parts.interval(self.difference.value, _BOUNDS, level)
+        return self.parts.interval(self.difference.value, level)
 
 
 @dataclass(frozen=True)
@@ -159,7 +168,7 @@ def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_p
     prompt_P = b.mean(0) - a.mean(0)
     seeds = [b.mean(1) - a.mean(1)] if seeds_paired else [a.mean(1), b.mean(1)]
     value, parts = float(prompt_P.mean()), VarianceParts.of(prompt_P, seeds)
-    interval, seed_part = parts.interval(value, _BOUNDS), _together(parts.seeds)
+    interval, seed_part = parts.interval(value), _together(parts.seeds)
     return PairedDifference(
         difference=interval,
         parts=parts,
@@ -167,7 +176,7 @@ def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_p
         conclusion=conclusion_of(interval),
         prompt_test=None if parts.prompts is None else _t_test(value, parts.prompts),
         seed_test=None if seed_part is None else _t_test(value, seed_part),
-        seed_interval=None if seed_part is None else VarianceParts(None, (seed_part,)).interval(value, _BOUNDS),
+        seed_interval=None if seed_part is None else VarianceParts(None, (seed_part,)).interval(value),
         seeds_paired=seeds_paired,
         num_prompts=a.shape[1],
         num_seeds=(len(a), len(b)),
@@ -182,14 +191,23 @@ def conclusion_of(difference: Estimate) -> Conclusion:
     return "A leads" if difference.high < -ROUNDING else "no difference shown"
 
 
-def mean_over_runs(value_SP: FloatArray, lowest: float = 0.0, highest: float = 1.0, level: float = 0.95) -> Estimate:
-    """Average numbers of runs and prompts, shape [S, P]; the interval is made as for a difference.
+def mean_over_runs(value_SP: FloatArray) -> Estimate:
+    """Average scores between 0 and 1 over runs and prompts, shape [S, P], with a 95% interval.
 
-    With one run the interval is over prompts alone, with one prompt over seeds alone. With one number it is the whole
-    range from `lowest` to `highest`.
+    The distances of its ends from the mean are those of `mean_with_interval` for the prompts' means over the runs, and
+    with two runs or more those of the t-interval over the runs. Their squares are added. With one run it is
+    `mean_with_interval`.
+
+    Source: MOVER adds the squares of such distances (Zou and Donner, Statistics in Medicine 27, 2008).
     """
     values = _checked(value_SP)
-    return VarianceParts.of(values.mean(0), [values.mean(1)]).interval(float(values.mean()), (lowest, highest), level)
+    over_prompts = mean_with_interval(values.mean(0))
+    value, runs = over_prompts.value, VarianceParts.of(values.mean(0), [values.mean(1)]).seeds
+    if not runs:
+        return over_prompts
+    squared = sum(part.squared_half_width() for part in runs)
+    low, high = (sqrt((value - end) ** 2 + squared) for end in (over_prompts.low, over_prompts.high))
+    return Estimate(value, max(value - low, 0.0), min(value + high, 1.0))
 
 
 def corrected_level(num_intervals: int) -> float:

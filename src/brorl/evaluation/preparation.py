@@ -79,6 +79,11 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
     check_vocabulary(config.model, model_config, tokenizer)
     prompts_of, notes = _render(sets, request, tokenizer)
     limit = _response_limit(request, prompts_of, model_config)
+    if (minimum := config.evaluated_sampling.min_new_tokens) >= limit:
+        raise UserError(
+            f"every response would be cut off: it has at least {minimum} tokens and at most {limit}; set "
+            f"{option('evaluation.min_new_tokens')} lower"
+        )
     all_prompts = [prompt for prompts in prompts_of.values() for prompt in prompts]
     problems = prompt_problems(config.model, all_prompts, {option("max-new-tokens"): limit}, tokenizer, model_config)
     if problem := next(problems, None):
@@ -88,8 +93,7 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
     notes += sandbox_lines(config.verification, verifiers)
     notes += dropped_lines(sets)
     notes += unreadable_lines(unreadable)
-    evaluation = config.evaluation
-    sampling = SamplingParams(evaluation.temperature, evaluation.top_p, max_new_tokens=limit)
+    sampling = replace(config.evaluated_sampling, max_new_tokens=limit)
     settings = _settings(request, sets, prompts_of, verifiers, sampling, device)
     return EvaluationInputs(
         request=request,
@@ -198,6 +202,7 @@ def _settings(
         "samples": config.evaluation.rollouts_per_prompt,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
+        **{name: value for name in ("top_k", "min_new_tokens") if (value := getattr(sampling, name))},
         "max_new_tokens": sampling.max_new_tokens,
         "seed": config.seed,
         "stop": list(config.sampling.stop),

@@ -32,7 +32,13 @@ class EvaluationSettings(Section):
         (1, 16, 256), description="values of k for which pass@k is reported"
     )
     temperature: float = Field(1.0, ge=0, description="sampling temperature; 0 is greedy")
-    top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling")
+    top_p: float | None = Field(None, gt=0, le=1, description="nucleus sampling; null uses sampling.top_p")
+    top_k: int | None = Field(
+        None, ge=0, description="sample from the k most likely tokens, 0 for all; null uses sampling.top_k"
+    )
+    min_new_tokens: int | None = Field(
+        None, ge=0, description="minimum length of a response, in tokens; null uses sampling.min_new_tokens"
+    )
     max_new_tokens: int | None = Field(
         None, ge=1, description="maximum length of a response, in tokens; null uses sampling.max_new_tokens"
     )

@@ -51,6 +51,7 @@ class MemorySettings:
     engine_bytes: int  # limit of the engine, `engine.memory_gib`
     lora: LoraSettings | None = None  # the adapters; None if all weights are trained
     reference: bool = False  # whether a reference policy is in the device's memory
+    offloaded_reference: bool = False  # whether a reference policy is in the host's memory instead
     average: bool = False  # whether averaged weights are in the device's memory
     states: States = "device"  # place and bits of AdamW's moments between updates
     nodes_per_pass: int | None = None  # nodes per forward pass of the learner, 1 or more; None for the default
@@ -109,6 +110,7 @@ class MemoryPrediction:
     available_bytes: int | None = None  # the machine's free memory; None if unknown
     num_weights: int = 0  # weights of the model
     row_bytes: int = 0  # engine memory per response of full length; 0 if another engine samples
+    checkpoint_bytes: int = 0  # a checkpoint on disk, without its tokenizer and carried groups
 
     @cached_property
     def kept_bytes(self) -> int:
@@ -119,11 +121,6 @@ class MemoryPrediction:
     def certain_bytes(self) -> int:
         """Bytes that a run needs at least: the kept parts and the engine's limit."""
         return self.kept_bytes + self.sampling.num_bytes
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        """Bytes of a checkpoint at least: the trained weights, as many as their gradients, and AdamW's moments."""
-        return sum(line.num_bytes for line in self.kept if line.name in ("gradients", "AdamW"))
 
     @property
     def total_bytes(self) -> int:
@@ -231,7 +228,28 @@ class ModelMemory:
             available,
             self.num_weights,
             0 if settings.separate_engine else self._row_bytes(settings, workload),
+            self._checkpoint_bytes(settings),
         )
+
+    def _trained_shapes(self, lora: LoraSettings | None) -> Sequence[tuple[int, ...]]:
+        """Return the shapes of the trained weights: those of the adapters, or of all layers that read text."""
+        if lora:
+            return adapter_shapes(self._model, lora)
+        return [tuple(p.shape) for p in self._model.parameters() if p.requires_grad]
+
+    def _checkpoint_bytes(self, settings: MemorySettings) -> int:
+        """Return the bytes of a checkpoint: the model (adapters alone if they are trained), and the trainer's state.
+
+        The state has both moments, wherever they are between updates, and the trained weights of the reference and of
+        the average. The averaged model is beside the model, too.
+        """
+        shapes, number = self._trained_shapes(settings.lora), settings.trained_bytes
+        trained = sum(map(prod, shapes)) * number
+        model = trained if settings.lora else self.num_weights * number
+        has_reference = settings.reference or settings.offloaded_reference
+        bits: States = "8bit" if settings.states == "8bit" else "device"
+        moments = moment_bytes(shapes, bits, number, settings.device)
+        return model * (1 + settings.average) + trained * (has_reference + settings.average) + moments
 
     def _copied_bytes(self, settings: MemorySettings) -> int:
         """Return the bytes of the weights that the engine's Llama pass copies to sample."""
@@ -242,10 +260,9 @@ class ModelMemory:
     def _kept_lines(self, settings: MemorySettings) -> tuple[MemoryLine, ...]:
         """Return the parts that are always in memory, such as the weights and the states of the optimizer."""
         lora, trained, computed = settings.lora, settings.trained_bytes, settings.computed_bytes
-        of_text = [p for p in self._model.parameters() if p.requires_grad]
-        shapes = adapter_shapes(self._model, lora) if lora else [tuple(p.shape) for p in of_text]
+        shapes = self._trained_shapes(lora)
         trained_bytes = sum(map(prod, shapes)) * trained
-        of_images = self.num_weights - sum(p.numel() for p in of_text)
+        of_images = sum(p.numel() for p in self._model.parameters() if not p.requires_grad)
         frozen_bytes = self.num_weights * computed if lora else of_images * trained
         if lora and lora.quantization == "nf4":
             layers = target_layers(self._model, (ALL_LINEAR,)).values()

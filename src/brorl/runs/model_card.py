@@ -153,14 +153,23 @@ def _evaluation(run: RunRecord, step: int, weights: Weights) -> str:
         lines += [(f"{source} pass@{k}".lstrip(), *(_cell(scores, source, k) for scores in measured.values()))]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     prompts, responses = counted(last["num_prompts"], "prompt"), counted(last["num_samples"], "response")
-    temperature, top_p = (run.settings[f"evaluation.{name}"] for name in ("temperature", "top_p"))
-    limits = (run.settings[name] for name in ("evaluation.max_new_tokens", "sampling.max_new_tokens"))
-    longest = next(limit for limit in limits if limit not in _UNSET)
+    temperature, (top_p, top_k, least, longest) = (
+        run.settings["evaluation.temperature"],
+        (_evaluated(run, name) for name in ("top_p", "top_k", "min_new_tokens", "max_new_tokens")),
+    )
+    kept = f"{top_p}{'' if top_k == '0' else f', top-k {top_k}'}"
+    lengths = f"{'' if least == '0' else f'at least {least} and '}at most {longest}"
     missing = "" if len(measured) == len(ends) else "\n\nOther weights were not evaluated."
     return (
         f"Held-out pass@k with 95% intervals over {prompts} ({_held_out(run)}), {responses} each, temperature "
-        f"{temperature}, top-p {top_p}, at most {longest} tokens:\n\n{table}{missing}"
+        f"{temperature}, top-p {kept}, {lengths} tokens:\n\n{table}{missing}"
     )
+
+
+def _evaluated(run: RunRecord, name: str) -> str:
+    """Return a setting of the evaluation, which is that of the sampling where it is not set."""
+    settings = (run.settings.get(f"{section}.{name}", "null") for section in ("evaluation", "sampling"))
+    return next((value for value in settings if value not in _UNSET), "0")
 
 
 def _held_out(run: RunRecord) -> str:

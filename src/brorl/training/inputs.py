@@ -79,12 +79,13 @@ def check_memory(
 def _memory_settings(config: TrainConfig) -> MemorySettings:
     """Return the settings of a recipe on which the memory of a run depends."""
     device = choose_device(config.device).type
-    offloaded = config.reference.offload and device != "cpu"
+    has_reference, offloaded = config.kl.coefficient > 0, config.reference.offload and device != "cpu"
     return MemorySettings(
         dtype=config.dtype,
         engine_bytes=int(config.engine.memory_gib * 2**30),
         lora=config.adapters,
-        reference=config.kl.coefficient > 0 and not offloaded,
+        reference=has_reference and not offloaded,
+        offloaded_reference=has_reference and offloaded,
         average=config.optimizer.ema_decay is not None,
         states=config.optimizer.states,
         nodes_per_pass=config.engine.nodes_per_pass,

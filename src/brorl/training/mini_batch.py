@@ -90,10 +90,11 @@ class MiniBatch:
     count_K: Tensor  # rollouts through each node, shape [K]
     reference_logprob_K: Tensor | None  # log-probs of the reference, shape [K]; None without one
     sampled_K: Tensor  # `count_K` estimated from the chosen responses, each weighted by 1 / its chance, shape [K]
-    token_weight_K: Tensor  # `sampled_K` times the aggregation's weights, for terms without an advantage, shape [K]
+    token_weight_K: Tensor  # `sampled_K` times the aggregation's weights, for the KL penalty, shape [K]
     # Divides the loss; it covers all rollouts of the groups. Every group of a step then has the same weight, even if
     # the mini-batches of the step differ in size.
     denominator: float
+    num_tokens: float  # the same for a mean over tokens, whatever the aggregation
     kept_tokens: float  # sampled tokens that no mask removed
 
     @property
@@ -140,7 +141,8 @@ def make_mini_batch(
         # a loss of whole responses (GSPO) takes the mean of a response's token factors
         of_response_L = tree.sum_along_paths(factor_M)[tree.leaf] / tree.length
         groups.append(replace(group, advantage_L=advantage_L * of_response_L))
-    denominator = loss_denominator(whole, loss.aggregation, config.sampling.max_new_tokens, loss.mask_truncated)
+    longest = config.sampling.max_new_tokens
+    denominator = loss_denominator(whole, loss.aggregation, longest, loss.mask_truncated)
     return MiniBatch(
         groups=groups,
         old_logprob_K=tensor([known(group.old_logprob_M) for group in groups]),
@@ -151,6 +153,7 @@ def make_mini_batch(
         sampled_K=tensor(sampled),
         token_weight_K=tensor(token_weight),
         denominator=denominator / fraction,
+        num_tokens=loss_denominator(whole, "token_mean", longest, loss.mask_truncated) / fraction,
         kept_tokens=kept_tokens,
     )
 
@@ -289,7 +292,7 @@ def chunk_loss(
                 assert_never(kl.placement)
     if chunk.entropy is not None:
         entropy = (batch.sampled_K[index] * chunk.entropy.detach()).sum()
-        bonus = (batch.token_weight_K[index] * chunk.entropy).sum() / batch.denominator
+        bonus = (batch.sampled_K[index] * chunk.entropy).sum() / batch.num_tokens
         loss = loss - config.loss.entropy_coefficient * bonus
     return loss, torch.stack([*sums, old_kl, reference_kl, entropy]).double()
 
