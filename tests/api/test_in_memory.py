@@ -21,6 +21,7 @@ from brorl.errors import UserError
 from brorl.prompts.countdown import countdown_puzzles
 from brorl.prompts.file_questions import read_source
 from brorl.prompts.settings import FileSource
+from brorl.verification.sandbox.inside.calling import called
 from brorl.verification.sandbox.inside.functions import load
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
@@ -118,6 +119,23 @@ def test_a_function_that_reads_several_columns_gets_them_from_the_rows(tmp_path:
     (source,) = config.data.sources
     references = [json.loads(q.reference) for q in read_source(source).questions]  # type: ignore[arg-type]
     assert references == [{"tests": row["tests"], "limit": row["limit"]} for row in rows]
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    return float(solution_str == f"{data_source} {ground_truth} {extra_info['index']}")
+
+
+def test_a_function_of_verl_gets_the_columns_of_verl(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": [{"role": "user", "content": f"What is {i} + 1?"}], "data_source": "sums",
+         "extra_info": {"index": i}, "reward_model": {"ground_truth": str(i + 1)}}
+        for i in range(10)
+    ]  # fmt: skip
+    _, config, _ = resolve_in_memory("quickstart", {"data": rows}, compute_score, tmp_path)
+    question = read_source(config.data.sources[0]).questions[3]  # type: ignore[arg-type]
+    given = {"response": "sums 4 3", "reference": question.reference, "source": "rows"}
+    assert called(compute_score, given) == 1.0
+    assert called(compute_score, {**given, "response": "4"}) == 0.0
 
 
 def test_a_run_is_evaluated_on_the_columns_that_its_reward_reads(tmp_path: Path) -> None:

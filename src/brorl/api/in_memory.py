@@ -26,6 +26,7 @@ from brorl.errors import UserError, in_recipe, source_words
 from brorl.format import counted
 from brorl.runs import RUNS
 from brorl.storage import replace_file, storage_errors
+from brorl.verification.sandbox.inside.calling import columns_of_verl, required_columns
 
 FOLDER = "given"
 """Folder of these files in a run directory."""
@@ -64,7 +65,7 @@ def resolve_in_memory(
     terms = () if reward is None else terms_of(reward)
     if _is_rows(rest.get("data")):
         rows, model = _rows_of(rest.pop("data")), rest.get("model")
-        needed = _required_columns(terms[0].function) if terms else []
+        needed = _needed_columns(terms[0].function, rows) if terms else []
         file, (text, answer) = folder.absolute() / "rows.jsonl", _text(rows, needed)
         _write(file, text)
         first, source, lines = _guessed(file, None if model is None else str(model), answer, bool(terms))
@@ -205,7 +206,7 @@ def _of_rows(key: str, value: object) -> str:
 def _check_columns(terms: Sequence[Term], given: Sequence[str], row: Mapping[str, Any]) -> None:
     """Refuse a later function that needs columns that the first function does not."""
     for term in terms[1:]:
-        needed = _required_columns(term.function)
+        needed = required_columns(term.function)
         if needed and ((len(needed) > 1) != (len(given) > 1) or not {*needed} & {*row} <= {*given}):
             raise UserError(
                 f"reward: {term.name} needs {', '.join(needed)}, and {terms[0].name}, the first function, "
@@ -213,20 +214,16 @@ def _check_columns(terms: Sequence[Term], given: Sequence[str], row: Mapping[str
             )
 
 
-def _required_columns(function: Reward) -> list[str]:
-    """Return the columns that a reward function with TRL's signature requires."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return []
-    if "completions" not in parameters:
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    known = ("completions", "prompts", "completion_ids", "trainer_state")
-    return [
-        name for name, one in parameters.items()
-        if name not in known and one.kind in kinds and one.default is inspect.Parameter.empty
-    ]  # fmt: skip
+def _needed_columns(function: Reward, rows: list[dict[str, Any]]) -> list[str]:
+    """Return the columns that a function needs; for one of verl's, give rows in verl's format flat columns."""
+    columns = columns_of_verl(function)
+    if not columns or not {*columns[1:]} & {*rows[0]}:
+        return required_columns(function)
+    for row in rows:
+        truth = row.get("reward_model")
+        if "ground_truth" not in row and isinstance(truth, Mapping) and "ground_truth" in truth:
+            row["ground_truth"] = truth["ground_truth"]
+    return [name for name in columns if name == "ground_truth" or name in rows[0]]
 
 
 def terms_of(reward: Rewards) -> tuple[Term, ...]:
