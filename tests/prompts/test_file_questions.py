@@ -475,7 +475,8 @@ class TestRefusals:
             (b'[{"prompt": 1, "answer": 2}\n]\n\n[', """ line 4 is not JSON (Extra data); a .json file is a list [{"COLUMN": VALUE, ...}, ...]"""),
             (b'[{"prompt": 1, "answer": 2}', """ line 1 is not JSON (Expecting ',' delimiter); a .json file is a list [{"COLUMN": VALUE, ...}, ...]"""),
             (b'[{"prompt": 1, "answer": 2}, {"prompt": 3}]', " row 2 has no column 'answer' (columns: prompt); set data.sources[].answer_column to one of them"),
-            (b'{\n "data": []\n}', """ line 1 is not JSON (Expecting property name enclosed in double quotes at column 2); write one object per line, such as {"COLUMN": VALUE, ...}"""),
+            (b'{\n "data": []\n}', """ is one object with the keys data, and none of them has a list of rows; a .json file is a list [{"COLUMN": VALUE, ...}, ...], or an object per line"""),
+            (b'{\n "train": [{"prompt": 1}], "test": [{"prompt": 2}]\n}', " is one object with several lists of rows (train, test); write the list of one of these keys into a file"),
             ("[]".encode("utf-16"), " is not UTF-8 text (byte 0xff at 1); save the file as UTF-8"),
         ],
     )  # fmt: skip

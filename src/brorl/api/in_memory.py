@@ -24,6 +24,7 @@ from brorl.config.reading import ConfigOrPath, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, in_recipe, source_words
 from brorl.format import counted
+from brorl.prompts.arrow import arrow_rows, printed
 from brorl.runs import RUNS
 from brorl.storage import replace_file, storage_errors
 from brorl.verification.sandbox.inside.calling import columns_of_verl, required_columns
@@ -131,8 +132,14 @@ def _rows_of(data: Any) -> list[dict[str, Any]]:
     rows: list[Any] = []
     if hasattr(data, "iloc"):  # pandas.DataFrame, where NaN means a missing value
         rows = data.astype(object).where(data.notna(), None).to_dict("records")
-    elif hasattr(data, "to_pylist") or hasattr(data, "to_list"):  # pyarrow.Table, datasets.Dataset
-        rows = data.to_pylist() if hasattr(data, "to_pylist") else data.to_list()
+        kinds = {name: str(kind) for name, kind in data.dtypes.items()}
+        rows = [{name: printed(value, kinds[name]) for name, value in row.items()} for row in rows]
+    elif hasattr(data, "to_batches"):  # pyarrow.Table
+        rows = [row.values for row in arrow_rows(data.to_batches(), "data", None, None)]
+    elif hasattr(data, "to_list"):  # datasets.Dataset
+        is_own = data.format["type"] == "custom"  # a function of the user makes the rows
+        batches = [] if is_own else data.with_format("arrow").iter(batch_size=1024)
+        rows = list(data) if is_own else [row.values for row in arrow_rows(batches, "data", None, None)]
     elif isinstance(data, Iterable) and not isinstance(data, bytes | Mapping):
         rows = list(data)
     if not rows or not all(isinstance(row, Mapping) for row in rows):
@@ -171,8 +178,12 @@ def _text(rows: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> tuple[byt
 
 
 def _json(value: Any) -> str:
-    """Return a value as JSON; numpy scalars and arrays become numbers and lists."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=lambda array: array.tolist())
+    """Return a value as JSON; scalars and arrays of numpy and torch become numbers and lists."""
+
+    def plain(array: Any) -> Any:
+        return printed(array.tolist(), str(array.dtype))
+
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=plain)
 
 
 def _guessed(

@@ -43,14 +43,14 @@ _NAMES = {
 
 def takes(function: Function) -> list[str]:
     """Return the roles of the values that a function gets; a `ValueError` says why it cannot be called."""
-    match _trainer(function):
-        case "TRL":
-            return [RESPONSE, REFERENCE, PROMPT]
-        case "OpenRLHF":
-            parameters = signature(function).parameters
-            if unknown := [n for n, one in parameters.items() if _is_required(one) and n not in _OF_OPENRLHF]:
-                raise ValueError(f"nothing says what its parameter {unknown[0]!r} gets")
-            return [RESPONSE, REFERENCE, TEXT]
+    trainer = _trainer(function)
+    if trainer == "TRL":
+        return [RESPONSE, REFERENCE, PROMPT]
+    if trainer == "OpenRLHF":
+        parameters = signature(function).parameters
+        if unknown := [name for name, one in parameters.items() if _is_required(one) and name not in _OF_OPENRLHF]:
+            raise ValueError(f"nothing says what its parameter {unknown[0]!r} gets")
+        return [RESPONSE, REFERENCE, TEXT]
     roles = _roles(function)
     placed = dict.fromkeys(roles)
     try:  # a wrapper may take other arguments than the function in it
@@ -63,16 +63,14 @@ def takes(function: Function) -> list[str]:
 
 def called(function: Function, given: Mapping[str, Any]) -> Any:
     """Call a function on one response, and return its value; of a trainer's list of rewards, the one reward."""
-    match _trainer(function):
-        case "TRL":
-            return _one(result(function(**_trl_arguments(function, given))))
-        case "OpenRLHF":
-            text = given[TEXT]
-            lists = dict(zip(_OF_OPENRLHF, ([text + given[RESPONSE]], [text], [given[REFERENCE]]), strict=True))
-            value = result(
-                function(**{name: lists[name] for name in _OF_OPENRLHF if name in signature(function).parameters})
-            )
-            return _one(value["rewards"] if isinstance(value, Mapping) and "rewards" in value else value)
+    trainer = _trainer(function)
+    if trainer == "TRL":
+        return _one(result(function(**_trl_arguments(function, given))))
+    if trainer == "OpenRLHF":
+        text = given[TEXT]
+        lists = dict(zip(_OF_OPENRLHF, ([text + given[RESPONSE]], [text], [given[REFERENCE]]), strict=True))
+        value = result(function(**{name: lists[name] for name in _OF_OPENRLHF if name in signature(function).parameters}))
+        return _one(value["rewards"] if isinstance(value, Mapping) and "rewards" in value else value)
     roles, row = _roles(function), {}
     if len(columns_of_verl(function)) > 1:  # the answer column can hold verl's other columns too
         row = _object(given[REFERENCE])
