@@ -416,7 +416,9 @@ class TestConversations:
     def test_one_without_an_answer_is_refused(self, tmp_path: Path) -> None:
         path = write_lines(tmp_path / "q.jsonl", [{"messages": [USER]}, {"messages": [USER, ASSISTANT]}])
         said = refusal(path, prompt_column="messages", answer_column="messages")
-        assert "q.jsonl line 1: messages does not end with a message of the assistant, which would be the answer" in said
+        assert (
+            "q.jsonl line 1: messages does not end with a message of the assistant, which would be the answer" in said
+        )
 
 
 def test_all_bad_rows_are_in_one_error(tmp_path: Path) -> None:

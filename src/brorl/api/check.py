@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import inf
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -144,7 +145,12 @@ class CheckResult(Result):
 
 
 def check(
-    config_or_path: ConfigOrPath | None = None, *, timing: bool = True, progress: bool = True, **overrides: Any
+    config_or_path: ConfigOrPath | None = None,
+    *,
+    timing: bool = True,
+    timing_seconds: float = 60.0,
+    progress: bool = True,
+    **overrides: Any,
 ) -> CheckResult:
     """Check settings, prompts, verifiers and memory of a recipe, and time a few small steps; write nothing.
 
@@ -152,6 +158,7 @@ def check(
         config_or_path: Built-in recipe or YAML file; from Python also nested settings or a config (default:
             quickstart).
         timing: Load the model and forecast the seconds of a step.
+        timing_seconds: Time small steps for at most this many seconds; the rest is extrapolated.
         progress: Print the report line by line.
         overrides: Settings that replace those of the recipe, nested or by dotted name; `data` may be rows and `reward`
             functions, as in `brorl.train`.
@@ -161,6 +168,8 @@ def check(
     """
     from brorl.api.in_memory import resolve_in_memory
 
+    if not 0 < timing_seconds < inf:
+        raise UserError(f"{option('timing-seconds')}: expected a number of seconds above 0, not {timing_seconds:g}")
     with TemporaryDirectory(prefix="brorl-given-") as scratch:
         reward = overrides.pop("reward", None)
         recipe, config, said = resolve_in_memory(config_or_path, overrides, reward, Path(scratch))
@@ -168,10 +177,12 @@ def check(
         report = _Report(progress)
         report.show(*said)
         train_command = "brorl.train and the same rows" if said else shell_command("train", recipe_name(recipe))
-        return _checked(config, recipe_name(recipe), timing, report, train_command)
+        return _checked(config, recipe_name(recipe), timing_seconds if timing else None, report, train_command)
 
 
-def _checked(config: TrainConfig, name: str, timing: bool, report: _Report, train_command: str) -> CheckResult:
+def _checked(
+    config: TrainConfig, name: str, timing_seconds: float | None, report: _Report, train_command: str
+) -> CheckResult:
     """Check the parts that need torch; `train_command` is the command that trains with the same settings."""
     from brorl.trackers import require_package
     from brorl.training.inputs import input_lines, prepare_run  # imports torch
@@ -200,9 +211,13 @@ def _checked(config: TrainConfig, name: str, timing: bool, report: _Report, trai
     report.show("", *input_lines(inputs, config))
     report.show_tables(memory)
     forecast = None
-    if timing:
-        report.show(f"loading the model and timing a few small steps ({option('no-timing')} skips this)", style="dim")
-        forecast = _forecast(config, inputs, report.show)
+    if timing_seconds is not None:
+        report.show(
+            f"loading the model, then timing small steps for at most {timing_seconds:g} s ({option('timing-seconds')}; "
+            f"{option('no-timing')} skips this)",
+            style="dim",
+        )
+        forecast = _forecast(config, inputs, timing_seconds, report.show)
         report.show(*_forecast_lines(forecast, config))
     report.show(*_thought_lines(config, inputs, () if forecast is None else forecast.groups))
     report.show(f"nothing was written; train with: {train_command}")
@@ -294,7 +309,7 @@ def _verified_line(name: str, verified: VerifiedResponse) -> str:
     return f"  {name}, as the response {_quoted(verified.response)}: {outcome}{reason}{extracted}"
 
 
-def _forecast(config: TrainConfig, inputs: RunInputs, echo: Echo) -> StepForecast:
+def _forecast(config: TrainConfig, inputs: RunInputs, max_seconds: float, echo: Echo) -> StepForecast:
     """Load the model and run a few small steps in a temporary folder."""
     from brorl.planning.step_cost import forecast_step
     from brorl.rollout.chosen_engine import numbers_of_threads
@@ -303,7 +318,7 @@ def _forecast(config: TrainConfig, inputs: RunInputs, echo: Echo) -> StepForecas
     with ExitStack() as ends, TemporaryDirectory(prefix="brorl-check-") as scratch:
         parts = LocalParts.load(config, inputs, on_end=ends.callback, echo=echo)
         threads = numbers_of_threads(config)
-        return forecast_step(parts, Path(scratch), threads)
+        return forecast_step(parts, Path(scratch), threads, max_seconds, echo)
 
 
 def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
@@ -312,7 +327,6 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
 
     from brorl.console.progress import cut_warning
     from brorl.planning.advice import seconds_text
-    from brorl.planning.step_cost import MAX_TOKENS
 
     total, rollouts = forecast.seconds["total"], config.rollouts_per_prompt
     phases = ", ".join(f"{name} {seconds_text(forecast.seconds[name])}" for name in _PHASES if name in forecast.seconds)
@@ -323,6 +337,8 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
         f"estimated from {forecast.num_rollouts:,} rollouts in steps of up to {forecast.num_prompts} prompts, timed in "
         f"{forecast.measured_seconds:.1f} s, extrapolated to {rollouts} rollouts x {config.prompts_per_step} prompts"
     )
+    if forecast.is_stopped:
+        lines[-1] += f", since larger steps would take more than the time for this ({option('timing-seconds')})"
     if forecast.kept_fraction is not None:
         lines[-1] += f"; the expected fraction of mixed groups is {forecast.kept_fraction:.0%}"
     elif config.dynamic_sampling.enabled and not forecast.fraction_cut:
@@ -333,7 +349,7 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
         )
     if forecast.fraction_cut:
         lines.append(
-            f"{forecast.fraction_cut:.0%} of the measured responses were cut at {MAX_TOKENS} tokens; if all of these "
+            f"{forecast.fraction_cut:.0%} of the measured responses were cut at {forecast.max_tokens} tokens; if all of these "
             f"grow to {config.sampling.max_new_tokens:,}, a step takes about {seconds_text(forecast.max_seconds)} s"
         )
         if config.dynamic_sampling.enabled:

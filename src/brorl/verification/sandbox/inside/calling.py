@@ -69,7 +69,8 @@ def called(function: Function, given: Mapping[str, Any]) -> Any:
     if trainer == "OpenRLHF":
         text = given[TEXT]
         lists = dict(zip(_OF_OPENRLHF, ([text + given[RESPONSE]], [text], [given[REFERENCE]]), strict=True))
-        value = result(function(**{name: lists[name] for name in _OF_OPENRLHF if name in signature(function).parameters}))
+        names = signature(function).parameters
+        value = result(function(**{name: values for name, values in lists.items() if name in names}))
         return _one(value["rewards"] if isinstance(value, Mapping) and "rewards" in value else value)
     roles, row = _roles(function), {}
     if len(columns_of_verl(function)) > 1:  # the answer column can hold verl's other columns too
