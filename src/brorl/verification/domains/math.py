@@ -23,7 +23,7 @@ from brorl.verification.domains.marked_answer import (
     later_answer,
     without_next_turn,
 )
-from brorl.verification.domains.units import parse_unit
+from brorl.verification.domains.units import leading_unit
 from brorl.verification.sandbox.pool import LoadError, WorkerPool
 from brorl.verification.sandbox.request import Reply
 from brorl.verification.verifier import Pair, TrialResponses, VerdictCache
@@ -49,10 +49,6 @@ _WORD_BEHIND = re.compile(
     r"(?:plus|minus|times|over|divided by)\s+\$?[\d\\][^\s$,;]*)"
 )
 _FORMULA_END = re.compile(r"\\[)\]]|\.(?!\d)|\\(?:q?quad|text|implies|Rightarrow)")
-_UPRIGHT_UNIT = re.compile(
-    r"(?:[\s~]|\\[,;: ])*((?:\\(?:text|mathrm|textrm)\s*\{[^{}]{1,30}\}(?:\^\{?-?\d\}?)?[\s/*]*){1,3})"
-)
-_PLAIN_UNIT = re.compile(r"\$?[^\S\n]*\$?((?:[^\W\d_]|[°µ])[^\s$,;:!?()]{0,20}(?: [^\W\d_][^\s$,;:!?()]{0,12}){0,3})")
 
 
 def with_operator_before(before: str, answer: str) -> str:
@@ -96,20 +92,8 @@ def with_unit_after(after: str, answer: str) -> tuple[str, int]:
         return f"{answer} {word[1]}", word.end()
     if any(character.isalpha() for character in re.sub(r"\\[a-zA-Z]+", "", answer)):
         return answer, 0
-    upright = _UPRIGHT_UNIT.match(near)
-    if upright:
-        unit = upright[1].strip()
-        return (f"{answer} {unit}", upright.end()) if parse_unit(unit) else (answer, 0)
-    plain = _PLAIN_UNIT.match(near)
-    if plain is None:
-        return answer, 0
-    words = plain[1].split(" ")
-    for length in range(len(words), 0, -1):
-        text = " ".join(words[:length]).rstrip(".")
-        is_last = length == len(words) and not re.match(r"[^\S\n]*[^\W\d_]", near[plain.end() :])
-        if parse_unit(text) is not None and (is_last or len(text) > 3 or "/" in text or "^" in text):
-            return f"{answer} {text}", plain.start(1) + len(text)
-    return answer, 0
+    unit = leading_unit(near)
+    return (f"{answer} {unit[0]}", unit[1]) if unit else (answer, 0)
 
 
 _TAIL = 2_000

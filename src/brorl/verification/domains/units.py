@@ -211,6 +211,40 @@ def parse_units(text: str) -> tuple[Unit, ...]:
     return tuple(dict.fromkeys(_units(tokens)))
 
 
+_GAP = re.compile(r"(?:[^\S\n]|[~$]|\\[,;:) ]|\\q?quad(?![a-zA-Z]))*")
+_GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+_PIECE = re.compile(  # one symbol of a unit, with the space after it
+    rf"(?:{_FONT}\s*{_GROUP}|\\[dt]?frac\s*{_GROUP}\s*{_GROUP}|\\[a-zA-Z]+|\\[,;: ]|\^\s*(?:{_GROUP}|-?\d)|"
+    r"[^\W\d_]+\d?|[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+|[°%/*()\u00b7.-])[^\S\n]*"
+)
+_IN_BRACKETS = re.compile(r"[(\[](?:\\text\s*\{)?(?:in )?\s*(?![A-J][)\]])((?:[^()\[\]]|\([^()\[\]]*\))+)[)\]]")
+_MAX_PIECES = 12
+
+
+def leading_unit(text: str) -> tuple[str, int] | None:
+    r"""Return the unit that a text begins with, and where it ends: ` J/(mol K).` -> `J/(mol K)`; None if there is none.
+
+    Brackets around the whole unit are dropped: `(in kN)` -> `kN`. A short plain word is a unit only if no word follows,
+    because `in` and `a` are words too.
+    """
+    gap = _GAP.match(text)
+    start = gap.end() if gap else 0
+    if (around := _IN_BRACKETS.match(text, start)) and parse_unit(around[1]):
+        return around[1].strip(), around.end()
+    ends: list[int] = []
+    at = start
+    while len(ends) < _MAX_PIECES and (piece := _PIECE.match(text, at)):
+        at = piece.end()
+        ends.append(at)
+    for end in reversed(ends):
+        unit = text[start:end].rstrip().removesuffix(".")
+        is_word_next = end < len(text) and (text[end].isalpha() or text[end] == "\\")
+        is_clear = len(unit) > 3 or any(mark in unit for mark in "/^\\")
+        if (is_clear or not is_word_next) and parse_unit(unit) is not None:
+            return unit, start + len(unit)
+    return None
+
+
 def _plain_unit(text: str) -> str:
     """Return text without markup, with single spaces, and with spelled units as symbols: `per` becomes `/`."""
     text = without_markup(text)

@@ -21,6 +21,7 @@ from brorl.verification.domains.formula.expressions import (
     Number,
     Quantity,
     Symbol,
+    Text,
     to_expression,
 )
 from brorl.verification.domains.formula.tokens import Token, TokenReader, UnreadableError, word_list, written
@@ -46,6 +47,7 @@ _FACTORS = (
     _GREEK | _MARKS | _NAMES | frozenset(word_list("frac sqrt binom pi infty lfloor lceil begin sum prod langle"))
 )
 _ENDS_TERM = frozenset(word_list("and or to mod percent pct if"))
+MODULO = frozenset({"mod", "\\mod"})
 _TRANSPOSED = frozenset({"T", "\\top", "\\intercal"})
 _MATRICES = frozenset(word_list("pmatrix bmatrix Bmatrix matrix smallmatrix vmatrix array cases"))
 CURRENCY_OF = {"\\$": "dollar", "\\euro": "euro", "\\pounds": "pound", "\\yen": "yen", "\\rupee": "rupee"}
@@ -100,14 +102,14 @@ class ExpressionReader(TokenReader):
         factors = [self._power()]
         while True:
             token = self.peek()
-            if token.text in ("*", "/") or (token.text in ("mod", "\\bmod") and not token.is_upright):
+            if token.text in ("*", "/") or (token.text in MODULO and not token.is_upright):
                 self.take()
                 signs = [sign.text for sign in iter(lambda: self.accept("+", "-"), None)]
                 other = _signed("-" if signs.count("-") % 2 else "+", self._power())
                 if token.text == "*":
                     factors.append(other)
                 else:
-                    factors = [Apply(token.text.removeprefix("\\b"), (_multiplied(factors), to_expression(other)))]
+                    factors = [Apply("/" if token.text == "/" else "mod", (_multiplied(factors), to_expression(other)))]
             elif token.text in MAGNITUDES and token.kind == "name" and isinstance(factors[-1], Number):
                 self.take()
                 factors.append(Number(Fraction(MAGNITUDES[token.text])))
@@ -128,8 +130,15 @@ class ExpressionReader(TokenReader):
         if token.kind == "command":
             return token.text[1:] in _FACTORS
         if token.kind == "number":
-            return self.tokens[self.at - 1].text == "!"
+            return self.tokens[self.at - 1].text == "!" or self._follows_imaginary_unit()
+        if token.text == "(" and self.peek(1).text in MODULO:
+            return False
         return token.text in ("(", "[", "{") or (token.text == "|" and not self.bars)
+
+    def _follows_imaginary_unit(self) -> bool:
+        """Whether a number is glued to the letter i or j: `i4` is 4 times i."""
+        before = self.tokens[max(self.at - 2, 0)].text
+        return self.tokens[self.at - 1].text in ("i", "j") and not self.peek().is_spaced and before != "_"
 
     def _power(self) -> Form:
         """Read a factor with its exponent and the marks after it."""
@@ -222,7 +231,7 @@ class ExpressionReader(TokenReader):
         if following[0].text in ORDINAL_ENDINGS and (following[0].is_upright or not following[0].is_spaced):
             self.take()
             return _ordinal(number, following[0].text)
-        if token.text.isdigit() and following[0].text == "\\frac":
+        if token.text.isdigit() and following[0].text == "\\frac" and not self.starts_unit():
             before, part = self.at, self._primary()
             if isinstance(part, Apply) and part.operation == "/" and all(map(_is_whole, part.arguments)):
                 return Apply("+", (number, part))
@@ -452,6 +461,7 @@ def _multiplied(factors: Sequence[Form]) -> Expression:
 
 def _scaled(factors: Sequence[Form]) -> Form:
     """Return a product, which may have one matrix or vector among its factors."""
+    factors = [to_expression(factor) if isinstance(factor, Text) else factor for factor in factors]
     others = [factor for factor in factors if not isinstance(factor, Expression)]
     scalars = [factor for factor in factors if isinstance(factor, Expression)]
     if not others:

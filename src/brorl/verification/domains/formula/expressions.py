@@ -10,6 +10,7 @@ a bound are not computed, so the work stays small.
 from __future__ import annotations
 
 import operator
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
@@ -21,6 +22,7 @@ from mpmath import mp
 
 from brorl.verification.domains.formula.tokens import UnreadableError
 
+_CAPITALS = re.compile("[A-Z]{2,4}")
 _MAX_BITS = 400_000  # for an exact number
 _MAX_MAGNITUDE = 10**30  # for the logarithm of a number
 _MAX_TERMS = 10_000
@@ -119,10 +121,10 @@ def is_decimal(expression: Expression) -> bool:
     return has_digits_alone and any(isinstance(part, Number) and part.is_decimal for part in parts)
 
 
-def exact(expression: Expression) -> Fraction | None:
-    """Return the value of a rational expression without variables; None for other expressions or a value too large."""
+def exact(expression: Expression, point: Point | None = None) -> Fraction | None:
+    """Return the value of a rational expression at a point; None for other expressions or a value too large."""
     try:
-        value = _value(expression, {})
+        value = _value(expression, point or {})
     except UndefinedError:
         return None
     return value if isinstance(value, Fraction) else None
@@ -328,16 +330,47 @@ class Based(NamedTuple):
     base: int
 
 
-Form = Number | Symbol | Apply | Quantity | Text | Bracketed | Listing | Relation | Combined | Matrix | Ratio | Based
+class Residue(NamedTuple):
+    r"""A number up to multiples of another: `3 \pmod 7`."""
+
+    value: Expression
+    modulus: Expression
+
+
+Form = (
+    Number
+    | Symbol
+    | Apply
+    | Quantity
+    | Text
+    | Bracketed
+    | Listing
+    | Relation
+    | Combined
+    | Matrix
+    | Ratio
+    | Based
+    | Residue
+)
 
 
 def to_expression(form: Form) -> Expression:
-    """Return a form as an expression, with a unit's letters as variables; UnreadableError if it is no expression."""
+    """Return a form as an expression, with the letters of a unit or of capitals (`RT`) as variables.
+
+    Raises an UnreadableError if it is no expression.
+    """
+    if isinstance(form, Text) and _CAPITALS.fullmatch(form.words):
+        return product_of(form.words)
     if isinstance(form, Quantity) and form.product is not None:
         return form.product
     if isinstance(form, Expression):
         return form
     raise UnreadableError("an operation on a form that is no expression")
+
+
+def product_of(letters: str) -> Expression:
+    """Return `ab` as a times b."""
+    return Apply("*", tuple(map(Symbol, letters)))
 
 
 def as_quantity(form: Form) -> Quantity | None:

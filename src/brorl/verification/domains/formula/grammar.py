@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from brorl.verification.domains.formula.expression_grammar import (
     CURRENCY_OF,
+    MODULO,
     WORDS_OF_FORMULAS,
     ExpressionReader,
 )
@@ -35,7 +36,7 @@ from brorl.verification.domains.formula.expressions import (
     to_expression,
     variables,
 )
-from brorl.verification.domains.formula.names import between
+from brorl.verification.domains.formula.names import between, modulo, modulus_of
 from brorl.verification.domains.formula.normal import total_of
 from brorl.verification.domains.formula.tokens import END, Token, UnreadableError, tokenize, word_list, written
 from brorl.verification.domains.formula.words import (
@@ -107,6 +108,8 @@ class Reader(ExpressionReader):
             self.expect(*closing)
         if len(items) == 1:
             return items[0]
+        if modulus := modulus_of(items[-1]):  # `1, 3 \pmod 8`
+            items = [one if modulus_of(one) else modulo(one, modulus) for one in items]
         kinds = {joint for joint in joints if joint != ","}
         if len(kinds) > 1:
             raise UnreadableError("both `and` and `or`")
@@ -137,7 +140,25 @@ class Reader(ExpressionReader):
             if self.peek().text not in SIGNS:
                 break
             signs.append(self.take().text)
-        return sides[0] if len(sides) == 1 else Relation(tuple(sides), tuple(signs))
+        form = sides[0] if len(sides) == 1 else Relation(tuple(sides), tuple(signs))
+        modulus = self._modulus()
+        match sides[-1]:
+            case Apply("mod", (value, number)) if signs[-1:] == ["\\equiv"]:  # `x \equiv 3 \mod 7`
+                form, modulus = Relation((*sides[:-1], value), tuple(signs)), number
+            case _:
+                pass
+        return form if modulus is None else modulo(form, modulus)
+
+    def _modulus(self) -> Expression | None:
+        r"""Read `\pmod{7}` or `(mod 7)`; None for anything else."""
+        if self.accept("\\pmod"):
+            return self.argument(whole=True)
+        if self.peek().text == "(" and self.peek(1).text in MODULO:
+            self.at += 2
+            modulus = to_expression(self.sum())
+            self.expect(")")
+            return modulus
+        return None
 
     def _left_side(self) -> Form | None:
         """Read a side before `=` that only names a value, such as an integral or `P(A > 1)`; None for other sides."""
@@ -278,7 +299,7 @@ class Reader(ExpressionReader):
             first = tail[0]
         if not tail or (first.kind != "name" and first.text not in _UNIT_COMMANDS):
             return None
-        is_apart = first.is_upright or first.is_spaced
+        is_apart = first.is_upright or first.is_spaced or _is_prefix(tail, 0)
         if first.kind == "name" and not (is_apart or len(first.text) > 1):
             return None
         if any(
@@ -337,10 +358,20 @@ def _unit(tokens: Sequence[Token]) -> str | None:
     if re.match(r"\^? *\{?\\(?:circ|degree)", text):
         text = re.sub(r"^\^? *\{?\\(?:circ|degree) *\}? *", "°", text)
         return text if text in ("°C", "°F", "°K") else None
-    letters = (t.text for t in tokens if t.kind == "name" and not t.is_upright and len(t.text) < 4)
+    letters = (
+        t.text
+        for at, t in enumerate(tokens)
+        if t.kind == "name" and not t.is_upright and len(t.text) < 4 and not _is_prefix(tokens, at)
+    )
     is_product = tokens[0].text == "^" or (tokens[0].text == "\\Omega" and len(tokens) > 1)
     are_units = all(unit_named(text) or text in ("per", "sq") for text in letters)  # `cm`, but not `gh`
     return text if are_units and not is_product and units_of(text) else None
+
+
+def _is_prefix(tokens: Sequence[Token], at: int) -> bool:
+    r"""Whether a token is a letter glued to the symbol of ohms, as in `k\Omega`."""
+    after = tokens[at + 1 : at + 2]
+    return len(tokens[at].text) == 1 and any(one.text == "\\Omega" and not one.is_spaced for one in after)
 
 
 def _are_words(names: list[Token]) -> bool:
@@ -363,10 +394,3 @@ def _product(tokens: list[Token]) -> Expression | None:
     except UnreadableError:
         return None
     return form if isinstance(form, Expression) and reader.peek() is END else None
-
-
-def letters_of(text: str) -> Expression | None:
-    """Return `ab` as a times b; None if a text is not a single word of 2 to 6 letters."""
-    if not re.fullmatch(r"[A-Za-z]{2,6}", text):
-        return None
-    return Apply("*", tuple(Symbol(letter) for letter in text))

@@ -20,13 +20,14 @@ from brorl.verification.domains.formula.expressions import (
     Number,
     Ratio,
     Relation,
+    Residue,
     Symbol,
     Text,
     variables,
     walk,
 )
+from brorl.verification.domains.formula.points import WHOLE_NUMBERS
 from brorl.verification.domains.formula.tokens import UnreadableError
-from brorl.verification.domains.formula.values import WHOLE_NUMBERS
 from brorl.verification.domains.formula.words import are_names
 
 EQUAL = frozenset({"=", "\\approx", "\\equiv"})
@@ -222,3 +223,16 @@ def between(items: Sequence[Form], last: Form) -> list[Form]:
     if count.denominator != 1 or not 1 < count <= _MAX_PROGRESSION:
         raise UnreadableError("dots up to a number that no step reaches")
     return [Number(numbers[-2] + step * k) for k in range(1, int(count))]
+
+
+def modulo(form: Form, modulus: Expression) -> Form:
+    r"""Return a form whose values are up to multiples of a modulus: 3 or `x \equiv 3`; a name stays a name."""
+    if isinstance(form, Relation) and set(form.signs) <= EQUAL:
+        return form._replace(sides=tuple(modulo(side, modulus) for side in form.sides))
+    return Residue(form, modulus) if isinstance(form, Expression) and not isinstance(form, Symbol) else form
+
+
+def modulus_of(form: Form) -> Expression | None:
+    """Return the modulus of a residue, or of an equation that ends in one; None for any other form."""
+    last = form.sides[-1] if isinstance(form, Relation) else form
+    return last.modulus if isinstance(last, Residue) else None

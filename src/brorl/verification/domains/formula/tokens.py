@@ -24,13 +24,15 @@ _CHARACTERS = str.maketrans(
         "−": "-", "–": "-", "—": "-", "×": "\\times ", "·": "\\cdot ", "⋅": "\\cdot ", "∙": "\\cdot ", "÷": "/",
         "≤": "\\le ", "≥": "\\ge ", "⩽": "\\le ", "⩾": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "≡": "\\equiv ",
         "∞": "\\infty ", "π": "\\pi ", "°": "\\degree ", "º": "\\degree ", "±": "\\pm ", "∓": "\\mp ", "∪": "\\cup ",
-        "∩": "\\cap ", "∈": "\\in ", "∉": "\\notin ", "∅": "\\emptyset ", "√": "\\sqrt ", "∖": "\\setminus ",
+        "∩": "\\cap ", "∈": "\\in ", "∉": "\\notin ", "∅": "\\emptyset ", "∖": "\\setminus ",
         "⟨": "\\langle ", "⟩": "\\rangle ", "′": "'", "’": "'", "‘": "'", "″": "''", "“": '"', "”": '"', "∣": "|",
         "∠": "\\angle ", "∨": "\\lor ", "∧": "\\land ", "¬": "\\neg ", "→": "\\to ", "⇒": "\\Rightarrow ",
         "…": "\\ldots ", "⁄": "/", "∕": "/", "∶": ":", "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}",
         "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}", "€": "\\euro ", "£": "\\pounds ", "¥": "\\yen ", "₹": "\\rupee ",
         "¢": "\\text{ cents}", "µ": "\\mu ", "~": " ", "\N{NO-BREAK SPACE}": " ", "\N{THIN SPACE}": " ",
         "\N{NARROW NO-BREAK SPACE}": " ", "℃": "\\degree C", "℉": "\\degree F",
+        "\N{ARABIC DECIMAL SEPARATOR}": ".", "\N{ARABIC THOUSANDS SEPARATOR}": ",", "\N{ARABIC COMMA}": ",",
+        "\N{ARABIC SEMICOLON}": ";", "\N{ARABIC PERCENT SIGN}": "%", "\N{IDEOGRAPHIC COMMA}": ",",
         "•": "\\cdot ", "\N{OHM SIGN}": "\\Omega ", "\N{ANGSTROM SIGN}": "Å", "\N{KELVIN SIGN}": "K",
         "\N{HYPHEN}": "-", "\N{NON-BREAKING HYPHEN}": "-",
         **{char: f"\\frac{{{top}}}{{{under}}}" for char, top, under in zip(
@@ -39,16 +41,27 @@ _CHARACTERS = str.maketrans(
     }
 )  # fmt: skip
 _STYLED = re.compile("[\U0001d400-\U0001d7ff\uff01-\uff5e]+")  # bold and wide letters, digits and marks
+_DIGIT = re.compile(r"(?![0-9])\d")  # a digit of another script: `٦`, `६`
+_RADICAL = re.compile(r"([√∛∜]) ?(\d+(?:\.\d+)?)?")  # takes a whole number, unlike `\sqrt`
+_DEGREE_OF = {"√": "", "∛": "[3]", "∜": "[4]"}
 _RAISED, _LOWERED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+"), re.compile("[₀₁₂₃₄₅₆₇₈₉ₙ]+")
 _RAISED_TO, _LOWERED_TO = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n"), str.maketrans("₀₁₂₃₄₅₆₇₈₉ₙ", "0123456789n")
 
 
 def in_latex(text: str) -> str:
     r"""Return a text with LaTeX for special characters: `½` -> `\frac{1}{2}`, `x²` -> `x^{2}`, `≤` -> `\le `."""
+    if text.isascii():
+        return text.translate(_CHARACTERS) if "~" in text else text
     text = _STYLED.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
+    text = _DIGIT.sub(lambda match: str(unicodedata.decimal(match[0])), text)
+    text = _RADICAL.sub(_with_radical, text)
     text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_RAISED_TO)}}}", text)
     text = _LOWERED.sub(lambda match: f"_{{{match[0].translate(_LOWERED_TO)}}}", text)
     return text.translate(_CHARACTERS)
+
+
+def _with_radical(match: re.Match[str]) -> str:
+    return rf"\sqrt{_DEGREE_OF[match[1]]}" + (f"{{{match[2]}}}" if match[2] else " ")
 
 
 word_list = re.compile(r"\S+").findall
@@ -79,7 +92,7 @@ _SAME = {
         "setminus": "backslash smallsetminus", "epsilon": "varepsilon", "phi": "varphi", "theta": "vartheta",
         "degree": "textdegree", "overline": "bar", "Rightarrow": "implies", "to": "rightarrow longrightarrow",
         "infty": "infin", "vec": "overrightarrow", "hat": "widehat", "tilde": "widetilde", "in": "isin",
-        "triangle": "bigtriangleup",
+        "triangle": "bigtriangleup", "mod": "bmod", "pmod": "pod",
     }.items()
     for name in names.split()
 }  # fmt: skip
@@ -121,7 +134,9 @@ _CHOSEN = re.compile(  # a binomial coefficient: `^5C_2`, `5C2`
     r"(?:(?:\{\}\s*)?[\^_]\s*(?:\{\s*(\d{1,4})\s*\}|(\d{1,4}))|\b(\d{1,3}))\s?(?:C|\\mathrm\s*\{\s*C\s*\})\s?_?\s*"
     r"(?:\{(\d{1,4})\}|(\d{1,4})\b)"
 )
-# Each pattern is replaced before the text is split: `\\quadx`, `5C2`, `triangle ABC`, `{:}`, `7 p. m.`.
+_UPRIGHT_O = r"\\(?:text|textrm|mathrm|mbox)\s*\{\s*o\s*\}"
+# Each pattern is replaced before the text is split: `\\quadx`, `5C2`, `triangle ABC`, `7 p. m.`, `{:}`, `\\[4pt]`,
+# `60^o`.
 _REWRITTEN = (
     (re.compile(r"\\q?quad(?=[a-zA-Z])"), r"\\quad "),
     (_CHOSEN, r"\\binom{\1\2\3}{\4\5}"),
@@ -129,6 +144,11 @@ _REWRITTEN = (
     (re.compile(r"(?<![\\a-zA-Z])segment(?=[\s}]+[A-Z]{1,4}(?![a-zA-Z]))"), r"\\overline "),
     (re.compile(r"\b([apAP])\.\s?([mM])\b\.?"), r"\1\2"),
     (re.compile(r"\{([:=<>])\}"), r"\1"),
+    (re.compile(r"\\\\\*?\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]"), r"\\\\ "),
+    (
+        re.compile(rf"(?<=\d)\s*\^\s*(?:o(?![a-zA-Z])|{_UPRIGHT_O}|\{{\s*(?:o|{_UPRIGHT_O}|\\rm\s+o)\s*\}})"),
+        r"\\degree ",
+    ),
 )
 _MAX_TOKENS = 4_000
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from math import floor, log10
-from random import Random
+from math import floor, inf, log10
 from typing import Any
 
 from mpmath import mp
@@ -24,14 +23,14 @@ from brorl.verification.domains.formula.expressions import (
     variables,
     walk,
 )
+from brorl.verification.domains.formula.points import WHOLE_NUMBERS, at_changes, may_be_complex, near_zero
 
 IMAGINARY = "i"
 _DIGITS, _MANY_DIGITS, _DIGITS_AT_POINTS = 40, 600, 120
 _SMALL = Fraction(1, 1000)  # below this, rounding to six decimals leaves fewer than three digits
 _HALF_UNIT = Fraction(1, 2) + Fraction(1, 10**9)  # in units of the third digit
-WHOLE_NUMBERS = frozenset("nkmj")  # letters that stand for whole numbers
-_POINTS = 8
 _ZERO = mp.mpf(10) ** -35
+_CLEAR, _TINY = mp.mpf(10) ** -12, mp.mpf(10) ** -20
 _INFINITE_PARTS = 2  # only a sign and infinity, no arithmetic with infinity
 
 
@@ -98,21 +97,14 @@ def _exponent(value: Fraction) -> int:
 
 
 def _same_at_points(right: Expression, given: Expression, names: list[str], fixed: Mapping[str, Any]) -> bool:
-    random = Random(17)
-    is_whole = any(isinstance(one, Apply) and one.operation in INTEGER_FUNCTIONS for one in walk(right))
+    """Whether two formulas are equal at random points, and on each side of every break."""
+    are_whole = any(isinstance(one, Apply) and one.operation in INTEGER_FUNCTIONS for one in walk(right))
+    whole = {name for name in names if are_whole or (name[0] in WHOLE_NUMBERS and IMAGINARY not in fixed)}
+    parts = [right, *may_be_complex(right)]
     agree: dict[bool, list[bool]] = {True: [], False: []}  # by whether the reference is real at a point
-    for number in range(_POINTS):
-        point = dict(fixed)
-        for name in names:
-            if is_whole or (name[0] in WHOLE_NUMBERS and IMAGINARY not in fixed):
-                point[name] = Fraction(random.randint(2, 30))
-            else:
-                sign = random.choice((-1, 1)) if number > 2 else 1
-                point[name] = Fraction(random.randint(200, 3_000), 1_009) * sign
-        try:
-            with mp.workdps(_DIGITS):
-                is_real = IMAGINARY in fixed or mp.im(evaluate(right, point)) == 0
-        except UndefinedError:
+    for near in near_zero(names, whole):
+        point = {**fixed, **near}
+        if (is_real := _is_real(parts, point)) is None:
             continue
         try:
             agree[is_real].append(_equal(right, given, point, _DIGITS_AT_POINTS))
@@ -120,8 +112,57 @@ def _same_at_points(right: Expression, given: Expression, names: list[str], fixe
             agree[is_real].append(False)
         if is_real and not agree[True][-1]:
             return False
-    compared = agree[True] or agree[False]
+    if IMAGINARY in fixed:
+        return _all(agree[True])
+    points = ({**fixed, **beside} for beside in at_changes((right, given), names, whole, fixed))
+    if agree[True]:
+        return not any(_differ(right, given, point) and _is_real(parts, point) for point in points)
+    real = [_equal_or_gap(right, given, point) for point in points if _is_real(parts, point)]
+    compared = [equal for equal in real if equal is not None]
+    return _all(compared or agree[False])
+
+
+def _all(compared: list[bool]) -> bool:
     return bool(compared) and all(compared)
+
+
+def _differ(right: Expression, given: Expression, point: Mapping[str, Any]) -> bool:
+    """Whether two values differ clearly. Far from 0 a formula may lose its digits, and an answer may have gaps."""
+    with mp.workdps(_DIGITS):
+        try:
+            one, other = evaluate(right, point), evaluate(given, point)
+        except UndefinedError:
+            return False
+        size = max(abs(one), abs(other))
+        return bool(mp.isfinite(size) and size > _TINY and abs(one - other) > size * _CLEAR)
+
+
+def _equal_or_gap(right: Expression, given: Expression, point: Mapping[str, Any]) -> bool | None:
+    """Whether two values are equal; None if one is infinite or undefined, such as at a removable pole."""
+    try:
+        with mp.workdps(_DIGITS):
+            are_finite = mp.isfinite(evaluate(right, point)) and mp.isfinite(evaluate(given, point))
+        return _equal(right, given, point, _DIGITS_AT_POINTS) if are_finite else None
+    except UndefinedError:
+        return None
+
+
+def _is_real(parts: Sequence[Expression], point: Mapping[str, Any]) -> bool | None:
+    r"""Whether an expression, the first part, and its roots are real at a point; None if it has no value.
+
+    `\sqrt{x-10}\sqrt{x-12}` is not real at 0, although the product of two imaginary numbers is.
+    """
+    if IMAGINARY in point:
+        return True
+    with mp.workdps(_DIGITS):
+        for part in parts:
+            try:
+                if mp.im(evaluate(part, point)) != 0:
+                    return False
+            except UndefinedError:
+                if part is parts[0]:
+                    return None
+    return True
 
 
 def _equal(right: Expression, given: Expression, point: Mapping[str, Any], digits: int) -> bool:
@@ -131,7 +172,7 @@ def _equal(right: Expression, given: Expression, point: Mapping[str, Any], digit
         if mp.isinf(one) or mp.isinf(other):
             return bool(one == other) and len([*walk(given)]) <= _INFINITE_PARTS
         coarse, size = abs(one - other), max(abs(one), abs(other))
-        if coarse > size * mp.mpf(10) ** -12 and size > mp.mpf(10) ** -20:
+        if coarse > size * _CLEAR and size > _TINY:
             return False
     with mp.workdps(digits):
         one, other = evaluate(right, point), evaluate(given, point)
@@ -176,6 +217,19 @@ def order_key(expression: Expression) -> Any:
     """Return the value of a real number, to compare it with others; None if the number has no real value."""
     value = _value(expression)
     return None if value is None or mp.im(value) != 0 else mp.re(value)
+
+
+def place_of(form: object) -> tuple[float, ...]:
+    """Return numbers that sort forms: the values of their expressions, to ten digits, at one fixed point."""
+    if isinstance(form, Number | Symbol | Apply):
+        point = {name: Fraction(100 + sum(name.encode()), 83) for name in variables(form)}
+        try:
+            value = complex(evaluate(form, {LOG: mp.e, **point}))
+        except (UndefinedError, OverflowError):
+            return (inf,)
+        return float(f"{value.real:.9e}"), float(f"{value.imag:.9e}")
+    parts = form if isinstance(form, tuple) else ()
+    return tuple(number for part in parts for number in place_of(part))
 
 
 def _value(expression: Expression, base: Any = mp.e) -> Any:

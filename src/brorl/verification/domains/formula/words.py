@@ -195,6 +195,11 @@ def same_words(right: str, given: str) -> bool:
     )
 
 
+def are_two_factors(right: str, given: str) -> bool:
+    """Whether two capitals stand in two orders: `IR` and `RI` are one product, and `AB` and `BA` one segment."""
+    return re.fullmatch("[A-Z]{2}", right) is not None and right not in _SHOUTED and right == given[::-1]
+
+
 _CHOICE = re.compile(
     r"\\(?:text(?:bf|rm|sf|it)?|mathrm|mathbf|mbox) ?\{ ?\(([A-J])\)(?:\\?[ ~])*\}(?:\\[ ,;:]|\\q?quad\b|[ ~:])*"
     r"([^ ].*)",

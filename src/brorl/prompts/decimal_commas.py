@@ -1,0 +1,115 @@
+r"""Tells decimal commas from lists and from thousands: `32,5` is 32.5, `32, 5` a list, and `32,500` a whole number.
+
+A comma between digits without a space may be a decimal comma, unless
+
+- it groups thousands: one to three digits without a zero in front, then groups of three (`1,234`),
+- it is one of several in a row (`1,2,3`), or
+- it stands in brackets, where it separates items (`(2,5)`); with `;` between the items it is one: `(2,5; 3,5)`.
+
+Such a text alone has two readings: `2,5` is 2.5, or 2 and 5. It is surely a decimal if the list would be odd, because
+its numbers do not ascend (`32,5`) or one begins with 0 (`3,05`). The other texts of a column decide the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+_COMMA = re.compile(
+    r"(?<![\d.,])(?<!\d\s)(?<!_\{)(?P<whole>\d{1,3}(?:\.\d{3})+|\d+)(?P<mark>,|\{,\})(?P<part>\d+)(?![\d,]|\{,\}|\.\d)"
+)
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:,|\{,\})\d{3}")
+_DOTTED = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.,])")  # `1.234.567`
+_BRACKET = re.compile(r"\\[{}]|[()\[\];]")
+_NAMED = re.compile(r"[A-Za-z]\w*\s*=\s*|[-+\s$]|\N{MINUS SIGN}")
+_SEVERAL = re.compile(r"\d,\s+-?\d|\d,-|\d,\d+,\d(?!\d\d(?!\d))")
+_POINT = re.compile(r"(?<![\d.])\d+\.(?!\d{3}(?!\d))\d+(?![\d.])|(?<![\d.])0\.\d+")
+
+_MAX_COMMAS = 40  # no answer with more is compared with points
+
+Reading = Literal["decimal", "list"]
+
+
+class ColumnReading(NamedTuple):
+    """How the commas between digits of a column are read."""
+
+    reading: Reading | None  # None if the texts do not decide
+    count: int  # texts with such a comma
+    example: str
+
+    def write(self, text: str) -> str:
+        """Return a text of the column that has one reading: `32,5` -> `32.5`, or `32, 5` for a list."""
+        if self.reading is None:
+            return text
+        mark = "." if self.reading == "decimal" else ", "
+        return _replaced(text, mark, thousands=self.reading == "decimal") or text
+
+
+def column_reading(texts: Sequence[str]) -> ColumnReading | None:
+    """Return how a column's commas are read; None if no text has a comma that could be a decimal one.
+
+    A text that is surely a decimal decides, unless another has a decimal point, or a list with spaces or three items.
+    """
+    found = [text for text in texts if "," in text and with_points(text) is not None]
+    if not found:
+        return None
+    are_lists = any(_SEVERAL.search(text) or _POINT.search(text) for text in texts)
+    are_decimals = any(map(is_decimal, found))
+    reading: Reading | None = None if are_lists == are_decimals else "list" if are_lists else "decimal"
+    return ColumnReading(reading, len(found), next(filter(is_decimal, found), found[0]))
+
+
+def with_points(text: str) -> str | None:
+    """Return a text with points for its decimal commas: `x = 2,5` -> `x = 2.5`; None if it can have none."""
+    if text.count(",") > _MAX_COMMAS:
+        return None
+    if "," not in text:
+        return _without_dots(text) if text.count(".") > 1 else None
+    return _replaced(text, ".", thousands=False)
+
+
+def is_decimal(text: str) -> bool:
+    """Whether a text is surely one number with a decimal comma: `32,5`, `-0,05 m`, `1.234,5`, but not `2,5`."""
+    match = _COMMA.search(text) if "," in text else None
+    if match is None or text.count(",") > 1 or _is_in_brackets(text, match.start()):
+        return False
+    if _NAMED.sub("", text[: match.start()]) or _THOUSANDS.fullmatch(match[0]):
+        return False
+    whole, part = match["whole"], match["part"]
+    is_odd = "." in whole or match["mark"] != "," or part.startswith("0") or (whole[0] == "0" and len(whole) > 1)
+    return is_odd or ("-" not in text[: match.start()] and int(whole) >= int(part[:18]))
+
+
+def _replaced(text: str, mark: str, thousands: bool) -> str | None:
+    """Return a text with a mark for each comma that can be a decimal one; None if there is none."""
+    pieces: list[str] = []
+    at = 0
+    for match in _COMMA.finditer(text):
+        is_grouping = not thousands and _THOUSANDS.fullmatch(match[0])
+        if not is_grouping and not _is_in_brackets(text, match.start()):
+            pieces += [text[at : match.start()], match["whole"].replace(".", ""), mark, match["part"]]
+            at = match.end()
+    return "".join([*pieces, text[at:]]) if pieces else None
+
+
+def _without_dots(text: str) -> str | None:
+    """Return `1.234.567` as `1234567`; None for other texts."""
+    plain = _DOTTED.sub(lambda match: match[0].replace(".", ""), text)
+    return None if plain == text else plain
+
+
+def _is_in_brackets(text: str, at: int) -> bool:
+    """Whether a place is in brackets in which no semicolon separates the items."""
+    opened: list[tuple[int, bool]] = []  # of each open bracket: its place, and whether it has a semicolon
+    for bracket in _BRACKET.finditer(text):
+        mark = bracket[0][-1]
+        if mark in "([{":
+            opened.append((bracket.start(), False))
+        elif mark == ";" and opened:
+            opened[-1] = (opened[-1][0], True)
+        elif mark != ";" and opened:
+            start, is_separated = opened.pop()
+            if start < at < bracket.start():
+                return not is_separated
+    return False
