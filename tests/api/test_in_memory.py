@@ -79,6 +79,31 @@ def test_every_form_of_rows_becomes_the_same_questions(tmp_path: Path) -> None:
     assert all(questions == read["a list"] for questions in read.values())
 
 
+def test_narrow_floats_and_class_numbers_are_read_as_they_are_printed(tmp_path: Path) -> None:
+    import datasets
+    import torch
+
+    values, questions = [0.1, 2.5, 1e-3], ["a?", "b?", "c?"]
+    floats = pa.table({"question": questions, "answer": pa.array(values, pa.float32())})
+    kinds = {
+        "a table": floats,
+        "a dataset": datasets.Dataset(floats),
+        "a frame": pd.DataFrame({"question": questions, "answer": np.array(values, np.float32)}),
+        "scalars": [{"question": q, "answer": v} for q, v in zip(questions, np.array(values, np.float32), strict=True)],
+        "tensors": [{"question": q, "answer": torch.tensor(v)} for q, v in zip(questions, values, strict=True)],
+    }
+    for kind, data in kinds.items():
+        _, config, _ = resolve_in_memory("quickstart", {"data": data}, None, tmp_path / kind)
+        references = [q.reference for q in read_source(config.data.sources[0]).questions]  # type: ignore[arg-type]
+        assert references == [str(value) for value in values], kind
+    label = datasets.ClassLabel(names=["no", "yes"])
+    features = datasets.Features({"question": datasets.Value("string"), "answer": label})
+    named = datasets.Dataset.from_dict({"question": questions, "answer": [1, 0, 1]}, features=features)
+    _, config, _ = resolve_in_memory("quickstart", {"data": named}, None, tmp_path / "classes")
+    references = [q.reference for q in read_source(config.data.sources[0]).questions]  # type: ignore[arg-type]
+    assert references == ["yes", "no", "yes"]
+
+
 def test_rows_without_a_recipe_have_the_one_of_init(tmp_path: Path) -> None:
     config = resolve_in_memory(None, {"data": ROWS, "model": "quickstart"}, None, tmp_path / "given").config
     assert (config.rollouts_per_prompt, config.prompts_per_step, config.model) == (16, 8, "quickstart")

@@ -191,7 +191,7 @@ def _guessed(
 ) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     """Return a first recipe for rows, their entry in data.sources, and lines on the guesses."""
     from brorl.api.first_recipe import make_first_recipe
-    from brorl.prompts.file_questions import read_source
+    from brorl.prompts.file_questions import read_commas, read_source
     from brorl.prompts.guess import guess_meaning
 
     path = str(file)
@@ -200,7 +200,8 @@ def _guessed(
             guess = guess_meaning(path, None, answer, _DOMAIN if has_function else None)
             if has_function:  # the function gets the column unchanged
                 guess = guess._replace(source=guess.source.model_copy(update={"answer_after": None}))
-            first = make_first_recipe(path, model, guess, read_source(guess.source), "")
+            reading = read_commas(read_source(guess.source), {guess.domain})
+            first = make_first_recipe(path, model, guess, reading, "")
     except UserError as error:
         raise UserError(str(error).replace(path, "data")) from None  # the caller gave rows and knows no file
     recipe = {name: value for name, value in first.settings.items() if name != "verification.functions"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
@@ -19,11 +19,13 @@ from typing import Any
 
 from brorl.errors import UserError, of_source
 from brorl.format import counted, listed, short_repr
+from brorl.prompts.decimal_commas import column_reading
 from brorl.prompts.prompt import (
     CODE_DOMAIN,
     GYM_DOMAIN,
     INSTRUCTIONS_DOMAIN,
     JSON_NAMES,
+    MATH_DOMAIN,
     SCIENCE_DOMAIN,
     DroppedRow,
     Message,
@@ -305,6 +307,27 @@ def _problems(bad: Sequence[tuple[Row, str]], path: str, number: int) -> str:
         lines.append(f"  {listed([*names, *more])}{colon} {problem}")
     rest = sum(len(rows) for rows in list(rows_of.values())[_SHOWN:])
     return "\n".join([*lines, *([f"  and {counted(rest, 'other row')}"] if rest else [])])
+
+
+def read_commas(reading: SourceReading, domains: Collection[str]) -> SourceReading:
+    """Write the answers of some domains so that their commas have one reading, that of all answers together.
+
+    Domains of mathematics and science are meant: `32,5` among `32,7` and `1,25` is 32.5, and `2,5` among them 2.5.
+    """
+    meant = {MATH_DOMAIN, SCIENCE_DOMAIN}.intersection(domains)
+
+    def has_commas(question: Question) -> bool:
+        is_json = question.domain == SCIENCE_DOMAIN and question.reference.lstrip().startswith("{")
+        return question.domain in meant and "," in question.reference and not is_json
+
+    plain = [question.reference for question in reading.questions if question.domain in meant]
+    commas = column_reading(plain) if any(map(has_commas, reading.questions)) else None
+    if commas is None:
+        return reading
+    questions = [
+        replace(one, reference=commas.write(one.reference)) if has_commas(one) else one for one in reading.questions
+    ]
+    return replace(reading, questions=questions, commas=commas)
 
 
 def check_first_row(source: FileSource) -> None:

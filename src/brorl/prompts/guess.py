@@ -314,9 +314,10 @@ def _guess_columns(
     words = next((pair for pair in _PAIRS if texts and {text.lower() for text in texts} <= {*pair}), ())
     if not domain:
         _reject_classes(path, answer, values)
-    meant, reason = (domain, "as given") if domain else _domain(path, answer, texts, words)
-    if meant != SCIENCE_DOMAIN and any(isinstance(cell, Mapping) and "aliases" in cell for cell in cells):
-        answer = f"{answer}.value"  # only the verifier of science reads aliases
+    has_aliases = any(isinstance(cell, Mapping) and "aliases" in cell for cell in cells)
+    named = f"{answer}.value" if has_aliases else answer
+    meant, reason = (domain, "as given") if domain else _domain(path, named, texts, words)
+    answer = answer if meant == SCIENCE_DOMAIN else named  # only the verifier of science reads aliases
     source = _source(path, prompt_column=prompt, answer_column=answer, answer_after=after, domain=meant)
     return Guess(source, meant, texts[0] if texts else "", reason, words)
 
@@ -393,9 +394,9 @@ def _column(path: str, rows: Sequence[Row], what: str, given: str | None, taken:
         inside = rows[0].values.get(column)  # an object has keys: reward_model.ground_truth
         names_inside = (*names, "value") if what == "answer" else names
         keys = [f"{column}.{name}" for name in names_inside if name in inside] if isinstance(inside, Mapping) else []
-        if what == "answer" and isinstance(inside, Mapping) and {"value", "aliases"} <= {*inside}:
-            if column not in taken:
-                return column
+        has_aliases = what == "answer" and isinstance(inside, Mapping) and {"value", "aliases"} <= {*inside}
+        if has_aliases and column not in taken:
+            return column
         for candidate in (column, *keys):
             values = [value for row in rows if not is_missing(value := row.cell(candidate))]
             if values and candidate not in taken and all(_can_be(value, what) for value in values):
@@ -435,8 +436,8 @@ def _domain(path: str, column: str, texts: Sequence[str], words: Sequence[str]) 
     science = f"{of_source('domain', SCIENCE_DOMAIN)} to compare short texts, " if are_short else ""
     raise UserError(
         f"{path}: the answers in column {column!r}, such as {strange[:60]!r}, do not look like numbers or formulas; "
-        f"give {of_source('domain', 'math')} if they are mathematics, {science}{of_source('domain', 'NAME')} with a verifier "
-        f"that you write (docs/how-to/verifiers.md), or name another column with {of_source('answer_column')}"
+        f"give {of_source('domain', 'math')} if they are mathematics, {science}{of_source('domain', 'NAME')} with a "
+        f"verifier that you write (docs/how-to/verifiers.md), or name another column with {of_source('answer_column')}"
     )
 
 
