@@ -21,6 +21,7 @@ from brorl.errors import UserError
 from brorl.prompts.countdown import countdown_puzzles
 from brorl.prompts.file_questions import read_source
 from brorl.prompts.settings import FileSource
+from brorl.verification.sandbox.inside.calling import called
 from brorl.verification.sandbox.inside.functions import load
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
@@ -78,6 +79,31 @@ def test_every_form_of_rows_becomes_the_same_questions(tmp_path: Path) -> None:
     assert all(questions == read["a list"] for questions in read.values())
 
 
+def test_narrow_floats_and_class_numbers_are_read_as_they_are_printed(tmp_path: Path) -> None:
+    import datasets
+    import torch
+
+    values, questions = [0.1, 2.5, 1e-3], ["a?", "b?", "c?"]
+    floats = pa.table({"question": questions, "answer": pa.array(values, pa.float32())})
+    kinds = {
+        "a table": floats,
+        "a dataset": datasets.Dataset(floats),
+        "a frame": pd.DataFrame({"question": questions, "answer": np.array(values, np.float32)}),
+        "scalars": [{"question": q, "answer": v} for q, v in zip(questions, np.array(values, np.float32), strict=True)],
+        "tensors": [{"question": q, "answer": torch.tensor(v)} for q, v in zip(questions, values, strict=True)],
+    }
+    for kind, data in kinds.items():
+        _, config, _ = resolve_in_memory("quickstart", {"data": data}, None, tmp_path / kind)
+        references = [q.reference for q in read_source(config.data.sources[0]).questions]  # type: ignore[arg-type]
+        assert references == [str(value) for value in values], kind
+    label = datasets.ClassLabel(names=["no", "yes"])
+    features = datasets.Features({"question": datasets.Value("string"), "answer": label})
+    named = datasets.Dataset.from_dict({"question": questions, "answer": [1, 0, 1]}, features=features)
+    _, config, _ = resolve_in_memory("quickstart", {"data": named}, None, tmp_path / "classes")
+    references = [q.reference for q in read_source(config.data.sources[0]).questions]  # type: ignore[arg-type]
+    assert references == ["yes", "no", "yes"]
+
+
 def test_rows_without_a_recipe_have_the_one_of_init(tmp_path: Path) -> None:
     config = resolve_in_memory(None, {"data": ROWS, "model": "quickstart"}, None, tmp_path / "given").config
     assert (config.rollouts_per_prompt, config.prompts_per_step, config.model) == (16, 8, "quickstart")
@@ -118,6 +144,23 @@ def test_a_function_that_reads_several_columns_gets_them_from_the_rows(tmp_path:
     (source,) = config.data.sources
     references = [json.loads(q.reference) for q in read_source(source).questions]  # type: ignore[arg-type]
     assert references == [{"tests": row["tests"], "limit": row["limit"]} for row in rows]
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    return float(solution_str == f"{data_source} {ground_truth} {extra_info['index']}")
+
+
+def test_a_function_of_verl_gets_the_columns_of_verl(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": [{"role": "user", "content": f"What is {i} + 1?"}], "data_source": "sums",
+         "extra_info": {"index": i}, "reward_model": {"ground_truth": str(i + 1)}}
+        for i in range(10)
+    ]  # fmt: skip
+    _, config, _ = resolve_in_memory("quickstart", {"data": rows}, compute_score, tmp_path)
+    question = read_source(config.data.sources[0]).questions[3]  # type: ignore[arg-type]
+    given = {"response": "sums 4 3", "reference": question.reference, "source": "rows"}
+    assert called(compute_score, given) == 1.0
+    assert called(compute_score, {**given, "response": "4"}) == 0.0
 
 
 def test_a_run_is_evaluated_on_the_columns_that_its_reward_reads(tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from brorl.api.check import unreachable_references, unread_forms, unused_options
+from brorl.api.data_warnings import other_spellings, unreachable_references, unread_forms, unused_options
 from brorl.prompts.answer_forms import last_box
 from brorl.prompts.file_questions import read_source
 from brorl.prompts.prompt import Prompt
@@ -54,6 +55,26 @@ def warnings(rows: list[dict[str, Any]], template: str = "{prompt}", **columns: 
     ]
     found = [*unused_options(source), *unreachable_references(prompts), *unread_forms(Boxes(), prompts, is_own=False)]
     return "\n".join(found)
+
+
+def test_a_system_message_that_wants_the_answer_alone() -> None:
+    """The template asks for a box all the same; then the question of `init` has none."""
+    text = "<system>Reply with the number only.</system>1 + 1? Please put your final answer within \\boxed{}."
+    prompts = [Prompt(f"p{n}", text, (1,), "2", "math", "rows", "1 + 1?") for n in range(9)]
+    (said,) = unread_forms(Boxes(), prompts, is_own=False)
+    assert "the questions ask for the answer alone, and the text around them for one in \\boxed{}" in said
+    plain = [replace(one, text="<system>Be kind.</system>1 + 1? Use \\boxed{}.") for one in prompts]
+    assert not [*unread_forms(Boxes(), plain, is_own=False)]
+
+
+def test_references_in_other_spellings_are_tried() -> None:
+    """On a verifier that compares texts; digits and commas of ASCII are no other spelling."""
+    references = ["32,5", "\N{ARABIC-INDIC DIGIT SIX}\N{ARABIC-INDIC DIGIT ONE}", "61", "1, 2"]
+    prompts = [Prompt(f"p{n}", "?", (1,), reference, "math") for n, reference in enumerate(references)]
+    (said,) = other_spellings(Boxes(), prompts)
+    assert "`32,5` of question p0 rejects `\\boxed{32.5}`" in said
+    assert "2 such answers" in said
+    assert not [*other_spellings(Boxes(), prompts[2:])]
 
 
 @pytest.mark.slow

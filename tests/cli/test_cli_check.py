@@ -13,6 +13,7 @@ from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.planning import step_cost as step_forecast
 from brorl.planning.step_cost import StepTimer, StepTiming, mean_rounds
+from brorl.prompts.prompt import Prompt
 from brorl.training.inputs import prepare_run
 from brorl.training.local_parts import LocalParts
 from brorl.tree import RolloutTree
@@ -130,7 +131,7 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
     assert forecast.seconds["storing"] == pytest.approx(cost["storing"] * responses, rel=1e-6)
     assert forecast.max_seconds == forecast.seconds["total"]  # nothing was cut short of the limit
     assert (forecast.kept_fraction, forecast.num_prompts) == (None, 8)
-    assert forecast.num_rollouts == sum(tree.num_rollouts for one in sampled[1:] for tree in trees_of(one))
+    assert forecast.num_rollouts == sum(tree.num_rollouts for one in sampled[2:] for tree in trees_of(one))
 
     monkeypatch.setattr(step_forecast, "MAX_TOKENS", 3)
     cut = step_forecast.forecast_step(parts, tmp_path)
@@ -150,6 +151,38 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
         for _ in range(50)
     ])  # fmt: skip
     assert limited.seconds["training"] == pytest.approx(cost["training"] * 8 * nodes, rel=0.15)
+
+
+def test_the_timing_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that counts rollouts times the limit of tokens, no step begins that would end after the limit."""
+    clock, drawn, said = [0.0], list[tuple[int, int]](), list[str]()
+    config = config_of("--rollouts_per_prompt=16", "--prompts_per_step=8", "--sampling.max_new_tokens=12")
+    parts = LocalParts.load(config, prepare_run(config, config.model))
+    sampled = step_forecast.sample_groups(parts, parts.stream.take(1), 2, 0)
+    timing = StepTimer(parts, parts.model, tmp_path).finish(sampled)
+
+    def slow(_parts: LocalParts, prompts: list[Prompt], num_rollouts: int, seed: int) -> object:  # noqa: ARG001
+        clock[0] += seconds_per_token * num_rollouts * len(prompts) * 12
+        drawn.append((num_rollouts, len(prompts)))
+        return sampled
+
+    monkeypatch.setattr(step_forecast, "sample_groups", slow)
+    monkeypatch.setattr(StepTimer, "finish", lambda *_: timing)
+    monkeypatch.setattr(step_forecast, "perf_counter", lambda: clock[0])
+    for seconds_per_token, sizes, is_stopped in (
+        (0.01, [(2, 1), (2, 1), (8, 2), (16, 4)], False),  # 0.2, 0.2, 1.9 and 7.7 s
+        (0.1, [(2, 1), (2, 1), (8, 2), (4, 1)], False),  # 2.4, 2.4, 19 and 5 s
+        (0.5, [(2, 1), (2, 1)], True),  # 12 s twice, and 96 s would follow
+        (5.0, [(2, 1)], True),  # 120 s: not even a second one
+    ):
+        clock[0] = 0.0
+        forecast = step_forecast.forecast_step(parts, tmp_path, (1, 2), 60.0, said.append)
+        assert drawn[: len(sizes)] == sizes
+        assert forecast.is_stopped is is_stopped
+        assert len(drawn) == len(sizes) or not is_stopped
+        assert clock[0] <= max(60, seconds_per_token * 2 * 12)
+        drawn.clear()
+    assert len(said) == 4
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from brorl.prompts.file_questions import read_source
 from brorl.prompts.settings import FileSource
 from choice_rows import SCHEMAS
 from data_files import write_rows
+from each_row import each_row
 from run_support import command, refused, save_tiny_model
 
 EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
@@ -76,6 +77,65 @@ def test_conversations_and_answers_inside_a_column(rng: np.random.Generator) -> 
     assert command("init", write_rows("verl.parquet", rows)).code == 0
     source = source_of("mine.yaml")
     assert (source.prompt_column, source.answer_column) == ("prompt", "reward_model.ground_truth")
+
+
+def test_the_folder_of_a_model_is_checked_first(tmp_path: Path, rng: np.random.Generator) -> None:
+    data = write_rows("a.jsonl", sums(rng, 40, "question", "answer"))
+    checkpoint = Path("runs/first/checkpoints/step-2")
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "config.json").write_text("{}")
+    for model, said in (
+        ("runs/typo", "there is no folder runs/typo, and runs is a folder here; fix the name"),
+        ("runs/fist", "did you mean runs/first?"),
+        ("runs/first", f"has no config.json, which a model has; give --model {checkpoint}"),
+        (str(tmp_path / "none"), "does not exist"),
+    ):
+        assert said in refusal(data, "--model", model)
+    for number, model in enumerate(("Qwen/Qwen2.5-0.5B-Instruct", "runs/typo@main", str(checkpoint), "quickstart")):
+        assert command("init", data, "--model", model, f"--output={number}.yaml").code == 0
+
+
+SYSTEM = {"role": "system", "content": "Reply with the number only."}
+
+
+@each_row(
+    ("rows", "said"),
+    [
+        ([{"q": f"{n} mal 0,7?", "answer": f"{7 * n / 10}".replace(".", ",")} for n in range(1, 30)],
+         "are read as decimal commas: '2,1' is 2.1"),
+        ([{"q": f"{n}?", "answer": f"{n},{n + 2}"} for n in range(1, 30)], "can be decimal commas or separate two"),
+        ([{"q": f"{n}?", "answer": f"{n},{n + 2}" if n % 2 else "1, 2, 3"} for n in range(1, 30)],
+         "are read as commas of lists: '1,3' is 1, 3"),
+        ([{"messages": [SYSTEM, {"role": "user", "content": f"{n}+1?"}], "answer": n + 1} for n in range(30)],
+         "the questions ask for the answer alone, so prompt.template adds no other form"),
+        ([{"messages": [SYSTEM, {"role": "user", "content": f"{n}+1?"}, {"role": "assistant", "content": f"{n + 1}"}]}
+          for n in range(30)], "answer_column: messages"),
+        ([{"q": f"{n}+1?", "answer": {"aliases": ["x"], "value": str(n)}} for n in range(30)],
+         "answer_column: answer.value"),
+    ],
+)  # fmt: skip
+def test_a_guess_about_the_answers_is_said(rows: list[dict[str, Any]], said: str) -> None:
+    Path("mine.yaml").unlink(missing_ok=True)
+    question = [] if "messages" in rows[0] else ["--prompt-column=q"]
+    outcome = command("init", write_rows("a.jsonl", rows), *question)
+    assert outcome.code == 0, outcome
+    assert said in outcome.said
+    if "alone" in said:
+        assert config_in().prompt.template == "{prompt}"
+
+
+def test_short_texts_are_for_science() -> None:
+    cities = [{"question": f"{n}?", "answer": ["Paris", "Rome", "New York"][n % 3]} for n in range(30)]
+    assert "--domain science to compare short texts" in refusal(write_rows("a.jsonl", cities))
+    long = [{**row, "answer": "It is the city that everyone has heard of, I think."} for row in cities]
+    assert "--domain science" not in refusal(write_rows("b.jsonl", long))
+    aliases = [{**row, "answer": {"value": row["answer"], "aliases": ["The City"]}} for row in cities]
+    file = write_rows("c.jsonl", aliases)
+    assert "column 'answer.value', such as 'Paris'" in refusal(file)
+    assert command("init", file, "--domain=science").code == 0
+    assert source_of("mine.yaml").answer_column == "answer"
+    reference = read_source(source_of("mine.yaml")).questions[0].reference
+    assert json.loads(reference) == {"value": "Paris", "tolerance": 0.0, "aliases": ["The City"]}
 
 
 def test_every_setting_has_a_comment(rng: np.random.Generator) -> None:

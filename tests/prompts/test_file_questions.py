@@ -5,6 +5,7 @@ import csv
 import errno
 import json
 import os
+import re
 import sys
 from decimal import Decimal
 from pathlib import Path
@@ -22,7 +23,9 @@ from brorl.errors import UserError
 from brorl.prompts.file_questions import read_source
 from brorl.prompts.prompt import Message, Question
 from brorl.prompts.public_data import layouts_of
+from brorl.prompts.rows import read_rows
 from brorl.prompts.settings import FileSource
+from each_row import each_row
 
 KINDS = ".jsonl, .json, .parquet, .csv, .tsv"
 DEFAULT = {"prompt": "1 + 1?", "answer": "2"}
@@ -377,6 +380,123 @@ class TestPaths:
         assert refusal(str(path)) == f"{path} cannot be read (Permission denied); check data.sources[].path"
 
 
+USER, ASSISTANT = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
+SYSTEM = {"role": "system", "content": "Reply with a number."}
+
+
+class TestConversations:
+    @each_row(
+        ("row", "settings", "key", "reference"),
+        [
+            # JSON text of messages is messages, and any other list is text
+            ({"prompt": json.dumps([SYSTEM, USER]), "answer": "2"}, {}, [SYSTEM, USER], "2"),
+            ({"prompt": str([USER]), "answer": "2"}, {}, [USER], "2"),
+            ({"prompt": '["a", "b"]', "answer": "2"}, {}, '["a", "b"]', "2"),
+            ({"prompt": '[{"role": "user"}]', "answer": "2"}, {}, '[{"role": "user"}]', "2"),
+            # the answer at their end is never shown
+            ({"messages": [SYSTEM, USER, ASSISTANT]}, {"prompt_column": "messages", "answer_column": "messages"},
+             [SYSTEM, USER], "2"),
+            ({"messages": json.dumps([USER, ASSISTANT])}, {"prompt_column": "messages", "answer_column": "messages"},
+             [USER], "2"),
+            ({"prompt": [USER, ASSISTANT, USER, ASSISTANT], "answer": "3"}, {}, [USER, ASSISTANT, USER], "3"),
+            ({"prompt": [USER], "answer": [ASSISTANT]}, {}, [USER], "2"),
+        ],
+    )  # fmt: skip
+    def test_they_are_split(
+        self, tmp_path: Path, row: dict[str, Any], settings: dict[str, Any], key: Any, reference: str
+    ) -> None:
+        (question,) = read(write_lines(tmp_path / "q.jsonl", [row]), **settings)
+        shown = [(message.role, message.content) for message in question.messages] or question.text
+        wanted = key if isinstance(key, str) else [(turn["role"], turn["content"]) for turn in key]
+        assert shown == (wanted[0][1] if len(wanted) == 1 and not isinstance(key, str) else wanted)
+        assert question.reference == reference
+
+    def test_one_without_an_answer_is_refused(self, tmp_path: Path) -> None:
+        path = write_lines(tmp_path / "q.jsonl", [{"messages": [USER]}, {"messages": [USER, ASSISTANT]}])
+        said = refusal(path, prompt_column="messages", answer_column="messages")
+        assert (
+            "q.jsonl line 1: messages does not end with a message of the assistant, which would be the answer" in said
+        )
+
+
+def test_all_bad_rows_are_in_one_error(tmp_path: Path) -> None:
+    good = [json.dumps({"prompt": f"{number}?", "answer": number}) for number in range(30)]
+    bad = {3: "{", 7: '{"prompt": "a?"}', 9: '{"prompt": "b?"}', 12: "[1]", 20: '{"prompt": "0?", "answer": 5}'}
+    lines = [bad.get(number, text) for number, text in enumerate(good, 1)]
+    (tmp_path / "q.jsonl").write_text("\n".join(lines))
+    with pytest.raises(UserError) as caught:
+        read(tmp_path / "q.jsonl")
+    first, *rest = str(caught.value).split("\n")
+    assert first == f"5 rows of {tmp_path}/q.jsonl cannot be used:"
+    assert [line.strip().partition(":")[0] for line in rest if "and line" in line] == ["line 7 and line 9"]
+    assert [int(number) for line in rest for number in re.findall(r"^  line (\d+)", line)] == [3, 7, 12, 20]
+
+
+def test_an_error_on_many_bad_rows_is_bounded(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}?", "answer": [n]} for n in range(1500)] + [{"prompt": f"{n}!", "answer": n} for n in "ab"]
+    with pytest.raises(UserError) as caught:
+        read(write_lines(tmp_path / "q.jsonl", rows))
+    first, *rest = str(caught.value).split("\n")
+    assert first.startswith("at least 1,000 rows")
+    assert len(rest) == 11
+    assert rest[-1] == "  and 990 other rows"
+
+
+@each_row(
+    ("rows", "questions"),
+    [
+        ({"version": "1.1", "data": [DEFAULT]}, [("1 + 1?", "2")]),
+        ({"about": "sums", "n": 1, "items": [DEFAULT], "authors": ["a"]}, [("1 + 1?", "2")]),
+        ([DEFAULT], [("1 + 1?", "2")]),
+        ({"prompt": "1 + 1?", "answer": "2", "turns": [USER]}, [("1 + 1?", "2")]),
+    ],
+)
+def test_the_only_list_in_an_object_is_its_rows(tmp_path: Path, rows: Any, questions: list[tuple[str, str]]) -> None:
+    for indent in (None, 1) if "prompt" not in rows else (None,):
+        (tmp_path / "q.json").write_text(json.dumps(rows, indent=indent))
+        assert pairs(read(tmp_path / "q.json")) == questions
+
+
+def test_class_numbers_are_read_as_names(tmp_path: Path) -> None:
+    """In Parquet files, in saved data sets and in lists, as `datasets` itself spells them."""
+    names = ["neg", "pos"]
+    label = datasets.ClassLabel(names=names)
+    features = {"prompt": datasets.Value("string"), "answer": label, "more": datasets.List(label)}
+    rows = {"prompt": ["a?", "b?", "c?"], "answer": [1, 0, 1], "more": [[0, 1], [], [1]]}
+    table = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+    table.save_to_disk(tmp_path / "saved")
+    table.to_parquet(str(tmp_path / "q.parquet"))
+    for path in (tmp_path / "saved", tmp_path / "q.parquet"):
+        assert [answer for _, answer in pairs(read(path))] == [label.int2str(number) for number in rows["answer"]]
+        found = [row.values["more"] for row in read_rows(str(path), None, "train", ["more"])]
+        assert found == [[names[number] for number in numbers] for numbers in rows["more"]]
+
+
+@each_row(
+    ("name", "said"),
+    [
+        ("z.jsonl.gz", "is compressed; unpack it first: gunzip"),
+        ("z.csv.zst", "is compressed; unpack it first: unzstd"),
+        ("z.txt", "load_dataset(...).to_json('z.jsonl')"),
+    ],
+)
+def test_a_file_in_an_unknown_format_says_what_to_do(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    assert said in refusal(str(tmp_path / name))
+
+
+def test_a_pattern_below_a_folder_with_brackets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "dir[v1]"
+    (folder / "deep").mkdir(parents=True)
+    write_lines(folder / "a.jsonl", [DEFAULT])
+    write_lines(folder / "deep" / "b.jsonl", [{**DEFAULT, "prompt": "2?"}])
+    assert pairs(read(folder / "*.jsonl")) == [("1 + 1?", "2")]
+    assert [question.id for question in read(folder / "**" / "*.jsonl")] == ["s:a.jsonl:1", "s:deep/b.jsonl:1"]
+    monkeypatch.chdir(tmp_path)
+    assert pairs(read("dir[v1]/*.jsonl")) == [("1 + 1?", "2")]
+    assert "no file matches" in refusal("dir[v2]/*.jsonl")
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("row", "message"),
@@ -402,7 +522,8 @@ class TestRefusals:
             ({"prompt": [{"role": "user", "content": ["a"]}], "answer": "2"}, "message 1 of prompt is {'role': 'user', 'content': ['a']}; its role and its content must be strings"),
             ({"prompt": [{"role": "user", "content": " "}], "answer": "2"}, "content of message 1 of prompt is empty; fill it in or delete the row"),
             ({"prompt": [{"role": "user", "content": "a", "tool_calls": [1]}], "answer": "2"}, "message 1 of prompt has the key 'tool_calls'; keep only role and content"),
-            ({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "answer": "2"}, "the last message of prompt has the role 'assistant'; end with the user's message, for the model to answer"),
+            ({"prompt": [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}], "answer": "2"}, "the last message of prompt has the role 'tool'; end with the user's message, for the model to answer"),
+            ({"prompt": [{"role": "assistant", "content": "b"}], "answer": "2"}, "the last message of prompt has the role 'assistant'; end with the user's message, for the model to answer"),
             (["?", "2"], 'is a list, not an object; write rows such as {"COLUMN": VALUE, ...}'),
             ("?", 'is text, not an object; write rows such as {"COLUMN": VALUE, ...}'),
             (None, 'is null, not an object; write rows such as {"COLUMN": VALUE, ...}'),
@@ -473,7 +594,8 @@ class TestRefusals:
             (b'[{"prompt": 1, "answer": 2}\n]\n\n[', """ line 4 is not JSON (Extra data); a .json file is a list [{"COLUMN": VALUE, ...}, ...]"""),
             (b'[{"prompt": 1, "answer": 2}', """ line 1 is not JSON (Expecting ',' delimiter); a .json file is a list [{"COLUMN": VALUE, ...}, ...]"""),
             (b'[{"prompt": 1, "answer": 2}, {"prompt": 3}]', " row 2 has no column 'answer' (columns: prompt); set data.sources[].answer_column to one of them"),
-            (b'{\n "data": []\n}', """ line 1 is not JSON (Expecting property name enclosed in double quotes at column 2); write one object per line, such as {"COLUMN": VALUE, ...}"""),
+            (b'{\n "data": []\n}', """ is one object with the keys data, and none of them has a list of rows; a .json file is a list [{"COLUMN": VALUE, ...}, ...], or an object per line"""),
+            (b'{\n "train": [{"prompt": 1}], "test": [{"prompt": 2}]\n}', " is one object with several lists of rows (train, test); write the list of one of these keys into a file"),
             ("[]".encode("utf-16"), " is not UTF-8 text (byte 0xff at 1); save the file as UTF-8"),
         ],
     )  # fmt: skip

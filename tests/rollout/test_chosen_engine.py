@@ -1,6 +1,7 @@
 """CPU threads: chosen by the size of the model, stored with the run, compared by `brorl check`."""
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,13 +100,13 @@ def test_the_same_step_is_timed_with_each_number_of_threads(tmp_path: Path, monk
     monkeypatch.setattr(step_forecast, "sample_groups", slow_sample)
     monkeypatch.setattr(StepTimer, "finish", slow_finish)
     monkeypatch.setattr(step_forecast, "perf_counter", lambda: clock[0])
-    forecast = step_forecast.forecast_step(parts, tmp_path, (1, 3))
+    forecast = step_forecast.forecast_step(parts, tmp_path, (1, 3), max_seconds=math.inf)
     assert forecast.seconds_of_threads == {1: 11.0, 3: 33.0}
     assert torch.get_num_threads() == 1
     assert learned[-1] is learned[-2]  # the same rollouts
     sizes = [(one.groups[0].tree.num_rollouts, len(one.groups)) for one in drawn]
-    assert sizes[:3] == [(8, 2), (8, 2), (4, 1)]  # a warm-up, a step that is slow, and one that is smaller
-    assert [group.tree for group in forecast.groups] == [group.tree for group in drawn[1].groups]
+    assert sizes[:4] == [(2, 1), (2, 1), (8, 2), (4, 1)]  # tiny ones, one that is slow, and one that is smaller
+    assert [group.tree for group in forecast.groups] == [group.tree for group in drawn[2].groups]
     assert forecast.num_prompts == 2
 
 

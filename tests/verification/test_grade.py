@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brorl.algorithms.settings import RewardShaping
+from brorl.errors import UserError
 from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
-from brorl.verdict import UNVERIFIED, Verdict, is_failure, is_unverified, unverified_verdict
+from brorl.verdict import UNVERIFIED, Verdict, is_failure, is_unverified, unverified_verdict, verdict_of
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.grade import Grader, grade, has_format
 from each_row import each_row
@@ -212,6 +213,47 @@ def test_threads_take_turns_and_get_their_own_verdicts() -> None:
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(verdict, range(16))) == [number % 8 == 4 for number in range(16)]
     assert verifier.together == 1
+
+
+class Scripted:
+    """Gives each response the reason that it states."""
+
+    def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+        return [verdict_of(REASONS[int(text)]) for _, text in items]
+
+
+REASONS = (
+    "wrong answer",
+    "verifier raised KeyError: 'x'",
+    "verifier returned str, not a bool",
+    "timeout",
+    "unverified",
+)
+
+
+@each_row(
+    ("steps", "fails_at"),
+    [
+        ([[[1, 1], [2, 1]]], 0),  # steps of prompts of responses; every response of the first step
+        ([[[1, 1], [1, 0]]], None),  # one of them was judged
+        ([[[1, 1]], [[1]]], 1),  # one prompt can be the reason
+        ([[[1, 1]], [[0]], [[1], [1]]], None),  # it has worked before
+        ([[[3, 1], [1, 1]]], None),  # a time limit is counted elsewhere
+        ([[[4], [4]], [[1], [4]], [[2], [4]]], 2),  # unverified responses say nothing
+    ],
+)
+def test_a_verifier_that_fails_on_every_response_ends_the_run(
+    steps: list[list[list[int]]], fails_at: int | None
+) -> None:
+    grader = Grader({"sum": Scripted()}, lambda tokens: str(tokens[0]), RewardShaping())  # type: ignore[dict-item]
+    for number, step in enumerate(steps):
+        prompts = [Prompt(f"p{place}", "2 + 2", (1,), "4", "sum") for place in range(len(step))]
+        trees = [RolloutTree.from_responses((1,), [(response,) for response in group]) for group in step]
+        if number == fails_at:
+            with pytest.raises(UserError, match=r"domain 'sum' failed on every response to the first 2 prompts.*: ver"):
+                grader.verify(prompts, trees)
+        else:
+            grader.verify(prompts, trees)
 
 
 THINK = r"<think>.+</think>\s*\\boxed\{[^}]*\}"

@@ -65,7 +65,7 @@ class RewardTerm(Section):
     function: str = Field(
         min_length=1, description="package.module:function or path/to/file.py:function, which returns a number"
     )
-    weight: float = Field(1.0, description="factor of its value; below 0 for what should be rare")
+    weight: float = Field(1.0, ge=-1e6, le=1e6, description="factor of its value; below 0 for what should be rare")
 
     @field_validator("function")
     @classmethod
@@ -122,9 +122,9 @@ class RewardShaping(Section):
             if not term.weight:
                 raise ValueError(f"rewards.terms.{name}.weight = 0 has no effect; remove the term")
         for domain, weight in self.domain_weights.items():
-            if not weight > 0:
+            if not 0 < weight <= 1e3:
                 raise ValueError(
-                    f"rewards.domain_weights.{domain} must be a finite number above 0, got {weight}; to leave a "
+                    f"rewards.domain_weights.{domain} must be a number above 0, at most 1000, got {weight}; to leave a "
                     "domain out, leave its prompts out of the data"
                 )
         return self

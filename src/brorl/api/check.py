@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
+from math import inf
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -18,107 +17,28 @@ from rich.text import Text
 from brorl.activity import Echo
 from brorl.api.arguments import check_cheaply, recipe_name
 from brorl.api.data import prompt_lines
+from brorl.api.data_warnings import (
+    other_spellings,
+    quoted,
+    unreachable_references,
+    unread_forms,
+    unused_options,
+)
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
 from brorl.format import counted, duration, listed, shell_command, shortened
-from brorl.prompts.answer_forms import answer_forms, asked_form, last_box
-from brorl.prompts.guess import option_groups
 from brorl.prompts.prompt import CODE_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN, Prompt
-from brorl.prompts.rows import read_rows
-from brorl.prompts.science import Choices, read_options, read_science_reference, shows_options
 from brorl.prompts.settings import FileSource
 from brorl.sampling import decoded
 from brorl.table import Result, Table
 from brorl.verdict import is_failure, is_timeout
-from brorl.verification.verifier import Trial, VerifiedResponse, Verifier, try_verifier
+from brorl.verification.verifier import Trial, VerifiedResponse, try_verifier
 
 if TYPE_CHECKING:
     from brorl.algorithms.groups import Group
     from brorl.planning.step_cost import StepForecast
     from brorl.training.inputs import RunInputs
-
-
-_ROWS = 50  # rows to search for options
-_TRIED = 8  # prompts to try the form of the answer on
-_MAJORITY = 0.5
-_LETTER = re.compile(r"\(?([A-J])\)?\.?")
-
-
-def unused_options(source: FileSource) -> Iterator[str]:
-    """Yield a warning if a source has columns of answer options that its questions do not show."""
-    if source.layout or source.options_column:
-        return
-    first = next(read_rows(source.path, source.subset, source.split, ()), None)
-    columns = first.columns if first else ()
-    rows = list(islice(read_rows(source.path, source.subset, source.split, columns), _ROWS))
-    for group in option_groups(rows) if rows else ():
-        options = [read_options([*map(row.cell, group.columns)]) for row in rows]
-        shown = sum(
-            one is None or _contains(str(row.cell(source.prompt_column)), one.texts)
-            for row, one in zip(rows, options, strict=True)
-        )
-        if group.is_clear and shown < _MAJORITY * len(rows):
-            named = group.columns[0] if len(group.columns) == 1 else f"[{', '.join(group.columns)}]"
-            yield (
-                f"warning: {source.label}: the prompts do not contain {group.name}, which can only be options of "
-                f"multiple-choice questions; set data.sources[].options_column: {named} and domain: {SCIENCE_DOMAIN}, "
-                "or let brorl init write a recipe"
-            )
-            return
-
-
-def _contains(text: str, options: Sequence[str]) -> bool:
-    """Whether a text contains each option, up to spaces."""
-    plain = " ".join(text.split())
-    return all(" ".join(option.split()) in plain for option in options)
-
-
-def unreachable_references(prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Yield a warning if most references, such as `C`, name an option that the prompt does not contain."""
-    named = [(prompt, shown) for prompt in prompts if (shown := _shows_option(prompt)) is not None]
-    blind = [prompt for prompt, shown in named if not shown]
-    if len(named) > _MAJORITY * len(prompts) and len(blind) > _MAJORITY * len(named):
-        yield (
-            f"warning: the reference answers of {counted(len(blind), 'prompt')} name an option that the prompt does "
-            f"not contain, such as {blind[0].id} with {blind[0].reference[:60]!r}: the letters mean nothing to the "
-            "model; write the options into the question, or set data.sources[].options_column"
-        )
-
-
-def _shows_option(prompt: Prompt) -> bool | None:
-    """Return whether a prompt contains the option that its reference names; None if the reference names none."""
-    reference = read_science_reference(prompt.reference) if prompt.domain == SCIENCE_DOMAIN else None
-    if isinstance(reference, Choices):
-        text = " ".join(prompt.text.split())
-        return _contains(text, reference.options) or shows_options(text, reference.options)
-    match = _LETTER.fullmatch(prompt.reference.strip())
-    return None if match is None else re.search(rf"(?<![A-Za-z]){match[1]}(?![A-Za-z])", prompt.text) is not None
-
-
-def unread_forms(verifier: Verifier, prompts: Sequence[Prompt], is_own: bool) -> Iterator[str]:
-    """Yield a warning if the verifier does not read the form of answer that a domain's questions ask for."""
-    if not is_own and prompts[0].domain not in (MATH_DOMAIN, SCIENCE_DOMAIN):
-        return
-    form = asked_form([prompt.question for prompt in prompts])
-    if form is None:
-        return
-    others = [other.name for other in answer_forms(prompts[0].text) if other not in answer_forms(prompts[0].question)]
-    if others:
-        yield (
-            f"warning: the questions ask for the answer {form.name}, and the text around them for one "
-            f"{listed(others)}; set prompt.template: '{{prompt}}', or remove one of the two"
-        )
-    tried = [prompts[index * len(prompts) // _TRIED] for index in range(min(_TRIED, len(prompts)))]
-    made = [verifier.trial_responses(prompt.reference, ()).right for prompt in tried]
-    items = [(prompt, form.write(last_box(right) or right)) for prompt, right in zip(tried, made, strict=True)]
-    rejected = [item for item, verdict in zip(items, verifier.verify_all(items), strict=True) if not verdict.correct]
-    if rejected:
-        yield (
-            f"warning: the questions ask for the answer {form.name}, which the verifier does not read: it rejects "
-            f"{rejected[0][1]!r} ({len(rejected)} of {counted(len(items), 'reference answer')} in this form); ask for "
-            "\\boxed{} in the questions, or write a verifier for this form (docs/how-to/verifiers.md)"
-        )
 
 
 _ANSWER = "reference answer"
@@ -145,7 +65,12 @@ class CheckResult(Result):
 
 
 def check(
-    config_or_path: ConfigOrPath | None = None, *, timing: bool = True, progress: bool = True, **overrides: Any
+    config_or_path: ConfigOrPath | None = None,
+    *,
+    timing: bool = True,
+    timing_seconds: float = 60.0,
+    progress: bool = True,
+    **overrides: Any,
 ) -> CheckResult:
     """Check settings, prompts, verifiers and memory of a recipe, and time a few small steps; write nothing.
 
@@ -153,6 +78,7 @@ def check(
         config_or_path: Built-in recipe or YAML file; from Python also nested settings or a config (default:
             quickstart).
         timing: Load the model and forecast the seconds of a step.
+        timing_seconds: Time small steps for at most this many seconds; the rest is extrapolated.
         progress: Print the report line by line.
         overrides: Settings that replace those of the recipe, nested or by dotted name; `data` may be rows and `reward`
             functions, as in `brorl.train`.
@@ -162,6 +88,8 @@ def check(
     """
     from brorl.api.in_memory import resolve_in_memory
 
+    if not 0 < timing_seconds < inf:
+        raise UserError(f"{option('timing-seconds')}: expected a number of seconds above 0, not {timing_seconds:g}")
     with TemporaryDirectory(prefix="brorl-given-") as scratch:
         reward = overrides.pop("reward", None)
         recipe, config, said = resolve_in_memory(config_or_path, overrides, reward, Path(scratch))
@@ -169,10 +97,12 @@ def check(
         report = _Report(progress)
         report.show(*said)
         train_command = "brorl.train and the same rows" if said else shell_command("train", recipe_name(recipe))
-        return _checked(config, recipe_name(recipe), timing, report, train_command)
+        return _checked(config, recipe_name(recipe), timing_seconds if timing else None, report, train_command)
 
 
-def _checked(config: TrainConfig, name: str, timing: bool, report: _Report, train_command: str) -> CheckResult:
+def _checked(
+    config: TrainConfig, name: str, timing_seconds: float | None, report: _Report, train_command: str
+) -> CheckResult:
     """Check the parts that need torch; `train_command` is the command that trains with the same settings."""
     from brorl.trackers import require_package
     from brorl.training.inputs import input_lines, prepare_run  # imports torch
@@ -197,13 +127,19 @@ def _checked(config: TrainConfig, name: str, timing: bool, report: _Report, trai
             check_trial(trial)
             report.show(*_trial_lines(trial, is_own))
             report.show(*unread_forms(verifier, of_domain, is_own))
+            if domain in (MATH_DOMAIN, SCIENCE_DOMAIN):
+                report.show(*other_spellings(verifier, of_domain))
             trials.append(trial)
     report.show("", *input_lines(inputs, config))
     report.show_tables(memory)
     forecast = None
-    if timing:
-        report.show(f"loading the model and timing a few small steps ({option('no-timing')} skips this)", style="dim")
-        forecast = _forecast(config, inputs, report.show)
+    if timing_seconds is not None:
+        report.show(
+            f"loading the model, then timing small steps for at most {timing_seconds:g} s ({option('timing-seconds')}; "
+            f"{option('no-timing')} skips this)",
+            style="dim",
+        )
+        forecast = _forecast(config, inputs, timing_seconds, report.show)
         report.show(*_forecast_lines(forecast, config))
     report.show(*_thought_lines(config, inputs, () if forecast is None else forecast.groups))
     report.show(f"nothing was written; train with: {train_command}")
@@ -249,14 +185,14 @@ def check_trial(trial: Trial) -> None:
         reason = verified.verdict.reason
         if is_timeout(reason) or is_failure(reason):
             raise UserError(
-                f"the verifier of the domain {prompt.domain!r} failed on the response {_quoted(verified.response)} to "
+                f"the verifier of the domain {prompt.domain!r} failed on the response {quoted(verified.response)} to "
                 f"question {prompt.id}: {reason}; it must return a verdict for every text"
             )
     # tests can be right although this one solution is wrong
     others_pass = prompt.domain == CODE_DOMAIN and any(verdict.correct for _, verdict in trial.answers)
     if not trial.right.verdict.correct and trial.certain and not others_pass:
         raise UserError(
-            f"question {prompt.id}: a response with the reference answer, {_quoted(trial.right.response)}, gets the "
+            f"question {prompt.id}: a response with the reference answer, {quoted(trial.right.response)}, gets the "
             f"verdict {trial.right.verdict.reason!r}, so no response can be correct; fix the row's answer"
         )
 
@@ -264,7 +200,7 @@ def check_trial(trial: Trial) -> None:
 def _trial_lines(trial: Trial, is_own: bool) -> list[str]:
     prompt, verifier = trial.prompt, "your function" if is_own else "the verifier"
     reference, right = ("tests", "stored solution") if prompt.domain == CODE_DOMAIN and not is_own else (_ANSWER,) * 2
-    lines = [f"verified as {prompt.domain}, question {prompt.id} with the {reference} {_quoted(prompt.reference)}:"]
+    lines = [f"verified as {prompt.domain}, question {prompt.id} with the {reference} {quoted(prompt.reference)}:"]
     known = trial.certain or (is_own and not prompt.reference.startswith("{"))  # "{" starts a row, not an answer
     if known:
         lines.append(_verified_line(right, trial.right))
@@ -291,11 +227,11 @@ def _verified_line(name: str, verified: VerifiedResponse) -> str:
     verdict = verified.verdict
     outcome = "correct" if verdict.correct else "incorrect"
     reason = "" if verdict.reason == outcome else f", {shortened(verdict.reason)}"
-    extracted = "" if verdict.extracted is None else f" (extracted {_quoted(verdict.extracted)})"
-    return f"  {name}, as the response {_quoted(verified.response)}: {outcome}{reason}{extracted}"
+    extracted = "" if verdict.extracted is None else f" (extracted {quoted(verdict.extracted)})"
+    return f"  {name}, as the response {quoted(verified.response)}: {outcome}{reason}{extracted}"
 
 
-def _forecast(config: TrainConfig, inputs: RunInputs, echo: Echo) -> StepForecast:
+def _forecast(config: TrainConfig, inputs: RunInputs, max_seconds: float, echo: Echo) -> StepForecast:
     """Load the model and run a few small steps in a temporary folder."""
     from brorl.planning.step_cost import forecast_step
     from brorl.rollout.chosen_engine import numbers_of_threads
@@ -304,7 +240,7 @@ def _forecast(config: TrainConfig, inputs: RunInputs, echo: Echo) -> StepForecas
     with ExitStack() as ends, TemporaryDirectory(prefix="brorl-check-") as scratch:
         parts = LocalParts.load(config, inputs, on_end=ends.callback, echo=echo)
         threads = numbers_of_threads(config)
-        return forecast_step(parts, Path(scratch), threads)
+        return forecast_step(parts, Path(scratch), threads, max_seconds, echo)
 
 
 def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
@@ -313,7 +249,6 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
 
     from brorl.console.progress import cut_warning
     from brorl.planning.advice import seconds_text
-    from brorl.planning.step_cost import MAX_TOKENS
 
     total, rollouts = forecast.seconds["total"], config.rollouts_per_prompt
     phases = ", ".join(f"{name} {seconds_text(forecast.seconds[name])}" for name in _PHASES if name in forecast.seconds)
@@ -324,6 +259,8 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
         f"estimated from {forecast.num_rollouts:,} rollouts in steps of up to {forecast.num_prompts} prompts, timed in "
         f"{forecast.measured_seconds:.1f} s, extrapolated to {rollouts} rollouts x {config.prompts_per_step} prompts"
     )
+    if forecast.is_stopped:
+        lines[-1] += f", since larger steps would take more than the time for this ({option('timing-seconds')})"
     if forecast.kept_fraction is not None:
         lines[-1] += f"; the expected fraction of mixed groups is {forecast.kept_fraction:.0%}"
     elif config.dynamic_sampling.enabled and not forecast.fraction_cut:
@@ -334,8 +271,9 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
         )
     if forecast.fraction_cut:
         lines.append(
-            f"{forecast.fraction_cut:.0%} of the measured responses were cut at {MAX_TOKENS} tokens; if all of these "
-            f"grow to {config.sampling.max_new_tokens:,}, a step takes about {seconds_text(forecast.max_seconds)} s"
+            f"{forecast.fraction_cut:.0%} of the measured responses were cut at {forecast.max_tokens} tokens; if all "
+            f"of these grow to {config.sampling.max_new_tokens:,}, a step takes about "
+            f"{seconds_text(forecast.max_seconds)} s"
         )
         if config.dynamic_sampling.enabled:
             lines[-1] += (
@@ -386,7 +324,3 @@ def _threads_line(seconds: Mapping[int, float], chosen: int) -> str:
     slower = seconds.get(chosen, 0.0) / seconds[fastest]
     advice = f"; faster here and now: engine.threads: {fastest}" if slower > _MIN_SLOWDOWN else ""
     return f"threads: a small step takes {timed}; the run has {chosen}{advice}"
-
-
-def _quoted(text: str) -> str:
-    return f"`{shortened(text)}`"

@@ -29,6 +29,7 @@ from brorl.evaluation.questions import (
     check_domain_names,
     check_first_rows,
     check_split,
+    comma_lines,
     find_unreadable,
     removed_lines,
     unreadable_lines,
@@ -247,7 +248,7 @@ def _check(config: TrainConfig, sources: Sequence[SourceQuestions]) -> list[str]
         verifiers = make_verifiers(checked, config.verification, config.rewards, workers)
         check_domain_names(config, domains)
         check_split(config, sources)
-        return notes + unreadable_lines(find_unreadable(verifiers, sources))
+        return notes + comma_lines(sources) + unreadable_lines(find_unreadable(verifiers, sources))
 
 
 def _load(config: TrainConfig, notes: list[str]) -> _Model | None:

@@ -14,6 +14,7 @@ from typing import Any
 from brorl.format import counted, listed, shell_command
 from brorl.model.settings import shipped_folder
 from brorl.prompts.answer_forms import AnswerForm, asked_form
+from brorl.prompts.decimal_commas import comma_line
 from brorl.prompts.guess import Guess
 from brorl.prompts.prompt import CODE_DOMAIN, COUNTDOWN_DOMAIN, SourceReading, split_held_out
 from brorl.prompts.rendering import TEMPLATES
@@ -101,6 +102,8 @@ class FirstRecipe:
             first += "" if right == guess.example else f", which is {right[:60]!r}"
         lines += [] if "layout" in source else [first]
         lines.append(f"  domain: {guess.domain}, {guess.domain_reason}")
+        if self.reading.commas:
+            lines.append(f"  {comma_line(self.reading.commas)}")
         if self.form:
             lines.append(f"  the questions ask for the answer {self.form.name}, so prompt.template adds no other form")
         if guess.long_unused:

@@ -24,8 +24,10 @@ from brorl.config.reading import ConfigOrPath, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, in_recipe, source_words
 from brorl.format import counted
+from brorl.prompts.arrow import arrow_rows, printed
 from brorl.runs import RUNS
 from brorl.storage import replace_file, storage_errors
+from brorl.verification.sandbox.inside.calling import columns_of_verl, required_columns
 
 FOLDER = "given"
 """Folder of these files in a run directory."""
@@ -64,7 +66,7 @@ def resolve_in_memory(
     terms = () if reward is None else terms_of(reward)
     if _is_rows(rest.get("data")):
         rows, model = _rows_of(rest.pop("data")), rest.get("model")
-        needed = _required_columns(terms[0].function) if terms else []
+        needed = _needed_columns(terms[0].function, rows) if terms else []
         file, (text, answer) = folder.absolute() / "rows.jsonl", _text(rows, needed)
         _write(file, text)
         first, source, lines = _guessed(file, None if model is None else str(model), answer, bool(terms))
@@ -130,8 +132,14 @@ def _rows_of(data: Any) -> list[dict[str, Any]]:
     rows: list[Any] = []
     if hasattr(data, "iloc"):  # pandas.DataFrame, where NaN means a missing value
         rows = data.astype(object).where(data.notna(), None).to_dict("records")
-    elif hasattr(data, "to_pylist") or hasattr(data, "to_list"):  # pyarrow.Table, datasets.Dataset
-        rows = data.to_pylist() if hasattr(data, "to_pylist") else data.to_list()
+        kinds = {name: str(kind) for name, kind in data.dtypes.items()}
+        rows = [{name: printed(value, kinds[name]) for name, value in row.items()} for row in rows]
+    elif hasattr(data, "to_batches"):  # pyarrow.Table
+        rows = [row.values for row in arrow_rows(data.to_batches(), "data", None, None)]
+    elif hasattr(data, "to_list"):  # datasets.Dataset
+        is_own = data.format["type"] == "custom"  # a function of the user makes the rows
+        batches = [] if is_own else data.with_format("arrow").iter(batch_size=1024)
+        rows = list(data) if is_own else [row.values for row in arrow_rows(batches, "data", None, None)]
     elif isinstance(data, Iterable) and not isinstance(data, bytes | Mapping):
         rows = list(data)
     if not rows or not all(isinstance(row, Mapping) for row in rows):
@@ -170,8 +178,12 @@ def _text(rows: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> tuple[byt
 
 
 def _json(value: Any) -> str:
-    """Return a value as JSON; numpy scalars and arrays become numbers and lists."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=lambda array: array.tolist())
+    """Return a value as JSON; scalars and arrays of numpy and torch become numbers and lists."""
+
+    def plain(array: Any) -> Any:
+        return printed(array.tolist(), str(array.dtype))
+
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=plain)
 
 
 def _guessed(
@@ -179,7 +191,7 @@ def _guessed(
 ) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     """Return a first recipe for rows, their entry in data.sources, and lines on the guesses."""
     from brorl.api.first_recipe import make_first_recipe
-    from brorl.prompts.file_questions import read_source
+    from brorl.prompts.file_questions import read_commas, read_source
     from brorl.prompts.guess import guess_meaning
 
     path = str(file)
@@ -188,7 +200,8 @@ def _guessed(
             guess = guess_meaning(path, None, answer, _DOMAIN if has_function else None)
             if has_function:  # the function gets the column unchanged
                 guess = guess._replace(source=guess.source.model_copy(update={"answer_after": None}))
-            first = make_first_recipe(path, model, guess, read_source(guess.source), "")
+            reading = read_commas(read_source(guess.source), {guess.domain})
+            first = make_first_recipe(path, model, guess, reading, "")
     except UserError as error:
         raise UserError(str(error).replace(path, "data")) from None  # the caller gave rows and knows no file
     recipe = {name: value for name, value in first.settings.items() if name != "verification.functions"}
@@ -205,7 +218,7 @@ def _of_rows(key: str, value: object) -> str:
 def _check_columns(terms: Sequence[Term], given: Sequence[str], row: Mapping[str, Any]) -> None:
     """Refuse a later function that needs columns that the first function does not."""
     for term in terms[1:]:
-        needed = _required_columns(term.function)
+        needed = required_columns(term.function)
         if needed and ((len(needed) > 1) != (len(given) > 1) or not {*needed} & {*row} <= {*given}):
             raise UserError(
                 f"reward: {term.name} needs {', '.join(needed)}, and {terms[0].name}, the first function, "
@@ -213,20 +226,16 @@ def _check_columns(terms: Sequence[Term], given: Sequence[str], row: Mapping[str
             )
 
 
-def _required_columns(function: Reward) -> list[str]:
-    """Return the columns that a reward function with TRL's signature requires."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return []
-    if "completions" not in parameters:
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    known = ("completions", "prompts", "completion_ids", "trainer_state")
-    return [
-        name for name, one in parameters.items()
-        if name not in known and one.kind in kinds and one.default is inspect.Parameter.empty
-    ]  # fmt: skip
+def _needed_columns(function: Reward, rows: list[dict[str, Any]]) -> list[str]:
+    """Return the columns that a function needs; for one of verl's, give rows in verl's format flat columns."""
+    columns = columns_of_verl(function)
+    if not columns or not {*columns[1:]} & {*rows[0]}:
+        return required_columns(function)
+    for row in rows:
+        truth = row.get("reward_model")
+        if "ground_truth" not in row and isinstance(truth, Mapping) and "ground_truth" in truth:
+            row["ground_truth"] = truth["ground_truth"]
+    return [name for name in columns if name == "ground_truth" or name in rows[0]]
 
 
 def terms_of(reward: Rewards) -> tuple[Term, ...]:

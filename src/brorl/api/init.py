@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,13 @@ from brorl.config.reading import make_config, nested_settings, parse_yaml
 from brorl.config.settings import TrainConfig
 from brorl.errors import StorageError, UserError, in_recipe, option, source_words
 from brorl.format import counted, shell_command
-from brorl.prompts.file_questions import read_source
+from brorl.model.settings import check_folder, shipped_folder
+from brorl.prompts.file_questions import read_commas, read_source
 from brorl.prompts.guess import guess_meaning
 from brorl.prompts.rows import is_local
 from brorl.prompts.settings import FileSource
-from brorl.storage import dotted_items
+from brorl.runs import RUNS
+from brorl.storage import dotted_items, is_file, is_folder
 
 _OF_TRL = {
     "num_generations", "max_completion_length", "scale_rewards", "loss_type", "epsilon", "beta", "num_iterations",
@@ -160,6 +163,8 @@ def init(
     Raises:
         UserError: If the data does not fit, or `output` exists.
     """
+    if model is not None:
+        _check_model(model)
     output = Path(output)
     if output.exists():
         raise UserError(f"{output} already exists; choose another name with {option('output')}")
@@ -178,7 +183,8 @@ def init(
     if data_file is not None:
         with source_words(_as_option):
             guess = guess_meaning(data_file, **columns)
-            first = make_first_recipe(data_file, model, guess, read_source(guess.source), function)
+            reading = read_commas(read_source(guess.source), {guess.domain})
+            first = make_first_recipe(data_file, model, guess, reading, function)
     elif conversion is None or "data.sources" not in conversion.settings:
         source = "" if conversion is None else f": {name} names no data"
         raise UserError(f"give the file of your questions{source}, such as brorl init problems.jsonl")
@@ -190,6 +196,28 @@ def init(
         _write(output, first.text(str(output)))
         lines = first.summary(output)
     print("\n".join(lines))  # noqa: T201
+
+
+def _check_model(model: str) -> None:
+    """Refuse a model whose name is that of a folder here without a model, or that nearly is one."""
+    if shipped_folder(model) is not None:
+        return
+    folder, given = Path(model).expanduser(), option("model", model)
+    if folder.is_dir() and not is_file(folder / "config.json"):
+        checkpoints = sorted(folder.glob("checkpoints/*/config.json"))
+        fix = f"give {option('model', checkpoints[-1].parent)}" if checkpoints else "give the folder that has it"
+        raise UserError(f"{given}: the folder has no config.json, which a model has; {fix}")
+    with source_words(_as_option):
+        check_folder(model)
+    above = folder.parent
+    if not folder.exists() and "@" not in model and (above == RUNS or (above != Path() and is_folder(above))):
+        others = sorted(path.name for path in above.iterdir() if path.is_dir()) if is_folder(above) else []
+        near = get_close_matches(folder.name, others, 1)
+        meant = f"did you mean {above / near[0]}?" if near else "fix the name"
+        raise UserError(
+            f"{given}: there is no folder {model}, and {above} is a folder here; {meant} (for a model of the hub, add "
+            "@main)"
+        )
 
 
 def _as_option(key: str, value: object) -> str:

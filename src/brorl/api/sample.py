@@ -176,7 +176,7 @@ def _sampled(
     from brorl.prompts.rendering import render
     from brorl.rollout.chosen_engine import load_engine
     from brorl.verification.domains.table import make_verifiers
-    from brorl.verification.grade import Grader
+    from brorl.verification.grade import grade
     from brorl.verification.sandbox.pool import Workers
     from brorl.verification.thoughts import make_decode
 
@@ -196,6 +196,7 @@ def _sampled(
     if question.domain:
         with Workers.from_settings(config.verification) as workers:
             verifiers = make_verifiers({question.domain}, config.verification, config.rewards, workers)
-            groups = Grader(verifiers, decode, config.rewards).verify([prompt] * len(trees), trees)
-        verdicts = tuple(tuple(group.verdicts) for group in groups)
+            accept_truncated = config.rewards.stop_properly > 0
+            found = grade([prompt] * len(trees), trees, verifiers, decode, accept_truncated=accept_truncated)
+        verdicts = tuple(map(tuple, found))
     return SampledTree(prompt.text, tuple(name for name, _ in models), tuple(trees), verdicts, decode, lines)

@@ -244,8 +244,8 @@ def _rewards(config: Converter) -> None:
     file, function = next(filter(None, paths), None), next(filter(None, functions), "compute_score")
     where = "a compute_score function" if file is None else f"{function} of {file}"
     config.remarks.append(
-        f"{where} becomes verification.functions: {{DOMAIN: file.py:check}}, with def check(response, reference): "
-        f"return {function}(DOMAIN, response, reference); until you set it, brorl's verifier of the domain judges"
+        f"{where} is called as it is if you set verification.functions: {{DOMAIN: {file or 'file.py'}:{function}}}; "
+        "until then, brorl's verifier of the domain judges"
     )
     for at in _OVERLONG:
         length, _ = config(f"{at}len"), config(f"{at}log")

@@ -15,9 +15,9 @@ from brorl.evaluation.questions import (
     EvaluationRequest,
     SourceQuestions,
     all_questions,
-    dropped_lines,
     find_unreadable,
     read_datasets,
+    reading_lines,
     unreadable_lines,
 )
 from brorl.evaluation.responses import PromptBatch, split_into_batches
@@ -91,7 +91,7 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
     set_threads_and_kernels(config, _check_memory(config, model_config, prompts_of, limit))
     unreadable = find_unreadable(verifiers, sets)
     notes += sandbox_lines(config.verification, verifiers)
-    notes += dropped_lines(sets)
+    notes += reading_lines(sets)
     notes += unreadable_lines(unreadable)
     sampling = replace(config.evaluated_sampling, max_new_tokens=limit)
     settings = _settings(request, sets, prompts_of, verifiers, sampling, device)

@@ -18,11 +18,14 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, of_source, option, source_words
 from brorl.format import counted
 from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
-from brorl.prompts.prompt import Question, drop_evaluated, split_held_out
+from brorl.prompts.decimal_commas import ColumnReading, comma_line
+from brorl.prompts.prompt import MATH_DOMAIN, SCIENCE_DOMAIN, Question, drop_evaluated, split_held_out
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource, PromptFormat
 from brorl.storage import is_file
 from brorl.verification.verifier import Verifier, check_references, unreadable_references
+
+_BUILT_IN = frozenset({MATH_DOMAIN, SCIENCE_DOMAIN})  # their verifiers read numbers
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class SourceQuestions:
     num_rows: int = 0  # rows read; 0 if the questions were generated
     num_repeated: int = 0  # rows that repeat a question with the same answer
     dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> number of rows that the layout dropped
+    commas: ColumnReading | None = None  # how commas in numbers were read; None if there are none
 
     @property
     def name(self) -> str:
@@ -100,11 +104,13 @@ def read_questions(
         places = [f"{name}[{at}]" for name, group in groups.items() for at, item in enumerate(group) if item is source]
         reading = read_gym(source, config.verification.workers or None, *places[:1])
     else:
-        from brorl.prompts.file_questions import read_source
+        from brorl.prompts.file_questions import read_commas, read_source
 
         reading = read_source(source, data.split_seed)
+        if source.layout is None:
+            reading = read_commas(reading, _BUILT_IN - {*config.verification.functions})
     train, kept = split_held_out(reading.questions, held_out, data.split_seed)
-    counts = reading.num_rows, reading.num_repeated, reading.dropped
+    counts = reading.num_rows, reading.num_repeated, reading.dropped, reading.commas
     return SourceQuestions(source, weight, train, kept[:last], len(kept), 0, *counts)
 
 
@@ -152,17 +158,22 @@ def removed_lines(num_too_long: int, num_evaluated_on: int, config: TrainConfig)
     return lines
 
 
-def dropped_lines(sources: Sequence[SourceQuestions]) -> list[str]:
-    """Return a line about each source with rows that its layout dropped."""
-    reduced = [one for one in sources if any(one.dropped.values())]
-    if not reduced:
-        return []
-    from brorl.prompts.public_data import reasons  # loads all layouts
+def reading_lines(sources: Sequence[SourceQuestions]) -> list[str]:
+    """Return a line about each source with rows that its layout dropped, and about commas that were read."""
+    lines = comma_lines(sources)
+    if reduced := [one for one in sources if any(one.dropped.values())]:
+        from brorl.prompts.public_data import reasons  # loads all layouts
 
-    return [
-        f"{one.name}: {sum(one.dropped.values()):,} of {one.num_rows:,} rows were dropped ({reasons(one.dropped)})"
-        for one in reduced
-    ]
+        lines += [
+            f"{one.name}: {sum(one.dropped.values()):,} of {one.num_rows:,} rows were dropped ({reasons(one.dropped)})"
+            for one in reduced
+        ]
+    return lines
+
+
+def comma_lines(sources: Sequence[SourceQuestions]) -> list[str]:
+    """Return a line about each source whose answers have commas in numbers."""
+    return [f"{one.name}: {comma_line(one.commas)}" for one in sources if one.commas is not None]
 
 
 def _last_evaluated(config: TrainConfig) -> int:

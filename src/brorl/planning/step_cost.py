@@ -10,15 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from scipy.optimize import nnls
 from transformers import PreTrainedModel
 
-from brorl.activity import Observe, Phase, Stopwatch
+from brorl.activity import Echo, Observe, Phase, Stopwatch
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
@@ -281,37 +283,89 @@ class StepForecast:
     num_rollouts: int  # measured rollouts
     num_prompts: int  # largest number of prompts in a measured step
     measured_seconds: float  # the measurement took this long
+    max_tokens: int  # measured responses were cut after this many tokens
+    is_stopped: bool  # whether time was up before all sizes were measured
     seconds_of_threads: Mapping[int, float]  # number of CPU threads -> seconds of the same small step
 
 
-def forecast_step(parts: LocalParts, scratch: Path, threads: Sequence[int] = ()) -> StepForecast:
-    """Run small steps and extrapolate to a whole step; also time a small step with each number of CPU `threads`.
+class _Measurement(NamedTuple):
+    """Small steps that were timed."""
 
-    Rollouts are cut after `MAX_TOKENS` tokens to keep the measurement short; the forecast bounds the time of longer
-    responses. If the first step is slow, only one more is taken, which is smaller. The small steps train the model:
-    discard it.
-    """
-    limit, rollouts_per_prompt = parts.config.sampling.max_new_tokens, parts.config.rollouts_per_prompt
-    parts, brief = _cut(parts, MAX_TOKENS), _cut(parts, _FEW_TOKENS)
-    timer = StepTimer(parts, parts.model, scratch)
-    sizes = sorted({(min(n, rollouts_per_prompt), min(p, parts.config.prompts_per_step)) for n, p in _SIZES})
-    num_rollouts, num_prompts = sizes[0]  # to warm up: imports and one-time setup do not count
-    timer.finish(sample_groups(brief, parts.stream.take(num_prompts), num_rollouts, 0))
-    started = perf_counter()
+    parts: LocalParts  # with the limit of tokens at which responses were cut
+    timings: list[StepTiming]
+    groups: Sequence[Group]  # of the largest step
+    seconds: float  # all of it took this long
+    step_s: tuple[float, float]  # seconds of a step of the first size with few tokens, and of the last step
+    is_stopped: bool
+
+
+def _measure(parts: LocalParts, timer: StepTimer, max_seconds: float, echo: Echo) -> _Measurement:
+    """Time a tiny step, then larger ones that are predicted to end in time, in proportion to their rollouts."""
+    started, brief = perf_counter(), _cut(parts, _FEW_TOKENS)
+    sizes, (num_rollouts, num_prompts) = _sizes(parts), (min(2, parts.config.rollouts_per_prompt), 1)
+    few = brief.config.sampling.max_new_tokens
+    for _ in range(2):  # the first has the imports and the one-time setup too
+        begun = perf_counter()
+        sampled = sample_groups(brief, parts.stream.take(num_prompts), num_rollouts, 0)
+        probe = timer.finish(sampled)
+        last_s = perf_counter() - begun
+        if perf_counter() - started > max_seconds / 2:
+            break
+    echo(f"{num_rollouts} rollouts of {few} tokens take {last_s:.2g} s; larger steps are timed until {max_seconds:g} s")
+    each_s = last_s * prod(sizes[0]) / num_rollouts  # of a step of the first size with few tokens
+    left_s = max_seconds - (perf_counter() - started)
+    tokens = MAX_TOKENS if left_s * few >= each_s * MAX_TOKENS else int(few * left_s / each_s)
+    if left_s < each_s:  # not even that step ends in time
+        seconds = perf_counter() - started
+        return _Measurement(brief, [probe], sampled.groups, seconds, (each_s, last_s), is_stopped=True)
+    is_stopped = tokens < min(MAX_TOKENS, parts.config.sampling.max_new_tokens)
+    parts, begun, last = _cut(parts, tokens), perf_counter(), 1
     timings: list[StepTiming] = []
-    groups: list[Group] = []
-    for seed, (num_rollouts, num_prompts) in enumerate(sizes, 1):
-        is_slow = perf_counter() - started > _SECONDS
+    groups: Sequence[Group] = ()
+    for seed, size in enumerate(sizes, 1):
+        is_slow = perf_counter() - begun > _SECONDS
         if is_slow and len(timings) > 1:
             break
         if is_slow and timings:  # the second size of a slow model is smaller than the first
-            num_rollouts, num_prompts = max(2, sizes[0][0] // 2), max(1, sizes[0][1] // 2)
-        sampled = sample_groups(parts, parts.stream.take(num_prompts), num_rollouts, seed)
+            size = max(2, sizes[0][0] // 2), max(1, sizes[0][1] // 2)
+        before = perf_counter()
+        if timings and before - started + last_s * prod(size) / last > max_seconds:
+            is_stopped = True
+            break
+        sampled = sample_groups(parts, parts.stream.take(size[1]), size[0], seed)
         groups = max(groups, sampled.groups, key=lambda some: sum(group.tree.num_rollouts for group in some))
         timings.append(timer.finish(sampled))
-    measured_seconds = perf_counter() - started
-    timed = (parts, *sizes[-1]) if measured_seconds < _SECONDS else (brief, *sizes[0])
-    seconds_of_threads = _time_threads(timer, *timed, threads) if threads else {}
+        last_s, last = perf_counter() - before, prod(size)
+    return _Measurement(parts, timings, groups, perf_counter() - started, (each_s, last_s), is_stopped)
+
+
+def _sizes(parts: LocalParts) -> list[tuple[int, int]]:
+    """Return (rollouts, prompts) of the steps to measure, ascending."""
+    config = parts.config
+    return sorted({(min(n, config.rollouts_per_prompt), min(p, config.prompts_per_step)) for n, p in _SIZES})
+
+
+def forecast_step(
+    parts: LocalParts,
+    scratch: Path,
+    threads: Sequence[int] = (),
+    max_seconds: float = 60.0,
+    echo: Echo = lambda _: None,
+) -> StepForecast:
+    """Run small steps and extrapolate to a whole step; also time a small step with each number of CPU `threads`.
+
+    Rollouts are cut after `MAX_TOKENS` tokens to keep the measurement short; the forecast bounds the time of longer
+    responses. If the first step is slow, only one more is taken, which is smaller. No step begins that would end after
+    `max_seconds`, as predicted from an earlier one, but for the first, tiny one; `echo` gets a line after that. The
+    small steps train the model: discard it.
+    """
+    limit, rollouts_per_prompt = parts.config.sampling.max_new_tokens, parts.config.rollouts_per_prompt
+    timer, whole = StepTimer(parts, parts.model, scratch), parts
+    parts, timings, groups, measured_seconds, (each_s, last_s), is_stopped = _measure(parts, timer, max_seconds, echo)
+    is_fast = measured_seconds < _SECONDS
+    timed = (parts, *_sizes(parts)[-1]) if is_fast else (_cut(whole, _FEW_TOKENS), *_sizes(parts)[0])
+    fits = measured_seconds + (2 * len(threads) + 1) * (last_s if is_fast else each_s) <= max_seconds
+    seconds_of_threads = _time_threads(timer, *timed, threads) if threads and fits else {}
     longer = limit - parts.config.sampling.max_new_tokens
     cut = fraction_cut([group.tree for group in groups])
     cut_before = cut if longer else 0.0
@@ -341,6 +395,8 @@ def forecast_step(parts: LocalParts, scratch: Path, threads: Sequence[int] = ())
         num_rollouts=sum(round(timing.work.groups) * timing.num_rollouts for timing in timings),
         num_prompts=max(round(timing.work.groups) for timing in timings),
         measured_seconds=measured_seconds,
+        max_tokens=parts.config.sampling.max_new_tokens,
+        is_stopped=is_stopped,
         seconds_of_threads=seconds_of_threads,
     )
 

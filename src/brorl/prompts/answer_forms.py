@@ -25,7 +25,12 @@ class AnswerForm(NamedTuple):
         return f"{self.before}{answer}{self.after}"
 
 
+ALONE = AnswerForm("alone", "", "")
+"""The answer without other text."""
 _WORD = r"\b(?:answers?|results?|solutions?|responses?|number|letter|option|choice|value|output)\b"
+_REPLY = r"(?:reply|answer|respond|return|output|give|write|print|provide|state|produce|say|send)"
+_NOTHING_ELSE = r"(?:only|just|solely|exclusively|nothing (?:else|but|more)|no other (?:text|words?))"
+_ANSWER = r"(?:number|integer|answer|result|value|letter|word|name|option|choice|expression|formula|token|line|phrase)"
 _FORMS = (
     (AnswerForm("in \\boxed{}", "\\boxed{", "}"), re.compile(r"\\(?:boxed|fbox)\b")),
     (AnswerForm("in <answer> tags", "<answer>", "</answer>"), re.compile(r"</?answer>", re.IGNORECASE)),
@@ -44,12 +49,28 @@ _FORMS = (
             r"|^\W*(?:final )?(?:answer|A):\W*\Z"
         ),
     ),
+    (
+        ALONE,
+        re.compile(
+            rf"(?i)\b{_REPLY}\b[^.\n!?]{{0,60}}\b{_NOTHING_ELSE}\b(?! in (?!the\b|an?\b))"  # not a language
+            rf"|\b{_NOTHING_ELSE}\s+{_REPLY}\b"
+            rf"|\b{_REPLY}\b[^.\n!?]{{0,30}}\b(?:a |one )?(?:single|one) {_ANSWER}\b"
+            rf"|\b(?:only|just) (?:the|an?|one|your)\b[\w -]{{0,30}}\b{_ANSWER}s?\b[.!]?\s*\Z"
+            r"|\b(?:no|without)(?: any| further| your)? (?:explanations?|reasoning|working|commentary)\b"
+            r"|\b(?:do not|don't|never) (?:explain|show your|reason|add (?:any|other)|include (?:any|other))\b"
+            # the same words in other languages, beside a word for an answer
+            r"|(?:antwort|gib|r[eé]pon|rispond|respond|ответ|отвеч)\w*[^.\n!?]{0,60}"
+            r"\b(?:nur|ausschließlich|sol[oa]|solamente|únicamente|seulement|uniquement|soltanto|apenas|somente|только)\b"
+            r"|只(?:需|要)?(?:回答|输出|写|给出)|(?:回答|输出|答え|答)[^。\n]{0,20}(?:即可|のみ|だけ)"
+        ),
+    ),
 )
 
 
 def answer_forms(text: str) -> list[AnswerForm]:
     """Return the forms of the answer that a text asks for, in a fixed order; none for most questions."""
-    return [form for form, pattern in _FORMS if pattern.search(text)]
+    found = [form for form, pattern in _FORMS if pattern.search(text)]
+    return [form for form in found if form.before or len(found) == 1]  # only the answer, in a form that is named
 
 
 def asked_form(texts: Sequence[str]) -> AnswerForm | None:

@@ -60,6 +60,15 @@ def column_reading(texts: Sequence[str]) -> ColumnReading | None:
     return ColumnReading(reading, len(found), next(filter(is_decimal, found), found[0]))
 
 
+def comma_line(commas: ColumnReading) -> str:
+    """Return a line on how the commas of a column's answers are read."""
+    answers, example = f"the commas in {commas.count:,} answers", f"such as {commas.example[:60]!r}"
+    if commas.reading is None:
+        return f"{answers}, {example}, can be decimal commas or separate two numbers: write 2.5, or 2, 5 with a space"
+    read = f"{answers} are read as {'decimal commas' if commas.reading == 'decimal' else 'commas of lists'}"
+    return f"{read}: {commas.example[:60]!r} is {commas.write(commas.example)[:60]}"
+
+
 def with_points(text: str) -> str | None:
     """Return a text with points for its decimal commas: `x = 2,5` -> `x = 2.5`; None if it can have none."""
     if text.count(",") > _MAX_COMMAS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
@@ -18,12 +18,14 @@ from math import isfinite
 from typing import Any
 
 from brorl.errors import UserError, of_source
-from brorl.format import short_repr
+from brorl.format import counted, listed, short_repr
+from brorl.prompts.decimal_commas import column_reading
 from brorl.prompts.prompt import (
     CODE_DOMAIN,
     GYM_DOMAIN,
     INSTRUCTIONS_DOMAIN,
     JSON_NAMES,
+    MATH_DOMAIN,
     SCIENCE_DOMAIN,
     DroppedRow,
     Message,
@@ -31,8 +33,8 @@ from brorl.prompts.prompt import (
     SourceReading,
 )
 from brorl.prompts.public_data import find_layout, layouts_of, read_layout, reasons
-from brorl.prompts.rows import Row, cell_of, is_local, is_missing, read_rows
-from brorl.prompts.science import choice_question, read_options, right_option
+from brorl.prompts.rows import Row, cell_of, decoded, is_local, is_missing, read_rows
+from brorl.prompts.science import MeasuredAnswer, choice_question, read_options, right_option
 from brorl.prompts.settings import FileSource
 
 # Setting of a column -> names that other datasets give the column, the most specific first.
@@ -56,8 +58,10 @@ def read_columns(row: Row, source: FileSource, seed: int) -> Question:
     A row without a question or an answer raises a `ValueError` with the problem and the fix.
     """
     prompt, earlier = _cell(row, source, "prompt_column"), tuple[Message, ...]()
-    if isinstance(prompt, list):
-        *turns, last = _messages(prompt, source.prompt_column)
+    if (messages := conversation(prompt)) is not None or isinstance(prompt, list):
+        messages = prompt if messages is None else messages
+        asked, _ = without_answer(messages)
+        *turns, last = _messages(asked or messages, source.prompt_column)
         earlier, text = tuple(turns), last.content
     else:
         text = _text(prompt, source.prompt_column, "a prompt is a string or a list of messages")
@@ -74,6 +78,23 @@ def read_columns(row: Row, source: FileSource, seed: int) -> Question:
     return Question("", text, reference, domain)
 
 
+def conversation(value: Any) -> list[Any] | None:
+    """Return the messages in a value, a list or its JSON text; None for any other value."""
+    found = decoded(value)
+    is_one = isinstance(found, list) and bool(found)
+    return found if is_one and all(isinstance(x, Mapping) and {"role", "content"} <= {*x} for x in found) else None
+
+
+def without_answer(messages: list[Any]) -> tuple[list[Any], Any]:
+    """Split messages into those up to the last one that is not the assistant's, and the answer that follows, or None.
+
+    A data set of demonstrations has the answer in the conversation, and the model must not read it.
+    """
+    *asked, last = messages or [None]
+    is_answer = isinstance(last, Mapping) and last.get("role") == "assistant"
+    return (asked, last.get("content")) if is_answer else (messages, None)
+
+
 def _context(row: Row, source: FileSource) -> list[str]:
     """Return the texts before the question; a row may have none."""
     column = source.context_column
@@ -85,6 +106,12 @@ def _context(row: Row, source: FileSource) -> list[str]:
 def _reference(row: Row, source: FileSource) -> str:
     answer, column, marker = _cell(row, source, "answer_column"), source.answer_column, source.answer_after
     answer = str(answer).lower() if isinstance(answer, bool) else answer
+    if messages := conversation(answer):
+        _, answer = without_answer(messages)
+        if answer is None:
+            raise ValueError(f"{column} does not end with a message of the assistant, which would be the answer")
+    if source.domain == SCIENCE_DOMAIN and isinstance(answer, Mapping) and {"value", "aliases"} <= {*answer}:
+        return MeasuredAnswer.of_aliases(_text(answer["value"], f"{column}.value", ""), answer["aliases"]).to_text()
     text = _text(answer, column, _answer_advice(answer, row, source))
     if marker is None:
         return text
@@ -163,6 +190,7 @@ def _text(value: Any, column: str, advice: str) -> str:
 def _answer_advice(answer: Any, row: Row, source: FileSource) -> str:
     domain = row.cell(source.domain_column) if source.domain_column else source.domain
     first = next(iter(answer), None) if isinstance(answer, Mapping) else None
+    first = "value" if isinstance(answer, Mapping) and "value" in answer else first
     if isinstance(answer, Mapping | list) and domain in _JSON_DOMAINS:
         start = "[...]" if first is None else f'{{\\"{first}\\": ...}}'
         return (
@@ -214,29 +242,36 @@ def read_source(source: FileSource, seed: int = 0) -> SourceReading:
     rows, dropped = Counter[bytes](), Counter[str]()
     contradicted: set[bytes] = set()
     location_of_id: dict[str, str] = {}
+    bad: list[tuple[Row, str]] = []  # rows that cannot be used, and why
     number = 0
     maximum = None if source.limit is None else min(source.limit, sys.maxsize)
-    for row in islice(read_rows(source.path, source.subset, source.split, _wanted(source)), maximum):
+    every = read_rows(source.path, source.subset, source.split, _wanted(source), with_bad=True)
+    for row in islice(every, maximum):
         number += 1
         try:
             question = _question(row, source, seed)
+            if source.id_column and location_of_id.setdefault(question.id, row.location) is not row.location:
+                raise UserError(
+                    f"{row.location} has the {source.id_column} {question.id.partition(':')[2]!r} of "
+                    f"{location_of_id[question.id]} again; ids must be distinct: fix them, or remove "
+                    f"{of_source('id_column')} to number the rows"
+                )
+            identity = question.id if layout and layout.is_whole else question.key
+            digest = blake2b(identity.encode(), digest_size=16).digest()
+            rows[digest] += 1
+            earlier = first.setdefault(digest, question)
+            if (earlier.reference, earlier.domain) != (question.reference, question.domain):
+                if not layout:
+                    raise UserError(_contradiction(earlier, question))
+                contradicted.add(digest)
         except DroppedRow as reason:
             dropped[str(reason)] += 1
-            continue
-        if source.id_column and location_of_id.setdefault(question.id, row.location) is not row.location:
-            raise UserError(
-                f"{row.location} has the {source.id_column} {question.id.partition(':')[2]!r} of "
-                f"{location_of_id[question.id]} again; ids must be distinct: fix them, or remove "
-                f"{of_source('id_column')} to number the rows"
-            )
-        identity = question.id if layout and layout.is_whole else question.key
-        digest = blake2b(identity.encode(), digest_size=16).digest()
-        rows[digest] += 1
-        earlier = first.setdefault(digest, question)
-        if (earlier.reference, earlier.domain) != (question.reference, question.domain):
-            if not layout:
-                raise UserError(_contradiction(earlier, question))
-            contradicted.add(digest)
+        except UserError as problem:
+            bad.append((row, str(problem)))
+            if len(bad) == _MOST_BAD:
+                break
+    if bad:
+        raise UserError(_problems(bad, source.path, number))
     if not number:
         raise UserError(f"{source.path} is empty; {of_source('path')} must contain at least one row")
     if contradicted:
@@ -248,6 +283,51 @@ def read_source(source: FileSource, seed: int = 0) -> SourceReading:
             f"choose another {of_source('layout')}, split or file"
         )
     return SourceReading(kept, number, number - dropped.total() - len(kept), dict(dropped))
+
+
+_MOST_BAD = 1_000  # stop reading after this many bad rows
+_SHOWN, _NAMED = 10, 5  # problems in a message, and rows that have the same one
+
+
+def _problems(bad: Sequence[tuple[Row, str]], path: str, number: int) -> str:
+    """Return one message on all rows that cannot be used; rows with the same problem stand together.
+
+    A problem that each of the `number` rows has is the settings', and is told of the first row.
+    """
+    rows_of: dict[str, list[Row]] = {}
+    for row, problem in bad:
+        rows_of.setdefault(problem.removeprefix(row.location).lstrip(": "), []).append(row)
+    if len(bad) == 1 or (len(rows_of) == 1 and len(bad) == number):
+        return bad[0][1]
+    lines = [f"{'at least ' if len(bad) == _MOST_BAD else ''}{len(bad):,} rows of {path} cannot be used:"]
+    for problem, rows in list(rows_of.items())[:_SHOWN]:
+        names = [row.location.removeprefix(path).strip() for row in rows[:_NAMED]]
+        more = [f"{len(rows) - _NAMED:,} more"] if len(rows) > _NAMED else []
+        colon = "" if problem.startswith(("has ", "is ")) and len(rows) == 1 else ":"
+        lines.append(f"  {listed([*names, *more])}{colon} {problem}")
+    rest = sum(len(rows) for rows in list(rows_of.values())[_SHOWN:])
+    return "\n".join([*lines, *([f"  and {counted(rest, 'other row')}"] if rest else [])])
+
+
+def read_commas(reading: SourceReading, domains: Collection[str]) -> SourceReading:
+    """Write the answers of some domains so that their commas have one reading, that of all answers together.
+
+    Domains of mathematics and science are meant: `32,5` among `32,7` and `1,25` is 32.5, and `2,5` among them 2.5.
+    """
+    meant = {MATH_DOMAIN, SCIENCE_DOMAIN}.intersection(domains)
+
+    def has_commas(question: Question) -> bool:
+        is_json = question.domain == SCIENCE_DOMAIN and question.reference.lstrip().startswith("{")
+        return question.domain in meant and "," in question.reference and not is_json
+
+    plain = [question.reference for question in reading.questions if question.domain in meant]
+    commas = column_reading(plain) if any(map(has_commas, reading.questions)) else None
+    if commas is None:
+        return reading
+    questions = [
+        replace(one, reference=commas.write(one.reference)) if has_commas(one) else one for one in reading.questions
+    ]
+    return replace(reading, questions=questions, commas=commas)
 
 
 def check_first_row(source: FileSource) -> None:
@@ -281,6 +361,8 @@ def _contradiction(first: Question, question: Question) -> str:
 
 
 def _question(row: Row, source: FileSource, seed: int) -> Question:
+    if row.problem:
+        raise UserError(row.problem)
     try:
         column, key = source.id_column, row.key
         if column:

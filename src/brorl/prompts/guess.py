@@ -18,7 +18,7 @@ from brorl.errors import UserError, of_source
 from brorl.format import short_repr
 from brorl.prompts.answer_forms import last_box, surrounds_answer
 from brorl.prompts.countdown import is_countdown_reference
-from brorl.prompts.file_questions import USUAL_NAMES
+from brorl.prompts.file_questions import USUAL_NAMES, conversation, without_answer
 from brorl.prompts.prompt import COUNTDOWN_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN, DroppedRow, Question
 from brorl.prompts.public_data import LAYOUTS, read_layout
 from brorl.prompts.rows import Row, is_missing, read_rows
@@ -30,6 +30,7 @@ _ROWS = 200  # the guess reads this many rows
 _MARKER = "####"  # stands before the answer in GSM8K's form
 _MOSTLY = 0.9
 _LONGEST_ANSWER = 200  # a text with more characters is a solution, not an answer
+_MOST_WORDS = 6  # a text with more words has many forms
 _MATH_WORDS = {"pi", "sqrt", "frac", "sin", "cos", "tan", "log", "exp", "inf", "and", "or"}
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}([/.-])\d{1,2}\1(?:19|20)\d\d")
 _PAIRS = (("yes", "no"), ("true", "false"))
@@ -230,12 +231,16 @@ def guess_meaning(
     A layout is chosen if all its columns exist and it can read the rows. For mathematics, columns with clear names
     take precedence over a layout. Columns of options make multiple-choice questions, unless another domain is given.
     """
-    first = next(read_rows(path, None, "train", ()), None)
+    start = list(islice(read_rows(path, None, "train", (), with_bad=True), _ROWS))
+    first = next((row for row in start if not row.problem), None)
     if first is None:
-        raise UserError(f"{path} is empty; it must contain at least one question with an answer")
+        problem = start[0].problem if start else None
+        raise UserError(problem or f"{path} is empty; it must contain at least one question with an answer")
+    columns = first.columns
 
     def every() -> Iterator[Row]:
-        return read_rows(path, None, "train", first.columns)
+        rows = read_rows(path, None, "train", columns, with_bad=True)
+        return (row for row in rows if not row.problem)  # reading all questions names the others
 
     rows = list(islice(every(), _ROWS))
     given = prompt_column or answer_column or domain or options_column
@@ -292,8 +297,16 @@ def _guess_columns(
 ) -> Guess:
     """Guess the columns and the domain of rows that are not in a layout and have no options."""
     prompt = _column(path, rows, "prompt", prompt_column, {answer_column} if answer_column else ())
-    answer = _column(path, rows, "answer", answer_column, (prompt,))
-    values = [value for row in rows if not is_missing(value := row.cell(answer))]
+    is_answered = all(_own_answer(row.cell(prompt)) is not None for row in rows)
+    answer = prompt  # where the messages end with the answer
+    if answer_column != prompt:
+        try:
+            answer = _column(path, rows, "answer", answer_column, (prompt,))
+        except UserError:
+            if answer_column or not is_answered:
+                raise
+    cells = [row.cell(answer) for row in rows]
+    values = [own if (own := _own_answer(cell)) is not None else _value(cell) for cell in cells if not is_missing(cell)]
     texts = [str(value).lower() if isinstance(value, bool) else str(value).strip() for value in values]
     after = _MARKER if texts and all(_MARKER in text for text in texts) else None
     if after:
@@ -301,9 +314,23 @@ def _guess_columns(
     words = next((pair for pair in _PAIRS if texts and {text.lower() for text in texts} <= {*pair}), ())
     if not domain:
         _reject_classes(path, answer, values)
-    meant, reason = (domain, "as given") if domain else _domain(path, answer, texts, words)
+    has_aliases = any(isinstance(cell, Mapping) and "aliases" in cell for cell in cells)
+    named = f"{answer}.value" if has_aliases else answer
+    meant, reason = (domain, "as given") if domain else _domain(path, named, texts, words)
+    answer = answer if meant == SCIENCE_DOMAIN else named  # only the verifier of science reads aliases
     source = _source(path, prompt_column=prompt, answer_column=answer, answer_after=after, domain=meant)
     return Guess(source, meant, texts[0] if texts else "", reason, words)
+
+
+def _own_answer(cell: Any) -> Any:
+    """Return the answer with which messages end; None for other values."""
+    messages = conversation(cell)
+    return without_answer(messages)[1] if messages else None
+
+
+def _value(cell: Any) -> Any:
+    """Return the answer in a cell that also has its aliases."""
+    return cell["value"] if isinstance(cell, Mapping) and "value" in cell else cell
 
 
 def _with_context(guess: Guess, rows: Sequence[Row]) -> Guess:
@@ -365,7 +392,11 @@ def _column(path: str, rows: Sequence[Row], what: str, given: str | None, taken:
     names = USUAL_NAMES[f"{what}_column"]
     for column in (spelled[name] for name in names if name in spelled):
         inside = rows[0].values.get(column)  # an object has keys: reward_model.ground_truth
-        keys = [f"{column}.{name}" for name in names if name in inside] if isinstance(inside, Mapping) else []
+        names_inside = (*names, "value") if what == "answer" else names
+        keys = [f"{column}.{name}" for name in names_inside if name in inside] if isinstance(inside, Mapping) else []
+        has_aliases = what == "answer" and isinstance(inside, Mapping) and {"value", "aliases"} <= {*inside}
+        if has_aliases and column not in taken:
+            return column
         for candidate in (column, *keys):
             values = [value for row in rows if not is_missing(value := row.cell(candidate))]
             if values and candidate not in taken and all(_can_be(value, what) for value in values):
@@ -378,8 +409,9 @@ def _column(path: str, rows: Sequence[Row], what: str, given: str | None, taken:
 
 def _can_be(value: Any, what: str) -> bool:
     """Whether a value can be a question (text, messages) or an answer (text, a number, true or false)."""
-    if what == "prompt" and isinstance(value, list):
-        return bool(value) and all(isinstance(turn, Mapping) for turn in value)
+    if isinstance(value, list):
+        is_one = bool(value) and all(isinstance(turn, Mapping) for turn in value)
+        return is_one if what == "prompt" else is_one and _own_answer(value) is not None
     return isinstance(value, str) or (what == "answer" and isinstance(value, int | float) and isfinite(value))
 
 
@@ -400,11 +432,18 @@ def _domain(path: str, column: str, texts: Sequence[str], words: Sequence[str]) 
     if sum(map(_looks_mathematical, texts)) >= _MOSTLY * len(texts):
         return MATH_DOMAIN, "the answers look like numbers or formulas"
     strange = next(text for text in texts if not _looks_mathematical(text))
+    are_short = sum(map(_is_short, texts)) >= _MOSTLY * len(texts)
+    science = f"{of_source('domain', SCIENCE_DOMAIN)} to compare short texts, " if are_short else ""
     raise UserError(
         f"{path}: the answers in column {column!r}, such as {strange[:60]!r}, do not look like numbers or formulas; "
-        f"give {of_source('domain', 'math')} if they are mathematics, {of_source('domain', 'NAME')} with a verifier "
-        f"that you write (docs/how-to/verifiers.md), or name another column with {of_source('answer_column')}"
+        f"give {of_source('domain', 'math')} if they are mathematics, {science}{of_source('domain', 'NAME')} with a "
+        f"verifier that you write (docs/how-to/verifiers.md), or name another column with {of_source('answer_column')}"
     )
+
+
+def _is_short(text: str) -> bool:
+    """Whether an answer is one that a response can give word for word."""
+    return len(text.split()) <= _MOST_WORDS and len(text) <= _LONGEST_ANSWER and not _DATE.fullmatch(text)
 
 
 def _looks_mathematical(text: str) -> bool:

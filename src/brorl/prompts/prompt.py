@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from brorl.format import short_repr
+from brorl.prompts.decimal_commas import ColumnReading
 from brorl.seeds import seed_sequence
 
 CODE_DOMAIN, COUNTDOWN_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN = (
@@ -145,6 +146,7 @@ class SourceReading:
     num_repeated: int = 0  # rows that repeat a question with the same answer
     # Rows that the layout dropped: reason -> count; empty without a layout.
     dropped: Mapping[str, int] = field(default_factory=dict)
+    commas: ColumnReading | None = None  # how commas in numbers were read; None if there are none
 
 
 def split_held_out(questions: Iterable[Question], fraction: float, seed: int) -> Split[Question]:

@@ -12,13 +12,11 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from brorl.errors import UserError, first_line, of_source
 from brorl.prompts.prompt import JSON_NAMES, json_problem
@@ -26,6 +24,7 @@ from brorl.storage import is_file, is_folder, split_revision
 
 ROW_FORM = '{"COLUMN": VALUE, ...}'
 _PROBE_TIMEOUT_S = 4.0
+_COMPRESSED = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd", ".zip": "unzip"}
 _OTHER_SPLITS = ("test", "validation", "valid", "eval", "dev")
 
 
@@ -37,6 +36,7 @@ class Row(NamedTuple):
     part: str  # file of the row, relative to the folder of all files; empty if there is a single file
     columns: Sequence[str]  # names of all columns
     values: Mapping[str, Any]  # column -> value, for at least the wanted columns
+    problem: str | None = None  # why the line or row of a file cannot be read, which then has no values
 
     @property
     def key(self) -> str:
@@ -89,30 +89,53 @@ def _jsonl_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
             if not text.strip():
                 continue
             try:
-                values = json.loads(text.rstrip())
+                yield _row(json.loads(text.rstrip()), location, number)
             except (ValueError, RecursionError) as error:
-                raise UserError(
-                    f"{location} is not JSON ({json_problem(error)}); write one object per line, such as {ROW_FORM}"
-                ) from error
-            yield _row(values, location, number)
+                found = f"is not JSON ({json_problem(error)}); write one object per line, such as {ROW_FORM}"
+                yield Row(location, number, "", (), {}, f"{location} {found}")
 
 
 def _json_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
-    text = _decode(path.read_bytes(), str(path), first=True)
-    if text.lstrip().startswith("{"):  # many .json files have one row per line
-        yield from _jsonl_rows(path, wanted)
-        return
+    """Read a list of rows, also the only one in an object: `{"version": "1.1", "data": [...]}`; else JSON Lines."""
+    text, rows, place = _decode(path.read_bytes(), str(path), first=True), None, "row"
     try:
         rows = json.loads(text) if text.strip() else []
-        problem, line = ("" if isinstance(rows, list) else "no list"), 1
     except json.JSONDecodeError as error:
         problem, line = error.msg, error.lineno
     except (ValueError, RecursionError) as error:
         problem, line = json_problem(error), 1
-    if problem:
+    else:
+        problem, line = "" if isinstance(rows, list | dict) else "no list", 1
+    if isinstance(rows, dict):
+        keys = [key for key, value in rows.items() if _is_list_of_rows(value)]
+        if len(keys) > 1:
+            raise UserError(
+                f"{path} is one object with several lists of rows ({', '.join(keys)}); write the list of one of these "
+                "keys into a file"
+            )
+        place, rows = (f"row of {keys[0]!r}", rows[keys[0]]) if keys else ("row", rows)
+    if isinstance(rows, list):
+        for number, values in enumerate(rows, 1):
+            yield _row(values, f"{path} {place} {number}", number)
+    elif text.lstrip().startswith("{") and "\n" not in text.strip():  # a single row
+        yield from _jsonl_rows(path, wanted)
+    elif isinstance(rows, dict):
+        raise UserError(
+            f"{path} is one object with the keys {', '.join(rows)[:200]}, and none of them has a list of rows; a .json "
+            f"file is a list [{ROW_FORM}, ...], or an object per line"
+        )
+    elif text.lstrip().startswith("{"):  # many .json files have one row per line
+        yield from _jsonl_rows(path, wanted)
+    else:
         raise UserError(f"{path} line {line} is not JSON ({problem}); a .json file is a list [{ROW_FORM}, ...]")
-    for number, values in enumerate(rows, 1):
-        yield _row(values, f"{path} row {number}", number)
+
+
+_PARTS = {"role", "content", "from", "value", "label", "text", "key", "id", "option"}
+
+
+def _is_list_of_rows(value: Any) -> bool:
+    """Whether a value is a list of objects that can be rows, and not the messages or the options of one row."""
+    return isinstance(value, list) and bool(value) and all(isinstance(x, dict) and {*x} - _PARTS for x in value)
 
 
 def _table_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
@@ -137,12 +160,13 @@ def _table_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
                             f"{path} has two columns {repeated[0]!r}; its first line must name each column once"
                         )
                 elif values:  # a blank line has no values
+                    problem = None
                     if len(values) != len(columns):
-                        raise UserError(
+                        problem = (
                             f"{location} has {len(values)} values for {len(columns)} columns ({', '.join(columns)}); "
                             "put a value that contains the separator or a quote into double quotes"
                         )
-                    yield Row(location, number, "", columns, dict(zip(columns, values, strict=True)))
+                    yield Row(location, number, "", columns, dict(zip(columns, values, strict=False)), problem)
         except csv.Error as error:
             raise UserError(
                 f"{path} line {rows.line_num} is not a row of a table ({error}); write a quote inside of a value twice"
@@ -155,6 +179,8 @@ def _parquet_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
     import pyarrow
     from pyarrow import parquet
 
+    from brorl.prompts.arrow import arrow_rows
+
     try:
         with parquet.ParquetFile(path) as file:
             columns = list(file.schema_arrow.names)
@@ -165,30 +191,6 @@ def _parquet_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
         raise UserError(
             f"{path} is not a Parquet file that can be read ({first_line(error)}); write it again"
         ) from error
-
-
-def arrow_rows(
-    batches: Iterable[Any], name: str, columns: Sequence[str] | None, wanted: Collection[str]
-) -> Iterator[Row]:
-    """Yield the rows of Arrow batches; a 32-bit float becomes its printed decimal, 0.1 and not 0.1000000015.
-
-    Locations of rows begin with `name`. `columns` names all columns (None: the columns of the batches).
-    """
-    number = 0
-    for batch in batches:
-        columns = columns or list(batch.schema.names)
-        chosen = batch.select([column for column in batch.schema.names if column in wanted])
-        if not chosen.schema.names and batch.num_rows:  # this row lets an error list the columns
-            yield Row(f"{name} row 1", 1, "", columns, {})
-            return
-        kinds = {"float": np.float32, "halffloat": np.float16}
-        narrow = {field.name: kinds[str(field.type)] for field in chosen.schema if str(field.type) in kinds}
-        for values in chosen.to_pylist():
-            number += 1
-            for column, kind in narrow.items():
-                if values[column] is not None:
-                    values[column] = float(str(kind(values[column])))
-            yield Row(f"{name} row {number}", number, "", columns, values)
 
 
 READERS: dict[str, Callable[[Path, Collection[str]], Iterator[Row]]] = {
@@ -212,7 +214,8 @@ def _decode(raw: bytes, location: str, first: bool) -> str:
 
 def _row(values: Any, location: str, number: int) -> Row:
     if not isinstance(values, dict):
-        raise UserError(f"{location} is {JSON_NAMES[type(values)]}, not an object; write rows such as {ROW_FORM}")
+        problem = f"{location} is {JSON_NAMES[type(values)]}, not an object; write rows such as {ROW_FORM}"
+        return Row(location, number, "", (), {}, problem)
     return Row(location, number, "", list(values), values)
 
 
@@ -222,12 +225,15 @@ def is_local(path: str) -> bool:
     return _is_saved_dataset(local) or _files_of(path, local) is not None
 
 
-def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]) -> Iterator[Row]:
+def read_rows(
+    path: str, subset: str | None, split: str, wanted: Collection[str], with_bad: bool = False
+) -> Iterator[Row]:
     """Read rows in order: files by name, then rows as in the file.
 
     The path is a file, a folder or a pattern (`*`, `?`, `[...]`, `**`) of files, a folder that `datasets` saved, or the
     id of a dataset on the Hugging Face hub, with or without `@revision`. A file has no subset and no split. Values of
-    columns that are not `wanted` can be missing.
+    columns that are not `wanted` can be missing. A row of a file that cannot be read is an error, or, `with_bad`, a row
+    with a problem.
     """
     local = Path(path).expanduser()
     files = None if _is_saved_dataset(local) else _files_of(path, local)
@@ -238,13 +244,14 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
         raise UserError(
             f"{path} is not a Hugging Face dataset, so it has no subset {subset!r}; remove {of_source('subset')}"
         )
-    wild = [i for i, part in enumerate(local.parts) if glob.has_magic(part)]
-    root = local if is_folder(local) else Path(*local.parts[: wild[0]]) if wild else local.parent
+    root = local if is_folder(local) else _literal_folder(local)
     for file in files:
         part = file.relative_to(root).as_posix() if len(files) > 1 else ""
         reader = READERS[file.suffix.lower()]
         try:
             for row in reader(file, wanted):
+                if row.problem and not with_bad:
+                    raise UserError(row.problem)
                 yield row._replace(part=part) if part else row
         except OSError as error:
             raise UserError(f"{file} cannot be read ({error.strerror or error}); check {of_source('path')}") from error
@@ -253,6 +260,8 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
 def _files_of(path: str, local: Path) -> list[Path] | None:
     """Return the files of a path, sorted; None if it can only be a dataset of the hub."""
     if is_file(local):
+        if local.suffix.lower() in _COMPRESSED:
+            raise UserError(f"{path} is compressed; unpack it first: {_COMPRESSED[local.suffix.lower()]} {path}")
         if local.suffix.lower() not in READERS:
             raise UserError(
                 f"{path} is not a file that brorl reads ({', '.join(READERS)}); convert it, for instance with "
@@ -262,8 +271,9 @@ def _files_of(path: str, local: Path) -> list[Path] | None:
     if is_folder(local):
         return _files_in(path, local)
     if glob.has_magic(path):
-        # Path.glob rejects absolute patterns.
-        found = sorted(Path(name) for name in glob.glob(str(local), recursive=True))  # noqa: PTH207
+        folder = _literal_folder(local)  # a folder that exists can have brackets in its name
+        pattern = str(local.relative_to(folder))
+        found = sorted(folder / name for name in glob.glob(pattern, root_dir=folder, recursive=True))  # noqa: PTH207
         files = [file for file in found if file.is_file() and file.suffix.lower() in READERS]
         if not files:
             raise UserError(
@@ -271,12 +281,22 @@ def _files_of(path: str, local: Path) -> list[Path] | None:
             )
         return files
     hub_id, _ = split_revision(path)
-    if local.suffix.lower() in (*READERS, ".txt", ".gz") or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", hub_id):
+    if local.suffix.lower() in (*READERS, *_COMPRESSED, ".txt") or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", hub_id):
         raise UserError(
             f"there is no file or folder {path} (working folder {Path.cwd()}); fix {of_source('path')} "
             "(the id of a Hugging Face dataset looks like openai/gsm8k)"
         )
     return None
+
+
+def _literal_folder(pattern: Path) -> Path:
+    """Return the folder of a path or a pattern: all parents that exist by their names, or have no wildcards."""
+    folder = Path(*pattern.parts[:1]) if pattern.is_absolute() else Path()
+    for part in pattern.parts[len(folder.parts) : -1]:
+        if glob.has_magic(part) and not is_folder(folder / part):
+            break
+        folder /= part
+    return folder
 
 
 def _files_in(path: str, folder: Path) -> list[Path]:
@@ -309,6 +329,8 @@ def _is_saved_dataset(folder: Path) -> bool:
 
 def _dataset_rows(path: str, subset: str | None, split: str, wanted: Collection[str]) -> Iterator[Row]:
     """Read a dataset of the hub, or a folder that `datasets` saved."""
+    from brorl.prompts.arrow import arrow_rows
+
     local = Path(path).expanduser()
     is_saved = _is_saved_dataset(local)
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from string import ascii_uppercase
 from typing import Any, NamedTuple
@@ -86,6 +86,7 @@ class MeasuredAnswer:
 
     value: str  # LaTeX or plain text, such as `9.81 m/s^2`
     tolerance: float = 0.0  # accepted relative error, 0 to 0.5; 0 accepts only rounding
+    aliases: list[str] = field(default_factory=list)  # other texts that are right too, such as `New York City`
 
     def __post_init__(self) -> None:
         if not self.value.strip():
@@ -97,8 +98,16 @@ class MeasuredAnswer:
             )
 
     def to_text(self) -> str:
-        """Return JSON text: `{"value": "9.81 m/s^2", "tolerance": 0.05}`."""
-        return json.dumps({"value": self.value, "tolerance": self.tolerance}, ensure_ascii=False)
+        """Return JSON text: `{"value": "9.81 m/s^2", "tolerance": 0.05}`, with `aliases` if there are any."""
+        aliases = {"aliases": self.aliases} if self.aliases else {}
+        return json.dumps({"value": self.value, "tolerance": self.tolerance, **aliases}, ensure_ascii=False)
+
+    @classmethod
+    def of_aliases(cls, value: str, aliases: Any) -> MeasuredAnswer:
+        """Return an answer with the texts of a list as aliases; other values in the list are left out."""
+        texts = aliases if isinstance(aliases, list) else []
+        others = dict.fromkeys(text.strip() for text in texts if isinstance(text, str))
+        return cls(value, aliases=[text for text in others if text and text != value.strip()])
 
 
 @dataclass(frozen=True)

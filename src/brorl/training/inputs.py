@@ -21,8 +21,8 @@ from brorl.evaluation.questions import (
     build_questions,
     check_domain_names,
     check_split,
-    dropped_lines,
     find_unreadable,
+    reading_lines,
     removed_lines,
     unreadable_lines,
 )
@@ -157,7 +157,7 @@ def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], No
     check_window(config, model_config, context)
     memory, warning = check_memory(config, model_config, prompts, show)
     set_threads_and_kernels(config, memory.num_weights)
-    notes = dropped_lines(sources)
+    notes = reading_lines(sources)
     if model_path == config.model:  # a run that is resumed has been checked
         notes += unreadable_lines(find_unreadable(verifiers, sources))
     elif INSTRUCTIONS_DOMAIN in verifiers:  # this machine can lack the package that some instructions need

@@ -21,9 +21,11 @@ import regex
 from brorl.algorithms.groups import Group
 from brorl.algorithms.rewards import shaped_rewards
 from brorl.algorithms.settings import RewardShaping
+from brorl.errors import UserError
+from brorl.format import counted
 from brorl.prompts.prompt import Prompt, Question
 from brorl.tree import RolloutTree
-from brorl.verdict import TRUNCATED, Verdict, verdict_of
+from brorl.verdict import RAISED, RETURNED, TRUNCATED, Verdict, verdict_of
 from brorl.verification.verifier import Verifier, verify_distinct
 
 _FORMAT_TIMEOUT_S = 0.5  # a pattern can take exponential time on some texts
@@ -38,13 +40,39 @@ class Grader:
     shaping: RewardShaping  # how verdicts become rewards
     max_new_tokens: int | None = None  # a response's length limit; some rewards depend on it
     lock: Lock = field(default_factory=Lock, repr=False, compare=False)  # verifiers share caches and worker processes
+    # Domains whose verifier has judged a response; of the others, how many prompts it has failed on.
+    judged: set[str] = field(default_factory=set, repr=False, compare=False)
+    failed: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
 
     def verify(self, prompts: Sequence[Prompt], trees: Sequence[RolloutTree]) -> list[Group]:
-        """Verify all rollouts of P prompts, truncated rollouts only if they can earn a reward. Rewards are 1 or 0."""
+        """Verify all rollouts of P prompts, truncated rollouts only if they can earn a reward. Rewards are 1 or 0.
+
+        Raises a UserError if a domain's verifier has raised on every response so far, to two prompts or more.
+        """
         accept_truncated = self.shaping.stop_properly > 0
         with self.lock:
             verdicts = grade(prompts, trees, self.verifiers, self.decode, accept_truncated=accept_truncated)
+            self._refuse_broken(prompts, verdicts)
         return list(map(Group.of_verdicts, prompts, trees, verdicts))
+
+    def _refuse_broken(self, prompts: Sequence[Prompt], verdicts: Sequence[Sequence[Verdict]]) -> None:
+        """End the run if a verifier has only failed: it would count every response as incorrect."""
+        for prompt, verdict_L in zip(prompts, verdicts, strict=True):
+            reasons = [
+                verdict.reason for verdict in verdict_L if verdict.reason != TRUNCATED and not verdict.unverified
+            ]
+            if any(not reason.startswith((RAISED, RETURNED)) for reason in reasons):
+                self.judged.add(prompt.domain)
+            elif reasons:
+                self.failed[prompt.domain] += 1
+        for prompt, verdict_L in zip(prompts, verdicts, strict=True):
+            domain = prompt.domain
+            if domain not in self.judged and self.failed[domain] > 1:
+                reason = next(verdict.reason for verdict in verdict_L if verdict.reason.startswith((RAISED, RETURNED)))
+                raise UserError(
+                    f"the verifier of the domain {domain!r} failed on every response to the first "
+                    f"{counted(self.failed[domain], 'prompt')}, so none can be correct: {reason}; correct the function"
+                )
 
     def rewarded(self, group: Group, step: int) -> Group:
         """Return a verified group with its rewards at a step, 1 or more. Unverified responses get the reward NaN."""

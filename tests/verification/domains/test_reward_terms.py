@@ -34,7 +34,7 @@ def sometimes(response, reference):
         raise ValueError("no such word")
     if response == "waits":
         time.sleep(9)
-    return {"none": None, "text": "0.5", "nan": float("nan"), "lost": 1}.get(response, True)
+    return {"none": None, "text": "0.5", "nan": float("nan"), "huge": -1e308, "long": 10**400}.get(response, True)
 
 def one(response):
     return 1.0
@@ -75,21 +75,35 @@ def test_terms_stand_beside_the_verdict_and_do_not_change_it(workers: Workers, o
 
 def test_a_term_that_fails_is_the_verdict_of_its_failure(workers: Workers, own: Path) -> None:
     verifier = verifier_of(workers, own, "brief", "sometimes", "asked")
-    fine, none, raised, text, nan, waited = ask(verifier, "4", "none", "raises", "text", "nan", "waits")
+    responses = ("4", "none", "raises", "text", "nan", "huge", "long", "waits")
+    fine, none, raised, text, nan, huge, long, waited = ask(verifier, *responses)
     assert fine.terms == (9.0, 1.0, 1.0)
     assert none.terms == (6.0, None, 1.0)  # it does not apply
     assert raised.reason == "verifier raised ValueError: no such word (rewards.terms.sometimes)"
     assert text.reason == "verifier returned str, not a number, a bool or None (rewards.terms.sometimes)"
     assert nan.reason == "verifier returned nan, not a number, a bool or None (rewards.terms.sometimes)"
+    # finite, and yet the reward would be infinite
+    assert huge.reason == "verifier returned -1e+308, not a number from -1e+09 to 1e+09 (rewards.terms.sometimes)"
+    assert long.reason.startswith(
+        "verifier returned 1000000000000000000000000000000000000000, not a number from -1e+09"
+    )
     assert waited.reason == "timeout"
-    for failed in (raised, text, nan, waited):
+    for failed in (raised, text, nan, huge, long, waited):
         assert (failed.correct, failed.score, failed.terms) == (False, 0.0, ())
-    assert all(is_failure(v.reason) for v in (raised, text, nan))
+    assert all(is_failure(v.reason) for v in (raised, text, nan, huge, long))
 
 
 def test_a_function_that_cannot_be_a_term_is_refused_before_training(workers: Workers, own: Path) -> None:
     with pytest.raises(UserError, match=r"rewards\.terms\.one: .* must take two arguments"):
         verifier_of(workers, own, "one")
+
+
+@pytest.mark.parametrize("weight", [1e308, -1e308, 1e7])
+def test_a_weight_that_makes_rewards_infinite_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match=r"weight|domain_weights"):
+        RewardTerm(function="a:b", weight=weight)
+    with pytest.raises(ValueError, match=r"rewards\.domain_weights\.sums must be"):
+        RewardShaping(domain_weights={"sums": weight})
 
 
 def test_the_reward_is_the_weighted_sum(workers: Workers, own: Path) -> None:

@@ -250,16 +250,16 @@ def test_an_import_that_does_not_end_is_given_up(tmp_path: Path) -> None:
         pool.run([VerifierCall(f"{tmp_path}/endless.py:f", None)])
 
 
-def test_a_call_without_arguments_returns_how_many_a_function_takes(pool: WorkerPool, tmp_path: Path) -> None:
-    """Three if it can, else two; neither fits a function that needs one or four, or an argument by name."""
-    takes = {"a, b": 2, "a, b, c=1": 3, "*a": 3, "a, b, c, d=1, *, e=2": 3, "a, b=1": 2, "a": None, "a, b, c, d": None}
-    takes |= {"a, b, *, c": None, "completions, **columns": "reward"}
-    source = "".join(f"def f{place}({arguments}): ...\n" for place, arguments in enumerate(takes))
-    (tmp_path / "taking.py").write_text(f"{source}class H:\n  def __call__(self, a, b): ...\nh = H()\n", "utf-8")
-    names = [*(f"f{place}" for place in range(len(takes))), "h"]
-    results = pool.run([VerifierCall(f"{tmp_path}/taking.py:{name}", None) for name in names])
-    assert [result.failure for result in results] == [None] * len(names)
-    assert [result.value for result in results] == [*takes.values(), 2]
+def test_a_call_without_arguments_returns_what_a_function_takes(pool: WorkerPool, tmp_path: Path) -> None:
+    source = "def f(a, b): ...\ndef g(a): ...\nclass H:\n  def __call__(self, a, b, prompt): ...\nh = H()\n"
+    (tmp_path / "taking.py").write_text(source, "utf-8")
+    results = pool.run([VerifierCall(f"{tmp_path}/taking.py:{name}", None) for name in "fgh"])
+    assert [result.failure for result in results] == [None] * 3
+    assert [result.value for result in results] == [
+        {"takes": ["response", "reference"]},
+        {"problem": "its parameters do not name a response and a reference"},
+        {"takes": ["response", "reference", "prompt"]},
+    ]
 
 
 def test_an_alarm_that_a_call_left_does_not_strike_the_next() -> None:

@@ -15,12 +15,13 @@ import pickle
 import re
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.layouts import text as texts
 from brorl.prompts.prompt import CODE_DOMAIN, Cells, DroppedRow, Question, question_of
-from brorl.prompts.rows import cell_of
+from brorl.prompts.rows import cell_of, decoded
 
 _MAX_PRIVATE_BYTES = 1 << 28
 _MAX_CASES = 100
@@ -74,7 +75,9 @@ def apps(row: Cells, _seed: int) -> Question:
     tests = _tests(
         question, _read_json(column, "input_output") if column else None, float(seconds[1]) if seconds else 0
     )
-    return _question(question, tests, row.get("starter_code") or "")
+    solutions = decoded(row.get("solutions"))  # a list, or its JSON text
+    written = next((one for one in solutions if isinstance(one, str)), None) if isinstance(solutions, list) else None
+    return _question(question, replace(tests, solution=written), row.get("starter_code") or "")
 
 
 def code_contests(row: Cells, _seed: int) -> Question:

@@ -105,6 +105,8 @@ def _find(prompt: Prompt, response: str) -> Verdict | str:
         return verdict_of(NO_ANSWER if answer is None else TOO_LONG)
     same = True if answer == value and any(map(str.isalnum, answer)) else same_chemistry(value, answer)
     same = same_words(value, answer) if same is None else same
+    if same is not True and any(answer == alias or same_words(alias, answer) for alias in map(tidy, reference.aliases)):
+        same = True
     if same is None and as_range(value) and not as_range(answer):
         same = False
     return answer if same is None else verdict_of(CORRECT if same else WRONG, answer)

@@ -27,8 +27,8 @@ from brorl.prompts.prompt import (
     Prompt,
 )
 from brorl.verdict import CORRECT, RAISED, RETURNED, UNFINISHED, WRONG, Verdict, is_unverified, verdict_of
+from brorl.verification.sandbox.inside.calling import PROMPT, REFERENCE, RESPONSE, SOURCE, TEXT
 from brorl.verification.sandbox.inside.confinement import UNSAFE
-from brorl.verification.sandbox.inside.functions import REWARD
 from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool, Workers
 from brorl.verification.sandbox.request import Reply
@@ -37,6 +37,7 @@ from brorl.verification.thoughts import ThoughtTags
 from brorl.verification.verifier import TrialResponses, Verifier
 
 _KEYS = ("correct", "score", "extracted", "reason")
+_LARGEST_TERM = 1e9  # with the largest weights, squares of rewards are still finite in 32 bits
 
 
 class FunctionVerifier:
@@ -67,13 +68,14 @@ class FunctionVerifier:
                 raise LoadError(f"cannot read the arguments of {function!r}: {result.failure}")
         except LoadError as error:
             raise UserError(f"{setting}: {error}; {_load_advice(function, str(error))}") from None
-        if result.value is None:
+        if problem := result.value.get("problem"):
             raise UserError(
                 f"{setting}: {function!r} must take two arguments (response, reference) or three (response, reference, "
-                "prompt), or have the signature of TRL's reward functions (completions, **columns)"
+                "prompt), or have the signature of a reward function of TRL (completions, **columns), verl "
+                "(data_source, solution_str, ground_truth, extra_info) or OpenRLHF (queries, prompts, labels): "
+                f"{problem}"
             )
-        self._more = (as_messages,) if result.value == REWARD else ()
-        self._takes_prompt = result.value != 2
+        self._takes, self._as_messages = frozenset(result.value["takes"]), as_messages
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses.
@@ -86,11 +88,19 @@ class FunctionVerifier:
 
     def replies(self, items: Sequence[tuple[Prompt, str]]) -> list[Reply]:
         """Call the function on each response; a reply holds the returned value or the failure."""
-        calls = []
-        for prompt, response in items:
-            asked = (prompt.question or prompt.text,) if self._takes_prompt else ()
-            calls.append(VerifierCall(self._function, (response, prompt.reference, *asked, *self._more)))
-        return self._pool.run(calls)
+        return self._pool.run([VerifierCall(self._function, self._values(*item)) for item in items])
+
+    def _values(self, prompt: Prompt, response: str) -> dict[str, object]:
+        """Return the values that the function takes, by role."""
+        value_of = {
+            RESPONSE: response,
+            REFERENCE: prompt.reference,
+            PROMPT: prompt.question or prompt.text,
+            TEXT: prompt.text,
+            SOURCE: prompt.source,
+        }
+        taken = {role: value for role, value in value_of.items() if role in self._takes}
+        return {**taken, "as_messages": self._as_messages}
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Accept every reference: only the function can read them."""
@@ -274,9 +284,12 @@ def _with_term(verdict: Verdict, reply: Reply, name: str) -> Verdict:
     """Return a verdict with one more term; if the term failed, return that failure as the verdict."""
     failure, value = reply.failure, reply.value
     seconds = verdict.seconds + reply.seconds
-    if not failure and not (value is None or (isinstance(value, bool | int | float) and isfinite(value))):
-        shown = f"{value:g}" if isinstance(value, float) else type(value).__name__
-        failure = f"{RETURNED} {shown}, not a number, a bool or None"
+    if not failure and value is not None:
+        if not isinstance(value, bool | int | float) or (isinstance(value, float) and not isfinite(value)):
+            shown = f"{value:g}" if isinstance(value, float) else type(value).__name__
+            failure = f"{RETURNED} {shown}, not a number, a bool or None"
+        elif abs(value) > _LARGEST_TERM:
+            failure = f"{RETURNED} {str(value)[:40]}, not a number from -{_LARGEST_TERM:g} to {_LARGEST_TERM:g}"
     if not failure:
         return replace(verdict, terms=(*verdict.terms, None if value is None else float(value)), seconds=seconds)
     if failure.startswith((RAISED, RETURNED)):

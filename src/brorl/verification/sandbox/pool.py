@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,9 +48,9 @@ class VerifierCall:
     """One call of a function in a worker."""
 
     function: str  # `package.module:function` or `path/to/file.py:function`
-    # JSON values. None only loads the function. The reply is then how many arguments a verifier may pass to it: 3, 2,
-    # None if neither works, or `functions.REWARD`.
-    arguments: tuple[object, ...] | None
+    # JSON values in order, or by role for a user's function (`inside.calling`). None only loads the function; the reply
+    # is then {"takes": roles}, or {"problem": why it cannot be called}.
+    arguments: tuple[object, ...] | Mapping[str, object] | None
 
 
 class _Pool:

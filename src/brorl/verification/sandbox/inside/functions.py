@@ -5,28 +5,23 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
-import inspect
 import json
 import os
 import resource
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from decimal import Decimal
-from functools import cache
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import asyncio
+from brorl.verification.sandbox.inside.calling import called, result, takes
 
 EXIT_OUT_OF_MEMORY = 77
 IN_A_WORKER = "BRORL_VERIFIER_WORKER"  # environment variable that keeps a function's file from starting a run
-REWARD = "reward"  # replaces the number of arguments if a function has TRL's signature
 MAX_REPLY_BYTES = 1 << 24
 _ERROR_CHARACTERS = 280
-_REFERENCE_COLUMNS = ("answer", "solution", "ground_truth", "reference")
 
 
 class Functions:
@@ -77,87 +72,14 @@ class Functions:
         return text, problem, _retains_memory(self._loaded_bytes, self._memory_bytes)
 
 
-def _called(function: Callable[..., object], arguments: list[Any] | None) -> object:
-    is_reward = is_reward_function(function)
+def _called(function: Callable[..., object], arguments: Any) -> object:
+    """Call a function on values in order, or a user's on values by role; without any, say which roles it takes."""
     if arguments is None:
-        return REWARD if is_reward else next((number for number in (3, 2) if _takes(function, number)), None)
-    return rewarded(function, *arguments) if is_reward else _result(function(*arguments))
-
-
-def _result(value: Any) -> Any:
-    """Return a function's value; if the value is a coroutine, run it first."""
-    return _runner().run(_awaited(value)) if inspect.isawaitable(value) else value
-
-
-async def _awaited(value: Awaitable[object]) -> object:
-    return await value
-
-
-@cache
-def _runner() -> asyncio.Runner:
-    import asyncio
-
-    return asyncio.Runner()
-
-
-def is_reward_function(function: Callable[..., object]) -> bool:
-    """Return whether a function has TRL's signature, `reward(completions, **columns) -> list[float]`."""
-    try:
-        return "completions" in inspect.signature(function).parameters
-    except ValueError:  # some functions in C have no signature
-        return False
-
-
-def rewarded(function: Callable[..., Any], response: str, reference: str, prompt: str, as_messages: bool) -> object:
-    """Call a reward function with TRL's signature on one response, and return its one reward.
-
-        reward(completions, target): target=[reference]
-        reward(completions, numbers, target): the reference is the JSON object {"numbers": ..., "target": ...}
-        reward(completions, **columns): answer, solution, ground_truth and reference are all [reference]
-
-    Raises a ValueError if a column is missing, or if the function does not return one reward.
-    """
-    completion: object = [{"role": "assistant", "content": response}] if as_messages else response
-    shown: object = [{"role": "user", "content": prompt}] if as_messages else prompt
-    known: dict[str, object] = {
-        "completions": [completion],
-        "prompts": [shown],
-        "completion_ids": [[]],
-        "trainer_state": None,
-    }
-    parameters = inspect.signature(function).parameters
-    columns = [
-        name for name, parameter in parameters.items()
-        if name not in known and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]  # fmt: skip
-    required = [name for name in columns if parameters[name].default is inspect.Parameter.empty]
-    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    given = {name: value for name, value in known.items() if open_ended or name in parameters}
-    if len(required) > 1:
-        given |= {name: [value] for name, value in _columns(reference, required).items()}
-    else:
-        named = required or [name for name in columns if name in _REFERENCE_COLUMNS]
-        given |= {name: [reference] for name in named}
-    if open_ended:
-        given |= {name: [reference] for name in _REFERENCE_COLUMNS if name not in given}
-    rewards = _result(function(**given))
-    if hasattr(rewards, "tolist"):  # an array or a tensor
-        rewards = rewards.tolist()
-    if not isinstance(rewards, list | tuple) or len(rewards) != 1:
-        raise ValueError(f"a reward function returns a list with one reward for each completion, not {rewards!r:.80}")
-    return rewards[0]
-
-
-def _columns(reference: str, names: list[str]) -> dict[str, object]:
-    try:
-        row = json.loads(reference)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict) or not set(names) <= set(row):
-        raise ValueError(
-            f"the function needs the columns {', '.join(names)}: the answer column has to hold a JSON object with them"
-        )
-    return {name: row[name] for name in names}
+        try:
+            return {"takes": takes(function)}
+        except ValueError as error:
+            return {"problem": str(error)}
+    return called(function, arguments) if isinstance(arguments, dict) else result(function(*arguments))
 
 
 def _encode(value: object) -> str:
@@ -208,15 +130,6 @@ def _load_file(path: Path) -> Any:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def _takes(function: Callable[..., object], number: int) -> bool:
-    """Whether a function is known to take this number of arguments."""
-    try:
-        inspect.signature(function).bind(*range(number))
-    except (TypeError, ValueError):  # ValueError: some functions in C have no signature
-        return False
-    return True
 
 
 def describe(error: BaseException) -> str:

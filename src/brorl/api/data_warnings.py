@@ -1,0 +1,136 @@
+"""Warnings of `brorl check` about the data: what a model cannot know, and answers that the verifier does not read."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from brorl.format import counted, listed, shortened
+from brorl.prompts.answer_forms import ALONE, AnswerForm, answer_forms, asked_form, last_box
+from brorl.prompts.decimal_commas import is_decimal, with_points
+from brorl.prompts.guess import option_groups
+from brorl.prompts.prompt import MATH_DOMAIN, SCIENCE_DOMAIN, Prompt
+from brorl.prompts.rows import read_rows
+from brorl.prompts.science import Choices, read_options, read_science_reference, shows_options
+from brorl.prompts.settings import FileSource
+from brorl.verification.verifier import Verifier
+
+_ROWS = 50  # rows to search for options
+_TRIED = 8  # prompts to try the form of the answer on
+_MAJORITY = 0.5
+_LETTER = re.compile(r"\(?([A-J])\)?\.?")
+
+
+def unused_options(source: FileSource) -> Iterator[str]:
+    """Yield a warning if a source has columns of answer options that its questions do not show."""
+    if source.layout or source.options_column:
+        return
+    first = next(read_rows(source.path, source.subset, source.split, ()), None)
+    columns = first.columns if first else ()
+    rows = list(islice(read_rows(source.path, source.subset, source.split, columns), _ROWS))
+    for group in option_groups(rows) if rows else ():
+        options = [read_options([*map(row.cell, group.columns)]) for row in rows]
+        shown = sum(
+            one is None or _contains(str(row.cell(source.prompt_column)), one.texts)
+            for row, one in zip(rows, options, strict=True)
+        )
+        if group.is_clear and shown < _MAJORITY * len(rows):
+            named = group.columns[0] if len(group.columns) == 1 else f"[{', '.join(group.columns)}]"
+            yield (
+                f"warning: {source.label}: the prompts do not contain {group.name}, which can only be options of "
+                f"multiple-choice questions; set data.sources[].options_column: {named} and domain: {SCIENCE_DOMAIN}, "
+                "or let brorl init write a recipe"
+            )
+            return
+
+
+def _contains(text: str, options: Sequence[str]) -> bool:
+    """Whether a text contains each option, up to spaces."""
+    plain = " ".join(text.split())
+    return all(" ".join(option.split()) in plain for option in options)
+
+
+def unreachable_references(prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Yield a warning if most references, such as `C`, name an option that the prompt does not contain."""
+    named = [(prompt, shown) for prompt in prompts if (shown := _shows_option(prompt)) is not None]
+    blind = [prompt for prompt, shown in named if not shown]
+    if len(named) > _MAJORITY * len(prompts) and len(blind) > _MAJORITY * len(named):
+        yield (
+            f"warning: the reference answers of {counted(len(blind), 'prompt')} name an option that the prompt does "
+            f"not contain, such as {blind[0].id} with {blind[0].reference[:60]!r}: the letters mean nothing to the "
+            "model; write the options into the question, or set data.sources[].options_column"
+        )
+
+
+def _shows_option(prompt: Prompt) -> bool | None:
+    """Return whether a prompt contains the option that its reference names; None if the reference names none."""
+    reference = read_science_reference(prompt.reference) if prompt.domain == SCIENCE_DOMAIN else None
+    if isinstance(reference, Choices):
+        text = " ".join(prompt.text.split())
+        return _contains(text, reference.options) or shows_options(text, reference.options)
+    match = _LETTER.fullmatch(prompt.reference.strip())
+    return None if match is None else re.search(rf"(?<![A-Za-z]){match[1]}(?![A-Za-z])", prompt.text) is not None
+
+
+def unread_forms(verifier: Verifier, prompts: Sequence[Prompt], is_own: bool) -> Iterator[str]:
+    """Yield a warning if the verifier does not read the form of answer that a domain's questions ask for."""
+    if not is_own and prompts[0].domain not in (MATH_DOMAIN, SCIENCE_DOMAIN):
+        return
+    form, around = asked_form([prompt.question for prompt in prompts]), _forms_around(prompts[0])
+    if form is None and ALONE not in around:
+        return
+    if form is None:  # a system message asks for it
+        form = ALONE
+    others = [other.name for other in around if other != form]
+    if others:
+        yield (
+            f"warning: the questions ask for the answer {form.name}, and the text around them for one "
+            f"{listed(others)}; set prompt.template: '{{prompt}}', or remove one of the two"
+        )
+    tried = [prompts[index * len(prompts) // _TRIED] for index in range(min(_TRIED, len(prompts)))]
+    made = [verifier.trial_responses(prompt.reference, ()).right for prompt in tried]
+    items = [(prompt, form.write(last_box(right) or right)) for prompt, right in zip(tried, made, strict=True)]
+    rejected = [item for item, verdict in zip(items, verifier.verify_all(items), strict=True) if not verdict.correct]
+    if rejected:
+        yield (
+            f"warning: the questions ask for the answer {form.name}, which the verifier does not read: it rejects "
+            f"{rejected[0][1]!r} ({len(rejected)} of {counted(len(items), 'reference answer')} in this form); ask for "
+            "\\boxed{} in the questions, or write a verifier for this form (docs/how-to/verifiers.md)"
+        )
+
+
+def _forms_around(prompt: Prompt) -> list[AnswerForm]:
+    """Return the forms that the text around a question asks for: each sentence or line of it may ask for one."""
+    before, _, after = prompt.text.partition(prompt.question)
+    found = (form for part in re.split(r"\n|(?<=[.!?]) ", f"{before}\n{after}") for form in answer_forms(part))
+    own = answer_forms(prompt.question)
+    return [form for form in dict.fromkeys(found) if form not in own]
+
+
+def other_spellings(verifier: Verifier, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Yield a warning if the verifier rejects an answer that is the reference in digits of ASCII, with a point."""
+    spelled = [(prompt, plain) for prompt in prompts if (plain := _in_ascii(prompt.reference)) != prompt.reference]
+    tried = [spelled[index * len(spelled) // _TRIED] for index in range(min(_TRIED, len(spelled)))]
+    items = [(prompt, f"\\boxed{{{plain}}}") for prompt, plain in tried]
+    rejected = [item for item, verdict in zip(items, verifier.verify_all(items), strict=True) if not verdict.correct]
+    if rejected:
+        prompt, response = rejected[0]
+        yield (
+            f"warning: the reference answer {quoted(prompt.reference)} of question {prompt.id} rejects "
+            f"{quoted(response)}, which a model may write ({counted(len(spelled), 'such answer')}); write these "
+            "answers with the digits 0 to 9 and a decimal point"
+        )
+
+
+def _in_ascii(text: str) -> str:
+    """Return a text with the digits 0 to 9 for those of other scripts, and a point for a decimal comma."""
+    plain = "".join(str(unicodedata.digit(c)) if c.isdecimal() else c for c in text)
+    plain = plain.replace("\N{ARABIC DECIMAL SEPARATOR}", ".")
+    return (with_points(plain) if is_decimal(plain) else None) or plain
+
+
+def quoted(text: str) -> str:
+    """Return a text for a line, shortened and in quotes."""
+    return f"`{shortened(text)}`"

@@ -1,0 +1,264 @@
+"""Calls a user's function on one response, in the way that the names of its parameters ask for.
+
+The values of a response come by role: `response`, `reference`, `prompt` (the question), `text` (what the model read),
+`source` (the name of the data) and `as_messages`. A function with a parameter `completions` is called as TRL does, one
+with `queries` and `labels` as OpenRLHF does. Any other function gets one value per parameter: by the parameter's name,
+as verl does, and otherwise in the order response, reference, prompt. A function for which this leaves a doubt is
+refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
+
+Function = Callable[..., Any]
+Parameter = inspect.Parameter
+RESPONSE, REFERENCE, PROMPT, TEXT, SOURCE, EXTRA = "response", "reference", "prompt", "text", "source", "extra_info"
+_BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_OF_OPENRLHF = ("queries", "prompts", "labels")
+_REFERENCE_COLUMNS = ("answer", "solution", "ground_truth", "reference")  # columns that TRL's functions often read
+# A parameter has the first of these roles for which its name, or a word in it, is listed.
+_NAMES = {
+    SOURCE: {"data_source"},
+    EXTRA: {"extra_info"},
+    REFERENCE: {
+        "reference", "ref", "truth", "groundtruth", "gt", "gold", "golden", "target", "label", "expected", "correct",
+        "true", "key",
+    },
+    RESPONSE: {
+        "response", "solution_str", "completion", "output", "prediction", "predict", "predicted", "pred", "generation",
+        "generated", "rollout", "reply", "hypothesis", "candidate", "guess", "attempt", "submission", "student",
+    },
+    PROMPT: {"prompt", "question", "query", "problem", "instruction", "input", "task", "puzzle", "request"},
+}  # fmt: skip
+
+
+def takes(function: Function) -> list[str]:
+    """Return the roles of the values that a function gets; a `ValueError` says why it cannot be called."""
+    trainer = _trainer(function)
+    if trainer == "TRL":
+        return [RESPONSE, REFERENCE, PROMPT]
+    if trainer == "OpenRLHF":
+        parameters = signature(function).parameters
+        if unknown := [name for name, one in parameters.items() if _is_required(one) and name not in _OF_OPENRLHF]:
+            raise ValueError(f"nothing says what its parameter {unknown[0]!r} gets")
+        return [RESPONSE, REFERENCE, TEXT]
+    roles = _roles(function)
+    placed = dict.fromkeys(roles)
+    try:  # a wrapper may take other arguments than the function in it
+        args, named = _arguments(function, placed)
+        inspect.signature(function, follow_wrapped=False).bind(*args, **named)
+    except TypeError as error:
+        raise ValueError(f"its decorator does not take these arguments ({error})") from None
+    return [role for role in roles.values() if role != EXTRA]
+
+
+def called(function: Function, given: Mapping[str, Any]) -> Any:
+    """Call a function on one response, and return its value; of a trainer's list of rewards, the one reward."""
+    trainer = _trainer(function)
+    if trainer == "TRL":
+        return _one(result(function(**_trl_arguments(function, given))))
+    if trainer == "OpenRLHF":
+        text = given[TEXT]
+        lists = dict(zip(_OF_OPENRLHF, ([text + given[RESPONSE]], [text], [given[REFERENCE]]), strict=True))
+        names = signature(function).parameters
+        value = result(function(**{name: values for name, values in lists.items() if name in names}))
+        return _one(value["rewards"] if isinstance(value, Mapping) and "rewards" in value else value)
+    roles, row = _roles(function), {}
+    if len(columns_of_verl(function)) > 1:  # the answer column can hold verl's other columns too
+        row = _object(given[REFERENCE])
+        row = row if "ground_truth" in row else {}
+    known = {
+        **given,
+        SOURCE: row.get("data_source", given.get(SOURCE)),
+        REFERENCE: row.get("ground_truth", given.get(REFERENCE)),
+        EXTRA: row.get("extra_info") or {},
+    }
+    args, named = _arguments(function, {name: known[role] for name, role in roles.items()})
+    value = result(function(*args, **named))
+    if "solution_str" in roles and isinstance(value, Mapping) and "score" in value:  # verl's other keys are metrics
+        value = {"score": value["score"]} | ({"correct": value["acc"]} if isinstance(value.get("acc"), bool) else {})
+    return value
+
+
+def result(value: Any) -> Any:
+    """Return a function's value; if the value is a coroutine, run it first. All run in one event loop."""
+    return _runner().run(_awaited(value)) if inspect.isawaitable(value) else value
+
+
+async def _awaited(value: Awaitable[object]) -> object:
+    return await value
+
+
+@cache
+def _runner() -> asyncio.Runner:
+    import asyncio
+
+    return asyncio.Runner()
+
+
+def signature(function: Function) -> inspect.Signature:
+    """Return the parameters that a function has by name: a wrapper that takes any has those of the function in it."""
+    while True:
+        found = inspect.signature(function, follow_wrapped=False)
+        is_open = any(
+            one.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) for one in found.parameters.values()
+        )
+        if not is_open or not hasattr(function, "__wrapped__"):
+            return found
+        function = function.__wrapped__
+
+
+def required_columns(function: Function) -> list[str]:
+    """Return the columns that a function with TRL's signature requires; none for other functions."""
+    try:
+        parameters = signature(function).parameters
+    except (TypeError, ValueError):
+        return []
+    return [name for name in _columns(parameters) if parameters[name].default is Parameter.empty]
+
+
+def columns_of_verl(function: Function) -> list[str]:
+    """Return the columns that a function with verl's signature can get beside the response: the answer comes first."""
+    try:
+        roles = {} if _trainer(function) else _roles(function)
+    except ValueError:
+        return []
+    return ["ground_truth", *(name for name, role in roles.items() if role in (SOURCE, EXTRA))]
+
+
+def _trainer(function: Function) -> str | None:
+    """Return the trainer that passes lists to a function with these parameters; None if it gets one response."""
+    try:
+        names = signature(function).parameters
+    except (TypeError, ValueError):  # some functions in C have no signature
+        return None
+    return "TRL" if "completions" in names else "OpenRLHF" if "queries" in names else None
+
+
+def _role(name: str) -> str | None:
+    """Return the role that a parameter's name states."""
+    words = {name.lower(), *re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())}
+    return next((role for role, names in _NAMES.items() if words & names), None)
+
+
+def _roles(function: Function) -> dict[str, str]:
+    """Return the role of each parameter that gets a value, in the order of the parameters."""
+    try:
+        parameters = signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"its parameters cannot be read ({error})") from None
+    for name in parameters:
+        if name.endswith("s") and _role(name[:-1]) == RESPONSE and _role(name) is None:
+            raise ValueError(f"{name!r} is a list, and it is called on one response")
+    if any(one.kind is Parameter.VAR_POSITIONAL for one in parameters.values()) and len(parameters) <= 2:
+        raise ValueError("it takes any number of arguments; if it is a decorator's, give that functools.wraps")
+    places = {name: one for name, one in parameters.items() if one.kind in _BY_POSITION}
+    needed = [name for name, one in parameters.items() if _is_required(one)]
+    stated: dict[str, str] = {}  # role -> the first parameter whose name states it
+    for name in [*needed, *places]:
+        if role := _role(name):
+            stated.setdefault(role, name)
+    roles = {name: role for role, name in stated.items()}
+    required = [name for name in needed if name in places]
+    # where no name states a role, the third parameter gets the question
+    for role, candidates in (
+        (RESPONSE, [*required, *places]),
+        (REFERENCE, [*required, *places]),
+        (PROMPT, [] if roles else required),
+    ):
+        free = [name for name in candidates if name not in roles and not _role(name) and role not in roles.values()]
+        roles |= {free[0]: role} if free else {}
+    if doubtful := [name for name in needed if name not in roles]:
+        raise ValueError(f"nothing says what its parameter {doubtful[0]!r} gets")
+    if RESPONSE not in roles.values() or not {REFERENCE, PROMPT} & {*roles.values()}:
+        raise ValueError("its parameters do not name a response and a reference")
+    return {name: roles[name] for name in parameters if name in roles}
+
+
+def _is_required(parameter: Parameter) -> bool:
+    kinds = (*_BY_POSITION, Parameter.KEYWORD_ONLY)
+    return parameter.kind in kinds and parameter.default is Parameter.empty
+
+
+def _arguments(function: Function, value_of: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the values of parameters by position, and by name behind a parameter that gets none."""
+    args: list[Any] = []
+    by_name: dict[str, Any] = {}
+    for place, (name, one) in enumerate(signature(function).parameters.items()):
+        if name in value_of and one.kind in _BY_POSITION and place == len(args):
+            args.append(value_of[name])
+        elif name in value_of:
+            by_name[name] = value_of[name]
+    return args, by_name
+
+
+def _columns(parameters: Mapping[str, Parameter]) -> list[str]:
+    """Return the parameters of a function with TRL's signature that are columns of the data."""
+    kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    known = ("completions", "prompts", "completion_ids", "trainer_state")
+    if "completions" not in parameters:
+        return []
+    return [name for name, one in parameters.items() if name not in known and one.kind in kinds]
+
+
+def _trl_arguments(function: Function, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a function with TRL's signature for one response.
+
+        reward(completions, target): target=[reference]
+        reward(completions, numbers, target): the reference is the JSON object {"numbers": ..., "target": ...}
+        reward(completions, **columns): answer, solution, ground_truth and reference are all [reference]
+
+    Raises a ValueError if a column is missing.
+    """
+    response, reference, prompt = given[RESPONSE], given[REFERENCE], given[PROMPT]
+    as_messages = given["as_messages"]
+    known: dict[str, Any] = {
+        "completions": [[{"role": "assistant", "content": response}] if as_messages else response],
+        "prompts": [[{"role": "user", "content": prompt}] if as_messages else prompt],
+        "completion_ids": [[]],
+        "trainer_state": None,
+    }
+    parameters = signature(function).parameters
+    columns, required = _columns(parameters), required_columns(function)
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    arguments = {name: value for name, value in known.items() if open_ended or name in parameters}
+    if len(required) > 1:
+        row = _object(reference)
+        if not set(required) <= set(row):
+            raise ValueError(
+                f"the function needs the columns {', '.join(required)}: the answer column has to hold a JSON object "
+                "with them"
+            )
+        arguments |= {name: [row[name]] for name in required}
+    else:
+        arguments |= {name: [reference] for name in required or [n for n in columns if n in _REFERENCE_COLUMNS]}
+    if open_ended:
+        arguments |= {name: [reference] for name in _REFERENCE_COLUMNS if name not in arguments}
+    return arguments
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Return the object in JSON text; an empty one if there is none."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _one(rewards: Any) -> Any:
+    """Return the one reward of a list, an array or a tensor."""
+    if hasattr(rewards, "tolist"):
+        rewards = rewards.tolist()
+    if not isinstance(rewards, list | tuple) or len(rewards) != 1:
+        raise ValueError(f"a reward function returns a list with one reward for each completion, not {rewards!r:.80}")
+    return rewards[0]
