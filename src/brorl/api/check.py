@@ -12,7 +12,6 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.text import Text
 
 from brorl.activity import Echo
@@ -20,6 +19,7 @@ from brorl.api.arguments import check_cheaply, recipe_name
 from brorl.api.data import prompt_lines
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
+from brorl.console.screen import in_notebook, text_console
 from brorl.errors import UserError, option
 from brorl.format import counted, duration, listed, shell_command, shortened
 from brorl.prompts.answer_forms import answer_forms, asked_form, last_box
@@ -210,10 +210,10 @@ def _checked(config: TrainConfig, name: str, timing: bool, report: _Report, trai
 
 
 class _Report:
-    """Prints and keeps lines."""
+    """Prints and keeps lines; a notebook shows them as the result, so they are only kept."""
 
     def __init__(self, progress: bool) -> None:
-        self._console = Console(highlight=False, quiet=not progress)
+        self._console = text_console(quiet=not progress or in_notebook())
         self.lines: list[Text | Table] = []
 
     def show(self, *lines: str | Text, style: str = "") -> None:

@@ -14,7 +14,7 @@ from brorl.activity import Phase
 from brorl.api.arguments import resolve_checkpoint, resolve_config
 from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml
 from brorl.config.settings import TrainConfig
-from brorl.console.screen import Screen
+from brorl.console.screen import Screen, in_notebook
 from brorl.errors import UserError, option
 from brorl.format import plain
 from brorl.runs import RUNS
@@ -96,7 +96,9 @@ def plan(
             if isinstance(source, str | Path):
                 train, compare = next_commands(result, source, named, is_of_a_run)
                 result = replace(result, train_command=train, compare_command=compare)
-            screen.console.print(result, soft_wrap=True)
+            screen.ending = f"the plan is in {folder}"
+            if not in_notebook():
+                screen.console.print(result, soft_wrap=True)
             return result
 
 

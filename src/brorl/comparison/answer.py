@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.text import Text
 
-from brorl.comparison.figure import PNG, make_figure
+from brorl.comparison.figure import make_figure
 from brorl.comparison.results import TOLERANCE, ComparisonResults, results_of, with_names
 from brorl.comparison.scores import Arm, Comparison, RunScores, score_at, scores_at, start_scores
 from brorl.comparison.spec import read_comparison
@@ -24,6 +24,7 @@ from brorl.cost import UNIT_WORDS, Unit, amount, short_amount
 from brorl.evaluation.paired import PairedDifference
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate, exact, interval, listed, p_value, shell_command, signed
+from brorl.reporting.figure import PNG, ResultFigure
 from brorl.reporting.frame import AnswerParts, answer_page
 from brorl.storage import json_ready, replace_file, storage_errors
 from brorl.table import Result, Table
@@ -340,6 +341,10 @@ class FinishedComparison(Result):
     def difference(self) -> PairedDifference | None:
         """pass@1 of the second arm minus the first, with its interval and conclusion; None for more than two arms."""
         return None if self.results.pair is None else self.results.pair[1]
+
+    def figure(self) -> ResultFigure:
+        """Return the figure of the comparison, that of `comparison.png`, as a matplotlib figure."""
+        return make_figure(self.results, self.answer[0])
 
     def parts(self) -> Iterator[str | Text | Table]:
         """Yield the answer, the table that shows it, its caveats, the files and the next command."""

@@ -8,24 +8,23 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from brorl.comparison.answer import FinishedComparison, match_words
 from brorl.comparison.arm_recipes import ArmRecipe
-from brorl.comparison.figure import COLORS, GREY, INK, PNG, cost_axis, draw_start, label_ends, style
+from brorl.comparison.figure import COLORS, cost_axis, draw_start, label_ends
 from brorl.config.reading import dump_yaml, with_settings
 from brorl.config.settings import TrainConfig
 from brorl.cost import amount
 from brorl.format import counted, duration, shell_command, signed
+from brorl.reporting.figure import GREY, INK, PNG, ResultFigure, style
 from brorl.reporting.frame import AnswerParts, answer_page
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table
 from brorl.tuning.spec import RUNGS, Standing, TuningSpec
 
 
-def make_race_figure(race: Sequence[Sequence[Standing]], start: float, seconds: float, score: str) -> Figure:
+def make_race_figure(race: Sequence[Sequence[Standing]], start: float, seconds: float, score: str) -> ResultFigure:
     """Make the figure of a race up to `seconds`: a line for each arm, with a cross where it was dropped."""
-    figure = Figure(figsize=(9, 4.6), layout="constrained")
+    figure = ResultFigure(figsize=(9, 4.6), layout="constrained")
     axis = figure.subplots()
     names = [standing.arm for standing in race[0]]
     colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
