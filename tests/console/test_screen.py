@@ -64,10 +64,10 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     texts: list[str] = []
 
     class Handle:
-        def update(self, shown: dict[str, str], raw: bool) -> None:
+        def update(self, shown: dict[str, str], **_: bool) -> None:
             texts.append(shown["text/plain"])
 
-    def display(shown: dict[str, str], raw: bool, display_id: bool) -> Handle:
+    def display(shown: dict[str, str], **_: bool) -> Handle:
         texts.append(shown["text/plain"])
         return Handle()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from brorl.activity import Echo
-from brorl.api.arguments import check_cheaply, recipe_name
+from brorl.api.arguments import check_cheaply, recipe_name, refuse_in_worker
 from brorl.api.data import prompt_lines
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
@@ -159,6 +159,7 @@ def check(
     Raises:
         UserError: On the first problem.
     """
+    refuse_in_worker()
     from brorl.api.in_memory import resolve_in_memory
 
     with TemporaryDirectory(prefix="brorl-given-") as scratch:

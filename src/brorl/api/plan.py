@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import brorl
 from brorl.activity import Phase
-from brorl.api.arguments import resolve_checkpoint, resolve_config
+from brorl.api.arguments import refuse_in_worker, resolve_checkpoint, resolve_config
 from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen, in_notebook
@@ -64,6 +64,7 @@ def plan(
         UserError: If an argument, the data, the model or the machine's memory does not fit, or no group of the pilot is
             mixed.
     """
+    refuse_in_worker()
     _check(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step)
     given = flat_settings(overrides)
     config, source = _resolve(checkpoint, recipe, given)

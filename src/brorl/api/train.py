@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from brorl.api.arguments import (
     check_cheaply,
     make_run_directory,
     recipe_name,
+    refuse_in_worker,
     refuse_used_folder,
     resolve_config,
 )
@@ -24,7 +24,6 @@ from brorl.cost import Cost, total_cost
 from brorl.errors import STOPPED, LearnerLostError, UserError
 from brorl.format import Estimate
 from brorl.table import Result, Table
-from brorl.verification.sandbox.inside.functions import IN_A_WORKER
 
 if TYPE_CHECKING:
     from brorl.api.in_memory import Rewards
@@ -141,10 +140,7 @@ def train(
     Raises:
         UserError: If a setting, the data, the model or the machine's memory does not fit; nothing is left on the disk.
     """
-    if IN_A_WORKER in os.environ:
-        raise UserError(
-            "a worker that loads the file of a function called train; put the call under if __name__ == '__main__'"
-        )
+    refuse_in_worker()
     if resume:
         if not isinstance(config_or_path, str | Path):
             raise UserError("resume=True needs a run directory as the first argument")

@@ -67,6 +67,17 @@ class TuningResult(Result):
         """The command that trains the recommended recipe."""
         return None if self.recipe is None else shell_command("train", self.recipe)
 
+    def figure(self) -> ResultFigure:
+        """Return the figure of the race, that of `race.png`, as a matplotlib figure.
+
+        Raises:
+            ValueError: If no part of the race is complete.
+        """
+        if self.spec is None or not self.race:
+            raise ValueError(f"there is no race to draw: {self.answer}")
+        seconds, k = self.spec.run_seconds, self.spec.k
+        return make_race_figure(self.race, self.spec.start[k].value, seconds, f"pass@{k}")
+
     def parts(self) -> Iterator[Any]:
         """Yield the race, the final, the files, and the answer."""
         if self.spec is not None and self.race:
@@ -152,9 +163,8 @@ def _write_page(result: TuningResult, spec: TuningSpec, page: Path) -> None:
         else ("to train the winner", result.train_command)
     )
     remark = "The race has one seed and chose among many: its scores are of the tuning prompts, and prove nothing."
-    drawn = make_race_figure(result.race, spec.start[spec.k].value, spec.run_seconds, f"pass@{spec.k}")
     with storage_errors(result.path):
-        drawn.savefig(figure, **PNG)
+        result.figure().savefig(figure, **PNG)
         content = AnswerParts(
             "brorl tune",
             f"pass@{spec.k} after {each} of training",
