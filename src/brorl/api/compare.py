@@ -37,8 +37,8 @@ def compare(
 ) -> FinishedComparison:
     """Train arms from one checkpoint with one budget, and return which arm is better.
 
-    Three steps of every arm are timed first. If the budget is too small for steps of this length, a budget that was
-    given is refused, and any other is raised, with a note. The runs are child processes on their own cores or GPUs. A
+    Three steps of every arm are timed first. If the budget is too small for steps of this length, it is raised, with a
+    note that tells how to keep it. The runs are child processes on their own cores or GPUs. A
     stopped comparison continues with the same call, or with its folder as the only argument. Finished runs are not
     repeated.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -247,22 +248,29 @@ _LONGER = 2  # a longer comparison gets this multiple of the budget
 def next_command(results: ComparisonResults, folder: Path) -> tuple[str, str]:
     """Return why to run which command after a comparison.
 
-    Two arms without a shown difference get more seeds, if more seeds can show one. All others get a larger budget,
-    either to be matched, or because a longer run may rank the arms differently.
+    Two matched arms without a shown difference get more seeds, or more prompts where no number of seeds can show one.
+    All others get a larger budget, either to be matched, or because a longer run may rank the arms differently.
     """
     comparison = results.comparison
     recipes = [f"{arm.runs[0].path}.yaml" for arm in comparison.arms]
     seeds = max(len(arm.runs) for arm in comparison.arms)
     unshown = results.pair is not None and results.pair[1].conclusion == "no difference shown"
     needed = next(iter(results.seeds_needed.values()), None)
+    why = f"to show a difference of {needed.half_width:g} in pass@1" if needed else ""
     if unshown and results.matched and needed and needed.enough_prompts and needed.seeds > seeds:
-        why = f"to show a difference of {needed.half_width:g} in pass@1"
         return why, shell_command("compare", folder, "--seeds", needed.seeds)
-    budget = _LONGER * comparison.budget
+    budget, more = _LONGER * comparison.budget, list[str]()
+    if unshown and results.matched and needed and not needed.enough_prompts:
+        budget, seeds = comparison.budget, max(seeds, needed.seeds)
+        more = ["--evaluation.num_prompts", str(ceil(needed.prompts / max(len(comparison.task_names()), 1)))]
+        why += f", with {needed.prompts:,} held-out prompts (raise data.held_out_fraction too if there are fewer)"
+    elif results.matched:
+        why = f"to see whether this holds for longer ({amount(budget, comparison.unit)} each)"
+    else:
+        why = f"to match the arms ({amount(budget, comparison.unit)} each)"
     options = ["--match", comparison.unit, "--budget", exact(budget), "--seeds", str(seeds)]
-    options += ["--marks", str(len(comparison.eval_points))]
-    why = "to see whether this holds for longer" if results.matched else "to match the arms"
-    return f"{why} ({amount(budget, comparison.unit)} each)", shell_command("compare", *recipes, *options)
+    options += ["--marks", str(len(comparison.eval_points)), *more]
+    return why, shell_command("compare", *recipes, *options)
 
 
 def comparison_page(results: ComparisonResults, figures: Sequence[Path], following: tuple[str, str]) -> str:
