@@ -96,7 +96,7 @@ def test_tables_fit_into_80_columns() -> None:
     assert "2 [1, no end]" in budget
     assert "of a step with 16 prompts" in fractions
     lines = {line.split()[0]: line for line in budget.splitlines() if line.strip()[:1].isdigit()}
-    assert "recommended, tied" in lines["256*"]
+    assert "use this, tied" in lines["256*"]
     assert "tied, recipe" in lines["64*"]
     assert "does not fit" in lines["1,024*"]
     assert "tied" not in lines["16"]

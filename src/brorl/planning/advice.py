@@ -122,7 +122,7 @@ def budget_table(result: PlanResult) -> Table:
             rows.append((_number(row), f"< {result.settings.mini_batches}", "-", "-", "-", "does not fit"))
             continue
         remarks = {
-            "recommended": index == plan.chosen,
+            "use this": index == plan.chosen,
             "tied": index in plan.tied and len(plan.tied) > 1,
             "recipe": index == plan.recipe,
         }
