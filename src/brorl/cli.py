@@ -171,12 +171,14 @@ def make_parser(chosen: Collection[str], with_settings: bool = True) -> argparse
 
 
 def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
-    """Print a script that completes commands and options. The Tab key starts no Python process.
+    """Print a script that completes commands, options, their values and recipes. The Tab key starts no Python process.
 
     Args:
         shell: The shell.
     """
-    print(shtab.complete(make_parser(COMMANDS), shell=shell))  # noqa: T201
+    from brorl.api.completion import completion_script
+
+    print(completion_script(make_parser(COMMANDS), shell, _SETTING))  # noqa: T201
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -15,7 +15,8 @@ from textwrap import wrap
 from typing import Any
 
 _WIDTH = 80  # characters per terminal line
-_PAGE = '<pre style="white-space:pre; overflow-x:auto; line-height:1.2">{code}</pre>'
+_PART = '<pre style="font-family:monospace; line-height:1.2; margin:0; WRAP">{code}</pre>'
+_WRAPPED, _SCROLLED = "white-space:pre-wrap; overflow-wrap:anywhere", "white-space:pre; overflow-x:auto"
 _HEADING = 9  # a heading longer than this many characters is broken into lines, unless the cells are as long
 
 
@@ -39,10 +40,16 @@ class Result:
 
     def _repr_html_(self) -> str:
         from rich.console import Console
+        from rich.text import Text
 
         console = Console(record=True, file=io.StringIO(), width=100, highlight=False, force_jupyter=False)
-        console.print(self)
-        return console.export_html(inline_styles=True, code_format=_PAGE)
+        pages = []
+        for part in self.parts():
+            is_text = isinstance(part, str | Text)  # the page wraps it, so that a command is copied as one line
+            console.print(Text(part) if isinstance(part, str) else part, soft_wrap=is_text)
+            layout = _PART.replace("WRAP", _WRAPPED if is_text else _SCROLLED)
+            pages.append(console.export_html(inline_styles=True, code_format=layout))
+        return "".join(pages)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 import json
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -229,10 +230,35 @@ def test_a_reward_function_with_the_signature_of_trl_trains_as_it_is(
 
 
 @pytest.mark.slow
-def test_the_file_of_a_reward_function_must_not_start_a_run(tmp_path: Path) -> None:
+def test_the_file_of_a_reward_function_must_not_start_brorl(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(REWARDS + "\nimport brorl\nbrorl.train(steps=1)\n", "utf-8")
-    with pytest.raises(UserError, match=r"train; put the call under if __name__ == '__main__'"):
+    script.write_text(f"{REWARDS}\nimport brorl\nbrorl.train(steps=1)\n", "utf-8")
+    with pytest.raises(UserError) as refusal:
+        brorl.train(
+            **SETTINGS, progress=False, steps=1, **{"verification.functions": {"countdown": f"{script}:reward"}}
+        )
+    assert str(refusal.value) == (
+        f"verification.functions.countdown: workers import {script} to call its function, and the file starts brorl "
+        'again; put all but imports and functions under if __name__ == "__main__":'
+    )
+
+
+def test_no_command_that_verifies_starts_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRORL_VERIFIER_WORKER", "1")
+    calls: list[Callable[[], object]] = [
+        brorl.train, brorl.check, brorl.compare, brorl.plan, brorl.tune, lambda: brorl.evaluate("quickstart"),
+        lambda: brorl.sample("quickstart", "make 22 from 3 5 7"), lambda: brorl.verify("responses.jsonl"),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(UserError, match="put all but imports and functions under"):
+            call()
+
+
+def test_a_script_that_fails_as_a_module_is_told_of_the_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys\n{REWARDS}\nsteps = sys.argv['steps']\n", "utf-8")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    with pytest.raises(UserError, match=r"TypeError: .*; workers import this script to call its function; put all but"):
         brorl.train(
             **SETTINGS, progress=False, steps=1, **{"verification.functions": {"countdown": f"{script}:reward"}}
         )

@@ -163,6 +163,28 @@ def test_a_budget_that_is_too_short_is_refused_and_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_budget_is_refused_by_a_part_of_a_step_before_the_pilot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run has 100 steps. Three arms run a quarter of one, two of them the rest, and the final has 10 runs: 12.25 runs.
+
+    They have 3 * 3 + 2 + 2 + 10 * 5 = 63 evaluations, and 85% of the other time is training.
+    """
+
+    def pilot(*arguments: Any) -> StartPilot:
+        *_, check_time = arguments
+        check_time(0.5, 7.0)  # 12.25 * 50 / .85 + 63 * 7 = 1162 seconds
+        with pytest.raises(UserError, match="an evaluation takes at least 8 s; give more than 20m2"):
+            check_time(0.5, 8.0)  # 1225 seconds
+        check_time(0.9, 0.0)  # 1297 seconds
+        return StartPilot({}, {}, 0.9, 0.0)
+
+    monkeypatch.setattr(module, "take_pilot", pilot)
+    with pytest.raises(UserError, match=r"a step of the recipe takes at least 0\.9 s.*judged; give more than 21m3\ds"):
+        brorl.tune("quickstart", budget="20m", jobs=1, output_dir=tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("aim", ["pass@1", "pass@k", "coverage"])
 def test_the_candidates_are_the_own_recipe_with_other_n_objectives_and_rates(aim: Any) -> None:
     config = make_config(read_recipe("quickstart-16"), {}, "")

@@ -54,17 +54,19 @@ def test_a_budget_that_was_not_given_is_that_of_24_steps_and_at_least_30_seconds
 
 @pytest.mark.parametrize("unit", ["seconds", "samples", "unique_tokens"])
 @pytest.mark.parametrize("cost", [1.6, 8.0, 20.0])
-def test_a_budget_that_is_too_small_is_refused_with_one_that_is_enough(unit: Any, cost: float) -> None:
-    spec, asked = planned(match=unit, budget=30)
+def test_a_budget_that_is_too_small_is_raised_to_one_that_is_enough(unit: Any, cost: float) -> None:
+    spec, asked = planned(match=unit, budget=30, marks=2)
     costs = {"N=16": cost, "N=512": cost / 2}
-    with pytest.raises(UserError, match=f"a step of N=16 takes .*, more than {TOLERANCE:.0%} of 30 ") as refusal:
-        fit_budget(spec, asked, costs)
-    (enough,) = re.findall(r"budget=([\d.]+)", str(refusal.value))
-    spec, asked = planned(match=unit, budget=float(enough))
-    assert fit_budget(spec, asked, costs) == spec
-    (percent,) = re.findall(r"to (\d+)% or less", str(refusal.value))
-    spec, asked = planned(match=unit, budget=30)  # a step is as long as it has prompts
-    assert fit_budget(spec, asked, {arm: (int(percent) - 0.5) / 100 * cost for arm, cost in costs.items()}) == spec
+    fitted = fit_budget(spec, asked, costs)
+    assert fitted.asked_budget == 30
+    assert fitted.eval_points == (float(f"{fitted.budget / 2**0.5:.6g}"), fitted.budget)
+    assert 24 * cost <= fitted.budget <= 1.1 * 24 * cost  # 24 steps with a margin of 1.2 are 5% each
+    (note,) = fitted.notes
+    assert re.match(rf"the budget is .* instead of 30 .*, because a step of N=16 takes .* more than {TOLERANCE:.0%} of 30 ", note)
+    assert fit_budget(fitted, asked, costs) == fitted
+    (percent,) = re.findall(r"to ([\d.]+)% or less", note)  # a step is as long as it has prompts
+    shorter = fit_budget(spec, asked, {arm: (float(percent) - 0.01) / 100 * cost for arm, cost in costs.items()})
+    assert shorter == spec
 
 
 @pytest.mark.parametrize(("own", "values"), [(16, [16, 512]), (64, [64, 512]), (512, [16, 512]), (2048, [16, 2048])])
@@ -76,16 +78,20 @@ def test_one_recipe_is_compared_at_its_own_n_and_at_another(own: int, values: li
 
 
 @pytest.mark.slow
-def test_a_folder_continues_with_the_command_that_began_it(tmp_path: Any) -> None:
+@pytest.mark.parametrize("given", [{}, {"budget": 30}, {"budget": 30, "marks": 3}, {"marks": [10.0, 30.0]}])
+def test_a_folder_continues_with_the_command_that_began_it(given: dict[str, Any], tmp_path: Any) -> None:
     """Also if its plan chose the budget; another budget or other prompts are refused."""
-    spec, asked = planned()
+    spec, asked = planned(**given)
     fitted = fit_budget(spec, asked, {"N=16": 4.7, "N=512": 1.0})
+    assert fitted.budget > 100
     assert fitted.notes
     fitted = replace(fitted, machine="a machine", jobs=1)
     fitted.write(tmp_path)
     assert spec_for(tmp_path, asked) == fitted
     assert spec_for(tmp_path, replace(asked, seeds=7)).seeds == 7
     with pytest.raises(UserError, match="contains a comparison with budget"):
-        spec_for(tmp_path, replace(asked, budget=5))
+        spec_for(tmp_path, replace(asked, budget=5, marks=None))
+    with pytest.raises(UserError, match="contains a comparison with evaluation points"):
+        spec_for(tmp_path, replace(asked, marks=6))
     with pytest.raises(UserError, match="contains a comparison of other arms"):
         spec_for(tmp_path, replace(asked, sweep={**SWEEP, "prompts_per_step": [256, 16]}))

@@ -39,14 +39,15 @@ def test_arms_that_are_not_matched_get_a_larger_budget(tmp_path: Path) -> None:
     assert "--budget 80" in following
 
 
-def test_a_difference_that_is_not_shown_gets_more_seeds_if_the_prompts_are_enough(tmp_path: Path) -> None:
+def test_a_difference_that_is_not_shown_gets_more_seeds_or_more_prompts(tmp_path: Path) -> None:
     comparison = in_folder(synthetic(np.random.default_rng(0), lift={0: 1.0, 1: 1.0}), tmp_path)
     results = results_of(comparison)
     assert results.pair is not None
     assert results.pair[1].conclusion == "no difference shown"
-    for seeds, enough, command in (
+    for seeds, enough, command in (  # 40 prompts of two sources
         (9, True, f"brorl compare {tmp_path} --seeds 9"),
-        (9, False, "--budget 80 --seeds 3"),
+        (9, False, "--budget 40 --seeds 9 --marks 3 --evaluation.num_prompts 20"),
+        (2, False, "--budget 40 --seeds 3 --marks 3 --evaluation.num_prompts 20"),
         (3, True, "--budget 80 --seeds 3"),
     ):
         needed = replace(results, seeds_needed={"N=512": SeedsNeeded(0.02, seeds, 40, enough)})

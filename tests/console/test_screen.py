@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.table import Table
@@ -55,6 +56,51 @@ def test_a_pipe_hears_at_once_and_then_whenever_nothing_was_said_for_a_while(
     assert set(said.splitlines()) == {"loading model for 0s"}
     screen.echo("afterwards")
     assert log.read_text() == said + "afterwards\n"
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kernel of a notebook, as rich recognizes it; the list gets each text of the output that is updated."""
+    texts: list[str] = []
+
+    class Handle:
+        def update(self, shown: dict[str, str], **_: bool) -> None:
+            texts.append(shown["text/plain"])
+
+    def display(shown: dict[str, str], **_: bool) -> Handle:
+        texts.append(shown["text/plain"])
+        return Handle()
+
+    shell = type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setattr("builtins.get_ipython", lambda: shell, raising=False)
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as ipykernel sets it
+    return texts
+
+
+def test_a_notebook_shows_each_line_once_and_one_line_that_changes(
+    notebook: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "run.log"
+    with Screen() as screen:
+        screen.log_to(log)
+        screen.observe(Phase("loading", "model"))
+        screen.echo(Text("stays", style="bold"))
+        while len(notebook) < 2:
+            time.sleep(0.01)
+        screen.ending = "finished 2 steps"
+    assert capsys.readouterr().out == "stays\n"
+    assert log.read_text() == "stays\n"
+    first, *live, last = notebook
+    assert first == f"brorl {brorl.__version__}: starting"
+    assert {text.rpartition(" for ")[0] for text in live} == {f"brorl {brorl.__version__}: loading model"}
+    assert last == f"brorl {brorl.__version__}: finished 2 steps"
+
+
+def test_a_silent_screen_shows_nothing_in_a_notebook(notebook: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with Screen(silent=True) as screen:
+        screen.echo("not said")
+    assert (notebook, capsys.readouterr().out) == ([], "")
 
 
 def test_a_full_disk_does_not_stop_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

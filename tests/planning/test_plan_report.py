@@ -1,6 +1,7 @@
 """What a plan looks like: tables that fit, sentences that say what the numbers say, JSON without holes."""
 
 import json
+import re
 from dataclasses import replace
 from io import StringIO
 from math import inf, nan
@@ -95,44 +96,51 @@ def test_tables_fit_into_80_columns() -> None:
     assert "2 [1, no end]" in budget
     assert "of a step with 16 prompts" in fractions
     lines = {line.split()[0]: line for line in budget.splitlines() if line.strip()[:1].isdigit()}
-    assert "recommended, tied" in lines["256*"]
-    assert "tied, the recipe's N" in lines["64*"]
+    assert "use this, tied" in lines["256*"]
+    assert "tied, recipe" in lines["64*"]
     assert "does not fit" in lines["1,024*"]
     assert "tied" not in lines["16"]
+    assert re.search(r" 1\.50 +1\.50 \[1\.35, 1\.80\]", lines["16"])  # against the recipe's N = 64, which has the least
 
 
 def test_sentences_say_what_the_numbers_say() -> None:
     lines = advice(report())
-    assert "For pass@1 in 1.00 s per step on this machine: N = 256 with 10 prompts per step, with" in lines[0]
+    assert lines[0] == "For pass@1, use N = 256 rollouts per prompt."
+    assert lines[1] == (
+        "With 10 prompts a step takes 1.00 s on this machine, which is the time to spend; the recipe's N = 64 has 20 "
+        "prompts in this time."
+    )
     text = " ".join(shown(report(), 400).split())
     assert text.startswith(lines[0])
     assert all(text.count(line) == 1 for line in lines)
-    assert "1.04 times the gradient noise of the recipe's N = 64 with 20 prompts" in lines[0]
-    assert "cannot distinguish N = 64 and 256" in lines[1]
-    assert "taken as 8%" in lines[1]
-    assert "pilot_prompts=32" in lines[2]
-    assert "not the final result" in lines[3]
-    assert "docs/explanation/theory.md" in lines[3]
+    assert "cannot distinguish N = 64 and 256" in lines[2]
+    assert "taken as 8%" in lines[2]
+    assert "pilot_prompts=32" in lines[3]
+    assert "not the final result" in lines[4]
+    assert "docs/explanation/theory.md" in lines[4]
 
     alone = advice(report(tied=[1], chosen=1))
-    assert "the recipe's own N" in alone[0]
-    assert "The next is N = 256 with 1.04 [0.94, 1.25] times" in alone[1]
+    assert "N is the recipe's own, which has 16 prompts per step" in alone[1]
+    assert "The next is N = 256 with 1.04 [0.94, 1.25] times" in alone[2]
+    slow = [replace(one, budget_prompts=0) if one.num_rollouts == 64 else one for one in report().plan.rows]
+    assert "the recipe's N = 64 does not fit" in advice(report(rows=slow))[1]
+    assert " - " in shown(budget_table(report(rows=slow)))
 
 
 def test_what_is_uncertain_is_said() -> None:
     unseen = report(p_value=0.3)
-    assert "Uncertain: the mean gradient of 8 prompts is not significantly different from 0" in advice(unseen)[2]
-    assert "pilot_prompts=32" in advice(unseen)[2]
-    assert "3 numbers of rollouts are tied" in advice(report(tied=[0, 1, 2]))[2]
+    assert "Uncertain: the mean gradient of 8 prompts is not significantly different from 0" in advice(unseen)[3]
+    assert "pilot_prompts=32" in advice(unseen)[3]
+    assert "3 numbers of rollouts are tied" in advice(report(tied=[0, 1, 2]))[3]
     rows = report().plan.rows
     wide = replace(rows[2], mixed=Estimate(0.7, 0.5, 0.9))
-    assert "mixed groups at N = 256 is 0.70 [0.50, 0.90]" in advice(report(rows=[*rows[:2], wide, rows[3]]))[2]
+    assert "mixed groups at N = 256 is 0.70 [0.50, 0.90]" in advice(report(rows=[*rows[:2], wide, rows[3]]))[3]
 
 
 def test_nothing_fits() -> None:
     rows = [replace(r, budget_prompts=0) for r in report().plan.rows]
     (line,) = advice(report(rows=rows, chosen=None, best=None, tied=[]))
-    assert "no N fits in 1.00 s" in line
+    assert "No N fits in 1.00 s" in line
     assert "4 prompts" in line
     assert "seconds_per_step" in line
     shown(budget_table(report(rows=rows, chosen=None, best=None, tied=[])))
@@ -145,7 +153,7 @@ def test_json_holds_everything_and_nothing_else() -> None:
     assert record["recommendation"]["prompts_per_step"] == 10
     assert record["recommendation"]["tied"] == [64, 256]
     assert record["recommendation"]["least_noise"] == 64
-    assert len(record["recommendation"]["lines"]) == 4
+    assert len(record["recommendation"]["lines"]) == 5
     assert record["rows"][0]["budget_noise"] == {"value": 3.0, "low": 1.5, "high": None}
     assert record["rows"][3]["to_best"]["value"] is None
     assert record["gradient"]["between_prompts"] == pytest.approx(0.9)

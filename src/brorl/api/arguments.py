@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -16,9 +17,16 @@ from brorl.format import shell_command
 from brorl.model.settings import check_folder, shipped_folder
 from brorl.runs import RUNS
 from brorl.storage import followed, is_file
+from brorl.verification.sandbox.inside.functions import IN_A_WORKER, MAIN_GUARD
 
 if TYPE_CHECKING:
     from brorl.runs.run_directory import RunDirectory
+
+
+def refuse_in_worker() -> None:
+    """Raise a UserError in a worker of a verifier: the file of its function would start a command of brorl again."""
+    if IN_A_WORKER in os.environ:
+        raise UserError(MAIN_GUARD)
 
 
 def make_run_directory(output_dir: str | None, name: str) -> RunDirectory:

@@ -11,11 +11,10 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.text import Text
 
 from brorl.activity import Echo
-from brorl.api.arguments import check_cheaply, recipe_name
+from brorl.api.arguments import check_cheaply, recipe_name, refuse_in_worker
 from brorl.api.data import prompt_lines
 from brorl.api.data_warnings import (
     other_spellings,
@@ -26,6 +25,7 @@ from brorl.api.data_warnings import (
 )
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
+from brorl.console.screen import in_notebook, text_console
 from brorl.errors import UserError, option
 from brorl.format import counted, duration, listed, shell_command, shortened
 from brorl.prompts.prompt import CODE_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN, Prompt
@@ -86,6 +86,7 @@ def check(
     Raises:
         UserError: On the first problem.
     """
+    refuse_in_worker()
     from brorl.api.in_memory import resolve_in_memory
 
     if not 0 < timing_seconds < inf:
@@ -147,10 +148,10 @@ def _checked(
 
 
 class _Report:
-    """Prints and keeps lines."""
+    """Prints and keeps lines; a notebook shows them as the result, so they are only kept."""
 
     def __init__(self, progress: bool) -> None:
-        self._console = Console(highlight=False, quiet=not progress)
+        self._console = text_console(quiet=not progress or in_notebook())
         self.lines: list[Text | Table] = []
 
     def show(self, *lines: str | Text, style: str = "") -> None:

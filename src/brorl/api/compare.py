@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brorl.api.arguments import resolve_checkpoint
+from brorl.api.arguments import refuse_in_worker, resolve_checkpoint
 from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml, setting_fields, unknown_setting
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
@@ -37,8 +37,8 @@ def compare(
 ) -> FinishedComparison:
     """Train arms from one checkpoint with one budget, and return which arm is better.
 
-    Three steps of every arm are timed first. If the budget is too small for steps of this length, a budget that was
-    given is refused, and any other is raised, with a note. The runs are child processes on their own cores or GPUs. A
+    Three steps of every arm are timed first. If the budget is too small for steps of this length, it is raised, with a
+    note that tells how to keep it. The runs are child processes on their own cores or GPUs. A
     stopped comparison continues with the same call, or with its folder as the only argument. Finished runs are not
     repeated.
 
@@ -64,6 +64,7 @@ def compare(
         UserError: If an argument is wrong, the arms cannot be compared, or a run failed.
         KeyboardInterrupt: On Ctrl-C or SIGTERM, once every run has saved its state.
     """
+    refuse_in_worker()
     from brorl.comparison.answer import finished_comparison
     from brorl.comparison.arm_recipes import check_arms
     from brorl.comparison.run_processes import ComparisonView, fitted, machine_of, run_comparison, slots_for

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import brorl
 from brorl.activity import Echo, Observe, Phase
-from brorl.api.arguments import WITHOUT_TRAINING, resolve_checkpoint, resolve_config
+from brorl.api.arguments import WITHOUT_TRAINING, refuse_in_worker, resolve_checkpoint, resolve_config
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.console.screen import Screen
 from brorl.errors import UserError, option
@@ -90,6 +90,7 @@ def evaluate(
         UserError: If a setting is wrong, or the data or the model cannot be read.
         KeyboardInterrupt: If the evaluation was stopped. The next call with the same arguments continues it.
     """
+    refuse_in_worker()
     sets, guessed = _sets(data, checkpoint)
     given = flat_settings(overrides)
     wanted = default_ks(samples) if ks is None else tuple(sorted(set(ks)))

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import brorl
 from brorl.activity import Phase
-from brorl.api.arguments import resolve_checkpoint, resolve_config
+from brorl.api.arguments import refuse_in_worker, resolve_checkpoint, resolve_config
 from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml
 from brorl.config.settings import TrainConfig
-from brorl.console.screen import Screen
+from brorl.console.screen import Screen, in_notebook
 from brorl.errors import UserError, option
 from brorl.format import plain
 from brorl.runs import RUNS
@@ -64,6 +64,7 @@ def plan(
         UserError: If an argument, the data, the model or the machine's memory does not fit, or no group of the pilot is
             mixed.
     """
+    refuse_in_worker()
     _check(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step)
     given = flat_settings(overrides)
     config, source = _resolve(checkpoint, recipe, given)
@@ -96,7 +97,9 @@ def plan(
             if isinstance(source, str | Path):
                 train, compare = next_commands(result, source, named, is_of_a_run)
                 result = replace(result, train_command=train, compare_command=compare)
-            screen.console.print(result, soft_wrap=True)
+            screen.ending = f"the plan is in {folder}"
+            if not in_notebook():
+                screen.console.print(result, soft_wrap=True)
             return result
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from brorl.api.arguments import WITHOUT_TRAINING, resolve_checkpoint
+from brorl.api.arguments import WITHOUT_TRAINING, refuse_in_worker, resolve_checkpoint
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
@@ -116,6 +116,7 @@ def sample(
     Raises:
         UserError: If an argument is wrong, or the model or the prompt does not fit.
     """
+    refuse_in_worker()
     if not 1 <= rollouts <= _MAX_ROLLOUTS:
         raise UserError(f"{option('rollouts')}: a number from 1 to {_MAX_ROLLOUTS:,} is needed, got {rollouts}")
     if lines < 1:

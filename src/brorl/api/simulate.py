@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 import brorl
+from brorl.console.screen import text_console
 from brorl.errors import UserError, option
 from brorl.runs import RUNS
 from brorl.storage import output_folder, replace_file, storage_errors
@@ -54,7 +54,7 @@ def simulate(
         ]
     except ValueError as error:
         raise UserError(f"{error} (see brorl simulate --help)") from error
-    console = Console(highlight=False)
+    console = text_console()
     first = experiments[0]
     headline = f"{settings_line(first)}, weight decay {first.decay:g}; {first.steps:,} steps"
     with output_folder(Path(output_dir).expanduser()) as folder:

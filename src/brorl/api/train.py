@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,20 +13,21 @@ from brorl.api.arguments import (
     check_cheaply,
     make_run_directory,
     recipe_name,
+    refuse_in_worker,
     refuse_used_folder,
     resolve_config,
 )
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
-from brorl.console.screen import Screen
+from brorl.console.screen import Screen, in_notebook
 from brorl.cost import Cost, total_cost
 from brorl.errors import STOPPED, LearnerLostError, UserError
 from brorl.format import Estimate
 from brorl.table import Result, Table
-from brorl.verification.sandbox.inside.functions import IN_A_WORKER
 
 if TYPE_CHECKING:
     from brorl.api.in_memory import Rewards
+    from brorl.reporting.figure import ResultFigure
     from brorl.runs.run_directory import Record
     from brorl.training.loop import Ending
 
@@ -64,6 +64,12 @@ class TrainingResult(Result):
         evaluations = [record["evaluation"]["pass_at"] for record in self.metrics if record.get("evaluation")]
         return [{int(k): Estimate(**estimate) for k, estimate in pass_at.items()} for pass_at in evaluations]
 
+    def figure(self) -> ResultFigure:
+        """Return a matplotlib figure: the mean reward, held-out pass@k, and the fraction of mixed groups, by step."""
+        from brorl.reporting.figure import run_figure
+
+        return run_figure(self.metrics)
+
     def __repr__(self) -> str:
         return f"TrainingResult({self.message}; run directory: {self.path})"
 
@@ -78,9 +84,12 @@ class TrainingResult(Result):
         yield from (*held_out_check_lines(self.metrics), *coverage_note(evaluations), *self.hints)
 
     def show_on(self, screen: Screen) -> None:
-        """Write the parts; commands are not wrapped."""
+        """Write the parts; commands are not wrapped. A notebook shows the result itself, so they are only logged."""
+        screen.ending = f"{self.message}; run directory: {self.path}"
         for part in self.parts():
-            if isinstance(part, Table):
+            if in_notebook():
+                screen.log(*([""] if isinstance(part, Table) else []), part)
+            elif isinstance(part, Table):
                 screen.show(part)
             else:
                 screen.echo(part, is_command=part in self.hints)
@@ -131,10 +140,7 @@ def train(
     Raises:
         UserError: If a setting, the data, the model or the machine's memory does not fit; nothing is left on the disk.
     """
-    if IN_A_WORKER in os.environ:
-        raise UserError(
-            "a worker that loads the file of a function called train; put the call under if __name__ == '__main__'"
-        )
+    refuse_in_worker()
     if resume:
         if not isinstance(config_or_path, str | Path):
             raise UserError("resume=True needs a run directory as the first argument")

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brorl.api.arguments import recipe_name, resolve_checkpoint
+from brorl.api.arguments import recipe_name, refuse_in_worker, resolve_checkpoint
 from brorl.config.reading import ConfigOrPath, builtin_recipes, flat_settings, raw_settings
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
@@ -62,6 +62,7 @@ def tune(
         UserError: If an argument is wrong, the budget is too small, or a run failed.
         KeyboardInterrupt: On Ctrl-C or SIGTERM, once every run has saved its state.
     """
+    refuse_in_worker()
     from brorl.tuning.answer import TuningResult
     from brorl.tuning.race import prepare_tuning, train_race
     from brorl.tuning.spec import TuningSpec

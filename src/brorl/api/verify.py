@@ -17,6 +17,7 @@ from typing import Any
 from rich.text import Text
 
 from brorl.activity import Phase
+from brorl.api.arguments import refuse_in_worker
 from brorl.config.reading import flat_settings
 from brorl.console.screen import Screen
 from brorl.errors import UserError, option
@@ -200,6 +201,7 @@ def verify(
     Raises:
         UserError: If a file cannot be read, no response belongs to a question, or a domain has no verifier.
     """
+    refuse_in_worker()
     settings = flat_settings(overrides)
     if wrong := next((name for name in settings if not name.startswith(SETTINGS)), None):
         raise UserError(

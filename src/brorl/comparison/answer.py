@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from rich.text import Text
 
-from brorl.comparison.figure import PNG, make_figure
+from brorl.comparison.figure import make_figure
 from brorl.comparison.results import TOLERANCE, ComparisonResults, results_of, with_names
 from brorl.comparison.scores import Arm, Comparison, RunScores, score_at, scores_at, start_scores
 from brorl.comparison.spec import read_comparison
@@ -24,6 +25,7 @@ from brorl.cost import UNIT_WORDS, Unit, amount, short_amount
 from brorl.evaluation.paired import PairedDifference
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate, exact, interval, listed, p_value, shell_command, signed
+from brorl.reporting.figure import PNG, ResultFigure
 from brorl.reporting.frame import AnswerParts, answer_page
 from brorl.storage import json_ready, replace_file, storage_errors
 from brorl.table import Result, Table
@@ -246,22 +248,29 @@ _LONGER = 2  # a longer comparison gets this multiple of the budget
 def next_command(results: ComparisonResults, folder: Path) -> tuple[str, str]:
     """Return why to run which command after a comparison.
 
-    Two arms without a shown difference get more seeds, if more seeds can show one. All others get a larger budget,
-    either to be matched, or because a longer run may rank the arms differently.
+    Two matched arms without a shown difference get more seeds, or more prompts where no number of seeds can show one.
+    All others get a larger budget, either to be matched, or because a longer run may rank the arms differently.
     """
     comparison = results.comparison
     recipes = [f"{arm.runs[0].path}.yaml" for arm in comparison.arms]
     seeds = max(len(arm.runs) for arm in comparison.arms)
     unshown = results.pair is not None and results.pair[1].conclusion == "no difference shown"
     needed = next(iter(results.seeds_needed.values()), None)
+    why = f"to show a difference of {needed.half_width:g} in pass@1" if needed else ""
     if unshown and results.matched and needed and needed.enough_prompts and needed.seeds > seeds:
-        why = f"to show a difference of {needed.half_width:g} in pass@1"
         return why, shell_command("compare", folder, "--seeds", needed.seeds)
-    budget = _LONGER * comparison.budget
+    budget, more = _LONGER * comparison.budget, list[str]()
+    if unshown and results.matched and needed and not needed.enough_prompts:
+        budget, seeds = comparison.budget, max(seeds, needed.seeds)
+        more = ["--evaluation.num_prompts", str(ceil(needed.prompts / max(len(comparison.task_names()), 1)))]
+        why += f", with {needed.prompts:,} held-out prompts (raise data.held_out_fraction too if there are fewer)"
+    elif results.matched:
+        why = f"to see whether this holds for longer ({amount(budget, comparison.unit)} each)"
+    else:
+        why = f"to match the arms ({amount(budget, comparison.unit)} each)"
     options = ["--match", comparison.unit, "--budget", exact(budget), "--seeds", str(seeds)]
-    options += ["--marks", str(len(comparison.eval_points))]
-    why = "to see whether this holds for longer" if results.matched else "to match the arms"
-    return f"{why} ({amount(budget, comparison.unit)} each)", shell_command("compare", *recipes, *options)
+    options += ["--marks", str(len(comparison.eval_points)), *more]
+    return why, shell_command("compare", *recipes, *options)
 
 
 def comparison_page(results: ComparisonResults, figures: Sequence[Path], following: tuple[str, str]) -> str:
@@ -340,6 +349,10 @@ class FinishedComparison(Result):
     def difference(self) -> PairedDifference | None:
         """pass@1 of the second arm minus the first, with its interval and conclusion; None for more than two arms."""
         return None if self.results.pair is None else self.results.pair[1]
+
+    def figure(self) -> ResultFigure:
+        """Return the figure of the comparison, that of `comparison.png`, as a matplotlib figure."""
+        return make_figure(self.results, self.answer[0])
 
     def parts(self) -> Iterator[str | Text | Table]:
         """Yield the answer, the table that shows it, its caveats, the files and the next command."""

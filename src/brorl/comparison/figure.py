@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil
 from textwrap import fill
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MultipleLocator
@@ -23,11 +22,9 @@ from brorl.arrays import FloatArray
 from brorl.comparison.results import START, ComparisonResults
 from brorl.comparison.scores import Comparison, score_at, scores_at
 from brorl.cost import UNIT_WORDS, UNITS, Unit, short_amount
+from brorl.reporting.figure import BLUE, GREY, INK, ORANGE, ResultFigure, style
 
-PNG: dict[str, Any] = {"dpi": 130, "facecolor": "white"}  # options of `Figure.savefig`
-INK, GREY, PALE = "#2b2f36", "#8a8f98", "#d5d8dd"
-_BLUE, _ORANGE = "#1f5fa8", "#cc7417"
-COLORS = (_BLUE, _ORANGE, "#2e8b6a", "#b3382c", "#7b5ea7", "#8a6d3b", "#5b626d", "#c2508f", "#3aa0c8")
+COLORS = (BLUE, ORANGE, "#2e8b6a", "#b3382c", "#7b5ea7", "#8a6d3b", "#5b626d", "#c2508f", "#3aa0c8")
 # The ramp runs from light to dark and from warm to cold, so color blindness and gray printing keep its order.
 _RAMP = LinearSegmentedColormap.from_list("rollouts", ["#d3901c", "#cf5a3c", "#9a3f77", "#4c489c", "#142f57"])
 
@@ -36,7 +33,7 @@ def arm_colors(comparison: Comparison) -> dict[str, str]:
     """Return a color for each arm: for two arms distant colors, for arms ordered by N a ramp, else any."""
     arms = comparison.arms
     if len(arms) == 2:
-        return {arms[0].name: _ORANGE, arms[1].name: _BLUE}
+        return {arms[0].name: ORANGE, arms[1].name: BLUE}
     if not comparison.ordered_by_rollouts:
         return {arm.name: COLORS[i % len(COLORS)] for i, arm in enumerate(arms)}
     ascending = sorted(arms, key=lambda arm: arm.num_rollouts)
@@ -88,15 +85,6 @@ def apart(height_A: FloatArray, gap: float) -> FloatArray:
     return moved_A
 
 
-def style(axis: Axes) -> None:
-    """Draw a panel with two spines and faint horizontal lines."""
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.spines[["left", "bottom"]].set_color(GREY)
-    axis.tick_params(colors=INK, labelsize=9.5)
-    axis.grid(axis="y", color=PALE, linewidth=0.6, alpha=0.7)
-    axis.set_axisbelow(True)
-
-
 def cost_axis(axis: Axes, unit: Unit, *, max_ticks: int = 5) -> None:
     """Label an axis of costs that starts at 0."""
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, unit)))
@@ -124,10 +112,10 @@ def axis_label(unit: Unit) -> str:
     return "training time, without evaluations" if unit == "seconds" else f"{UNIT_WORDS[unit]} of training"
 
 
-def make_figure(results: ComparisonResults, title: str) -> Figure:
+def make_figure(results: ComparisonResults, title: str) -> ResultFigure:
     """Make the figure of a comparison."""
     heights = 4.4, 2.7
-    figure = Figure(figsize=(11, 0.75 + sum(heights) + 0.21 * len(results.key)), layout="constrained")
+    figure = ResultFigure(figsize=(11, 0.75 + sum(heights) + 0.21 * len(results.key)), layout="constrained")
     figure.suptitle(fill(title, 112), fontsize=11.5, color=INK, x=0.01, ha="left")
     scores, other_units = figure.subfigures(2, 1, height_ratios=heights, squeeze=False)[:, 0]
     _draw_scores(scores, results)

@@ -62,6 +62,7 @@ class ComparisonSpec:
     seeds: int  # runs per arm
     seeds_before: tuple[int, ...] = ()  # earlier values of `seeds`, before seeds were added
     notes: tuple[str, ...] = ()  # sentences about choices and changes
+    asked_budget: float | None = None  # the budget that was given, if it was raised; None if it was not
     machine: str = ""  # result of `machine_of`; empty before the runs begin
     jobs: int = 0  # runs at a time; 0 before the runs begin
 
@@ -255,12 +256,9 @@ def _number(given: str | float) -> float | None:
 
 
 def fit_budget(spec: ComparisonSpec, arguments: Arguments, cost_of: Mapping[str, float]) -> ComparisonSpec:
-    """Return the spec with a budget so large that a run's last step does not exceed it by much.
+    """Return the spec with a budget so large that a run's last step does not exceed it by much, and a note if it rose.
 
-    A budget that was not given is raised. `cost_of` maps each arm to its cost per step, in the unit of the budget.
-
-    Raises:
-        UserError: If a budget that was given is too small.
+    `cost_of` maps each arm to its cost per step, in the unit of the budget.
     """
     unit, slowest = spec.unit, max(cost_of, key=cost_of.__getitem__)
     least = _two_digits(_MARGIN * cost_of[slowest] / TOLERANCE)
@@ -268,13 +266,16 @@ def fit_budget(spec: ComparisonSpec, arguments: Arguments, cost_of: Mapping[str,
         return spec
     step = f"a step of {slowest} takes {plain(cost_of[slowest], 2)} {UNIT_WORDS[unit]}"
     if arguments.budget is None and (arguments.marks is None or isinstance(arguments.marks, int)):
-        note = f"the budget is {amount(least, unit)}, because {step}; another one: {option('budget', 'X')}"
-        return replace(spec, budget=least, eval_points=_points_of(arguments, least, unit), notes=(*spec.notes, note))
-    raise UserError(
-        f"{step}, more than {TOLERANCE:.0%} of {amount(spec.budget, unit)}, so the arms would not be matched; give "
-        f"{option('budget', exact(least))} or more, or lower prompts_per_step of all arms by one factor, to "
-        f"{spec.budget / least:.0%} or less"
-    )
+        note, asked = f"the budget is {amount(least, unit)}, because {step}; another one: {option('budget', 'X')}", None
+    else:
+        asked = spec.budget
+        note = (
+            f"the budget is {amount(least, unit)} instead of {amount(asked, unit)}, because {step}, more than "
+            f"{TOLERANCE:.0%} of {amount(asked, unit)}, so the arms would not be matched; to keep {amount(asked, unit)}, "
+            f"lower prompts_per_step of all arms by one factor, to {asked / least:.2%} or less"
+        )
+    points = _points_of(arguments, least, unit)
+    return replace(spec, budget=least, asked_budget=asked, eval_points=points, notes=(*spec.notes, note))
 
 
 def _two_digits(value: float) -> float:
@@ -332,12 +333,13 @@ def _eval_points(marks: int | Sequence[float] | None, budget: float, unit: Unit)
 
 
 def _require_same(folder: Path, before: ComparisonSpec, now: ComparisonSpec, arguments: Arguments) -> None:
-    """Raise a UserError if a folder contains another comparison than the arguments ask for."""
-    wanted = [("unit", "unit")]
-    wanted += [("budget", "budget")] if arguments.budget is not None else []
-    wanted += [("evaluation points", "eval_points")] if arguments.budget is not None or arguments.marks else []
-    for name, attribute in wanted:
-        old, new = getattr(before, attribute), getattr(now, attribute)
+    """Raise a UserError if a folder contains a different comparison than the arguments ask for."""
+    asked = before.budget if before.asked_budget is None else before.asked_budget
+    wanted: list[tuple[str, Any, Any]] = [("unit", before.unit, now.unit)]
+    wanted += [("budget", asked, now.budget)] if arguments.budget is not None else []
+    if (arguments.budget is not None and asked == now.budget) or arguments.marks:
+        wanted.append(("evaluation points", before.eval_points, _points_of(arguments, before.budget, before.unit)))
+    for name, old, new in wanted:
         if old != new:
             raise UserError(
                 f"{folder} contains a comparison with {name} {old}, not {new}; choose another {option('output-dir')}"

@@ -1,7 +1,8 @@
 """Writes a command's output to a terminal, file or pipe, with a status line.
 
-A terminal shows the permanent lines above one live status line. A file or pipe gets the permanent lines, and the status
-line after every 30 seconds without output. A log file gets only the permanent lines, without control characters.
+A terminal shows the permanent lines above one live status line, and a notebook shows them below it. A file or pipe gets
+the permanent lines, and the status line after every 30 seconds without output. A log file gets only the permanent
+lines, without control characters.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import monotonic
-from typing import Self
+from typing import IO, Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -176,18 +177,30 @@ def join_fitting(parts: Sequence[str], width: int | None, separator: str = ", ")
     return line[:width]
 
 
-WIDTH = 100  # line width of a file or pipe
+WIDTH = 100  # line width of a file, a pipe and a notebook
 QUIET_S = 30.0  # after this many seconds without output, a file or pipe gets the status line
 _REFRESHES_PER_S = 4
+
+
+def in_notebook() -> bool:
+    """Tell whether this process is the kernel of a notebook. There a result shows itself, so it is not printed."""
+    return Console().is_jupyter
+
+
+def text_console(file: IO[str] | None = None, quiet: bool = False) -> Console:
+    """Return a console that writes text; for a notebook, rich would repeat every line as an HTML element."""
+    is_plain = file is not None or in_notebook()  # a notebook claims to be a terminal
+    return Console(
+        file=file, quiet=quiet, highlight=False, no_color=is_plain or None, force_jupyter=False,
+        force_terminal=False if is_plain else None, width=WIDTH if is_plain else None,
+    )  # fmt: skip
 
 
 class Screen:
     """Writes permanent lines, and inside its `with` block the status line; if silent, only the log file."""
 
     def __init__(self, silent: bool = False) -> None:
-        self.console = Console(highlight=False, quiet=silent)
-        if self.console.is_jupyter:  # plain text, as in a file, instead of one HTML element per line
-            self.console = Console(highlight=False, quiet=silent, force_jupyter=False, force_terminal=False)
+        self.console = text_console(quiet=silent)
         if not self.console.is_terminal:
             self.console.width = WIDTH
         self.status = StatusLine(Phase("starting"))
@@ -199,9 +212,13 @@ class Screen:
         self._thread: threading.Thread | None = None
         self._live: Live | None = None
         self._spinner = Spinner("line", style="dim")
+        self.ending = "ended"  # what the status line of a notebook says after the block
 
     def __enter__(self) -> Self:
-        if self.console.is_interactive and self.console.is_terminal:
+        if in_notebook() and not self.console.quiet:
+            self._thread = threading.Thread(target=self._show_in_notebook, name="status line", daemon=True)
+            self._thread.start()
+        elif self.console.is_interactive and self.console.is_terminal:
             self._live = Live(
                 console=self.console,
                 get_renderable=self._live_line,
@@ -272,13 +289,25 @@ class Screen:
         with self._lock:
             if self._log_file:
                 with storage_errors(self._log_file), self._log_file.open("a", encoding="utf-8") as file:
-                    log = Console(file=file, width=WIDTH, no_color=True, force_terminal=False, highlight=False)
+                    log = text_console(file)
                     for part in parts:
                         log.print(part, soft_wrap=not isinstance(part, Table), markup=False, emoji=False)
 
     def _live_line(self) -> RenderableType:
         self._spinner.update(text=Text(self.describe(self.console.width - 3), style="dim", no_wrap=True))
         return self._spinner
+
+    def _show_in_notebook(self) -> None:
+        """Keep one output of the cell up to date."""
+        from IPython.display import display
+
+        def shown(line: str) -> dict[str, str]:
+            return {"text/plain": f"brorl {brorl.__version__}: {line}"}
+
+        line = display(shown("starting"), raw=True, display_id=True)
+        while not self._closing.wait(1 / _REFRESHES_PER_S):
+            line.update(shown(self.describe(None)), raw=True)
+        line.update(shown(self.ending), raw=True)
 
     def _print_status_when_quiet(self) -> None:
         wait = QUIET_S

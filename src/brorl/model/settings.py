@@ -30,12 +30,12 @@ class LoraSettings(Section):
     target_modules: Names = Field(("all-linear",), min_length=1, description="names of the layers that get an adapter")
 
 
-_FOLDERS = {"quickstart": "quickstart_model", "plateau": "plateau_model"}
+SHIPPED = {"quickstart": "quickstart_model", "plateau": "plateau_model"}  # name -> folder in the package
 
 
 def shipped_folder(name: str) -> Path | None:
     """Return the folder of a shipped model, or None: for other names, and if a folder of the same name exists."""
-    return Path(str(files("brorl").joinpath(_FOLDERS[name]))) if name in _FOLDERS and not Path(name).exists() else None
+    return Path(str(files("brorl").joinpath(SHIPPED[name]))) if name in SHIPPED and not Path(name).exists() else None
 
 
 def check_folder(name: str) -> None:

@@ -70,10 +70,10 @@ class PlanResult(Result):
         return cls(plan, measured, settings, config.model, str(parts.model.device), folder)
 
     def parts(self) -> Iterator[Any]:
-        """Yield the recommendation, the pilot, the tables, the reasons, the file and the commands."""
+        """Yield the recommendation, the tables, the pilot, the reasons, the file and the commands."""
         recommendation, *reasons = advice(self)
-        yield from (Text(f"\n{recommendation}\n", style="bold"), pilot_line(self))
-        yield from ("", fraction_table(self), "", budget_table(self))
+        yield from (Text(f"\n{recommendation}\n", style="bold"), budget_table(self), "", fraction_table(self), "")
+        yield pilot_line(self)
         yield from (f"- {line}" for line in reasons)
         yield f"\nwritten: {self.path / 'plan.json'}"
         if self.train_command:
@@ -119,59 +119,59 @@ def budget_table(result: PlanResult) -> Table:
     plan, rows = result.plan, []
     for index, row in enumerate(plan.rows):
         if not row.budget_prompts:
-            rows.append((_number(row), f"< {result.settings.mini_batches}", "-", "-", "does not fit"))
+            rows.append((_number(row), f"< {result.settings.mini_batches}", "-", "-", "-", "does not fit"))
             continue
         remarks = {
-            "recommended": index == plan.chosen,
+            "use this": index == plan.chosen,
             "tied": index in plan.tied and len(plan.tied) > 1,
-            "the recipe's N": index == plan.recipe,
+            "recipe": index == plan.recipe,
         }
         remark = ", ".join(remark for remark, holds in remarks.items() if holds)
-        rows.append(
-            (_number(row), f"{row.budget_prompts:,}", format_noise(row.budget_noise), interval(row.to_best, 2), remark)
-        )
-    columns = ("N", "prompts", "gradient noise", "times the least", "")
+        noise = format_noise(row.budget_noise), _to_recipe(plan, row), interval(row.to_best, 2)
+        rows.append((_number(row), f"{row.budget_prompts:,}", *noise, remark))
+    columns = ("N", "prompts", "gradient noise", "times\nrecipe's", "times the least", "")
     strong = frozenset(() if plan.chosen is None else {plan.chosen})
     notes = [*_beyond_pilot(result)]
     if any(not row.budget_prompts for row in plan.rows):
         notes.append("does not fit: a step of the fewest prompts, one for each mini-batch, takes longer")
     title = f"Steps of {seconds_text(plan.budget)} s"
-    return Table(title, columns, tuple(rows), tuple(notes), words=frozenset({4}), strong=strong)
+    return Table(title, columns, tuple(rows), tuple(notes), words=frozenset({5}), strong=strong)
 
 
 def advice(result: PlanResult) -> list[str]:
     """Return the recommendation, its reasons and its limits, as sentences."""
     plan, settings = result.plan, result.settings
-    budget = f"{seconds_text(plan.budget)} s per step"
-    if plan.recommended is None:
+    row, budget = plan.recommended, f"{seconds_text(plan.budget)} s"
+    if row is None:
         return [
-            f"no N fits in {budget} with {settings.mini_batches} prompts, one for each mini-batch; raise "
-            f"{option('seconds-per-step')}, or lower optimizer.mini_batches"
+            f"No N fits in {budget} per step with {settings.mini_batches} prompts, one for each mini-batch; raise "
+            f"{option('seconds-per-step')}, or lower optimizer.mini_batches."
         ]
-    against = _against_recipe(plan, plan.recommended, settings)
     return [
-        f"For pass@1 in {budget} on this machine: N = {plan.recommended.num_rollouts} with "
-        f"{plan.recommended.budget_prompts} prompts per step{against}.",
-        *_alternatives(plan, plan.recommended),
-        _limits(result, plan.recommended),
+        f"For pass@1, use N = {row.num_rollouts} rollouts per prompt.",
+        f"With {row.budget_prompts} prompts a step takes {budget} on this machine, which is the time to spend; "
+        f"{_recipe_words(plan, row, settings)}.",
+        *_alternatives(plan, row),
+        _limits(result, row),
         "The noise of one step's gradient and the fraction of mixed groups are not the final result: rare successes, "
         "the objective, later policies and the optimizer count too (docs/explanation/theory.md). brorl tune measures "
         "what ends higher.",
     ]
 
 
-def _against_recipe(plan: RolloutPlan, chosen: PlanRow, settings: StepSettings) -> str:
-    """Compare the chosen N with the recipe's own."""
+def _recipe_words(plan: RolloutPlan, chosen: PlanRow, settings: StepSettings) -> str:
+    """Return how many prompts the recipe's own N has in the same time."""
     recipe = plan.rows[plan.recipe]
     if chosen is recipe:
-        return f"; this is the recipe's own N (it has {settings.prompts_per_step} prompts per step)"
-    if not recipe.budget_prompts:
-        return f"; the recipe's own N = {recipe.num_rollouts} does not fit"
-    ratio = chosen.to_best.value / recipe.to_best.value
-    return (
-        f", with {ratio:.2f} times the gradient noise of the recipe's N = {recipe.num_rollouts} with "
-        f"{recipe.budget_prompts} prompts in the same time"
-    )
+        return f"N is the recipe's own, which has {settings.prompts_per_step} prompts per step"
+    fits = f"has {recipe.budget_prompts} prompts in this time" if recipe.budget_prompts else "does not fit"
+    return f"the recipe's N = {recipe.num_rollouts} {fits}"
+
+
+def _to_recipe(plan: RolloutPlan, row: PlanRow) -> str:
+    """Return the gradient noise of a row as a multiple of the recipe's in the same time."""
+    recipe = plan.rows[plan.recipe]
+    return f"{row.to_best.value / recipe.to_best.value:.2f}" if recipe.budget_prompts else "-"
 
 
 def _alternatives(plan: RolloutPlan, chosen: PlanRow) -> Iterator[str]:

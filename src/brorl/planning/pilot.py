@@ -224,6 +224,7 @@ def _trained_nodes(
     return trained_J
 
 
+_PARTS = 8  # of a step, of which one is a lower bound of its time
 _CALLS = 4  # the pilot calls the engine once to warm up, and three times with the clock running
 _QUICK_SECONDS = 10.0  # if the pilot takes longer, the timed steps have a quarter of its size
 
@@ -236,6 +237,16 @@ class PlanMeasurements:
     summary: PilotSummary  # means over its rollouts
     cost: StepCost  # seconds of a step
     timings: list[StepTiming]  # the timed steps that the cost was fitted to
+
+
+def least_step_seconds(parts: LocalParts, scratch: Path) -> float:
+    """Time a part of a step, an eighth of its prompts: a step takes longer. The folder `scratch` is empty."""
+    config = parts.config
+    prompts = parts.stream.take(ceil(config.prompts_per_step / _PARTS))
+    timer = StepTimer(parts, copy.deepcopy(parts.model), scratch)
+    timer.time(prompts[:1], config.rollouts_per_prompt, seed=0)  # imports and one-time setup are not part of a step
+    seconds = timer.time(prompts, config.rollouts_per_prompt, seed=1).seconds
+    return sum(seconds[phase] for phase in ("generation", "verification", "training"))
 
 
 class NoMixedGroupError(UserError):

@@ -8,24 +8,23 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from brorl.comparison.answer import FinishedComparison, match_words
 from brorl.comparison.arm_recipes import ArmRecipe
-from brorl.comparison.figure import COLORS, GREY, INK, PNG, cost_axis, draw_start, label_ends, style
+from brorl.comparison.figure import COLORS, cost_axis, draw_start, label_ends
 from brorl.config.reading import dump_yaml, with_settings
 from brorl.config.settings import TrainConfig
 from brorl.cost import amount
 from brorl.format import counted, duration, shell_command, signed
+from brorl.reporting.figure import GREY, INK, PNG, ResultFigure, style
 from brorl.reporting.frame import AnswerParts, answer_page
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table
 from brorl.tuning.spec import RUNGS, Standing, TuningSpec
 
 
-def make_race_figure(race: Sequence[Sequence[Standing]], start: float, seconds: float, score: str) -> Figure:
+def make_race_figure(race: Sequence[Sequence[Standing]], start: float, seconds: float, score: str) -> ResultFigure:
     """Make the figure of a race up to `seconds`: a line for each arm, with a cross where it was dropped."""
-    figure = Figure(figsize=(9, 4.6), layout="constrained")
+    figure = ResultFigure(figsize=(9, 4.6), layout="constrained")
     axis = figure.subplots()
     names = [standing.arm for standing in race[0]]
     colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
@@ -67,6 +66,17 @@ class TuningResult(Result):
     def train_command(self) -> str | None:
         """The command that trains the recommended recipe."""
         return None if self.recipe is None else shell_command("train", self.recipe)
+
+    def figure(self) -> ResultFigure:
+        """Return the figure of the race, that of `race.png`, as a matplotlib figure.
+
+        Raises:
+            ValueError: If no part of the race is complete.
+        """
+        if self.spec is None or not self.race:
+            raise ValueError(f"there is no race to draw: {self.answer}")
+        seconds, k = self.spec.run_seconds, self.spec.k
+        return make_race_figure(self.race, self.spec.start[k].value, seconds, f"pass@{k}")
 
     def parts(self) -> Iterator[Any]:
         """Yield the race, the final, the files, and the answer."""
@@ -153,9 +163,8 @@ def _write_page(result: TuningResult, spec: TuningSpec, page: Path) -> None:
         else ("to train the winner", result.train_command)
     )
     remark = "The race has one seed and chose among many: its scores are of the tuning prompts, and prove nothing."
-    drawn = make_race_figure(result.race, spec.start[spec.k].value, spec.run_seconds, f"pass@{spec.k}")
     with storage_errors(result.path):
-        drawn.savefig(figure, **PNG)
+        result.figure().savefig(figure, **PNG)
         content = AnswerParts(
             "brorl tune",
             f"pass@{spec.k} after {each} of training",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from brorl.activity import Phase
@@ -28,7 +29,7 @@ from brorl.evaluation.questions import build_questions
 from brorl.format import Estimate, counted, duration, interval, shell_command
 from brorl.model.device import return_freed_memory
 from brorl.planning.advice import PlanResult
-from brorl.planning.pilot import NoMixedGroupError
+from brorl.planning.pilot import NoMixedGroupError, least_step_seconds
 from brorl.runs.run_directory import SPEC_FILE, RunDirectory
 from brorl.training.inputs import prepare_run
 from brorl.training.local_parts import LocalParts
@@ -83,8 +84,18 @@ def _evaluated_on(config: TrainConfig, skip: int, num: int) -> TrainConfig:
     return with_settings(config, {"evaluation.skip_prompts": skip, "evaluation.num_prompts": num})
 
 
-def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, screen: Screen) -> StartPilot:
-    """Evaluate the start on the tuning prompts; for each N, find the prompts per step that take equally long."""
+def take_pilot(
+    config: TrainConfig,
+    tuning: tuple[int, int],
+    folder: Path,
+    screen: Screen,
+    check_time: Callable[[float, float], None],
+) -> StartPilot:
+    """Evaluate the start on the tuning prompts; for each N, find the prompts per step that take equally long.
+
+    As soon as they are known, `check_time` gets lower bounds of the seconds of a step and of an evaluation. It raises a
+    UserError if the budget is too short for them.
+    """
     config = _evaluated_on(config, *tuning)
     with ExitStack() as ends:
         screen.observe(Phase("loading", "data"))
@@ -92,10 +103,15 @@ def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, scree
         if (number := inputs.prompts.train.num_prompts) < _FEWEST_TRAINING_PROMPTS:
             raise UserError(f"a tuning needs at least {_FEWEST_TRAINING_PROMPTS} training prompts, got {number}")
         parts = LocalParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
+        screen.observe(Phase("timing", "a part of a step"))
+        with TemporaryDirectory(dir=folder, prefix=".pilot-") as scratch:
+            least = least_step_seconds(parts, Path(scratch))
+        check_time(least, 0.0)
         benchmark = Benchmark.from_recipe(config, inputs.prompts.held_out, inputs.grader, screen.observe)
         began = config.engine.now()
         found = None if benchmark is None else benchmark.record(*benchmark.answer(parts.engine))
         evaluation_seconds = config.engine.now() - began
+        check_time(least, evaluation_seconds)
         if found is None:
             raise UserError("the start could not be evaluated on the held-out prompts; run: brorl check")
         start = {int(k): Estimate(**estimate) for k, estimate in found["pass_at"].items()}
@@ -114,6 +130,7 @@ def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, scree
     return StartPilot(start, fitting, plan.rows[plan.recipe].seconds["total"], evaluation_seconds)
 
 
+_FEWEST_CANDIDATES = 3  # there are always the user's own and two with a higher rate
 _FEWEST = 4  # race at least this many arms, the user's own among them, unless there are fewer candidates
 _STEPS_TO_A_RUNG = 25  # the first rung is long enough for this many steps of the user's recipe
 _HEADROOM = 0.02  # if pass@k is less than this above pass@1, there is hardly anything to find
@@ -209,7 +226,15 @@ def prepare_tuning(
         )
     slots = slots_for(jobs, [ArmRecipe(OWN, config)])
     config, tuning = with_tuning_prompts(config)
-    pilot = take_pilot(config, tuning, folder, screen)
+    fewest = (ArmRecipe(OWN, config),) * _FEWEST_CANDIDATES
+    before = TuningSpec(aim, k, seconds, 0.0, seeds, len(slots), "", {}, tuning, fewest)
+
+    def check_time(step_seconds: float, evaluation_seconds: float) -> None:
+        used = perf_counter() - started
+        spec = replace(before, evaluation_seconds=evaluation_seconds, used_seconds=used)
+        with_sizes(spec, step_seconds, are_bounds=True)
+
+    pilot = take_pilot(config, tuning, folder, screen, check_time)
     return_freed_memory()  # the runs of the race need it, and this process waits for them
     start = pilot.start
     if largest > 1 and start[largest].high - start[1].value < _HEADROOM:
@@ -231,10 +256,14 @@ def prepare_tuning(
     return spec
 
 
-def with_sizes(spec: TuningSpec, step_seconds: float) -> TuningSpec:
+def with_sizes(spec: TuningSpec, step_seconds: float, are_bounds: bool = False) -> TuningSpec:
     """Return the spec with a run's budget, and with as many arms as leave the first rung long enough.
 
-    The race and the final share the remaining time. One step of the recipe takes `step_seconds`.
+    The race and the final share the remaining time. One step of the recipe takes `step_seconds`, or if `are_bounds` at
+    least this long, and so do the evaluations.
+
+    Raises:
+        UserError: If the budget is too short for the fewest arms.
     """
     least, left = _STEPS_TO_A_RUNG * step_seconds / RUNGS[0], spec.seconds - spec.used_seconds
     needed = 0.0
@@ -245,11 +274,13 @@ def with_sizes(spec: TuningSpec, step_seconds: float) -> TuningSpec:
         if run_seconds >= least:
             return replace(some, run_seconds=float(f"{run_seconds:.4g}"))
         needed = least * (whole - fixed) + fixed
+    takes, give, margin = ("takes at least", "more than", 1.0) if are_bounds else ("takes", "at least", 1.2)
+    evaluation = f", and an evaluation {takes} {spec.evaluation_seconds:.2g} s" if spec.evaluation_seconds else ""
     raise UserError(
-        f"{option('budget', duration(spec.seconds))} is too short: a step of the recipe takes {step_seconds:.2g} s, "
-        f"each run of the race needs {_STEPS_TO_A_RUNG} steps before it is judged, and an evaluation takes "
-        f"{spec.evaluation_seconds:.2g} s; give at least {duration(1.2 * needed + spec.used_seconds)}, more "
-        f"{option('jobs')}, or a recipe with shorter steps or fewer held-out responses"
+        f"{option('budget', duration(spec.seconds))} is too short: a step of the recipe {takes} {step_seconds:.2g} s, "
+        f"each run of the race needs {_STEPS_TO_A_RUNG} steps before it is judged{evaluation}; give {give} "
+        f"{duration(margin * needed + spec.used_seconds)}, more {option('jobs')}, or a recipe with shorter steps or "
+        "fewer held-out responses"
     )
 
 

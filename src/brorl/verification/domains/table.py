@@ -7,10 +7,12 @@ further terms of the reward. If the function of a term fails, the failure is the
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from math import isfinite
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -29,6 +31,7 @@ from brorl.prompts.prompt import (
 from brorl.verdict import CORRECT, RAISED, RETURNED, UNFINISHED, WRONG, Verdict, is_unverified, verdict_of
 from brorl.verification.sandbox.inside.calling import PROMPT, REFERENCE, RESPONSE, SOURCE, TEXT
 from brorl.verification.sandbox.inside.confinement import UNSAFE
+from brorl.verification.sandbox.inside.functions import MAIN_GUARD
 from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool, Workers
 from brorl.verification.sandbox.request import Reply
@@ -67,7 +70,7 @@ class FunctionVerifier:
             if result.failure:
                 raise LoadError(f"cannot read the arguments of {function!r}: {result.failure}")
         except LoadError as error:
-            raise UserError(f"{setting}: {error}; {_load_advice(function, str(error))}") from None
+            raise UserError(f"{setting}: {_load_problem(function, str(error))}") from None
         if problem := result.value.get("problem"):
             raise UserError(
                 f"{setting}: {function!r} must take two arguments (response, reference) or three (response, reference, "
@@ -112,12 +115,19 @@ class FunctionVerifier:
         return TrialResponses(reference, others, certain=False)
 
 
-def _load_advice(function: str, problem: str) -> str:
-    """Return the fix for a function that cannot be loaded: install its imports, or name it in another way."""
+def _load_problem(function: str, problem: str) -> str:
+    """Return why a function cannot be loaded, and one fix."""
+    file = re.split(r"\.py:", function)[0] + ".py"
+    if MAIN_GUARD in problem:
+        return f"workers import {file} to call its function, and the file starts brorl again; {MAIN_GUARD}"
     missing = re.search(r"ModuleNotFoundError: No module named '(\w+)", problem)
     if missing and missing[1] != re.split(r"[.:]", function)[0]:
-        return f"install the package that it imports (pip install {missing[1]}, unless the package has another name)"
-    return "give package.module:function, importable from the current directory, or path/to/file.py:function"
+        fix = f"install the package that it imports (pip install {missing[1]}, unless the package has another name)"
+    elif Path(file).absolute() == Path(getattr(sys.modules["__main__"], "__file__", None) or "").absolute():
+        fix = f"workers import this script to call its function; {MAIN_GUARD}"
+    else:
+        fix = "give package.module:function, importable from the current directory, or path/to/file.py:function"
+    return f"{problem}; {fix}"
 
 
 def _verdict(reply: Reply) -> Verdict:

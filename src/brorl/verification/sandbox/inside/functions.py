@@ -20,6 +20,7 @@ from brorl.verification.sandbox.inside.calling import called, result, takes
 
 EXIT_OUT_OF_MEMORY = 77
 IN_A_WORKER = "BRORL_VERIFIER_WORKER"  # environment variable that keeps a function's file from starting a run
+MAIN_GUARD = 'put all but imports and functions under if __name__ == "__main__":'  # the fix of such a file
 MAX_REPLY_BYTES = 1 << 24
 _ERROR_CHARACTERS = 280
 
