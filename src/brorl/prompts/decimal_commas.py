@@ -35,7 +35,7 @@ class ColumnReading(NamedTuple):
     """How the commas between digits of a column are read."""
 
     reading: Reading | None  # None if the texts do not decide
-    count: int  # texts with such a comma
+    num_texts: int  # texts with such a comma
     example: str
 
     def write(self, text: str) -> str:
