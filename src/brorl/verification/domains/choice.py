@@ -125,12 +125,16 @@ def _are_remarks(rest: str, option: int, choices: Choices) -> bool:
         return False
     if _EXPLANATION.match(rest):
         return True
-    for sentence in _REMARK.split(rest):
-        others = {choices.letters.find(letter) for letter in _OTHER_LETTER.findall(sentence)} - {-1, option}
-        is_list = len(_WORD.findall(sentence)) < 2 or not sentence.strip(" \n*_")[:1].isupper()
-        if (others and (is_list or _HEDGE.search(sentence.replace("?", "").strip()))) or _option(sentence, choices) not in (None, option):
-            return False
-    return True
+    return all(_is_remark(sentence.strip(" \n*_"), option, choices) for sentence in _REMARK.split(rest))
+
+
+def _is_remark(sentence: str, option: int, choices: Choices) -> bool:
+    """Whether a sentence names no other option, or only mentions it: `Option A is too light.`, not `C or D.`."""
+    if _option(sentence, choices) not in (None, option):
+        return False
+    others = {choices.letters.find(letter) for letter in _OTHER_LETTER.findall(sentence)} - {-1, option}
+    is_prose = len(_WORD.findall(sentence)) > 1 and sentence[:1].isupper()
+    return not others or (is_prose and not _HEDGE.search(sentence.replace("?", "")))
 
 
 def _in_box(response: str, box: Box, choices: Choices) -> ChosenOption:

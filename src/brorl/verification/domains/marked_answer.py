@@ -112,9 +112,7 @@ ADVERBS = (
     r"(?:(?:clearly|definitely|certainly|obviously|evidently|indeed|therefore|thus|hence|then|consequently|simply|just|"
     r"exactly|precisely|in fact|of course)\b[,:*\s]*)*"
 )
-MARKER = re.compile(
-    rf"\banswer\b[*_]*\s*(?:\b(?:is|should\s+be|must\s+be)\b|[:=])[*_:=,\s]*{ADVERBS}", re.IGNORECASE
-)
+MARKER = re.compile(rf"\banswer\b[*_]*\s*(?:\b(?:is|should\s+be|must\s+be)\b|[:=])[*_:=,\s]*{ADVERBS}", re.IGNORECASE)
 """The words before an answer: `The answer is`, `**Answer:**`, `the answer is therefore`."""
 # `User:` begins a turn of somebody else, `Question 2:` another task. `_MARK` has the marks of turns in chat templates.
 _ROLES = "user human system student teacher"

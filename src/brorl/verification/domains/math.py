@@ -115,7 +115,8 @@ _LABEL = re.compile(
     re.IGNORECASE,
 )
 _FORMULA = re.compile(
-    r"(?<!\\)\$\$(.+?)(?<!\\)\$\$|(?<!\\)\$([^$\n]*(?:\\\$[^$\n]*)*[^\\$\n])\$(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
+    r"(?<!\\)\$\$(.+?)(?<!\\)\$\$|(?<!\\)\$([^$\n]*(?:\\\$[^$\n]*)*[^\\$\n])\$(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]",
+    re.DOTALL,
 )
 _VALUE = r"(?:minus\s+)?(?:\$[^$\n]{1,60}\$|\\\([^\n]{1,60}?\\\)|\$?[-+]?\d[\d,./]{0,30}(?<![,.])%?)"
 # What follows a value and changes it: `34 if x is odd and 35 otherwise`, `34 to 36`, `34 minutes and 20 seconds`.

@@ -19,13 +19,14 @@ _READ = 1_000  # characters read after an answer, and at the end
 _SHOWN = 80
 _LEAD = 4  # words before an answer that may name it: `the total is`
 
-# English, German, Spanish, Chinese; then French, Portuguese, Italian, Polish and Russian. `_` is a space, and `*` any
-# ending. The first meaning that has a word counts.
+# English, German, Spanish, Chinese, then some French, Portuguese, Italian, Polish and Russian. `_` is a space, and `*`
+# any ending. The first meaning that has a word counts.
 _MEANINGS = {
     "T": (  # takes back on its own
-        "i_doubt_it scratch_that scratch_this strike_that disregard_* ignore_that ignore_this ignore_my ignore_the_above "
-        "ignore_the_previous ignore_the_last ignore_the_boxed never_mind nevermind retract withdraw take_that_back "
-        "take_this_back take_it_back miscounted miscalculated misread misspoke i_forgot i_overlooked we_forgot "
+        "i_doubt_it scratch_that scratch_this strike_that disregard_* ignore_that ignore_this ignore_my "
+        "ignore_the_above ignore_the_previous ignore_the_last ignore_the_boxed never_mind nevermind "
+        "retract withdraw take_that_back take_this_back "
+        "take_it_back miscounted miscalculated misread misspoke i_forgot i_overlooked we_forgot "
         "verrechnet verzählt vertan geirrt vergiss* habe_vergessen "
         "equivoqué confundí olvida olvidé retiro "
         "算错 看错 数错 搞错 弄错 写错 我错 忽略 忘了 忘记 漏了 "
@@ -39,7 +40,8 @@ _MEANINGS = {
         "serait comum если бы"
     ),
     "x": (  # has a word of denial, and denies nothing
-        "no_doubt without_doubt no_question not_only not_just no_other nicht_nur no_solo no_sólo 不过 不仅 不同 不难 无论"
+        "no_doubt without_doubt no_question not_only not_just no_other nicht_nur no_solo no_sólo "
+        "不过 不仅 不同 不难 无论"
     ),
     "W": (  # wrong
         "wrong wrongly incorrect incorrectly invalid false untrue flawed mistaken mistake mistakes error errors "
@@ -57,34 +59,46 @@ _MEANINGS = {
         "stimmt stimmen passt erfüllt löst cumple satisface funciona 满足 符合 成立"
     ),
     "R": (  # right
-        "right correct correctly best final true valid accurate actual real requested desired stands confirmed confirms verified "
-        "richtig* korrekt* gesucht* correcto correcta correctos cierto verdadero verdadera válido válida "
-        "正确 没错 无误 对 juste exact exacte bonne correta correto corretta corretto giusta giusto верн* правильн* ✓ ✅"
+        "right correct correctly best final true valid accurate actual real requested desired "
+        "stands confirmed confirms verified richtig* korrekt* gesucht* correcto correcta correctos "
+        "cierto verdadero verdadera válido válida "
+        "正确 没错 无误 对 juste exact exacte bonne correta correto corretta corretto giusta giusto "
+        "верн* правильн* ✓ ✅"
     ),
     "A": (  # answer
         "answer answers result solution antwort ergebnis lösung resultat respuesta resultado solución 答案 结果 "
         "réponse résultat resposta risposta risultato odpowiedź ответ"
     ),
+    # should be
     "D": "should must has_to have_to sollte* müsste muss debería debe 应该 应 必须 devrait deveria",
     "B": (  # is
         "is are was were be been equals comes_to becomes ist sind war sein lautet beträgt es son era ser sea está "
         "就是 是 为 等于 选 est sont é são è sono to_jest"
     ),
     "C": (  # announces a correction
-        "wait actually hold_on correction corrected edit sorry apologies oops ups hmm* rather instead in_fact i_mean i_meant "
-        "make_that make_it on_second_thought on_second_thoughts "
+        "wait actually hold_on correction corrected edit sorry apologies oops ups hmm* rather instead "
+        "in_fact i_mean i_meant make_that make_it on_second_thought on_second_thoughts "
         "moment halt stopp korrektur korrigiere entschuldigung eigentlich tatsächlich vielmehr sondern stattdessen "
         "espera quise_decir perdón corrección en_realidad más_bien lo_siento mejor_dicho "
         "等等 等一下 其实 实际上 更正 纠正 修正 抱歉 对不起 而是 "
         "attends attendez désolé désolée pardon en_fait desculpe espere na_verdade aspetta scus* in_realtà correzione "
         "подожд* извин* точнее"
     ),
+    # yes
     "Y": "yes yep indeed ja sí 是的 对的 oui sim да",
+    # not
     "N": "not never cannot instead_of rather_than nicht statt anstatt nunca en_lugar_de 不是 并不 并非 pas não nie не",
-    "n": "no nope not_sure nein kein* 不 没有 没 无 non нет",  # no, as in `No, it is 36` and `no 36`
-    "P": "that this it which above c_est das dies* eso esto esa ese esta este 这 那 它 该 上面 ce cela ça isso isto questo это",
-    "F": "i we my our ich wir mein* yo mi cometí 我们 我 je mon eu meu я",  # I
+    # no, as in `No, it is 36` and `no 36`
+    "n": "no nope not_sure nein kein* 不 没有 没 无 non нет",
+    "P": (  # this
+        "that this it which above das dies* eso esto esa ese esta este "
+        "这 那 它 该 上面 ce c_est cela ça isso isto questo это"
+    ),
+    # I
+    "F": "i we my our ich wir mein* yo mi cometí 我们 我 je mon eu meu я",
+    # made, there (is)
     "M": "made have there gemacht habe gibt hay 有 犯",
+    # because
     "J": "since because as weil da denn porque ya_que pues 因为 由于 car",
     "y": (  # changes nothing
         "so thus hence therefore then now just simply also the but and *ly *mente aber und daher folglich somit nun "
@@ -128,7 +142,7 @@ _DENIES = re.compile(
     r"(?:^|,)[CyFMB,:n]*x?[Cy]*T|"  # I miscounted
     r"(?:S|Ax?)[Cy]*B[BCyx]{0,2}[WV]|S[BCy]*[WV]|^S,[Nn][yx]{0,2}[RA]|"  # my answer was off, 34 fails
     r"F[CyBM]{1,4}x{0,2}W|FW|MFx{0,2}W|^[C,yB]*MB?[yx]{0,2}W|"  # I made a mistake, my mistake, there is an error
-    r"[SA][BCyx]{0,2}[Nn](?:[BCyxP]{0,3}[RQ]|y?R?A)|^SB?[Nn](?:P?$|,)|"  # 34 does not work, 34 is not the answer
+    r"[SA][BCyx]{0,2}[Nn](?:[BCyxP]{0,3}[RQ]|y?R?A)|^S,*B?[Nn](?:P?$|,)|"  # 34 does not work, 34 is not the answer
     r"[SPA][Cy]?Q[yxC]{0,2}[Nn](?!x)|"  # das stimmt nicht
     r"(?:N|nB)S|"  # it is not 34
     r"^[ny,]*C[^NnOS]{0,8}W(?=[,:=J]|$)|^y*C:[^S]*$"  # wait, the sign is wrong; correction: add 2
@@ -209,9 +223,9 @@ def _named(shape: str, words: list[str], lead: list[str]) -> int | None:
     if match and "I" not in shape[: match.end()] and not re.search("NB?O", shape[: match.end()]):  # not 35, but 36
         return match.start(match.lastindex or 0)
     start = len(shape) - len(shape.lstrip("CynN,"))
-    place = start + len(lead)
-    is_named = lead and [word.casefold() for word in words[start:place]] == lead
-    return place if is_named and re.fullmatch("[OS]x?", shape[place:]) else None
+    value = re.search("[OS]x?$", shape)
+    name = [word.casefold() for word in words[start : value.start()]] if value else []
+    return value.start() if value and len(name) > 1 and lead[-len(name) :] == name else None
 
 
 def _lead(before: str) -> list[str]:
