@@ -114,7 +114,8 @@ def optional(what: str, folder: Path, without: str) -> Iterator[None]:
         key = (what, folder.stat().st_dev)
         if key not in _said:
             _said.add(key)
-            _log.warning("the file system of %s has no %s (%s): %s", folder, what, error.strerror or error, without)
+            line = f"the file system of {folder} has no {what} ({error.strerror or error}): {without}"
+            _log.warning("%s", line)
 
 
 _said: set[tuple[str, int]] = set()  # lines of `optional` that the user has read: the operation and the device
