@@ -64,8 +64,8 @@ def function_file(path: str) -> Path | None:
     top, *inner = name.split(".")
     places = [Path(folder, top, *inner) for folder in (Path.cwd(), *sys.path)]
     with suppress(ImportError, ValueError):  # a package that is installed in a way of its own
-        spec = find_spec(top)
-        places += [Path(folder, *inner) for folder in (spec and spec.submodule_search_locations) or ()]
+        if (spec := find_spec(top)) is not None:
+            places += [Path(folder, *inner) for folder in spec.submodule_search_locations or ()]
     files = (file for place in places for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"))
     return next(filter(is_file, files), None)
 
@@ -165,10 +165,11 @@ def lock(descriptor: int, path: Path) -> bool:
         import fcntl
     except ImportError:  # on Windows
         return False
+    is_locked = False
     with optional("locks", path, "do not start a second process that works on it"):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
+        is_locked = True
+    return is_locked
 
 
 _LOCK = "used"
