@@ -169,7 +169,7 @@ def lock(descriptor: int, path: Path) -> bool:
     with optional("locks", path, "do not start a second process that works on it"):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_locked = True
-    return is_locked
+    return is_locked  # noqa: RET504  # the block may have ended early
 
 
 _LOCK = "used"
