@@ -62,7 +62,7 @@ def function_file(path: str) -> Path | None:
     if name.endswith(".py"):
         return Path(name) if is_file(name) else None
     top, *inner = name.split(".")
-    places = [Path(folder, top, *inner) for folder in (Path.cwd(), *sys.path)]
+    places = [Path(folder, top, *inner) for folder in (str(Path.cwd()), *sys.path)]
     with suppress(ImportError, ValueError):  # a package that is installed in a way of its own
         if (spec := find_spec(top)) is not None:
             places += [Path(folder, *inner) for folder in spec.submodule_search_locations or ()]
