@@ -62,10 +62,10 @@ def function_file(path: str) -> Path | None:
     if name.endswith(".py"):
         return Path(name) if is_file(name) else None
     top, *inner = name.split(".")
-    places = [Path(folder, top, *inner) for folder in (Path.cwd(), *sys.path)]
+    places = [Path(folder, top, *inner) for folder in (str(Path.cwd()), *sys.path)]
     with suppress(ImportError, ValueError):  # a package that is installed in a way of its own
-        spec = find_spec(top)
-        places += [Path(folder, *inner) for folder in (spec and spec.submodule_search_locations) or ()]
+        if (spec := find_spec(top)) is not None:
+            places += [Path(folder, *inner) for folder in spec.submodule_search_locations or ()]
     files = (file for place in places for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"))
     return next(filter(is_file, files), None)
 
@@ -114,7 +114,8 @@ def optional(what: str, folder: Path, without: str) -> Iterator[None]:
         key = (what, folder.stat().st_dev)
         if key not in _said:
             _said.add(key)
-            _log.warning("the file system of %s has no %s (%s): %s", folder, what, error.strerror or error, without)
+            line = f"the file system of {folder} has no {what} ({error.strerror or error}): {without}"
+            _log.warning("%s", line)
 
 
 _said: set[tuple[str, int]] = set()  # lines of `optional` that the user has read: the operation and the device
@@ -164,10 +165,11 @@ def lock(descriptor: int, path: Path) -> bool:
         import fcntl
     except ImportError:  # on Windows
         return False
+    is_locked = False
     with optional("locks", path, "do not start a second process that works on it"):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
+        is_locked = True
+    return is_locked  # noqa: RET504  # the block may have ended early
 
 
 _LOCK = "used"

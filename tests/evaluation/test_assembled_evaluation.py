@@ -201,3 +201,14 @@ def test_the_gym_benchmarks_are_fixed_sources_beyond_the_usual_training_indices(
     assert isinstance(source, GymSource)
     assert (source.label, source.num_questions, source.first_index, source.seed) == (name, number, 4_000, 0)
     assert source.gym == (("all",) if name == "gym" else ("acre", "boxnet", "game_of_life_halting"))
+
+
+@pytest.mark.slow
+def test_an_evaluation_is_a_different_one_once_the_file_of_its_verifier_has_changed(tmp_path: Path) -> None:
+    file, stored = tmp_path / "mine.py", []
+    for text in ("", "# changed\n"):
+        file.write_text(f"def score(response, reference):\n    return 1.0\n{text}")
+        ready = prepare_evaluation(request(**{"verification.functions": {"countdown": f"{file}:score"}}))
+        stored.append(ready.settings["verification"]["function_files"])
+    assert stored[0] != stored[1]
+    assert stored[0].keys() == {"countdown"}

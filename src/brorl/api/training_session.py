@@ -198,7 +198,8 @@ class TrainingSession:
             others = ("--output_dir", "null", "--rollouts_per_prompt", _FEW)
             hints.append(f"compare with few rollouts: {shell_command('train', self.directory.config_file, *others)}")
         folder = self.directory.checkpoints
-        checkpoint = folder / "best" if best_checkpoint(folder) else last_checkpoint(folder)
+        best = best_checkpoint(folder)
+        checkpoint = folder / "best" if best and (folder / "best").is_dir() else best or last_checkpoint(folder)
         if checkpoint is not None and not shipped_folder(self.config.model):
             hints.append(f"upload with its model card: {upload_command(checkpoint)}")
         return hints

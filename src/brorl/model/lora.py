@@ -231,8 +231,8 @@ def put_adapter(model: nn.Module, folder: Path, saved: dict[str, Tensor]) -> Non
     missing = sorted(name for name in result.missing_keys if ADAPTER in name.split("."))
     unused = sorted(result.unexpected_keys)
     if missing or unused:
-        problems = (f"no layer for {_some(unused)}",) if unused else ()
-        problems += (f"no weights for {_some(missing)}",) if missing else ()
+        problems = [f"no layer for {_some(unused)}"] if unused else []
+        problems += [f"no weights for {_some(missing)}"] if missing else []
         raise UserError(f"the adapter in {folder} does not fit its base {base}: {', and '.join(problems)}; {_FITTING}")
 
 
