@@ -1,6 +1,7 @@
 """What a comparison prints while it runs, and how it stops at a deadline."""
 
 import json
+from multiprocessing import current_process
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from brorl.comparison import run_processes
-from brorl.comparison.run_processes import ComparisonView, Slot
+from brorl.comparison.run_processes import ComparisonView, Slot, slots_for
 from brorl.comparison.scores import ArmRun, progress_of
 from brorl.comparison.spec import Arguments, spec_for
 from brorl.console.screen import Screen
@@ -101,3 +102,9 @@ def test_a_run_that_is_stopped_at_its_deadline_is_not_complete(tmp_path: Path, m
     assert not run_processes.finish_runs(runs, [Slot()], view, perf_counter() + 0.05)
     assert (started, stopped) == (["A"], [(1, 2)])
     assert run_processes.finish_runs([], [Slot()], view, perf_counter())
+
+
+def test_a_daemonic_process_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="daemon=False"):
+        slots_for(1, [])

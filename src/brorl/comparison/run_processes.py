@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process, resource_tracker
+from multiprocessing import current_process, get_context, parent_process, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -113,7 +113,12 @@ class Slot:
 
 
 def slots_for(jobs: int | None, arms: Sequence[ArmRecipe]) -> list[Slot]:
-    """Return one slot for each run that can be in progress at the same time."""
+    """Return one slot for each run that can be in progress at the same time; a UserError if no run can start."""
+    if current_process().daemon:
+        raise UserError(
+            "each run is a process, and a daemonic process of multiprocessing cannot start one; start the process that "
+            "compares or tunes with daemon=False"
+        )
     if jobs is not None and jobs < 1:
         raise UserError(f"{option('jobs')}: at least 1 is needed, got {jobs}")
     device = arms[0].config.device
