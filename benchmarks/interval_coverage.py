@@ -5,7 +5,11 @@ an interval for the mean of pass@k over all prompts. The truth is known from the
 Methods: the package's interval, the percentile bootstrap that it replaced, and Student's t. A table of all settings
 goes to standard output, followed by the worst setting of each number of prompts.
 
-python benchmarks/interval_coverage.py [--prompts 5 30 128 1000] [--experiments 400] [--jobs 2]
+With --arms the experiments are comparisons of two arms with 1 and 3 seeds: each run moves the logits of all prompts
+together, and those of each prompt, by a normal number of standard deviation 0.3. B's logits are 0.7 above A's. The
+intervals are for A's mean pass rate and for the difference, by the package and by Student's t as it was before.
+
+python benchmarks/interval_coverage.py [--arms] [--prompts 5 30 128 1000] [--experiments 400] [--jobs 2]
 """
 
 from __future__ import annotations
@@ -22,8 +26,9 @@ from typing import NamedTuple
 import numpy as np
 from harness import table
 from numpy.typing import NDArray
-from scipy.special import betaln, stdtrit
+from scipy.special import betaln, expit, logit, stdtrit
 
+from brorl.evaluation.paired import mean_over_runs, paired_difference
 from brorl.evaluation.pass_at_k import mean_with_interval, pass_at_k
 
 FloatArray = NDArray[np.float64]
@@ -150,13 +155,95 @@ def simulate(cell: Cell) -> dict[str, Result]:
     return results
 
 
+def _mirrored(prior: Beta | Spikes) -> Beta | Spikes:
+    if isinstance(prior, Beta):
+        return Beta(prior.b, prior.a)
+    return Spikes(tuple((1 - rate, fraction) for rate, fraction in prior.fraction_of_rate))
+
+
+_HARD = (Beta(0.03, 9.97), Beta(0.3, 99.7), Spikes(((0.0, 0.994), (0.5, 0.006))))
+ARMS = {  # mean pass rate -> distributions of pass rates
+    0.003: _HARD,
+    0.05: (Beta(0.05, 0.95), Beta(0.3, 5.7), Spikes(((0.0, 0.9), (0.5, 0.1)))),
+    0.5: (Beta(0.3, 0.3), Beta(1.0, 1.0), Spikes(((0.1, 0.5), (0.9, 0.5)))),
+    0.997: tuple(map(_mirrored, _HARD)),
+}
+NUM_SEEDS, SHIFT, RUN_STD = (1, 3), 0.7, 0.3
+
+
+@dataclass(frozen=True)
+class ArmsCell:
+    """One setting of comparisons."""
+
+    mean: float
+    prior: Beta | Spikes
+    num_prompts: int
+    num_seeds: int
+    experiments: int
+    seed: int
+
+
+def _rates(logit_P: FloatArray, num_seeds: int, rng: np.random.Generator) -> FloatArray:
+    moved = rng.normal(0, RUN_STD, (num_seeds, 1)) + rng.normal(0, RUN_STD, (num_seeds, logit_P.size))
+    return expit(logit_P + moved)
+
+
+def _former(value_SP: FloatArray) -> float:
+    """Half of the former interval: Student's t over prompts and over seeds, added in squares."""
+    means = [m for m in (value_SP.mean(0), value_SP.mean(1)) if m.size > 1]
+    return sum(stdtrit(m.size - 1, 0.975) ** 2 * m.var(ddof=1) / m.size for m in means) ** 0.5
+
+
+def simulate_arms(cell: ArmsCell) -> list[tuple[float, float]]:
+    """Return coverage and mean width: package and former interval of A's score, then of the difference."""
+    rng, n = np.random.default_rng(cell.seed), 16
+    population = logit(cell.prior.draw(rng, 1 << 20))
+    truth_a, truth_b = (float(_rates(population + s, 1, rng).mean()) for s in (0.0, SHIFT))
+    inside, width = np.zeros(4), np.zeros(4)
+    for _ in range(cell.experiments):
+        logit_P = logit(cell.prior.draw(rng, cell.num_prompts))
+        a_SP, b_SP = (rng.binomial(n, _rates(logit_P + s, cell.num_seeds, rng)) / n for s in (0.0, SHIFT))
+        own, change = mean_over_runs(a_SP), paired_difference(a_SP, b_SP, seeds_paired=True).difference
+        ends = [(own.low, own.high), _around(a_SP), (change.low, change.high), _around(b_SP - a_SP)]
+        truths = (truth_a, truth_a, truth_b - truth_a, truth_b - truth_a)
+        inside += [low - ROUNDING <= t <= high + ROUNDING for (low, high), t in zip(ends, truths, strict=True)]
+        width += [high - low for low, high in ends]
+    return list(zip((inside / cell.experiments).tolist(), (width / cell.experiments).tolist(), strict=True))
+
+
+def _around(value_SP: FloatArray) -> Ends:
+    half = _former(value_SP)
+    return value_SP.mean() - half, value_SP.mean() + half
+
+
+def compare_arms(options: argparse.Namespace) -> None:
+    """Print coverage and width by mean pass rate, pass rates, prompts and seeds."""
+    cells = [
+        ArmsCell(mean, prior, num_prompts, num_seeds, options.experiments, options.seed)
+        for mean, priors in ARMS.items()
+        for prior, num_prompts, num_seeds in product(priors, options.prompts, NUM_SEEDS)
+    ]
+    with Pool(options.jobs) as pool:
+        results = list(pool.imap(simulate_arms, cells))
+    rows = [
+        (c.mean, c.prior, c.num_prompts, c.num_seeds, *(f"{covers:.3f}, {width:.4f}" for covers, width in found))
+        for c, found in zip(cells, results, strict=True)
+    ]
+    titles = "score: coverage, width", "score, t", "difference: coverage, width", "difference, t"
+    print(table(("mean", "pass rates", "P", "seeds", *titles), rows))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", action="store_true", help="compare two arms instead")
     parser.add_argument("--prompts", type=int, nargs="+", default=NUM_PROMPTS, metavar="P")
     parser.add_argument("--experiments", type=int, default=400, help="repetitions of each setting")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.arms:
+        compare_arms(options)
+        return
     cells = [
         Cell(prior, num_prompts, n, k, options.experiments, options.seed)
         for num_prompts, (n, k), prior in product(options.prompts, SAMPLES_AND_K, PRIORS)

@@ -7,10 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
+from transformers import PreTrainedModel
 
 from brorl.model.flex_attention import compiled
+from brorl.model.forward import choose_forward
 from brorl.model.logits import RowLogits
-from brorl.model.logprobs import LogprobHead, NextToken, _gradient, _reduce
+from brorl.model.logprobs import LogprobHead, NextToken, _gradient, _reduce, by_tree, smallest_kept
+from brorl.rollout.native_engine import NativeEngine
+from brorl.sampling import SamplingParams
+from small_models import small_model
 
 ROWS, NODES, VOCABULARY = 13, 40, 50
 NEXT_TOKENS = [
@@ -123,3 +128,52 @@ def test_compiled_nothing_has_rows_times_vocabulary_but_the_gradient_of_the_logi
     for got, expected in zip(reduced, _reduce(*inputs, *nodes), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(gradient, _gradient(*inputs, *of_rows), rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_ties_at_the_edge_are_kept_however_they_are_rounded(dtype: torch.dtype, rng: np.random.Generator) -> None:
+    """Equal logits that rounding moves by a unit in the last place, or by 16 after a long sum in 32 bits or more."""
+    levels = [3.0, 2.0, 2.0, 2.0, 2.0, -1.0, -1.0, -6.0]
+    halves = np.log([0.5, 0.25, 0.125, 0.0625, 0.0625]).tolist()
+    rows = (
+        (levels, {"top_p": 1.0, "top_k": 3}, 5),  # ties with the third
+        (levels, {"top_p": 0.6, "top_k": 0}, 5),  # .38 + .14 each: the second of four ties
+        (levels, {"top_p": 0.999, "top_k": 6}, 7),
+        (halves, {"top_p": 0.75, "top_k": 0}, 2),  # the mass that is wanted is that of two tokens
+        (halves, {"top_p": 6 / 7, "top_k": 3}, 2),  # that of two of the first three
+    )
+    units = torch.finfo(dtype).eps * (16 if dtype.itemsize > 2 else 0.5)
+    for logits, kept, expected in rows:
+        moved = np.array(logits) * (1 + units * rng.choice([-1, 0, 1], (50, len(logits))))
+        logits_RV = torch.from_numpy(moved).to(dtype)
+        smallest_R = smallest_kept(logits_RV, 1.0, **kept)
+        is_kept_RV = logits_RV >= smallest_R[:, None]
+        assert is_kept_RV.sum(1).tolist() == [expected] * 50, (kept, dtype)
+        assert is_kept_RV[:, :expected].all()
+
+
+def tied_model(seed: int) -> PreTrainedModel:
+    """A model whose tokens r and 16 + r tie: both halves of its hidden states are equal, and their rows are swapped."""
+    model = small_model(seed=seed, vocab_size=32, dtype=torch.float32, num_hidden_layers=1)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "embed_tokens" in name:
+                weight[:, 16:] = weight[:, :16]
+            elif "o_proj" in name or "down_proj" in name or "norm" in name:
+                weight[16:] = weight[:16]
+        head = model.get_output_embeddings().weight
+        head[16:] = head[:16].roll(16, 1)
+    return model
+
+
+def test_engine_and_learner_keep_the_same_tied_tokens() -> None:
+    """Each token ties with one whose sum has a different order, so the last bits differ by path."""
+    for seed, kept in enumerate(({"top_p": 0.7}, {"top_k": 5}, {"top_p": 0.9, "top_k": 11})):
+        model = tied_model(seed)
+        trees = NativeEngine(model, 31).sample([[1, 2, 3], [4, 5]], 60, SamplingParams(max_new_tokens=6, **kept), seed)
+        with torch.no_grad():
+            chunks = list(
+                choose_forward(model).chunk_logprobs(model, trees, next_token=NextToken(**kept), max_nodes=256)
+            )
+        for tree, logprob_M in zip(trees, by_tree(chunks, trees), strict=True):
+            np.testing.assert_allclose(logprob_M.numpy(), tree.logprob, atol=1e-5)

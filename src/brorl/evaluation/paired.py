@@ -226,7 +226,7 @@ def seeds_needed(parts: VarianceParts, half_width: float = 0.02) -> SeedsNeeded 
     Let v be the variance over seeds of one seed's mean difference (its sum over both arms if runs are not paired). The
     result is the smallest S with
 
-        t(S - 1)^2 v / S + t(P - 1)^2 v_P <= half_width^2.
+        t(S - 1)^2 v / S + t(P - 1)^2 v_P + (d u)^2 <= half_width^2.
 
     If the prompts alone contribute more than half of half_width^2, no number of seeds is enough, or only a very large
     one. The result then has the fewest prompts that contribute at most half, and the fewest seeds with these prompts.

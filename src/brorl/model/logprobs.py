@@ -76,15 +76,24 @@ _LOGITS_PER_SORT = 1 << 22  # a sort has temporaries of 8 times its logits' size
 def smallest_kept(logits_RV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
     """Return the smallest logit that each row keeps under top-k and then top-p, shape [R].
 
-    A row keeps all logits that are at least as large. So ties with the last token stay, whatever the order of a sort.
-    The logits are not yet divided by the temperature. Top-p keeps the smallest set whose mass among the top-k reaches
-    it: probabilities 0.5, 0.3, 0.2 and a `top_p` of 0.7 keep two tokens. A `top_k` of 0 keeps all.
+    A row keeps all logits that are at least as large. The logits are not yet divided by the temperature. Top-p keeps
+    the smallest set whose mass among the top-k reaches it: probabilities 0.5, 0.3, 0.2 and a `top_p` of 0.7 keep two
+    tokens. A `top_k` of 0 keeps all.
+
+    Ties with the last token stay. Engine and learner compute the logits of tied tokens in different orders, so a tie
+    can be broken by rounding on either side. Logits below the last token's by at most the `_rounding` of the dtype,
+    relative to the row's largest logit or the last token's, count as ties; a mass counts as reached within it, too.
 
     Source: nucleus sampling, arXiv 1904.09751; top-k comes first, as in Hugging Face transformers and vLLM.
     """
-    vocabulary, dtype = logits_RV.shape[1], at_least_float32(logits_RV.dtype)
+    vocabulary, dtype, rounding = logits_RV.shape[1], at_least_float32(logits_RV.dtype), _rounding(logits_RV.dtype)
     count = top_k if 0 < top_k < vocabulary else vocabulary
-    smallest_R = logits_RV.topk(count, dim=1).values[:, -1] if count < vocabulary else logits_RV.amin(1)
+    largest_R = logits_RV.amax(1).abs()
+
+    def with_ties(last_R: Tensor) -> Tensor:
+        return last_R - rounding * torch.maximum(last_R.abs(), largest_R)
+
+    smallest_R = with_ties(logits_RV.topk(count, dim=1).values[:, -1]) if count < vocabulary else logits_RV.amin(1)
     if top_p == 1:
         return smallest_R
     kept_RV = logits_RV.masked_fill(logits_RV < smallest_R[:, None], float("-inf"))
@@ -94,9 +103,21 @@ def smallest_kept(logits_RV: Tensor, temperature: float, top_p: float, top_k: in
         ordered_RK = logits_RV.topk(few, dim=1).values
         mass_RK = (ordered_RK.to(dtype) / temperature - lse_R1).exp_()
         before_RK = mass_RK.cumsum(1) - mass_RK
-        if few == count or bool((before_RK[:, -1] >= top_p).all()):
-            return ordered_RK.masked_fill(before_RK >= top_p, float("inf")).amin(1)
+        is_beyond_RK = before_RK >= max(top_p - rounding, 0.0)
+        is_beyond_RK[:, 0] = False
+        if few == count or bool(is_beyond_RK[:, -1].all()):
+            last_R = ordered_RK.masked_fill(is_beyond_RK, float("inf")).amin(1)
+            return torch.maximum(with_ties(last_R), smallest_R)
         few = count
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """Return how far, relative to the largest, logits that are equal in exact numbers may differ by rounding.
+
+    Sums over a hidden size are in float32 or float64, and their rounding grows with its root. 16-bit logits are
+    rounded once, after the sum, to one unit in the last place or less.
+    """
+    return torch.finfo(dtype).eps * (64 if dtype.itemsize > 2 else 1)
 
 
 def softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
