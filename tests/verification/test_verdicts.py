@@ -23,7 +23,7 @@ from brorl.verification.settings import VerificationSettings
 from brorl.verification.verifier import verify_distinct
 
 FILES = sorted(Path(__file__).with_name("verdict_cases").glob("*.cases"))
-SLOW = ("code_programs", "gym", "math_boxed", "science_boxed", "thoughts")
+SLOW = ("code_programs", "gym", "math_boxed", "math_changes_boxed", "science_boxed", "thoughts")
 WRONG_ACCEPTED, RIGHT_REJECTED = 0.03, 0.05  # the most of a file
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from brorl.verification.domains.formula.agreement import agree, is_readable
+from brorl.verification.domains.formula.comparison import Comparison
+from brorl.verification.domains.formula.expressions import Form
 from brorl.verification.domains.formula.words import spelled_number
 from case_tables import table
 from each_row import each_row
@@ -85,6 +87,62 @@ def test_polynomials_are_equal_to_their_expansions(rng: np.random.Generator) -> 
             coefficients[int(rng.integers(len(coefficients)))] += change
             expanded = "".join(f"{c:+d}x^{{{power}}}" for power, c in enumerate(coefficients))
             assert agrees(factors, expanded) == (change == 0), (factors, expanded)
+
+
+@each_row(*table(__file__, "formulas_agree_beyond_their_breaks"))
+def test_formulas_agree_beyond_their_breaks(reference: str, answer: str, equal: bool) -> None:
+    assert agrees(reference, answer) == equal
+
+
+@each_row(*table(__file__, "notation_is_read"))
+def test_notation_is_read(reference: str, answer: str, equal: bool) -> None:
+    assert agrees(reference, answer) == equal
+
+
+@each_row(*table(__file__, "commas_and_digits"))
+def test_commas_and_digits(reference: str, answer: str, equal: bool) -> None:
+    assert agrees(reference, answer) == equal
+
+
+def test_sums_of_absolute_values_are_equal_if_they_are_on_a_grid(rng: np.random.Generator) -> None:
+    """Their breaks lie anywhere below 1,000; an answer may be right on one side of some of them only."""
+    grid = np.arange(-1_200.0, 1_200.0, 0.5)
+    equal = 0
+    for _ in range(16):
+        breaks = rng.integers(-1_000, 1_000, size=3)
+        first, other = rng.integers(-2, 3, size=(2, 3))
+        other = first if rng.random() < 0.4 else other
+        texts, values = [], []
+        for weights in (first, other):
+            texts.append("".join(f"{w:+d}|x {-b:+d}|" for w, b in zip(weights, breaks, strict=True)))
+            values.append(sum(w * abs(grid - b) for w, b in zip(weights, breaks, strict=True)))
+        at = int(np.searchsorted(grid, breaks.min())) - 2  # the line to the left of all breaks
+        slope = (values[0][at] - values[0][at - 1]) / 0.5
+        texts.append(f"{slope:.0f}x + {values[0][at] - slope * grid[at]:.0f}")
+        values.append(values[0][at] + slope * (grid - grid[at]))
+        for text, value in zip(texts[1:], values[1:], strict=True):
+            same = bool(np.allclose(values[0], value))
+            assert agrees(texts[0], text) == same, (texts[0], text)
+            equal += same
+    assert 3 < equal < 20
+
+
+@each_row("sign", [", ", " or "])
+def test_long_lists_of_two_signs_take_few_comparisons(sign: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The members of a list of 99 numbers are not compared each with each."""
+    calls = 0
+    original = Comparison.same
+
+    def counting(self: Comparison, right: Form, given: Form) -> bool:
+        nonlocal calls
+        calls += 1
+        return original(self, right, given)
+
+    monkeypatch.setattr(Comparison, "same", counting)
+    several = sign.join(rf"\pm {k}" for k in range(50))
+    assert agrees(several, ", ".join(map(str, range(-49, 50))))
+    assert not agrees(several, ", ".join(map(str, range(-49, 51))))
+    assert calls < 1_000
 
 
 def random_union(rng: np.random.Generator) -> list[tuple[int, bool, int, bool]]:

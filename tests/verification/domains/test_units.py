@@ -8,7 +8,7 @@ import pytest
 
 from brorl.verification.domains.formula.agreement import agree
 from brorl.verification.domains.science import as_measured
-from brorl.verification.domains.units import conversions, parse_unit, parse_units
+from brorl.verification.domains.units import conversions, leading_unit, parse_unit, parse_units
 from case_tables import table
 from each_row import each_row
 
@@ -42,6 +42,17 @@ def test_factors(unit: str, base: str, factor: Fraction) -> None:
 )  # fmt: skip
 def test_other_text_is_no_unit(text: str) -> None:
     assert parse_unit(text) is None
+
+
+@each_row(*table(__file__, "units_after_a_box"))
+def test_units_after_a_box(after: str, unit: str | None) -> None:
+    found = leading_unit(after)
+    assert (found and found[0]) == unit
+
+
+@each_row(*table(__file__, "quantities_are_equal"))
+def test_quantities_are_equal(reference: str, answer: str, equal: bool) -> None:
+    assert (agree(reference, answer, 0.01) == "correct") == equal
 
 
 @pytest.mark.skipif(find_spec("pint") is None, reason="needs pint")

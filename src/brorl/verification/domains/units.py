@@ -231,6 +231,8 @@ def leading_unit(text: str) -> tuple[str, int] | None:
     start = gap.end() if gap else 0
     if (around := _IN_BRACKETS.match(text, start)) and parse_unit(around[1]):
         return around[1].strip(), around.end()
+    if text[start : start + 1] == "(":
+        return None
     ends: list[int] = []
     at = start
     while len(ends) < _MAX_PIECES and (piece := _PIECE.match(text, at)):

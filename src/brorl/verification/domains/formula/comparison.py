@@ -18,7 +18,6 @@ from brorl.verification.domains.formula.expressions import (
     Expression,
     Form,
     Listing,
-    Number,
     Quantity,
     Relation,
     Residue,
@@ -134,14 +133,12 @@ class Comparison:
 
     def _same_kind(self, right: Form, given: Form) -> bool:
         """Compare tuples, intervals, matrices and values."""
+        if isinstance(right, Residue) or isinstance(given, Residue):
+            return self._same_residue(right, given)
         vectors = vector_of(right) or along_axes(right, given), vector_of(given) or along_axes(given, right)
         if vectors[0] is not None and vectors[1] is not None:
             return self._same_in_order(vectors[0], vectors[1])
         match right, given:
-            case Residue(one, modulus), Residue(other, other_modulus):
-                return self._same_value(modulus, other_modulus) and self._is_congruent(one, other, modulus)
-            case (Residue(one, _), Number() as other) | (Number() as other, Residue(one, _)):
-                return self._same_value(one, other)
             case Combined(sign, parts), Combined(other_sign, other_parts):
                 return sign == other_sign and self._same_members(parts, other_parts)
             case Bracketed(opening, items, closing), Bracketed(other_opening, other_items, other_closing):
@@ -154,12 +151,17 @@ class Comparison:
         one, other = as_quantity(right), as_quantity(given)
         return right == given if one is None or other is None else self._same_quantity(one, other)
 
-    def _is_congruent(self, right: Expression, given: Expression, modulus: Expression) -> bool:
-        """Whether the difference of two numbers is a multiple of a modulus."""
-        values = exact(right), exact(given), exact(modulus)
-        if None in values or not values[2]:
-            return self._same_value(right, given)
-        return (values[0] - values[1]) % values[2] == 0
+    def _same_residue(self, right: Form, given: Form) -> bool:
+        """Compare numbers up to multiples of a modulus; a plain number must be the number that is written."""
+        if isinstance(right, Residue) and isinstance(given, Residue):
+            values = [exact(one) for one in (right.value, given.value, right.modulus)]
+            numbers = [value for value in values if value is not None]
+            if len(numbers) == len(values) and numbers[2]:
+                is_congruent = (numbers[0] - numbers[1]) % numbers[2] == 0
+                return is_congruent and self._same_value(right.modulus, given.modulus)
+            return self._same_value(right.modulus, given.modulus) and self._same_value(right.value, given.value)
+        one, other = (form.value if isinstance(form, Residue) else form for form in (right, given))
+        return isinstance(one, Expression) and isinstance(other, Expression) and self._same_value(one, other)
 
     def _same_quantity(self, right: Quantity, given: Quantity) -> bool:
         """Compare values with units; if only one side has a unit, the unit is dropped."""

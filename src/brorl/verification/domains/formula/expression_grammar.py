@@ -13,7 +13,6 @@ from brorl.verification.domains.formula.expressions import (
     FUNCTIONS,
     INTEGER_FUNCTIONS,
     Apply,
-    Based,
     Bracketed,
     Expression,
     Form,
@@ -24,8 +23,9 @@ from brorl.verification.domains.formula.expressions import (
     Text,
     to_expression,
 )
+from brorl.verification.domains.formula.numerals import based_of, number_of, ordinal_of, repeating_of
 from brorl.verification.domains.formula.tokens import Token, TokenReader, UnreadableError, word_list, written
-from brorl.verification.domains.formula.words import MAGNITUDES, NUMERALS, ORDINAL_ENDINGS
+from brorl.verification.domains.formula.words import MAGNITUDES, ORDINAL_ENDINGS
 
 _MAX_DEPTH = 60
 _SIGNS = ("+", "-", "\\pm", "\\mp")
@@ -79,7 +79,7 @@ class ExpressionReader(TokenReader):
         token = self.peek()
         if token.kind == "number" or (token.kind == "name" and len(token.text) == 1):
             self.take()
-            return _number(token.text) if token.kind == "number" else Symbol(token.text)
+            return number_of(token.text) if token.kind == "number" else Symbol(token.text)
         return to_expression(self._primary())
 
     def sum(self) -> Form:
@@ -161,7 +161,7 @@ class ExpressionReader(TokenReader):
                 base = Apply("!" if text == "!" else "%", (to_expression(base),))
             elif text == "_" and isinstance(base, Number) and base.value.denominator == 1:
                 self.take()
-                return _based(str(base.value), self.raw(whole=True))
+                return based_of(str(base.value), self.raw(whole=True))
             elif text in ("'", "_", "!"):
                 raise UnreadableError("a mark that no value has")
             else:
@@ -179,7 +179,7 @@ class ExpressionReader(TokenReader):
             return Matrix(tuple(zip(*base.rows, strict=True)), base.is_array) if isinstance(base, Matrix) else base
         if isinstance(base, Number) and inner in ORDINAL_ENDINGS:
             self.at += length
-            return _ordinal(base, inner)
+            return ordinal_of(base, inner)
         exponent = self._exponent()
         if isinstance(base, Symbol) and base.name[0] in "fgh" and self.peek().text == "(" and _is_minus_one(exponent):
             return Symbol(f"{base.name}^{{-1}}")
@@ -220,17 +220,17 @@ class ExpressionReader(TokenReader):
         r"""Read a number: plain digits, `0.\overline{3}`, `5th`, `1011_2`, or a mixed number such as `1\frac{1}{2}`."""
         token = self.take()
         if self.accept("_"):
-            return _based(token.text, self.raw())
+            return based_of(token.text, self.raw())
         if self.accept("\\overline", "\\dot"):
-            return _repeating(token.text, self.raw())
+            return repeating_of(token.text, self.raw())
         following = [self.peek(ahead) for ahead in range(3)]
         if following[0].text == "\\ldots" and (period := _PERIOD.search(token.text)):
             self.take()
-            return _repeating(token.text[: period.start(1)], period[1])
-        number = _number(token.text)
+            return repeating_of(token.text[: period.start(1)], period[1])
+        number = number_of(token.text)
         if following[0].text in ORDINAL_ENDINGS and (following[0].is_upright or not following[0].is_spaced):
             self.take()
-            return _ordinal(number, following[0].text)
+            return ordinal_of(number, following[0].text)
         if token.text.isdigit() and following[0].text == "\\frac" and not self.starts_unit():
             before, part = self.at, self._primary()
             if isinstance(part, Apply) and part.operation == "/" and all(map(_is_whole, part.arguments)):
@@ -239,7 +239,7 @@ class ExpressionReader(TokenReader):
         is_part = following[0].text.isdigit() and following[0].is_spaced and following[1].text == "/"
         if token.text.isdigit() and is_part and following[2].text.isdigit():
             self.at += 3
-            return Apply("+", (number, Apply("/", (_number(following[0].text), _number(following[2].text)))))
+            return Apply("+", (number, Apply("/", (number_of(following[0].text), number_of(following[2].text)))))
         return number
 
     def _name(self) -> Form:
@@ -398,40 +398,6 @@ class ExpressionReader(TokenReader):
             factors = [Apply("/", (_multiplied(factors), to_expression(self._primary())))]
         product = _multiplied(factors)
         return (Apply("-", (product,)) if sign and sign.text == "-" else product,)
-
-
-def _number(text: str) -> Number:
-    mantissa, _, power = text.lower().partition("e")
-    if abs(int(power or 0)) > 4_000:
-        raise UnreadableError("too large")
-    mantissa = mantissa.removesuffix(".")
-    return Number(Fraction(mantissa) * Fraction(10) ** int(power or 0), not text.removesuffix(".").isdigit())
-
-
-def _based(digits: str, base: str) -> Form:
-    """Return a number in a base, `1011_2` or `1011_{two}`."""
-    base = base.strip("()").removeprefix("base")
-    if not (base.isdigit() or base in NUMERALS) or not digits.isdigit():
-        raise UnreadableError("no base")
-    radix = int(base[:3]) if base.isdigit() else NUMERALS[base]
-    return _number(digits) if radix == 10 else Based(digits, radix)
-
-
-def _ordinal(number: Number, suffix: str) -> Number:
-    """Return the number of `5th`."""
-    last = int(number.value) % 100
-    ending = "th" if 10 < last < 14 else {1: "st", 2: "nd", 3: "rd"}.get(last % 10, "th")
-    if number.value.denominator != 1 or suffix != ending:
-        raise UnreadableError("no ordinal")
-    return Number(number.value)
-
-
-def _repeating(text: str, period: str) -> Number:
-    whole, _, fixed = text.partition(".")
-    if not period.isdigit() or "e" in text.lower():
-        raise UnreadableError("no period of digits")
-    under = (10 ** len(period) - 1) * 10 ** len(fixed)
-    return Number(Fraction(int(whole + fixed + period) - int(whole + fixed), under))
 
 
 def _is_minus_one(expression: Expression) -> bool:

@@ -28,6 +28,7 @@ from brorl.verification.domains.formula.expressions import (
 WHOLE_NUMBERS = frozenset("nkmj")  # letters that stand for whole numbers
 _NEAR_ZERO = 8
 _MAX_BREAKS, _MAX_PARTS = 24, 40
+_MAX_SEARCHES = 200  # for the breaks of one variable in one change; more variables leave fewer changes
 _JOINT = 6  # points at which all variables are beside their breaks
 _FAR = (Fraction(43), Fraction(2_903))
 _MAGNITUDES = tuple(Fraction(9, 2) * 4**k for k in range(9))
@@ -79,8 +80,9 @@ def at_changes(
     """Yield points on each side of all breaks, one variable after the other, then all together; none without breaks."""
     parts = [part for one in expressions for part in walk(one) if isinstance(part, Apply)][::-1]
     changes = list(dict.fromkeys(change for part in parts[-_MAX_PARTS:] for change in _changes(part)))
-    if not changes:
+    if not (changes and names):
         return
+    changes = changes[: _MAX_SEARCHES // len(names)]
     random = Random(23)
     counted = any(part.operation in _OF_COUNTS or _is_count(part) for part in parts)
     signed = not counted and any(part.operation in _OF_SIGNS or _is_even_root(part) for part in parts)
