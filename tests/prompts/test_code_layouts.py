@@ -54,6 +54,23 @@ def apps(question: str = SUM, starter: str = "", **cases: Any) -> dict[str, Any]
 
 
 class TestApps:
+    @each_row(
+        ("solutions", "wanted"),
+        [
+            (json.dumps(["print(1)", "print(2)"]), "print(1)"),
+            (["print(1)"], "print(1)"),
+            ("", None),
+            (None, None),
+            ("[]", None),
+        ],
+    )
+    def test_its_solution_is_tried(self, solutions: Any, wanted: str | None) -> None:
+        row = {**apps(inputs=["1 2\n"], outputs=["3\n"]), "solutions": solutions, "time_limit": "1 second"}
+        for layout in (LAYOUTS["apps"], LAYOUTS["taco"]):
+            columns = (*layout.columns, *layout.optional)
+            question = layout.question({name: row[name] for name in columns}, 0)
+            assert CodeTests.from_text(question.reference).solution == wanted
+
     def test_a_program(self) -> None:
         row = apps(inputs=["1 2\n", ["3", "4"]], outputs=["3\n", ["7"]])
         tests = loaded("apps", row)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from brorl.errors import UserError
-from brorl.prompts.file_questions import read_source
+from brorl.prompts.file_questions import read_commas, read_source
 from brorl.prompts.prompt import Message, Question
 from brorl.prompts.public_data import layouts_of
 from brorl.prompts.rows import read_rows
@@ -378,6 +378,30 @@ class TestPaths:
         if os.geteuid() == 0:  # whom nothing is denied
             monkeypatch.setattr(Path, "open", refuse)
         assert refusal(str(path)) == f"{path} cannot be read (Permission denied); check data.sources[].path"
+
+
+@each_row(
+    ("domain", "answers", "read_as"),
+    [
+        ("math", ["32,5", "2,5", "7"], ["32.5", "2.5", "7"]),
+        ("math", ["2,5", "3.5"], ["2, 5", "3.5"]),
+        ("math", ["2,5", "1,3"], ["2,5", "1,3"]),
+        ("math", ["1,000", "2,500"], ["1,000", "2,500"]),
+        (
+            "science",
+            ["32,5 m", '{"value": "2,5", "tolerance": 0.05}'],
+            ["32.5 m", '{"value": "2,5", "tolerance": 0.05}'],
+        ),
+        ("own", ["32,5", "2,5"], ["32,5", "2,5"]),
+    ],
+)
+def test_commas_have_one_reading_in_a_column(
+    tmp_path: Path, domain: str, answers: list[str], read_as: list[str]
+) -> None:
+    rows = [{"prompt": f"{number}?", "answer": answer} for number, answer in enumerate(answers)]
+    path = write_lines(tmp_path / "q.jsonl", rows)
+    reading = read_commas(read_source(FileSource(path=path, domain=domain)), ["math", "science"])
+    assert [question.reference for question in reading.questions] == read_as
 
 
 USER, ASSISTANT = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}

@@ -62,7 +62,7 @@ def column_reading(texts: Sequence[str]) -> ColumnReading | None:
 
 def comma_line(commas: ColumnReading) -> str:
     """Return a line on how the commas of a column's answers are read."""
-    answers, example = f"the commas in {commas.count:,} answers", f"such as {commas.example[:60]!r}"
+    answers, example = f"the commas in {commas.num_texts:,} answers", f"such as {commas.example[:60]!r}"
     if commas.reading is None:
         return f"{answers}, {example}, can be decimal commas or separate two numbers: write 2.5, or 2, 5 with a space"
     read = f"{answers} are read as {'decimal commas' if commas.reading == 'decimal' else 'commas of lists'}"

@@ -316,16 +316,16 @@ def read_commas(reading: SourceReading, domains: Collection[str]) -> SourceReadi
     """
     meant = {MATH_DOMAIN, SCIENCE_DOMAIN}.intersection(domains)
 
-    def has_commas(question: Question) -> bool:
+    def is_meant(question: Question) -> bool:
         is_json = question.domain == SCIENCE_DOMAIN and question.reference.lstrip().startswith("{")
-        return question.domain in meant and "," in question.reference and not is_json
+        return question.domain in meant and not is_json
 
-    plain = [question.reference for question in reading.questions if question.domain in meant]
-    commas = column_reading(plain) if any(map(has_commas, reading.questions)) else None
+    commas = column_reading([question.reference for question in reading.questions if is_meant(question)])
     if commas is None:
         return reading
     questions = [
-        replace(one, reference=commas.write(one.reference)) if has_commas(one) else one for one in reading.questions
+        replace(one, reference=commas.write(one.reference)) if is_meant(one) and "," in one.reference else one
+        for one in reading.questions
     ]
     return replace(reading, questions=questions, commas=commas)
 

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import NamedTuple, Protocol, TypeVar
 
 from brorl.errors import UserError, of_source
-from brorl.format import counted
+from brorl.format import counted, listed
 from brorl.prompts.prompt import (
     CODE_DOMAIN,
     GYM_DOMAIN,
@@ -241,8 +241,18 @@ def check_references(verifiers: Mapping[str, Verifier], questions: Sequence[Ques
         number = len({other.reference for other, _ in unreadable})
         raise UserError(
             f"question {question.name} has the reference answer {question.reference[:80]!r}, which {problem} "
-            f"({counted(number, 'such answer')}); {_advice(question)}"
+            f"({counted(number, 'such answer')}); {_advice(question)}{_others(unreadable[1:])}"
         )
+
+
+_NAMED = 9  # further questions in a message
+
+
+def _others(unreadable: Sequence[tuple[Question, str]]) -> str:
+    """Return the places of further questions with references that no response can match."""
+    names = [question.name for question, _ in unreadable[:_NAMED]]
+    more = [f"{len(unreadable) - _NAMED:,} more"] if len(unreadable) > _NAMED else []
+    return f". The others: {listed([*names, *more])}" if names else ""
 
 
 def _advice(question: Question) -> str:

@@ -34,6 +34,14 @@ def test_empty_and_long_answers_are_wrong(pool: WorkerPool) -> None:
     assert [verdict.reason for verdict in found] == ["no answer", "no answer", "answer too long"]
 
 
+def test_aliases_are_right_too(pool: WorkerPool) -> None:
+    city = MeasuredAnswer.of_aliases("New York City", ["NYC", "The Big Apple", "new york", 7, "New York City"])
+    assert MeasuredAnswer.of_aliases("a", None).to_text() == MeasuredAnswer("a").to_text()
+    given = ["New York City", "NYC", "the big apple", "New York", "Boston", "7"]
+    found = verify(pool, *((city.to_text(), f"\\boxed{{{answer}}}") for answer in given))
+    assert [verdict.correct for verdict in found] == [True] * 4 + [False] * 2
+
+
 def test_tolerance_against_fractions(pool: WorkerPool, rng: np.random.Generator) -> None:
     pairs, expected = [], []
     for _ in range(300):
