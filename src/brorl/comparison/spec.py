@@ -86,7 +86,11 @@ class ComparisonSpec:
             f"of training each, {counted(self.seeds, 'seed')}"
         )
         yield f"{counted(self.seeds * len(self.arms), 'run')} in all; {self.machine}"
-        yield f"evaluated at {', '.join(map(plain, self.eval_points))} {UNIT_WORDS[self.unit]}; folder {folder}"
+        *before, last = self.eval_points
+        points = ", ".join(
+            [*map(plain, before), amount(last, self.unit) if last == 1 else f"{plain(last)} {UNIT_WORDS[self.unit]}"]
+        )
+        yield f"evaluated at {points}; folder {folder}"
         yield from self.notes
         yield from (f"{arm.name}: {arm.title}" for arm in self.arms if arm.title)
         if self.unit == "seconds" and self.arms[0].config.engine.clock == "wall":
