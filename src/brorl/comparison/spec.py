@@ -275,8 +275,8 @@ def fit_budget(spec: ComparisonSpec, arguments: Arguments, cost_of: Mapping[str,
         asked = spec.budget
         note = (
             f"the budget is {amount(least, unit)} instead of {amount(asked, unit)}, because {step}, more than "
-            f"{TOLERANCE:.0%} of {amount(asked, unit)}, so the arms would not be matched; to keep {amount(asked, unit)}, "
-            f"lower prompts_per_step of all arms by one factor, to {asked / least:.2%} or less"
+            f"{TOLERANCE:.0%} of {amount(asked, unit)}, so the arms would not be matched; to keep "
+            f"{amount(asked, unit)}, lower prompts_per_step of all arms by one factor, to {asked / least:.2%} or less"
         )
     points = _points_of(arguments, least, unit)
     return replace(spec, budget=least, asked_budget=asked, eval_points=points, notes=(*spec.notes, note))
