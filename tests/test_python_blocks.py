@@ -1,12 +1,16 @@
-"""The Python of README.md and of docs/how-to/python.md, run from an empty folder."""
+"""The Python of README.md and of the documentation, run from an empty folder to the result that the text promises."""
 
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import brorl
+from brorl.tuning.answer import TuningResult
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = """
@@ -39,6 +43,71 @@ def printed_by(program: str, folder: Path) -> str:
     return done.stdout
 
 
+def assert_learned(printed: str) -> None:
+    """The text promises about 0.2 before and over 0.9 after."""
+    ((before, after),) = re.findall(r"held-out sums: ([\d.]+) before, ([\d.]+) after", printed)
+    assert float(before) < 0.35
+    assert float(after) > 0.8
+
+
+RUN_HERE = {  # `own_model_and_data` runs with its commands in test_tutorials
+    "README.md", "docs/explanation/tree.md", "docs/how-to/merge_adapters.md", "docs/how-to/python.md",
+    "docs/how-to/reward_terms.md", "docs/how-to/tune.md", "docs/how-to/verifiers.md", "docs/reference/run_directory.md",
+    "docs/tutorials/own_model_and_data.md",
+}  # fmt: skip
+
+
+def test_every_block_is_run_by_a_test() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    assert {str(page.relative_to(ROOT)) for page in pages if blocks(str(page.relative_to(ROOT)))} == RUN_HERE
+
+
+def test_the_functions_of_the_page_on_verifiers_judge() -> None:
+    space: dict[str, Any] = {}
+    for block in blocks("docs/how-to/verifiers.md"):
+        exec(block, space)
+    assert [space["check"](response, "42") for response in ("It is 42 ", "It is 41")] == [True, False]
+    assert space["reward"](["It is 42", "It is 41"], ["42", "42"]) == [1.0, 0.0]
+
+
+def test_the_block_on_tuning_prints_an_answer_without_a_final(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = TuningResult(Path("runs/tune"), "Keep your recipe.", None, (), None)
+    monkeypatch.setattr(brorl, "tune", lambda *_, **__: result)
+    (block,) = blocks("docs/how-to/tune.md")
+    exec(block, {"brorl": brorl})
+    assert capsys.readouterr().out == "Keep your recipe.\n"
+
+
+@pytest.mark.example
+def test_the_block_on_reward_terms_learns(tmp_path: Path) -> None:
+    (block,) = blocks("docs/how-to/reward_terms.md")
+    assert_learned(printed_by(block, tmp_path))
+
+
+@pytest.mark.example
+def test_the_blocks_that_read_a_run_work(tmp_path: Path) -> None:
+    """A run of all weights for the tree and the files, and one of an adapter for the merge."""
+    settings = (
+        "steps=1, rollouts_per_prompt=16, prompts_per_step=4, output_dir='runs/mine', progress=False, "
+        "evaluation={'num_prompts': 4, 'rollouts_per_prompt': 4, 'ks': [1]}"
+    )
+    for lora, pages, check in (
+        ({}, ("docs/explanation/tree.md", "docs/reference/run_directory.md"),
+         "print(int(tree.leaf_count.sum()), tree.num_unique_tokens < tree.num_sampled_tokens, logprob_M.requires_grad, "
+         "{'prompt', 'correct'} <= {*rows[0]})"),
+        ({"rank": 4}, ("docs/how-to/merge_adapters.md",),
+         "from transformers import AutoModelForCausalLM\n"
+         "merged = AutoModelForCausalLM.from_pretrained('merged')\nprint('lora' in str(merged).lower())"),
+    ):  # fmt: skip
+        folder = tmp_path / f"rank-{lora.get('rank', 0)}"
+        folder.mkdir()
+        train = f"import brorl\nbrorl.train('quickstart', {settings}, lora={lora})\n"
+        printed = printed_by("\n".join([train, *(block for page in pages for block in blocks(page)), check]), folder)
+        assert printed.splitlines()[-1] == ("False" if lora else "512 True True True")
+
+
 @pytest.mark.slow
 def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
     """As cells of a notebook."""
@@ -54,6 +123,7 @@ def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
     printed = printed_by(f"CELLS = {cells!r}\n{NOTEBOOK}", tmp_path)
     assert "held-out pass@1:" in printed
     assert "difference in pass@1:" in printed
+    assert_learned(printed)
     for name in ("DataResult", "CheckResult", "SampledTree", "Samples", "Report", "VerifyResult"):
         assert re.search(rf"^{name}\(", printed, re.MULTILINE), name
 

@@ -77,3 +77,11 @@ def test_notes_and_title_are_as_wide_as_the_terminal_and_not_as_the_table() -> N
     lines = rendered(Table("a title that is wider than the table", ("x",), (("1",),), (note,)), 100).splitlines()
     assert lines[0].strip() == "a title that is wider than the table"
     assert " ".join(line.strip() for line in lines[-2:]) == note
+
+
+def test_a_narrow_terminal_breaks_between_words_only() -> None:
+    table = Table("", ("", "before"), (("  averaged weights pass@256", "0.078 [0.017, 0.423]"),))
+    for width in (34, 44, 60):
+        text = " ".join(rendered(table, width).split())
+        assert "weights pass@256" in text.replace("0.078 [0.017, 0.423] ", "")
+        assert "0.078 [0.017, 0.423]" in text

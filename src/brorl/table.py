@@ -17,6 +17,7 @@ from typing import Any
 _WIDTH = 80  # characters per terminal line
 _PART = '<pre style="font-family:monospace; line-height:1.2; margin:0; WRAP">{code}</pre>'
 _WRAPPED, _SCROLLED = "white-space:pre-wrap; overflow-wrap:anywhere", "white-space:pre; overflow-x:auto"
+_UNBROKEN = 24  # no word with up to this many characters is broken
 _HEADING = 9  # a heading longer than this many characters is broken into lines, unless the cells are as long
 
 
@@ -80,7 +81,9 @@ class Table:
         table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), show_header=any(self.columns))
         for index, column in enumerate(self.columns):
             if index in self.words:
-                table.add_column(Text(column), overflow="fold")
+                words = (word for text in (column, *(row[index] for row in self.rows)) for word in text.split())
+                longest = max(map(len, words), default=0)
+                table.add_column(Text(column), overflow="fold", min_width=min(longest, _UNBROKEN))
             else:
                 widest = max((len(row[index]) for row in self.rows), default=0)
                 table.add_column(Text(_folded(column, max(widest, _HEADING))), justify="right", no_wrap=True)

@@ -166,9 +166,9 @@ def test_a_budget_that_is_too_short_is_refused_and_leaves_nothing(
 def test_a_budget_is_refused_by_a_part_of_a_step_before_the_pilot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run has 100 steps. Three arms run a quarter of one, two of them the rest, and the final has 10 runs: 12.25 runs.
+    """A run has 100 steps. Three arms run a quarter of one, two of them the rest, and the final has 10 runs.
 
-    They have 3 * 3 + 2 + 2 + 10 * 5 = 63 evaluations, and 85% of the other time is training.
+    These are 12.25 runs. They have 3 * 3 + 2 + 2 + 10 * 5 = 63 evaluations, and 85% of the other time is training.
     """
 
     def pilot(*arguments: Any) -> StartPilot:

@@ -62,7 +62,9 @@ def test_a_budget_that_is_too_small_is_raised_to_one_that_is_enough(unit: Any, c
     assert fitted.eval_points == (float(f"{fitted.budget / 2**0.5:.6g}"), fitted.budget)
     assert 24 * cost <= fitted.budget <= 1.1 * 24 * cost  # 24 steps with a margin of 1.2 are 5% each
     (note,) = fitted.notes
-    assert re.match(rf"the budget is .* instead of 30 .*, because a step of N=16 takes .* more than {TOLERANCE:.0%} of 30 ", note)
+    assert re.match(
+        rf"the budget is .* instead of 30 .*, because a step of N=16 takes .* more than {TOLERANCE:.0%} of 30 ", note
+    )
     assert fit_budget(fitted, asked, costs) == fitted
     (percent,) = re.findall(r"to ([\d.]+)% or less", note)  # a step is as long as it has prompts
     shorter = fit_budget(spec, asked, {arm: (float(percent) - 0.01) / 100 * cost for arm, cost in costs.items()})

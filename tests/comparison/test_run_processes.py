@@ -48,7 +48,7 @@ def test_the_status_line_has_the_runs_in_progress_and_the_time_left(
     b.ended = True
     view.run_ended(b)
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.split() == ["2/3", "B", "seed", "0", "1", "steps,", "60", "s", "7s", "left"]
+    assert line.split() == ["2/3", "B", "seed", "0", "1", "step,", "60", "s", "7s", "left"]
 
 
 @pytest.mark.parametrize(("clock", "told"), [("wall", True), ("cpu", False)])

@@ -58,18 +58,18 @@ def test_what_rose_and_fell_is_told_by_an_interval_over_prompts(rng: np.random.G
             assert change is not None
             got = (change.value, change.low, change.high)
             assert got == pytest.approx((mean, max(low, -1), min(high, 1)), abs=1e-9)
-            expected = "rose" if low > 0 else "fell" if high < 0 else "unclear"
+            expected = "rose" if low > 0 else "fell" if high < 0 else "no change shown"
             assert direction == expected
             seen.add(expected)
             scores, _ = shown(run_of(records))
-            at_first, at_last, told, clearly, best = scores[f"pass@{k}"]
+            at_first, at_last, told, concluded, best = scores[f"pass@{k}"]
             for cell, end, when in ((at_first, first, "before training"), (at_last, last, "after step 4")):
                 assert cell.startswith(f"{end['pass_at'][str(k)]['value']:.3f} [")
                 assert cell.endswith(when)
             signed = [f"{value:+.3f}".replace("-0.000", "+0.000") for value in got]
             assert told == f"{signed[0]} [{signed[1]}, {signed[2]}]"
-            assert (clearly, best) == (expected, "–")  # noqa: RUF001
-    assert seen == {"rose", "fell", "unclear"}
+            assert (concluded, best) == (expected, "–")  # noqa: RUF001
+    assert seen == {"rose", "fell", "no change shown"}
 
 
 def test_without_counts_only_intervals_that_do_not_overlap_show_a_change(rng: np.random.Generator) -> None:
@@ -78,7 +78,7 @@ def test_without_counts_only_intervals_that_do_not_overlap_show_a_change(rng: np
         del made["prompts"]
         return made | {"pass_at": {"1": {"value": (low + high) / 2, "low": low, "high": high}}}
 
-    for (low, high), expected in (((0.31, 0.5), "rose"), ((0.29, 0.5), "unclear"), ((0.0, 0.09), "fell")):
+    for (low, high), expected in (((0.31, 0.5), "rose"), ((0.29, 0.5), "no change shown"), ((0.0, 0.09), "fell")):
         records = [
             {"step": 0, "evaluation": with_interval(0.1, 0.3)},
             {"step": 5, "evaluation": with_interval(low, high)},
@@ -90,7 +90,7 @@ def test_a_run_in_which_nothing_changed_claims_nothing(rng: np.random.Generator)
     same = evaluation(rng)
     records = [{"step": 0, "evaluation": same}, *complete_steps(rng, 2), {"step": 3, "update": {}, "evaluation": same}]
     scores, _ = shown(run_of(records))
-    assert {k: row[3] for k, row in scores.items()} == {f"pass@{k}": "unclear" for k in (1, 4, 8)}
+    assert {k: row[3] for k, row in scores.items()} == {f"pass@{k}": "no change shown" for k in (1, 4, 8)}
 
 
 def test_the_best_evaluation_is_named_where_it_is_not_the_last(rng: np.random.Generator) -> None:
@@ -161,7 +161,7 @@ def test_a_run_in_which_nothing_was_ever_solved(rng: np.random.Generator) -> Non
     record = fruitless_record(rng, 1) | {"evaluation": zero}
     run = run_of([{"step": 0, "evaluation": zero}, record], steps="9")
     scores, cost = shown(run)
-    assert {row[3] for row in scores.values()} == {"unclear"}
+    assert {row[3] for row in scores.values()} == {"no change shown"}
     samples = f"{record['sampling']['samples']:,}"  # what looking in vain cost
     assert (cost["steps"], cost["rollouts"], cost["dropped"]) == ("0 of 9", samples, f"{samples} (100.0%)")
     assert any(note.startswith("The run ended early at step 1: ") for note in notes(run))

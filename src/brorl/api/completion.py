@@ -14,7 +14,7 @@ from brorl.config.settings import TrainConfig
 from brorl.model.settings import SHIPPED
 from brorl.prompts.public_data import BENCHMARKS
 
-_RECIPES, _MODELS, _BENCHMARKS = "RECIPE ARM START".split(), "MODEL CHECKPOINT".split(), "DATA".split()
+_RECIPES, _MODELS, _BENCHMARKS = ["RECIPE", "ARM", "START"], ["MODEL", "CHECKPOINT"], ["DATA"]
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str, setting: str) -> str:

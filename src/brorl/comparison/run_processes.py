@@ -73,7 +73,7 @@ class ComparisonView:
         ks = dict.fromkeys((min(progress.score), max(progress.score))) if progress.score else {}
         scores = "  ".join(f"pass@{k} {progress.first[k]:.3f} -> {progress.score[k]:.3f}" for k in ks)
         others = sum(one.fraction for one in self._in_progress if not one.ended)
-        spent = f"{progress.spent.steps:,} steps, {progress.spent.seconds:,.0f} s"
+        spent = f"{counted(progress.spent.steps, 'step')}, {progress.spent.seconds:,.0f} s"
         run = f"{progress.run.arm:<{max(len(run.arm) for run in self._runs)}}  seed {progress.run.seed}"
         number = f"{len(self.complete) + self._num_ended:>4}/{len(self._runs)}"
         self._screen.echo(f"{number}  {run}  {scores}  {spent}  {self._time_left(others)}".rstrip())

@@ -86,7 +86,11 @@ class ComparisonSpec:
             f"of training each, {counted(self.seeds, 'seed')}"
         )
         yield f"{counted(self.seeds * len(self.arms), 'run')} in all; {self.machine}"
-        yield f"evaluated at {', '.join(map(plain, self.eval_points))} {UNIT_WORDS[self.unit]}; folder {folder}"
+        *before, last = self.eval_points
+        points = ", ".join(
+            [*map(plain, before), amount(last, self.unit) if last == 1 else f"{plain(last)} {UNIT_WORDS[self.unit]}"]
+        )
+        yield f"evaluated at {points}; folder {folder}"
         yield from self.notes
         yield from (f"{arm.name}: {arm.title}" for arm in self.arms if arm.title)
         if self.unit == "seconds" and self.arms[0].config.engine.clock == "wall":
@@ -271,8 +275,8 @@ def fit_budget(spec: ComparisonSpec, arguments: Arguments, cost_of: Mapping[str,
         asked = spec.budget
         note = (
             f"the budget is {amount(least, unit)} instead of {amount(asked, unit)}, because {step}, more than "
-            f"{TOLERANCE:.0%} of {amount(asked, unit)}, so the arms would not be matched; to keep {amount(asked, unit)}, "
-            f"lower prompts_per_step of all arms by one factor, to {asked / least:.2%} or less"
+            f"{TOLERANCE:.0%} of {amount(asked, unit)}, so the arms would not be matched; to keep "
+            f"{amount(asked, unit)}, lower prompts_per_step of all arms by one factor, to {asked / least:.2%} or less"
         )
     points = _points_of(arguments, least, unit)
     return replace(spec, budget=least, asked_budget=asked, eval_points=points, notes=(*spec.notes, note))

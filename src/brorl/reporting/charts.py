@@ -115,7 +115,7 @@ def pass_at_curves(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
         maximum = min(len(run.evaluations), _CURVES if len(runs) == 1 else 2)
         indices = sorted({round(c * (len(run.evaluations) - 1) / max(maximum - 1, 1)) for c in range(maximum)})
         for c, index in enumerate(indices, 1):
-            record, name, color, dash = run.evaluations[index], "", f"sequence:{c / len(indices):.3f}", "solid"
+            record, name, color, dash = run.evaluations[index], "", sequence_color(c, len(indices)), "solid"
             if len(runs) > 1:
                 name, color, dash = f"{run.name} · ", f"run:{i}", "solid" if index == indices[-1] else "dot"
             traces += _pass_at_curve(record["evaluation"], f"{name}step {record['step']}", color, dash)
@@ -202,9 +202,17 @@ def mixed_lines(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
             if n in smaller:
                 points = [(at, fractions[n]) for at, fractions in enumerate(by_number) if n in fractions]
                 trace = run_line(runs, i, f"N = {n}", 1, points)
-                trace["meta"]["color"] = f"run:{i}" if several else f"sequence:{0.2 + 0.25 * smaller.index(n) / 3:.3f}"
+                trace["meta"]["color"] = f"run:{i}"
                 traces.append(trace)
+    if not several:  # ordered by N, with all rollouts last
+        for place, trace in enumerate([*traces[1:], *traces[:1]], 1):
+            trace["meta"]["color"] = sequence_color(place, len(traces))
     return tuple(traces)
+
+
+def sequence_color(place: int, number: int) -> str:
+    """Return the role of the color of one of some ordered lines, counted from 1; a single line has the last color."""
+    return f"sequence:{(place - 1) / (number - 1) if number > 1 else 1.0:.3f}"
 
 
 def _by_number(record: Record, name: str) -> dict[int, float]:

@@ -39,9 +39,7 @@ from brorl.storage import replace_file, storage_errors
 ROLLOUT_BYTES = 4_000_000  # with plotly's 4.8 MB the page stays below 10 MB
 _EVALUATION_FRACTION = 4  # the responses of evaluations may take a quarter of these bytes
 _MAX_STEPS = 40  # most steps whose rollouts the page shows, over all runs
-_SCORES_NOTE = (
-    "Intervals (95%) are over prompts. A score rose or fell clearly if the interval of its change excludes 0."
-)
+_SCORES_NOTE = "Intervals (95%) are over prompts. A score rose or fell if the interval of its change excludes 0."
 _COSTS_NOTE = (
     "Dropped: rollouts of groups that were not mixed, which give no gradient. Verified: distinct responses. Time: that "
     "of the steps, without evaluations and checkpoints."
@@ -300,7 +298,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], marked: Itera
     chosen = set(marked)
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     body = "".join(
-        f'<tr{" class=differs" if i in chosen else ""}><th scope="row">{row[0]}</th>'
+        f'<tr{" class=differs" if i in chosen else ""}><th scope="row" data-label="{escape(headings[0])}">{row[0]}</th>'
         + "".join(
             f'<td data-label="{escape(heading)}">{cell}</td>'
             for heading, cell in zip(headings[1:], row[1:], strict=True)

@@ -19,14 +19,16 @@ from brorl.format import Estimate, duration, interval, signed
 from brorl.runs.run_directory import Record, RunRecord, total
 from brorl.runs.stored_rollouts import step_list
 
-SCORES = ("score", "first evaluation", "last evaluation", "change", "clearly", "best evaluation")
+SCORES = ("score", "first evaluation", "last evaluation", "change", "conclusion", "best evaluation")
 COSTS = (
     "steps", "prompts x N", "rollouts", "dropped", "verified", "tokens sampled", "computed", "time", "evaluations",
 )  # fmt: skip
 _NONE = "–"  # noqa: RUF001
 
-Direction = Literal["rose", "fell", "unclear"]
-_DIRECTIONS: dict[Conclusion, Direction] = {"B leads": "rose", "A leads": "fell", "no difference shown": "unclear"}
+Direction = Literal["rose", "fell", "no change shown"]
+_DIRECTIONS: dict[Conclusion, Direction] = {
+    "B leads": "rose", "A leads": "fell", "no difference shown": "no change shown",
+}  # fmt: skip
 
 
 def score_rows(run: RunRecord) -> list[tuple[str, ...]]:

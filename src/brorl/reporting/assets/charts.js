@@ -2,18 +2,20 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 
+// A sequence begins near the lightness of the page and ends far from it, and its hue turns, so that its lines stay apart
+// and in order, also for color-blind readers and in gray.
 const THEMES = {
   light: {
     ink: "#1c2430", soft: "#5a6575", line: "#e4e8ee", card: "#ffffff",
     run: ["#1f5fa8", "#d9822b", "#2f8f5b", "#b3382c", "#7a5bb5", "#128a8f", "#a56a1e", "#bb4a87"],
     phase: ["#1f5fa8", "#2f8f5b", "#d9822b", "#b9a6d3", "#8a8f98"],
-    sequence: [[0xb9, 0xcd, 0xe6], [0x0e, 0x33, 0x66]],
+    sequence: ["#d3901c", "#cf5a3c", "#9a3f77", "#4c489c", "#142f57"],
   },
   dark: {
     ink: "#e4e9f0", soft: "#9aa7b8", line: "#2d3643", card: "#1a2029",
     run: ["#6ea8ea", "#f0a455", "#58bd86", "#ea7f66", "#b39ae6", "#48c4c8", "#d3a05c", "#e58abb"],
     phase: ["#6ea8ea", "#58bd86", "#f0a455", "#8f7cb5", "#79828f"],
-    sequence: [[0x3a, 0x52, 0x70], [0xb4, 0xd6, 0xff]],
+    sequence: ["#6a6fd8", "#b06ac2", "#e8718a", "#f3a24f", "#fbe58a"],
   },
 };
 const UNITS = {
@@ -28,8 +30,10 @@ function colorOf(role) {
   const [kind, value] = role.split(":");
   const colors = theme();
   if (kind === "sequence") {
-    const [from, to] = colors.sequence;
-    return `rgb(${from.map((c, i) => Math.round(c + (to[i] - c) * Number(value))).join(",")})`;
+    const at = Number(value) * (colors.sequence.length - 1);
+    const from = Math.min(Math.floor(at), colors.sequence.length - 2);
+    const [a, b] = [0, 1].map((i) => [1, 3, 5].map((c) => parseInt(colors.sequence[from + i].slice(c, c + 2), 16)));
+    return `rgb(${a.map((c, i) => Math.round(c + (b[i] - c) * (at - from))).join(",")})`;
   }
   return (kind === "phase" ? colors.phase : colors.run)[Number(value) % 8];
 }
