@@ -286,9 +286,9 @@ def _read_blocks(tests: CodeTests, codes: tuple[str, ...], limits: Limits, worke
     loaded = worker.load(_choice_source(), limits)
     if loaded.failure is not None:
         return loaded
-    is_program = isinstance(tests.tests, StdinCases)
-    function = None if is_program else tests.tests.function
-    has_input = is_program and any(text.strip() for text in tests.tests.inputs)
+    cases = tests.tests
+    function = None if isinstance(cases, StdinCases) else cases.function
+    has_input = isinstance(cases, StdinCases) and any(text.strip() for text in cases.inputs)
     return worker.call("choose", ([*codes], function, has_input, frozenset(imports())), limits)
 
 
