@@ -51,6 +51,12 @@ class UnverifiedResponsesError(UserError):
     exit_code = 1
 
 
+class BrokenVerifierError(UserError):
+    """A verifier has failed on every response so far, so that all of them would count as incorrect."""
+
+    exit_code = 1
+
+
 class LearnerLostError(UserError):
     """A process of the learner died or stalled; the run can continue from its last checkpoint."""
 

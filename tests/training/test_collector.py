@@ -204,8 +204,9 @@ def test_the_message_says_why_nothing_is_mixed(
             return [replace(t, finished=np.full(t.num_responses, finished)) for t in trees]
 
     one = collector(CutEngine(script * 100))
+    grader = replace(one.grader, verifiers={"scripted": GivenVerdict()}, judged={"scripted"})  # it has worked before
     with pytest.raises(NoMixedGroupsError, match=cause):
-        collect(replace(one, grader=replace(one.grader, verifiers={"scripted": GivenVerdict()})), 1)
+        collect(replace(one, grader=grader), 1)
 
 
 def test_tries_count_rounds_in_a_row() -> None:

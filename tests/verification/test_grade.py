@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brorl.algorithms.settings import RewardShaping
-from brorl.errors import UserError
+from brorl.errors import BrokenVerifierError
 from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
@@ -250,7 +250,7 @@ def test_a_verifier_that_fails_on_every_response_ends_the_run(
         prompts = [Prompt(f"p{place}", "2 + 2", (1,), "4", "sum") for place in range(len(step))]
         trees = [RolloutTree.from_responses((1,), [(response,) for response in group]) for group in step]
         if number == fails_at:
-            with pytest.raises(UserError, match=r"domain 'sum' failed on every response to the first 2 prompts.*: ver"):
+            with pytest.raises(BrokenVerifierError, match=r"failed on every response to the first 2 prompts.*: ver"):
                 grader.verify(prompts, trees)
         else:
             grader.verify(prompts, trees)

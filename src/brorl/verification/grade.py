@@ -21,7 +21,7 @@ import regex
 from brorl.algorithms.groups import Group
 from brorl.algorithms.rewards import shaped_rewards
 from brorl.algorithms.settings import RewardShaping
-from brorl.errors import UserError
+from brorl.errors import BrokenVerifierError
 from brorl.format import counted
 from brorl.prompts.prompt import Prompt, Question
 from brorl.tree import RolloutTree
@@ -47,7 +47,7 @@ class Grader:
     def verify(self, prompts: Sequence[Prompt], trees: Sequence[RolloutTree]) -> list[Group]:
         """Verify all rollouts of P prompts, truncated rollouts only if they can earn a reward. Rewards are 1 or 0.
 
-        Raises a UserError if a domain's verifier has raised on every response so far, to two prompts or more.
+        Raises a BrokenVerifierError if a domain's verifier has raised on every response so far, to two prompts or more.
         """
         accept_truncated = self.shaping.stop_properly > 0
         with self.lock:
@@ -69,9 +69,9 @@ class Grader:
             domain = prompt.domain
             if domain not in self.judged and self.failed[domain] > 1:
                 reason = next(verdict.reason for verdict in verdict_L if verdict.reason.startswith((RAISED, RETURNED)))
-                raise UserError(
+                raise BrokenVerifierError(
                     f"the verifier of the domain {domain!r} failed on every response to the first "
-                    f"{counted(self.failed[domain], 'prompt')}, so none can be correct: {reason}; correct the function"
+                    f"{counted(self.failed[domain], 'prompt')}, so none can be correct: {reason}; fix the function"
                 )
 
     def rewarded(self, group: Group, step: int) -> Group:
