@@ -5,9 +5,9 @@ an interval for the mean of pass@k over all prompts. The truth is known from the
 Methods: the package's interval, the percentile bootstrap that it replaced, and Student's t. A table of all settings
 goes to standard output, followed by the worst setting of each number of prompts.
 
-With --arms the experiments are comparisons of two arms with 1 and 3 seeds: each run moves the logits of all prompts
-together, and those of each prompt, by a normal number of standard deviation 0.3. B's logits are 0.7 above A's. The
-intervals are for A's mean pass rate and for the difference, by the package and by Student's t as it was before.
+With --arms the experiments are comparisons of two arms with 1 and 3 seeds: each run moves the logits of each prompt,
+and with 3 seeds those of all prompts together, by a normal number of standard deviation 0.3. B's logits are 0.7 above
+A's. The intervals are for A's mean pass rate and for the difference, by the package and by Student's t as before.
 
 python benchmarks/interval_coverage.py [--arms] [--prompts 5 30 128 1000] [--experiments 400] [--jobs 2]
 """
@@ -70,7 +70,7 @@ class Spikes:
         return sum(fraction * (1 - (1 - rate) ** k) for rate, fraction in self.fraction_of_rate)
 
     def __str__(self) -> str:
-        return ", ".join(f"{fraction:.0%} at {rate:g}" for rate, fraction in self.fraction_of_rate)
+        return ", ".join(f"{100 * fraction:.3g}% at {rate:g}" for rate, fraction in self.fraction_of_rate)
 
 
 PRIORS = (
@@ -168,7 +168,7 @@ ARMS = {  # mean pass rate -> distributions of pass rates
     0.5: (Beta(0.3, 0.3), Beta(1.0, 1.0), Spikes(((0.1, 0.5), (0.9, 0.5)))),
     0.997: tuple(map(_mirrored, _HARD)),
 }
-NUM_SEEDS, SHIFT, RUN_STD = (1, 3), 0.7, 0.3
+NUM_SEEDS, SHIFT, RUN_STD, PROMPT_STD = (1, 3), 0.7, 0.3, 0.3
 
 
 @dataclass(frozen=True)
@@ -183,9 +183,9 @@ class ArmsCell:
     seed: int
 
 
-def _rates(logit_P: FloatArray, num_seeds: int, rng: np.random.Generator) -> FloatArray:
-    moved = rng.normal(0, RUN_STD, (num_seeds, 1)) + rng.normal(0, RUN_STD, (num_seeds, logit_P.size))
-    return expit(logit_P + moved)
+def _rates(logit_P: FloatArray, run_std: float, rng: np.random.Generator, num_seeds: int = 1) -> FloatArray:
+    together = rng.normal(0, run_std, (num_seeds, 1))
+    return expit(logit_P + together + rng.normal(0, PROMPT_STD, (num_seeds, logit_P.size)))
 
 
 def _former(value_SP: FloatArray) -> float:
@@ -196,13 +196,15 @@ def _former(value_SP: FloatArray) -> float:
 
 def simulate_arms(cell: ArmsCell) -> list[tuple[float, float]]:
     """Return coverage and mean width: package and former interval of A's score, then of the difference."""
-    rng, n = np.random.default_rng(cell.seed), 16
+    rng, n, seeds = np.random.default_rng(cell.seed), 16, cell.num_seeds
+    run_std = RUN_STD if seeds > 1 else 0.0  # an interval of one seed is for runs with this seed
     population = logit(cell.prior.draw(rng, 1 << 20))
-    truth_a, truth_b = (float(_rates(population + s, 1, rng).mean()) for s in (0.0, SHIFT))
+    seen = rng.normal(0, run_std, population.size)  # the mean over runs and prompts
+    truth_a, truth_b = (float(_rates(population + seen + shift, 0.0, rng).mean()) for shift in (0.0, SHIFT))
     inside, width = np.zeros(4), np.zeros(4)
     for _ in range(cell.experiments):
         logit_P = logit(cell.prior.draw(rng, cell.num_prompts))
-        a_SP, b_SP = (rng.binomial(n, _rates(logit_P + s, cell.num_seeds, rng)) / n for s in (0.0, SHIFT))
+        a_SP, b_SP = (rng.binomial(n, _rates(logit_P + s, run_std, rng, seeds)) / n for s in (0.0, SHIFT))
         own, change = mean_over_runs(a_SP), paired_difference(a_SP, b_SP, seeds_paired=True).difference
         ends = [(own.low, own.high), _around(a_SP), (change.low, change.high), _around(b_SP - a_SP)]
         truths = (truth_a, truth_a, truth_b - truth_a, truth_b - truth_a)

@@ -47,7 +47,8 @@ class VariancePart:
     def squared_half_width(self, level: float = 0.95) -> float:
         """Return the squared half-width that the interval would have with this part alone."""
         known = float(stdtrit(self.degrees, (1 + level) / 2)) ** 2 * self.variance
-        return known + (self.unseen * (1 - ((1 - level) / 2) ** (1 / (self.degrees + 1)))) ** 2
+        bound: float = 1 - ((1 - level) / 2) ** (1 / (self.degrees + 1))
+        return known + (self.unseen * bound) ** 2
 
     def with_size(self, size: int) -> VariancePart:
         """Return this part for a mean over a different number of prompts or seeds."""
