@@ -551,3 +551,37 @@ def test_the_page_is_one_file_with_the_answer_first_and_the_next_command_last(
     assert links.seen["script"] == 1  # the theme; the arm's name is none
     assert all(source.startswith(("#", "data:")) for source in links.sources)
     assert "default-src 'none'" in page
+
+
+# What color-blind readers see of linear RGB: Machado et al., IEEE TVCG 15 (2009), severity 1.
+_SEEN = {
+    "all": np.eye(3),
+    "protan": np.array([
+        [0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ]),
+    "deutan": np.array([
+        [0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ]),
+}  # fmt: skip
+_TO_LMS = np.array([[0.41222147, 0.53633254, 0.05144599], [0.2119035, 0.6806995, 0.10739696],
+                    [0.08830246, 0.28171884, 0.62997870]])  # fmt: skip
+_TO_OKLAB = np.array([[0.21045426, 0.79361779, -0.00407205], [1.9779985, -2.42859221, 0.4505937],
+                      [0.0259040, 0.78277177, -0.80867577]])  # fmt: skip
+
+
+def test_ordered_lines_have_colors_that_everybody_tells_apart() -> None:
+    """In Oklab, where the nearest of the four blues before were 0.04 apart."""
+    script = Path(page_charts.__file__).with_name("assets").joinpath("charts.js").read_text("utf-8")
+    scales = [re.findall("#[0-9a-f]{6}", found) for found in re.findall(r"sequence: \[(.*?)\]", script)]
+    assert [len(scale) for scale in scales] == [5, 5]
+    for scale in scales:
+        srgb_S3 = np.array([[int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)] for color in scale])
+        linear_S3 = np.where(srgb_S3 <= 0.04045, srgb_S3 / 12.92, ((srgb_S3 + 0.055) / 1.055) ** 2.4)
+        for kind, matrix in _SEEN.items():
+            lab_S3 = np.cbrt(np.clip(linear_S3 @ matrix.T, 0, 1) @ _TO_LMS.T) @ _TO_OKLAB.T
+            nearest = min(np.linalg.norm(a - b) for a, b in combinations(lab_S3, 2))
+            assert nearest > 0.1, (scale, kind, nearest)
+    places = [page_charts.sequence_color(place, 5) for place in (1, 3, 5)]
+    assert places == ["sequence:0.000", "sequence:0.500", "sequence:1.000"]

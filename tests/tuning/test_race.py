@@ -248,6 +248,7 @@ def test_a_final_that_is_stopped_has_the_seeds_that_are_complete_in_both_arms(
 ) -> None:
     spec = spec_of(300.0, 20.0)
     compared = spec.final(spec.arms[1], 20.0, 3)
+    assert (compared.machine, compared.jobs) == ("here", 2)
     line = {"step": 1, "sampling": {"samples": 1, "sampled_tokens": 1, "unique_tokens": 1}}
     for run in compared.runs_in(folder / "final"):
         run.directory.mkdir(parents=True)

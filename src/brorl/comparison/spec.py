@@ -62,9 +62,9 @@ class ComparisonSpec:
     seeds: int  # runs per arm
     seeds_before: tuple[int, ...] = ()  # earlier values of `seeds`, before seeds were added
     notes: tuple[str, ...] = ()  # sentences about choices and changes
-    asked_budget: float | None = None  # the budget that was given, if it was raised; None if it was not
     machine: str = ""  # result of `machine_of`; empty before the runs begin
     jobs: int = 0  # runs at a time; 0 before the runs begin
+    asked_budget: float | None = None  # the budget that was given, if it was raised; None if it was not
 
     def runs_in(self, folder: Path) -> list[ArmRun]:
         """Return the runs to make, seed by seed; the first arm changes with the seed."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import monotonic
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -304,7 +304,7 @@ class Screen:
         def shown(line: str) -> dict[str, str]:
             return {"text/plain": f"brorl {brorl.__version__}: {line}"}
 
-        line = display(shown("starting"), raw=True, display_id=True)
+        line: Any = display(shown("starting"), raw=True, display_id=True)  # type: ignore[no-untyped-call]
         while not self._closing.wait(1 / _REFRESHES_PER_S):
             line.update(shown(self.describe(None)), raw=True)
         line.update(shown(self.ending), raw=True)

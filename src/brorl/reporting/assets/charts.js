@@ -9,13 +9,13 @@ const THEMES = {
     ink: "#1c2430", soft: "#5a6575", line: "#e4e8ee", card: "#ffffff",
     run: ["#1f5fa8", "#d9822b", "#2f8f5b", "#b3382c", "#7a5bb5", "#128a8f", "#a56a1e", "#bb4a87"],
     phase: ["#1f5fa8", "#2f8f5b", "#d9822b", "#b9a6d3", "#8a8f98"],
-    sequence: ["#d3901c", "#cf5a3c", "#9a3f77", "#4c489c", "#142f57"],
+    sequence: ["#e3a423", "#d0582f", "#a02f73", "#5a3fae", "#0b1f45"],
   },
   dark: {
     ink: "#e4e9f0", soft: "#9aa7b8", line: "#2d3643", card: "#1a2029",
     run: ["#6ea8ea", "#f0a455", "#58bd86", "#ea7f66", "#b39ae6", "#48c4c8", "#d3a05c", "#e58abb"],
     phase: ["#6ea8ea", "#58bd86", "#f0a455", "#8f7cb5", "#79828f"],
-    sequence: ["#6a6fd8", "#b06ac2", "#e8718a", "#f3a24f", "#fbe58a"],
+    sequence: ["#4a5fd0", "#c86fd0", "#f58f7a", "#f8c24a", "#fffbd0"],
   },
 };
 const UNITS = {
