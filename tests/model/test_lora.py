@@ -20,6 +20,7 @@ from architectures import EXACT, REFUSED, tiny
 from brorl.algorithms.groups import Group
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from brorl.model import lora
 from brorl.model.load import load_model, load_tokenizer
 from brorl.model.lora import adapter_shapes, add_adapter, put_adapter, read_adapter, target_layers
 from brorl.model.settings import LoraSettings
@@ -416,6 +417,22 @@ def trained_losses(model: PreTrainedModel, settings: TrainConfig) -> list[float]
         assert all("lora_" in name for name in published)  # the base is everywhere already
         engine.load_weights(published.items(), version=step + 1)
     return fractions
+
+
+def test_a_seed_gives_the_same_adapters_again() -> None:
+    """What a process has tried on layers of this kind draws no random numbers."""
+    lora._adapts.cache_clear()
+
+    def adapters() -> list[Tensor]:
+        model = small_model("llama", seed=1)
+        torch.manual_seed(5)
+        add_adapter(model, SETTINGS)
+        return [p.detach() for name, p in model.named_parameters() if "lora_A" in name]
+
+    first = adapters()
+    assert any(tensor.any() for tensor in first)
+    for one, again in zip(first, adapters(), strict=True):
+        assert torch.equal(one, again)
 
 
 @pytest.mark.parametrize("architecture", mostly_slow(ARCHITECTURES))

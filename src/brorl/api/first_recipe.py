@@ -118,8 +118,9 @@ class FirstRecipe:
     def summary(self, output: Path) -> list[str]:
         """Return lines with the number of questions, the guesses, the file written, and the next commands."""
         settings, reading, number = self.settings, self.reading, len(self.reading.questions)
-        number = reading.num_repeated
-        others = [f"{counted(number, 'row')} {'repeats' if number == 1 else 'repeat'} a question"] if number else []
+        repeated = reading.num_repeated
+        verb = "repeats" if repeated == 1 else "repeat"
+        others = [f"{counted(repeated, 'row')} {verb} a question"] if repeated else []
         others += [f"{counted(count, 'row')} dropped ({reason})" for reason, count in reading.dropped.items()]
         rows = f" in {counted(reading.num_rows, 'row')}: {listed(others)}" if others else ""
         lines = [f"{self.source['path']}: {counted(number, 'question')}{rows}", *self.guesses()]

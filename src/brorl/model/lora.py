@@ -123,13 +123,13 @@ def _adaptable(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
 def _adapts(config_class: type[PreTrainedConfig], name: str) -> bool:
     from peft import LoraConfig, inject_adapter_in_model
 
-    trial = nn.ModuleDict({name: nn.Linear(1, 1)})
-    trial.config = config_class()  # type: ignore[assignment]
-    with suppress(ValueError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        inject_adapter_in_model(LoraConfig(target_modules=[name]), trial)
+    with torch.random.fork_rng(devices=[]):  # the weights of the trial are random
+        trial = nn.ModuleDict({name: nn.Linear(1, 1)})
+        trial.config = config_class()  # type: ignore[assignment]
+        with suppress(ValueError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            inject_adapter_in_model(LoraConfig(target_modules=[name]), trial)
         return hasattr(trial[name], "lora_A")
-    return False
 
 
 def adapter_shapes(model: PreTrainedModel, settings: LoraSettings) -> list[tuple[int, int]]:
