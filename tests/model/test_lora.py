@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
+import brorl.model.lora as lora_module
 from architectures import EXACT, REFUSED, tiny
 from brorl.algorithms.groups import Group
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.model import lora
 from brorl.model.load import load_model, load_tokenizer
 from brorl.model.lora import adapter_shapes, add_adapter, put_adapter, read_adapter, target_layers
 from brorl.model.settings import LoraSettings
@@ -421,7 +421,7 @@ def trained_losses(model: PreTrainedModel, settings: TrainConfig) -> list[float]
 
 def test_a_seed_gives_the_same_adapters_again() -> None:
     """What a process has tried on layers of this kind draws no random numbers."""
-    lora._adapts.cache_clear()
+    lora_module._adapts.cache_clear()
 
     def adapters() -> list[Tensor]:
         model = small_model("llama", seed=1)

@@ -6,6 +6,7 @@ The estimates are unbiased: 1 correct response of 4 gives pass@2 = 1/2. Counts a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,11 +88,17 @@ def mean_with_interval(value_P: FloatArray) -> Estimate:
 def _low_end(value_P: FloatArray) -> float:
     """Return the 2.5% quantile of the randomly weighted mean of the values and a 0."""
     value_J, count_J = np.unique(value_P, return_counts=True)
-    if value_J[-1] == 0:
+    return _low_quantile(tuple(value_J.tolist()), tuple(count_J.tolist()))
+
+
+@lru_cache(maxsize=4096)  # a comparison needs the interval of a score in several tables
+def _low_quantile(values: tuple[float, ...], counts: tuple[int, ...]) -> float:
+    if values[-1] == 0:
         return 0.0
-    value_J, count_J = np.append(value_J, 0.0), np.append(count_J, 1)
-    expected = value_P.sum() / (value_P.size + 1)
-    variance = ((value_P**2).sum() / (value_P.size + 1) - expected**2) / (value_P.size + 2)
+    value_J, count_J = np.array([*values, 0.0]), np.array([*counts, 1])
+    number = count_J.sum()
+    expected = count_J @ value_J / number
+    variance = (count_J @ value_J**2 / number - expected**2) / (number + 1)
     spread = np.log1p(variance / expected**2) ** 0.5  # start from the log-normal with these moments
     start = np.log(expected) - spread**2 / 2 + ndtri(_TAIL) * spread
 
