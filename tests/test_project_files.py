@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,13 @@ def test_commits_draw_different_quarters_of_the_files_with_slow_tests() -> None:
     assert definition
 
     def drawn(commit: str, share: int) -> list[str]:
-        program = ["bash", "-euo", "pipefail", "-c", f"{definition[0]}\ndrawn {commit} {share}"]
+        program = [
+            "bash",
+            "-euo",
+            "pipefail",
+            "-c",
+            f"python={sys.executable}\n{definition[0]}\ndrawn {commit} {share}",
+        ]
         return subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 
     every = drawn("0123", 1)

@@ -153,6 +153,7 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
     assert limited.seconds["training"] == pytest.approx(cost["training"] * 8 * nodes, rel=0.15)
 
 
+@pytest.mark.slow
 def test_the_timing_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that counts rollouts times the limit of tokens, no step begins that would end after the limit."""
     clock, drawn, said = [0.0], list[tuple[int, int]](), list[str]()

@@ -33,7 +33,7 @@ def with_output(descriptor: int, *arguments: str) -> tuple[int, bytes]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["init", "a.jsonl"], ["--help"], *(pytest.param(heavy, marks=pytest.mark.slow) for heavy in HEAVY)],
+    [["--help"], *(pytest.param(each, marks=pytest.mark.slow) for each in (["init", "a.jsonl"], *HEAVY))],
     ids=" ".join,
 )
 def test_a_closed_pipe_ends_a_command_without_a_traceback(arguments: list[str]) -> None:

@@ -31,7 +31,7 @@ def means(comparison: Comparison, arm: Arm, k: int) -> list[float]:
     return [float(score_SP(comparison, arm, point, k).mean()) for point in (0.0, *comparison.eval_points)]
 
 
-@pytest.mark.parametrize("numbers", [(16, 512), (16, 64, 256, 1024, 4096)])
+@pytest.mark.parametrize("numbers", [(16, 512), pytest.param((16, 64, 256, 1024, 4096), marks=pytest.mark.slow)])
 def test_lines_are_the_means(rng: np.random.Generator, numbers: tuple[int, ...]) -> None:
     comparison = synthetic(rng, numbers=numbers, num_prompts=30)
     figure = figure_of(comparison)
@@ -143,12 +143,14 @@ def test_tick_text(value: float, unit: str, text: str) -> None:
     "changes",
     [
         {"eval_points": (40.0,), "ks": (1,)},
-        {"overshoot": {0: 0.2, 1: 0.2}},
-        {"num_seeds": 1, "num_prompts": 2, "num_tasks": 2},
-        {"ks": (2, 8), "num_prompts": 6, "unit": "samples", "eval_points": (1e5, 2e5)},
-        {"ended_early": {(0, 0): 0, (1, 1): 1}},
+        pytest.param({"overshoot": {0: 0.2, 1: 0.2}}, marks=pytest.mark.slow),
+        pytest.param({"num_seeds": 1, "num_prompts": 2, "num_tasks": 2}, marks=pytest.mark.slow),
+        pytest.param(
+            {"ks": (2, 8), "num_prompts": 6, "unit": "samples", "eval_points": (1e5, 2e5)}, marks=pytest.mark.slow
+        ),
+        pytest.param({"ended_early": {(0, 0): 0, (1, 1): 1}}, marks=pytest.mark.slow),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("numbers", [(16, 512), pytest.param((16, 64, 256), marks=pytest.mark.slow)])
 def test_odd_comparisons_are_told_and_drawn(
     rng: np.random.Generator, numbers: tuple[int, ...], changes: dict[str, Any]

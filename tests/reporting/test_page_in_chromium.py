@@ -27,6 +27,7 @@ def shown(text: str) -> str:
     return visible_text(text).replace("\n", "↵\n").replace("\t", "⇥\t")
 
 
+@pytest.mark.slow
 def test_the_charts_are_drawn_and_nothing_is_requested(tmp_path: Path, rng: np.random.Generator) -> None:
     records, _ = make_run(tmp_path / "one", rng, steps=5, num_groups=3, num_rollouts=40)
     page = tmp_path / "one.html"

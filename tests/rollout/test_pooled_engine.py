@@ -39,7 +39,7 @@ def random_prompts(rng: np.random.Generator, number: int) -> list[list[int]]:
     return [rng.integers(1, 17, rng.integers(1, 9)).tolist() for _ in range(number)]
 
 
-@pytest.mark.parametrize("size", [1, 3, 20])
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 20))])
 def test_trees_are_those_of_the_tasks_in_order(rng: np.random.Generator, size: int) -> None:
     started: list[int] = []
     (pool, engine), prompts = pool_of(rng, started), random_prompts(rng, 8)

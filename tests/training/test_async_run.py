@@ -44,6 +44,7 @@ class FirstToken:
         return [Verdict(c, float(c), None, "correct" if c else "wrong", 0.0) for c in correct]
 
 
+@pytest.mark.slow
 def test_a_run_in_a_thread_learns(rng: np.random.Generator) -> None:
     """The collector's thread verifies while the learner learns: the fraction of the right first token rises."""
     model = small_model(vocab_size=8, seed=int(rng.integers(1 << 30)), scale=0.05, dtype=torch.float32)

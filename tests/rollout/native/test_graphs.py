@@ -18,7 +18,7 @@ from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from engine_checks import EOS, assert_same_trees, lockstep, ragged_prompts
 from recorded_steps import RecordedSteps
-from small_models import mostly_slow, small_model
+from small_models import small_model
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,8 @@ def recording(model: object, capture: RecordedSteps, choice: str = "auto") -> tu
     return engine, lines
 
 
-@pytest.mark.parametrize("architecture", mostly_slow(["llama", "qwen3", "hooked"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "hooked"])
 def test_recorded_steps_are_kept_and_see_new_weights(
     architecture: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
