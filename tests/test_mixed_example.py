@@ -144,6 +144,7 @@ def test_the_untrained_model_reads_every_prompt(maker: ModuleType, questions: li
     assert tokenizer.decode(tokenizer("Ünïcode {x}\n 42 ☃")["input_ids"]) == "Ünïcode {x}\n 42 ☃"
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_the_responses_alone(maker: ModuleType) -> None:
     """The loss of a domain, against log-probs of each response from a row of its own."""
     examples = list(islice(maker.fresh_examples(3), 8))[2::4]

@@ -114,6 +114,7 @@ def test_a_prompt_is_shown_with_its_control_characters_written_out(recipe: dict[
     assert f"... {len(rows[0]['prompt']) - 2000:,} more characters" in text
 
 
+@pytest.mark.slow
 def test_the_command_writes_nothing_and_rejects_bad_options(recipe: dict[str, Any], tmp_path: Path) -> None:
     Path("mine.yaml").write_text(json.dumps(recipe))
     before = sorted(tmp_path.rglob("*"))

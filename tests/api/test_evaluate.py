@@ -64,6 +64,7 @@ def test_a_revision_of_a_model_on_the_hub_is_evaluated(tmp_path: Path, monkeypat
     assert "the model was not downloaded before" in refused.err
 
 
+@pytest.mark.slow
 def test_the_function_and_the_command_give_the_same_evaluation(
     tmp_path: Path, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -189,6 +189,7 @@ def test_refused_run_can_be_given_again_with_the_same_output_dir() -> None:
     assert Path("run/checkpoints/step-000001/COMMIT").exists()
 
 
+@pytest.mark.slow
 def test_options_may_have_equals_signs_spaces_and_dashes() -> None:
     recipe = Path("mine.yaml")
     recipe.write_text(
@@ -286,6 +287,7 @@ def test_a_run_that_solves_nothing_shows_what_the_model_answered(tmp_path: Path)
     assert not Path("other/rollouts").exists()
 
 
+@pytest.mark.slow
 @each_row(
     ("bad", "domain", "said"),
     [

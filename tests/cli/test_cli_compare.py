@@ -376,6 +376,7 @@ def test_the_status_line_has_the_runs_that_measure_a_step(tmp_path: Path, monkey
     assert re.match(r"N=4 seed 0 50%, N=8 seed 0 25%; about .* left", shown[0])
 
 
+@pytest.mark.slow
 def test_without_arguments_n_16_and_n_512_broaden_and_sharpen_from_the_plateau() -> None:
     plan = spec_for(None, Arguments())
     few, many = (arm.config for arm in plan.arms)

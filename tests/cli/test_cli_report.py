@@ -90,6 +90,7 @@ def test_a_report_of_several_runs_goes_under_runs(run: Path, tmp_path: Path) -> 
     assert [path.name for path in Path("runs").iterdir()] == ["report.html"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_reported_is_refused_in_one_line(run: Path) -> None:
     before = sorted(run.rglob("*"))
     assert "there is no run directory none" in refused("report", "none")

@@ -57,6 +57,7 @@ def test_lines_are_the_means(rng: np.random.Generator, numbers: tuple[int, ...])
     assert title == sentences(comparison)[0]
 
 
+@pytest.mark.slow
 def test_bands_are_the_range_of_seeds(rng: np.random.Generator) -> None:
     comparison = synthetic(rng, num_tasks=1)
     axis = panels(figure_of(comparison))[0]
@@ -166,6 +167,7 @@ def test_odd_comparisons_are_told_and_drawn(
     figure_of(comparison)
 
 
+@pytest.mark.slow
 def test_arms_of_different_seeds_are_compared_too(rng: np.random.Generator) -> None:
     comparison = synthetic(rng, num_tasks=2)
     arms = (comparison.arms[0], replace(comparison.arms[1], runs=comparison.arms[1].runs[:2]))

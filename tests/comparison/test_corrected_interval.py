@@ -98,6 +98,7 @@ class TestTables:
             assert rows[arm][2 if k == 1 else 4].endswith(f"]{mark}")
         assert f"corrected for the {number} intervals of this table" in table.notes[1]
 
+    @pytest.mark.slow
     def test_prompts_gained_and_lost(self, comparison: Comparison) -> None:
         found = results_of(comparison)
         table = coverage_table(found)

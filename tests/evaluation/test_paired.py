@@ -125,7 +125,7 @@ def test_few_prompts_that_differ_widen_an_interval_and_many_do_not() -> None:
         assert ratio == pytest.approx(sqrt(1 + 3.66 / 1.966**2 * 3.66 / num_differing), rel=0.01)
 
 
-@pytest.mark.parametrize("mean", [0.003, 0.05, 0.5, 0.997])
+@pytest.mark.parametrize("mean", [0.003, *(pytest.param(mean, marks=pytest.mark.slow) for mean in (0.05, 0.5, 0.997))])
 def test_intervals_near_0_and_1_contain_the_truth(mean: float) -> None:
     """120 comparisons of 64 prompts, of which few are solved, or few are not; Student's misses 80% at .003."""
     generator = np.random.default_rng(3)
@@ -187,6 +187,7 @@ def test_equal_scores_and_constant_differences_are_judged_without_warnings(rng: 
         assert paired_difference(a_SP, shuffled_SP, seeds_paired=True).conclusion == "no difference shown"
 
 
+@pytest.mark.slow
 def test_the_conclusion_holds_its_level_where_seeds_differ() -> None:
     """400 experiments without a difference, of few seeds that differ much: the paper's t-test over prompts fails."""
     generator = np.random.default_rng(11)

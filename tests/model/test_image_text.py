@@ -44,6 +44,7 @@ def trained_steps(model: PreTrainedModel, forward: Forward, rng: np.random.Gener
     return learner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", mostly_slow(TRAINED))
 def test_the_text_is_trained_and_the_source_is_saved_again_with_it(
     kind: str, tmp_path: Path, rng: np.random.Generator
@@ -98,6 +99,7 @@ def test_greedy_text_equals_generate(kind: str, tmp_path: Path, rng: np.random.G
     assert_greedy_equals_generate(model, choose_forward(model, context=22), prompts, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", mostly_slow(TRAINED))
 def test_adapters_are_of_the_text_and_load_on_the_class_of_the_source(
     kind: str, tmp_path: Path, rng: np.random.Generator

@@ -100,7 +100,7 @@ def test_frozen_parameters_get_no_gradient(rng: np.random.Generator) -> None:
     assert all(x.grad is None for x in inputs[1:])
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("compiled", mostly_slow([True, False]))
 @pytest.mark.parametrize("architecture", mostly_slow([name for name in ARCHITECTURES if name != "hooked"]))
 def test_gradients_in_float32_equal_those_of_the_modules_in_float64(
     architecture: str, compiled: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch

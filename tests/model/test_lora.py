@@ -435,6 +435,7 @@ def test_a_seed_gives_the_same_adapters_again() -> None:
         assert torch.equal(one, again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", mostly_slow(ARCHITECTURES))
 def test_a_bfloat16_base_is_sampled_and_trained_through_adapters_alone(architecture: str, tmp_path: Path) -> None:
     """The engine shares the model; the adapters, in float32, take updates that bfloat16 would round away."""

@@ -276,6 +276,7 @@ def test_a_budget_that_nothing_fits_in(rng: np.random.Generator) -> None:
     assert all(r.budget_prompts == 0 and np.isnan(r.to_best.value) for r in plan.rows)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_cannot_be_seen_leaves_a_lower_bound(rng: np.random.Generator) -> None:
     counts = pilot(rng, 12, signal=0.0, within=400.0)
     gram = np.diag(np.diag(counts.products.gram_PP)) - 0.01  # every pair points apart

@@ -35,7 +35,9 @@ def brute_force_values(numbers: tuple[int, ...]) -> set[Fraction]:
 
 
 class TestCountdownPuzzles:
-    @pytest.mark.parametrize(("num_numbers", "max_number"), [(1, 9), (2, 12), (3, 6), (4, 3)])
+    @pytest.mark.parametrize(
+        ("num_numbers", "max_number"), [(1, 9), (2, 12), (3, 6), pytest.param(4, 3, marks=pytest.mark.slow)]
+    )
     def test_lists_exactly_the_solvable_puzzles(self, num_numbers: int, max_number: int) -> None:
         targets = range(60)
         expected = [
@@ -75,6 +77,7 @@ class TestCountdownPuzzle:
 class TestSplit:
     PUZZLES = countdown_puzzles(3, 10, range(1, 60))
 
+    @pytest.mark.slow
     @given(st.floats(0, 1), st.integers(0, 2**32))
     def test_the_side_is_a_hash_of_the_numbers_alone(self, fraction: float, seed: int) -> None:
         def is_held_out(puzzle: CountdownPuzzle) -> bool:

@@ -21,6 +21,7 @@ def ask(text: str, name: str = "") -> Question:
 QUESTIONS = [ask(f"How much is {i} + {i * i}?") for i in range(400)]
 
 
+@pytest.mark.slow
 @given(st.floats(0, 1), st.integers(0, 2**63))
 def test_every_question_is_on_one_side_in_order(fraction: float, seed: int) -> None:
     train, held_out = split_held_out(QUESTIONS, fraction, seed)

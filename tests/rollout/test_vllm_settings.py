@@ -192,7 +192,10 @@ def test_settings_reach_the_engine() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft uses deprecated parts of transformers
-@pytest.mark.parametrize(("rank", "worker"), [(0, False), (0, True), (4, False)])
+@pytest.mark.parametrize(
+    ("rank", "worker"),
+    [(4, False), *(pytest.param(0, worker, marks=pytest.mark.slow) for worker in (False, True))],
+)
 def test_an_adapter_is_given_to_the_engine_at_its_start(
     rank: int, worker: bool, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ def test_the_published_shares_need_a_spike() -> None:
     assert min(found) == pytest.approx(0.659, abs=0.002)
 
 
+@pytest.mark.slow
 def test_a_prompts_chance_after_its_pilot_is_bayes(rng: np.random.Generator) -> None:
     rates = PassRates(rng.uniform(0.8, 2), rng.uniform(0.8, 2), 0.25, 0.1)
     correct = np.array([0, 1, 5, 8])

@@ -219,7 +219,7 @@ def test_noise_in_the_initial_logits_depends_on_the_seed_alone(rng: np.random.Ge
     assert stats.kstest(noise[:10_000] / 0.7, "norm").pvalue > 1e-8
 
 
-@pytest.mark.parametrize("num_draws", [2, 9, 12, 40])
+@pytest.mark.parametrize("num_draws", [9, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 12, 40))])
 def test_draws_are_iid_from_p(rng: np.random.Generator, num_draws: int) -> None:
     """Counts, their variances and the number of distinct tokens; below and above V draws."""
     p_V = np.array([0.0, 0.3, 0.05, 0.0, 0.2, 0.1, 0.15, 0.01, 0.04, 0.1, 0.05, 0.0])

@@ -88,6 +88,7 @@ def test_a_budget_on_the_command_line_alone_ends_the_run(tmp_path: Path) -> None
     assert spent_by(records_of(tmp_path / "run"), "samples") == spent
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_steps_before_its_budget_and_tells_how_each_prompt_fared(tmp_path: Path) -> None:
     both = ("--steps=1", "--budget.limit=1e6")
     outcome = command("train", *SMALL, *QUIET, *both, "--output_dir", tmp_path / "run")

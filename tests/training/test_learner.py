@@ -160,6 +160,7 @@ def test_every_update_is_reported_before_it_is_made(rng: np.random.Generator) ->
     assert reports == [(Updating(done, 3), done) for done in range(3)]
 
 
+@pytest.mark.slow
 def test_max_responses_per_outcome_trains_fewer_nodes_and_all_of_them_when_they_fit(rng: np.random.Generator) -> None:
     model = small_model(seed=1)
     trees = [random_tree(rng, num_rollouts=60, branching=8) for _ in range(2)]

@@ -37,7 +37,7 @@ def averaged(history: list[list[torch.Tensor]], decay: float) -> list[torch.Tens
     return found
 
 
-@pytest.mark.parametrize("decay", [0.5, 0.8])
+@pytest.mark.parametrize("decay", [0.8, pytest.param(0.5, marks=pytest.mark.slow)])
 def test_the_average_is_that_of_the_weights_after_each_update(
     decay: float, rng: np.random.Generator, tmp_path: Path
 ) -> None:

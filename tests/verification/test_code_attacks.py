@@ -93,6 +93,7 @@ def f(n):
 """
 
 
+@pytest.mark.slow
 def test_no_answer_draws_the_random_numbers_of_its_tests() -> None:
     """All programs start in one state of `random`; that of the test code is another one."""
     question = question_of(TestCode("f", RANDOM_TESTS))

@@ -43,7 +43,7 @@ def test_greedy_equals_generate(architecture: str, rng: np.random.Generator) -> 
         assert tree.finished.tolist() == [expected[-1] == EOS]
 
 
-@pytest.mark.parametrize("rows", [1, 15, 1000])
+@pytest.mark.parametrize("rows", mostly_slow([1, 15, 1000], 1000))
 def test_memory_that_was_never_written_has_no_influence(
     rows: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +62,7 @@ def test_memory_that_was_never_written_has_no_influence(
     assert_same_trees(engine.sample(prompts, 12, sampling, seed=9), expected)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", mostly_slow(["qwen2", "qwen3"], "qwen3"))
 def test_log_probs_in_float32_are_those_of_the_model_in_float64(architecture: str, rng: np.random.Generator) -> None:
     """Over several blocks of the cache, forks and ends, prompts of different lengths, and with rows that wait."""
     model = small_model(architecture, seed=int(rng.integers(1 << 30)), dtype=torch.float32)

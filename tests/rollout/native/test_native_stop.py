@@ -63,6 +63,7 @@ def test_responses_are_those_without_stop_strings_cut_at_the_first(
     assert depths != sorted(depths)  # rows waited
 
 
+@pytest.mark.slow
 def test_greedy_equals_generate(rng: np.random.Generator) -> None:
     model, tokenizer = model_and_tokenizer("byte_level")
     digit = tokenizer.encode("7", add_special_tokens=False)
