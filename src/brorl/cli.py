@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return CLOSED
     except OSError as error:
         if error.filename is None and error.errno in _FULL:  # files of a run have names: this is a redirected output
-            print(f"brorl: {error.strerror}; free some space, or write the output to another place", file=sys.stderr)  # noqa: T201
+            print(f"brorl: {error.strerror}; free some space, or write the output elsewhere", file=sys.stderr)  # noqa: T201
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at its exit
             return CLOSED
         problem = _PATH_PROBLEMS.get(error.errno or 0)

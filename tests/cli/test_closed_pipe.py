@@ -54,4 +54,4 @@ def test_a_full_disk_below_the_output_is_one_line() -> None:
     with Path("/dev/full").open("wb") as full:
         code, said = with_output(full.fileno(), "--help")
     assert code == CLOSED
-    assert said == b"brorl: No space left on device; free some space, or write the output to another place\n"
+    assert said == b"brorl: No space left on device; free some space, or write the output elsewhere\n"

@@ -133,7 +133,7 @@ def test_work_with_a_log_goes_on_without_its_output(
     screen.echo("one")
     screen.echo("two")
     assert log.read_text() == "one\ntwo\n"
-    expected = f"brorl: the output is lost ({why}); the work goes on, and its lines are in {log}\n"
+    expected = f"brorl: the output is lost ({why}); the work continues, and its lines are in {log}\n"
     assert capsys.readouterr().err == expected
     os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
     output.close()

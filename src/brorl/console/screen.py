@@ -272,7 +272,7 @@ class Screen:
             self.log(*parts)
 
     def _print(self, part: str | Text | Table, wraps: bool) -> None:
-        """Print a part. Work that has a log file goes on if nobody reads the output, or if its disk is full."""
+        """Print a part. Work that has a log file continues if nobody reads the output, or if its disk is full."""
         try:
             self.console.print(part, soft_wrap=not wraps, markup=False, emoji=False)
         except (SystemExit, OSError) as error:  # rich ends the process where the reader of a pipe has closed it
@@ -281,7 +281,7 @@ class Screen:
             self.console.quiet = True
             why = error.strerror if isinstance(error, OSError) else "nobody reads it"
             sys.stderr.write(
-                f"brorl: the output is lost ({why}); the work goes on, and its lines are in {self._log_file}\n"
+                f"brorl: the output is lost ({why}); the work continues, and its lines are in {self._log_file}\n"
             )
 
     def log(self, *parts: str | Text | Table) -> None:

@@ -49,7 +49,7 @@ class ColumnReading(NamedTuple):
 def column_reading(texts: Sequence[str]) -> ColumnReading | None:
     """Return how a column's commas are read; None if no text has a comma that could be a decimal one.
 
-    A text that is surely a decimal decides, unless another has a decimal point, or a list with spaces or three items.
+    A text that is surely a decimal decides, unless others have a decimal point, or are lists of three or with spaces.
     """
     found = [text for text in texts if "," in text and with_points(text) is not None]
     if not found:

@@ -331,7 +331,7 @@ class Based(NamedTuple):
 
 
 class Residue(NamedTuple):
-    r"""A number up to multiples of another: `3 \pmod 7`."""
+    r"""A number up to multiples of a modulus: `3 \pmod 7`."""
 
     value: Expression
     modulus: Expression

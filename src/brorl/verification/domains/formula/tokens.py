@@ -41,7 +41,7 @@ _CHARACTERS = str.maketrans(
     }
 )  # fmt: skip
 _STYLED = re.compile("[\U0001d400-\U0001d7ff\uff01-\uff5e]+")  # bold and wide letters, digits and marks
-_DIGIT = re.compile(r"(?![0-9])\d")  # a digit of another script: `٦`, `६`
+_DIGIT = re.compile(r"(?![0-9])\d")  # a digit of a different script: `٦`, `६`
 _RADICAL = re.compile(r"([√∛∜]) ?(\d+(?:\.\d+)?)?")  # takes a whole number, unlike `\sqrt`
 _DEGREE_OF = {"√": "", "∛": "[3]", "∜": "[4]"}
 _RAISED, _LOWERED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+"), re.compile("[₀₁₂₃₄₅₆₇₈₉ₙ]+")
