@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from brorl.errors import UserError, first_line
 from brorl.model.settings import LoraSettings
@@ -116,16 +116,17 @@ def _adaptable(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
         require_peft()
     except UserError:
         return {*names}
-    return {name for name in names if _adapts(type(model.config), name)}
+    kind: type = type(model.config)
+    return {name for name in names if _adapts(kind, name)}
 
 
 @cache
-def _adapts(config_class: type[PreTrainedConfig], name: str) -> bool:
+def _adapts(config_class: type, name: str) -> bool:
     from peft import LoraConfig, inject_adapter_in_model
 
     with torch.random.fork_rng(devices=[]):  # the weights of the trial are random
         trial = nn.ModuleDict({name: nn.Linear(1, 1)})
-        trial.config = config_class()  # type: ignore[assignment]
+        trial.config = config_class()
         with suppress(ValueError), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             inject_adapter_in_model(LoraConfig(target_modules=[name]), trial)
