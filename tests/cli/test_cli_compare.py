@@ -456,10 +456,10 @@ def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_steps_that_never_fit_are_refused_after_a_few_of_them(tmp_path: Path) -> None:
+def test_a_budget_in_which_no_step_fits_is_raised(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     unit = ("--match=samples", "--budget=100", "--seeds=1", "--marks=1")
     outcome = command("compare", "quickstart", *SWEEP, *unit, *TINY, "--output-dir", folder)
-    assert outcome.code == 2, outcome
-    assert "a step of N=16 takes" in outcome.said
-    assert not folder.exists()
+    assert outcome.code == 0, outcome
+    (budget,) = re.findall(r"the budget is ([\d,]+) \w+ instead of 100 \w+, because a step of N=16 takes", outcome.said)
+    assert int(budget.replace(",", "")) > 100

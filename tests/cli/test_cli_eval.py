@@ -189,7 +189,9 @@ def test_an_evaluation_of_a_run_says_how_it_differs_from_the_runs_own(tmp_path: 
     assert "own evaluations" not in outcome.said
     settings, config = record("same")["settings"], read_recipe(str(path / "config.yaml"))
     wanted = config["evaluation"]
-    assert (settings["temperature"], settings["top_p"]) == (wanted["temperature"], wanted["top_p"]) == (1, 1)
+    assert (
+        (settings["temperature"], settings["top_p"]) == (wanted["temperature"], config["sampling"]["top_p"]) == (1, 1)
+    )
     assert settings["max_new_tokens"] == config["sampling"]["max_new_tokens"]
     held_out = {prompt["id"] for prompt in json.loads((path / "held_out.json").read_text())}
     assert {prompt["prompt_id"] for prompt in record("same")["prompts"]} == held_out
