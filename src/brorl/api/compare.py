@@ -37,10 +37,9 @@ def compare(
 ) -> FinishedComparison:
     """Train arms from one checkpoint with one budget, and return which arm is better.
 
-    Three steps of every arm are timed first. If the budget is too small for steps of this length, it is raised, with a
-    note that tells how to keep it. The runs are child processes on their own cores or GPUs. A
-    stopped comparison continues with the same call, or with its folder as the only argument. Finished runs are not
-    repeated.
+    Three steps of every arm are timed first. A budget that is too small for such steps is raised, with a line that says
+    how to keep it. The runs are child processes on their own cores or GPUs. A stopped comparison continues with the
+    same call, or with its folder as the only argument. Finished runs are not repeated.
 
     Args:
         arms: Two or more recipes (names, files, nested settings, configs); one recipe, with `sweep` or to compare its
