@@ -15,6 +15,7 @@ from each_row import each_row
         (". That is wrong. No, 34 is right.", None),
         (". Try 36: that is wrong.", None),
         (". Is that right? No.", "No"),
+        (" Wait, no. ", "34 Wait , no"),
         (". Is there a different one? No.", None),
         (". If 34 is wrong, tell me.", None),
         (" ist falsch.", "34 ist falsch"),

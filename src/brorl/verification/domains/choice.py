@@ -38,7 +38,7 @@ _SO = r"(?:so|thus|hence|therefore)\b,? *"
 _I_THINK = r"I (?:(?:would|will|\'ll) )?(?:think|believe|conclude|say)(?: that)? "
 # `The answer is`, `..., so the answer is`, `Since ..., the answer is`: it begins a sentence or follows such a clause.
 _MARKER = re.compile(
-    rf"(?:^[ \t#>*_-]*(?:{_SO})?(?:(?:since|because|as) [^\n.;!?]{{1,200}}, )?|[.!;] +(?:{_SO})?|, *{_SO})"
+    rf"(?:(?:^[ \t#>*_-]*|[.!;] +)(?:{_SO})?(?:(?:since|because|as) [^\n.;!?]{{1,200}}, )?|, *{_SO})"
     rf"(?:{_I_THINK})?(?:<answer>|[*_]*(?:(?:the|my) +)?"
     rf"(?:(?:final|correct|right|best) +)?(?:answer|choice|option)\b[*_ ]*(?:is\b|[:=]|$))[\s*_:=]*{ADVERBS}",
     re.IGNORECASE | re.MULTILINE,
@@ -57,6 +57,7 @@ _HEDGE = re.compile(
     r"doubt|else|otherwise|wait|actually|instead|rather)\b|[?\n]",
     re.IGNORECASE,
 )
+_SUPPOSED = re.compile(r"\bwould\b.* only if\b|\bif\b.*, .*\bwould have been\b", re.IGNORECASE)  # it is not so
 _EXPLANATION = re.compile(
     r"\n[\s#>*_]*(?:explanation|reason|reasoning|rationale|justification)\b[*_ ]*(?::|\n)", re.IGNORECASE
 )
@@ -134,7 +135,8 @@ def _is_remark(sentence: str, option: int, choices: Choices) -> bool:
         return False
     others = {choices.letters.find(letter) for letter in _OTHER_LETTER.findall(sentence)} - {-1, option}
     is_prose = len(_WORD.findall(sentence)) > 1 and sentence[:1].isupper()
-    return not others or (is_prose and not _HEDGE.search(sentence.replace("?", "")))
+    is_sure = not _HEDGE.search(sentence.replace("?", "")) or bool(_SUPPOSED.search(sentence))
+    return not others or (is_prose and is_sure)
 
 
 def _in_box(response: str, box: Box, choices: Choices) -> ChosenOption:

@@ -154,7 +154,7 @@ _DENIES_THIS = re.compile(
     rf"[Nn]F?x[xFP]{{0,2}}P[BCy]{{0,2}}R{_CLOSES}|"  # I don't think that's correct
     rf"^S?(?:[C,:y]|n[,:])*B?(?:W|[Nn]B?y?R){_CLOSES}"  # Incorrect!
 )
-_NO = re.compile(r"[Cy,:]*[nN][CPnNy,:]*")
+_NO = re.compile(r"(?:S(?=C))?[Cy,:]*[nN][CPnNy,:]*")
 _CUE = r"(?:^|,)[yF]*(?:n*C[Cn,:y]*|n+[,:][Cn,:y]*)"
 _NAMES = re.compile(
     r"(?<!W)A[Cy]*[BD:=][BDC:=y,]*([OS])|"  # the answer is 36
