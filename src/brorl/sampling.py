@@ -97,7 +97,7 @@ class SamplingSettings(Section):
         return SamplingParams(**self.model_dump(exclude={"stop"}))
 
 
-def decoded(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], special: bool = False) -> str:
+def decode_tokens(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], special: bool = False) -> str:
     """Return the text of tokens, with or without special tokens, as the tokenizer's own decoder writes it.
 
     The setting `clean_up_tokenization_spaces` of a tokenizer would remove spaces before punctuation: "3 !" to "3!".
@@ -163,7 +163,7 @@ class StopStrings:
         return min((place for place in found if place >= 0), default=None)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        return decoded(self._tokenizer, token_ids)
+        return decode_tokens(self._tokenizer, token_ids)
 
 
 class _Pieces(dict[int, str]):
@@ -174,7 +174,7 @@ class _Pieces(dict[int, str]):
 
     def __missing__(self, token: int) -> str:
         # A token can decode differently alone than inside a text. A second copy shows the text that it adds inside.
-        once, twice = (decoded(self._tokenizer, [token] * n) for n in (1, 2))
+        once, twice = (decode_tokens(self._tokenizer, [token] * n) for n in (1, 2))
         self[token] = (twice[len(once) :] if twice.startswith(once) else once).replace(" ", "")
         return self[token]
 
@@ -186,7 +186,7 @@ def special_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
 
 
 def _is_left_out(tokenizer: PreTrainedTokenizerBase, token: int) -> bool:
-    return not decoded(tokenizer, [token])
+    return not decode_tokens(tokenizer, [token])
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> tuple[int, ...]:
@@ -211,7 +211,7 @@ def check_stop(name: str, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str
         spelled = [tokenizer.encode(before + text, add_special_tokens=False) for before in ("", "a")]
         own = tokenizer.get_vocab().get(text)
         spellings = [*spelled, [] if own is None else [own]]
-        back = [decoded(tokenizer, tokens, special=True) for tokens in spellings]
+        back = [decode_tokens(tokenizer, tokens, special=True) for tokens in spellings]
         if not any(text in one for one in back):
             raise UserError(
                 f"sampling.stop has {text!r}, which no response of {name} can contain: its tokenizer turns this text "

@@ -11,7 +11,7 @@ import pytest
 
 from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
-from brorl.planning import step_cost as step_forecast
+from brorl.planning import step_forecast
 from brorl.planning.step_cost import StepTimer, StepTiming, mean_rounds
 from brorl.prompts.prompt import Prompt
 from brorl.training.inputs import prepare_run

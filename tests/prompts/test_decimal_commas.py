@@ -1,6 +1,6 @@
 """Decimal commas, lists and thousands: texts alone, and the texts of a column."""
 
-from brorl.prompts.decimal_commas import column_reading, is_decimal, with_points
+from brorl.prompts.decimal_commas import column_reading, has_decimal_comma, with_points
 from each_row import each_row
 
 
@@ -27,7 +27,7 @@ from each_row import each_row
 )
 def test_texts(text: str, read: str | None, is_sure: bool) -> None:
     assert with_points(text) == read
-    assert is_decimal(text) == is_sure
+    assert has_decimal_comma(text) == is_sure
 
 
 @each_row(

@@ -14,7 +14,7 @@ from brorl.api.check import _threads_line
 from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.model import kernels
-from brorl.planning import step_cost as step_forecast
+from brorl.planning import step_forecast
 from brorl.planning.step_cost import StepTimer
 from brorl.rollout import chosen_engine
 from brorl.training.inputs import prepare_run

@@ -30,14 +30,14 @@ from brorl.errors import UserError, option
 from brorl.format import counted, duration, listed, shell_command, shortened
 from brorl.prompts.prompt import CODE_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN, Prompt
 from brorl.prompts.settings import FileSource
-from brorl.sampling import decoded
+from brorl.sampling import decode_tokens
 from brorl.table import Result, Table
 from brorl.verdict import is_failure, is_timeout
 from brorl.verification.verifier import Trial, VerifiedResponse, try_verifier
 
 if TYPE_CHECKING:
     from brorl.algorithms.groups import Group
-    from brorl.planning.step_cost import StepForecast
+    from brorl.planning.step_forecast import StepForecast
     from brorl.training.inputs import RunInputs
 
 
@@ -174,7 +174,7 @@ def _show_source(source: str, inputs: RunInputs, report: _Report) -> list[Prompt
         f"\n{source}: {len(train):,} training prompts, {len(held_out):,} held out for evaluation; "
         f"median length {median(lengths):g} tokens, longest {max(lengths):,}",
     )
-    text = decoded(inputs.tokenizer, first.token_ids, special=True)
+    text = decode_tokens(inputs.tokenizer, first.token_ids, special=True)
     report.show(*prompt_lines(replace(first, text=text)))
     return prompts
 
@@ -234,7 +234,7 @@ def _verified_line(name: str, verified: VerifiedResponse) -> str:
 
 def _forecast(config: TrainConfig, inputs: RunInputs, max_seconds: float, echo: Echo) -> StepForecast:
     """Load the model and run a few small steps in a temporary folder."""
-    from brorl.planning.step_cost import forecast_step
+    from brorl.planning.step_forecast import forecast_step
     from brorl.rollout.chosen_engine import numbers_of_threads
     from brorl.training.local_parts import LocalParts
 

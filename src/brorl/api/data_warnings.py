@@ -9,7 +9,7 @@ from itertools import islice
 
 from brorl.format import counted, listed, shortened
 from brorl.prompts.answer_forms import ALONE, AnswerForm, answer_forms, asked_form, last_box
-from brorl.prompts.decimal_commas import is_decimal, with_points
+from brorl.prompts.decimal_commas import has_decimal_comma, with_points
 from brorl.prompts.guess import option_groups
 from brorl.prompts.prompt import MATH_DOMAIN, SCIENCE_DOMAIN, Prompt
 from brorl.prompts.rows import read_rows
@@ -128,7 +128,7 @@ def _in_ascii(text: str) -> str:
     """Return a text with the digits 0 to 9 for those of other scripts, and a point for a decimal comma."""
     plain = "".join(str(unicodedata.digit(c)) if c.isdecimal() else c for c in text)
     plain = plain.replace("\N{ARABIC DECIMAL SEPARATOR}", ".")
-    return (with_points(plain) if is_decimal(plain) else None) or plain
+    return (with_points(plain) if has_decimal_comma(plain) else None) or plain
 
 
 def quoted(text: str) -> str:

@@ -7,20 +7,16 @@ a guess. The run's model does not change, because a copy is trained.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from functools import lru_cache
-from math import prod
 from pathlib import Path
-from time import perf_counter
-from typing import NamedTuple
 
 import numpy as np
-import torch
 from scipy.optimize import nnls
 from transformers import PreTrainedModel
 
-from brorl.activity import Echo, Observe, Phase, Stopwatch
+from brorl.activity import Observe, Phase, Stopwatch
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
@@ -28,12 +24,9 @@ from brorl.arrays import FloatArray
 from brorl.errors import UnverifiedResponsesError
 from brorl.prompts.prompt import Prompt
 from brorl.runs.run_directory import RunDirectory
-from brorl.theory.coverage import tree_growth
-from brorl.theory.pass_rates import fit_pass_rates
 from brorl.training.collector import KEPT_DECAY, prompts_of_round
 from brorl.training.diagnostics import coverage_record
 from brorl.training.local_parts import LocalParts
-from brorl.tree import fraction_cut
 
 _FEATURES = {  # phase -> fields of `Work` that its seconds are affine in; None is a constant
     "generation": ("rounds", "unique_tokens", "sampled_tokens"),
@@ -259,198 +252,3 @@ def time_steps(
         seconds = {phase: float(np.median([t.seconds[phase] for t in repeats])) for phase in repeats[0].seconds}
         timings.append(StepTiming(num_rollouts, work, seconds))
     return timings
-
-
-MAX_TOKENS = 128  # measured responses are cut after this many tokens
-_SIZES = ((8, 2), (16, 4), (32, 8), (64, 8))  # measured steps have at most these (rollouts, prompts)
-_SECONDS = 5.0  # after this time no larger size is measured
-_FEW_TOKENS = 16  # shorter responses, where only the setup or the threads count
-_STEPS_A_THREAD_COUNT = 3  # steps with each number of threads
-
-
-@dataclass(frozen=True)
-class StepForecast:
-    """The expected seconds of a step."""
-
-    seconds: dict[str, float]  # phase -> seconds, and their total, for responses of the measured lengths
-    max_seconds: float  # the total if every response that was cut reaches the length limit
-    fraction_cut: float  # 0 to 1: measured responses that were cut before the length limit
-    fraction_at_limit: float  # 0 to 1: measured responses that were cut at the length limit itself
-    groups: Sequence[Group]  # groups of the largest measured step
-    # Expected fraction of mixed groups. None if every group is trained on, if responses were cut (they count as
-    # incorrect), or if no measured group was mixed; the seconds are then for a step that keeps all groups.
-    kept_fraction: float | None
-    num_rollouts: int  # measured rollouts
-    num_prompts: int  # largest number of prompts in a measured step
-    measured_seconds: float  # the measurement took this long
-    max_tokens: int  # measured responses were cut after this many tokens
-    is_stopped: bool  # whether time was up before all sizes were measured
-    seconds_of_threads: Mapping[int, float]  # number of CPU threads -> seconds of the same small step
-
-
-class _Measurement(NamedTuple):
-    """Small steps that were timed."""
-
-    parts: LocalParts  # with the limit of tokens at which responses were cut
-    timings: list[StepTiming]
-    groups: Sequence[Group]  # of the largest step
-    seconds: float  # all of it took this long
-    step_s: tuple[float, float]  # seconds of a step of the first size with few tokens, and of the last step
-    is_stopped: bool
-
-
-def _measure(parts: LocalParts, timer: StepTimer, max_seconds: float, echo: Echo) -> _Measurement:
-    """Time a tiny step, then larger ones that are predicted to end in time, in proportion to their rollouts."""
-    started, brief = perf_counter(), _cut(parts, _FEW_TOKENS)
-    sizes, (num_rollouts, num_prompts) = _sizes(parts), (min(2, parts.config.rollouts_per_prompt), 1)
-    few = brief.config.sampling.max_new_tokens
-    for _ in range(2):  # the first has the imports and the one-time setup too
-        begun = perf_counter()
-        sampled = sample_groups(brief, parts.stream.take(num_prompts), num_rollouts, 0)
-        probe = timer.finish(sampled)
-        last_s = perf_counter() - begun
-        if perf_counter() - started > max_seconds / 2:
-            break
-    echo(f"{num_rollouts} rollouts of {few} tokens take {last_s:.2g} s; larger steps are timed until {max_seconds:g} s")
-    each_s = last_s * prod(sizes[0]) / num_rollouts  # of a step of the first size with few tokens
-    left_s = max_seconds - (perf_counter() - started)
-    tokens = MAX_TOKENS if left_s * few >= each_s * MAX_TOKENS else int(few * left_s / each_s)
-    if left_s < each_s:  # not even that step ends in time
-        seconds = perf_counter() - started
-        return _Measurement(brief, [probe], sampled.groups, seconds, (each_s, last_s), is_stopped=True)
-    is_stopped = tokens < min(MAX_TOKENS, parts.config.sampling.max_new_tokens)
-    parts, begun, last = _cut(parts, tokens), perf_counter(), 1
-    timings: list[StepTiming] = []
-    groups: Sequence[Group] = ()
-    for seed, size in enumerate(sizes, 1):
-        is_slow = perf_counter() - begun > _SECONDS
-        if is_slow and len(timings) > 1:
-            break
-        if is_slow and timings:  # the second size of a slow model is smaller than the first
-            size = max(2, sizes[0][0] // 2), max(1, sizes[0][1] // 2)
-        before = perf_counter()
-        if timings and before - started + last_s * prod(size) / last > max_seconds:
-            is_stopped = True
-            break
-        sampled = sample_groups(parts, parts.stream.take(size[1]), size[0], seed)
-        groups = max(groups, sampled.groups, key=lambda some: sum(group.tree.num_rollouts for group in some))
-        timings.append(timer.finish(sampled))
-        last_s, last = perf_counter() - before, prod(size)
-    return _Measurement(parts, timings, groups, perf_counter() - started, (each_s, last_s), is_stopped)
-
-
-def _sizes(parts: LocalParts) -> list[tuple[int, int]]:
-    """Return (rollouts, prompts) of the steps to measure, ascending."""
-    config = parts.config
-    return sorted({(min(n, config.rollouts_per_prompt), min(p, config.prompts_per_step)) for n, p in _SIZES})
-
-
-def forecast_step(
-    parts: LocalParts,
-    scratch: Path,
-    threads: Sequence[int] = (),
-    max_seconds: float = 60.0,
-    echo: Echo = lambda _: None,
-) -> StepForecast:
-    """Run small steps and extrapolate to a whole step; also time a small step with each number of CPU `threads`.
-
-    Rollouts are cut after `MAX_TOKENS` tokens to keep the measurement short; the forecast bounds the time of longer
-    responses. If the first step is slow, only one more is taken, which is smaller. No step begins that would end after
-    `max_seconds`, as predicted from an earlier one, but for the first, tiny one; `echo` gets a line after that. The
-    small steps train the model: discard it.
-    """
-    limit, rollouts_per_prompt = parts.config.sampling.max_new_tokens, parts.config.rollouts_per_prompt
-    timer, whole = StepTimer(parts, parts.model, scratch), parts
-    parts, timings, groups, measured_seconds, (each_s, last_s), is_stopped = _measure(parts, timer, max_seconds, echo)
-    is_fast = measured_seconds < _SECONDS
-    timed = (parts, *_sizes(parts)[-1]) if is_fast else (_cut(whole, _FEW_TOKENS), *_sizes(parts)[0])
-    fits = measured_seconds + (2 * len(threads) + 1) * (last_s if is_fast else each_s) <= max_seconds
-    seconds_of_threads = _time_threads(timer, *timed, threads) if threads and fits else {}
-    longer = limit - parts.config.sampling.max_new_tokens
-    cut = fraction_cut([group.tree for group in groups])
-    cut_before = cut if longer else 0.0
-    known = parts.config.dynamic_sampling.enabled and not cut_before
-    fraction = None
-    if known and any(group.is_mixed for group in groups):
-        correct_P = np.array([group.num_correct for group in groups])
-        fraction = fit_pass_rates(correct_P, groups[0].tree.num_rollouts).mixed(rollouts_per_prompt) or None
-    cost = StepCost.fit(timings, timer.per_step)
-    limited = parts.config.optimizer.max_responses_per_outcome  # if set, the trained nodes stop growing with N
-    num_trained = min(2 * limited, rollouts_per_prompt) if limited else rollouts_per_prompt
-    work = _whole_step(parts, groups, rollouts_per_prompt, num_trained, fraction)
-    added = longer * cut_before  # tokens of every response, none of them shared
-    longest = replace(
-        work,
-        unique_tokens=work.unique_tokens + work.groups * rollouts_per_prompt * added,
-        sampled_tokens=work.sampled_tokens + work.groups * rollouts_per_prompt * added,
-        trained_nodes=work.trained_nodes + work.trained_groups * num_trained * added,
-    )
-    return StepForecast(
-        seconds=cost.seconds(work),
-        max_seconds=cost.seconds(longest)["total"],
-        fraction_cut=cut_before,
-        fraction_at_limit=0.0 if longer else cut,
-        groups=groups,
-        kept_fraction=fraction,
-        num_rollouts=sum(round(timing.work.groups) * timing.num_rollouts for timing in timings),
-        num_prompts=max(round(timing.work.groups) for timing in timings),
-        measured_seconds=measured_seconds,
-        max_tokens=parts.config.sampling.max_new_tokens,
-        is_stopped=is_stopped,
-        seconds_of_threads=seconds_of_threads,
-    )
-
-
-def _cut(parts: LocalParts, max_tokens: int) -> LocalParts:
-    """Return the parts with shorter responses."""
-    sampling = parts.config.sampling
-    most = min(sampling.max_new_tokens, max(max_tokens, sampling.min_new_tokens))
-    config = parts.config.model_copy(update={"sampling": sampling.model_copy(update={"max_new_tokens": most})})
-    return replace(parts, config=config)
-
-
-def _time_threads(
-    timer: StepTimer, parts: LocalParts, num_rollouts: int, num_prompts: int, threads: Sequence[int]
-) -> dict[int, float]:
-    """Run the same step with each number of CPU threads, and return the mean seconds of each."""
-    before, prompts = torch.get_num_threads(), parts.stream.take(num_prompts)
-    sampled = sample_groups(parts, prompts, num_rollouts, seed=0)
-    works: list[Callable[[], object]] = [
-        lambda: sample_groups(parts, prompts, num_rollouts, seed=0),
-        lambda: timer.finish(sampled),  # second, because learning changes later rollouts
-    ]
-    means = dict.fromkeys(threads, 0.0)
-    try:
-        for work in works:
-            repeats, sums = 0, dict.fromkeys(threads, 0.0)
-            while repeats < _STEPS_A_THREAD_COUNT and sum(sums.values()) < _SECONDS / 2:
-                for number in threads:
-                    torch.set_num_threads(number)
-                    started = perf_counter()
-                    work()
-                    sums[number] += perf_counter() - started
-                repeats += 1
-            means = {number: means[number] + sums[number] / repeats for number in threads}
-    finally:
-        torch.set_num_threads(before)
-    return means
-
-
-def _whole_step(
-    parts: LocalParts, groups: Sequence[Group], rollouts_per_prompt: int, num_trained: int, fraction: float | None
-) -> Work:
-    """Return the work of a whole step, from the groups of the largest measured step."""
-    sizes = np.array([num_trained, rollouts_per_prompt])
-    grown_J = np.mean([tree_growth(group.tree, sizes) for group in groups], axis=0)
-    (trained, nodes), responses = grown_J[0].tolist(), float(grown_J[1, 1])
-    length = float(np.mean([g.tree.num_sampled_tokens / g.tree.num_rollouts for g in groups]))
-    return Work.of_step(
-        parts.config.prompts_per_step,
-        fraction or 1.0,
-        nodes=nodes,
-        tokens=rollouts_per_prompt * length,
-        responses=responses,
-        trained=trained,
-        updates=parts.config.optimizer.mini_batches,
-        rounds=1.0 if fraction is None else mean_rounds(fraction, parts.config.prompts_per_step),
-    )

@@ -55,9 +55,9 @@ def column_reading(texts: Sequence[str]) -> ColumnReading | None:
     if not found:
         return None
     are_lists = any(_SEVERAL.search(text) or _POINT.search(text) for text in texts)
-    are_decimals = any(map(is_decimal, found))
+    are_decimals = any(map(has_decimal_comma, found))
     reading: Reading | None = None if are_lists == are_decimals else "list" if are_lists else "decimal"
-    return ColumnReading(reading, len(found), next(filter(is_decimal, found), found[0]))
+    return ColumnReading(reading, len(found), next(filter(has_decimal_comma, found), found[0]))
 
 
 def comma_line(commas: ColumnReading) -> str:
@@ -78,7 +78,7 @@ def with_points(text: str) -> str | None:
     return _replaced(text, ".", thousands=False)
 
 
-def is_decimal(text: str) -> bool:
+def has_decimal_comma(text: str) -> bool:
     """Whether a text is surely one number with a decimal comma: `32,5`, `-0,05 m`, `1.234,5`, but not `2,5`."""
     match = _COMMA.search(text) if "," in text else None
     if match is None or text.count(",") > 1 or _is_in_brackets(text, match.start()):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from brorl.sampling import Decode, StopStrings, decoded
+from brorl.sampling import Decode, StopStrings, decode_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -102,8 +102,8 @@ def make_decode(tokenizer: PreTrainedTokenizerBase, tags: ThoughtTags | None, st
 
     def decode(token_ids: Sequence[int]) -> str:
         if kept.isdisjoint(token_ids):
-            return decoded(tokenizer, token_ids)
+            return decode_tokens(tokenizer, token_ids)
         ids = [token_id for token_id in token_ids if token_id not in removed]
-        return decoded(tokenizer, ids, special=True)
+        return decode_tokens(tokenizer, ids, special=True)
 
     return partial(StopStrings(tokenizer, stop).text, decode=decode)

@@ -11,7 +11,7 @@ from code_answers import fenced, question_of
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases
 from brorl.verdict import CORRECT, OUT_OF_MEMORY, TIMEOUT
 from brorl.verification.domains.code import CodeVerifier, python_blocks
-from brorl.verification.domains.code_choice import choose
+from brorl.verification.domains.code_choice import choose_block
 from brorl.verification.domains.code_judges import imports
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.request import Fault, LostError, Reply
@@ -27,8 +27,8 @@ def extract_code(response: str, tests: CodeTests | None = None) -> str | None:
         return codes[-1] if codes else None
     cases = tests.tests
     if isinstance(cases, StdinCases):
-        return codes[choose(codes, None, any(map(str.strip, cases.inputs)), imports())]
-    return codes[choose(codes, cases.function, False, imports())]
+        return codes[choose_block(codes, None, any(map(str.strip, cases.inputs)), imports())]
+    return codes[choose_block(codes, cases.function, False, imports())]
 
 
 @each_row(*table(__file__, "each_rule"))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from brorl.verification.domains.formula.agreement import agree, is_readable
-from brorl.verification.domains.formula.comparison import Comparison
+from brorl.verification.domains.formula.comparison import FormComparison
 from brorl.verification.domains.formula.expressions import Form
 from brorl.verification.domains.formula.words import spelled_number
 from case_tables import table
@@ -131,14 +131,14 @@ def test_sums_of_absolute_values_are_equal_if_they_are_on_a_grid(rng: np.random.
 def test_long_lists_of_two_signs_take_few_comparisons(sign: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The members of a list of 99 numbers are not compared each with each."""
     calls = 0
-    original = Comparison.same
+    original = FormComparison.same
 
-    def counting(self: Comparison, right: Form, given: Form) -> bool:
+    def counting(self: FormComparison, right: Form, given: Form) -> bool:
         nonlocal calls
         calls += 1
         return original(self, right, given)
 
-    monkeypatch.setattr(Comparison, "same", counting)
+    monkeypatch.setattr(FormComparison, "same", counting)
     several = sign.join(rf"\pm {k}" for k in range(50))
     assert agrees(several, ", ".join(map(str, range(-49, 50))))
     assert not agrees(several, ", ".join(map(str, range(-49, 51))))

@@ -289,7 +289,7 @@ def _read_blocks(tests: CodeTests, codes: tuple[str, ...], limits: Limits, worke
     cases = tests.tests
     function = None if isinstance(cases, StdinCases) else cases.function
     has_input = isinstance(cases, StdinCases) and any(text.strip() for text in cases.inputs)
-    return worker.call("choose", ([*codes], function, has_input, frozenset(imports())), limits)
+    return worker.call("choose_block", ([*codes], function, has_input, frozenset(imports())), limits)
 
 
 def _chosen(codes: Sequence[str], reply: Reply | Undecided) -> _Chosen:

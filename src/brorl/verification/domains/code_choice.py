@@ -2,7 +2,7 @@
 
 Parsing can take time and memory that are quadratic in the length of a text: `import a.a.a...` of 98,000 characters
 takes 2.5 GB. So the trainer never calls this module. `CodeVerifier` sends its source to the sandbox as a program, and
-calls `choose` there. The module imports only the standard library, and executes nothing that a response wrote.
+calls `choose_block` there. The module imports only the standard library, and executes nothing that a response wrote.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BUILT_IN = frozenset({*dir(builtins), "__file__"})
 _NO_PROGRAM = re.compile(r"\s*(?:>>>|\$)|[ \t]")  # begins a session (`>>> f(2)`), or an indented excerpt of a program
 
 
-def choose(codes: Sequence[str], function: str | None, has_input: bool, known: Collection[str]) -> int:
+def choose_block(codes: Sequence[str], function: str | None, has_input: bool, known: Collection[str]) -> int:
     """Return the index of the last block that has what the tests need, otherwise of the last block.
 
     Tests of a function need a block that defines it, or a `Solution` with such a method. Other tests (None) need a

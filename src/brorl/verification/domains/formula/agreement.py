@@ -13,9 +13,8 @@ from functools import partial
 from itertools import product
 from types import FrameType
 
-from brorl.prompts.decimal_commas import is_decimal as is_decimal_comma
-from brorl.prompts.decimal_commas import with_points
-from brorl.verification.domains.formula.comparison import Comparison
+from brorl.prompts.decimal_commas import has_decimal_comma, with_points
+from brorl.verification.domains.formula.comparison import FormComparison
 from brorl.verification.domains.formula.expressions import (
     Bracketed,
     Listing,
@@ -83,7 +82,7 @@ def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
     """
     if choice := labeled(reference):
         return _agree_with_choice(*choice, answer, tolerance)
-    if is_decimal_comma(reference) and _SPACE.sub("", reference) != _SPACE.sub("", answer):
+    if has_decimal_comma(reference) and _SPACE.sub("", reference) != _SPACE.sub("", answer):
         reference = with_points(reference) or reference
     reasons = (_agree(*pair, tolerance) for pair in product(_readings(reference), _readings(answer)))
     first = next(reasons)
@@ -104,7 +103,7 @@ def _agree(reference: str, answer: str, tolerance: float | None) -> str:
     names = variables(right)
     is_complex = IMAGINARY in names and "j" not in names
     is_complex = is_complex or (not names and variables(given) == {IMAGINARY})
-    comparison = Comparison(is_complex, None if tolerance is None else Fraction(tolerance))
+    comparison = FormComparison(is_complex, None if tolerance is None else Fraction(tolerance))
     if comparison.agrees(right, given):
         return CORRECT
     if isinstance(given, Text) and not isinstance(right, Text):
@@ -131,4 +130,4 @@ def is_readable(reference: str) -> bool:
     if isinstance(form, Text):
         is_balanced = all(reference.count(a) == reference.count(b) for a, b in ("{}", ("\\begin", "\\end")))
         return is_balanced and any(map(str.isalnum, form.words))
-    return Comparison(False, None).agrees(form, form)
+    return FormComparison(False, None).agrees(form, form)

@@ -71,7 +71,7 @@ _MAX_PAIRS = 5_000  # of members of two lists that are compared without success
 _ROUNDING = Fraction(1, 1_000_000)  # the least tolerance, unless both numbers are whole
 
 
-class Comparison:
+class FormComparison:
     """Compares forms, with the tolerance of `agree`; `is_complex` says whether the letter i is the imaginary unit."""
 
     def __init__(self, is_complex: bool, tolerance: Fraction | None) -> None:
