@@ -1,0 +1,45 @@
+"""Calls that responses make, and their results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Failure(StrEnum):
+    """Why a call has no result. The model sees `error: ...`, and metrics count each kind."""
+
+    UNREADABLE = "unreadable"  # the text begins as a call and cannot be parsed
+    UNKNOWN_TOOL = "unknown tool"
+    WRONG_ARGUMENTS = "wrong arguments"
+    RAISED = "raised"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"  # the process ended, or ran out of memory
+    NOT_TEXT = "not text"  # the result is neither text, a number nor JSON
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call as the model wrote it. Equal calls are the same call."""
+
+    name: str  # name of the tool; empty if the call cannot be read
+    arguments: str  # a JSON object with sorted keys, without spaces
+    problem: str = ""  # why it cannot be read, for the model; empty for a readable call
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a call returned."""
+
+    text: str  # what the model sees; after a failure `error: ...`
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn that ends with calls, in one distinct transcript."""
+
+    calls: tuple[Call, ...]  # at least one
+    count: int = 1  # rollouts of the transcript
+    history: tuple[Call, ...] = ()  # all calls of earlier turns, for environments
+    row: str = ""  # the prompt's row as JSON, for environments

@@ -1,0 +1,53 @@
+"""Settings of tools and turns."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from brorl.section import Section
+from brorl.storage import function_path
+
+
+class ToolSettings(Section):
+    """Tools that responses can call, and limits; without a tool, a response is a single turn."""
+
+    functions: dict[str, str] = Field(
+        {}, description="your tools by name: {calculator: tools.py:calculator}, functions with types and a docstring "
+        "(docs/how-to/tools.md)",
+    )  # fmt: skip
+    calculator: bool = Field(False, description="a built-in tool that computes arithmetic")
+    python: bool = Field(
+        False, description="a built-in tool that runs a Python program in the sandbox of the code domain, without state "
+        "between calls",
+    )  # fmt: skip
+    environment: str | None = Field(
+        None, description="a class whose public methods are the tools, one object per distinct transcript: "
+        "games.py:Wordle, with reset(**row) and, for the reward, get_reward()",
+    )  # fmt: skip
+    format: str = Field(
+        "auto", description="how calls are written: auto, as the chat template says | hermes, also for a template "
+        "without tools | llama3 | mistral | a file of your own with parse and render: my_format.py",
+    )  # fmt: skip
+    max_turns: int = Field(4, ge=2, description="most turns of the model in a response, the answer included")
+    max_result_tokens: int = Field(256, ge=1, description="maximum length of a result, in tokens; the rest is cut off")
+    max_tokens: int | None = Field(
+        None, ge=1, description="maximum tokens of a response with its results: a turn starts only if it fits; null "
+        "for no limit but the others",
+    )  # fmt: skip
+    timeout_s: float = Field(5.0, gt=0, description="time limit of one call, in seconds")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is a tool."""
+        return bool(self.functions or self.calculator or self.python or self.environment)
+
+    @field_validator("functions")
+    @classmethod
+    def _absolute(cls, functions: dict[str, str]) -> dict[str, str]:
+        """Make the path of a local file absolute, so that a run can be resumed from any folder."""
+        return {name: function_path(path) for name, path in functions.items()}
+
+    @field_validator("environment")
+    @classmethod
+    def _absolute_environment(cls, path: str | None) -> str | None:
+        return None if path is None else function_path(path)
