@@ -116,6 +116,68 @@ def test_sum_below_is_exactly_zero_where_all_responses_have_value_zero(rng: np.r
     assert (tree.sum_below(value_L)[alone] == 0).all()
 
 
+def is_given(prefix: tuple[int, ...]) -> bool:
+    """Some choice of given tokens that depends on the whole prefix, as a tool's results do; first tokens never are."""
+    return len(prefix) > 1 and hash((prefix, "given")) % 3 == 0
+
+
+def with_an_end(responses: Responses) -> Responses:
+    """The responses with one token more, a sampled one: a response never ends with a given token."""
+    return [(*r, 4 + hash(r) % 2) for r in responses]
+
+
+def build_given(
+    responses: Responses, finished: list[bool] | None = None, counts: list[int] | None = None
+) -> RolloutTree:
+    given = [[is_given(r[: i + 1]) and i + 1 < len(r) for i in range(len(r))] for r in responses]
+    logprobs = [[logprob_of(r[: i + 1]) for i in range(len(r))] for r in responses]
+    return RolloutTree.from_responses((7, 8), responses, logprobs, finished, given, counts)
+
+
+@given(rollouts_with_flags(), st.data())
+def test_given_tokens_count_nowhere_as_sampled(rollouts: tuple[Responses, list[bool]], data: st.DataObject) -> None:
+    responses, finished = with_an_end(rollouts[0]), rollouts[1]
+    tree = build_given(responses, finished)
+    check_tree(tree)
+    prefixes = all_prefixes(responses)
+    given_M = [is_given(p) and p[-1] < 4 for p in prefixes]
+    assert tree.given.tolist() == given_M
+    np.testing.assert_array_equal(
+        tree.logprob, [0 if g else logprob_of(p) for p, g in zip(prefixes, given_M, strict=True)]
+    )
+    sampled = [[not is_given(r[: i + 1]) or i + 1 == len(r) for i in range(len(r))] for r in responses]
+    assert tree.num_sampled_tokens == sum(map(sum, sampled))
+    assert (tree.num_nodes, tree.num_given_tokens) == (len(prefixes), sum(given_M))
+    assert tree.num_unique_tokens == len(prefixes) - sum(given_M)
+    length_of = {r: (sum(row), len(r)) for r, row in zip(responses, sampled, strict=True)}
+    lengths = zip(tree.length.tolist(), tree.total_length.tolist(), strict=True)
+    assert list(lengths) == [length_of[r] for r, _ in tree.responses()]
+    value_L = np.array([data.draw(st.floats(-9, 9)) for _ in range(tree.num_responses)])
+    np.testing.assert_array_equal(tree.token_weights(value_L), np.where(given_M, 0, tree.sum_below(value_L)))
+
+
+@given(rollouts_with_flags(), st.data())
+def test_given_tokens_stay_in_parts_merges_and_counted_responses(
+    rollouts: tuple[Responses, list[bool]], data: st.DataObject
+) -> None:
+    pairs = list(zip(with_an_end(rollouts[0]), rollouts[1], strict=True))
+    tree = build_given(*map(list, zip(*pairs, strict=True)))
+    assert pickle.loads(pickle.dumps(tree)) == tree
+    cut = data.draw(st.integers(0, len(pairs)))
+    parts = [build_given(*map(list, zip(*part, strict=True))) for part in (pairs[:cut], pairs[cut:]) if part]
+    assert RolloutTree.merge(parts) == tree
+    counted = list(Counter(pairs).items())
+    assert build_given([r for (r, _), _ in counted], [f for (_, f), _ in counted], [c for _, c in counted]) == tree
+    kept = sorted(data.draw(st.sets(st.integers(0, tree.num_responses - 1), min_size=1)))
+    smaller, node_index = tree.select(np.array(kept))
+    np.testing.assert_array_equal(smaller.given, tree.given[node_index])
+
+
+def test_a_response_that_ends_with_a_given_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="must end with a sampled token"):
+        RolloutTree.from_responses((1,), [(2, 3)], given=[[False, True]])
+
+
 @given(rollouts_with_flags(), st.data())
 def test_select_equals_rebuilding_from_the_kept_responses(
     rollouts: tuple[Responses, list[bool]], data: st.DataObject
@@ -236,6 +298,8 @@ def test_a_pickled_tree_has_its_fields_alone_and_they_are_read_only(rng: np.rand
         ({"responses": [(1, 2)], "logprobs": [[-1.0]]}, "one number per token"),
         ({"responses": [(1, 2)], "logprobs": []}, "one number per token"),
         ({"responses": [(1, 2)], "finished": [True, False]}, "2 entries for 1 response"),
+        ({"responses": [(1, 2)], "given": [[False]]}, "given must contain one number per token"),
+        ({"responses": [(1, 2)], "counts": [1, 1]}, "counts has 2 entries for 1 response"),
     ],
 )
 def test_from_responses_refuses(arguments: dict, message: str) -> None:

@@ -8,14 +8,18 @@ in depth-first preorder, siblings sorted by token. Rollouts [5 7], [5 7], [5 8 9
 
 Two trees are equal exactly when their rollouts are equal as multisets. In preorder, every subtree and every run of
 consecutive responses is a slice. An empty response is an error.
+
+Some nodes can be *given*: the result of a tool wrote them, and no policy sampled them. Their log-prob is 0, so sums
+along a path are the log-probs of what was sampled, and ratios and divergences of given tokens are 1 and 0. They never
+count as sampled tokens. A leaf is never given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +34,9 @@ ARRAY_DTYPES: dict[str, type[np.generic]] = {
     "leaf": np.int64,
     "leaf_count": np.int64,
     "finished": np.bool_,
+    "given": np.bool_,
 }
+_Array = TypeVar("_Array", bound=NDArray[Any])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,13 +49,17 @@ class RolloutTree:
     parent: IntArray
     count: IntArray  # number of rollouts that pass through each node, shape [M]
     # Log-probability (nats) of each node's token given its prefix, shape [M]; NaN where unknown. The distribution is
-    # the one sampled from: at the sampling temperature, among the tokens that top-p and top-k keep.
+    # the one sampled from: at the sampling temperature, among the tokens that top-p and top-k keep. 0 if given.
     logprob: FloatArray
     leaf: IntArray  # last node of each distinct response, in preorder, shape [L]
     leaf_count: IntArray  # number of rollouts that gave each distinct response, shape [L]
-    finished: BoolArray  # True if the response ended, False if it was cut at the length limit, shape [L]
+    finished: BoolArray  # True if the response ended, False if it was cut at a limit, shape [L]
+    # Whether a result wrote the node's token, shape [M]; an empty array means that every node was sampled.
+    given: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))
 
     def __post_init__(self) -> None:
+        if not np.size(self.given):
+            object.__setattr__(self, "given", np.zeros(np.shape(self.token), np.bool_))
         for name, dtype in ARRAY_DTYPES.items():
             array = np.ascontiguousarray(getattr(self, name), dtype=dtype)
             if array.base is not None or array.flags.writeable:
@@ -57,12 +67,16 @@ class RolloutTree:
                 array.flags.writeable = False
             object.__setattr__(self, name, array)
         nodes, leaves = self.token.shape, self.leaf.shape
-        if len(nodes) != 1 or any(getattr(self, n).shape != nodes for n in ("parent", "count", "logprob")):
-            raise ValueError("token, parent, count and logprob must be one-dimensional and of equal length")
+        if len(nodes) != 1 or any(
+            getattr(self, n).shape != nodes for n in ("parent", "count", "logprob", "given")
+        ):
+            raise ValueError("token, parent, count, logprob and given must be one-dimensional and of equal length")
         if len(leaves) != 1 or any(getattr(self, n).shape != leaves for n in ("leaf_count", "finished")):
             raise ValueError("leaf, leaf_count and finished must be one-dimensional and of equal length")
         if not self.leaf.size:
             raise ValueError("a tree needs at least one response")
+        if self.given[self.leaf].any():
+            raise ValueError("a response must end with a sampled token, not with a given one")
 
     def __reduce__(self) -> tuple[type[RolloutTree], tuple[Any, ...]]:
         """Pickle only the fields, without cached values; the arrays of a copy are read-only too."""
@@ -75,6 +89,8 @@ class RolloutTree:
         responses: Sequence[Sequence[int]],
         logprobs: Sequence[Sequence[float]] | None = None,
         finished: Sequence[bool] | None = None,
+        given: Sequence[Sequence[bool]] | None = None,
+        counts: Sequence[int] | None = None,
     ) -> RolloutTree:
         """Merge N responses (duplicates allowed) into their prefix tree.
 
@@ -83,7 +99,9 @@ class RolloutTree:
             responses: N non-empty sequences of token ids, the stop token included where there is one.
             logprobs: Log-probability (nats) of every token of each response. If rollouts share a node, the response
                 that sorts first gives the value.
-            finished: Whether each response ended and was not cut; all True if not given.
+            finished: Whether each response ended and was not cut; all True by default.
+            given: Whether each token of each response was given, not sampled; none by default. The last token never is.
+            counts: The number of rollouts that gave each response; 1 each by default.
 
         Returns:
             The tree in its canonical order.
@@ -92,13 +110,17 @@ class RolloutTree:
             ValueError: If there is no response, one is empty, a token is negative or lengths do not match.
         """
         token_NT, length_N = _padded(responses)
-        logprob_NT = _padded_like(logprobs, length_N, token_NT.shape)
+        logprob_NT = _padded_like("logprobs", logprobs, length_N, np.full(token_NT.shape, np.nan))
+        given_NT = _padded_like("given", given, length_N, np.zeros(token_NT.shape, np.bool_))
         finished_N = np.ones(len(responses), np.bool_) if finished is None else np.asarray(finished, np.bool_)
-        if finished_N.shape != length_N.shape:
-            raise ValueError(f"finished has {finished_N.size} entries for {length_N.size} responses")
+        count_N = np.ones_like(length_N) if counts is None else np.asarray(counts, np.int64)
+        for name, values_N in (("finished", finished_N), ("counts", count_N)):
+            if values_N.shape != length_N.shape:
+                raise ValueError(f"{name} has {values_N.size} entries for {length_N.size} responses")
 
         prompt = tuple(int(t) for t in prompt_ids)
-        return cls._from_rows(prompt, token_NT, logprob_NT, finished_N, np.ones_like(length_N))
+        logprob_NT = np.where(given_NT, 0.0, logprob_NT)
+        return cls._from_rows(prompt, token_NT, logprob_NT, given_NT, finished_N, count_N)
 
     @classmethod
     def merge(cls, trees: Sequence[RolloutTree]) -> RolloutTree:
@@ -116,12 +138,13 @@ class RolloutTree:
         prompts = {tree.prompt_ids for tree in trees}
         if len(prompts) != 1:
             raise ValueError(f"merge needs trees of one prompt, got {len(trees)} trees of {len(prompts)} prompts")
-        width = max(int(tree.length.max()) for tree in trees)
+        width = max(int(tree.total_length.max()) for tree in trees)
         node_LT = [tree._response_nodes(width) for tree in trees]
         return cls._from_rows(
             prompts.pop(),
             np.concatenate([np.where(n >= 0, t.token[n], -1) for t, n in zip(trees, node_LT, strict=True)]),
             np.concatenate([np.where(n >= 0, t.logprob[n], np.nan) for t, n in zip(trees, node_LT, strict=True)]),
+            np.concatenate([(n >= 0) & t.given[n] for t, n in zip(trees, node_LT, strict=True)]),
             np.concatenate([tree.finished for tree in trees]),
             np.concatenate([tree.leaf_count for tree in trees]),
         )
@@ -132,6 +155,7 @@ class RolloutTree:
         prompt_ids: tuple[int, ...],
         token_RT: IntArray,
         logprob_RT: FloatArray,
+        given_RT: BoolArray,
         finished_R: BoolArray,
         count_R: IntArray,
     ) -> RolloutTree:
@@ -140,7 +164,7 @@ class RolloutTree:
         rows = (token_RT + 1).astype(">u8")
         keys = [(row.tobytes(), bool(done)) for row, done in zip(rows, finished_R, strict=True)]
         order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
-        token_RT, logprob_RT = token_RT[order], logprob_RT[order]
+        token_RT, logprob_RT, given_RT = token_RT[order], logprob_RT[order], given_RT[order]
         finished_R, count_R = finished_R[order], count_R[order]
 
         valid_RT = token_RT >= 0
@@ -164,6 +188,7 @@ class RolloutTree:
             leaf=leaf_R[starts],
             leaf_count=np.add.reduceat(count_R, starts),
             finished=finished_R[starts],
+            given=given_RT[new_RT],
         )
 
     @property
@@ -182,14 +207,29 @@ class RolloutTree:
         return self.leaf.size
 
     @property
-    def num_unique_tokens(self) -> int:
-        """Number of nodes M: the tokens that were computed."""
+    def num_nodes(self) -> int:
+        """Number of nodes M."""
         return self.token.size
 
     @property
+    def num_unique_tokens(self) -> int:
+        """Number of sampled nodes: the tokens that were decoded."""
+        return self.num_nodes - self.num_given_tokens
+
+    @property
+    def num_given_tokens(self) -> int:
+        """Number of given nodes: tokens of results, each once per distinct transcript."""
+        return int(self.given.sum())
+
+    @property
     def num_sampled_tokens(self) -> int:
-        """Number of tokens of all N rollouts; a shared prefix counts once per rollout."""
-        return int(self.count.sum())
+        """Number of sampled tokens of all N rollouts; a shared prefix counts once per rollout."""
+        return int(self.sampled_count.sum())
+
+    @cached_property
+    def sampled_count(self) -> IntArray:
+        """Number of rollouts that sampled each node's token, shape [M]: its count, and 0 for a given node."""
+        return np.where(self.given, 0, self.count)
 
     @cached_property
     def depth(self) -> IntArray:
@@ -208,18 +248,23 @@ class RolloutTree:
 
     @cached_property
     def length(self) -> IntArray:
-        """Number of tokens of each distinct response, shape [L]."""
+        """Number of sampled tokens of each distinct response, shape [L]."""
+        return self.sum_along_paths(~self.given)[self.leaf].astype(np.int64)
+
+    @cached_property
+    def total_length(self) -> IntArray:
+        """Number of tokens of each distinct response with the given ones, shape [L]."""
         return self.depth[self.leaf] + 1
 
     def responses(self) -> list[tuple[tuple[int, ...], int]]:
         """Return the distinct responses as (token ids, count), in the order of `leaf`."""
-        rows = self.token[self._response_nodes(int(self.length.max()))].tolist()
-        lengths, counts = self.length.tolist(), self.leaf_count.tolist()
+        rows = self.token[self._response_nodes(int(self.total_length.max()))].tolist()
+        lengths, counts = self.total_length.tolist(), self.leaf_count.tolist()
         return [(tuple(r[:n]), c) for r, n, c in zip(rows, lengths, counts, strict=True)]
 
     def response_nodes(self) -> IntArray:
         """Return the nodes of the distinct responses, one response after the other, in the order of `leaf`."""
-        node_LT = self._response_nodes(int(self.length.max()))
+        node_LT = self._response_nodes(int(self.total_length.max()))
         return node_LT[node_LT >= 0]
 
     def _response_nodes(self, width: int) -> IntArray:
@@ -255,6 +300,13 @@ class RolloutTree:
         padded = np.append(np.asarray(value_L, np.float64), 0.0)
         # Not a difference of cumulative sums: a node below which every value is 0 must get exactly 0.
         return np.add.reduceat(padded, np.stack([first_M, stop_M], axis=1).ravel())[::2]
+
+    def token_weights(self, value_L: NDArray[Any]) -> FloatArray:
+        """For each node, sum a value over the distinct responses that sampled its token, shape [M]; 0 if it is given.
+
+        These are the weights of tokens in a loss, where `sum_below` gives the weights of prefixes.
+        """
+        return np.where(self.given, 0.0, self.sum_below(value_L))
 
     def sum_along_paths(self, value_M: NDArray[Any]) -> FloatArray:
         """For each node, sum a value over its path: from the first token down to the node, itself included.
@@ -294,6 +346,7 @@ class RolloutTree:
             leaf=renumber[self.leaf[kept_L]],
             leaf_count=self.leaf_count[kept_L],
             finished=self.finished[kept_L],
+            given=self.given[node_index],
         )
         return tree, node_index
 
@@ -354,13 +407,12 @@ def _padded(responses: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
     return token_NT, length_N
 
 
-def _padded_like(values: Sequence[Sequence[float]] | None, length_N: IntArray, shape: tuple[int, ...]) -> FloatArray:
-    """Return values padded with NaN to `shape` [N, T]; all NaN if there are none."""
-    padded = np.full(shape, np.nan)
+def _padded_like(name: str, values: Sequence[Sequence[Any]] | None, length_N: IntArray, padded: _Array) -> _Array:
+    """Write the values of each response, if there are any, into an array of the padding, shape [N, T]."""
     if values is None:
         return padded
     if [len(v) for v in values] != length_N.tolist():
-        raise ValueError("logprobs must contain one number per token of every response")
+        raise ValueError(f"{name} must contain one number per token of every response")
     for row, value in zip(padded, values, strict=True):
         row[: len(value)] = value
     return padded

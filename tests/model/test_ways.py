@@ -72,10 +72,11 @@ def flattened(
         for logprob_TV, path in zip(logprob_NTV, paths, strict=True):
             of_row = logprob_TV[prompt - 1 : prompt - 1 + path.size]
             token = of_row.gather(1, torch.from_numpy(tree.token[path])[:, None])[:, 0]
-            outputs = torch.stack([token, -(of_row.exp() * of_row).sum(1)], 1)
+            is_sampled = torch.from_numpy(~tree.given[path])[:, None]
+            outputs = torch.stack([token, -(of_row.exp() * of_row).sum(1)], 1) * is_sampled
             found[offset + path] = outputs.detach()
             total = total + (outputs * (weight_KO[offset + path] / torch.from_numpy(tree.count[path])[:, None])).sum()
-        offset += tree.num_unique_tokens
+        offset += tree.num_nodes
     total.backward()
     return found, gradients(model)
 

@@ -16,7 +16,7 @@ from brorl.model.tree_path import tree_logprobs
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
-from small_models import assert_same_gradients, flattened_logprobs, gradients, random_tree, rollouts
+from small_models import assert_same_gradients, flattened_logprobs, gradients, random_tree, rollouts, with_given
 
 EOS, PADDING, VOCABULARY, HEADS, WINDOW = 0, 1, 17, 4, 24
 
@@ -77,25 +77,26 @@ def long_response(rng: np.random.Generator, prompt: int, length: int) -> Rollout
 
 
 def some_trees(rng: np.random.Generator) -> list[RolloutTree]:
-    """Ragged, bushy, duplicated, truncated, of first tokens alone; more than a block, and longer than a window."""
+    """Ragged, bushy, duplicated, truncated, of first tokens alone; more than a block, longer than a window; given."""
     return [
         random_tree(rng, num_rollouts=20, max_length=9),
         RolloutTree.from_responses([3], [(EOS,), (4,), (4,), (9,)], finished=[True, False, False, False]),
         RolloutTree.from_responses([5, PADDING, 3], [(4, EOS), (9, EOS)]),
         random_tree(rng, num_rollouts=12, branching=2, max_length=30, prompt_length=WINDOW + 5),
         long_response(rng, 3, 2 * WINDOW + 7),
+        with_given(random_tree(rng, num_rollouts=20, max_length=9), rng, 0.5),
     ]
 
 
 def weights_of(rng: np.random.Generator, trees: list[RolloutTree]) -> Tensor:
     """Return random weights of the log-probs and entropies of all nodes, shape [K, 2]."""
-    return torch.from_numpy(rng.normal(size=(sum(t.num_unique_tokens for t in trees), 2)))
+    return torch.from_numpy(rng.normal(size=(sum(t.num_nodes for t in trees), 2)))
 
 
 def learned(
     model: PreTrainedModel, trees: list[RolloutTree], weight_KO: Tensor, chunks: Chunks, **options: Any
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return log-probs and entropies (0 without), and the gradient of their weighted sum, chunk by chunk."""
+    """Return log-probs and entropies (0 without, and at given nodes), and the gradient of their weighted sum."""
     model.zero_grad()
     found = torch.full(weight_KO.shape, torch.nan, dtype=torch.float64)
     for chunk in chunks(model, trees, **options):
@@ -104,7 +105,10 @@ def learned(
         assert found[chunk.index].isnan().all()
         found[chunk.index] = outputs.detach().double()
         (outputs * weight_KO[chunk.index]).sum().backward()
-    assert torch.isfinite(found).all()
+    given_K = torch.from_numpy(np.concatenate([tree.given for tree in trees]))
+    assert found[~given_K].isfinite().all()
+    found = found.nan_to_num(nan=0.0)  # chunks leave given nodes out, and whole trees give them 0
+    assert (found[given_K] == 0).all()
     return found, gradients(model)
 
 

@@ -1,7 +1,8 @@
 """Every loss, aggregation, correction and penalty as loops over the N x T batch and the model's own forward pass.
 
 It knows no tree: each of the N rollouts is a row of a padded batch, each formula is written per token or per response
-as in its paper, and autograd does the rest (float64).
+as in its paper, and autograd does the rest (float64). A row has the numbers of the sampled tokens alone: only the model
+reads given tokens.
 """
 
 import math
@@ -21,7 +22,7 @@ from brorl.sampling import SamplingSettings
 from brorl.tree import RolloutTree
 from learner_support import group_of
 from recipes import recipe
-from small_models import flattened_logprobs, random_tree, rollouts
+from small_models import flattened_logprobs, random_tree, rollouts, with_given
 
 SETTINGS = recipe(learning_rate=1e-3, temperature=0.9, nodes_per_pass=30, max_grad_norm=1e9, max_new_tokens=9)
 LONGEST = SETTINGS.sampling.max_new_tokens
@@ -107,17 +108,17 @@ def flat(
             if loss.mask_truncated and not group.tree.finished[leaf]:
                 continue
             factor = 1.0 if factors is None else float(factors[p][leaf])
-            ratio_T = np.exp(old[p][i].numpy() - group.tree.logprob[path])
+            ratio_T = np.exp(old[p][i].numpy() - group.tree.logprob[sampled_part(group.tree, path)])
             token_factors = row_factors(ratio_T, settings.importance)
             add_row(tally, new[p][i], old[p][i], float(advantage_L[leaf]) * factor, token_factors, loss)
             if penalty and reference:
-                fraction = 1 / path.size if loss.aggregation == "sequence_mean" else 1.0
+                fraction = 1 / ratio_T.size if loss.aggregation == "sequence_mean" else 1.0
                 add_kl(tally, new[p][i], reference[p][i], penalty, fraction, factor)
             tally.masked += int((token_factors == 0).sum())
             tally.apart += float((old[p][i] - new[p][i].detach()).sum())
             tally.ratios += ratio_T.tolist()
-            tally.tokens += path.size
-            factor_sum += factor * path.size
+            tally.tokens += ratio_T.size
+            factor_sum += factor * ratio_T.size
     denominator = {"token_mean": tally.tokens, "sequence_mean": num_rows, "constant": num_rows * LONGEST}
     policy = tally.loss / denominator[loss.aggregation]
     total = policy
@@ -141,10 +142,22 @@ def flat(
     return total, told | ({"reference_kl": tally.kl / factor_sum} if penalty else {})
 
 
+def sampled_part(tree: RolloutTree, path: np.ndarray) -> np.ndarray:
+    """The nodes of a path that are not given."""
+    return path[~tree.given[path]]
+
+
 def rows_of(model: PreTrainedModel, trees: list[RolloutTree], sampling: SamplingSettings = SETTINGS.sampling) -> Rows:
     if sampling.top_p == 1 and not sampling.top_k:
-        return flattened_logprobs(model, trees, sampling.temperature)
-    return [[kept_row(model, t.prompt_ids, t.token[path].tolist(), sampling) for _, path in rollouts(t)] for t in trees]
+        rows = flattened_logprobs(model, trees, sampling.temperature)
+    else:
+        rows = [
+            [kept_row(model, t.prompt_ids, t.token[path].tolist(), sampling) for _, path in rollouts(t)] for t in trees
+        ]
+    return [
+        [row[torch.from_numpy(~t.given[path])] for (_, path), row in zip(rollouts(t), of_tree, strict=True)]
+        for t, of_tree in zip(trees, rows, strict=True)
+    ]
 
 
 def kept_row(model: PreTrainedModel, prompt: Sequence[int], response: list[int], sampling: SamplingSettings) -> Tensor:
@@ -161,21 +174,24 @@ def detached(rows: Rows) -> Rows:
 
 
 def sampler_rows(trees: list[RolloutTree]) -> Rows:
-    return [[torch.from_numpy(t.logprob[path].copy()) for _, path in rollouts(t)] for t in trees]
+    return [[torch.from_numpy(t.logprob[sampled_part(t, path)]) for _, path in rollouts(t)] for t in trees]
 
 
 def sampled(model: PreTrainedModel, rng: np.random.Generator, num_groups: int = 2, noise: float = 0.4) -> Batch:
-    """Random trees whose log-probs differ from the model's; one response's ratios are past each bound for certain."""
-    trees = [random_tree(rng, num_rollouts=10, branching=5) for _ in range(num_groups)]
+    """Random trees whose log-probs differ from the model's; one response's ratios are past each bound for certain.
+
+    About a third of the nodes that can be given are given.
+    """
+    trees = [with_given(random_tree(rng, num_rollouts=10, branching=5), rng) for _ in range(num_groups)]
     for i, rows in enumerate(detached(rows_of(model, trees))):
-        logprob_M = np.zeros(trees[i].num_unique_tokens)
+        logprob_M = np.zeros(trees[i].num_nodes)
         for (_, path), row in zip(rollouts(trees[i]), rows, strict=True):
-            logprob_M[path] = row.numpy()
+            logprob_M[sampled_part(trees[i], path)] = row.numpy()
         far = trees[i].path(int(trees[i].leaf[0]))
         shifted = logprob_M[far] + (1.0 if i == 0 else -1.0)
         logprob_M = np.minimum(logprob_M + noise * rng.normal(size=logprob_M.size), -1e-3)
         logprob_M[far] = shifted
-        trees[i] = replace(trees[i], logprob=logprob_M)
+        trees[i] = replace(trees[i], logprob=np.where(trees[i].given, 0.0, logprob_M))
     advantages = [rng.normal(size=t.num_responses) for t in trees]
     for i, advantage_L in enumerate(advantages):
         advantage_L[0] = -1.0 if i == 0 else 1.0

@@ -1,6 +1,7 @@
 """Tiny random models, random trees, and the plain reference: N x T rows, padded on the right, no tree and no hooks."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from types import MethodType
 from typing import Any
 
@@ -119,6 +120,13 @@ def random_tree(
         responses.append([*body, eos] if rng.random() < 0.6 or not body else body)
     responses += [responses[i] for i in rng.integers(0, num_rollouts, num_rollouts // 2)]
     return RolloutTree.from_responses(prompt, responses, finished=[r[-1] == eos for r in responses])
+
+
+def with_given(tree: RolloutTree, rng: np.random.Generator, fraction: float = 0.35) -> RolloutTree:
+    """The tree with some of its nodes given: never a leaf, and never a first token."""
+    given_M = (rng.random(tree.num_nodes) < fraction) & (tree.parent >= 0)
+    given_M[tree.leaf] = False
+    return replace(tree, given=given_M, logprob=np.where(given_M, 0.0, tree.logprob))
 
 
 def rollouts(tree: RolloutTree) -> Iterator[tuple[int, np.ndarray]]:

@@ -336,7 +336,7 @@ def test_truncated_responses_can_be_left_out_of_the_loss(
             break
     update = assert_step_equals_rows(learner, settings, (groups, advantages), start if kl.coefficient else None)
     kept = [g.tree.select(np.flatnonzero(g.tree.finished))[0] for g in groups]
-    assert update.trained_nodes == sum(t.num_unique_tokens for t in kept)
+    assert update.trained_nodes == sum(t.num_nodes for t in kept)
 
 
 def test_a_chosen_subset_holds_no_truncated_response(rng: np.random.Generator) -> None:
@@ -372,12 +372,13 @@ def test_a_batch_of_truncated_responses_alone_changes_nothing(rng: np.random.Gen
 
 
 def row_entropies(model: PreTrainedModel, tree: RolloutTree, temperature: float) -> list[Tensor]:
-    """For each rollout the entropy of the next token before each of its tokens, from the model's plain forward pass."""
+    """For each rollout the entropy before each of its sampled tokens, from the model's plain forward pass."""
     rows = []
     for _, path in rollouts(tree):
         ids = [*tree.prompt_ids, *tree.token[path].tolist()]
         logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, len(tree.prompt_ids) - 1 : -1]
-        rows.append(torch.distributions.Categorical(logits=logits / temperature).entropy())
+        entropy_T = torch.distributions.Categorical(logits=logits / temperature).entropy()
+        rows.append(entropy_T[torch.from_numpy(~tree.given[path])])
     return rows
 
 

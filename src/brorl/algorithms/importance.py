@@ -28,6 +28,8 @@ _LARGEST_LOG_WEIGHT = 20.0  # keeps exp and its sums finite; any useful bound is
 def mismatch_sums(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -> FloatArray:
     """Return four numbers over all sampled tokens: count, sum of w, maximum of w, sum of w - 1 - log w; shape [4].
 
+    At a given node w is 1, and its count is 0.
+
     Args:
         trees: Rollouts with the sampler's log-probs, which must be known; every rollout counts.
         old_logprobs: For each tree the log-probs of the old policy, shape [M].
@@ -35,7 +37,7 @@ def mismatch_sums(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArra
     if not trees:
         return np.zeros(4)
     log_ratio = np.concatenate([_log_ratio(t, old) for t, old in zip(trees, old_logprobs, strict=True)])
-    count, ratio = np.concatenate([t.count for t in trees]), np.exp(log_ratio)
+    count, ratio = np.concatenate([t.sampled_count for t in trees]), np.exp(log_ratio)
     return np.array([count.sum(), count @ ratio, ratio.max(), count @ (np.expm1(log_ratio) - log_ratio)])
 
 
@@ -67,7 +69,7 @@ def importance_factors(
     Raises:
         ValueError: If a log-prob of the sampler is unknown.
     """
-    node_M, response_L = np.ones(tree.num_unique_tokens), np.ones(tree.num_responses)
+    node_M, response_L = np.ones(tree.num_nodes), np.ones(tree.num_responses)
     if correction.correction == "none":
         return node_M, response_L
     log_ratio_M = _log_ratio(tree, old_logprob_M)

@@ -41,12 +41,14 @@ _LARGEST_LOG_RATIO = 80.0
 def node_weights(tree: RolloutTree, advantage_L: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Sum the positive, and the negative, advantages of the rollouts through each node; return both sums, shape [M].
 
+    Both are 0 at given nodes.
+
     `advantage_L` has one number per distinct response, shape [L]; this function multiplies it by the response's count.
 
         responses  x y (twice, A = 1)   x z (once, A = -2)     ->     node  x: 2, -2     y: 2, 0     z: 0, -2
     """
     total_L = tree.leaf_count * advantage_L
-    return tree.sum_below(np.maximum(total_L, 0.0)), tree.sum_below(np.minimum(total_L, 0.0))
+    return tree.token_weights(np.maximum(total_L, 0.0)), tree.token_weights(np.minimum(total_L, 0.0))
 
 
 class PolicyLoss(NamedTuple):
@@ -189,7 +191,7 @@ def gspo_loss(
     slope_L = np.where(high_L | low_L | (weight_L == 0), 0.0, ratio_L)
     return SequenceLoss(
         loss=-float(weight_L @ np.where(weight_L == 0, 0.0, bounded_L)) / denominator,
-        coefficient_M=-tree.sum_below(per_token_L * slope_L) / denominator,
+        coefficient_M=-tree.token_weights(per_token_L * slope_L) / denominator,
         clipped_low=-float(weight_L[low_L].sum()),
         clipped_high=float(weight_L[high_L].sum()),
     )

@@ -29,6 +29,7 @@ from brorl.rollout.settings import VLLM_RANKS, EngineSettings
 from brorl.sampling import SamplingParams, SamplingSettings
 from brorl.section import AsList, Section
 from brorl.storage import followed, is_folder
+from brorl.tools.settings import ToolSettings
 from brorl.trackers import TrackingSettings
 from brorl.training.settings import (
     BudgetSettings,
@@ -73,6 +74,7 @@ class TrainConfig(Section):
     data: DataSettings = DataSettings()
     prompt: PromptFormat = PromptFormat()
     sampling: SamplingSettings = SamplingSettings()
+    tools: ToolSettings = ToolSettings()
     verification: VerificationSettings = VerificationSettings()
     rewards: RewardShaping = RewardShaping()
     advantage: AdvantageSettings = AdvantageSettings()

@@ -2,9 +2,9 @@
 
 A chunk is a run of consecutive distinct responses. It owns the nodes that no earlier chunk owns, and computes the few
 ancestors of its first response again. Its input nodes are those with children: a response's last token needs no forward
-pass. Prompts are either a cache, which is computed once for many chunks, or tokens of the chunk: a path on top of each
-tree. Dimensions: T input tokens, F input nodes, K owned nodes of a chunk, B queries of a tile, A nodes whose
-keys they read.
+pass. Given nodes are inputs only. Prompts are either a cache, which is computed once for many chunks, or tokens of the
+chunk: a path on top of each tree. Dimensions: T input tokens, F input nodes, K owned nodes of a chunk, B queries of a
+tile, A nodes whose keys they read.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def split_into_chunks(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[
     nodes = chunk_prompt_tokens = 0
     for number, tree in enumerate(trees):
         new_L = np.diff(tree.leaf, prepend=-1).tolist()
-        path_L = tree.length.tolist()
+        path_L = tree.total_length.tolist()
         start, prompt_tokens = 0, len(tree.prompt_ids)
         if chunk_prompt_tokens + prompt_tokens > max_nodes and chunk:
             yield chunk
@@ -132,7 +132,7 @@ class ChunkLayout:
     Attributes:
         token_T, position_T: Input tokens, and their positions, counted from the prompt's first token.
         logit_rows: Input tokens whose logits are needed, shape [R]; `length_R` tokens of the response lead to each.
-        target_row: For each owned node, the entry of `logit_rows` that predicts it, shape [K].
+        target_row: For each owned, sampled node, the entry of `logit_rows` that predicts it, shape [K].
         target_token, target_index: Its token id, and its number among the nodes of all trees, shape [K].
     """
 
@@ -152,6 +152,7 @@ class ChunkLayout:
             tree = trees[responses.tree]
             node_F, owned = input_nodes(tree, responses)
             prompt = np.array(tree.prompt_ids if with_prompts else (), np.int64)
+            owned = owned[~tree.given[owned]]
             if not with_prompts:
                 owned = owned[tree.parent[owned] >= 0]
             parent_K = tree.parent[owned]

@@ -35,7 +35,7 @@ def split_into_rows(trees: Sequence[RolloutTree], max_tokens: int) -> list[list[
     own.
     """
     rows = [(number, leaf) for number, tree in enumerate(trees) for leaf in range(tree.num_responses)]
-    lengths = [len(tree.prompt_ids) + length - 1 for tree in trees for length in tree.length.tolist()]
+    lengths = [len(tree.prompt_ids) + length - 1 for tree in trees for length in tree.total_length.tolist()]
     return [[rows[index] for index in chunk] for chunk in padded_ranges(lengths, max_tokens) if chunk.size]
 
 
@@ -103,8 +103,9 @@ def _chunk(
 
 
 def _owned(tree: RolloutTree, leaf: int) -> IntArray:
-    """Return the nodes of a response that no earlier response has: in preorder they follow the previous leaf."""
-    return np.arange(int(tree.leaf[leaf - 1]) + 1 if leaf else 0, int(tree.leaf[leaf]) + 1)
+    """Return the sampled nodes of a response that no earlier response has: in preorder after the previous leaf."""
+    node_K = np.arange(int(tree.leaf[leaf - 1]) + 1 if leaf else 0, int(tree.leaf[leaf]) + 1)
+    return node_K[~tree.given[node_K]]
 
 
 def last_logits(model: PreTrainedModel, positions: int) -> dict[str, int]:
@@ -115,7 +116,7 @@ def last_logits(model: PreTrainedModel, positions: int) -> dict[str, int]:
 
 def flat_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
     """Return the cost of each distinct response on the flat path, in tokens, shape [L]: its prompt and its tokens."""
-    length_L = len(tree.prompt_ids) + tree.length
+    length_L = len(tree.prompt_ids) + tree.total_length
     return length_L + cost_per_position * length_L * (length_L - 1) / 2
 
 
@@ -147,7 +148,7 @@ class FlatForward:
 
 def num_flat_tokens(trees: Sequence[RolloutTree]) -> int:
     """Return the tokens of a flat pass over some trees: a row per distinct response, padding excluded."""
-    return sum(int((len(tree.prompt_ids) + tree.length - 1).sum()) for tree in trees)
+    return sum(int((len(tree.prompt_ids) + tree.total_length - 1).sum()) for tree in trees)
 
 
 _CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")  # transformers has `cache` since 5.24

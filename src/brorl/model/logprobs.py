@@ -130,17 +130,23 @@ def softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def by_tree(chunks: Sequence[ChunkLogprobs], trees: Sequence[RolloutTree]) -> list[Tensor]:
-    """Return the log-probs of each tree's nodes in order, shape [M], from chunks that together hold every node once."""
+    """Return the log-probs of each tree's nodes in order, shape [M]: 0 for given nodes.
+
+    The chunks together hold every sampled node once.
+    """
     if not trees:
         return []
     index = torch.cat([c.index for c in chunks])
     logprob = torch.cat([c.logprob for c in chunks])
-    return list(logprob[torch.argsort(index)].split([t.num_unique_tokens for t in trees]))
+    sizes = [tree.num_nodes for tree in trees]
+    if index.numel() == sum(sizes):
+        return list(logprob[torch.argsort(index)].split(sizes))
+    return list(logprob.new_zeros(sum(sizes)).index_copy(0, index, logprob).split(sizes))
 
 
 def node_offsets(trees: Sequence[RolloutTree]) -> IntArray:
     """Return how many nodes come before each tree, shape [P]: trees of 5, 3 and 4 nodes give [0, 5, 8]."""
-    sizes = [t.num_unique_tokens for t in trees]
+    sizes = [tree.num_nodes for tree in trees]
     return np.cumsum([0, *sizes])[:-1]
 
 

@@ -131,9 +131,9 @@ def _encode_group(group: StoredGroup, text_of: TokenText, max_nodes: int) -> dic
     """Return a group as plain values with as many of its most frequent responses as fit, at least one."""
     whole = group.tree
     leaves = np.arange(whole.num_responses)
-    if whole.num_unique_tokens > max_nodes:
+    if whole.num_nodes > max_nodes:
         order = np.argsort(-whole.leaf_count, kind="stable")
-        fit = int(np.searchsorted(np.cumsum(whole.length[order]), max_nodes, side="right"))
+        fit = int(np.searchsorted(np.cumsum(whole.total_length[order]), max_nodes, side="right"))
         leaves = np.sort(order[: max(fit, 1)])
     tree, node_index = whole.select(leaves)
     right_M = whole.sum_below(np.where(group.correct_L, whole.leaf_count, 0)).astype(np.int64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +31,8 @@ _COLUMNS = (
     "prompt_id", "domain", "prompt", "response", "token_ids", "logprobs", "count", "num_rollouts", "finished",
     "correct", "score", "extracted", "reason", "reward", "question", "reference",
 )  # fmt: skip
-_LISTS = ("token_ids", "logprobs")
+_GIVEN = "given"  # runs of earlier versions do not have this column: all of their tokens were sampled
+_LISTS = ("token_ids", "logprobs", _GIVEN)
 _ROWS_PER_BATCH = 1024
 
 StoredRow = dict[str, Any]
@@ -86,7 +87,7 @@ def responses_table(step: int, groups: Sequence[Group], texts: Sequence[Sequence
     sizes = [tree.num_responses for tree in trees]
     nodes_G = [tree.response_nodes() for tree in trees]
     verdict_R = [verdict for group in groups for verdict in group.verdicts]
-    ends_R = np.cumsum([0, *(length for tree in trees for length in tree.length.tolist())])
+    ends_R = np.cumsum([0, *(length for tree in trees for length in tree.total_length.tolist())])
 
     def of_groups(values: Iterable[Any]) -> list[Any]:
         return [value for value, size in zip(values, sizes, strict=True) for _ in range(size)]
@@ -110,6 +111,7 @@ def responses_table(step: int, groups: Sequence[Group], texts: Sequence[Sequence
         ("response", pa.string(), [text for of_group in texts for text in of_group]),
         ("token_ids", None, along_responses("token", np.int32)),
         ("logprobs", None, along_responses("logprob", np.float32)),
+        (_GIVEN, None, along_responses("given", np.bool_)),
         ("count", pa.int32(), of_responses(tree.leaf_count for tree in trees)),
         ("num_rollouts", pa.int32(), of_groups(tree.num_rollouts for tree in trees)),
         ("finished", pa.bool_(), of_responses(tree.finished for tree in trees)),
@@ -168,14 +170,13 @@ def _group(file: Path, rows: Sequence[StoredRow]) -> StoredGroup:
     """Return the group of L rows, one per distinct response; reject rows that are not in the order of their tree."""
     first = rows[0]
     try:
-        tree = RolloutTree.from_responses(
-            (), [r["token_ids"] for r in rows], [r["logprobs"] for r in rows], [r["finished"] for r in rows]
+        token_ids, logprobs, finished, counts = (
+            [r[name] for r in rows] for name in ("token_ids", "logprobs", "finished", "count")
         )
+        given = [r[_GIVEN] for r in rows] if _GIVEN in first else None
+        tree = RolloutTree.from_responses((), token_ids, logprobs, finished, given, counts)
         if tree.num_responses != len(rows):
             raise ValueError(f"a response of prompt {first['prompt_id']!r} occurs twice")
-        # Rows have the order of the tree's leaves.
-        leaf_count = np.array([r["count"] for r in rows])
-        tree = replace(tree, leaf_count=leaf_count, count=tree.sum_below(leaf_count).astype(np.int64))
         verdicts = tuple(Verdict(r["correct"], r["score"], r["extracted"], r["reason"], 0.0) for r in rows)
     except (ValueError, TypeError) as error:
         raise _damaged(file, str(error)) from error
@@ -205,9 +206,10 @@ def _rows(file: Path) -> Iterator[StoredRow]:
             missing = [name for name in _COLUMNS if name not in parquet.schema_arrow.names]
             if missing:
                 raise _damaged(file, f"it has no column {missing[0]}")
-            for batch in parquet.iter_batches(_ROWS_PER_BATCH, columns=list(_COLUMNS)):
-                columns = {n: batch.column(n).to_pylist() for n in _COLUMNS if n not in _LISTS}
-                columns |= {n: _slices(batch.column(n)) for n in _LISTS}
+            names = [name for name in (*_COLUMNS, _GIVEN) if name in parquet.schema_arrow.names]
+            for batch in parquet.iter_batches(_ROWS_PER_BATCH, columns=names):
+                columns = {n: batch.column(n).to_pylist() for n in names if n not in _LISTS}
+                columns |= {n: _slices(batch.column(n)) for n in names if n in _LISTS}
                 for i in range(batch.num_rows):
                     yield {name: values[i] for name, values in columns.items()}
     except (OSError, pa.ArrowException) as error:

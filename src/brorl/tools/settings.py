@@ -17,8 +17,8 @@ class ToolSettings(Section):
     )  # fmt: skip
     calculator: bool = Field(False, description="a built-in tool that computes arithmetic")
     python: bool = Field(
-        False, description="a built-in tool that runs a Python program in the sandbox of the code domain, without state "
-        "between calls",
+        False, description="a built-in tool that runs a Python program in the sandbox of the code domain; no state is "
+        "kept between calls",
     )  # fmt: skip
     environment: str | None = Field(
         None, description="a class whose public methods are the tools, one object per distinct transcript: "

@@ -158,7 +158,7 @@ def _informative_fraction_at(measured: Sequence[Coverage]) -> dict[int, float]:
 
 def _leaving(groups: Sequence[Group]) -> dict[int, FloatArray]:
     """Return {last position: chance that a fresh rollout leaves each tree there, shape [G]}, for 1, 2, 3-4, 5-8, ..."""
-    longest = max(int(g.tree.length.max()) for g in groups)
+    longest = max(int(g.tree.total_length.max()) for g in groups)
     bin_T = np.frexp(np.arange(longest))[1]  # the bit length of a position counted from 0
     masses = [leaving_mass(g.tree) for g in groups]
     value_GB = np.stack([np.bincount(bin_T[: m.size], m, int(bin_T[-1]) + 1) for m in masses])

@@ -87,7 +87,7 @@ class MiniBatch:
     old_logprob_K: Tensor  # log-probs (nats) of the old policy, shape [K]
     positive_K: Tensor  # summed positive advantages, shape [K]
     negative_K: Tensor  # summed negative advantages, shape [K]
-    count_K: Tensor  # rollouts through each node, shape [K]
+    count_K: Tensor  # rollouts that sampled each node's token, shape [K]
     reference_logprob_K: Tensor | None  # log-probs of the reference, shape [K]; None without one
     sampled_K: Tensor  # `count_K` estimated from the chosen responses, each weighted by 1 / its chance, shape [K]
     token_weight_K: Tensor  # `sampled_K` times the aggregation's weights, for the KL penalty, shape [K]
@@ -135,11 +135,11 @@ def make_mini_batch(
         positive_M, negative_M = node_weights(tree, advantage_L)
         positive.append(positive_M * factor_M)
         negative.append(negative_M * factor_M)
-        sampled.append(tree.sum_below(tree.leaf_count * factor_L))
-        token_weight.append(tree.sum_below(tree.leaf_count * factor_L * aggregation_L))
-        kept_tokens += float(tree.sum_below(tree.leaf_count * kept_L)[factor_M > 0].sum())
+        sampled.append(tree.token_weights(tree.leaf_count * factor_L))
+        token_weight.append(tree.token_weights(tree.leaf_count * factor_L * aggregation_L))
+        kept_tokens += float(tree.token_weights(tree.leaf_count * kept_L)[factor_M > 0].sum())
         # a loss of whole responses (GSPO) takes the mean of a response's token factors
-        of_response_L = tree.sum_along_paths(factor_M)[tree.leaf] / tree.length
+        of_response_L = tree.sum_along_paths(factor_M * ~tree.given)[tree.leaf] / tree.length
         groups.append(replace(group, advantage_L=advantage_L * of_response_L))
     longest = config.sampling.max_new_tokens
     denominator = loss_denominator(whole, loss.aggregation, longest, loss.mask_truncated)
@@ -148,7 +148,7 @@ def make_mini_batch(
         old_logprob_K=tensor([known(group.old_logprob_M) for group in groups]),
         positive_K=tensor(positive),
         negative_K=tensor(negative),
-        count_K=tensor([group.tree.count for group in groups]),
+        count_K=tensor([group.tree.sampled_count for group in groups]),
         reference_logprob_K=tensor([known(g.reference_logprob_M) for g in groups]) if config.kl.coefficient else None,
         sampled_K=tensor(sampled),
         token_weight_K=tensor(token_weight),
@@ -198,7 +198,7 @@ def prepare_mini_batches(
     num_tokens = sum(group.tree.num_sampled_tokens for _, group in all_trained)
     kept = sum(logprobs.ranks.gather(sum(batch.kept_tokens for batch in batches)))
     return batches, {
-        "trained_nodes": sum(group.tree.num_unique_tokens for _, group in all_trained),
+        "trained_nodes": sum(group.tree.num_nodes for _, group in all_trained),
         **mismatches,
         "masked_fraction": 1.0 - kept / num_tokens if num_tokens else 0.0,
     }

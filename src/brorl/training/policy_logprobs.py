@@ -87,7 +87,7 @@ class PolicyLogprobs:
         parts = [(p.tree, *trees[p.tree].select(np.arange(p.start, p.stop))) for p in self.local_pieces(trees)]
         logprobs = self.local([tree for _, tree, _ in parts])
         local_parts = [(number, node_M, lp) for (number, _, node_M), lp in zip(parts, logprobs, strict=True)]
-        whole_logprobs = [np.empty(tree.num_unique_tokens) for tree in trees]
+        whole_logprobs = [np.empty(tree.num_nodes) for tree in trees]
         for number, node_M, logprob_M in chain(*reversed(self.ranks.gather(local_parts))):  # rank 0 writes last
             whole_logprobs[number][node_M] = logprob_M
         return whole_logprobs
