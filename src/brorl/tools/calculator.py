@@ -10,6 +10,7 @@ from math import isfinite
 _MAX_CHARACTERS = 1_000
 _MAX_BITS = 4_096  # of an integer: 1,233 digits
 _WRITE = "write numbers, + - * / // % ** and parentheses"
+_TOO_LARGE = "the result is too large"
 _Number = int | float
 
 
@@ -58,9 +59,12 @@ def _quotient(left: _Number, right: _Number) -> _Number:
 def _power(base: _Number, exponent: _Number) -> _Number:
     """Return a power, after a look at its size: computing a huge one would take hours."""
     is_integer = isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1
-    if is_integer and base.bit_length() * exponent > 2 * _MAX_BITS:
-        raise OverflowError("the result is too large")
-    power = base**exponent
+    if is_integer and int(base).bit_length() * exponent > 2 * _MAX_BITS:
+        raise OverflowError(_TOO_LARGE)
+    try:
+        power = base**exponent
+    except OverflowError:
+        raise OverflowError(_TOO_LARGE) from None
     if isinstance(power, complex):
         raise ValueError("the power of a negative number with a fraction as exponent is not a real number")
     return power
@@ -74,5 +78,5 @@ _OPERATORS: dict[type[ast.operator], Callable[[_Number, _Number], _Number]] = {
 
 def _bounded(value: _Number) -> _Number:
     if value.bit_length() > _MAX_BITS if isinstance(value, int) else not isfinite(value):
-        raise OverflowError("the result is too large")
+        raise OverflowError(_TOO_LARGE)
     return value

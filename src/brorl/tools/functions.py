@@ -43,11 +43,11 @@ _SCHEMA_S = 60.0
 _CHARACTERS_PER_TOKEN = 64  # most tokens are far shorter
 _MAX_PROGRAM_BYTES = 1 << 20  # of output
 _MIN_FAILED = 8  # distinct calls that failed, before a tool is called broken
-_FORM = "a tool needs a type for each parameter, and a Google docstring that describes it and each parameter"
+_FORM = "give every parameter a type, and write a Google docstring that describes the tool and its parameters"
 
 
 class Tool(NamedTuple):
-    """One tool under the name by which responses call it."""
+    """One tool."""
 
     schema: Mapping[str, Any]  # as `transformers.utils.get_json_schema` makes it
     path: str = ""  # `file.py:function`; empty for the tool that runs programs
@@ -59,20 +59,21 @@ class _Work(NamedTuple):
     """A call to run. Equal ones run once."""
 
     call: Call
-    # Number of the turn and of its rollout, for a tool that is not deterministic.
-    rollout: tuple[int, int] | None = None
+    # Numbers of the turn, the rollout and the call in the turn, for a tool that is not deterministic.
+    place: tuple[int, int, int] | None = None
 
 
 class Tools:
     """The tools of a run: loads them, shows their schemas, and runs calls in worker processes.
 
     Attributes:
+        tools: Each tool by the name under which responses call it.
         schemas: JSON schemas for the chat template, in the order of the settings.
         num_run: Number of calls that have run in a process. Calls of unknown tools and with wrong arguments do not run.
     """
 
     def __init__(self, tools: Mapping[str, Tool], settings: ToolSettings, workers: Workers) -> None:
-        self._tools, self._workers, self._timeout_s = dict(tools), workers, settings.timeout_s
+        self.tools, self._workers, self._timeout_s = tools, workers, settings.timeout_s
         self._max_characters = _CHARACTERS_PER_TOKEN * settings.max_result_tokens
         self.schemas: tuple[dict[str, Any], ...] = tuple(dict(tool.schema) for tool in tools.values())
         self.num_run = 0
@@ -114,12 +115,12 @@ class Tools:
 
     def _plan(self, number: int, turn: Turn) -> list[tuple[tuple[_Work, ...], int]]:
         """Return the work of a turn for its rollouts: for all at once, unless a tool is not deterministic."""
-        varies = [call.name in self._tools and not self._tools[call.name].deterministic for call in turn.calls]
+        varies = [call.name in self.tools and not self.tools[call.name].deterministic for call in turn.calls]
         if not any(varies):
             return [(tuple(_Work(call) for call in turn.calls), turn.count)]
-        pairs = [*zip(turn.calls, varies, strict=True)]
+        calls = [*enumerate(zip(turn.calls, varies, strict=True))]
         return [
-            (tuple(_Work(call, (number, rollout) if varied else None) for call, varied in pairs), 1)
+            (tuple(_Work(call, (number, rollout, index) if varied else None) for index, (call, varied) in calls), 1)
             for rollout in range(turn.count)
         ]
 
@@ -130,8 +131,8 @@ class Tools:
             if (refusal := self._refusal(work.call)) is not None:
                 result_of[work] = refusal
         remaining = [work for work in works if work not in result_of]
-        programs = [work for work in remaining if not self._tools[work.call.name].path]
-        calls = [work for work in remaining if self._tools[work.call.name].path]
+        programs = [work for work in remaining if not self.tools[work.call.name].path]
+        calls = [work for work in remaining if self.tools[work.call.name].path]
         self.num_run += len(remaining)
         replies = self._workers.functions.run([self._worker_call(work) for work in calls])
         result_of |= {work: self._of_reply(work, reply) for work, reply in zip(calls, replies, strict=True)}
@@ -147,15 +148,15 @@ class Tools:
         """Return the result of a call that cannot run; None for a call that can."""
         if call.problem:
             return self._failure(Failure.UNREADABLE, call.problem)
-        if call.name not in self._tools:
-            names = ", ".join(self._tools)
+        if call.name not in self.tools:
+            names = ", ".join(self.tools)
             return self._failure(Failure.UNKNOWN_TOOL, f"there is no tool {call.name[:80]!r}; tools: {names}")
-        parameters = self._tools[call.name].schema["function"]["parameters"]
+        parameters = self.tools[call.name].schema["function"]["parameters"]
         problem = argument_problem(call.arguments, parameters)
         return self._failure(Failure.WRONG_ARGUMENTS, problem) if problem else None
 
     def _worker_call(self, work: _Work) -> VerifierCall:
-        tool = self._tools[work.call.name]
+        tool = self.tools[work.call.name]
         arguments = (work.call.arguments, self._max_characters, tool.deterministic)
         return VerifierCall(tool.path, arguments, "brorl.tools.inside:call", self._timeout_s)
 
@@ -191,13 +192,13 @@ class Tools:
         self._worked |= {work.call.name for work, result in result_of.items() if result.failure is None}
         for work, result in result_of.items():
             name = work.call.name
-            if self._tools[name].setting and name not in self._worked:
+            if self.tools[name].setting and name not in self._worked:
                 self._failed.setdefault(name, set()).add(work.call)
                 errors[name] = result.text.removeprefix("error: ")
         for name, error in errors.items():
             if len(self._failed[name]) >= _MIN_FAILED:
                 raise ToolError(
-                    f"{self._tools[name].setting}: the tool {name!r} failed on each of its first "
+                    f"{self.tools[name].setting}: the tool {name!r} failed on each of its first "
                     f"{len(self._failed[name]):,} distinct calls: {error}; fix the function, or return text where the "
                     "model is to read that its call is wrong"
                 )
@@ -205,9 +206,7 @@ class Tools:
 
 def _add(tools: dict[str, Tool], name: str, tool: Tool) -> None:
     if name in tools:
-        raise UserError(
-            f"tools.functions.{name} is the name of a built-in tool; rename it, or set tools.{name}: false"
-        )
+        raise UserError(f"tools.functions.{name} is the name of a built-in tool; rename it, or set tools.{name}: false")
     tools[name] = tool
 
 
@@ -221,7 +220,7 @@ def _own_tool(name: str, path: str, workers: Workers) -> Tool:
     except LoadError as error:
         raise UserError(f"{setting}: {load_problem(path, str(error))}") from None
     if problem := described.get("problem"):
-        raise UserError(f"{setting}: {_FORM}; {path!r}: {problem}")
+        raise UserError(f"{setting}: {path!r} has no schema: {problem}; {_FORM}")
     schema = described["schema"]
     named = {**schema, "function": {**schema["function"], "name": name}}
     return Tool(named, path, setting, described["deterministic"])

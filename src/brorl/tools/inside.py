@@ -18,8 +18,7 @@ Outcome = tuple[str, Failure | None]  # a text of a result, and why the call has
 
 def call(function: Callable[..., object], arguments: str, max_characters: int, seeded: bool) -> Outcome:
     """Call a function with arguments as a JSON object; `seeded` makes a call that draws random numbers repeatable."""
-    if seeded:
-        seed(arguments)
+    seed(arguments if seeded else None)
     return outcome(function, json.loads(arguments), max_characters)
 
 
@@ -35,8 +34,8 @@ def outcome(function: Callable[..., object], arguments: dict[str, Any], max_char
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=scalar)
     except MemoryError:
         raise
-    except Exception:
-        return f"error: the tool returned {type(value).__name__}, not text, a number or JSON", Failure.NOT_TEXT
+    except Exception as error:
+        return f"error: the result cannot be written as text: {describe(error)}", Failure.NOT_TEXT
     return readable(text, max_characters), None
 
 
@@ -45,8 +44,8 @@ def readable(text: str, max_characters: int) -> str:
     return text[:max_characters].encode("utf-8", "replace").decode()
 
 
-def seed(text: str) -> None:
-    """Seed the random numbers of Python and NumPy, since other calls in this process have drawn some."""
+def seed(text: str | None) -> None:
+    """Seed the random numbers of Python and NumPy: other calls in this process have drawn some. None for new ones."""
     random.seed(text)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(crc32(text.encode("utf-8", "replace")))
+        sys.modules["numpy"].random.seed(None if text is None else crc32(text.encode("utf-8", "replace")))

@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from transformers.utils import chat_template_utils, get_json_schema
+from transformers.utils import chat_template_utils
 
 from brorl.verification.sandbox.inside.functions import describe
 
-chat_template_utils.is_torch_available = lambda: False  # arguments are JSON, never tensors: this saves torch's import
+# Arguments are JSON, never tensors: this saves the import of torch.
+chat_template_utils.is_torch_available = lambda: False  # type: ignore[attr-defined]
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -20,7 +21,7 @@ def describe_function(function: Callable[..., object]) -> dict[str, Any]:
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind not in _BY_NAME:
                 raise TypeError(f"its parameter {str(parameter)!r} cannot be passed by name")
-        schema = get_json_schema(function)
+        schema = chat_template_utils.get_json_schema(function)
     except Exception as error:
         return {"problem": describe(error)}
     return {"schema": schema, "deterministic": bool(getattr(function, "deterministic", True))}

@@ -177,7 +177,7 @@ class WorkerPool(_Pool):
             if len(problems) >= _MAX_LOADS:
                 return Reply(None, f"{UNVERIFIED}: a worker cannot start: {problems[-1]}", 0.0)
             worker.trust(loading)
-            reply = worker.call("load", (call.through, call.function), loading)
+            reply = worker.call("load", (call.function, call.through), loading)
             problem = reply.failure or reply.value
             if problem is None:
                 break
