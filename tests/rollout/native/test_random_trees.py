@@ -183,14 +183,10 @@ def check_random_trees(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
             room = int(rng.integers(2, 12)) * (longest * per_token // 4 + 24 * vocabulary)
             engine._memory_bytes = room + 2 * len(prompts) * 14 * per_token
         try:
-            trees = engine.sample(
-                prompts, rollouts, sampling, [prompt_seed(seed, first + i) for i in range(len(prompts))]
-            )
+            trees = engine.sample(prompts, rollouts, sampling, seeds)
         except OutOfMemoryError:
             engine._memory_bytes = memory
-            trees = engine.sample(
-                prompts, rollouts, sampling, [prompt_seed(seed, first + i) for i in range(len(prompts))]
-            )
+            trees = engine.sample(prompts, rollouts, sampling, seeds)
         stop_ids = {*end_ids, *sampling.stop_token_ids}
         for number, (tree, prompt) in enumerate(zip(trees, prompts, strict=True)):
             check_tree(tree)
