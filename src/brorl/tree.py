@@ -67,9 +67,7 @@ class RolloutTree:
                 array.flags.writeable = False
             object.__setattr__(self, name, array)
         nodes, leaves = self.token.shape, self.leaf.shape
-        if len(nodes) != 1 or any(
-            getattr(self, n).shape != nodes for n in ("parent", "count", "logprob", "given")
-        ):
+        if len(nodes) != 1 or any(getattr(self, n).shape != nodes for n in ("parent", "count", "logprob", "given")):
             raise ValueError("token, parent, count, logprob and given must be one-dimensional and of equal length")
         if len(leaves) != 1 or any(getattr(self, n).shape != leaves for n in ("leaf_count", "finished")):
             raise ValueError("leaf, leaf_count and finished must be one-dimensional and of equal length")

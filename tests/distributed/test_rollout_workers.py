@@ -16,7 +16,7 @@ from worker_engines import HUNG, LARGE, Fatal, NativeInBothPrecisions, unbuildab
 
 from brorl.activity import Activity, Decoding
 from brorl.errors import LearnerLostError, OutOfMemoryError, WorkersLostError
-from brorl.rollout.engine import Engine, PooledEngine, SampledTask, SampleTask
+from brorl.rollout.engine import Engine, PooledEngine, SampledTask, SampleTask, prompt_seed, prompt_seeds
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from small_models import small_model
@@ -58,14 +58,13 @@ def random_tasks(rng: np.random.Generator, number: int) -> list[SampleTask]:
             int(rng.integers(2, 40)),
             _SAMPLING,
             int(rng.integers(2**40)),
-            int(rng.integers(50)),
         )
         for _ in range(number)
     ]
 
 
 def sampled(local: NativeInBothPrecisions, task: SampleTask) -> list[RolloutTree]:
-    return local.sample(task.prompts, task.num_rollouts, task.sampling, task.seed, task.first)
+    return local.sample(task.prompts, task.num_rollouts, task.sampling, task.seed)
 
 
 def all_done(pool: Any, tickets: Iterable[int]) -> dict[int, SampledTask]:
@@ -94,12 +93,9 @@ def test_trees_do_not_depend_on_the_number_of_workers(rng: np.random.Generator, 
             pooled = PooledEngine(pool, prompts_per_task=2)
             pooled.load_weights(weights, version=1)
             for seed in (2 * draw, 2 * draw + 1):
-                expected = [
-                    tree
-                    for i in range(0, 9, 2)
-                    for tree in local.sample(prompts[i : i + 2], rollouts[i : i + 2], _SAMPLING, seed, first=5 + i)
-                ]
-                assert pooled.sample(prompts, rollouts, _SAMPLING, seed, first=5) == expected
+                cuts, seeds = [slice(i, i + 2) for i in range(0, 9, 2)], prompt_seeds(seed, 9)
+                parts = [local.sample(prompts[cut], rollouts[cut], _SAMPLING, seeds[cut]) for cut in cuts]
+                assert pooled.sample(prompts, rollouts, _SAMPLING, seed) == [tree for part in parts for tree in part]
         assert pooled.sample([], 3, _SAMPLING, draw) == []
     finally:
         for pool in pools[1:]:
@@ -178,7 +174,7 @@ def test_a_worker_that_hangs_is_replaced(rng: np.random.Generator, shared: Any) 
     pool.publish(weights, version=4)
     hang.touch()
     lines.clear()
-    tasks = [*random_tasks(rng, 3), SampleTask([HUNG], 5, _SAMPLING, seed=11, first=7), *random_tasks(rng, 3)]
+    tasks = [*random_tasks(rng, 3), SampleTask([HUNG], 5, _SAMPLING, seed=[prompt_seed(11, 7)]), *random_tasks(rng, 3)]
     tickets = [pool.submit(task) for task in tasks]
     found = all_done(pool, set(tickets) - {tickets[3]})
     while not lines:
@@ -311,7 +307,7 @@ def test_an_observer_can_end_a_call(rng: np.random.Generator, shared: Any) -> No
 def test_too_many_losses_end_the_pool_with_the_last_cause() -> None:
     pool, lines = make_pool(Fatal, 1, max_restarts=1)
     try:
-        pool.submit(SampleTask([[5, 6]], 4, _SAMPLING, seed=21, first=3))
+        pool.submit(SampleTask([[5, 6]], 4, _SAMPLING, seed=[prompt_seed(21, 3)]))
         with pytest.raises(WorkersLostError, match=r"while sampling prompt 3 with seed 21: .*max_restarts = 1 .*raise"):
             pool.done()
         with pytest.raises(WorkersLostError):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from brorl.errors import OutOfMemoryError
+from brorl.rollout.engine import prompt_seeds, split_prompt_seed
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 
@@ -48,14 +49,14 @@ class NativeInBothPrecisions:
         prompts: Sequence[Sequence[int]],
         num_rollouts: int | Sequence[int],
         sampling: SamplingParams,
-        seed: int,
-        first: int = 0,
+        seed: int | Sequence[int],
     ) -> list[RolloutTree]:
+        call, number = split_prompt_seed(prompt_seeds(seed, len(prompts))[0])
         while prompts[0] == HUNG and self._hang is not None and self._hang.exists():
             sleep(0.01)
         if prompts[0] == LARGE:
-            raise OutOfMemoryError(f"no row of prompt {first} fits")
-        return self._engines[seed % 2].sample(prompts, num_rollouts, sampling, seed, first)
+            raise OutOfMemoryError(f"no row of prompt {number} fits")
+        return self._engines[call % 2].sample(prompts, num_rollouts, sampling, seed)
 
 
 class Fatal:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from brorl.activity import Activity, Decoding
-from brorl.rollout.engine import PooledEngine, SampleTask
+from brorl.rollout.engine import PooledEngine, SampleTask, prompt_seeds
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
@@ -19,12 +19,12 @@ _SAMPLING = SamplingParams(max_new_tokens=10)
 
 
 def pool_of(rng: np.random.Generator, started: list[int] | None = None) -> tuple[VirtualPool, NativeEngine]:
-    """Return a pool of which tasks end in random order, and its engine; `started` gets the first index of each task."""
+    """Return a pool of which tasks end in random order, and its engine; `started` gets the first seed of each task."""
     engine = NativeEngine(small_model(seed=int(rng.integers(2**30)), dtype=torch.float64, scale=0.4), eos_token_id=0)
 
     def seconds(task: SampleTask, _trees: Sequence[RolloutTree]) -> float:
         if started is not None:
-            started.append(task.first)
+            started.append(prompt_seeds(task.seed, len(task.prompts))[0])
         return float(rng.uniform(0.01, 1.0))
 
     return VirtualPool(engine, 3, seconds), engine
@@ -43,12 +43,18 @@ def random_prompts(rng: np.random.Generator, number: int) -> list[list[int]]:
 def test_trees_are_those_of_the_tasks_in_order(rng: np.random.Generator, size: int) -> None:
     started: list[int] = []
     (pool, engine), prompts = pool_of(rng, started), random_prompts(rng, 8)
-    rollouts, first = rng.integers(1, 30, 8).tolist(), int(rng.integers(1000))
-    trees = PooledEngine(pool, size).sample(prompts, rollouts, _SAMPLING, seed=4, first=first)
-    cuts = range(0, 8, size)
-    assert started == [first + i for i in cuts]
-    expected = [engine.sample(prompts[i : i + size], rollouts[i : i + size], _SAMPLING, 4, first + i) for i in cuts]
+    rollouts, seeds = rng.integers(1, 30, 8).tolist(), prompt_seeds(4, 8)
+    trees = PooledEngine(pool, size).sample(prompts, rollouts, _SAMPLING, seed=4)
+    cuts = [slice(i, i + size) for i in range(0, 8, size)]
+    assert started == [seeds[cut.start] for cut in cuts]
+    expected = [engine.sample(prompts[cut], rollouts[cut], _SAMPLING, seeds[cut]) for cut in cuts]
     assert trees == [tree for part in expected for tree in part]
+    given = [int(number) << 40 for number in rng.integers(0, 2**50, 8)]
+    of_given = PooledEngine(pool, size).sample(prompts, rollouts, _SAMPLING, given)
+    assert of_given == [
+        tree for cut in cuts for tree in engine.sample(prompts[cut], rollouts[cut], _SAMPLING, given[cut])
+    ]
+    assert of_given != trees
     counts = [tree.num_rollouts for tree in trees]
     assert counts == rollouts
     same = PooledEngine(pool, size).sample(prompts, 7, _SAMPLING, seed=4)
@@ -64,7 +70,10 @@ def test_weights_are_published_with_their_version(rng: np.random.Generator) -> N
     engine.load_weights(iter(weights.named_parameters()), version=6)
     local = NativeEngine(weights, eos_token_id=0)
     assert engine.version == own.version == 6
-    expected = local.sample(prompts[:2], 9, _SAMPLING, 1) + local.sample(prompts[2:], 9, _SAMPLING, 1, first=2)
+    seeds = prompt_seeds(1, 3)
+    expected = [
+        tree for cut in (slice(2), slice(2, 3)) for tree in local.sample(prompts[cut], 9, _SAMPLING, seeds[cut])
+    ]
     assert engine.sample(prompts, 9, _SAMPLING, seed=1) == expected
 
 

@@ -23,6 +23,7 @@ from brorl.errors import UserError
 from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
 from brorl.rollout import vllm_process
+from brorl.rollout.engine import prompt_seeds
 from brorl.rollout.vllm_engine import EngineLostError, VllmEngine, check_sampling, publish, split_request
 from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmSetup, check_installed
 from brorl.sampling import SamplingParams, StopStrings
@@ -127,10 +128,9 @@ def test_trees_hold_the_responses_of_their_prompt(rng: np.random.Generator) -> N
 def test_parts_of_a_batch_have_the_draws_of_the_whole(rng: np.random.Generator) -> None:
     seed, prompts = int(rng.integers(2**63)), [[1], [2], [1]]
     engine, _ = started()
-    whole = engine.sample(prompts, [5, 2, 5], SAMPLING, seed, first=7)
-    parts = engine.sample(prompts[:1], 5, SAMPLING, seed, first=7) + engine.sample(
-        prompts[1:], [2, 5], SAMPLING, seed, first=8
-    )
+    seeds = prompt_seeds(seed, 3)
+    whole = engine.sample(prompts, [5, 2, 5], SAMPLING, seed)
+    parts = engine.sample(prompts[:1], 5, SAMPLING, seeds[:1]) + engine.sample(prompts[1:], [2, 5], SAMPLING, seeds[1:])
     assert whole == parts
     assert whole[0] != whole[2]  # the same prompt, another number
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt, PromptStream
-from brorl.rollout.engine import SampleTask, SamplingPool, rollouts_of_prompts
+from brorl.rollout.engine import SampleTask, SamplingPool, prompt_seeds, rollouts_of_prompts, split_prompt_seed
 from brorl.sampling import SamplingParams
 from brorl.training.async_collector import AsyncCollector
 from brorl.tree import RolloutTree
@@ -48,13 +48,12 @@ class WordyEngine:
         prompts: Sequence[Sequence[int]],
         num_rollouts: int | Sequence[int],
         sampling: SamplingParams,
-        seed: int,
-        first: int = 0,
+        seed: int | Sequence[int],
     ) -> list[RolloutTree]:
         trees = []
         rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
-        for place, (prompt, number) in enumerate(zip(prompts, rollouts_P, strict=True)):
-            draws = np.random.default_rng([seed, first + place])
+        for prompt, number, own in zip(prompts, rollouts_P, prompt_seeds(seed, len(prompts)), strict=True):
+            draws = np.random.default_rng(split_prompt_seed(own))
             self.sampled.append((tuple(prompt), self.version))
             mixed = draws.random() < self.mixed_fraction
             responses = []

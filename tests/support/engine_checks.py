@@ -22,7 +22,7 @@ def assert_same_trees(first: list[RolloutTree], second: list[RolloutTree]) -> No
     """Identical tokens, counts and flags; log-probs up to the rounding of another batch shape."""
     for a, b in zip(first, second, strict=True):
         assert a.prompt_ids == b.prompt_ids
-        for name in ("token", "parent", "count", "leaf", "leaf_count", "finished"):
+        for name in ("token", "parent", "count", "leaf", "leaf_count", "finished", "given"):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
         np.testing.assert_allclose(a.logprob, b.logprob, rtol=1e-11, atol=1e-12)
 

@@ -351,8 +351,8 @@ def test_the_sampler_uses_the_newest_weights_while_training_goes_on() -> None:
     steps_of(collector, pool, 1, 2, [1.0])
     asked = [prompt.token_ids for prompt in prompts_of(5)]
     sampling = SamplingParams(max_new_tokens=8)
-    trees = collector.sampler.sample(asked, [1, 2, 3, 4, 5], sampling, 77, first=3)
-    assert trees == engine.sample(asked, [1, 2, 3, 4, 5], sampling, 77, 3)
+    trees = collector.sampler.sample(asked, [1, 2, 3, 4, 5], sampling, 77)
+    assert trees == engine.sample(asked, [1, 2, 3, 4, 5], sampling, 77)
     assert {-float(tree.logprob.max()) for tree in trees} == {2.0}
     assert collector.next_batch(3).groups
 

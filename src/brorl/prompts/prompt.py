@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cache, cached_property
 from hashlib import blake2b
 from math import ceil, floor, isfinite
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -201,6 +201,30 @@ def question_of(text: str, reference: str, domain: str, missing: str = "no answe
 
 
 _LONGEST_REFERENCE = 2_000  # store at most this many characters
+
+
+class PromptIds(tuple[int, ...]):
+    """Token ids of a prompt that know the row of the prompt: two games can begin with the same text.
+
+    Equality ignores the row.
+    """
+
+    row: str  # the columns as JSON
+
+    def __new__(cls, token_ids: Iterable[int], row: str) -> Self:
+        """Make the ids of a prompt."""
+        ids = super().__new__(cls, token_ids)
+        ids.row = row
+        return ids
+
+    def __reduce__(self) -> tuple[type[Self], tuple[tuple[int, ...], str]]:
+        """Pickle the row too."""
+        return type(self), (tuple(self), self.row)
+
+
+def row_of(token_ids: Sequence[int]) -> str:
+    """Return the row that a prompt's ids know; an empty text if they know none."""
+    return token_ids.row if isinstance(token_ids, PromptIds) else ""
 
 
 @dataclass(frozen=True)

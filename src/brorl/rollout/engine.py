@@ -24,8 +24,7 @@ class Sampler(Protocol):
         prompts: Sequence[Sequence[int]],
         num_rollouts: int | Sequence[int],
         sampling: SamplingParams,
-        seed: int,
-        first: int = 0,
+        seed: int | Sequence[int],
     ) -> list[RolloutTree]:
         """Return one tree per prompt, in order.
 
@@ -33,9 +32,8 @@ class Sampler(Protocol):
             prompts: Token ids of P prompts.
             num_rollouts: Rollouts of each prompt, N; one number for all, or P numbers.
             sampling: Temperature, truncation, length limits.
-            seed: Seed of the draws.
-            first: Number of the first prompt. Prompt i draws by the seed and the number first + i, so parts of a batch
-                can be sampled in separate calls.
+            seed: Seed of the draws, or P seeds as `prompt_seeds` makes them. A prompt draws by its own seed and its
+                number of rollouts, so parts of a batch can be sampled in separate calls.
         """
         ...
 
@@ -47,6 +45,28 @@ def rollouts_of_prompts(num_rollouts: int | Sequence[int], num_prompts: int) -> 
     if len(num_rollouts) != num_prompts:
         raise ValueError(f"got {len(num_rollouts)} rollout counts for {num_prompts} prompts; pass one per prompt")
     return list(num_rollouts)
+
+
+_WORD = 2**32
+
+
+def prompt_seed(seed: int, number: int) -> int:
+    """Return the seed of a prompt, 0 to 2**96 - 1, from the seed of a call, and the prompt's number in it."""
+    return (seed % _WORD**2) * _WORD + number
+
+
+def split_prompt_seed(prompt_seed: int) -> tuple[int, int]:
+    """Return the two arguments of `prompt_seed`."""
+    return divmod(prompt_seed, _WORD)
+
+
+def prompt_seeds(seed: int | Sequence[int], num_prompts: int) -> list[int]:
+    """Return the seeds of P prompts, which are given or follow from the seed of a call."""
+    if isinstance(seed, int):
+        return [prompt_seed(seed, number) for number in range(num_prompts)]
+    if len(seed) != num_prompts:
+        raise ValueError(f"got {len(seed)} seeds for {num_prompts} prompts; pass one per prompt, or one for all")
+    return list(seed)
 
 
 class Engine(Sampler, Protocol):
@@ -76,16 +96,14 @@ class SampleTask:
     prompts: Sequence[Sequence[int]]  # token ids of P prompts
     num_rollouts: int | Sequence[int]  # rollouts of each prompt
     sampling: SamplingParams  # temperature, truncation, length limits
-    seed: int  # seed of the draws
-    first: int = 0  # number of the first prompt
+    seed: int | Sequence[int]  # seed of the draws, or of each prompt's
 
 
 def sample_tasks(
     prompts: Sequence[Sequence[int]],
     num_rollouts: int | Sequence[int],
     sampling: SamplingParams,
-    seed: int,
-    first: int,
+    seed: int | Sequence[int],
     size: int,
 ) -> list[SampleTask]:
     """Cut a call of `Sampler.sample` into tasks of at most `size` prompts, in order.
@@ -93,11 +111,9 @@ def sample_tasks(
     Five prompts with size 2 give tasks of 2, 2 and 1 prompts. A task is one call of an engine, so its trees depend on
     no worker and no other task. A task whose worker is lost is sampled again, with the same seed.
     """
-    rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
-    return [
-        SampleTask(prompts[i : i + size], rollouts_P[i : i + size], sampling, seed, first + i)
-        for i in range(0, len(prompts), size)
-    ]
+    rollouts_P, seed_P = rollouts_of_prompts(num_rollouts, len(prompts)), prompt_seeds(seed, len(prompts))
+    parts = [slice(start, start + size) for start in range(0, len(prompts), size)]
+    return [SampleTask(prompts[part], rollouts_P[part], sampling, seed_P[part]) for part in parts]
 
 
 class SampledTask(NamedTuple):
@@ -154,14 +170,13 @@ class PooledEngine:
         prompts: Sequence[Sequence[int]],
         num_rollouts: int | Sequence[int],
         sampling: SamplingParams,
-        seed: int,
-        first: int = 0,
+        seed: int | Sequence[int],
     ) -> list[RolloutTree]:
         """Sample N rollouts of each prompt; see `Sampler`.
 
         If the observer or a worker raises, all tasks of the call are discarded.
         """
-        tasks = sample_tasks(prompts, num_rollouts, sampling, seed, first, self._prompts_per_task)
+        tasks = sample_tasks(prompts, num_rollouts, sampling, seed, self._prompts_per_task)
         trees_of: dict[int, list[RolloutTree]] = {}
         tickets = [self._pool.submit(task) for task in tasks]
         num_all = sum(rollouts_of_prompts(num_rollouts, len(prompts)))

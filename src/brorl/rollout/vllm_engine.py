@@ -1,6 +1,6 @@
 """The vLLM engine: samples N responses of each prompt as separate rows, and returns them as trees.
 
-The seed of response r comes from the seed of the call, the number of the prompt, and r. The other rows of a batch
+The seed of response r comes from the seed of its prompt, and r. The other rows of a batch
 change the last bits of a row's logits, and so a draw close to the border between two tokens can change. Results are
 thus reproducible in distribution, and bit for bit only in vLLM's batch-invariant mode. Rows that share a prefix can
 differ in the last bits of its log-probs, and a tree keeps one of them. Log-probs are under the distribution that drew
@@ -37,7 +37,7 @@ from brorl.model.load import choose_device
 from brorl.model.lora import saved_adapter
 from brorl.model.settings import LoraSettings
 from brorl.model.source import find_model, read_config
-from brorl.rollout.engine import rollouts_of_prompts
+from brorl.rollout.engine import prompt_seeds, rollouts_of_prompts, split_prompt_seed
 from brorl.rollout.vllm_process import (
     Completion,
     EngineDiedError,
@@ -115,8 +115,7 @@ class VllmEngine:
         prompts: Sequence[Sequence[int]],
         num_rollouts: int | Sequence[int],
         sampling: SamplingParams,
-        seed: int,
-        first: int = 0,
+        seed: int | Sequence[int],
     ) -> list[RolloutTree]:
         """Sample N rollouts of each prompt; see `Sampler.sample`."""
         rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
@@ -128,9 +127,9 @@ class VllmEngine:
         greedy = sampling.temperature == 0
         requests_P = [
             split_request(
-                prompt, 1 if greedy else count, derived_seed(seed, first + i), self._setup.responses_per_request
+                prompt, 1 if greedy else count, derived_seed(*split_prompt_seed(own)), self._setup.responses_per_request
             )
-            for i, (prompt, count) in enumerate(zip(prompts, rollouts_P, strict=True))
+            for prompt, count, own in zip(prompts, rollouts_P, prompt_seeds(seed, len(prompts)), strict=True)
         ]
         stop_token_ids = [*self.stop_token_ids, *sampling.stop_token_ids]
         requests = [request for requests in requests_P for request in requests]

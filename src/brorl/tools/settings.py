@@ -31,8 +31,8 @@ class ToolSettings(Section):
     max_turns: int = Field(4, ge=2, description="most turns of the model in a response, the answer included")
     max_result_tokens: int = Field(256, ge=1, description="maximum length of a result, in tokens; the rest is cut off")
     max_tokens: int | None = Field(
-        None, ge=1, description="maximum tokens of a response with its results: a turn starts only if it fits; null "
-        "for no limit but the others",
+        None, ge=1, description="maximum tokens of a response, results included: a turn starts only if it fits; null: "
+        "max_turns times (sampling.max_new_tokens + max_result_tokens)",
     )  # fmt: skip
     timeout_s: float = Field(5.0, gt=0, description="time limit of one call, in seconds")
 
@@ -40,6 +40,12 @@ class ToolSettings(Section):
     def enabled(self) -> bool:
         """Whether there is a tool."""
         return bool(self.functions or self.calculator or self.python or self.environment)
+
+    def total_tokens(self, max_new_tokens: int) -> int:
+        """Return the most tokens that a response can have, if a turn has at most `max_new_tokens`."""
+        if not self.enabled:
+            return max_new_tokens
+        return self.max_tokens or self.max_turns * (max_new_tokens + self.max_result_tokens)
 
     @field_validator("functions")
     @classmethod

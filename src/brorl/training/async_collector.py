@@ -16,7 +16,7 @@ from torch import Tensor
 
 from brorl.activity import Decoding
 from brorl.algorithms.groups import Group
-from brorl.rollout.engine import SampledTask, Sampler, SampleTask, SamplingPool, sample_tasks
+from brorl.rollout.engine import SampledTask, Sampler, SampleTask, SamplingPool, prompt_seed, sample_tasks
 from brorl.runs.checkpoint import CollectorState
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
@@ -66,11 +66,10 @@ class AsyncCollector(Collector):
         prompts: Sequence[Sequence[int]],
         num_rollouts: int | Sequence[int],
         sampling: SamplingParams,
-        seed: int,
-        first: int = 0,
+        seed: int | Sequence[int],
     ) -> list[RolloutTree]:
         """Sample with the newest weights; see `Sampler.sample`. Training continues to sample meanwhile."""
-        tasks = sample_tasks(prompts, num_rollouts, sampling, seed, first, self.config.cluster.prompts_per_task)
+        tasks = sample_tasks(prompts, num_rollouts, sampling, seed, self.config.cluster.prompts_per_task)
         with self._changed:
             tickets = [self.pool.submit(task) for task in tasks]
             self._asked |= dict.fromkeys(tickets)
@@ -168,9 +167,9 @@ class AsyncCollector(Collector):
         if self._retries.is_over:
             return
         for start in self._backlog.start():
-            seed = derived_seed(self.config.seed, start.version + 1, start.call)
+            seed = prompt_seed(derived_seed(self.config.seed, start.version + 1, start.call), start.index)
             number, prompt = self.config.rollouts_per_prompt, start.prompt.token_ids
-            self._started[self.pool.submit(SampleTask([prompt], number, self._sampling, seed, start.index))] = start
+            self._started[self.pool.submit(SampleTask([prompt], number, self._sampling, [seed]))] = start
 
     def _receive(self, timeout_s: float | None) -> tuple[bool, list[Sampled]]:
         """Take results from the pool. Return whether there were any, and the training prompts that are done."""

@@ -13,6 +13,7 @@ import brorl.rollout.native_engine as native
 from brorl.errors import OutOfMemoryError
 from brorl.model import logprobs
 from brorl.model.lora import LoraSettings, add_adapter
+from brorl.rollout.engine import prompt_seed
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams, StopStrings
@@ -176,15 +177,16 @@ def check_random_trees(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
             stop_token_ids=tuple(rng.choice(vocabulary, int(rng.integers(0, 3)), replace=False).tolist()),
         )
         seed, first = int(rng.integers(1 << 60)), int(rng.integers(0, 100))
+        seeds = [prompt_seed(seed, first + i) for i in range(len(prompts))]
         if rng.random() < 0.5:  # as little as holds a few rows
             per_token = 2 * 2 * 4 * 16 * 8
             room = int(rng.integers(2, 12)) * (longest * per_token // 4 + 24 * vocabulary)
             engine._memory_bytes = room + 2 * len(prompts) * 14 * per_token
         try:
-            trees = engine.sample(prompts, rollouts, sampling, seed, first)
+            trees = engine.sample(prompts, rollouts, sampling, seeds)
         except OutOfMemoryError:
             engine._memory_bytes = memory
-            trees = engine.sample(prompts, rollouts, sampling, seed, first)
+            trees = engine.sample(prompts, rollouts, sampling, seeds)
         stop_ids = {*end_ids, *sampling.stop_token_ids}
         for number, (tree, prompt) in enumerate(zip(trees, prompts, strict=True)):
             check_tree(tree)

@@ -1,7 +1,7 @@
 """Logits to tokens: one inverse-CDF draw per rollout, from the tokens that top-p and top-k keep.
 
-Each rollout has one uniform number per position, addressed by (seed, prompt, rollout, position). So its tokens depend
-neither on the rows that share its batch nor on how the batch was split.
+Each rollout has one uniform number per position, addressed by (seed of the prompt, rollout, position). So its tokens do
+not depend on the rows that share its batch, or on how the batch was split.
 
 Dimensions: P prompts, R rows, K rollouts, V tokens of the vocabulary in B blocks of C tokens, J 16 positions.
 """
@@ -43,12 +43,11 @@ def without(logits_RV: Tensor, forbidden: tuple[int, ...]) -> Tensor:
 class Uniforms:
     """Uniform numbers in [0, 1) for each prompt, rollout and position. They do not depend on the order of access.
 
-    The numbers of prompt p depend on the seed, on its number of rollouts, and on its own number, `first` + p.
+    The numbers of a prompt depend on its seed, 0 to 2**96 - 1, and on its number of rollouts.
     """
 
-    def __init__(self, seed: int, rollouts_P: Sequence[int], first: int = 0) -> None:
-        self._seed = seed % 2**64
-        self._first = first
+    def __init__(self, seed_P: Sequence[int], rollouts_P: Sequence[int]) -> None:
+        self._seed_P = seed_P
         self._rollouts_P = rollouts_P
         self._table = np.empty((len(rollouts_P), POSITIONS_AT_ONCE, max(rollouts_P)))
         self._filled_P = np.zeros(len(rollouts_P), np.bool_)
@@ -72,7 +71,7 @@ class Uniforms:
             self._filled_P[:] = False
         filled_K = self._filled_P[prompt_K]
         for prompt in [] if filled_K.all() else np.unique(prompt_K[~filled_K]).tolist():
-            key = self._seed << 64 | (self._first + prompt) << 32 | block
+            key = self._seed_P[prompt] << 32 | block
             size = (POSITIONS_AT_ONCE, self._rollouts_P[prompt])
             self._table[prompt, :, : size[1]] = np.random.Generator(np.random.Philox(key=key)).random(size)
             self._filled_P[prompt] = True

@@ -1,0 +1,199 @@
+"""Rollouts of several turns: an engine around an engine, which continues responses that call tools.
+
+A turn of all rollouts is sampled as trees. Rollouts with equal tokens made equal calls, so each distinct turn is read
+once, each distinct call runs once, and the next turn is sampled from each distinct transcript with its number of
+rollouts. The result is one tree per prompt, whose results are given nodes.
+
+The seed of a later turn depends on the seed of its prompt and the tokens of its transcript alone. So other prompts do
+not matter, and a resumed run samples the same trees. An engine that caches prompts computes a transcript's earlier
+turns once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from brorl.arrays import BoolArray, FloatArray, IntArray
+from brorl.prompts.prompt import row_of
+from brorl.rollout.engine import Engine, prompt_seeds, rollouts_of_prompts
+from brorl.sampling import SamplingParams
+from brorl.tools.calls import Call, Turn
+from brorl.tools.settings import ToolSettings
+from brorl.tree import RolloutTree
+
+_SEED_BYTES = 12  # seeds of prompts are below 2**96
+
+
+class CallReader(Protocol):
+    """Reads the calls of turns, and answers them."""
+
+    def calls(self, token_ids: Sequence[int]) -> tuple[Call, ...]:
+        """Return the calls of a turn; none if it is an answer."""
+        ...
+
+    def replies(self, turns: Sequence[Turn]) -> list[list[tuple[tuple[int, ...], int]]]:
+        """Return what follows each turn: token ids up to the model's next turn, and the number of rollouts with them.
+
+        A deterministic tool gives one reply per turn. The numbers add up to the count of the turn.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class _Transcript:
+    """A distinct sequence of turns and replies."""
+
+    prompt: int  # index of its prompt
+    count: int  # number of rollouts
+    token: IntArray  # token ids after the prompt, shape [T]
+    logprob: FloatArray  # log-probs (nats), 0 for given tokens, shape [T]
+    given: BoolArray  # whether a reply wrote each token, shape [T]
+    finished: bool = True  # False if it was cut at a limit
+    calls: tuple[Call, ...] = ()  # calls of its last turn
+    history: tuple[Call, ...] = ()  # calls of its earlier turns
+
+    @classmethod
+    def empty(cls, prompt: int, count: int) -> _Transcript:
+        """Return the transcript before the first turn."""
+        return cls(prompt, count, np.empty(0, np.int64), np.empty(0), np.empty(0, np.bool_))
+
+    def followed_by(self, tree: RolloutTree, reader: CallReader) -> list[_Transcript]:
+        """Append each distinct response of a tree; read the calls of those that ended by themselves."""
+        edges = np.cumsum(tree.total_length)[:-1]
+        paths = np.split(tree.response_nodes(), edges)
+        return [
+            replace(
+                self,
+                count=count,
+                token=np.concatenate([self.token, tree.token[path]]),
+                logprob=np.concatenate([self.logprob, tree.logprob[path]]),
+                given=np.concatenate([self.given, tree.given[path]]),
+                finished=finished,
+                calls=reader.calls(tree.token[path].tolist()) if finished else (),
+                history=self.history + self.calls,
+            )
+            for path, count, finished in zip(paths, tree.leaf_count.tolist(), tree.finished.tolist(), strict=True)
+        ]
+
+    def with_reply(self, token_ids: Sequence[int], count: int) -> _Transcript:
+        """Append a reply to the last turn, for some of the rollouts."""
+        return replace(
+            self,
+            count=count,
+            token=np.concatenate([self.token, np.array(token_ids, np.int64)]),
+            logprob=np.concatenate([self.logprob, np.zeros(len(token_ids))]),
+            given=np.concatenate([self.given, np.ones(len(token_ids), np.bool_)]),
+        )
+
+    def cut(self) -> _Transcript:
+        """Return the transcript that ends with its calls."""
+        return replace(self, finished=False)
+
+    def seed(self, prompt_seed: int) -> int:
+        """Return the seed of the next turn; that of the prompt for the first turn."""
+        if not self.token.size:
+            return prompt_seed
+        words = prompt_seed.to_bytes(_SEED_BYTES, "little") + self.token.astype("<i8").tobytes()
+        return int.from_bytes(blake2b(words, digest_size=_SEED_BYTES).digest(), "little")
+
+
+class TurnEngine:
+    """Samples responses of several turns; see `Engine`.
+
+    A response ends with its first turn that calls no tool. One that still calls a tool in the last turn that `settings`
+    permits, or whose next turn might not fit, ends with its calls and counts as cut.
+    """
+
+    def __init__(self, engine: Engine, reader: CallReader, settings: ToolSettings) -> None:
+        self._engine, self._reader, self._settings = engine, reader, settings
+
+    @property
+    def version(self) -> int:
+        """The version of the weights."""
+        return self._engine.version
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Sample with these weights from now on."""
+        self._engine.load_weights(weights, version)
+
+    def close(self) -> None:
+        """End the processes of the engine."""
+        self._engine.close()
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_rollouts: int | Sequence[int],
+        sampling: SamplingParams,
+        seed: int | Sequence[int],
+    ) -> list[RolloutTree]:
+        """Sample N rollouts of each prompt, of one or several turns; see `Sampler.sample`.
+
+        `sampling.max_new_tokens` limits each turn.
+        """
+        seed_P, counts = prompt_seeds(seed, len(prompts)), rollouts_of_prompts(num_rollouts, len(prompts))
+        room = self._settings.total_tokens(sampling.max_new_tokens) - sampling.max_new_tokens
+        live, ended = [_Transcript.empty(prompt, count) for prompt, count in enumerate(counts)], []
+        for turns_left in range(self._settings.max_turns - 1, -1, -1):
+            longer = self._sampled(live, prompts, sampling, seed_P)
+            ended += [one for one in longer if not one.calls]
+            calling = [one for one in longer if one.calls]
+            live, cut = self._replied(calling, prompts, room) if turns_left else ([], [one.cut() for one in calling])
+            ended += cut
+            if not live:
+                break
+        return _trees(prompts, ended)
+
+    def _sampled(
+        self,
+        live: Sequence[_Transcript],
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams,
+        seed_P: Sequence[int],
+    ) -> list[_Transcript]:
+        """Sample a turn of each transcript, and read its calls."""
+        trees = self._engine.sample(
+            [[*prompts[one.prompt], *one.token.tolist()] for one in live],
+            [one.count for one in live],
+            sampling,
+            [one.seed(seed_P[one.prompt]) for one in live],
+        )
+        return [longer for one, tree in zip(live, trees, strict=True) for longer in one.followed_by(tree, self._reader)]
+
+    def _replied(
+        self, calling: Sequence[_Transcript], prompts: Sequence[Sequence[int]], room: int
+    ) -> tuple[list[_Transcript], list[_Transcript]]:
+        """Reply to calls; return the transcripts that have room for one more turn, and those that are cut."""
+        live, cut = [], []
+        turns = [Turn(one.calls, one.count, one.history, row_of(prompts[one.prompt])) for one in calling]
+        for one, replies in zip(calling, self._reader.replies(turns), strict=True):
+            for token_ids, count in replies:
+                if one.token.size + len(token_ids) <= room:
+                    live.append(one.with_reply(token_ids, count))
+                else:
+                    cut.append(replace(one.cut(), count=count))
+        return live, cut
+
+
+def _trees(prompts: Sequence[Sequence[int]], ended: Sequence[_Transcript]) -> list[RolloutTree]:
+    """Merge the transcripts of each prompt into a tree."""
+    of_prompt: list[list[_Transcript]] = [[] for _ in prompts]
+    for one in ended:
+        of_prompt[one.prompt].append(one)
+    return [
+        RolloutTree.from_responses(
+            prompt,
+            [one.token.tolist() for one in transcripts],
+            [one.logprob.tolist() for one in transcripts],
+            [one.finished for one in transcripts],
+            [one.given.tolist() for one in transcripts],
+            [one.count for one in transcripts],
+        )
+        for prompt, transcripts in zip(prompts, of_prompt, strict=True)
+    ]
