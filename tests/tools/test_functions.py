@@ -126,7 +126,7 @@ def kill(number: int) -> None:
 '''
 
 NAMES = ("add", "later", "draw", "same", "odd", "broken", "kill")
-SETTINGS = ToolSettings(calculator=True, python=True, timeout_s=0.7, max_result_tokens=100)
+SETTINGS = ToolSettings(calculator=True, python=True, timeout_s=0.5, max_result_tokens=100)
 
 
 def call(name: str, /, **arguments: Any) -> Call:
@@ -268,13 +268,13 @@ def test_each_failure_is_told_and_ends_nothing(tools: Tools) -> None:
         call("odd", how="deep"): (Failure.RAISED, "error: RecursionError: maximum recursion depth exceeded"),
         call("odd", how="exit"): (Failure.CRASHED, "error: the process of the tool ended"),
         call("odd", how="memory"): (Failure.CRASHED, "error: out of memory"),
-        call("odd", how="loop"): (Failure.TIMEOUT, "error: timeout after 0.7 s"),
-        call("odd", how="sleep"): (Failure.TIMEOUT, "error: timeout after 0.7 s"),
-        call("later", seconds=1000): (Failure.TIMEOUT, "error: timeout after 0.7 s"),
+        call("odd", how="loop"): (Failure.TIMEOUT, "error: timeout after 0.5 s"),
+        call("odd", how="sleep"): (Failure.TIMEOUT, "error: timeout after 0.5 s"),
+        call("later", seconds=1000): (Failure.TIMEOUT, "error: timeout after 0.5 s"),
         call("calculator", expression="1/0"): (Failure.RAISED, "error: ZeroDivisionError: division by zero"),
         call("python", code="print(1)\n1/0"): (Failure.RAISED, "error: ZeroDivisionError: division by zero"),
         call("python", code="if"): (Failure.RAISED, "error: SyntaxError: invalid syntax"),
-        call("python", code="while True: pass"): (Failure.TIMEOUT, "error: timeout after 0.7 s"),
+        call("python", code="while True: pass"): (Failure.TIMEOUT, "error: timeout after 0.5 s"),
         call("python", code="import os; os._exit(3)"): (Failure.CRASHED, "error: exited with code 3"),
         call("python", code="open('/etc/passwd')"): (Failure.RAISED, "error: PermissionError"),
         Call("", "", "no JSON"): (Failure.UNREADABLE, "error: no JSON"),
@@ -403,8 +403,8 @@ def test_a_function_that_is_no_tool_is_refused(folder: Path, workers: Workers, n
 def test_names_are_checked(folder: Path, workers: Workers) -> None:
     path = f"{folder / 'mine.py'}:add"
     for settings, said in (
-        (ToolSettings(functions={"calculator": path}, calculator=True), "tools.calculator: false"),
-        (ToolSettings(functions={"python": path}, python=True), "tools.python: false"),
+        (ToolSettings(functions={"calculator": path}, calculator=True), "two tools have the name 'calculator'"),
+        (ToolSettings(functions={"python": path}, python=True), "two tools have the name 'python'; rename yours"),
         (ToolSettings(functions={"a b": path}), "tools.functions.a b: the name of a tool has letters"),
     ):
         with pytest.raises(UserError, match=said):

@@ -6,6 +6,7 @@ A bad row is an error: one line with the file, the line, the column and the fix.
 from __future__ import annotations
 
 import difflib
+import json
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -22,6 +23,7 @@ from brorl.format import counted, listed, short_repr
 from brorl.prompts.decimal_commas import column_reading
 from brorl.prompts.prompt import (
     CODE_DOMAIN,
+    ENVIRONMENT_DOMAIN,
     GYM_DOMAIN,
     INSTRUCTIONS_DOMAIN,
     JSON_NAMES,
@@ -55,7 +57,8 @@ _FORM = '[{"role": "user", "content": "..."}]'
 def read_columns(row: Row, source: FileSource, seed: int) -> Question:
     """Return the question of a row, without id and source; the seed permutes its options.
 
-    A row without a question or an answer raises a `ValueError` with the problem and the fix.
+    The reference of an environment is the whole row as JSON. A row without a question or an answer raises a
+    `ValueError` with the problem and the fix.
     """
     prompt, earlier = _cell(row, source, "prompt_column"), tuple[Message, ...]()
     if (messages := conversation(prompt)) is not None or isinstance(prompt, list):
@@ -66,13 +69,15 @@ def read_columns(row: Row, source: FileSource, seed: int) -> Question:
     else:
         text = _text(prompt, source.prompt_column, "a prompt is a string or a list of messages")
     text = "\n\n".join([*_context(row, source), text])
-    if source.options_column:
-        text, reference = _choices(row, text, source, seed)
-    else:
-        reference = _reference(row, source)
     domain = source.domain
     if source.domain_column:
         domain = _text(_cell(row, source, "domain_column"), source.domain_column, "a domain is the name of a verifier")
+    if domain == ENVIRONMENT_DOMAIN:
+        reference = _text(json.dumps({**row.values}, ensure_ascii=False, sort_keys=True, default=str), "the row", "")
+    elif source.options_column:
+        text, reference = _choices(row, text, source, seed)
+    else:
+        reference = _reference(row, source)
     if earlier:
         return Question("", "", reference, domain, messages=(*earlier, Message("user", text)))
     return Question("", text, reference, domain)
@@ -338,8 +343,10 @@ def check_first_row(source: FileSource) -> None:
                 _question(row, source, seed=0)
 
 
-def _wanted(source: FileSource) -> set[str]:
-    """Return the columns to read; for a key inside a column, `column.key`, also `column`."""
+def _wanted(source: FileSource) -> set[str] | None:
+    """Return the columns to read, None for all; for a key inside a column, `column.key`, also `column`."""
+    if source.domain == ENVIRONMENT_DOMAIN or (source.domain_column and not source.layout):
+        return None  # the rows of an environment, or of several domains, which can be one of them
     columns: tuple[str | None, ...]
     columns = (
         source.prompt_column, source.context_column, source.answer_column, source.domain_column, *source.options_column

@@ -23,8 +23,8 @@ from brorl.format import short_repr
 from brorl.prompts.decimal_commas import ColumnReading
 from brorl.seeds import seed_sequence
 
-CODE_DOMAIN, COUNTDOWN_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN = (
-    "code", "countdown", "gym", "ifeval", "math", "science",
+CODE_DOMAIN, COUNTDOWN_DOMAIN, ENVIRONMENT_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN = (
+    "code", "countdown", "environment", "gym", "ifeval", "math", "science",
 )  # fmt: skip
 """The built-in domains."""
 
@@ -112,7 +112,12 @@ class Question:
 
     @property
     def key(self) -> str:
-        """The text or the messages as one string. Questions with equal keys are the same question."""
+        """The text or the messages as one string. Questions with equal keys are the same question.
+
+        The question of an environment is its whole row: games with the same text differ in their other columns.
+        """
+        if self.domain == ENVIRONMENT_DOMAIN:
+            return self.reference
         if not self.messages:
             return self.text
         return json.dumps([[message.role, message.content] for message in self.messages], ensure_ascii=False)
@@ -120,6 +125,8 @@ class Question:
     @property
     def words(self) -> str:
         """The key without system messages and white space. Training drops questions whose words are evaluated on."""
+        if self.domain == ENVIRONMENT_DOMAIN:
+            return self.key
         turns = [message for message in self.messages if message.role != "system"]
         if len(turns) <= 1:
             return " ".join((turns[0].content if turns else self.text).split())

@@ -80,7 +80,7 @@ def decoded(value: Any) -> Any:
     return value
 
 
-def _jsonl_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
+def _jsonl_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
     del wanted  # a line is decoded whole
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
@@ -95,7 +95,7 @@ def _jsonl_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
                 yield Row(location, number, "", (), {}, f"{location} {found}")
 
 
-def _json_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
+def _json_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
     """Read a list of rows, also the only one in an object: `{"version": "1.1", "data": [...]}`; else JSON Lines."""
     text, rows, place = _decode(path.read_bytes(), str(path), first=True), None, "row"
     try:
@@ -138,7 +138,7 @@ def _is_list_of_rows(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(x, dict) and {*x} - _PARTS for x in value)
 
 
-def _table_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
+def _table_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
     """Read CSV or TSV whose first row names the columns; every value stays text."""
     del wanted  # a row is decoded whole
     with path.open("rb") as file:
@@ -175,7 +175,7 @@ def _table_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
             csv.field_size_limit(before)
 
 
-def _parquet_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
+def _parquet_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
     import pyarrow
     from pyarrow import parquet
 
@@ -184,7 +184,7 @@ def _parquet_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
     try:
         with parquet.ParquetFile(path) as file:
             columns = list(file.schema_arrow.names)
-            chosen = [name for name in columns if name in wanted]
+            chosen = [name for name in columns if wanted is None or name in wanted]
             batches = file.iter_batches(batch_size=1024, columns=chosen)
             yield from arrow_rows(batches, str(path), columns, wanted)
     except pyarrow.ArrowException as error:
@@ -193,14 +193,14 @@ def _parquet_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
         ) from error
 
 
-READERS: dict[str, Callable[[Path, Collection[str]], Iterator[Row]]] = {
+READERS: dict[str, Callable[[Path, Collection[str] | None], Iterator[Row]]] = {
     ".jsonl": _jsonl_rows,
     ".json": _json_rows,
     ".parquet": _parquet_rows,
     ".csv": _table_rows,
     ".tsv": _table_rows,
 }
-"""The reader of each format by the suffix of its files; a reader gets a file and the wanted columns."""
+"""The reader of each format by the suffix of its files; a reader gets a file and the wanted columns, None for all."""
 
 
 def _decode(raw: bytes, location: str, first: bool) -> str:
@@ -226,14 +226,14 @@ def is_local(path: str) -> bool:
 
 
 def read_rows(
-    path: str, subset: str | None, split: str, wanted: Collection[str], with_bad: bool = False
+    path: str, subset: str | None, split: str, wanted: Collection[str] | None, with_bad: bool = False
 ) -> Iterator[Row]:
     """Read rows in order: files by name, then rows as in the file.
 
     The path is a file, a folder or a pattern (`*`, `?`, `[...]`, `**`) of files, a folder that `datasets` saved, or the
     id of a dataset on the Hugging Face hub, with or without `@revision`. A file has no subset and no split. Values of
-    columns that are not `wanted` can be missing. A row of a file that cannot be read is an error, or, `with_bad`, a row
-    with a problem.
+    columns that are not `wanted` can be missing; None wants all. A row of a file that cannot be read is an error, or,
+    `with_bad`, a row with a problem.
     """
     local = Path(path).expanduser()
     files = None if _is_saved_dataset(local) else _files_of(path, local)
@@ -327,7 +327,7 @@ def _is_saved_dataset(folder: Path) -> bool:
     )
 
 
-def _dataset_rows(path: str, subset: str | None, split: str, wanted: Collection[str]) -> Iterator[Row]:
+def _dataset_rows(path: str, subset: str | None, split: str, wanted: Collection[str] | None) -> Iterator[Row]:
     """Read a dataset of the hub, or a folder that `datasets` saved."""
     from brorl.prompts.arrow import arrow_rows
 
@@ -361,7 +361,7 @@ def _dataset_rows(path: str, subset: str | None, split: str, wanted: Collection[
             )
         rows = rows[split]
     columns = list(rows.column_names)
-    chosen = [column for column in columns if column in wanted] or columns[:1]
+    chosen = [column for column in columns if wanted is None or column in wanted] or columns[:1]
     batches = rows.select_columns(chosen).with_format("arrow").iter(batch_size=1024)
     yield from arrow_rows(batches, f"{path} ({split})", columns, wanted)
 

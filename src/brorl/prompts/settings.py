@@ -80,7 +80,10 @@ class FileSource(Section):
         None, ge=0, le=1, description="index of the first option, 0 or 1, if the answer is an index; null if it is not"
     )
     id_column: str | None = Field(None, description="column with a unique id; null numbers the rows")
-    domain: str = Field("math", min_length=1, description="domain of the questions, which selects the verifier")
+    domain: str = Field(
+        "math", min_length=1, description="domain of the questions, which selects the verifier; environment passes "
+        "whole rows to tools.environment, and needs no answer",
+    )  # fmt: skip
     domain_column: str | None = Field(None, description="column with the domain, if it differs between rows")
     subset: str | None = Field(None, description="configuration of a Hugging Face dataset")
     split: str = Field("train", description="split of a Hugging Face dataset")

@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from brorl.errors import ToolError, UserError
+from brorl.errors import ToolError, UserError, of_source
+from brorl.format import shortened
+from brorl.prompts.prompt import ENVIRONMENT_DOMAIN
 from brorl.tools.arguments import argument_problem
 from brorl.tools.calls import Call, Failure, Result, Turn
 from brorl.tools.inside import readable
@@ -24,6 +26,7 @@ from brorl.verification.sandbox.request import JudgeTimeout, Limits, Reply, Unde
 from brorl.verification.sandbox.worker import Worker
 
 PYTHON = "python"
+_FUNCTION = "describe_function"
 _CALCULATOR = "brorl.tools.calculator:calculator"
 _PYTHON_SCHEMA = {
     "type": "function",
@@ -45,20 +48,30 @@ _MAX_PROGRAM_BYTES = 1 << 20  # of output
 _MIN_FAILED = 8  # distinct calls that failed, before a tool is called broken
 _FORM = "give every parameter a type, and write a Google docstring that describes the tool and its parameters"
 
+_GAME = "an environment has reset(**row), and methods with types and Google docstrings"
+
 
 class Tool(NamedTuple):
     """One tool."""
 
     schema: Mapping[str, Any]  # as `transformers.utils.get_json_schema` makes it
-    path: str = ""  # `file.py:function`; empty for the tool that runs programs
+    path: str = ""  # `file.py:function`, or the class of a method; empty for the tool that runs programs
     setting: str = ""  # the setting that names the user's function; empty for a built-in tool
     deterministic: bool = True
+    is_method: bool = False  # of the environment
+
+    @property
+    def name(self) -> str:
+        """The name under which responses call it."""
+        return str(self.schema["function"]["name"])
 
 
 class _Work(NamedTuple):
     """A call to run. Equal ones run once."""
 
     call: Call
+    row: str = ""  # for a method of the environment
+    before: tuple[Call, ...] = ()  # earlier calls of its methods
     # Numbers of the turn, the rollout and the call in the turn, for a tool that is not deterministic.
     place: tuple[int, int, int] | None = None
 
@@ -69,27 +82,71 @@ class Tools:
     Attributes:
         tools: Each tool by the name under which responses call it.
         schemas: JSON schemas for the chat template, in the order of the settings.
+        environment: `file.py:class` of the environment; None if there is none.
+        has_reward: Whether the environment has get_reward().
         num_run: Number of calls that have run in a process. Calls of unknown tools and with wrong arguments do not run.
     """
 
-    def __init__(self, tools: Mapping[str, Tool], settings: ToolSettings, workers: Workers) -> None:
+    def __init__(
+        self, tools: Mapping[str, Tool], settings: ToolSettings, workers: Workers, has_reward: bool = False
+    ) -> None:
         self.tools, self._workers, self._timeout_s = tools, workers, settings.timeout_s
         self._max_characters = _CHARACTERS_PER_TOKEN * settings.max_result_tokens
         self.schemas: tuple[dict[str, Any], ...] = tuple(dict(tool.schema) for tool in tools.values())
+        self.environment, self.has_reward = settings.environment, has_reward
         self.num_run = 0
         self._worked: set[str] = set()  # names of tools with at least one result
-        self._failed: dict[str, set[Call]] = {}  # of other tools, the distinct calls that failed
+        self._failed: dict[str, set[_Work]] = {}  # of other tools, the distinct calls that failed
 
     @classmethod
     def from_settings(cls, settings: ToolSettings, workers: Workers) -> Tools:
         """Load the functions in a worker and make their schemas; a UserError names the setting and the fix."""
-        tools = {name: _own_tool(name, path, workers) for name, path in settings.functions.items()}
+        tools = [_own_tool(name, path, workers) for name, path in settings.functions.items()]
         if settings.calculator:
-            _add(tools, "calculator", Tool(_described(_CALCULATOR, workers)["schema"], _CALCULATOR))
+            tools.append(Tool(_described(_CALCULATOR, _FUNCTION, workers)["schema"], _CALCULATOR))
         if settings.python:
             workers.programs.require()
-            _add(tools, PYTHON, Tool(_PYTHON_SCHEMA))
-        return cls(tools, settings, workers)
+            tools.append(Tool(_PYTHON_SCHEMA))
+        has_reward = False
+        if settings.environment:
+            setting, path = "tools.environment", settings.environment
+            described = _own(setting, path, "describe_environment", _GAME, workers)
+            tools += [Tool(schema, path, setting, is_method=True) for schema in described["tools"].values()]
+            has_reward = described["has_reward"]
+        names = Counter(tool.name for tool in tools)
+        if repeated := next((name for name, number in names.items() if number > 1), None):
+            raise UserError(f"tools: two tools have the name {repeated!r}; rename yours")
+        return cls({tool.name: tool for tool in tools}, settings, workers, has_reward)
+
+    def observations(self, rows: Sequence[str]) -> list[str]:
+        """Return what the environment says when it is reset with each row, a JSON object; empty if it says nothing.
+
+        Raises a UserError if it cannot be reset.
+        """
+        if self.environment is None:
+            return [""] * len(rows)
+        distinct = [*dict.fromkeys(rows)]
+        through = "brorl.tools.inside:observe"
+        calls = [VerifierCall(self.environment, (row,), through, self._timeout_s) for row in distinct]
+        said: dict[str, str] = {}
+        for row, reply in zip(distinct, self._workers.functions.run(calls), strict=True):
+            if reply.failure:
+                raise UserError(
+                    f"tools.environment: reset(**row) fails with {shortened(row)}: {_without_verifier(reply.failure)}; "
+                    f"fix reset or the row; {of_source('domain', ENVIRONMENT_DOMAIN)} passes on whole rows"
+                )
+            said[row] = reply.value
+        return [said[row] for row in rows]
+
+    def rewards(self, played: Sequence[tuple[str, Sequence[Call]]]) -> list[Reply]:
+        """Return what get_reward returns after a reset with a row and calls, or the failure; the calls may be any."""
+        assert self.environment is not None  # `EnvironmentVerifier` has checked it
+        calls = []
+        for row, made in played:
+            steps = [(call.name, call.arguments) for call in self._steps(made)]
+            limit_s = self._timeout_s * (len(steps) + 1)
+            calls.append(VerifierCall(self.environment, (row, steps), "brorl.tools.inside:reward", limit_s))
+        return self._workers.functions.run(calls)
 
     def run(self, turns: Sequence[Turn]) -> list[list[tuple[tuple[Result, ...], int]]]:
         """Run the calls of turns, each distinct call of a deterministic tool once.
@@ -115,14 +172,29 @@ class Tools:
 
     def _plan(self, number: int, turn: Turn) -> list[tuple[tuple[_Work, ...], int]]:
         """Return the work of a turn for its rollouts: for all at once, unless a tool is not deterministic."""
-        varies = [call.name in self.tools and not self.tools[call.name].deterministic for call in turn.calls]
-        if not any(varies):
-            return [(tuple(_Work(call) for call in turn.calls), turn.count)]
-        calls = [*enumerate(zip(turn.calls, varies, strict=True))]
-        return [
-            (tuple(_Work(call, (number, rollout, index) if varied else None) for index, (call, varied) in calls), 1)
-            for rollout in range(turn.count)
-        ]
+        works: list[_Work] = []
+        varied: list[int] = []  # calls of tools that are not deterministic
+        for index, call in enumerate(turn.calls):
+            tool = self.tools.get(call.name)
+            if tool is not None and tool.is_method:
+                works.append(_Work(call, turn.row, self._steps((*turn.history, *turn.calls[:index]))))
+            else:
+                works.append(_Work(call))
+            varied += [index] if tool is not None and not tool.deterministic else []
+        if not varied:
+            return [(tuple(works), turn.count)]
+        plan = []
+        for rollout in range(turn.count):
+            own = {index: works[index]._replace(place=(number, rollout, index)) for index in varied}
+            plan.append((tuple(own.get(index, work) for index, work in enumerate(works)), 1))
+        return plan
+
+    def _steps(self, calls: Sequence[Call]) -> tuple[Call, ...]:
+        """Return the calls that reached the environment."""
+        return tuple(
+            call for call in calls if call.name in self.tools and self.tools[call.name].is_method
+            and self._refusal(call) is None
+        )  # fmt: skip
 
     def _results(self, works: Sequence[_Work]) -> dict[_Work, Result]:
         """Run work in the workers; calls that cannot run have their failure as the result."""
@@ -156,9 +228,17 @@ class Tools:
         return self._failure(Failure.WRONG_ARGUMENTS, problem) if problem else None
 
     def _worker_call(self, work: _Work) -> VerifierCall:
-        tool = self.tools[work.call.name]
-        arguments = (work.call.arguments, self._max_characters, tool.deterministic)
-        return VerifierCall(tool.path, arguments, "brorl.tools.inside:call", self._timeout_s)
+        tool, call, limit_s = self.tools[work.call.name], work.call, self._limit_s(work)
+        if not tool.is_method:
+            arguments = (call.arguments, self._max_characters, tool.deterministic)
+            return VerifierCall(tool.path, arguments, "brorl.tools.inside:call", limit_s)
+        *before, last = [(one.name, one.arguments) for one in (*work.before, call)]
+        step = (work.row, before, last, self._max_characters)
+        return VerifierCall(tool.path, step, "brorl.tools.inside:step", limit_s)
+
+    def _limit_s(self, work: _Work) -> float:
+        """Return the time limit of a call; an environment may have to play all earlier calls again."""
+        return self._timeout_s * (1 + len(work.before))
 
     def _of_reply(self, work: _Work, reply: Reply) -> Result:
         if reply.failure is None:
@@ -167,9 +247,9 @@ class Tools:
         if is_unverified(reply.failure):
             raise _lost(work, reply.failure.removeprefix(f"{UNVERIFIED}: "))
         if reply.failure == TIMEOUT:
-            return self._failure(Failure.TIMEOUT, f"timeout after {self._timeout_s:g} s")
+            return self._failure(Failure.TIMEOUT, f"timeout after {self._limit_s(work):g} s")
         if reply.failure.startswith(RAISED):
-            return self._failure(Failure.RAISED, reply.failure.removeprefix(RAISED).strip())
+            return self._failure(Failure.RAISED, _without_verifier(reply.failure))
         is_full = reply.failure == OUT_OF_MEMORY
         return self._failure(Failure.CRASHED, OUT_OF_MEMORY if is_full else "the process of the tool ended")
 
@@ -193,7 +273,7 @@ class Tools:
         for work, result in result_of.items():
             name = work.call.name
             if self.tools[name].setting and name not in self._worked:
-                self._failed.setdefault(name, set()).add(work.call)
+                self._failed.setdefault(name, set()).add(work._replace(place=None))
                 errors[name] = result.text.removeprefix("error: ")
         for name, error in errors.items():
             if len(self._failed[name]) >= _MIN_FAILED:
@@ -204,36 +284,38 @@ class Tools:
                 )
 
 
-def _add(tools: dict[str, Tool], name: str, tool: Tool) -> None:
-    if name in tools:
-        raise UserError(f"tools.functions.{name} is the name of a built-in tool; rename it, or set tools.{name}: false")
-    tools[name] = tool
-
-
 def _own_tool(name: str, path: str, workers: Workers) -> Tool:
     """Load a function of the user."""
     setting = f"tools.functions.{name}"
     if not _NAME.fullmatch(name):
         raise UserError(f"{setting}: the name of a tool has letters, digits, _ and -; rename it")
-    try:
-        described = _described(path, workers)
-    except LoadError as error:
-        raise UserError(f"{setting}: {load_problem(path, str(error))}") from None
-    if problem := described.get("problem"):
-        raise UserError(f"{setting}: {path!r} has no schema: {problem}; {_FORM}")
+    described = _own(setting, path, _FUNCTION, _FORM, workers)
     schema = described["schema"]
     named = {**schema, "function": {**schema["function"], "name": name}}
     return Tool(named, path, setting, described["deterministic"])
 
 
-def _described(path: str, workers: Workers) -> dict[str, Any]:
-    """Return what `brorl.tools.schema` says of a function, from a worker."""
-    call = VerifierCall(path, (), "brorl.tools.schema:describe_function", _SCHEMA_S)
-    (reply,) = workers.functions.run([call])
+def _own(setting: str, path: str, describe: str, form: str, workers: Workers) -> dict[str, Any]:
+    """Load what a setting names, and return what `brorl.tools.schema` says of it; a UserError names the fix."""
+    try:
+        described = _described(path, describe, workers)
+    except LoadError as error:
+        raise UserError(f"{setting}: {load_problem(path, str(error))}") from None
+    if problem := described.get("problem"):
+        raise UserError(f"{setting}: {path!r} cannot be used: {problem}; {form}")
+    return described
+
+
+def _described(path: str, describe: str, workers: Workers) -> dict[str, Any]:
+    (reply,) = workers.functions.run([VerifierCall(path, (), f"brorl.tools.schema:{describe}", _SCHEMA_S)])
     if reply.failure:
-        raise LoadError(f"cannot read the types and the docstring of {path!r}: {reply.failure}")
+        raise LoadError(f"cannot read the types and the docstring of {path!r}: {_without_verifier(reply.failure)}")
     described: dict[str, Any] = reply.value
     return described
+
+
+def _without_verifier(failure: str) -> str:
+    return failure.removeprefix(RAISED).strip()
 
 
 def _run_program(code: str, limits: Limits, worker: Worker) -> Reply:

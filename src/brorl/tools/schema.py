@@ -1,4 +1,4 @@
-"""Makes the JSON schema of a tool. Only workers import this module: types and docstrings are code of the user."""
+"""Makes the JSON schemas of tools. Only workers import this module: types and docstrings are code of the user."""
 
 from __future__ import annotations
 
@@ -25,3 +25,22 @@ def describe_function(function: Callable[..., object]) -> dict[str, Any]:
     except Exception as error:
         return {"problem": describe(error)}
     return {"schema": schema, "deterministic": bool(getattr(function, "deterministic", True))}
+
+
+def describe_environment(factory: Callable[[], object]) -> dict[str, Any]:
+    """Return the schemas of the `tools` of an environment, and whether it `has_reward`, or its `problem`."""
+    try:
+        game = factory()
+        methods = dict(inspect.getmembers(game, inspect.ismethod))
+    except Exception as error:
+        return {"problem": describe(error)}
+    public = [name for name in methods if not name.startswith("_") and name not in ("reset", "get_reward")]
+    if "reset" not in methods or not public:
+        return {"problem": f"it has no method {'that is a tool' if 'reset' in methods else 'reset'}"}
+    tools: dict[str, Any] = {}
+    for name in public:
+        described = describe_function(methods[name])
+        if "problem" in described:
+            return {"problem": f"{name}: {described['problem']}"}
+        tools[name] = described["schema"]
+    return {"tools": tools, "has_reward": "get_reward" in methods}

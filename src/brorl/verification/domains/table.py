@@ -22,6 +22,7 @@ from brorl.format import listed
 from brorl.prompts.prompt import (
     CODE_DOMAIN,
     COUNTDOWN_DOMAIN,
+    ENVIRONMENT_DOMAIN,
     GYM_DOMAIN,
     INSTRUCTIONS_DOMAIN,
     MATH_DOMAIN,
@@ -87,7 +88,7 @@ class FunctionVerifier:
         ...`, `verifier returned ...`, `timeout`, `out of memory`, `verifier crashed` or `unverified: ...`. If the
         function cannot decide, it returns `False` with a reason `unverified: ...` itself.
         """
-        return [_verdict(result) for result in self.replies(items)]
+        return [verdict_of_reply(result) for result in self.replies(items)]
 
     def replies(self, items: Sequence[tuple[Prompt, str]]) -> list[Reply]:
         """Call the function on each response; a reply holds the returned value or the failure."""
@@ -130,7 +131,8 @@ def load_problem(function: str, problem: str) -> str:
     return f"{problem}; {fix}"
 
 
-def _verdict(reply: Reply) -> Verdict:
+def verdict_of_reply(reply: Reply) -> Verdict:
+    """Return the verdict that a user's function returned, or its failure."""
     if reply.failure:
         return verdict_of(reply.failure, seconds=reply.seconds)
     try:
@@ -203,12 +205,16 @@ WITH_FRACTIONS = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN)
 
 
 def make_verifiers(
-    domains: Iterable[str], settings: VerificationSettings, rewards: RewardShaping, workers: Workers
+    domains: Iterable[str],
+    settings: VerificationSettings,
+    rewards: RewardShaping,
+    workers: Workers,
+    environment: Callable[[], Verifier] | None = None,
 ) -> dict[str, Verifier]:
     """Make the verifier of each domain, sorted by domain; a user's function replaces a built-in verifier.
 
-    With partial credit, domains of `WITH_FRACTIONS` score incorrect responses too. Raises a UserError if a domain has
-    no verifier, or if a function cannot be loaded.
+    `environment` makes the verifier of the domain `environment`. With partial credit, domains of `WITH_FRACTIONS` score
+    incorrect responses too. Raises a UserError if a domain has no verifier, or if a function cannot be loaded.
     """
     functions, as_messages = settings.functions, settings.completions == "messages"
     term_functions = {
@@ -220,6 +226,8 @@ def make_verifiers(
         if domain in functions:
             own = FunctionVerifier(workers.functions, functions[domain], domain, as_messages)
             verifiers[domain] = DomainVerifier(own, None, term_functions)
+        elif domain == ENVIRONMENT_DOMAIN and environment is not None:
+            verifiers[domain] = DomainVerifier(environment(), None, term_functions)
         elif domain in DOMAINS:
             options = {"partial_credit": True} if rewards.partial_credit and domain in WITH_FRACTIONS else {}
             verifiers[domain] = DomainVerifier(DOMAINS[domain](workers, **options), settings.thoughts, term_functions)

@@ -1,0 +1,74 @@
+"""The verifier of the domain `environment`: the calls of a response go in, the reward of the environment comes out.
+
+The reference answer is the row of the question as JSON. The text that is verified is what `calls_text` returns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from brorl.errors import UserError, of_source
+from brorl.prompts.prompt import ENVIRONMENT_DOMAIN, Prompt
+from brorl.tools.calls import Call
+from brorl.tools.functions import Tools
+from brorl.verdict import NO_ANSWER, Verdict, verdict_of
+from brorl.verification.domains.table import verdict_of_reply
+from brorl.verification.verifier import TrialResponses, malformed
+
+
+def calls_text(calls: Sequence[Call]) -> str:
+    """Return all calls of a response as JSON, `[["name", "{arguments}"], ...]`."""
+    return json.dumps([[call.name, call.arguments] for call in calls])
+
+
+class EnvironmentVerifier:
+    """Plays the calls of a response on a new object, and returns its reward, from 0 to 1; 1 is correct.
+
+    Raises a UserError if there is no environment, or if it has no reward.
+    """
+
+    def __init__(self, tools: Tools) -> None:
+        if not tools.has_reward:
+            missing = "tools.environment is not set" if tools.environment is None else "tools.environment has no reward"
+            raise UserError(
+                f"the data has questions of the domain {ENVIRONMENT_DOMAIN!r}, and {missing}; set tools.environment to "
+                f"a class with get_reward(), or set another {of_source('domain')}"
+            )
+        self._tools = tools
+
+    def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+        """Verify the calls of responses; a text that holds no list of calls has `no answer`.
+
+        The other reasons are those of a user's function (`FunctionVerifier.verify_all`).
+        """
+        calls = [_read_calls(text) for _, text in items]
+        played = [(prompt.reference, made) for (prompt, _), made in zip(items, calls, strict=True) if made is not None]
+        replies = iter(self._tools.rewards(played))
+        return [verdict_of(NO_ANSWER) if made is None else verdict_of_reply(next(replies)) for made in calls]
+
+    def check_references(self, references: Sequence[str]) -> dict[str, str]:
+        """Find references that are no rows."""
+        return malformed(references, _require_row)
+
+    def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
+        """Return a response without calls: only a player knows the right ones."""
+        del reference, others
+        return TrialResponses(calls_text(()), (), certain=False)
+
+
+def _read_calls(text: str) -> list[Call] | None:
+    """Return the calls in a text; None for any other text."""
+    try:
+        return [Call(str(name), str(arguments)) for name, arguments in json.loads(text)]
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _require_row(reference: str) -> None:
+    try:
+        row = json.loads(reference)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict):
+        raise ValueError("is not a row as JSON, which an environment is reset with")
