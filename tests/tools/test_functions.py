@@ -115,6 +115,15 @@ def broken(number: int) -> int:
     """
     return number + undefined
 
+def unlucky(number: int) -> int:
+    """Fail.
+
+    Args:
+        number: Any.
+    """
+    raise ValueError(random.random())
+unlucky.deterministic = False
+
 def kill(number: int) -> None:
     """End the server of the worker.
 
@@ -125,7 +134,7 @@ def kill(number: int) -> None:
     time.sleep(60)
 '''
 
-NAMES = ("add", "later", "draw", "same", "odd", "broken", "kill")
+NAMES = ("add", "later", "draw", "same", "odd", "broken", "unlucky", "kill")
 SETTINGS = ToolSettings(calculator=True, python=True, timeout_s=0.5, max_result_tokens=100)
 
 
@@ -323,6 +332,13 @@ def test_a_tool_that_only_fails_ends_the_run(tools: Tools) -> None:
     results(tools, call("broken", number=0), call("add", a=1))  # a call that has failed before, and another tool
     with pytest.raises(ToolError, match=r"tools\.functions\.broken: .* first 8 distinct calls: NameError: name 'undef"):
         results(tools, call("broken", number=9))
+
+
+def test_a_call_that_fails_for_each_rollout_counts_once(tools: Tools) -> None:
+    (outcome,) = tools.run([Turn((call("unlucky", number=1),), 20)])
+    assert [count for _, count in outcome] == [1] * 20
+    with pytest.raises(ToolError, match="first 8 distinct calls: ValueError: 0"):
+        results(tools, *(call("unlucky", number=number) for number in range(8)))
 
 
 def test_a_tool_with_a_result_may_fail(tools: Tools) -> None:
