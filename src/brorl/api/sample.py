@@ -198,6 +198,7 @@ def _sampled(
         with Workers.from_settings(config.verification) as workers:
             verifiers = make_verifiers({question.domain}, config.verification, config.rewards, workers)
             accept_truncated = config.rewards.stop_properly > 0
-            found = grade([prompt] * len(trees), trees, verifiers, decode, accept_truncated=accept_truncated)
+            prompts, sees = [prompt] * len(trees), config.verification.sees
+            found = grade(prompts, trees, verifiers, decode, accept_truncated, sees)
         verdicts = tuple(map(tuple, found))
     return SampledTree(prompt.text, tuple(name for name, _ in models), tuple(trees), verdicts, decode, lines)

@@ -163,7 +163,7 @@ def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], No
     elif INSTRUCTIONS_DOMAIN in verifiers:  # this machine can lack the package that some instructions need
         unreadable_references({INSTRUCTIONS_DOMAIN: verifiers[INSTRUCTIONS_DOMAIN]}, questions)
     decode = make_decode(tokenizer, config.verification.thoughts, config.sampling.stop)
-    grader = Grader(verifiers, decode, config.rewards, config.sampling.max_new_tokens)
+    grader = Grader(verifiers, decode, config.rewards, config.longest_response, config.verification.sees)
     memory_line = memory.summary if warning is None else f"warning: {warning}"
     return RunInputs(model_path, tokenizer, context, prompts, grader, workers, memory, memory_line, notes)
 
