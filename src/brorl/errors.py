@@ -57,6 +57,12 @@ class BrokenVerifierError(UserError):
     exit_code = 1
 
 
+class ToolError(UserError):
+    """A tool has failed on every call so far, or infrastructure failures kept a call from running."""
+
+    exit_code = 1
+
+
 class LearnerLostError(UserError):
     """A process of the learner died or stalled; the run can continue from its last checkpoint."""
 

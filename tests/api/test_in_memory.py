@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from transformers.utils import get_json_schema
 
 import brorl
 from brorl.api.in_memory import importable_path, moved, resolve_in_memory, rows_to_evaluate, source_of, terms_of
@@ -339,3 +340,76 @@ def test_rows_are_evaluated_on(capsys: pytest.CaptureFixture[str]) -> None:
     found = [brorl.evaluate("quickstart", data=PUZZLES[:9], samples=2, ks=[1], max_new_tokens=12) for _ in range(2)]
     assert found[0].path == found[1].path  # the same rows continue the same evaluation
     assert "(9 prompts)" in capsys.readouterr().out
+
+
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b
+
+
+TOOL_CELL = '''
+from typing import Literal, Optional
+import math, typing as t
+Sign = Literal["+", "-"]
+def rounded(value):
+    return math.floor(value + 0.5)
+def combine(a: float, b: Optional[int] = None, sign: Literal["+", "-"] = "+", more: t.Any = None) -> int:
+    """Combine two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+        sign: How.
+        more: Of no effect.
+    """
+    return rounded(a + (b or 0) if sign == "+" else a - (b or 0))
+'''
+
+
+def test_tools_in_memory_become_paths_and_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cell = in_a_cell(monkeypatch, TOOL_CELL)
+    overrides = {"tools": [add, cell["combine"]], "tools.max_turns": 3, "steps": 4}
+    config = resolve_in_memory("quickstart", overrides, None, tmp_path / "given").config
+    assert (config.tools.max_turns, config.steps) == (3, 4)
+    assert config.tools.functions["add"] == f"{Path(__file__).absolute()}:add"
+    assert [*config.tools.functions] == ["add", "combine"]
+    assert {f"tools.functions.{name}": path for name, path in config.tools.functions.items()} == config.own_functions
+    written = load(config.tools.functions["combine"])
+    assert get_json_schema(written) == get_json_schema(cell["combine"])
+    assert written(2.6, 4, "-") == cell["combine"](2.6, 4, "-") == -1
+    there = moved(config, tmp_path / "given", tmp_path / "run").tools.functions["combine"]
+    assert there.startswith(str(tmp_path / "run"))
+    settings = resolve_in_memory("quickstart", {"tools": {"calculator": True}}, None, tmp_path / "none").config
+    assert settings.tools.calculator
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [
+        ([add, add], "two functions have the name add"),
+        (["add"], "expected a list of functions, got 'add'"),
+        ([ModuleType], "expected a list of functions, got <class"),
+        ([Path("a").exists], "expected a list of functions, got <bound method"),
+        ([lambda a: a], "tools: <lambda> is not a function with a name"),
+    ],
+)
+def test_what_is_no_list_of_tools_is_refused(tools: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        resolve_in_memory("quickstart", {"tools": tools}, None, tmp_path)
+
+
+def test_a_tool_that_uses_the_alias_of_a_type_says_what_a_worker_cannot_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = in_a_cell(monkeypatch, TOOL_CELL.replace('sign: Literal["+", "-"]', "sign: Sign"))
+    with pytest.raises(UserError, match="tools: combine uses the variable 'Sign'"):
+        source_of(cell["combine"], "tools")
+
+
+def test_a_resumed_run_keeps_its_tools() -> None:
+    with pytest.raises(UserError, match="a resumed run keeps its tools"):
+        brorl.train("run", resume=True, tools=[add])

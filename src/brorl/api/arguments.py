@@ -101,7 +101,7 @@ def recipe_name(config_or_path: ConfigOrPath) -> str:
 
 
 def check_cheaply(config: TrainConfig) -> None:
-    """Check the folders of a new run and of its model, the files of its verifiers, and the first row of its data."""
+    """Check the folders of a new run and of its model, the files of its functions, and the first row of its data."""
     if config.output_dir is not None:
         refuse_used_folder(Path(config.output_dir).expanduser())
     check_folder(config.model)
@@ -109,7 +109,7 @@ def check_cheaply(config: TrainConfig) -> None:
         file = function.rpartition(":")[0]
         if file.endswith(".py") and not is_file(file):
             raise UserError(
-                f"{setting}: there is no file {file} (working folder {Path.cwd()}); write the verifier, or fix the path"
+                f"{setting}: there is no file {file} (working folder {Path.cwd()}); write the function, or fix the path"
             )
 
     from brorl.evaluation.questions import check_first_rows  # imports numpy

@@ -80,8 +80,8 @@ def check(
         timing: Load the model and forecast the seconds of a step.
         timing_seconds: Time small steps for at most this many seconds; the rest is extrapolated.
         progress: Print the report line by line.
-        overrides: Settings that replace those of the recipe, nested or by dotted name; `data` may be rows and `reward`
-            functions, as in `brorl.train`.
+        overrides: Settings that replace those of the recipe, nested or by dotted name; `data` may be rows, and `reward`
+            and `tools` functions, as in `brorl.train`.
 
     Raises:
         UserError: On the first problem.

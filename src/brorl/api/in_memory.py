@@ -1,4 +1,4 @@
-"""Turns rows and functions in memory into files and settings: `train(data=rows, reward=function)`.
+"""Turns rows and functions in memory into files and settings: `train(data=rows, reward=function, tools=[function])`.
 
 The caller gives a folder for the files. A run keeps them in its directory, so that it can be resumed from there.
 """
@@ -13,6 +13,7 @@ import json
 import re
 import sys
 import textwrap
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -59,9 +60,12 @@ def resolve_in_memory(
 ) -> ResolvedRecipe:
     """Write given rows and functions into a folder, and return settings that name the files.
 
-    Without a recipe, rows get the recipe that `brorl init` writes for them. Without rows it is quickstart.
+    Without a recipe, rows get the recipe that `brorl init` writes for them. Without rows it is quickstart. In the
+    overrides, `data` may be rows, and `tools` a list of functions.
     """
     recipe, rest = config_or_path, dict(overrides)
+    if isinstance(rest.get("tools"), list | tuple):
+        rest["tools.functions"] = _tool_paths(rest.pop("tools"), folder)
     lines: tuple[str, ...] = ()
     terms = () if reward is None else terms_of(reward)
     if _is_rows(rest.get("data")):
@@ -271,24 +275,40 @@ def _reward_settings(terms: Sequence[Term], config: TrainConfig, folder: Path) -
                 "verification={'functions': {'math': 'rewards.py:reward'}}"
             )
     domains = [str(getattr(source, "domain", source.kind)) for source in config.data.sources]
-    functions = config.verification.functions | dict.fromkeys(domains, _path(first, folder))
+    functions = config.verification.functions | dict.fromkeys(domains, _path(first.function, folder, "reward"))
     settings: dict[str, Any] = {"verification.functions": functions}
     if others:
-        own = {term.name: {"function": _path(term, folder), "weight": term.weight / first.weight} for term in others}
+        own = {
+            term.name: {"function": _path(term.function, folder, "reward"), "weight": term.weight / first.weight}
+            for term in others
+        }
         settings |= {"rewards.terms": own, "rewards.partial_credit": True}
     if first.weight != 1:
         settings["rewards.domain_weights"] = config.rewards.domain_weights | dict.fromkeys(domains, first.weight)
     return settings
 
 
-def _path(term: Term, folder: Path) -> str:
+def _tool_paths(tools: Sequence[Any], folder: Path) -> dict[str, str]:
+    """Return the paths of functions that responses can call, by name."""
+    paths: dict[str, str] = {}
+    for tool in tools:
+        if not callable(tool) or inspect.isclass(tool) or inspect.ismethod(tool):
+            raise UserError(f"tools: expected a list of functions, got {tool!r:.80} in it; define each tool with `def`")
+        name = getattr(tool, "__name__", type(tool).__name__)
+        if name in paths:
+            raise UserError(f"tools: two functions have the name {name}; rename one of them")
+        paths[name] = _path(tool, folder, "tools")
+    return paths
+
+
+def _path(function: Callable[..., object], folder: Path, argument: str) -> str:
     """Return the path of a function; a notebook's function is first written into a file."""
-    path = importable_path(term.function)
+    path = importable_path(function)
     if path is None:
-        text = source_of(term.function)
-        file = folder / f"reward_{blake2b(text.encode(), digest_size=4).hexdigest()}.py"
+        text = source_of(function, argument)
+        file = folder / f"{argument}_{blake2b(text.encode(), digest_size=4).hexdigest()}.py"
         _write(file, text.encode())
-        path = f"{file.absolute()}:{term.function.__name__}"
+        path = f"{file.absolute()}:{function.__name__}"
     return path
 
 
@@ -308,55 +328,57 @@ def importable_path(function: Callable[..., object]) -> str | None:
     return f"{Path(file).absolute()}:{name}"
 
 
-def source_of(function: Callable[..., object]) -> str:
+def source_of(function: Callable[..., object], argument: str = "reward") -> str:
     """Return the text of a file that defines a notebook's function and everything that it uses.
 
     The file imports what comes from modules. It contains the source of the notebook's functions and the values of its
-    constants. Any other variable is an error, since a worker could not have it.
+    constants. Any other variable is an error, since a worker could not have it. `argument` is where the function was
+    given. The types of tools are part of what they use; those of other functions are never evaluated.
     """
     parts: dict[str, str] = {}
-    _add(function, parts)
+    first = "" if argument == "tools" else "from __future__ import annotations\n"
+    _add(function, parts, first, argument)
     imports = sorted(text for text in parts.values() if text.startswith(("import ", "from ")))
     rest = [text for text in parts.values() if not text.startswith(("import ", "from "))]
-    return "\n".join(["from __future__ import annotations\n", *imports, "", *rest])
+    return "\n".join([first, *imports, "", *rest])
 
 
-def _add(function: Any, parts: dict[str, str]) -> None:
+def _add(function: Any, parts: dict[str, str], first: str, argument: str) -> None:
     """Add the source of a function to the parts of a file, after everything that the function uses."""
     name = getattr(function, "__name__", "")
     if not inspect.isfunction(function) or not name.isidentifier():
-        raise UserError(f"reward: {name or repr(function)} is not a function with a name; define it with `def`")
+        raise UserError(f"{argument}: {name or repr(function)} is not a function with a name; define it with `def`")
     if free := function.__code__.co_freevars:
         raise UserError(
-            f"reward: {name} uses the variable {free[0]!r} of the function around it, which workers cannot have; make "
-            "it an argument with a default, or a variable of the notebook"
+            f"{argument}: {name} uses the variable {free[0]!r} of the function around it, which workers cannot have; "
+            "make it an argument with a default, or a variable of the notebook"
         )
     try:
         source = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError) as error:
         raise UserError(
-            f"reward: the source of {name} is not available, and worker processes need it; define it in a file "
-            "(in a notebook: %%writefile rewards.py, then from rewards import ...)"
+            f"{argument}: the source of {name} is not available, and worker processes need it; define it in a file "
+            f"(in a notebook: %%writefile {argument}.py, then from {argument} import ...)"
         ) from error
     parts[name] = ""  # marks the function as added, since it may call itself
-    codes = [*_codes(compile("from __future__ import annotations\n" + source, "<reward>", "exec"))]
+    codes = [*_codes(compile(first + source, f"<{argument}>", "exec", dont_inherit=True))]
     attributes = {name for code in codes for name in code.co_names}
     for used in dict.fromkeys(name for code in codes for name in _taken(code)):
         if used in parts:
             continue
         if used not in function.__globals__:
             if not hasattr(builtins, used):
-                raise UserError(f"reward: {name} uses {used!r}, which is not defined; define or import it first")
+                raise UserError(f"{argument}: {name} uses {used!r}, which is not defined; define or import it first")
             continue
         value = function.__globals__[used]
         if inspect.isfunction(value) and value.__module__ in (None, "__main__") and value.__name__ == used:
-            _add(value, parts)
+            _add(value, parts, first, argument)
         elif (text := _definition(used, value, attributes)) is not None:
             parts[used] = text
         else:
             raise UserError(
-                f"reward: {name} uses the variable {used!r} of type {type(value).__name__}, and worker processes have "
-                "only its source; make it within the function, or define the function in a file"
+                f"{argument}: {name} uses the variable {used!r} of type {type(value).__name__}, and worker processes "
+                "have only its source; make it within the function, or define the function in a file"
             )
     parts[name] = parts.pop(name) + source
 
@@ -370,7 +392,8 @@ def _definition(name: str, value: Any, attributes: set[str]) -> str | None:
     if isinstance(value, re.Pattern):
         return f"{name} = __import__('re').compile({value.pattern!r}, {value.flags})\n"
     home, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", ".")
-    if (inspect.isroutine(value) or inspect.isclass(value)) and home not in (None, "__main__"):
+    is_known = inspect.isroutine(value) or inspect.isclass(value) or getattr(typing, str(qualified), None) is value
+    if is_known and home not in (None, "__main__"):
         return f"from {home} import {qualified} as {name}" if "." not in qualified else None
     try:
         hash(value)  # a value that can change may differ between processes

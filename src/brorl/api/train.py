@@ -132,7 +132,7 @@ def train(
             `output_dir` (default: a new directory in `runs/`), `report`, and `tracking`. `data` may also be rows: a
             `datasets.Dataset`, a list of dicts, a data frame or a table. Their columns are guessed as `brorl init`
             does, and they are stored in the run directory. Without a recipe, the other settings are those that `brorl
-            init` writes.
+            init` writes. `tools` may also be a list of functions that responses can call, with types and a docstring.
 
     Returns:
         The result. It shows as tables in terminals and notebooks.
@@ -146,6 +146,8 @@ def train(
             raise UserError("resume=True needs a run directory as the first argument")
         if reward is not None:
             raise UserError("a resumed run keeps its reward; leave out reward, or start a new run with it")
+        if isinstance(overrides.get("tools"), list | tuple):
+            raise UserError("a resumed run keeps its tools; leave out tools, or start a new run with them")
         return _resume(config_or_path, overrides, progress)
     from brorl.api.in_memory import FOLDER, resolve_in_memory
 

@@ -132,9 +132,11 @@ class TrainConfig(Section):
 
     @property
     def own_functions(self) -> dict[str, str]:
-        """Paths of the user's verifiers and reward terms, by setting."""
-        verifiers = {f"verification.functions.{domain}": path for domain, path in self.verification.functions.items()}
-        return verifiers | {f"rewards.terms.{name}": term.function for name, term in self.rewards.terms.items()}
+        """Paths of the user's verifiers, reward terms and tools, by setting."""
+        functions = {f"verification.functions.{domain}": path for domain, path in self.verification.functions.items()}
+        functions |= {f"rewards.terms.{name}": term.function for name, term in self.rewards.terms.items()}
+        functions |= {f"tools.functions.{name}": path for name, path in self.tools.functions.items()}
+        return functions | ({"tools.environment": self.tools.environment} if self.tools.environment else {})
 
     @property
     def response_limits(self) -> dict[str, int]:

@@ -70,7 +70,7 @@ class FunctionVerifier:
             if result.failure:
                 raise LoadError(f"cannot read the arguments of {function!r}: {result.failure}")
         except LoadError as error:
-            raise UserError(f"{setting}: {_load_problem(function, str(error))}") from None
+            raise UserError(f"{setting}: {load_problem(function, str(error))}") from None
         if problem := result.value.get("problem"):
             raise UserError(
                 f"{setting}: {function!r} must take two arguments (response, reference) or three (response, reference, "
@@ -115,7 +115,7 @@ class FunctionVerifier:
         return TrialResponses(reference, others, certain=False)
 
 
-def _load_problem(function: str, problem: str) -> str:
+def load_problem(function: str, problem: str) -> str:
     """Return why a function cannot be loaded, and one fix."""
     file = re.split(r"\.py:", function)[0] + ".py"
     if MAIN_GUARD in problem:

@@ -51,6 +51,9 @@ class VerifierCall:
     # JSON values in order, or by role for a user's function (`inside.calling`). None only loads the function; the reply
     # is then {"takes": roles}, or {"problem": why it cannot be called}.
     arguments: tuple[object, ...] | Mapping[str, object] | None
+    # `package.module:function`, which is called instead, with the function itself before the arguments.
+    through: str | None = None
+    timeout_s: float | None = None  # None for the limit of the pool
 
 
 class _Pool:
@@ -174,7 +177,7 @@ class WorkerPool(_Pool):
             if len(problems) >= _MAX_LOADS:
                 return Reply(None, f"{UNVERIFIED}: a worker cannot start: {problems[-1]}", 0.0)
             worker.trust(loading)
-            reply = worker.call("load", (call.function,), loading)
+            reply = worker.call("load", (call.function, call.through), loading)
             problem = reply.failure or reply.value
             if problem is None:
                 break
@@ -186,8 +189,9 @@ class WorkerPool(_Pool):
                 ended = f"{_MAX_LOADS} new workers ended while loading it ({problems[-1]})"
                 raise LoadError(f"cannot load {call.function!r}: {ended}")
         self._loaded.add(call.function)
-        limits = Limits(self.timeout_s, self.memory_bytes, 2 * MAX_REPLY_BYTES)  # text inside of text
-        reply = worker.call("call", (call.function, json.dumps(call.arguments)), limits)
+        timeout_s = self.timeout_s if call.timeout_s is None else call.timeout_s
+        limits = Limits(timeout_s, self.memory_bytes, 2 * MAX_REPLY_BYTES)  # text inside of text
+        reply = worker.call("call", (call.function, json.dumps(call.arguments), call.through), limits)
         try:
             text, problem, is_full = reply.value
             value = None if problem else json.loads(text)

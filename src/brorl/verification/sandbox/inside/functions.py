@@ -40,28 +40,30 @@ class Functions:
         self._pid, self._loaded_bytes = os.getpid(), 0
         self._functions: dict[str, Callable[..., object]] = {}
 
-    def load(self, name: str) -> str | None:
-        """Import a function, unless it was imported before; return the problem, None if there is none."""
-        if name in self._functions:
-            return None
-        try:
-            self._functions[name] = load(name)
-        except MemoryError:
-            os._exit(EXIT_OUT_OF_MEMORY)
-        except BaseException as error:
-            return describe(error)
-        self._loaded_bytes = _data_bytes()
+    def load(self, *names: str | None) -> str | None:
+        """Import functions, unless they were imported before; return the first problem, None if there is none."""
+        for name in names:
+            if name is None or name in self._functions:
+                continue
+            try:
+                self._functions[name] = load(name)
+            except MemoryError:
+                os._exit(EXIT_OUT_OF_MEMORY)
+            except BaseException as error:
+                return describe(error)
+            self._loaded_bytes = _data_bytes()
         return None
 
-    def call(self, name: str, arguments: str) -> tuple[str | None, str | None, bool]:
-        """Call a loaded function with arguments as JSON text.
+    def call(self, name: str, arguments: str, through: str | None = None) -> tuple[str | None, str | None, bool]:
+        """Call a loaded function with arguments as JSON text, or another function with it and the arguments.
 
         Return (value as JSON text, exception, whether the process retains too much memory to go on); value or exception
         is None. If memory runs out the process ends, because an exit code needs no memory.
         """
         text = problem = None
         try:
-            text = _encode(_called(self._functions[name], json.loads(arguments)))
+            function, values = self._functions[name], json.loads(arguments)
+            text = _encode(self._functions[through](function, *values) if through else _called(function, values))
         except MemoryError:
             os._exit(EXIT_OUT_OF_MEMORY)
         except BaseException as error:
@@ -84,13 +86,13 @@ def _called(function: Callable[..., object], arguments: Any) -> object:
 
 
 def _encode(value: object) -> str:
-    text = json.dumps(value, default=_scalar)
+    text = json.dumps(value, default=scalar)
     if len(text) > MAX_REPLY_BYTES:
         raise ValueError(f"returned {len(text)} bytes, more than {MAX_REPLY_BYTES}")
     return text
 
 
-def _scalar(value: Any) -> object:
+def scalar(value: Any) -> object:
     """Return a numpy or torch scalar, or an array of one number, as a Python value; a fraction or decimal as float."""
     plain = value.item() if hasattr(value, "item") else value
     if isinstance(plain, bool | int | float | str | None):

@@ -1,0 +1,76 @@
+"""Checks the arguments of a call against the schema of its tool, before the call runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from brorl.format import shortened
+from brorl.prompts.prompt import JSON_NAMES
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "integer": (int,), "number": (int, float), "string": (str,), "boolean": (bool,), "array": (list,),
+    "object": (dict,), "null": (type(None),),
+}  # fmt: skip
+_WORDS = {
+    "integer": "an integer", "number": "a number", "string": "a string", "boolean": "true or false", "array": "a list",
+    "object": "an object",
+}  # fmt: skip
+
+
+def argument_problem(arguments: str, parameters: Mapping[str, Any]) -> str:
+    """Return what is wrong with arguments that a model wrote as JSON, on one line; empty if nothing is.
+
+    Names and JSON types are checked, and the values of an enumeration, but not what is inside a list or an object.
+    """
+    try:
+        values = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return "the arguments are not JSON that can be read"
+    if not isinstance(values, dict):
+        return "the arguments are not a JSON object"
+    properties: Mapping[str, Any] = parameters.get("properties", {})
+    for name in values:
+        if name not in properties:
+            return f"there is no argument {_shown(name)}; arguments: {', '.join(properties) or 'none'}"
+    for name in parameters.get("required", ()):
+        if name not in values:
+            return f"the argument {name!r} is missing"
+    for name, value in values.items():
+        if not _fits(value, properties[name]):
+            return f"the argument {name!r} must be {_wanted(properties[name])}, not {_shown(value)}"
+    return ""
+
+
+def _fits(value: object, schema: Mapping[str, Any]) -> bool:
+    if value is None and schema.get("nullable"):
+        return True
+    if "anyOf" in schema:
+        return any(_fits(value, choice) for choice in schema["anyOf"])
+    if "enum" in schema:
+        return any(type(value) is type(one) and value == one for one in schema["enum"])
+    return any(_has_type(value, name) for name in _names(schema)) or "type" not in schema
+
+
+def _has_type(value: object, name: str) -> bool:
+    if isinstance(value, bool):  # in Python a bool is an int
+        return name not in _TYPES or name == "boolean"
+    return name not in _TYPES or isinstance(value, _TYPES[name])
+
+
+def _names(schema: Mapping[str, Any]) -> list[str]:
+    names = schema.get("type", [])
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _wanted(schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        return f"one of {json.dumps(schema['enum'], ensure_ascii=False)}"
+    if "anyOf" in schema:
+        return " or ".join(_wanted(choice) for choice in schema["anyOf"])
+    return " or ".join(_WORDS.get(name, name) for name in _names(schema))
+
+
+def _shown(value: object) -> str:
+    return JSON_NAMES[type(value)] if isinstance(value, list | dict) else shortened(json.dumps(value), 80)

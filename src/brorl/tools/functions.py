@@ -1,0 +1,247 @@
+"""`Tools`: the functions that responses can call. Turns go in, results come out.
+
+A call runs in a worker process with a bound on time and memory, never in this process. Equal calls run once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from brorl.errors import ToolError, UserError
+from brorl.tools.arguments import argument_problem
+from brorl.tools.calls import Call, Failure, Result, Turn
+from brorl.tools.inside import readable
+from brorl.tools.settings import ToolSettings
+from brorl.verdict import OUT_OF_MEMORY, RAISED, TIMEOUT, UNVERIFIED, is_unverified
+from brorl.verification.domains.table import load_problem
+from brorl.verification.sandbox.pool import LoadError, VerifierCall, Workers
+from brorl.verification.sandbox.request import JudgeTimeout, Limits, Reply, Undecided, fault_of
+from brorl.verification.sandbox.worker import Worker
+
+PYTHON = "python"
+_CALCULATOR = "brorl.tools.calculator:calculator"
+_PYTHON_SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": PYTHON,
+        "description": "Run a Python program, and return what it prints.",
+        "parameters": {
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "The program. It prints its results."}},
+            "required": ["code"],
+        },
+        "return": {"type": "string"},
+    },
+}
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_SCHEMA_S = 60.0
+_CHARACTERS_PER_TOKEN = 64  # most tokens are far shorter
+_MAX_PROGRAM_BYTES = 1 << 20  # of output
+_MIN_FAILED = 8  # distinct calls that failed, before a tool is called broken
+_FORM = "give every parameter a type, and write a Google docstring that describes the tool and its parameters"
+
+
+class Tool(NamedTuple):
+    """One tool."""
+
+    schema: Mapping[str, Any]  # as `transformers.utils.get_json_schema` makes it
+    path: str = ""  # `file.py:function`; empty for the tool that runs programs
+    setting: str = ""  # the setting that names the user's function; empty for a built-in tool
+    deterministic: bool = True
+
+
+class _Work(NamedTuple):
+    """A call to run. Equal ones run once."""
+
+    call: Call
+    # Numbers of the turn, the rollout and the call in the turn, for a tool that is not deterministic.
+    place: tuple[int, int, int] | None = None
+
+
+class Tools:
+    """The tools of a run: loads them, shows their schemas, and runs calls in worker processes.
+
+    Attributes:
+        tools: Each tool by the name under which responses call it.
+        schemas: JSON schemas for the chat template, in the order of the settings.
+        num_run: Number of calls that have run in a process. Calls of unknown tools and with wrong arguments do not run.
+    """
+
+    def __init__(self, tools: Mapping[str, Tool], settings: ToolSettings, workers: Workers) -> None:
+        self.tools, self._workers, self._timeout_s = tools, workers, settings.timeout_s
+        self._max_characters = _CHARACTERS_PER_TOKEN * settings.max_result_tokens
+        self.schemas: tuple[dict[str, Any], ...] = tuple(dict(tool.schema) for tool in tools.values())
+        self.num_run = 0
+        self._worked: set[str] = set()  # names of tools with at least one result
+        self._failed: dict[str, set[Call]] = {}  # of other tools, the distinct calls that failed
+
+    @classmethod
+    def from_settings(cls, settings: ToolSettings, workers: Workers) -> Tools:
+        """Load the functions in a worker and make their schemas; a UserError names the setting and the fix."""
+        tools = {name: _own_tool(name, path, workers) for name, path in settings.functions.items()}
+        if settings.calculator:
+            _add(tools, "calculator", Tool(_described(_CALCULATOR, workers)["schema"], _CALCULATOR))
+        if settings.python:
+            workers.programs.require()
+            _add(tools, PYTHON, Tool(_PYTHON_SCHEMA))
+        return cls(tools, settings, workers)
+
+    def run(self, turns: Sequence[Turn]) -> list[list[tuple[tuple[Result, ...], int]]]:
+        """Run the calls of turns, each distinct call of a deterministic tool once.
+
+        Returns:
+            The distinct outcomes of each turn: one result per call, and the number of rollouts with these results. The
+            numbers of a turn add up to its count.
+
+        Raises:
+            ToolError: If a tool of the user has failed on every call so far, or if infrastructure failures kept a call
+                from running twice.
+        """
+        planned = [self._plan(number, turn) for number, turn in enumerate(turns)]
+        distinct = dict.fromkeys(work for plan in planned for works, _ in plan for work in works)
+        result_of = self._results([*distinct])
+        outcomes: list[list[tuple[tuple[Result, ...], int]]] = []
+        for plan in planned:
+            counts = Counter[tuple[Result, ...]]()
+            for works, count in plan:
+                counts[tuple(result_of[work] for work in works)] += count
+            outcomes.append([*counts.items()])
+        return outcomes
+
+    def _plan(self, number: int, turn: Turn) -> list[tuple[tuple[_Work, ...], int]]:
+        """Return the work of a turn for its rollouts: for all at once, unless a tool is not deterministic."""
+        varies = [call.name in self.tools and not self.tools[call.name].deterministic for call in turn.calls]
+        if not any(varies):
+            return [(tuple(_Work(call) for call in turn.calls), turn.count)]
+        calls = [*enumerate(zip(turn.calls, varies, strict=True))]
+        return [
+            (tuple(_Work(call, (number, rollout, index) if varied else None) for index, (call, varied) in calls), 1)
+            for rollout in range(turn.count)
+        ]
+
+    def _results(self, works: Sequence[_Work]) -> dict[_Work, Result]:
+        """Run work in the workers; calls that cannot run have their failure as the result."""
+        result_of: dict[_Work, Result] = {}
+        for work in works:
+            if (refusal := self._refusal(work.call)) is not None:
+                result_of[work] = refusal
+        remaining = [work for work in works if work not in result_of]
+        programs = [work for work in remaining if not self.tools[work.call.name].path]
+        calls = [work for work in remaining if self.tools[work.call.name].path]
+        self.num_run += len(remaining)
+        replies = self._workers.functions.run([self._worker_call(work) for work in calls])
+        result_of |= {work: self._of_reply(work, reply) for work, reply in zip(calls, replies, strict=True)}
+        if programs:
+            limits = Limits(self._timeout_s, self._workers.functions.memory_bytes, _MAX_PROGRAM_BYTES)
+            judges = [partial(_run_program, json.loads(work.call.arguments)["code"], limits) for work in programs]
+            ended = self._workers.programs.run(judges)
+            result_of |= {work: self._of_program(work, end) for work, end in zip(programs, ended, strict=True)}
+        self._refuse_broken({work: result_of[work] for work in calls})
+        return result_of
+
+    def _refusal(self, call: Call) -> Result | None:
+        """Return the result of a call that cannot run; None for a call that can."""
+        if call.problem:
+            return self._failure(Failure.UNREADABLE, call.problem)
+        if call.name not in self.tools:
+            names = ", ".join(self.tools)
+            return self._failure(Failure.UNKNOWN_TOOL, f"there is no tool {call.name[:80]!r}; tools: {names}")
+        parameters = self.tools[call.name].schema["function"]["parameters"]
+        problem = argument_problem(call.arguments, parameters)
+        return self._failure(Failure.WRONG_ARGUMENTS, problem) if problem else None
+
+    def _worker_call(self, work: _Work) -> VerifierCall:
+        tool = self.tools[work.call.name]
+        arguments = (work.call.arguments, self._max_characters, tool.deterministic)
+        return VerifierCall(tool.path, arguments, "brorl.tools.inside:call", self._timeout_s)
+
+    def _of_reply(self, work: _Work, reply: Reply) -> Result:
+        if reply.failure is None:
+            text, failure = reply.value
+            return Result(text, None if failure is None else Failure(failure))
+        if is_unverified(reply.failure):
+            raise _lost(work, reply.failure.removeprefix(f"{UNVERIFIED}: "))
+        if reply.failure == TIMEOUT:
+            return self._failure(Failure.TIMEOUT, f"timeout after {self._timeout_s:g} s")
+        if reply.failure.startswith(RAISED):
+            return self._failure(Failure.RAISED, reply.failure.removeprefix(RAISED).strip())
+        is_full = reply.failure == OUT_OF_MEMORY
+        return self._failure(Failure.CRASHED, OUT_OF_MEMORY if is_full else "the process of the tool ended")
+
+    def _of_program(self, work: _Work, end: Reply | Undecided) -> Result:
+        """Return what a program printed, without the last line end, or how it ended."""
+        if isinstance(end, JudgeTimeout) or (isinstance(end, Reply) and end.failure == TIMEOUT):
+            return self._failure(Failure.TIMEOUT, f"timeout after {self._timeout_s:g} s")
+        if isinstance(end, Undecided):
+            raise _lost(work, end.reason)
+        if end.failure is None:
+            return Result(readable(str(end.value).removesuffix("\n"), self._max_characters))
+        return self._failure(Failure.CRASHED if fault_of(end.failure) else Failure.RAISED, end.failure)
+
+    def _failure(self, failure: Failure, problem: str) -> Result:
+        return Result(readable(f"error: {problem}", self._max_characters), failure)
+
+    def _refuse_broken(self, result_of: Mapping[_Work, Result]) -> None:
+        """End the run if a tool of the user has only failed: it would teach the model not to call it."""
+        errors: dict[str, str] = {}
+        self._worked |= {work.call.name for work, result in result_of.items() if result.failure is None}
+        for work, result in result_of.items():
+            name = work.call.name
+            if self.tools[name].setting and name not in self._worked:
+                self._failed.setdefault(name, set()).add(work.call)
+                errors[name] = result.text.removeprefix("error: ")
+        for name, error in errors.items():
+            if len(self._failed[name]) >= _MIN_FAILED:
+                raise ToolError(
+                    f"{self.tools[name].setting}: the tool {name!r} failed on each of its first "
+                    f"{len(self._failed[name]):,} distinct calls: {error}; fix the function, or return text where the "
+                    "model is to read that its call is wrong"
+                )
+
+
+def _add(tools: dict[str, Tool], name: str, tool: Tool) -> None:
+    if name in tools:
+        raise UserError(f"tools.functions.{name} is the name of a built-in tool; rename it, or set tools.{name}: false")
+    tools[name] = tool
+
+
+def _own_tool(name: str, path: str, workers: Workers) -> Tool:
+    """Load a function of the user."""
+    setting = f"tools.functions.{name}"
+    if not _NAME.fullmatch(name):
+        raise UserError(f"{setting}: the name of a tool has letters, digits, _ and -; rename it")
+    try:
+        described = _described(path, workers)
+    except LoadError as error:
+        raise UserError(f"{setting}: {load_problem(path, str(error))}") from None
+    if problem := described.get("problem"):
+        raise UserError(f"{setting}: {path!r} has no schema: {problem}; {_FORM}")
+    schema = described["schema"]
+    named = {**schema, "function": {**schema["function"], "name": name}}
+    return Tool(named, path, setting, described["deterministic"])
+
+
+def _described(path: str, workers: Workers) -> dict[str, Any]:
+    """Return what `brorl.tools.schema` says of a function, from a worker."""
+    call = VerifierCall(path, (), "brorl.tools.schema:describe_function", _SCHEMA_S)
+    (reply,) = workers.functions.run([call])
+    if reply.failure:
+        raise LoadError(f"cannot read the types and the docstring of {path!r}: {reply.failure}")
+    described: dict[str, Any] = reply.value
+    return described
+
+
+def _run_program(code: str, limits: Limits, worker: Worker) -> Reply:
+    return worker.run(code, "", limits)
+
+
+def _lost(work: _Work, reason: str) -> ToolError:
+    return ToolError(
+        f"a call of the tool {work.call.name!r} was lost twice ({reason}); free memory or processes of this machine, "
+        "then resume the run"
+    )
