@@ -16,6 +16,7 @@ from brorl.model.settings import LoraSettings
 from brorl.rollout.chosen_engine import OnEnd, load_engine
 from brorl.runs.checkpoint import TrainerState, discard_unfinished
 from brorl.runs.run_directory import Record, RunDirectory
+from brorl.tools.toolbox import with_turns
 from brorl.training.collector import Collector, SyncCollector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.inputs import input_lines, prepare_run
@@ -88,6 +89,7 @@ def build_run(
         directory=directory,
         tokenizer=inputs.tokenizer,
         grader=grader,
+        toolbox=inputs.toolbox,
         report=report,
         observe=observe,
         clock=clock,
@@ -116,6 +118,7 @@ def build_evaluation(
     verifiers = inputs.verifiers
     if cluster is None:
         model, engine = load_engine(config, config.model, inputs.tokenizer, inputs.context, observe, echo)
+        engine = with_turns(engine, inputs.toolbox)
         on_end(engine.close)
         weights = weights_fingerprint(model)
     else:
@@ -128,7 +131,7 @@ def build_evaluation(
         engine = place_engine(cluster, config, inputs.context, observe)
         weights = cluster.call(remote_fingerprint, config)
     decode = make_decode(inputs.tokenizer, config.verification.thoughts, config.sampling.stop)
-    grader = Grader(verifiers, decode, config.rewards)
+    grader = Grader(verifiers, decode, config.rewards, sees=config.verification.sees)
     return EvaluatedModel(
         engine, inputs.sampling, config.evaluation.rollouts_per_prompt, grader, observe=observe
     ), weights

@@ -260,6 +260,17 @@ class RolloutTree:
         lengths, counts = self.total_length.tolist(), self.leaf_count.tolist()
         return [(tuple(r[:n]), c) for r, n, c in zip(rows, lengths, counts, strict=True)]
 
+    def turns(self) -> list[list[tuple[int, ...]]]:
+        """Return the token ids of each turn of the distinct responses, in the order of `leaf`; no given token."""
+        if not self.given.any():
+            return [[tokens] for tokens, _ in self.responses()]
+        turns_L = []
+        for path in np.split(self.response_nodes(), np.cumsum(self.total_length)[:-1]):
+            given_T, edges = self.given[path], np.flatnonzero(np.diff(self.given[path])) + 1
+            parts = zip(np.split(self.token[path], edges), np.split(given_T, edges), strict=True)
+            turns_L.append([tuple(token.tolist()) for token, given in parts if not given[0]])
+        return turns_L
+
     def response_nodes(self) -> IntArray:
         """Return the nodes of the distinct responses, one response after the other, in the order of `leaf`."""
         node_LT = self._response_nodes(int(self.total_length.max()))

@@ -176,6 +176,7 @@ def _sampled(
     from brorl.model.source import find_model, read_config
     from brorl.prompts.rendering import render
     from brorl.rollout.chosen_engine import load_engine
+    from brorl.tools.toolbox import Toolbox, with_turns
     from brorl.verification.domains.table import make_verifiers
     from brorl.verification.grade import grade
     from brorl.verification.sandbox.pool import Workers
@@ -186,18 +187,20 @@ def _sampled(
     tokenizer = load_tokenizer(models[-1][1], config.sampling.stop)
     for _, name in models:
         check_vocabulary(name, read_config(find_model(name)), tokenizer)
-    (prompt,) = render([question], config.prompt, tokenizer)
+    workers = Workers.from_settings(config.verification)
+    toolbox = Toolbox.of_run(merged, models[-1][1], tokenizer, workers)
+    (prompt,) = render([question], config.prompt, tokenizer, toolbox.shown if toolbox else None)
     decode = make_decode(tokenizer, config.verification.thoughts, config.sampling.stop)
-    context = len(prompt.token_ids) + sampling.max_new_tokens
-    for _, name in models:
-        _, engine = load_engine(merged, name, tokenizer, context)
-        (tree,) = engine.sample([prompt.token_ids], rollouts, sampling, seed)
-        trees.append(tree)
+    context = len(prompt.token_ids) + config.tools.total_tokens(sampling.max_new_tokens)
     verdicts = None
-    if question.domain:
-        with Workers.from_settings(config.verification) as workers:
+    with workers:
+        for _, name in models:
+            engine = with_turns(load_engine(merged, name, tokenizer, context)[1], toolbox)
+            (tree,) = engine.sample([prompt.token_ids], rollouts, sampling, seed)
+            trees.append(tree)
+        if question.domain:
             verifiers = make_verifiers({question.domain}, config.verification, config.rewards, workers)
             accept_truncated = config.rewards.stop_properly > 0
-            found = grade([prompt] * len(trees), trees, verifiers, decode, accept_truncated=accept_truncated)
-        verdicts = tuple(map(tuple, found))
+            prompts, sees = [prompt] * len(trees), config.verification.sees
+            verdicts = tuple(map(tuple, grade(prompts, trees, verifiers, decode, accept_truncated, sees)))
     return SampledTree(prompt.text, tuple(name for name, _ in models), tuple(trees), verdicts, decode, lines)

@@ -140,11 +140,18 @@ class TrainConfig(Section):
 
     @property
     def response_limits(self) -> dict[str, int]:
-        """Maximum response lengths in training and in evaluation, by setting; 0 if the evaluation sets none."""
-        return {
+        """Maximum tokens of a response, its results included, by setting; 0 if the evaluation sets none."""
+        limits = {
             "sampling.max_new_tokens": self.sampling.max_new_tokens,
             "evaluation.max_new_tokens": self.evaluation.max_new_tokens or 0,
         }
+        return {name: self.tools.total_tokens(limit) if limit else 0 for name, limit in limits.items()}
+
+    @property
+    def longest_response(self) -> int:
+        """Most tokens that the model samples in a response, in training."""
+        turns = self.tools.max_turns if self.tools.enabled else 1
+        return min(turns * self.sampling.max_new_tokens, self.tools.total_tokens(self.sampling.max_new_tokens))
 
     @property
     def evaluated_sampling(self) -> SamplingParams:
@@ -270,10 +277,11 @@ def _of_groups(config: TrainConfig) -> Iterator[str]:
                 f"advantage.k = {advantage.k} needs more than {advantage.k} rollouts per prompt, but "
                 f"rollouts_per_prompt = {number}; raise it, or lower advantage.k"
             )
-    if config.rewards.overlong_tokens > config.sampling.max_new_tokens:
+    if config.rewards.overlong_tokens > config.longest_response:
+        limit = "the tokens of all turns" if config.tools.enabled else "sampling.max_new_tokens"
         yield (
-            f"rewards.overlong_tokens = {config.rewards.overlong_tokens} is more than sampling.max_new_tokens = "
-            f"{config.sampling.max_new_tokens}; lower rewards.overlong_tokens"
+            f"rewards.overlong_tokens = {config.rewards.overlong_tokens} is more than {limit} = "
+            f"{config.longest_response}; lower rewards.overlong_tokens"
         )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from brorl.activity import Echo, Observe, Phase, Stopwatch
 from brorl.config.settings import TrainConfig
@@ -28,6 +29,7 @@ from brorl.rollout.engine import Engine, PooledEngine
 from brorl.rollout.vllm_engine import VllmEngine, send_adapted, vllm_setup
 from brorl.sampling import StopStrings
 from brorl.seeds import derived_seed
+from brorl.tools.toolbox import Toolbox, with_turns
 from brorl.training.async_collector import AsyncCollector
 from brorl.training.collector import Collector, SyncCollector
 from brorl.training.inputs import ModelInputs, RunInputs
@@ -166,8 +168,16 @@ def place_learner(
 
 
 def _make_engine(config: TrainConfig, context: int, shares_gpu: bool) -> Engine:
-    """Load the model and make the engine of a rollout worker, in its process."""
+    """Load the model and make the engine of a rollout worker with its tools, in its process."""
     tokenizer = load_tokenizer(config.model, config.sampling.stop)
+    workers = Workers.from_settings(config.verification)
+    toolbox = Toolbox.of_run(config, config.model, tokenizer, workers)
+    return with_turns(_make_engine_of_turns(config, context, shares_gpu, tokenizer), toolbox)
+
+
+def _make_engine_of_turns(
+    config: TrainConfig, context: int, shares_gpu: bool, tokenizer: PreTrainedTokenizerBase
+) -> Engine:
     if config.engine.kind == "vllm":  # vLLM loads the model itself
         settings = replace(vllm_setup(config, config.model, context), sleeps=shares_gpu)
         stop_token_ids = end_tokens(config.model, tokenizer, config.sampling.stop)

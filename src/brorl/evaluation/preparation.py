@@ -33,10 +33,11 @@ from brorl.model.memory_prediction import (
 )
 from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import Prompt, fingerprint
-from brorl.prompts.rendering import drop_long, prompt_problems, render
+from brorl.prompts.rendering import ShownTools, drop_long, prompt_problems, render
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.sampling import SamplingParams
 from brorl.storage import function_file, size_and_sum
+from brorl.tools.toolbox import Toolbox
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
@@ -52,6 +53,7 @@ class EvaluationInputs(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
     batches: list[PromptBatch]  # all prompts, in batches
     verifiers: Mapping[str, Verifier]  # domain -> its verifier
+    toolbox: Toolbox | None  # the tools that responses call
     sampling: SamplingParams
     settings: dict[str, Any]  # all that the responses and verdicts depend on, except the weights, as JSON values
     unreadable: dict[str, list[str]]  # dataset -> ids of questions whose reference answer the verifier cannot read
@@ -61,7 +63,7 @@ class EvaluationInputs(NamedTuple):
     def context(self) -> int:
         """Tokens in the longest prompt and the longest possible response together."""
         longest = max(len(prompt.token_ids) for batch in self.batches for prompt in batch.prompts)
-        return longest + self.sampling.max_new_tokens
+        return longest + self.request.config.tools.total_tokens(self.sampling.max_new_tokens)
 
 
 def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
@@ -77,7 +79,8 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
     verifiers = make_verifiers(domains, config.verification, config.rewards, workers)
     tokenizer = load_tokenizer(config.model, config.sampling.stop)
     check_vocabulary(config.model, model_config, tokenizer)
-    prompts_of, notes = _render(sets, request, tokenizer)
+    toolbox = Toolbox.of_run(config, config.model, tokenizer, workers)
+    prompts_of, notes = _render(sets, request, tokenizer, toolbox.shown if toolbox else None)
     limit = _response_limit(request, prompts_of, model_config)
     if (minimum := config.evaluated_sampling.min_new_tokens) >= limit:
         raise UserError(
@@ -85,10 +88,11 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
             f"{option('evaluation.min_new_tokens')} lower"
         )
     all_prompts = [prompt for prompts in prompts_of.values() for prompt in prompts]
-    problems = prompt_problems(config.model, all_prompts, {option("max-new-tokens"): limit}, tokenizer, model_config)
+    limits = {option("max-new-tokens"): config.tools.total_tokens(limit)}
+    problems = prompt_problems(config.model, all_prompts, limits, tokenizer, model_config)
     if problem := next(problems, None):
         raise UserError(problem)
-    set_threads_and_kernels(config, _check_memory(config, model_config, prompts_of, limit))
+    set_threads_and_kernels(config, _check_memory(config, model_config, prompts_of, config.tools.total_tokens(limit)))
     unreadable = find_unreadable(verifiers, sets)
     notes += sandbox_lines(config.verification, verifiers)
     notes += reading_lines(sets)
@@ -100,6 +104,7 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
         tokenizer=tokenizer,
         batches=split_into_batches(prompts_of, settings["prompts_per_part"], config.seed),
         verifiers=verifiers,
+        toolbox=toolbox,
         sampling=sampling,
         settings=settings,
         unreadable={name: [question.id for question, _ in found] for name, found in unreadable.items()},
@@ -113,7 +118,10 @@ def prompts_per_batch(num_rollouts: int, max_new_tokens: int) -> int:
 
 
 def _render(
-    sets: Sequence[SourceQuestions], request: EvaluationRequest, tokenizer: PreTrainedTokenizerBase
+    sets: Sequence[SourceQuestions],
+    request: EvaluationRequest,
+    tokenizer: PreTrainedTokenizerBase,
+    shown: ShownTools | None = None,
 ) -> tuple[dict[str, list[Prompt]], list[str]]:
     """Return the prompts by dataset, and lines about dropped prompts and added instructions."""
     prompts_of: dict[str, list[Prompt]] = {}
@@ -122,7 +130,7 @@ def _render(
     own, longest = request.config.prompt, request.config.data.max_prompt_tokens
     for one in sets:
         style = request.format_of(one)
-        every = render(one.held_out, style, tokenizer)
+        every = render(one.held_out, style, tokenizer, shown)
         prompts = every if request.data else drop_long(every, longest)
         if dropped := len(every) - len(prompts):
             notes.append(f"{one.name}: {dropped} prompts of more than {longest} tokens left out, as in the run")
@@ -209,6 +217,7 @@ def _settings(
         "dtype": config.dtype,
         "device": sampling_device,
         **({"engine": engine} if engine else {}),
+        **({"tools": config.tools.model_dump(mode="json")} if config.tools.enabled else {}),
         **({"prompts_per_task": config.cluster.prompts_per_task} if config.cluster.enabled else {}),
         "prompts_per_part": prompts_per_batch(config.evaluation.rollouts_per_prompt, sampling.max_new_tokens),
         "accept_truncated": config.rewards.stop_properly > 0,
@@ -217,7 +226,7 @@ def _settings(
             "functions": {domain: name for domain, name in verification.functions.items() if domain in domains},
             **({"function_files": sums} if (sums := _function_sums(verification.functions, domains)) else {}),
             **verification.model_dump(
-                include={"sandbox", "batch_timeout_s", "completions", "thought_tags"}, exclude_defaults=True
+                include={"sandbox", "batch_timeout_s", "completions", "thought_tags", "sees"}, exclude_defaults=True
             ),
         },
         "prompt": config.prompt.model_dump(include={"system_prompt", "chat", "chat_template_options"}),

@@ -6,9 +6,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from string import ascii_letters
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from brorl.errors import UserError, first_line
 from brorl.format import short_repr
@@ -61,22 +62,54 @@ _FIXED_DATE = """
 _QUESTIONS_AT_ONCE = 1024
 
 
-def render(questions: Sequence[Question], style: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-    """Turn questions into prompts, in order.
+@dataclass(frozen=True)
+class ShownTools:
+    """How prompts show tools: the chat template writes their schemas, or a message begins with a text about them."""
+
+    schemas: tuple[dict[str, Any], ...] = ()  # for the chat template; empty if the text shows them
+    text: str = ""  # about the tools; empty if the chat template shows them
+    role: Literal["system", "user"] = "system"  # of the message that begins with the text
+
+    def messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """Return the messages with the text at the beginning of the first one with the role."""
+        if not self.text:
+            return tuple(messages)
+        place = next((i for i, message in enumerate(messages) if message.role == self.role), None)
+        if place is None:
+            return (Message(self.role, self.text), *messages)
+        message = replace(messages[place], content=f"{self.text}\n\n{messages[place].content}")
+        return (*messages[:place], message, *messages[place + 1 :])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tools that the chat template must write."""
+        return tuple(str(schema["function"]["name"]) for schema in self.schemas)
+
+
+def render(
+    questions: Sequence[Question],
+    style: PromptFormat,
+    tokenizer: PreTrainedTokenizerBase,
+    shown: ShownTools | None = None,
+) -> list[Prompt]:
+    """Turn questions into prompts, in order; `shown` are the tools that they show.
 
     With a chat template, the text is what the template writes up to the beginning of the answer; no token is added.
     Without one, the text is the system prompt, a blank line, and the question in `style.template`. The tokenizer then
     adds its tokens at the beginning; an end token that it appends is removed, since the answer follows. A template that
     writes today's date always gets 1 January 2026, so that a resumed run has the same prompts.
     """
-    template = _chat_template(style, tokenizer)
+    template = chat_template(style, tokenizer)
     chat = template is not None
     drop_end = not chat and _appends_end(tokenizer)
     prompts: list[Prompt] = []
     for start in range(0, len(questions), _QUESTIONS_AT_ONCE):
         batch = questions[start : start + _QUESTIONS_AT_ONCE]
         texts = [
-            _plain_text(q, style) if template is None else _chat_text(q, style, tokenizer, template) for q in batch
+            _plain_text(q, style)
+            if template is None
+            else _chat_text(q, style, tokenizer, template, shown or ShownTools())
+            for q in batch
         ]
         # verbose=False drops the warning about `model_max_length`: the run checks the model's positions itself.
         ids = tokenizer(texts, add_special_tokens=not chat, verbose=False)["input_ids"]
@@ -93,7 +126,7 @@ def drop_long(prompts: Sequence[Prompt], max_tokens: int) -> list[Prompt]:
     return [prompt for prompt in prompts if not max_tokens or len(prompt.token_ids) <= max_tokens]
 
 
-def _chat_template(style: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> str | None:
+def chat_template(style: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Return the chat template, or None. An option that is not a variable of the template is an error."""
     if style.chat == "never":
         return None
@@ -128,19 +161,30 @@ def _with_fixed_date(template: str) -> str:
     return _FIXED_DATE.strip().replace("DATE", json.dumps(written)) + "{{ '' }}" + template
 
 
-def _chat_text(question: Question, style: PromptFormat, tokenizer: PreTrainedTokenizerBase, template: str) -> str:
+def apply_template(
+    template: str,
+    tokenizer: PreTrainedTokenizerBase,
+    style: PromptFormat,
+    messages: Sequence[dict[str, Any]],
+    schemas: Sequence[dict[str, Any]] = (),
+    answering: bool = True,
+) -> str:
+    """Return the text of messages and tools in a chat template; `answering` adds the beginning of the answer."""
+    options = {**style.chat_template_options, **({"tools": list(schemas)} if schemas else {})}
+    text = tokenizer.apply_chat_template(
+        list(messages), tokenize=False, add_generation_prompt=answering, chat_template=template, **options
+    )
+    return str(text)
+
+
+def _chat_text(
+    question: Question, style: PromptFormat, tokenizer: PreTrainedTokenizerBase, template: str, shown: ShownTools
+) -> str:
     messages = style.messages_of(question)
 
-    def apply(shown: Sequence[Message]) -> str:
-        return str(
-            tokenizer.apply_chat_template(
-                [{"role": message.role, "content": message.content} for message in shown],
-                tokenize=False,
-                add_generation_prompt=True,
-                chat_template=template,
-                **style.chat_template_options,
-            )
-        )
+    def apply(messages: Sequence[Message]) -> str:
+        dicts = [asdict(message) for message in shown.messages(messages)]
+        return apply_template(template, tokenizer, style, dicts, shown.schemas)
 
     systems = [message.content for message in messages if message.role == "system"]
     where = "prompt.system_prompt" if style.system_prompt is not None else f"question {question.id}"
@@ -162,6 +206,11 @@ def _chat_text(question: Question, style: PromptFormat, tokenizer: PreTrainedTok
     if any(content.strip() not in text for content in systems):
         raise UserError(
             f"the tokenizer's chat template drops the system prompt; move it from {where} to prompt.template"
+        )
+    if missing := next((name for name in shown.names if name not in text), None):
+        raise UserError(
+            f"the tokenizer's chat template does not show the tool {missing} for question {question.id}; set "
+            "tools.format: hermes, which shows tools in a system prompt"
         )
     return text
 

@@ -22,7 +22,7 @@ from brorl.tools.settings import ToolSettings
 from brorl.verdict import OUT_OF_MEMORY, RAISED, TIMEOUT, UNVERIFIED, is_unverified
 from brorl.verification.domains.table import load_problem
 from brorl.verification.sandbox.pool import LoadError, VerifierCall, Workers
-from brorl.verification.sandbox.request import JudgeTimeout, Limits, Reply, Undecided, fault_of
+from brorl.verification.sandbox.request import Fault, JudgeTimeout, Limits, Reply, Undecided, fault_of
 from brorl.verification.sandbox.worker import Worker
 
 PYTHON = "python"
@@ -45,6 +45,13 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _SCHEMA_S = 60.0
 _CHARACTERS_PER_TOKEN = 64  # most tokens are far shorter
 _MAX_PROGRAM_BYTES = 1 << 20  # of output
+_ERROR = re.compile(r"error: [^\n]*")
+_COMPARED = 24  # characters of an error, after which a format may have escaped or cut it
+_BEGINNINGS = {
+    Failure.TIMEOUT: re.compile("error: timeout after ").match,
+    Failure.NOT_TEXT: re.compile("error: the result cannot be written").match,
+    Failure.CRASHED: re.compile(f"error: ({'|'.join([*Fault, 'the process of the tool ended'])})").match,
+}
 _MIN_FAILED = 8  # distinct calls that failed, before a tool is called broken
 _FORM = "give every parameter a type, and write a Google docstring that describes the tool and its parameters"
 
@@ -265,6 +272,14 @@ class Tools:
 
     def _failure(self, failure: Failure, problem: str) -> Result:
         return Result(readable(f"error: {problem}", self._max_characters), failure)
+
+    def failures(self, calls: Sequence[Call], reply: str) -> list[Failure]:
+        """Return the failures of a turn's calls, given the text of the reply to them."""
+        refusals = [refusal for call in calls if (refusal := self._refusal(call))]
+        beginnings = {refusal.text[:_COMPARED] for refusal in refusals}
+        errors = [error for error in _ERROR.findall(reply) if error[:_COMPARED] not in beginnings]
+        kinds = (next((kind for kind, begins in _BEGINNINGS.items() if begins(e)), Failure.RAISED) for e in errors)
+        return [*(refusal.failure for refusal in refusals if refusal.failure), *kinds]
 
     def _refuse_broken(self, result_of: Mapping[_Work, Result]) -> None:
         """End the run if a tool of the user has only failed: it would teach the model not to call it."""

@@ -34,10 +34,11 @@ from brorl.model.memory_choices import MemoryChoices
 from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, Workload, check_prediction, predict_memory
 from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import INSTRUCTIONS_DOMAIN, Prompt, PromptStream
-from brorl.prompts.rendering import drop_long, model_positions, prompt_problems, render
+from brorl.prompts.rendering import ShownTools, drop_long, model_positions, prompt_problems, render
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.seeds import derived_seed
 from brorl.table import Table
+from brorl.tools.toolbox import Toolbox
 from brorl.training.collector import MAX_STEPS_PER_ROUND
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.grade import Grader
@@ -126,6 +127,7 @@ class RunInputs(ModelInputs):
 
     prompts: RunPrompts  # training and held-out prompts
     grader: Grader  # verifies and rewards responses
+    toolbox: Toolbox | None  # the tools that responses call
     workers: Workers  # processes in which the verifiers work
     memory: MemoryPrediction  # the memory that the run will need
     memory_line: str  # tells the user the predicted memory, or warns
@@ -152,7 +154,9 @@ def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], No
     check_split(config, sources)
     tokenizer = load_tokenizer(model_path, config.sampling.stop)
     check_vocabulary(config.model, model_config, tokenizer)
-    prompts = build_prompts(config, render_sources(config, sources, tokenizer), tokenizer, model_config)
+    toolbox = Toolbox.of_run(config, model_path, tokenizer, workers)
+    rendered = render_sources(config, sources, tokenizer, toolbox.shown if toolbox else None)
+    prompts = build_prompts(config, rendered, tokenizer, model_config)
     context = prompts.longest_tokens + max(config.response_limits.values())
     check_window(config, model_config, context)
     memory, warning = check_memory(config, model_config, prompts, show)
@@ -163,9 +167,9 @@ def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], No
     elif INSTRUCTIONS_DOMAIN in verifiers:  # this machine can lack the package that some instructions need
         unreadable_references({INSTRUCTIONS_DOMAIN: verifiers[INSTRUCTIONS_DOMAIN]}, questions)
     decode = make_decode(tokenizer, config.verification.thoughts, config.sampling.stop)
-    grader = Grader(verifiers, decode, config.rewards, config.sampling.max_new_tokens)
+    grader = Grader(verifiers, decode, config.rewards, config.longest_response, config.verification.sees)
     memory_line = memory.summary if warning is None else f"warning: {warning}"
-    return RunInputs(model_path, tokenizer, context, prompts, grader, workers, memory, memory_line, notes)
+    return RunInputs(model_path, tokenizer, context, prompts, grader, toolbox, workers, memory, memory_line, notes)
 
 
 def check_window(config: TrainConfig, model_config: PreTrainedConfig, context: int) -> None:
@@ -245,11 +249,16 @@ class SourcePrompts(NamedTuple):
 
 
 def render_sources(
-    config: TrainConfig, sources: Sequence[SourceQuestions], tokenizer: PreTrainedTokenizerBase
+    config: TrainConfig,
+    sources: Sequence[SourceQuestions],
+    tokenizer: PreTrainedTokenizerBase,
+    shown: ShownTools | None = None,
 ) -> list[SourcePrompts]:
-    """Turn the questions of sources into prompts."""
+    """Turn the questions of sources into prompts, which show tools if there are some."""
     return [
-        SourcePrompts(source, *(render(part, config.prompt, tokenizer) for part in (source.train, source.held_out)))
+        SourcePrompts(
+            source, *(render(part, config.prompt, tokenizer, shown) for part in (source.train, source.held_out))
+        )
         for source in sources
     ]
 

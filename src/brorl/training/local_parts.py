@@ -18,6 +18,7 @@ from brorl.model.tree_path import TreeForward
 from brorl.prompts.prompt import PromptStream
 from brorl.rollout.chosen_engine import OnEnd, build_engine
 from brorl.rollout.engine import Engine
+from brorl.tools.toolbox import with_turns
 from brorl.training.inputs import ModelInputs, RunInputs
 from brorl.training.learner import TreeLearner
 from brorl.training.policy_logprobs import next_token
@@ -52,6 +53,7 @@ class LocalParts:
         model = build_model(config, inputs, observe)
         forward = build_forward(config, inputs, model, echo)
         engine = build_engine(config, inputs.model_path, model, tokenizer, forward, inputs.context, observe, echo)
+        engine = with_turns(engine, inputs.toolbox)
         on_end(engine.close)
         forward = build_learner_forward(config, model, forward, echo)
         stop_token_ids = end_tokens(model, tokenizer, stop)

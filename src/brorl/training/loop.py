@@ -132,6 +132,7 @@ class Recorder:
         step_record = {
             "step": step,
             "sampling": batch.summary(),
+            **({"tools": run.toolbox.metrics([group.tree for group in batch.sampled])} if run.toolbox else {}),
             "kept": {"groups": len(batch.groups), "carried": batch.num_carried, "samples": samples},
             "update": asdict(metrics),
             **run.schedule.objective.section(),

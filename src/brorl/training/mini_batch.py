@@ -141,7 +141,7 @@ def make_mini_batch(
         # a loss of whole responses (GSPO) takes the mean of a response's token factors
         of_response_L = tree.sum_along_paths(factor_M * ~tree.given)[tree.leaf] / tree.length
         groups.append(replace(group, advantage_L=advantage_L * of_response_L))
-    longest = config.sampling.max_new_tokens
+    longest = config.longest_response
     denominator = loss_denominator(whole, loss.aggregation, longest, loss.mask_truncated)
     return MiniBatch(
         groups=groups,

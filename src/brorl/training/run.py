@@ -28,6 +28,7 @@ from brorl.runs.checkpoint import (
     read_step,
 )
 from brorl.runs.run_directory import Record, RunDirectory
+from brorl.tools.toolbox import Toolbox
 from brorl.training.collector import Collector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
@@ -52,6 +53,7 @@ class TrainingRun:
     directory: RunDirectory  # the run's files
     tokenizer: PreTrainedTokenizerBase  # saved with every checkpoint
     grader: Grader  # decodes and rewards the responses that are stored
+    toolbox: Toolbox | None  # reads the calls of responses; None without tools
     report: Callable[[Record], None]  # receives every metrics record
     observe: Observe = unobserved  # is told when a step, or a phase of it, begins
     # adds up the seconds of each phase of a step; the parts share it

@@ -26,6 +26,7 @@ from brorl.format import counted
 from brorl.prompts.prompt import Prompt, Question
 from brorl.tree import RolloutTree
 from brorl.verdict import RAISED, RETURNED, TRUNCATED, Verdict, verdict_of
+from brorl.verification.settings import Sees
 from brorl.verification.verifier import Verifier, verify_distinct
 
 _FORMAT_TIMEOUT_S = 0.5  # a pattern can take exponential time on some texts
@@ -36,9 +37,10 @@ class Grader:
     """Verifies each distinct response once, for one thread at a time, and turns verdicts into rewards."""
 
     verifiers: Mapping[str, Verifier]  # domain -> verifier
-    decode: Callable[[Sequence[int]], str]  # a response's token ids -> its text
+    decode: Callable[[Sequence[int]], str]  # token ids of a turn -> its text
     shaping: RewardShaping  # how verdicts become rewards
-    max_new_tokens: int | None = None  # a response's length limit; some rewards depend on it
+    max_new_tokens: int | None = None  # most sampled tokens of a response; some rewards depend on it
+    sees: Sees = "last"  # the turns that verifiers see
     lock: Lock = field(default_factory=Lock, repr=False, compare=False)  # verifiers share caches and worker processes
     # Domains whose verifier has judged a response; of the others, how many prompts it has failed on.
     judged: set[str] = field(default_factory=set, repr=False, compare=False)
@@ -51,7 +53,7 @@ class Grader:
         """
         accept_truncated = self.shaping.stop_properly > 0
         with self.lock:
-            verdicts = grade(prompts, trees, self.verifiers, self.decode, accept_truncated=accept_truncated)
+            verdicts = grade(prompts, trees, self.verifiers, self.decode, accept_truncated, self.sees)
             self._refuse_broken(prompts, verdicts)
         return list(map(Group.of_verdicts, prompts, trees, verdicts))
 
@@ -95,8 +97,8 @@ class Grader:
         return replace(group, reward_L=np.where(np.isnan(group.reward_L), np.nan, reward_L), terms_L=terms_L)
 
     def texts(self, tree: RolloutTree) -> list[str]:
-        """Return the text of each distinct response."""
-        return [self.decode(tokens) for tokens, _ in tree.responses()]
+        """Return the text of each distinct response that verifiers see."""
+        return [seen_text(turns, self.decode, self.sees) for turns in tree.turns()]
 
 
 def has_format(text: str, pattern: str) -> bool:
@@ -107,19 +109,25 @@ def has_format(text: str, pattern: str) -> bool:
         return False
 
 
+def seen_text(turns: Sequence[Sequence[int]], decode: Callable[[Sequence[int]], str], sees: Sees) -> str:
+    """Return the text of a response that verifiers see: its last turn, or all its turns, a line end between them."""
+    return "\n".join(map(decode, turns)) if sees == "all" else decode(turns[-1])
+
+
 def grade(
     prompts: Sequence[Prompt],
     trees: Sequence[RolloutTree],
     verifiers: Mapping[str, Verifier],
-    decode: Callable[[tuple[int, ...]], str],
+    decode: Callable[[Sequence[int]], str],
     accept_truncated: bool = False,
+    sees: Sees = "last",
 ) -> list[list[Verdict]]:
     """Verify every distinct response of P trees; return L verdicts per tree, aligned with its leaves.
 
     After an infrastructure failure a response is verified again, after all others. If that fails too, its verdict is
     `unverified`. Unfinished responses are incorrect with the reason `truncated`, unless `accept_truncated` is set.
-    `decode` turns token ids, the end token included, into text without special tokens. Raises a ValueError if trees
-    and prompts do not match.
+    `decode` turns the token ids of a turn, the end token included, into text without special tokens. Raises a
+    ValueError if trees and prompts do not match.
     """
     if any(tuple(tree.prompt_ids) != prompt.token_ids for prompt, tree in zip(prompts, trees, strict=True)):
         raise ValueError("a tree does not have the tokens of its prompt; pass both in the same order")
@@ -127,8 +135,8 @@ def grade(
     number_P = [number_of.setdefault(prompt, len(number_of)) for prompt in prompts]
     texts_PL = [
         [
-            decode(response) if finished or accept_truncated else None
-            for (response, _), finished in zip(tree.responses(), tree.finished.tolist(), strict=True)
+            seen_text(turns, decode, sees) if finished or accept_truncated else None
+            for turns, finished in zip(tree.turns(), tree.finished.tolist(), strict=True)
         ]
         for tree in trees
     ]

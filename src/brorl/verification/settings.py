@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, field_validator
 
 from brorl.section import Section
 from brorl.storage import function_path
 from brorl.verification.thoughts import THINK, ThoughtTags
+
+Sees: TypeAlias = Literal["last", "all"]
 
 
 class VerificationSettings(Section):
@@ -45,6 +47,11 @@ class VerificationSettings(Section):
         description="tags around a thought: built-in verifiers judge what follows the last one; null judges the whole "
         "response (docs/how-to/thinking_models.md)",
     )
+
+    sees: Sees = Field(
+        "last", description="turns of a response that verifiers see, never the results of tools: last, the answer | "
+        "all, every turn of the model",
+    )  # fmt: skip
 
     @property
     def thoughts(self) -> ThoughtTags | None:

@@ -1,0 +1,60 @@
+"""The tokens of a result, in which no special token is forged.
+
+In: text that follows a turn, with what tools printed in it. Out: its tokens, as the tokenizer makes them after the
+turn's end token; an added token inside of what a tool printed, such as `<|im_end|>`, is split.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import count
+from typing import TYPE_CHECKING
+
+from brorl.sampling import decode_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class ResultTokens:
+    """Turns text around and inside of results into tokens, and a turn's tokens into text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_token_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._stop = frozenset(stop_token_ids)
+        self.ends = {decode_tokens(tokenizer, [token], special=True): token for token in stop_token_ids}
+        added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
+        # Tokens of white space alone, as Gemma has them, forge nothing and are the usual tokens of a text.
+        self.added = {i: text for i, text in added.items() if len(text) > 1 and text.replace("▁", "").strip()}
+
+    @cached_property
+    def _begins_added(self) -> re.Pattern[str]:
+        """Matches the first character of every added token in a text, also of those that overlap."""
+        texts = "|".join(map(re.escape, self.added.values()))
+        return re.compile(rf"(?s:(?={texts})(.))" if texts else "(?!)")
+
+    def turn_text(self, token_ids: Sequence[int]) -> str:
+        """Return the text of a turn with its special tokens, without its end token."""
+        is_ended = len(token_ids) > 0 and token_ids[-1] in self._stop
+        return decode_tokens(self._tokenizer, token_ids[:-1] if is_ended else token_ids, special=True)
+
+    def broken(self, contents: Sequence[str]) -> tuple[str, list[str]]:
+        """Return a word that occurs in none of the contents, and the contents with it inside of every added token."""
+        readable = [content.encode("utf-8", "replace").decode() for content in contents]
+        word = next(word for n in count() if not any((word := f"xQ{n}Zk4Wm") in content for content in readable))
+        texts = [self._begins_added.sub(lambda found: found[1] + word, content) for content in readable]
+        for place, (content, text) in enumerate(zip(readable, texts, strict=True)):
+            # a tokenizer that normalizes can find added tokens in other spellings
+            if not self.added.keys().isdisjoint(self.tokens("", text.split(word))):
+                texts[place] = word.join(content)
+        return word, texts
+
+    def tokens(self, end: str, pieces: Sequence[str]) -> tuple[int, ...]:
+        """Return the tokens of a text in pieces, none of which crosses pieces; `end` is the end token before it."""
+        token_ids: list[int] = []
+        for piece in pieces:
+            ids = self._tokenizer(end + piece, add_special_tokens=False, verbose=False)["input_ids"]
+            token_ids += ids[ids.index(self.ends[end]) + 1 :] if end else ids
+        return tuple(token_ids)

@@ -1,0 +1,125 @@
+"""The tools of a run in the form of its model: reads the calls of turns, runs them, and writes the replies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from brorl.config.settings import TrainConfig
+from brorl.model.load import end_tokens
+from brorl.prompts.rendering import ShownTools
+from brorl.rollout.engine import Engine
+from brorl.sampling import decode_tokens
+from brorl.tools.calls import Call, Failure, Turn
+from brorl.tools.format import ToolFormat
+from brorl.tools.functions import Tools
+from brorl.tools.settings import ToolSettings
+from brorl.tools.turns import TurnEngine
+from brorl.tree import RolloutTree
+from brorl.verification.sandbox.pool import Workers
+
+
+@dataclass(frozen=True, eq=False)
+class Toolbox:
+    """Reads and answers the calls of a model."""
+
+    tools: Tools
+    format: ToolFormat
+    settings: ToolSettings
+    tokenizer: PreTrainedTokenizerBase
+
+    @classmethod
+    def of_run(
+        cls, config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, workers: Workers
+    ) -> Toolbox | None:
+        """Load the tools of a recipe, and choose the form of calls for a model, a name or a folder; None without tools.
+
+        Raises:
+            UserError: If a tool cannot be loaded, or the model's chat template shows no tools.
+        """
+        if not config.tools.enabled:
+            return None
+        tools = Tools.from_settings(config.tools, workers)
+        stop_token_ids = end_tokens(model, tokenizer, config.sampling.stop)
+        form = ToolFormat.choose(tokenizer, config.tools, config.prompt, tools.schemas, stop_token_ids)
+        return cls(tools, form, config.tools, tokenizer)
+
+    @property
+    def shown(self) -> ShownTools:
+        """What prompts show of the tools."""
+        return self.format.shown
+
+    def calls(self, token_ids: Sequence[int]) -> tuple[Call, ...]:
+        """Return the calls of a turn; none if it is an answer."""
+        return self.format.parse(self.format.turn_text(token_ids))
+
+    def replies(self, turns: Sequence[Turn]) -> list[list[tuple[tuple[int, ...], int]]]:
+        """Run the calls of turns, each distinct call once; return the tokens of the replies, see `CallReader`."""
+        reply_of: dict[tuple[tuple[str, str], ...], tuple[int, ...]] = {}
+        replies = []
+        for turn, outcomes in zip(turns, self.tools.run(turns), strict=True):
+            counts = Counter[tuple[int, ...]]()
+            for results, count in outcomes:
+                names = (call.name or "tool" for call in turn.calls)
+                shown = tuple((name, self._cut(result.text)) for name, result in zip(names, results, strict=True))
+                if shown not in reply_of:
+                    reply_of[shown] = self.format.reply(shown)
+                counts[reply_of[shown]] += count
+            replies.append([*counts.items()])
+        return replies
+
+    def _cut(self, text: str) -> str:
+        """Return the beginning of a text that is longer than a result may be."""
+        limit = self.settings.max_result_tokens
+        if len(text.encode()) <= limit:  # a token has a byte or more
+            return text
+        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return text if len(token_ids) <= limit else decode_tokens(self.tokenizer, token_ids[:limit], special=True)
+
+    def metrics(self, trees: Sequence[RolloutTree]) -> dict[str, Any]:
+        """Return the section `tools` of the metrics (docs/reference/metrics.md): what rollouts called, and what ran.
+
+        Failures are counted as the models saw them.
+        """
+        rollouts, turns, made, distinct = sum(tree.num_rollouts for tree in trees), 0, 0, set[Call]()
+        failures = Counter[str]()
+        for tree in trees:
+            for node in np.flatnonzero(tree.given & ~tree.given[tree.parent]).tolist():
+                count, calls = int(tree.count[node]), self.calls(_turn_before(tree, node))
+                turns += count
+                made += count * len(calls)
+                distinct.update(calls)
+                for failure in self.tools.failures(calls, decode_tokens(self.tokenizer, _reply_from(tree, node))):
+                    failures[failure] += count
+        return {
+            "turns": 1 + turns / max(rollouts, 1),
+            "calls": made,
+            "distinct_calls": len(distinct),
+            "given_tokens": sum(tree.num_given_tokens for tree in trees),
+            "failures": {failure.value: failures[failure] for failure in Failure if failures[failure]},
+        }
+
+
+def _turn_before(tree: RolloutTree, node: int) -> list[int]:
+    """Return the turn that a given node follows."""
+    path = tree.path(int(tree.parent[node]))
+    given = np.flatnonzero(tree.given[path])
+    return tree.token[path[given[-1] + 1 :] if given.size else path].tolist()  # type: ignore[no-any-return]
+
+
+def _reply_from(tree: RolloutTree, node: int) -> list[int]:
+    """Return the tokens of the reply that begins with a given node, up to where it forks."""
+    stop = node + 1
+    while stop < tree.num_nodes and tree.given[stop] and tree.parent[stop] == stop - 1:
+        stop += 1
+    return tree.token[node:stop].tolist()  # type: ignore[no-any-return]
+
+
+def with_turns(engine: Engine, toolbox: Toolbox | None) -> Engine:
+    """Return an engine that samples responses of several turns, or without tools the engine itself."""
+    return engine if toolbox is None else TurnEngine(engine, toolbox, toolbox.settings)
