@@ -69,15 +69,15 @@ def read_columns(row: Row, source: FileSource, seed: int) -> Question:
     else:
         text = _text(prompt, source.prompt_column, "a prompt is a string or a list of messages")
     text = "\n\n".join([*_context(row, source), text])
-    domain = source.domain
-    if source.domain_column:
-        domain = _text(_cell(row, source, "domain_column"), source.domain_column, "a domain is the name of a verifier")
+    domain = row.cell(source.domain_column) if source.domain_column else source.domain
     if domain == ENVIRONMENT_DOMAIN:
         reference = _text(json.dumps({**row.values}, ensure_ascii=False, sort_keys=True, default=str), "the row", "")
     elif source.options_column:
         text, reference = _choices(row, text, source, seed)
     else:
         reference = _reference(row, source)
+    if source.domain_column:
+        domain = _text(_cell(row, source, "domain_column"), source.domain_column, "a domain is the name of a verifier")
     if earlier:
         return Question("", "", reference, domain, messages=(*earlier, Message("user", text)))
     return Question("", text, reference, domain)
