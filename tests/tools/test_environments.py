@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -152,18 +151,17 @@ def games(folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with Workers.from_settings(VerificationSettings(workers=2, memory_mib=512)) as workers:
-        yield workers
-
-
-@pytest.fixture(scope="module")
 def pile(folder: Path, workers: Workers) -> Tools:
     return load(folder, workers, "Pile")
 
 
-def load(folder: Path, workers: Workers, name: str, timeout_s: float = 5.0) -> Tools:
-    settings = ToolSettings(environment=f"{folder / 'games.py'}:{name}", calculator=True, timeout_s=timeout_s)
+@pytest.fixture(scope="module")
+def locked(folder: Path, workers: Workers) -> Tools:
+    return load(folder, workers, "Locked")
+
+
+def load(folder: Path, workers: Workers, name: str) -> Tools:
+    settings = ToolSettings(environment=f"{folder / 'games.py'}:{name}", calculator=True)
     return Tools.from_settings(settings, workers)
 
 
@@ -184,6 +182,7 @@ def played(game: Any, *calls: Call) -> list[str]:
     return texts
 
 
+@pytest.mark.usefixtures("locked")  # it is loaded while a worker still has transformers
 def test_methods_are_the_tools(pile: Tools, games: Any) -> None:
     assert [*pile.tools] == ["calculator", "add", "double", "toss", "wait"]
     game = games.Pile()
@@ -191,12 +190,45 @@ def test_methods_are_the_tools(pile: Tools, games: Any) -> None:
     assert pile.observations([row(9), row(0), row(9)]) == ["Reach 9.", "", "Reach 9."]
 
 
+def test_what_does_not_go_together_is_refused(folder: Path, workers: Workers) -> None:
+    silent = load(folder, workers, "Silent")
+    assert silent.observations([row(1)]) == [""]
+    with pytest.raises(UserError, match="environment has no reward; set"):
+        EnvironmentVerifier(silent)
+    alone = Tools.from_settings(ToolSettings(calculator=True), workers)
+    assert alone.observations(["42"]) == [""]
+    with pytest.raises(UserError, match="environment is not set; set"):
+        EnvironmentVerifier(alone)
+    for name, text, said in (
+        ("Numbered", row(1), "TypeError: reset returned int, not text or None"),
+        ("Pile", "42", "TypeError: the reference answer is not a row; fix reset or the row; .*domain: environment"),
+        ("Pile", '{"target": 1}', "TypeError: Pile.reset.. missing 1 required positional argument: 'prompt'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            load(folder, workers, name).observations([text])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Idle", "it has no method that is a tool; an environment has reset"),
+        ("Endless", "it has no method reset; an environment has reset"),
+        ("Unknown", "take: TypeHintParsingException: Argument what is missing a type hint"),
+        ("Failing", "RuntimeError: no server"),
+        ("Absent", "cannot load .*has no attribute 'Absent'"),
+    ],
+)
+def test_a_class_that_is_no_environment_is_refused(folder: Path, workers: Workers, name: str, said: str) -> None:
+    with pytest.raises(UserError, match=rf"tools\.environment: .*{said}"):
+        load(folder, workers, name)
+
+
 @pytest.mark.parametrize("name", ["Pile", "Locked"])
 def test_every_branch_has_its_own_state(
-    folder: Path, workers: Workers, games: Any, rng: np.random.Generator, name: str
+    pile: Tools, locked: Tools, games: Any, rng: np.random.Generator, name: str
 ) -> None:
     """Transcripts fork at random, and each call may be made by another worker than the one before."""
-    tools = load(folder, workers, name)
+    tools = pile if name == "Pile" else locked
     transcripts: list[tuple[Call, ...]] = [()]
     for _ in range(4):
         turns: list[Turn] = []
@@ -232,9 +264,9 @@ def test_equal_transcripts_run_once_and_are_seldom_replayed(folder: Path, pile: 
     assert (folder / "log").read_text().count("new") <= 2  # one per worker; each call on its own would need 10
 
 
-def test_a_draw_is_the_same_in_a_copy_and_in_a_replay(folder: Path, workers: Workers, pile: Tools) -> None:
+def test_a_draw_is_the_same_in_a_copy_and_in_a_replay(workers: Workers, pile: Tools, locked: Tools) -> None:
     texts: list[list[str]] = []
-    for tools in (pile, load(folder, workers, "Locked"), pile):
+    for tools in (pile, locked, pile):
         turns = [Turn((call("toss"),), 1, (call("toss"),) * number, row(3, game=0)) for number in range(4)]
         texts.append([outcome[0][0][0].text for outcome in tools.run(turns)])
         workers.functions.close()
@@ -290,39 +322,6 @@ def test_texts_that_are_no_calls_and_rewards_that_are_no_numbers(pile: Tools) ->
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("Idle", "it has no method that is a tool; an environment has reset"),
-        ("Endless", "it has no method reset; an environment has reset"),
-        ("Unknown", "take: TypeHintParsingException: Argument what is missing a type hint"),
-        ("Failing", "RuntimeError: no server"),
-        ("Absent", "cannot load .*has no attribute 'Absent'"),
-    ],
-)
-def test_a_class_that_is_no_environment_is_refused(folder: Path, workers: Workers, name: str, said: str) -> None:
-    with pytest.raises(UserError, match=rf"tools\.environment: .*{said}"):
-        load(folder, workers, name)
-
-
-def test_what_does_not_go_together_is_refused(folder: Path, workers: Workers) -> None:
-    silent = load(folder, workers, "Silent")
-    assert silent.observations([row(1)]) == [""]
-    with pytest.raises(UserError, match="environment has no reward; set"):
-        EnvironmentVerifier(silent)
-    alone = Tools.from_settings(ToolSettings(calculator=True), workers)
-    assert alone.observations(["42"]) == [""]
-    with pytest.raises(UserError, match="environment is not set; set"):
-        EnvironmentVerifier(alone)
-    for name, text, said in (
-        ("Numbered", row(1), "TypeError: reset returned int, not text or None"),
-        ("Pile", "42", "TypeError: the reference answer is not a row; fix reset or the row; .*domain: environment"),
-        ("Pile", '{"target": 1}', "TypeError: Pile.reset.. missing 1 required positional argument: 'prompt'"),
-    ):
-        with pytest.raises(UserError, match=said):
-            load(folder, workers, name).observations([text])
-
-
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_rows_of_an_environment_are_whole_references(tmp_path: Path, suffix: str) -> None:
     rows = [{"question": "Play.", "target": number // 2, "more": {"a": [number // 2]}} for number in range(60)]
@@ -340,8 +339,9 @@ def test_rows_of_an_environment_are_whole_references(tmp_path: Path, suffix: str
     assert min(len(split.train), len(split.held_out)) > 5
 
 
-def test_failures_of_an_environment(folder: Path, workers: Workers) -> None:
-    tools = load(folder, workers, "Pile", timeout_s=0.4)
+def test_failures_of_an_environment(workers: Workers, pile: Tools) -> None:
+    settings = ToolSettings(environment=pile.environment, timeout_s=0.4)
+    tools = Tools(pile.tools, settings, workers)
     turns = [
         Turn((call("add", number=13),), row=row(1)), Turn((call("wait", seconds=60),), row=row(1)),
         Turn((call("add", number=1),), 1, (call("wait", seconds=60),), row(1)),

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from brorl.tools.calls import Call, Failure, Result, Turn
 from brorl.tools.functions import Tools
 from brorl.tools.settings import ToolSettings
 from brorl.verification.sandbox.pool import Workers
-from brorl.verification.settings import VerificationSettings
 
 FUNCTIONS = '''
 import asyncio, json, os, random, time
@@ -150,12 +148,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with Workers.from_settings(VerificationSettings(workers=2, memory_mib=512)) as workers:
-        yield workers
-
-
-@pytest.fixture(scope="module")
 def loaded(folder: Path, workers: Workers) -> Tools:
     functions = {name: f"{folder / 'mine.py'}:{name}" for name in NAMES}
     return Tools.from_settings(SETTINGS.model_copy(update={"functions": functions}), workers)
@@ -209,6 +201,78 @@ def test_schemas_are_those_of_transformers(tools: Tools, folder: Path, workers: 
     assert results(renamed, call("plus", a=1), call("add", a=1)) == [
         Result("4"), Result("error: there is no tool 'add'; tools: plus", Failure.UNKNOWN_TOOL)
     ]  # fmt: skip
+
+
+def test_names_are_checked(folder: Path, workers: Workers) -> None:
+    path = f"{folder / 'mine.py'}:add"
+    for settings, said in (
+        (ToolSettings(functions={"calculator": path}, calculator=True), "two tools have the name 'calculator'"),
+        (ToolSettings(functions={"python": path}, python=True), "two tools have the name 'python'; rename yours"),
+        (ToolSettings(functions={"a b": path}), "tools.functions.a b: the name of a tool has letters"),
+    ):
+        with pytest.raises(UserError, match=said):
+            Tools.from_settings(settings, workers)
+
+
+WRONG = '''
+def silent(a: int):
+    return a
+def untyped(a):
+    """Say.
+
+    Args:
+        a: A number.
+    """
+def undescribed(a: int):
+    """Say."""
+def starred(*a: int):
+    """Say.
+
+    Args:
+        a: Numbers.
+    """
+def alone(a: int, /):
+    """Say.
+
+    Args:
+        a: A number.
+    """
+class Thing:
+    pass
+def custom(a: Thing):
+    """Say.
+
+    Args:
+        a: A thing.
+    """
+NUMBER = 1
+'''
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("wrong.py:silent", " has no docstring.*; give every parameter a type"),
+        ("wrong.py:untyped", "Argument a is missing a type hint"),
+        ("wrong.py:undescribed", "no description for the argument 'a'"),
+        ("wrong.py:starred", "'.a: int' cannot be passed by name"),
+        ("wrong.py:alone", "'a: int' cannot be passed by name"),
+        ("wrong.py:custom", "Couldn't convert the type hint"),
+        ("wrong.py:NUMBER", "NUMBER is of type int"),
+        ("wrong.py:absent", "has no attribute 'absent'"),
+        ("raising.py:f", "No module named 'not_there'; install the package"),
+        ("syntax.py:f", "SyntaxError"),
+        ("ending.py:f", "3 new workers ended while loading it"),
+        ("nowhere.py:f", "no such file"),
+    ],
+)
+def test_a_function_that_is_no_tool_is_refused(folder: Path, workers: Workers, name: str, said: str) -> None:
+    for file, text in (
+        ("wrong", WRONG), ("raising", "import not_there"), ("syntax", "def f(:"), ("ending", "import os; os._exit(0)")
+    ):  # fmt: skip
+        (folder / f"{file}.py").write_text(text)
+    with pytest.raises(UserError, match=rf"^tools\.functions\.mine: .*{said}"):
+        Tools.from_settings(ToolSettings(functions={"mine": str(folder / name)}), workers)
 
 
 def test_distinct_calls_run_once_and_counts_add_up(tools: Tools, folder: Path, rng: np.random.Generator) -> None:
@@ -353,75 +417,3 @@ def test_a_lost_call_ends_the_run_with_the_fix(tools: Tools) -> None:
     with pytest.raises(ToolError, match=r"a call of the tool 'kill' was lost twice \(a worker was lost\); free memory"):
         results(tools, call("kill", number=1))
     assert results(tools, call("add", a=1)) == [Result("4")]
-
-
-WRONG = '''
-def silent(a: int):
-    return a
-def untyped(a):
-    """Say.
-
-    Args:
-        a: A number.
-    """
-def undescribed(a: int):
-    """Say."""
-def starred(*a: int):
-    """Say.
-
-    Args:
-        a: Numbers.
-    """
-def alone(a: int, /):
-    """Say.
-
-    Args:
-        a: A number.
-    """
-class Thing:
-    pass
-def custom(a: Thing):
-    """Say.
-
-    Args:
-        a: A thing.
-    """
-NUMBER = 1
-'''
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("wrong.py:silent", " has no docstring.*; give every parameter a type"),
-        ("wrong.py:untyped", "Argument a is missing a type hint"),
-        ("wrong.py:undescribed", "no description for the argument 'a'"),
-        ("wrong.py:starred", "'.a: int' cannot be passed by name"),
-        ("wrong.py:alone", "'a: int' cannot be passed by name"),
-        ("wrong.py:custom", "Couldn't convert the type hint"),
-        ("wrong.py:NUMBER", "NUMBER is of type int"),
-        ("wrong.py:absent", "has no attribute 'absent'"),
-        ("raising.py:f", "No module named 'not_there'; install the package"),
-        ("syntax.py:f", "SyntaxError"),
-        ("ending.py:f", "3 new workers ended while loading it"),
-        ("nowhere.py:f", "no such file"),
-    ],
-)
-def test_a_function_that_is_no_tool_is_refused(folder: Path, workers: Workers, name: str, said: str) -> None:
-    for file, text in (
-        ("wrong", WRONG), ("raising", "import not_there"), ("syntax", "def f(:"), ("ending", "import os; os._exit(0)")
-    ):  # fmt: skip
-        (folder / f"{file}.py").write_text(text)
-    with pytest.raises(UserError, match=rf"^tools\.functions\.mine: .*{said}"):
-        Tools.from_settings(ToolSettings(functions={"mine": str(folder / name)}), workers)
-
-
-def test_names_are_checked(folder: Path, workers: Workers) -> None:
-    path = f"{folder / 'mine.py'}:add"
-    for settings, said in (
-        (ToolSettings(functions={"calculator": path}, calculator=True), "two tools have the name 'calculator'"),
-        (ToolSettings(functions={"python": path}, python=True), "two tools have the name 'python'; rename yours"),
-        (ToolSettings(functions={"a b": path}), "tools.functions.a b: the name of a tool has letters"),
-    ):
-        with pytest.raises(UserError, match=said):
-            Tools.from_settings(settings, workers)
