@@ -300,7 +300,7 @@ def _thought_lines(config: TrainConfig, inputs: RunInputs, groups: Sequence[Grou
         found.append(f"{which} with {tags.opening}, which opens a thought")
     thinking = cut = 0
     for group in groups:
-        responses = zip(inputs.grader.texts(group.tree), group.tree.finished, group.tree.leaf_count, strict=True)
+        responses = zip(inputs.grader.texts(group), group.tree.finished, group.tree.leaf_count, strict=True)
         for text, finished, count in responses:
             if tags.opened_by(group.prompt.text) or tags.contained_in(text):
                 thinking += int(count)

@@ -202,7 +202,7 @@ class EvaluatedModel:
                 f"{lost:,} of {responses:,} responses could not be verified (most often: "
                 f"{reasons.most_common(1)[0][0]}); free memory and processes, then rerun the command to continue"
             )
-        texts = [self.grader.texts(tree) for tree in trees]
+        texts = [self.grader.texts(group) for group in groups]
         stored = StoredBatch(tuple(map(count_responses, groups)), perf_counter() - started)
         store.write(batch, groups, texts, stored)
         return stored

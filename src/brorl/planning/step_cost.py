@@ -208,7 +208,7 @@ class StepTimer:
             metrics = self.learner.learn(repeated, advantage_estimator(AdvantageSettings()), seed=0)
         if self._parts.config.store_rollouts_every:
             with clock("storing"):
-                texts = [self._parts.grader.texts(g.tree) for g in groups]
+                texts = [self._parts.grader.texts(group) for group in groups]
                 self._directory.write_responses("rollouts", 0, groups, texts)
         with clock("diagnostics"):
             coverage_record(groups)

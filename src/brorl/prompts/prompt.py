@@ -9,7 +9,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, cached_property
 from hashlib import blake2b
@@ -132,6 +132,14 @@ class Question:
             return " ".join((turns[0].content if turns else self.text).split())
         texts = [[message.role, " ".join(message.content.split())] for message in turns]
         return json.dumps(texts, ensure_ascii=False)
+
+
+def with_text_after(question: Question, text: str) -> Question:
+    """Return a question with a text at the end of its last turn."""
+    if not question.messages:
+        return replace(question, text=question.text + text)
+    *before, last = question.messages
+    return replace(question, messages=(*before, replace(last, content=last.content + text)))
 
 
 _T = TypeVar("_T")

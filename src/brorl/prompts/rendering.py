@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from brorl.errors import UserError, first_line
 from brorl.format import short_repr
-from brorl.prompts.prompt import Message, Prompt, Question
+from brorl.prompts.prompt import ENVIRONMENT_DOMAIN, Message, Prompt, PromptIds, Question
 from brorl.prompts.settings import PromptFormat
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ def render(
             kept = tuple(token_ids[:-1] if drop_end else token_ids)
             if not kept:
                 raise UserError(f"question {q.id} has no tokens ({text[:60]!r}); fix or delete the row")
-            prompts.append(Prompt(q.id, text, kept, q.reference, q.domain, q.source, q.last_turn))
+            known = PromptIds(kept, q.reference) if q.domain == ENVIRONMENT_DOMAIN else kept
+            prompts.append(Prompt(q.id, text, known, q.reference, q.domain, q.source, q.last_turn))
     return prompts
 
 

@@ -12,16 +12,18 @@ from transformers import PreTrainedTokenizerBase
 
 from brorl.config.settings import TrainConfig
 from brorl.model.load import end_tokens
-from brorl.prompts.rendering import ShownTools
+from brorl.prompts.prompt import ENVIRONMENT_DOMAIN, Prompt, Question, with_text_after
+from brorl.prompts.rendering import render
+from brorl.prompts.settings import PromptFormat
 from brorl.rollout.engine import Engine
 from brorl.sampling import decode_tokens
 from brorl.tools.calls import Call, Failure, Turn
+from brorl.tools.environments import calls_text
 from brorl.tools.format import ToolFormat
 from brorl.tools.functions import Tools
 from brorl.tools.settings import ToolSettings
 from brorl.tools.turns import TurnEngine
 from brorl.tree import RolloutTree
-from brorl.verification.sandbox.pool import Workers
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,24 +37,31 @@ class Toolbox:
 
     @classmethod
     def of_run(
-        cls, config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, workers: Workers
+        cls, config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, tools: Tools | None
     ) -> Toolbox | None:
-        """Load the tools of a recipe, and choose the form of calls for a model, a name or a folder; None without tools.
+        """Choose the form of calls for a model, a name or a folder; None without tools.
 
         Raises:
-            UserError: If a tool cannot be loaded, or the model's chat template shows no tools.
+            UserError: If the model's chat template shows no tools.
         """
-        if not config.tools.enabled:
+        if tools is None:
             return None
-        tools = Tools.from_settings(config.tools, workers)
         stop_token_ids = end_tokens(model, tokenizer, config.sampling.stop)
         form = ToolFormat.choose(tokenizer, config.tools, config.prompt, tools.schemas, stop_token_ids)
         return cls(tools, form, config.tools, tokenizer)
 
-    @property
-    def shown(self) -> ShownTools:
-        """What prompts show of the tools."""
-        return self.format.shown
+    def calls_text(self, turns: Sequence[Sequence[int]]) -> str:
+        """Return the calls of the turns of a response, as the verifier of environments reads them."""
+        return calls_text([call for turn in turns for call in self.calls(turn)])
+
+    def observed(self, questions: Sequence[Question]) -> list[Question]:
+        """Append to each question of an environment what the environment says when it is reset with the row."""
+        mine = [question for question in questions if question.domain == ENVIRONMENT_DOMAIN]
+        said = iter(self.tools.observations([question.reference for question in mine]))
+        return [
+            with_text_after(question, next(said)) if question.domain == ENVIRONMENT_DOMAIN else question
+            for question in questions
+        ]
 
     def calls(self, token_ids: Sequence[int]) -> tuple[Call, ...]:
         """Return the calls of a turn; none if it is an answer."""
@@ -123,3 +132,12 @@ def _reply_from(tree: RolloutTree, node: int) -> list[int]:
 def with_turns(engine: Engine, toolbox: Toolbox | None) -> Engine:
     """Return an engine that samples responses of several turns, or without tools the engine itself."""
     return engine if toolbox is None else TurnEngine(engine, toolbox, toolbox.settings)
+
+
+def rendered(
+    questions: Sequence[Question], style: PromptFormat, tokenizer: PreTrainedTokenizerBase, toolbox: Toolbox | None
+) -> list[Prompt]:
+    """Turn questions into prompts that show the tools; see `brorl.prompts.rendering.render`."""
+    if toolbox is None:
+        return render(questions, style, tokenizer)
+    return render(toolbox.observed(questions), style, tokenizer, toolbox.format.shown)

@@ -258,7 +258,7 @@ class Recorder:
         self._store("evaluations", step, [self._run.grader.rewarded(answered[i], step) for i in chosen])
 
     def _store(self, folder: Literal["rollouts", "evaluations"], step: int, groups: Sequence[Group]) -> None:
-        self._run.directory.write_responses(folder, step, groups, [self._run.grader.texts(g.tree) for g in groups])
+        self._run.directory.write_responses(folder, step, groups, [self._run.grader.texts(group) for group in groups])
 
     def _save(self, regular: bool = True) -> None:
         """Write a checkpoint of the last step, and mark it if it is the best one."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import regex
@@ -23,12 +23,14 @@ from brorl.algorithms.rewards import shaped_rewards
 from brorl.algorithms.settings import RewardShaping
 from brorl.errors import BrokenVerifierError
 from brorl.format import counted
-from brorl.prompts.prompt import Prompt, Question
+from brorl.prompts.prompt import ENVIRONMENT_DOMAIN, Prompt, Question
 from brorl.tree import RolloutTree
 from brorl.verdict import RAISED, RETURNED, TRUNCATED, Verdict, verdict_of
 from brorl.verification.settings import Sees
 from brorl.verification.verifier import Verifier, verify_distinct
 
+Turns: TypeAlias = Sequence[Sequence[int]]  # token ids of each turn of a response
+ReadCalls: TypeAlias = Callable[[Turns], str]
 _FORMAT_TIMEOUT_S = 0.5  # a pattern can take exponential time on some texts
 
 
@@ -41,6 +43,7 @@ class Grader:
     shaping: RewardShaping  # how verdicts become rewards
     max_new_tokens: int | None = None  # most sampled tokens of a response; some rewards depend on it
     sees: Sees = "last"  # the turns that verifiers see
+    read_calls: ReadCalls | None = None  # reads the calls of turns, for questions of environments
     lock: Lock = field(default_factory=Lock, repr=False, compare=False)  # verifiers share caches and worker processes
     # Domains whose verifier has judged a response; of the others, how many prompts it has failed on.
     judged: set[str] = field(default_factory=set, repr=False, compare=False)
@@ -53,7 +56,7 @@ class Grader:
         """
         accept_truncated = self.shaping.stop_properly > 0
         with self.lock:
-            verdicts = grade(prompts, trees, self.verifiers, self.decode, accept_truncated, self.sees)
+            verdicts = grade(prompts, trees, self.verifiers, self._seen, accept_truncated)
             self._refuse_broken(prompts, verdicts)
         return list(map(Group.of_verdicts, prompts, trees, verdicts))
 
@@ -90,15 +93,18 @@ class Grader:
             domain=group.prompt.domain,
             step=step,
             shaping=self.shaping,
-            formatted_L=None if pattern is None else np.array([has_format(text, pattern) for text in self.texts(tree)]),
+            formatted_L=None if pattern is None else np.array([has_format(text, pattern) for text in self.texts(group)]),
             max_new_tokens=self.max_new_tokens,
             terms_L=terms_L,
         )
         return replace(group, reward_L=np.where(np.isnan(group.reward_L), np.nan, reward_L), terms_L=terms_L)
 
-    def texts(self, tree: RolloutTree) -> list[str]:
+    def texts(self, group: Group) -> list[str]:
         """Return the text of each distinct response that verifiers see."""
-        return [seen_text(turns, self.decode, self.sees) for turns in tree.turns()]
+        return [self._seen(group.prompt, turns) for turns in group.tree.turns()]
+
+    def _seen(self, prompt: Prompt, turns: Turns) -> str:
+        return seen_text(prompt, turns, self.decode, self.sees, self.read_calls)
 
 
 def has_format(text: str, pattern: str) -> bool:
@@ -109,8 +115,19 @@ def has_format(text: str, pattern: str) -> bool:
         return False
 
 
-def seen_text(turns: Sequence[Sequence[int]], decode: Callable[[Sequence[int]], str], sees: Sees) -> str:
-    """Return the text of a response that verifiers see: its last turn, or all its turns, a line end between them."""
+def seen_text(
+    prompt: Prompt,
+    turns: Turns,
+    decode: Callable[[Sequence[int]], str],
+    sees: Sees = "last",
+    read_calls: ReadCalls | None = None,
+) -> str:
+    """Return the text of a response that verifiers see: its last turn, or all its turns, a line end between them.
+
+    For a question of an environment it is what `read_calls` returns.
+    """
+    if prompt.domain == ENVIRONMENT_DOMAIN and read_calls is not None:
+        return read_calls(turns)
     return "\n".join(map(decode, turns)) if sees == "all" else decode(turns[-1])
 
 
@@ -118,16 +135,15 @@ def grade(
     prompts: Sequence[Prompt],
     trees: Sequence[RolloutTree],
     verifiers: Mapping[str, Verifier],
-    decode: Callable[[Sequence[int]], str],
+    seen: Callable[[Prompt, Turns], str],
     accept_truncated: bool = False,
-    sees: Sees = "last",
 ) -> list[list[Verdict]]:
     """Verify every distinct response of P trees; return L verdicts per tree, aligned with its leaves.
 
     After an infrastructure failure a response is verified again, after all others. If that fails too, its verdict is
     `unverified`. Unfinished responses are incorrect with the reason `truncated`, unless `accept_truncated` is set.
-    `decode` turns the token ids of a turn, the end token included, into text without special tokens. Raises a
-    ValueError if trees and prompts do not match.
+    `seen` returns the text of a response that verifiers see, from the token ids of its turns, as `seen_text` does.
+    Raises a ValueError if trees and prompts do not match.
     """
     if any(tuple(tree.prompt_ids) != prompt.token_ids for prompt, tree in zip(prompts, trees, strict=True)):
         raise ValueError("a tree does not have the tokens of its prompt; pass both in the same order")
@@ -135,10 +151,10 @@ def grade(
     number_P = [number_of.setdefault(prompt, len(number_of)) for prompt in prompts]
     texts_PL = [
         [
-            seen_text(turns, decode, sees) if finished or accept_truncated else None
+            seen(prompt, turns) if finished or accept_truncated else None
             for turns, finished in zip(tree.turns(), tree.finished.tolist(), strict=True)
         ]
-        for tree in trees
+        for prompt, tree in zip(prompts, trees, strict=True)
     ]
     items = {
         (number, text): (prompt, text)
