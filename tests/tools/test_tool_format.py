@@ -14,7 +14,7 @@ from brorl.prompts.prompt import Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
 from brorl.tools.calls import Call
-from brorl.tools.format import ToolFormat
+from brorl.tools.format import ToolFormat, check_turn_ends
 from brorl.tools.settings import ToolSettings
 from each_row import each_row
 from tool_chats import (
@@ -271,6 +271,13 @@ def test_templates_that_are_refused(form: str, template: str | None, error: str)
 def test_no_chat_template_is_used() -> None:
     with pytest.raises(UserError, match=r"tools\.format = hermes needs a chat template"):
         chosen(chat_tokenizer(QWEN), "hermes", chat="never")
+
+
+def test_texts_that_end_responses_do_not_go_with_tools() -> None:
+    tokenizer = chat_tokenizer(QWEN)
+    check_turn_ends(tokenizer, ["<|im_end|>", "</s>"])
+    with pytest.raises(UserError, match=r"sampling\.stop has 'Question:', and with tools"):
+        check_turn_ends(tokenizer, ["<|im_end|>", "Question:"])
 
 
 OWN = """

@@ -15,6 +15,7 @@ from brorl.errors import UserError, first_line
 from brorl.format import short_repr
 from brorl.prompts.rendering import ShownTools, chat_template
 from brorl.prompts.settings import PromptFormat
+from brorl.sampling import StopStrings
 from brorl.tools.call_text import FORMS, ReadCalls, UnreadableCallError, call_of, reader
 from brorl.tools.calls import Call
 from brorl.tools.chat import Chat, RefusedTemplateError, Results, example_arguments
@@ -65,7 +66,7 @@ class ToolFormat:
         chat = None
         if template is not None:
             chat = Chat(template, tokenizer, style, tuple(tokens.ends), ShownTools(tuple(schemas)))
-        if settings.format.endswith(".py"):
+        if settings.has_own_format:
             shown = chat.shown if chat is not None and chat.shows_tools() else ShownTools()
             found = cls(settings.format, shown, *_own_form(settings.format), next(iter(tokens.ends), ""), tokens)
             found.reply([("tool", "1")])
@@ -102,6 +103,15 @@ class ToolFormat:
         word, texts = self._tokens.broken([text for result in results for text in result])
         text = self._write(list(zip(texts[::2], texts[1::2], strict=True)))
         return self._tokens.tokens(self._end, text.split(word))
+
+
+def check_turn_ends(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
+    """Refuse texts in `sampling.stop` that are not special tokens: turns with calls end with end tokens alone."""
+    for text in StopStrings(tokenizer, stop).texts:
+        raise UserError(
+            f"sampling.stop has {text!r}, and with tools a turn ends with the end token of the chat template; remove "
+            "it, or the tools"
+        )
 
 
 def _recognized(wanted: str, chat: Chat) -> tuple[str, ReadCalls, Chat]:
