@@ -6,7 +6,7 @@ model wrote: the tokens of results are appended to the model's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ class ToolFormat:
     _write: Callable[[Results], str]  # the text after the turn's end token, up to the next turn's first token
     _end: str  # the end token that the template writes; empty without one
     _tokens: ResultTokens
+    _chat: Chat | None = None  # writes calls; None for a form of the user
 
     @classmethod
     def choose(
@@ -83,11 +84,18 @@ class ToolFormat:
                 raise
             name, read, chat = _recognized("hermes", chat.with_hermes())
         end = chat.exchange([("tool", "1")]).end
-        return cls(name, chat.shown, read, lambda results: chat.exchange(results).reply, end, tokens)
+        return cls(name, chat.shown, read, lambda results: chat.exchange(results).reply, end, tokens, chat)
 
     def turn_text(self, token_ids: Sequence[int]) -> str:
         """Return the text of one turn's tokens, with special tokens and without the end token."""
         return self._tokens.turn_text(token_ids)
+
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str | None:
+        """Return the text of a turn that calls a tool, with its end token; None in a form of the user."""
+        if self._chat is None:
+            return None
+        exchange = self._chat.exchange([(name, "")], arguments)
+        return exchange.turn + exchange.end
 
     def parse(self, text: str) -> tuple[Call, ...]:
         """Return the calls of a turn, `()` if it makes none; the last one has a `problem` if it cannot be read."""

@@ -16,7 +16,7 @@ from brorl.prompts.rendering import ShownTools
 from brorl.rollout.engine import Engine
 from brorl.sampling import decode_tokens
 from brorl.tools.calls import Call, Failure, Turn
-from brorl.tools.format import ToolFormat
+from brorl.tools.format import ToolFormat, check_turn_ends
 from brorl.tools.functions import Tools
 from brorl.tools.settings import ToolSettings
 from brorl.tools.turns import TurnEngine
@@ -44,6 +44,7 @@ class Toolbox:
         """
         if not config.tools.enabled:
             return None
+        check_turn_ends(tokenizer, config.sampling.stop)
         tools = Tools.from_settings(config.tools, workers)
         stop_token_ids = end_tokens(model, tokenizer, config.sampling.stop)
         form = ToolFormat.choose(tokenizer, config.tools, config.prompt, tools.schemas, stop_token_ids)
