@@ -317,6 +317,16 @@ def test_a_file_of_the_user(tmp_path: Path) -> None:
     assert prompt.text == "<|im_start|>user\n?<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_a_stop_token_that_merges_with_what_follows(tmp_path: Path) -> None:
+    """A text after a line end has the tokens that it has alone: the line end is the model's token."""
+    file, tokenizer = tmp_path / "mine.py", chat_tokenizer(None)
+    file.write_text(OWN)
+    line_end = tokenizer.encode("\n")
+    assert tokenizer.encode("\n\nadd")[:1] != line_end
+    form = ToolFormat.choose(tokenizer, ToolSettings(format=str(file)), PromptFormat(), SCHEMAS, line_end)
+    assert form.reply([("add", "12")]) == tuple(tokenizer.encode("\nadd = 12\n"))
+
+
 @each_row(
     "code, error",
     [

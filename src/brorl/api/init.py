@@ -161,7 +161,7 @@ def init(
             guessed).
         first_option: Index of the first option, 0 or 1, if the answer is an index (default: found in the data).
         domain: Verifier: math, science, countdown, or a name for your own (default: guessed).
-        tools: Python file whose functions become tools: those with types and a docstring.
+        tools: A Python file whose functions become tools, if they have types and a docstring (default: none).
 
     Raises:
         UserError: If the data does not fit, or `output` exists.
