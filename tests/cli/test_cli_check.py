@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
@@ -20,6 +21,7 @@ from brorl.tree import RolloutTree
 from data_files import write_rows
 from recipes import recipe
 from run_support import SMALL, command, refused, save_tiny_model
+from tool_chats import PLAIN, QWEN
 
 EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
 
@@ -279,3 +281,66 @@ def test_stored_solutions_are_tried_on_the_tests(tmp_path: Path, rng: np.random.
     assert "no stored solution: no response to this question is known to be correct" in outcome.out
     assert "your function" not in outcome.out
     assert "rejected" not in outcome.out
+
+
+def chat_model(folder: Path, template: str | None) -> Path:
+    """Save a random model whose tokenizer has a chat template and a single special token, which ends turns."""
+    save_tiny_model(folder, characters=EVERY_CHARACTER, max_positions=8192)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template and template.replace("<|im_end|>", "<eos>")
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def transcript(said: str) -> str:
+    """Return the lines about tools."""
+    return said[said.index("\ntools: ") : said.index("it writes its next turn")]
+
+
+WITH_TOOLS = ("--tools.calculator=true", "--evaluation.num_prompts=0", "--no-timing")
+
+
+@pytest.mark.parametrize(("form", "template"), [("auto", QWEN), pytest.param("hermes", PLAIN, marks=pytest.mark.slow)])
+def test_the_first_transcript_with_tools(form: str, template: str, tmp_path: Path) -> None:
+    model = chat_model(tmp_path / form, template)
+    outcome = command("check", *SMALL, f"--model={model}", *WITH_TOOLS, f"--tools.format={form}")
+    assert outcome.code == 0, outcome
+    lines = transcript(outcome.out).splitlines()
+    by = "the chat template" if form == "auto" else "a text that brorl adds"
+    assert lines[1] == f"tools: calculator; shown by {by}; calls in the form of hermes"
+    turn, reply = (
+        "\n".join(line[4:] for line in part.splitlines() if line.startswith("  "))
+        for part in "\n".join(lines).split("it is given ")
+    )
+    call = re.fullmatch("<tool_call>\n(.*)\n</tool_call><eos>", turn)
+    assert call
+    assert json.loads(call[1]) == {"name": "calculator", "arguments": {"expression": "..."}}
+    result = "\n<|im_start|>user\n<tool_response>\n...\n</tool_response><eos>\n<|im_start|>assistant\n"
+    assert reply == result
+    assert f"it is given {len(result) - 4} tokens with" in outcome.out  # a token a character, but for <eos>
+    prompt = outcome.out[: outcome.out.index("verified as")]
+    assert "  | <|im_start|>system\n" in prompt
+    assert '"name": "calculator"' in prompt
+    assert prompt.endswith("<eos>\n  | <|im_start|>assistant\n  | \n")
+
+
+@pytest.mark.slow
+def test_the_first_transcript_in_a_form_of_the_user(tmp_path: Path) -> None:
+    Path("mine.py").write_text("def parse(text): return []\ndef render(results): return f'={results[0][1]}\\n'")
+    model = chat_model(tmp_path / "model", None)
+    arguments = (f"--model={model}", *WITH_TOOLS, "--tools.format=mine.py", "--prompt.chat=never")
+    outcome = command("check", *SMALL, *arguments)
+    assert outcome.code == 0, outcome
+    lines = transcript(outcome.out).splitlines()
+    assert lines[1].startswith("tools: calculator; shown by nothing; calls in the form of ")
+    assert lines[-3:] == [
+        "it is given 5 tokens with the result ..., and not trained on them:", "  | =...", "  | "
+    ]  # fmt: skip
+
+
+def test_tools_that_the_model_cannot_be_shown(tmp_path: Path) -> None:
+    model = chat_model(tmp_path / "model", PLAIN)
+    message = refusal(*SMALL, f"--model={model}", *WITH_TOOLS)
+    assert "does not show the tools; set tools.format: hermes" in message
+    message = refusal(*SMALL, f"--model={model}", *WITH_TOOLS, "--tools.format=hermes", "--sampling.stop=[Question]")
+    assert "sampling.stop has 'Question', and with tools a turn ends" in message

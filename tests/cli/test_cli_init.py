@@ -541,3 +541,79 @@ def test_a_function_of_a_config_verifies_the_data_of_a_file(tmp_path: Path) -> N
     recipe = config_in(tmp_path / "mine.yaml")
     assert recipe.verification.functions == {"own": "my.rewards:right"}
     assert source_of(str(tmp_path / "mine.yaml")).domain == "own"
+
+
+TOOLS = """
+def add(a: int, b: int) -> int:
+    \"\"\"Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    \"\"\"
+    return a + b
+
+def bare(a: int) -> int:
+    return a
+
+def untyped(a):
+    \"\"\"Return it.
+
+    Args:
+        a: A number.
+    \"\"\"
+
+def _private(a: int) -> int: ...
+"""
+
+
+def test_the_functions_of_a_file_become_tools(rng: np.random.Generator, tmp_path: Path) -> None:
+    data = write_rows("a.jsonl", sums(rng, 300, "question", "answer"))
+    Path("tools.py").write_text(TOOLS)
+    outcome = command("init", data, "--tools=tools.py")
+    assert outcome.code == 0, outcome
+    lines = outcome.out.splitlines()
+    assert lines[0] == "tools: add"
+    assert lines[1].startswith("  left out: bare, which cannot be a tool: ")
+    assert lines[1].endswith("no docstring")
+    assert lines[2].startswith("  left out: untyped, which cannot be a tool: ")
+    assert "type hint" in lines[2]
+    assert "_private" not in outcome.out
+    assert config_in().tools.functions == {"add": f"{Path('tools.py').absolute()}:add"}
+    assert "tools.max_tokens" not in outcome.out
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text('{"max_position_embeddings": 1024}')
+    assert command("init", data, "--tools=tools.py", f"--model={tmp_path}/model", "--output=small.yaml").code == 0
+    config = config_in("small.yaml")
+    assert config.data.max_prompt_tokens + config.tools.total_tokens(config.sampling.max_new_tokens) == 1024
+    assert config_in().data.max_prompt_tokens == 0
+
+
+@pytest.mark.slow
+def test_a_conversion_keeps_the_tools_of_a_file(rng: np.random.Generator) -> None:
+    data = write_rows("a.jsonl", sums(rng, 300, "question", "answer"))
+    Path("tools.py").write_text(TOOLS)
+    Path("trl.yaml").write_text("num_generations: 8\nmodel_name_or_path: x/y\n")
+    assert command("init", data, "--from=trl.yaml", "--tools=tools.py").code == 0
+    assert [*config_in().tools.functions] == ["add"]
+
+
+@each_row(
+    ("code", "said"),
+    [
+        (None, "No such file"),
+        ("x = (", "never closed"),
+        ("import a_package_of_nobody\ndef f(): ...", "No module named 'a_package_of_nobody'"),
+        ("def f(x): ...", "no function can be a tool; f: "),
+        ("x = 1", "no function can be a tool; give a function types"),
+    ],
+)
+def test_a_file_without_tools_is_refused(code: str | None, said: str, rng: np.random.Generator) -> None:
+    data = write_rows("a.jsonl", sums(rng, 30, "question", "answer"))
+    Path("tools.py").unlink(missing_ok=True)
+    if code is not None:
+        Path("tools.py").write_text(code)
+    message = refusal(data, "--tools=tools.py")
+    assert said in message
+    assert "--tools tools.py" in message
+    assert not Path("mine.yaml").exists()

@@ -226,7 +226,7 @@ def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> N
 BFLOAT16 = {"engine.dtype": "bfloat16"}
 
 
-ON_A_CLUSTER, ON_CUDA = {"cluster.nodes": 1}, {"device": "cuda"}
+ON_A_CLUSTER, ON_CUDA, TOOLS = {"cluster.nodes": 1}, {"device": "cuda"}, {"tools.calculator": True}
 
 
 @each_row(
@@ -288,6 +288,10 @@ ON_A_CLUSTER, ON_CUDA = {"cluster.nodes": 1}, {"device": "cuda"}
             ["rewards.cosine_length.on_steps = 6", "rewards.cosine_length.every_steps = 5"],
         ),
         ({"steps": None}, ["steps = null", "budget.limit"]),
+        ({"tools.format": "hermez"}, ["tools.format = hermez", "hermes", "my_format.py"]),
+        (TOOLS | {"prompt.chat": "never"}, ["tools.format = auto", "prompt.chat: auto", "parse and render"]),
+        (TOOLS | {"sampling.min_new_tokens": 2}, ["sampling.min_new_tokens = 2", "remove it, or the tools"]),
+        (TOOLS | {"evaluation.min_new_tokens": 3}, ["evaluation.min_new_tokens = 3", "remove it, or the tools"]),
         (
             {"evaluation.ks": [1, 9], "evaluation.rollouts_per_prompt": 8},
             ["evaluation.ks", "evaluation.rollouts_per_prompt = 8", "9"],
@@ -299,6 +303,15 @@ def test_values_that_do_not_fit_together(settings: dict[str, Any], parts: list[s
         make_config({}, settings, "my.yaml")
     assert all(part in str(caught.value) for part in parts)
     assert "\n" not in str(caught.value)
+
+
+def test_a_format_of_the_user_needs_no_chat_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its path is absolute, so that a run can be resumed from any folder."""
+    monkeypatch.chdir(tmp_path)
+    config = make_config({}, TOOLS | {"prompt.chat": "never", "tools.format": "mine.py"}, "x")
+    assert config.tools.format == str(tmp_path / "mine.py")
+    without_tools = make_config({}, {"prompt.chat": "never", "sampling.min_new_tokens": 2}, "x")
+    assert not without_tools.tools.enabled
 
 
 ASYNC = {

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from brorl.errors import UserError
 from brorl.prompts.prompt import Message, Prompt, Question
-from brorl.prompts.rendering import drop_long, prompt_problems, render
+from brorl.prompts.rendering import ShownTools, drop_long, prompt_problems, render
 from brorl.prompts.settings import PromptFormat
 from each_row import each_row
 
@@ -263,6 +263,48 @@ def test_a_prompt_keeps_the_question_alone() -> None:
     turns = talk(("user", "Hello"), ("assistant", "Hi"), ("user", "And 2 + 2?"))
     (prompt,) = render([turns], around, byte_tokenizer(chat))
     assert prompt.question == "And 2 + 2?"
+
+
+TOOL_CHAT = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+
+
+class TestTools:
+    """Tools in prompts: the chat template shows them, or a text does."""
+
+    schemas = tuple({"type": "function", "function": {"name": name}} for name in ("add", "look_up"))
+
+    def test_the_template_shows_the_schemas(self) -> None:
+        tokenizer = byte_tokenizer(TOOL_CHAT)
+        (prompt,) = render([ask("2?")], PromptFormat(system_prompt="s"), tokenizer, ShownTools(self.schemas))
+        chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "2?"}]
+        expected = tokenizer.apply_chat_template(chat, tools=list(self.schemas), tokenize=False)
+        assert "look_up" in expected
+        assert prompt.text == expected
+        assert render([ask("2?")], PromptFormat(), tokenizer)[0].text == "<|user|>2?"
+
+    def test_a_template_that_shows_some(self) -> None:
+        tokenizer = byte_tokenizer(TOOL_CHAT.replace("tools or []", "(tools or [])[:1]"))
+        with pytest.raises(UserError, match=r"not show the tool look_up for question q; set tools\.format: hermes"):
+            render([ask("2?")], PromptFormat(), tokenizer, ShownTools(self.schemas))
+
+    @each_row(
+        ("role", "system_prompt", "text"),
+        [
+            ("system", None, "<|system|>T<|user|>2?"),
+            ("system", "s", "<|system|>T\n\ns<|user|>2?"),
+            ("user", None, "<|user|>T\n\n2?"),
+            ("user", "s", "<|system|>s<|user|>T\n\n2?"),
+        ],
+    )
+    def test_a_text_goes_before_the_first_message(self, role: Any, system_prompt: str | None, text: str) -> None:
+        style = PromptFormat(system_prompt=system_prompt)
+        (prompt,) = render([ask("2?")], style, byte_tokenizer(TOOL_CHAT), ShownTools(text="T", role=role))
+        assert prompt.text == text
+
+    def test_a_text_in_a_conversation(self) -> None:
+        asked = talk(("user", "Hello"), ("assistant", "Hi"), ("user", "And 2?"))
+        (prompt,) = render([asked], PromptFormat(), byte_tokenizer(TOOL_CHAT), ShownTools(text="T", role="user"))
+        assert prompt.text == "<|user|>T\n\nHello<|assistant|>Hi<|user|>And 2?"
 
 
 def test_long_prompts_are_dropped() -> None:

@@ -19,7 +19,7 @@ QWEN = """\
 {% endif %}
 {%- for m in messages %}
 {%- if m.role == 'tool' %}
-{%- if loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}
+{{- '<|im_start|>user' if loop.previtem.role != 'tool' }}
 <tool_response>
 {{ m.content }}
 </tool_response>

@@ -14,7 +14,7 @@ from brorl.prompts.prompt import Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
 from brorl.tools.calls import Call
-from brorl.tools.format import ToolFormat
+from brorl.tools.format import ToolFormat, check_turn_ends
 from brorl.tools.settings import ToolSettings
 from each_row import each_row
 from tool_chats import (
@@ -273,6 +273,13 @@ def test_no_chat_template_is_used() -> None:
         chosen(chat_tokenizer(QWEN), "hermes", chat="never")
 
 
+def test_texts_that_end_responses_do_not_go_with_tools() -> None:
+    tokenizer = chat_tokenizer(QWEN)
+    check_turn_ends(tokenizer, ["<|im_end|>", "</s>"])
+    with pytest.raises(UserError, match=r"sampling\.stop has 'Question:', and with tools"):
+        check_turn_ends(tokenizer, ["<|im_end|>", "Question:"])
+
+
 OWN = """
 import re
 
@@ -308,6 +315,16 @@ def test_a_file_of_the_user(tmp_path: Path) -> None:
     without_tools = chosen(chat_tokenizer(PLAIN), str(file))
     (prompt,) = render([Question("q", "?", "", "math")], PromptFormat(), chat_tokenizer(PLAIN), without_tools.shown)
     assert prompt.text == "<|im_start|>user\n?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_stop_token_that_merges_with_what_follows(tmp_path: Path) -> None:
+    """A text after a line end has the tokens that it has alone: the line end is the model's token."""
+    file, tokenizer = tmp_path / "mine.py", chat_tokenizer(None)
+    file.write_text(OWN)
+    line_end = tokenizer.encode("\n")
+    assert tokenizer.encode("\n\nadd")[:1] != line_end
+    form = ToolFormat.choose(tokenizer, ToolSettings(format=str(file)), PromptFormat(), SCHEMAS, line_end)
+    assert form.reply([("add", "12")]) == tuple(tokenizer.encode("\nadd = 12\n"))
 
 
 @each_row(

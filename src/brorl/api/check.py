@@ -23,6 +23,7 @@ from brorl.api.data_warnings import (
     unread_forms,
     unused_options,
 )
+from brorl.api.first_transcript import transcript_lines
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import in_notebook, text_console
@@ -131,6 +132,8 @@ def _checked(
             if domain in (MATH_DOMAIN, SCIENCE_DOMAIN):
                 report.show(*other_spellings(verifier, of_domain))
             trials.append(trial)
+    if inputs.toolbox is not None:
+        report.show(*transcript_lines(inputs.toolbox))
     report.show("", *input_lines(inputs, config))
     report.show_tables(memory)
     forecast = None
@@ -175,7 +178,7 @@ def _show_source(source: str, inputs: RunInputs, report: _Report) -> list[Prompt
         f"median length {median(lengths):g} tokens, longest {max(lengths):,}",
     )
     text = decode_tokens(inputs.tokenizer, first.token_ids, special=True)
-    report.show(*prompt_lines(replace(first, text=text)))
+    report.show(*prompt_lines(replace(first, text=text), whole=inputs.toolbox is not None))
     return prompts
 
 

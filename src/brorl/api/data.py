@@ -81,9 +81,10 @@ class SourceSummary:
     lengths: Lengths
 
 
-def prompt_lines(prompt: Prompt, unit: str = "tokens") -> list[Text]:
-    """Return lines with a prompt's id, its length in `unit`, its reference and the beginning of its text."""
-    cut, more = visible_text(prompt.text[:_PROMPT]), len(prompt.text) - _PROMPT
+def prompt_lines(prompt: Prompt, unit: str = "tokens", whole: bool = False) -> list[Text]:
+    """Return lines with a prompt's id, its length in `unit`, its reference, and its text or the beginning of it."""
+    length = len(prompt.text) if whole else _PROMPT
+    cut, more = visible_text(prompt.text[:length]), len(prompt.text) - length
     lines = [*cut.split("\n"), *([f"... {counted(more, 'more character')}"] if more > 0 else [])]
     reference = visible_text(prompt.reference[:_REFERENCE], one_line=True)
     if len(prompt.reference) > _REFERENCE:
@@ -183,7 +184,8 @@ def data(
 
 def describe_data(config: TrainConfig, show: int, observe: Observe = unobserved) -> DataResult:
     """Read the sources of a recipe, and check them as training does."""
-    from brorl.training.inputs import SourcePrompts, build_prompts, render_sources  # imports torch
+    from brorl.tools.toolbox import Toolbox  # imports torch
+    from brorl.training.inputs import SourcePrompts, build_prompts, render_sources
 
     observe(Phase("reading", "data"))
     sources = build_questions(config)
@@ -195,7 +197,9 @@ def describe_data(config: TrainConfig, show: int, observe: Observe = unobserved)
         every = [SourcePrompts(one, _spelled(one.train, config), _spelled(one.held_out, config)) for one in sources]
         kept = every
     else:
-        every = render_sources(config, sources, model[0])
+        with Workers.from_settings(config.verification) as workers:
+            toolbox = Toolbox.of_run(config, config.model, model[0], workers)
+        every = render_sources(config, sources, model[0], toolbox.shown if toolbox else None)
         kept = [source.short(config.data.max_prompt_tokens) for source in every]
         try:
             build_prompts(config, every, *model)

@@ -6,6 +6,7 @@ The numbers suit a first run on a laptop; the comments give the paper's numbers.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
@@ -137,11 +138,17 @@ class FirstRecipe:
         ]
 
 
-def make_first_recipe(path: str, model: str | None, guess: Guess, reading: SourceReading, function: str) -> FirstRecipe:
-    """Choose the settings, so that a prompt and its response fit into the model's positions."""
+def make_first_recipe(
+    path: str, model: str | None, guess: Guess, reading: SourceReading, function: str, tools: Mapping[str, str]
+) -> FirstRecipe:
+    """Choose the settings, so that a prompt and its response fit into the model's positions.
+
+    `function` is the user's verifier, and `tools` maps names of tools to the user's functions.
+    """
     questions, positions, source = reading.questions, _positions(model), guess.source
     domain, form = guess.domain, asked_form([question.key for question in questions])
-    puzzles = domain == COUNTDOWN_DOMAIN and not source.layout  # the shipped model reads no sentences
+    # the shipped model reads no sentences and calls no tools
+    puzzles = domain == COUNTDOWN_DOMAIN and not source.layout and not tools
     response = 16 if puzzles else 512 if domain == CODE_DOMAIN else 256
     response = response if positions is None else max(1, min(response, positions // 2))
     wanted = round(max(0.02, min(_HELD_OUT / len(questions), _FRACTIONS[0])), 2)
@@ -173,7 +180,7 @@ def make_first_recipe(path: str, model: str | None, guess: Guess, reading: Sourc
         (f"{_SOURCE}path", path, "relative to the folder in which brorl is started"),
         *((f"{_SOURCE}{name}", value, comment) for name, value, comment in ([layout] if source.layout else columns)),
         ("data.held_out_fraction", fraction, held_out),
-        ("data.max_prompt_tokens", None if positions is None else positions - response,
+        ("data.max_prompt_tokens", None if positions is None else positions - (positions // 2 if tools else response),
          "longer prompts are dropped: the model has no room for a response"),
         ("prompt.template", template, "text around each question, {prompt}"),
         ("prompt.chat", "auto", "use the model's chat template if it has one"),
@@ -187,6 +194,9 @@ def make_first_recipe(path: str, model: str | None, guess: Guess, reading: Sourc
         ("evaluation.every", 10, "steps between evaluations; the start and the end are always evaluated"),
         ("engine.threads", 0, "CPU threads; 0: by the size of the model; brorl check measures them"),
         ("verification.functions", None if domain in DOMAINS else {domain: function}, f"write {_SIGNATURE}"),
+        ("tools.functions", dict(tools) or None, "responses can call them; the model reads their docstrings"),
+        ("tools.max_tokens", None if positions is None or not tools else positions // 2,
+         "of a response of several turns, results included"),
     ]  # fmt: skip
     return FirstRecipe(tuple(line for line in lines if line[1] is not None), guess, reading, form)
 

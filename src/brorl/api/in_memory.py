@@ -73,7 +73,8 @@ def resolve_in_memory(
         needed = _needed_columns(terms[0].function, rows) if terms else []
         file, (text, answer) = folder.absolute() / "rows.jsonl", _text(rows, needed)
         _write(file, text)
-        first, source, lines = _guessed(file, None if model is None else str(model), answer, bool(terms))
+        tools = rest.get("tools.functions", {})
+        first, source, lines = _guessed(file, None if model is None else str(model), answer, bool(terms), tools)
         _check_columns(terms, needed if len(needed) > 1 else [source["answer_column"]], rows[0])
         if recipe is None:
             recipe = first
@@ -104,7 +105,7 @@ def rows_to_evaluate(data: Any, checkpoint: str | Path) -> tuple[str, tuple[str,
     name = f"rows-{blake2b(text, digest_size=4).hexdigest()}"
     file = (RUNS / "evaluations" / f"{name}.jsonl").absolute()
     _write(file, text)
-    _, source, lines = _guessed(file, None, answer, trained is not None)
+    _, source, lines = _guessed(file, None, answer, trained is not None, {})
     return json.dumps({**source, "name": name}), lines
 
 
@@ -191,7 +192,7 @@ def _json(value: Any) -> str:
 
 
 def _guessed(
-    file: Path, model: str | None, answer: str | None, has_function: bool
+    file: Path, model: str | None, answer: str | None, has_function: bool, tools: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     """Return a first recipe for rows, their entry in data.sources, and lines on the guesses."""
     from brorl.api.first_recipe import make_first_recipe
@@ -205,7 +206,7 @@ def _guessed(
             if has_function:  # the function gets the column unchanged
                 guess = guess._replace(source=guess.source.model_copy(update={"answer_after": None}))
             reading = read_commas(read_source(guess.source), {guess.domain})
-            first = make_first_recipe(path, model, guess, reading, "")
+            first = make_first_recipe(path, model, guess, reading, "", tools)
     except UserError as error:
         raise UserError(str(error).replace(path, "data")) from None  # the caller gave rows and knows no file
     recipe = {name: value for name, value in first.settings.items() if name != "verification.functions"}

@@ -28,6 +28,7 @@ from brorl.prompts.rows import is_local
 from brorl.prompts.settings import FileSource
 from brorl.runs import RUNS
 from brorl.storage import dotted_items, is_file, is_folder
+from brorl.tools.file_functions import FileFunctions
 
 _OF_TRL = {
     "num_generations", "max_completion_length", "scale_rewards", "loss_type", "epsilon", "beta", "num_iterations",
@@ -144,6 +145,7 @@ def init(
     options_column: Sequence[str] = (),
     first_option: int | None = None,
     domain: str | None = None,
+    tools: str | None = None,
 ) -> None:
     """Read the data, write the recipe, and print the guesses.
 
@@ -159,6 +161,7 @@ def init(
             guessed).
         first_option: Index of the first option, 0 or 1, if the answer is an index (default: found in the data).
         domain: Verifier: math, science, countdown, or a name for your own (default: guessed).
+        tools: A Python file whose functions become tools, if they have types and a docstring (default: none).
 
     Raises:
         UserError: If the data does not fit, or `output` exists.
@@ -173,6 +176,7 @@ def init(
         "options_column": options_column, "first_option": first_option,
     }  # fmt: skip
     function, first, conversion = f"{FUNCTION_FILE}:check", None, None
+    found = FileFunctions({}, {}) if tools is None else FileFunctions.of(tools)
     if trainer_config is not None:
         given, name = _read_trainer_config(Path(trainer_config).expanduser()), str(Path(trainer_config).expanduser())
         conversion = convert(given, name)
@@ -184,18 +188,19 @@ def init(
         with source_words(_as_option):
             guess = guess_meaning(data_file, **columns)
             reading = read_commas(read_source(guess.source), {guess.domain})
-            first = make_first_recipe(data_file, model, guess, reading, function)
+            first = make_first_recipe(data_file, model, guess, reading, function, found.tools)
     elif conversion is None or "data.sources" not in conversion.settings:
         source = "" if conversion is None else f": {name} names no data"
         raise UserError(f"give the file of your questions{source}, such as brorl init problems.jsonl")
     if conversion is not None:
         number = len(first.reading.questions) if first else _num_prompts(conversion.settings["data.sources"])
         own = {**(first.settings_of_data if first else {}), **({"model": model} if model else {})}
+        own |= {"tools.functions": found.tools} if found.tools else {}
         lines = _write_conversion(with_data(convert(given, name, number), own), output)
     elif first is not None:
         _write(output, first.text(str(output)))
         lines = first.summary(output)
-    print("\n".join(lines))  # noqa: T201
+    print("\n".join([*found.lines(), *lines]))  # noqa: T201
 
 
 def _check_model(model: str) -> None:

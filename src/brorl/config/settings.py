@@ -221,6 +221,24 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
         yield from _of_cluster(config)
     yield from _of_learner(config)
     yield from _of_evaluation(config)
+    yield from _of_tools(config)
+
+
+def _of_tools(config: TrainConfig) -> Iterator[str]:
+    tools = config.tools
+    if not tools.enabled:
+        return
+    if config.prompt.chat == "never" and not tools.has_own_format:
+        yield (
+            f"tools.format = {tools.format} needs a chat template, and prompt.chat = never uses none; set prompt.chat: "
+            "auto, or set tools.format to a file of your own with parse and render (docs/how-to/tools.md)"
+        )
+    for name in ("sampling", "evaluation"):
+        if minimum := getattr(config, name).min_new_tokens:
+            yield (
+                f"{name}.min_new_tokens = {minimum} would keep a turn with a short call from ending; remove it, or "
+                "the tools"
+            )
 
 
 def _of_evaluation(config: TrainConfig) -> Iterator[str]:

@@ -7,7 +7,7 @@ that drops calls or results, or changes what stands before them, is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -92,22 +92,26 @@ class Chat:
         except RefusedTemplateError:
             return False
 
-    def exchange(self, results: Results) -> Exchange:
-        """Return the text of a turn with a call of the first tool, or of each tool, and of the results."""
-        text = self._text([*self._question, *self._messages(results)])
+    def exchange(self, results: Results, arguments: Mapping[str, Any] | None = None) -> Exchange:
+        """Return the text of a turn with a call of the first tool, or of each tool, and of the results.
+
+        Every call has the same `arguments`; by default, the `example_arguments`, which must be found in the text.
+        """
+        text = self._text([*self._question, *self._messages(results, arguments)])
         # A template that begins answers with an empty thought can leave it out of turns with calls.
         asked = next((asked for asked in (self.prompt, self._unanswered) if text.startswith(asked)), None)
         if asked is None:
             raise self.refused("changes the text of a question when a result follows it")
         calls = len(results) if self.several == "calls" and not self.shown.text else 1
-        if (call := text.find(f"{_MARK}{calls}e")) < 0:
+        start = text.find(f"{_MARK}{calls}e") if arguments is None else len(asked)
+        if start < 0:
             raise self.refused("drops the calls of a turn")
-        after = text[call:]
+        after = text[start:]
         found = [(after.find(end), -len(end), end) for end in self.ends if end in after]
         if not found or any(mark in after[: min(found)[0]] for mark in _RESULTS):
             raise self._without_end(after)
         at, _, end = min(found)
-        return Exchange(text[len(asked) : call + at], end, after[at + len(end) :])
+        return Exchange(text[len(asked) : start + at], end, after[at + len(end) :])
 
     def _without_end(self, after: str) -> RefusedTemplateError:
         """Return the error of a template in which no stop token stands between a call and its result."""
@@ -148,10 +152,10 @@ class Chat:
     def _question(self) -> list[dict[str, Any]]:
         return [asdict(message) for message in self.shown.messages([Message("user", "?")])]
 
-    def _messages(self, results: Results) -> list[dict[str, Any]]:
+    def _messages(self, results: Results, arguments: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         """Return the turn of the model and what follows."""
         if self.shown.text:
-            call = {"name": results[0][0], "arguments": example_arguments()}
+            call = {"name": results[0][0], "arguments": arguments or example_arguments()}
             turn = f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
             blocks = [f"<tool_response>\n{content}\n</tool_response>" for _, content in results]
             return [{"role": "assistant", "content": turn}, {"role": "user", "content": "\n".join(blocks)}]
@@ -161,7 +165,7 @@ class Chat:
         for number, (name, content) in enumerate(results, 1):
             ident = f"call{number:05}"  # Mistral's templates want nine characters
             if number == 1 or self.several == "calls":
-                function = {"name": name, "arguments": example_arguments(number)}
+                function = {"name": name, "arguments": arguments or example_arguments(number)}
                 calls.append({"id": ident, "type": "function", "function": function})
             messages.append({"role": "tool", "tool_call_id": calls[-1]["id"], "name": name, "content": content})
         return [{"role": "assistant", "content": "", "tool_calls": calls}, *messages]

@@ -6,7 +6,7 @@ model wrote: the tokens of results are appended to the model's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from brorl.errors import UserError, first_line
 from brorl.format import short_repr
 from brorl.prompts.rendering import ShownTools, chat_template
 from brorl.prompts.settings import PromptFormat
+from brorl.sampling import StopStrings
 from brorl.tools.call_text import FORMS, ReadCalls, UnreadableCallError, call_of, reader
 from brorl.tools.calls import Call
 from brorl.tools.chat import Chat, RefusedTemplateError, Results, example_arguments
@@ -39,6 +40,7 @@ class ToolFormat:
     _write: Callable[[Results], str]  # the text after the turn's end token, up to the next turn's first token
     _end: str  # the end token that the template writes; empty without one
     _tokens: ResultTokens
+    _chat: Chat | None = None  # writes calls; None for a form of the user
 
     @classmethod
     def choose(
@@ -65,7 +67,7 @@ class ToolFormat:
         chat = None
         if template is not None:
             chat = Chat(template, tokenizer, style, tuple(tokens.ends), ShownTools(tuple(schemas)))
-        if settings.format.endswith(".py"):
+        if settings.has_own_format:
             shown = chat.shown if chat is not None and chat.shows_tools() else ShownTools()
             found = cls(settings.format, shown, *_own_form(settings.format), next(iter(tokens.ends), ""), tokens)
             found.reply([("tool", "1")])
@@ -82,11 +84,18 @@ class ToolFormat:
                 raise
             name, read, chat = _recognized("hermes", chat.with_hermes())
         end = chat.exchange([("tool", "1")]).end
-        return cls(name, chat.shown, read, lambda results: chat.exchange(results).reply, end, tokens)
+        return cls(name, chat.shown, read, lambda results: chat.exchange(results).reply, end, tokens, chat)
 
     def turn_text(self, token_ids: Sequence[int]) -> str:
         """Return the text of one turn's tokens, with special tokens and without the end token."""
         return self._tokens.turn_text(token_ids)
+
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str | None:
+        """Return the text of a turn that calls a tool, with its end token; None in a form of the user."""
+        if self._chat is None:
+            return None
+        exchange = self._chat.exchange([(name, "")], arguments)
+        return exchange.turn + exchange.end
 
     def parse(self, text: str) -> tuple[Call, ...]:
         """Return the calls of a turn, `()` if it makes none; the last one has a `problem` if it cannot be read."""
@@ -102,6 +111,15 @@ class ToolFormat:
         word, texts = self._tokens.broken([text for result in results for text in result])
         text = self._write(list(zip(texts[::2], texts[1::2], strict=True)))
         return self._tokens.tokens(self._end, text.split(word))
+
+
+def check_turn_ends(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
+    """Refuse texts in `sampling.stop` that are not special tokens: turns with calls end with end tokens alone."""
+    for text in StopStrings(tokenizer, stop).texts:
+        raise UserError(
+            f"sampling.stop has {text!r}, and with tools a turn ends with the end token of the chat template; remove "
+            "it, or the tools"
+        )
 
 
 def _recognized(wanted: str, chat: Chat) -> tuple[str, ReadCalls, Chat]:

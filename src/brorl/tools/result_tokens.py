@@ -24,7 +24,8 @@ class ResultTokens:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._stop = frozenset(stop_token_ids)
-        self.ends = {decode_tokens(tokenizer, [token], special=True): token for token in stop_token_ids}
+        ends = {decode_tokens(tokenizer, [token], special=True): token for token in stop_token_ids}
+        self.ends = {text: token for text, token in ends.items() if text}
         added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
         # Tokens of white space alone, as Gemma has them, forge nothing and are the usual tokens of a text.
         self.added = {i: text for i, text in added.items() if len(text) > 1 and text.replace("▁", "").strip()}
@@ -55,6 +56,11 @@ class ResultTokens:
         """Return the tokens of a text in pieces, none of which crosses pieces; `end` is the end token before it."""
         token_ids: list[int] = []
         for piece in pieces:
-            ids = self._tokenizer(end + piece, add_special_tokens=False, verbose=False)["input_ids"]
-            token_ids += ids[ids.index(self.ends[end]) + 1 :] if end else ids
+            after_end = self._ids(end + piece)
+            # a stop token that is not an added token can merge with what follows
+            is_apart = after_end[:1] == [self.ends.get(end)]
+            token_ids += after_end[1:] if is_apart else self._ids(piece)
         return tuple(token_ids)
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

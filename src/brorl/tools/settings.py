@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field, field_validator
 
 from brorl.section import Section
 from brorl.storage import function_path
+
+FORMATS = ("auto", "hermes", "llama3", "mistral")
+"""The built-in forms of calls; `auto` is the one that the chat template writes."""
 
 
 class ToolSettings(Section):
@@ -41,6 +46,11 @@ class ToolSettings(Section):
         """Whether there is a tool."""
         return bool(self.functions or self.calculator or self.python or self.environment)
 
+    @property
+    def has_own_format(self) -> bool:
+        """Whether `format` is a file of the user."""
+        return self.format.endswith(".py")
+
     def total_tokens(self, max_new_tokens: int) -> int:
         """Return the most tokens that a response can have, if a turn has at most `max_new_tokens`."""
         if not self.enabled:
@@ -57,3 +67,16 @@ class ToolSettings(Section):
     @classmethod
     def _absolute_environment(cls, path: str | None) -> str | None:
         return None if path is None else function_path(path)
+
+    @field_validator("format")
+    @classmethod
+    def _known_format(cls, name: str) -> str:
+        """Make the path of a file absolute; refuse an unknown name."""
+        if name in FORMATS:
+            return name
+        if not name.endswith(".py"):
+            raise ValueError(
+                f"tools.format = {name} is not known; set it to {', '.join(FORMATS)}, or to a file of your own with "
+                "parse and render, such as my_format.py"
+            )
+        return str(Path(name).expanduser().absolute())

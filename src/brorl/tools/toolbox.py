@@ -19,7 +19,7 @@ from brorl.rollout.engine import Engine
 from brorl.sampling import decode_tokens
 from brorl.tools.calls import Call, Failure, Turn
 from brorl.tools.environments import calls_text
-from brorl.tools.format import ToolFormat
+from brorl.tools.format import ToolFormat, check_turn_ends
 from brorl.tools.functions import Tools
 from brorl.tools.settings import ToolSettings
 from brorl.tools.turns import TurnEngine
@@ -46,6 +46,7 @@ class Toolbox:
         """
         if tools is None:
             return None
+        check_turn_ends(tokenizer, config.sampling.stop)
         stop_token_ids = end_tokens(model, tokenizer, config.sampling.stop)
         form = ToolFormat.choose(tokenizer, config.tools, config.prompt, tools.schemas, stop_token_ids)
         return cls(tools, form, config.tools, tokenizer)
