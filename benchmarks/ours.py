@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from brorl.training.settings import OptimizerSettings
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
 from brorl.verification.domains.countdown import CountdownVerifier
-from brorl.verification.grade import grade
+from brorl.verification.grade import grade, seen_text
 from brorl.verification.verifier import Verifier
 
 # As for TRL: the model stays practically the same in all steps.
@@ -102,7 +103,7 @@ def our_step(step: Step, prompts: list[Prompt], num_rollouts: int, seed: int) ->
     trees = step.engine.sample([p.token_ids for p in prompts], num_rollouts, step.sampling, seed)
     times.append(time.perf_counter())
     verifiers = {prompts[0].domain: step.verifier}
-    graded = grade(prompts, trees, verifiers, step.decode, step.accept_truncated)
+    graded = grade(prompts, trees, verifiers, partial(seen_text, decode=step.decode), step.accept_truncated)
     times.append(time.perf_counter())
     groups = [
         Group(prompt, tree, np.array([v.correct for v in vs]), np.array([v.score for v in vs]))

@@ -142,7 +142,7 @@ def test_a_format_reward_is_paid_for_the_format_alone(tiny: Path) -> None:
     ids = AutoTokenizer.from_pretrained(tiny)
     tree = RolloutTree.from_responses(prompt.token_ids, [ids(text)["input_ids"] for text in ("1+1", "2+1")])
     group = grader.rewarded(*grader.verify([prompt], [tree]), step=1)
-    texts = grader.texts(tree)
+    texts = grader.texts(group)
     assert not group.correct_L.any()
     assert group.reward_L.tolist() == [0.25 if text.startswith("1") else 0.0 for text in texts]
 

@@ -131,7 +131,8 @@ def build_evaluation(
         engine = place_engine(cluster, config, inputs.context, observe)
         weights = cluster.call(remote_fingerprint, config)
     decode = make_decode(inputs.tokenizer, config.verification.thoughts, config.sampling.stop)
-    grader = Grader(verifiers, decode, config.rewards, sees=config.verification.sees)
+    sees, toolbox = config.verification.sees, inputs.toolbox
+    grader = Grader(verifiers, decode, config.rewards, sees=sees, read_calls=toolbox.calls_text if toolbox else None)
     return EvaluatedModel(
         engine, inputs.sampling, config.evaluation.rollouts_per_prompt, grader, observe=observe
     ), weights

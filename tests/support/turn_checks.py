@@ -125,7 +125,7 @@ def assert_transcripts_follow_the_model(
 ) -> None:
     """Compare counts by chi-square, and log-probs, with the enumeration; each distinct call ran once."""
     reader = CountingReader()
-    settings = ToolSettings(calculator=True, max_turns=max_turns, max_tokens=max_tokens)
+    settings = ToolSettings(calculator=True, max_turns=max_turns, max_response_tokens=max_tokens)
     trees = TurnEngine(engine, reader, settings).sample(prompts, num_rollouts, sampling, seed)
     enumeration = Enumeration(model, sampling, max_turns, max_tokens - sampling.max_new_tokens)
     for prompt, tree in zip(prompts, trees, strict=True):

@@ -105,7 +105,7 @@ def test_the_last_turn_and_a_turn_that_does_not_fit_end_with_their_calls(rng: np
 
     reader = Unread()
     engine = engine_of(rng)
-    (tree,) = TurnEngine(engine, reader, settings_of(max_tokens=3)).sample([(2,)], 500, SAMPLING, 3)
+    (tree,) = TurnEngine(engine, reader, settings_of(max_response_tokens=3)).sample([(2,)], 500, SAMPLING, 3)
     assert not tree.given.any()  # a second turn of 3 tokens never fits
     (alone,) = engine.sample([(2,)], 500, SAMPLING, 3)
     cut = [1 in response for response, _ in alone.responses()]

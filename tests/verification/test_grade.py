@@ -3,9 +3,10 @@
 import re
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -18,10 +19,15 @@ from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
 from brorl.verdict import UNVERIFIED, Verdict, is_failure, is_unverified, unverified_verdict, verdict_of
 from brorl.verification.domains.countdown import CountdownVerifier
-from brorl.verification.grade import Grader, grade, has_format
+from brorl.verification.grade import Grader, grade, has_format, seen_text
 from each_row import each_row
 
 EOS = 0
+
+
+def seen(decode: Callable[[Sequence[int]], str]) -> partial[str]:
+    """What verifiers see of responses of one turn."""
+    return partial(seen_text, decode=decode)
 
 
 def decode(tokens: tuple[int, ...]) -> str:
@@ -61,7 +67,7 @@ def test_every_leaf_gets_the_verdict_of_its_own_text(
         for prompt, group in zip(prompts, sequences, strict=True)
     ]
     verifier = EvenLength()
-    graded = grade(prompts, trees, {"even": verifier}, decode)
+    graded = grade(prompts, trees, {"even": verifier}, seen(decode))
 
     assert len(graded) == len(trees)
     for group, tree, verdicts in zip(sequences, trees, graded, strict=True):
@@ -91,7 +97,7 @@ def test_a_text_is_verified_once_however_it_is_spelled() -> None:
     """Tokens 1 and 2 are two spellings of the same letter."""
     prompt, verifier = prompt_named("p"), EvenLength()
     tree = RolloutTree.from_responses(prompt.token_ids, [(1, EOS), (2, EOS), (1, EOS), (1, 2, EOS)])
-    (verdicts,) = grade([prompt], [tree], {"even": verifier}, lambda t: "x" * (len(t) - 1))
+    (verdicts,) = grade([prompt], [tree], {"even": verifier}, seen(lambda t: "x" * (len(t) - 1)))
     assert verifier.asked == {("p", "x"): 1, ("p", "xx"): 1}
     assert [v.extracted for v in verdicts] == ["x", "xx", "x"]
 
@@ -101,12 +107,12 @@ def test_truncated_responses_are_incorrect_unless_accepted() -> None:
     prompt = Prompt("p", puzzle.text, tuple(puzzle.text.encode()), puzzle.reference, "countdown")
     tree = RolloutTree.from_responses(prompt.token_ids, [tuple(b"3+5"), (*b"5+3", EOS)], finished=[False, True])
     verifiers = {"countdown": CountdownVerifier()}
-    (strict,) = grade([prompt], [tree], verifiers, decode)
+    (strict,) = grade([prompt], [tree], verifiers, seen(decode))
     assert [(v.correct, v.score, v.reason) for v in strict] == [
         (False, 0.0, "truncated"),
         (True, 1.0, "correct"),
     ]
-    (lenient,) = grade([prompt], [tree], verifiers, decode, accept_truncated=True)
+    (lenient,) = grade([prompt], [tree], verifiers, seen(decode), accept_truncated=True)
     assert [v.reason for v in lenient] == ["correct", "correct"]
 
 
@@ -130,12 +136,12 @@ def test_a_domain_is_asked_once_about_all_trees() -> None:
         for prompt, group, done in zip(prompts, responses, finished, strict=True)
     ]
     even, other, unused = Recorder(), Recorder(), Recorder()
-    graded = grade(prompts, trees, {"even": even, "other": other, "unused": unused}, decode)
+    graded = grade(prompts, trees, {"even": even, "other": other, "unused": unused}, seen(decode))
     assert even.calls == [[("a", "a"), ("a", "b"), ("b", "a"), ("a", "bb")]]
     assert other.calls == [[("c", "c")]]
     assert unused.calls == []
     assert [[v.extracted for v in verdicts] for verdicts in graded] == [["a", "b"], ["a"], ["c"], ["b", "bb"], [None]]
-    assert grade(prompts[4:], trees[4:], {"even": unused}, decode)[0][0].reason == "truncated"
+    assert grade(prompts[4:], trees[4:], {"even": unused}, seen(decode))[0][0].reason == "truncated"
     assert unused.calls == []  # nothing to ask
 
 
@@ -146,15 +152,15 @@ def test_a_verifier_that_forgets_a_verdict_is_found() -> None:
 
     tree = RolloutTree.from_responses(prompt_named("p").token_ids, [(97, EOS), (98, EOS)])
     with pytest.raises(ValueError, match="shorter"):
-        grade([prompt_named("p")], [tree], {"even": Forgetful()}, decode)
+        grade([prompt_named("p")], [tree], {"even": Forgetful()}, seen(decode))
 
 
 def test_mistakes_of_the_caller_are_named() -> None:
     tree = RolloutTree.from_responses(prompt_named("p").token_ids, [(97, EOS)])
     with pytest.raises(ValueError, match="longer"):
-        grade([prompt_named("p")], [tree, tree], {"even": EvenLength()}, decode)
+        grade([prompt_named("p")], [tree, tree], {"even": EvenLength()}, seen(decode))
     with pytest.raises(ValueError, match="same order"):
-        grade([prompt_named("q")], [tree], {"even": EvenLength()}, decode)
+        grade([prompt_named("q")], [tree], {"even": EvenLength()}, seen(decode))
 
 
 @pytest.mark.parametrize(("score", "seconds"), [(float("nan"), 0.0), (float("inf"), 0.0), (1.0, -1.0)])

@@ -38,6 +38,8 @@ from brorl.format import counted, listed, visible_text
 from brorl.prompts.prompt import Prompt, Question
 from brorl.storage import is_file
 from brorl.table import Result, Table
+from brorl.tools.environments import environment_verifier
+from brorl.tools.functions import Tools
 from brorl.verification.domains.table import make_verifiers, untrusted_domains
 from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import Workers
@@ -198,8 +200,8 @@ def describe_data(config: TrainConfig, show: int, observe: Observe = unobserved)
         kept = every
     else:
         with Workers.from_settings(config.verification) as workers:
-            toolbox = Toolbox.of_run(config, config.model, model[0], workers)
-        every = render_sources(config, sources, model[0], toolbox.shown if toolbox else None)
+            toolbox = Toolbox.of_run(config, config.model, model[0], Tools.of_recipe(config.tools, workers))
+            every = render_sources(config, sources, model[0], toolbox)
         kept = [source.short(config.data.max_prompt_tokens) for source in every]
         try:
             build_prompts(config, every, *model)
@@ -249,7 +251,8 @@ def _check(config: TrainConfig, sources: Sequence[SourceQuestions]) -> list[str]
             notes.append(f"not checked: the reference answers of {listed(untrusted)}: {error}")
             checked -= {*untrusted}
     with Workers.from_settings(config.verification) as workers:
-        verifiers = make_verifiers(checked, config.verification, config.rewards, workers)
+        environment = environment_verifier(Tools.of_recipe(config.tools, workers))
+        verifiers = make_verifiers(checked, config.verification, config.rewards, workers, environment)
         check_domain_names(config, domains)
         check_split(config, sources)
         return notes + comma_lines(sources) + unreadable_lines(find_unreadable(verifiers, sources))

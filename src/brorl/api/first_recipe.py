@@ -195,7 +195,7 @@ def make_first_recipe(
         ("engine.threads", 0, "CPU threads; 0: by the size of the model; brorl check measures them"),
         ("verification.functions", None if domain in DOMAINS else {domain: function}, f"write {_SIGNATURE}"),
         ("tools.functions", dict(tools) or None, "responses can call them; the model reads their docstrings"),
-        ("tools.max_tokens", None if positions is None or not tools else positions // 2,
+        ("tools.max_response_tokens", None if positions is None or not tools else positions // 2,
          "of a response of several turns, results included"),
     ]  # fmt: skip
     return FirstRecipe(tuple(line for line in lines if line[1] is not None), guess, reading, form)

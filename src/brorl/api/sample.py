@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,11 +175,12 @@ def _sampled(
     from brorl.model.load import check_vocabulary, load_tokenizer
     from brorl.model.settings import LoraSettings
     from brorl.model.source import find_model, read_config
-    from brorl.prompts.rendering import render
     from brorl.rollout.chosen_engine import load_engine
-    from brorl.tools.toolbox import Toolbox, with_turns
+    from brorl.tools.environments import environment_verifier
+    from brorl.tools.functions import Tools
+    from brorl.tools.toolbox import Toolbox, rendered, with_turns
     from brorl.verification.domains.table import make_verifiers
-    from brorl.verification.grade import grade
+    from brorl.verification.grade import grade, seen_text
     from brorl.verification.sandbox.pool import Workers
     from brorl.verification.thoughts import make_decode
 
@@ -188,8 +190,9 @@ def _sampled(
     for _, name in models:
         check_vocabulary(name, read_config(find_model(name)), tokenizer)
     workers = Workers.from_settings(config.verification)
-    toolbox = Toolbox.of_run(merged, models[-1][1], tokenizer, workers)
-    (prompt,) = render([question], config.prompt, tokenizer, toolbox.shown if toolbox else None)
+    tools = Tools.of_recipe(config.tools, workers)
+    toolbox = Toolbox.of_run(merged, models[-1][1], tokenizer, tools)
+    (prompt,) = rendered([question], config.prompt, tokenizer, toolbox)
     decode = make_decode(tokenizer, config.verification.thoughts, config.sampling.stop)
     context = len(prompt.token_ids) + config.tools.total_tokens(sampling.max_new_tokens)
     verdicts = None
@@ -199,8 +202,12 @@ def _sampled(
             (tree,) = engine.sample([prompt.token_ids], rollouts, sampling, seed)
             trees.append(tree)
         if question.domain:
-            verifiers = make_verifiers({question.domain}, config.verification, config.rewards, workers)
-            accept_truncated = config.rewards.stop_properly > 0
-            prompts, sees = [prompt] * len(trees), config.verification.sees
-            verdicts = tuple(map(tuple, grade(prompts, trees, verifiers, decode, accept_truncated, sees)))
+            environment = environment_verifier(tools)
+            verifiers = make_verifiers({question.domain}, config.verification, config.rewards, workers, environment)
+            seen = partial(
+                seen_text, decode=decode, sees=config.verification.sees,
+                read_calls=toolbox.calls_text if toolbox else None,
+            )  # fmt: skip
+            found = grade([prompt] * len(trees), trees, verifiers, seen, config.rewards.stop_properly > 0)
+            verdicts = tuple(map(tuple, found))
     return SampledTree(prompt.text, tuple(name for name, _ in models), tuple(trees), verdicts, decode, lines)

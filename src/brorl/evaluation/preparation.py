@@ -33,11 +33,13 @@ from brorl.model.memory_prediction import (
 )
 from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import Prompt, fingerprint
-from brorl.prompts.rendering import ShownTools, drop_long, prompt_problems, render
+from brorl.prompts.rendering import drop_long, prompt_problems
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.sampling import SamplingParams
 from brorl.storage import function_file, size_and_sum
-from brorl.tools.toolbox import Toolbox
+from brorl.tools.environments import environment_verifier
+from brorl.tools.functions import Tools
+from brorl.tools.toolbox import Toolbox, rendered
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
@@ -76,11 +78,13 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
     # puzzles are also split into questions to train on, which an evaluation leaves out
     sets = [replace(one, train=()) for one in sets]
     domains, workers = {question.domain for question in all_questions(sets)}, Workers.from_settings(config.verification)
-    verifiers = make_verifiers(domains, config.verification, config.rewards, workers)
+    tools = Tools.of_recipe(config.tools, workers)
+    environment = environment_verifier(tools)
+    verifiers = make_verifiers(domains, config.verification, config.rewards, workers, environment)
     tokenizer = load_tokenizer(config.model, config.sampling.stop)
     check_vocabulary(config.model, model_config, tokenizer)
-    toolbox = Toolbox.of_run(config, config.model, tokenizer, workers)
-    prompts_of, notes = _render(sets, request, tokenizer, toolbox.shown if toolbox else None)
+    toolbox = Toolbox.of_run(config, config.model, tokenizer, tools)
+    prompts_of, notes = _render(sets, request, tokenizer, toolbox)
     limit = _response_limit(request, prompts_of, model_config)
     if (minimum := config.evaluated_sampling.min_new_tokens) >= limit:
         raise UserError(
@@ -121,7 +125,7 @@ def _render(
     sets: Sequence[SourceQuestions],
     request: EvaluationRequest,
     tokenizer: PreTrainedTokenizerBase,
-    shown: ShownTools | None = None,
+    toolbox: Toolbox | None,
 ) -> tuple[dict[str, list[Prompt]], list[str]]:
     """Return the prompts by dataset, and lines about dropped prompts and added instructions."""
     prompts_of: dict[str, list[Prompt]] = {}
@@ -130,7 +134,7 @@ def _render(
     own, longest = request.config.prompt, request.config.data.max_prompt_tokens
     for one in sets:
         style = request.format_of(one)
-        every = render(one.held_out, style, tokenizer, shown)
+        every = rendered(one.held_out, style, tokenizer, toolbox)
         prompts = every if request.data else drop_long(every, longest)
         if dropped := len(every) - len(prompts):
             notes.append(f"{one.name}: {dropped} prompts of more than {longest} tokens left out, as in the run")

@@ -35,7 +35,7 @@ class ToolSettings(Section):
     )  # fmt: skip
     max_turns: int = Field(4, ge=2, description="most turns of the model in a response, the answer included")
     max_result_tokens: int = Field(256, ge=1, description="maximum length of a result, in tokens; the rest is cut off")
-    max_tokens: int | None = Field(
+    max_response_tokens: int | None = Field(
         None, ge=1, description="maximum tokens of a response, results included: a turn starts only if it fits; null: "
         "max_turns times (sampling.max_new_tokens + max_result_tokens)",
     )  # fmt: skip
@@ -55,7 +55,7 @@ class ToolSettings(Section):
         """Return the most tokens that a response can have, if a turn has at most `max_new_tokens`."""
         if not self.enabled:
             return max_new_tokens
-        return self.max_tokens or self.max_turns * (max_new_tokens + self.max_result_tokens)
+        return self.max_response_tokens or self.max_turns * (max_new_tokens + self.max_result_tokens)
 
     @field_validator("functions")
     @classmethod

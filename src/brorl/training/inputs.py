@@ -34,11 +34,13 @@ from brorl.model.memory_choices import MemoryChoices
 from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, Workload, check_prediction, predict_memory
 from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import INSTRUCTIONS_DOMAIN, Prompt, PromptStream
-from brorl.prompts.rendering import ShownTools, drop_long, model_positions, prompt_problems, render
+from brorl.prompts.rendering import drop_long, model_positions, prompt_problems
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.seeds import derived_seed
 from brorl.table import Table
-from brorl.tools.toolbox import Toolbox
+from brorl.tools.environments import environment_verifier
+from brorl.tools.functions import Tools
+from brorl.tools.toolbox import Toolbox, rendered
 from brorl.training.collector import MAX_STEPS_PER_ROUND
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.grade import Grader
@@ -149,14 +151,15 @@ def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], No
     sources = build_questions(config)
     questions = all_questions(sources)
     workers, domains = Workers.from_settings(config.verification), {question.domain for question in questions}
-    verifiers = make_verifiers(domains, config.verification, config.rewards, workers)
+    tools = Tools.of_recipe(config.tools, workers)
+    environment = environment_verifier(tools)
+    verifiers = make_verifiers(domains, config.verification, config.rewards, workers, environment)
     check_domain_names(config, verifiers)
     check_split(config, sources)
     tokenizer = load_tokenizer(model_path, config.sampling.stop)
     check_vocabulary(config.model, model_config, tokenizer)
-    toolbox = Toolbox.of_run(config, model_path, tokenizer, workers)
-    rendered = render_sources(config, sources, tokenizer, toolbox.shown if toolbox else None)
-    prompts = build_prompts(config, rendered, tokenizer, model_config)
+    toolbox = Toolbox.of_run(config, model_path, tokenizer, tools)
+    prompts = build_prompts(config, render_sources(config, sources, tokenizer, toolbox), tokenizer, model_config)
     context = prompts.longest_tokens + max(config.response_limits.values())
     check_window(config, model_config, context)
     memory, warning = check_memory(config, model_config, prompts, show)
@@ -167,7 +170,10 @@ def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], No
     elif INSTRUCTIONS_DOMAIN in verifiers:  # this machine can lack the package that some instructions need
         unreadable_references({INSTRUCTIONS_DOMAIN: verifiers[INSTRUCTIONS_DOMAIN]}, questions)
     decode = make_decode(tokenizer, config.verification.thoughts, config.sampling.stop)
-    grader = Grader(verifiers, decode, config.rewards, config.longest_response, config.verification.sees)
+    grader = Grader(
+        verifiers, decode, config.rewards, config.longest_response, config.verification.sees,
+        toolbox.calls_text if toolbox else None,
+    )  # fmt: skip
     memory_line = memory.summary if warning is None else f"warning: {warning}"
     return RunInputs(model_path, tokenizer, context, prompts, grader, toolbox, workers, memory, memory_line, notes)
 
@@ -252,12 +258,12 @@ def render_sources(
     config: TrainConfig,
     sources: Sequence[SourceQuestions],
     tokenizer: PreTrainedTokenizerBase,
-    shown: ShownTools | None = None,
+    toolbox: Toolbox | None = None,
 ) -> list[SourcePrompts]:
     """Turn the questions of sources into prompts, which show tools if there are some."""
     return [
         SourcePrompts(
-            source, *(render(part, config.prompt, tokenizer, shown) for part in (source.train, source.held_out))
+            source, *(rendered(part, config.prompt, tokenizer, toolbox) for part in (source.train, source.held_out))
         )
         for source in sources
     ]

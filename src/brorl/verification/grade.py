@@ -82,6 +82,7 @@ class Grader:
     def rewarded(self, group: Group, step: int) -> Group:
         """Return a verified group with its rewards at a step, 1 or more. Unverified responses get the reward NaN."""
         tree, pattern, names = group.tree, self.shaping.format_pattern, self.shaping.terms
+        formatted = None if pattern is None else [has_format(text, pattern) for text in self.texts(group)]
         values = [verdict.terms or (None,) * len(names) for verdict in group.verdicts]
         value_LK = np.array(values, np.float64).reshape(len(values), len(names))
         terms_L = dict(zip(names, value_LK.T, strict=True))
@@ -93,7 +94,7 @@ class Grader:
             domain=group.prompt.domain,
             step=step,
             shaping=self.shaping,
-            formatted_L=None if pattern is None else np.array([has_format(text, pattern) for text in self.texts(group)]),
+            formatted_L=None if formatted is None else np.array(formatted),
             max_new_tokens=self.max_new_tokens,
             terms_L=terms_L,
         )
