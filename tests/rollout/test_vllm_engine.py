@@ -36,6 +36,7 @@ from run_support import command
 from small_models import small_model, wide_heads
 from small_tokenizers import TOKENIZERS
 from tree_invariants import check_tree
+from turn_checks import assert_transcripts_follow_the_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]  # importing vLLM warns
 
@@ -119,6 +120,14 @@ def test_greedy_equals_the_native_engine_also_after_updates(pair: Pair, rng: np.
         responses.append([tree.responses() for tree in got])
     assert responses[0] != responses[1] != responses[2]  # the updates were seen
     assert pair.engine.version == pair.version
+
+
+def test_responses_of_several_turns_follow_the_model(pair: Pair, rng: np.random.Generator) -> None:
+    pair.update(rng)
+    sampling = SamplingParams(max_new_tokens=2, top_k=4)
+    prompts = [tuple(prompt) for prompt in prompts_of(rng, number=2, longest=6)]
+    seed = int(rng.integers(2**60))
+    assert_transcripts_follow_the_model(pair.engine, pair.model, prompts, sampling, 2000, seed, LOGPROB_BOUND, 2)
 
 
 def test_a_request_under_way_at_an_update_continues_with_the_new_weights(pair: Pair, rng: np.random.Generator) -> None:
