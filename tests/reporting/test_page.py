@@ -30,10 +30,9 @@ from brorl.reporting.page_rollouts import (
     choose_rollouts,
     encode_step,
     evenly_spaced,
-    load_tokenizer,
-    token_text,
 )
 from brorl.reporting.summary import COSTS, cost_row, notes, steps_done
+from brorl.reporting.tokens import load_tokenizer, token_text
 from brorl.runs.run_directory import RunDirectory, RunRecord, differing_settings, read_run, read_runs
 from comparison.comparisons import synthetic
 from made_up_runs import HOSTILE, evaluation, held_out_answers, make_run, random_step, run_of, step_record

@@ -54,6 +54,17 @@ def random_tree(rng: np.random.Generator, num_rollouts: int, unknown: bool, voca
     return RolloutTree.from_responses((3, 4), responses, logprobs, rng.random(num_rollouts) < 0.8)
 
 
+def tools_record(rng: np.random.Generator, trees: Sequence[RolloutTree]) -> dict[str, Any]:
+    """A section of the metrics on tools, for trees with given nodes: one call before each of their replies."""
+    calls = sum(int(tree.count[tree.first_given].sum()) for tree in trees)
+    kinds = rng.choice(["raised", "timeout", "wrong arguments"], 2, replace=False).tolist()
+    return {
+        "turns": 1 + calls / sum(tree.num_rollouts for tree in trees), "calls": calls,
+        "distinct_calls": int(rng.integers(1, calls + 1)), "given_tokens": sum(t.num_given_tokens for t in trees),
+        "failures": {kind: int(rng.integers(1, calls + 1)) for kind in kinds},
+    }  # fmt: skip
+
+
 def random_step(rng: np.random.Generator, num_groups: int, num_rollouts: int, long: int = 0) -> Stored:
     """Groups with random verdicts and hostile texts; of 3 two are of one prompt, of 4 one has no log-probs."""
     groups, texts = [], []

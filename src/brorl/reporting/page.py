@@ -20,7 +20,7 @@ from brorl.errors import UserError, option
 from brorl.format import visible_text
 from brorl.reporting.charts import Chart, charts_of, plotly_text
 from brorl.reporting.frame import PageSection, fill, framed_page, resource, to_json
-from brorl.reporting.page_rollouts import StepRollouts, choose_evaluations, choose_rollouts, load_tokenizer, token_text
+from brorl.reporting.page_rollouts import StepRollouts, choose_evaluations, choose_rollouts
 from brorl.reporting.summary import (
     COSTS,
     SCORES,
@@ -31,6 +31,7 @@ from brorl.reporting.summary import (
     score_rows,
     why_missing,
 )
+from brorl.reporting.tokens import load_tokenizer, token_text
 from brorl.runs import RUNS
 from brorl.runs.run_directory import REPORT_FILE, RunRecord, differing_settings, number, read_runs
 from brorl.runs.stored_rollouts import step_list, stored_steps
