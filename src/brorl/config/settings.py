@@ -145,7 +145,9 @@ class TrainConfig(Section):
             "sampling.max_new_tokens": self.sampling.max_new_tokens,
             "evaluation.max_new_tokens": self.evaluation.max_new_tokens or 0,
         }
-        return {name: self.tools.total_tokens(limit) if limit else 0 for name, limit in limits.items()}
+        if not self.tools.enabled:
+            return limits
+        return {"tools.max_response_tokens": self.tools.total_tokens(max(limits.values()))}
 
     @property
     def longest_response(self) -> int:
