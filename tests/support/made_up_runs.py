@@ -18,6 +18,7 @@ from brorl.training.batch import Batch
 from brorl.training.diagnostics import coverage_record
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
+from small_models import with_given
 
 HOSTILE = (
     "</script><script>document.title='taken'</script>",
@@ -171,9 +172,13 @@ def make_run(
     num_rollouts: int = 12,
     store_every: int = 2,
     store_evaluations: bool = True,
+    tools: bool = False,
     settings: str = "steps: 5\nrollouts_per_prompt: 12\nprompts_per_step: 4\nloss: {kind: ppo, clip_high: 0.27}\n",
 ) -> tuple[list[dict[str, Any]], dict[int, Stored]]:
-    """Write a run directory; return the lines of its metrics, and what was stored at which step."""
+    """Write a run directory; return the lines of its metrics, and what was stored at which step.
+
+    With `tools`, some tokens of every group are results, and the metrics count calls.
+    """
     path.mkdir(parents=True)
     directory = RunDirectory(path)
     (path / "config.yaml").write_text(settings)
@@ -184,7 +189,11 @@ def make_run(
     kept = {}
     for step in range(1, steps + 1):
         stored = random_step(rng, num_groups, num_rollouts)
+        if tools:
+            stored = Stored([replace(g, tree=with_given(g.tree, rng)) for g in stored.groups], stored.texts)
         records.append(step_record(rng, step, stored))
+        if tools:
+            records[-1]["tools"] = tools_record(rng, [group.tree for group in stored.groups])
         if step % store_every == 0:
             directory.write_responses("rollouts", step, stored.groups, stored.texts)
             kept[step] = stored

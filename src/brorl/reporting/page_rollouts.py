@@ -119,9 +119,11 @@ def _encode_group(group: StoredGroup, text_of: TokenText, max_nodes: int) -> dic
         "right": group.num_correct,
         "cut": whole.num_truncated,
         "responses": whole.num_responses,
+        "called": [whole.num_turns - whole.num_rollouts, whole.first_given.size],
         "token": tree.token.tolist(),
         "depth": tree.depth.tolist(),
         "count": whole.count[node_index].tolist(),
+        "given": tree.given.astype(int).tolist() if whole.given.any() else [],
         "rightBelow": right_M[node_index].tolist(),
         "verifiedBelow": verified_M[node_index].tolist() if group.unverified_L.any() else None,
         "logprob": [
@@ -138,14 +140,13 @@ def _encode_group(group: StoredGroup, text_of: TokenText, max_nodes: int) -> dic
         "score": [v.score for v in verdicts],
         "reward": [None if v.unverified else r for v, r in zip(verdicts, group.reward_L[leaves].tolist(), strict=True)],
         "text": [
-            _text_if_needed(group.texts[i], tokens, text_of)
-            for i, (tokens, _) in zip(leaves, tree.responses(), strict=True)
+            _text_if_needed(group.texts[i], turns[-1], text_of) for i, turns in zip(leaves, tree.turns(), strict=True)
         ],
     }
 
 
 def _text_if_needed(text: str, tokens: Sequence[int], text_of: TokenText) -> str | None:
-    """Return the stored text if the joined texts of the tokens differ from it."""
+    """Return the stored text if the joined texts of the tokens of the last turn differ from it."""
     joined = "".join(piece for piece, special in map(text_of, tokens) if not special)
     return None if joined in (text, f" {text}") else text
 
