@@ -351,3 +351,24 @@ def _command_lines() -> list[str]:
         except OSError:  # it has ended
             continue
     return found
+
+
+@pytest.mark.usefixtures("cluster")
+def test_tools_run_beside_the_rollout_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run with tools, synchronous as in one process, and asynchronous with the importance of its own tokens."""
+    monkeypatch.chdir(tmp_path)
+    Path("form.py").write_text(
+        "def parse(text):\n"
+        "    return [{'name': 'calculator', 'arguments': {'expression': text}}] if '*' in text else []\n"
+        "def render(results):\n    return ':' + ''.join(c for c in results[0][1] if c in '0123456789')[:6] + '>'\n"
+    )
+    tools = ("--tools.calculator=true", "--tools.format=form.py", "--tools.max_turns=2", "--tools.max_result_tokens=24")
+    settings = (*_RUN, *tools, "--sampling.max_new_tokens=10", "--steps=2", "--output_dir")
+    assert command("train", *settings, "alone").code == 0
+    assert command("train", *settings, "together", *_CLUSTER, _WHOLE_BATCH).code == 0
+    assert_same_run(Path("together"), Path("alone"))
+    outcome = command("train", *settings, "ahead", *_ASYNCHRONOUS)
+    assert outcome.code == 0, outcome.said
+    records = [json.loads(line) for line in Path("ahead/metrics.jsonl").read_text().splitlines()][1:]
+    assert all(record["tools"]["calls"] > 0 for record in records)
+    assert all(abs(record["update"]["mismatch_mean"] - 1) < 1e-4 for record in records[:1])

@@ -136,3 +136,8 @@ def test_an_environment_plays_rows_with_equal_prompts_apart(tmp_path: Path, monk
         assert row["correct"] == bool(row["finished"] and guesses and guesses[-1] == secret)
         right += row["correct"]
     assert right > 0
+
+
+def test_programs_of_responses_are_named_with_the_sandbox(with_a_tool: tuple[str, ...]) -> None:
+    outcome = command("train", *with_a_tool, "--tools.python=true", "--steps=1", "--output_dir", "run")
+    assert "sandbox of untrusted code (tools.python): " in outcome.said, outcome

@@ -20,6 +20,7 @@ from brorl.tree import RolloutTree
 from brorl.verdict import UNVERIFIED, Verdict, is_failure, is_unverified, unverified_verdict, verdict_of
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.grade import Grader, grade, has_format, seen_text
+from brorl.verification.settings import Sees
 from each_row import each_row
 
 EOS = 0
@@ -290,3 +291,22 @@ def test_it_agrees_with_the_standard_library(text: str) -> None:
 def test_a_pattern_that_never_comes_to_an_end_does_not_match() -> None:
     assert not has_format("a" * 5_000 + "b", r"(a|aa)+(a|aa)+(a|aa)+(a|aa)+c")
     assert has_format("aaa", r"(a|aa)+")
+
+
+@pytest.mark.parametrize(("sees", "expected"), [("last", ["1 2", "7"]), ("all", ["1 2", "3 4\n6 7\n7"])])
+def test_verifiers_see_turns_of_the_model_and_never_results(sees: Sees, expected: list[str]) -> None:
+    """The answer 99 stands in a result alone; no verifier sees it, whatever it is told to see."""
+    tree = RolloutTree.from_responses(
+        (5,), [(1, 2), (3, 4, 99, 99, 6, 7, 99, 7)], given=[[False] * 2, [t == 99 for t in (3, 4, 99, 99, 6, 7, 99, 7)]]
+    )
+    assert [sum(map(len, turns)) for turns in tree.turns()] == tree.length.tolist() == [2, 5]
+
+    class Seen:
+        def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+            assert [text for _, text in items] == expected
+            return [verdict_of("wrong answer") for _ in items]
+
+    prompt = replace(prompt_named("p"), token_ids=(5,))
+    grader = Grader({prompt.domain: Seen()}, lambda ids: " ".join(map(str, ids)), RewardShaping(), sees=sees)  # type: ignore[dict-item]
+    (group,) = grader.verify([prompt], [tree])
+    assert grader.texts(group) == expected

@@ -136,7 +136,9 @@ class TrainConfig(Section):
         functions = {f"verification.functions.{domain}": path for domain, path in self.verification.functions.items()}
         functions |= {f"rewards.terms.{name}": term.function for name, term in self.rewards.terms.items()}
         functions |= {f"tools.functions.{name}": path for name, path in self.tools.functions.items()}
-        return functions | ({"tools.environment": self.tools.environment} if self.tools.environment else {})
+        if self.tools.environment:
+            functions["tools.environment"] = self.tools.environment
+        return functions | ({"tools.format": f"{self.tools.format}:parse"} if self.tools.has_own_format else {})
 
     @property
     def response_limits(self) -> dict[str, int]:

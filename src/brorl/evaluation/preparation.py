@@ -98,7 +98,7 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
         raise UserError(problem)
     set_threads_and_kernels(config, _check_memory(config, model_config, prompts_of, config.tools.total_tokens(limit)))
     unreadable = find_unreadable(verifiers, sets)
-    notes += sandbox_lines(config.verification, verifiers)
+    notes += sandbox_lines(config.verification, verifiers, config.tools.untrusted)
     notes += reading_lines(sets)
     notes += unreadable_lines(unreadable)
     sampling = replace(config.evaluated_sampling, max_new_tokens=limit)

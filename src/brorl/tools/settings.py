@@ -47,6 +47,11 @@ class ToolSettings(Section):
         return bool(self.functions or self.calculator or self.python or self.environment)
 
     @property
+    def untrusted(self) -> tuple[str, ...]:
+        """The tools that run the code of responses, as settings."""
+        return ("tools.python",) if self.python else ()
+
+    @property
     def has_own_format(self) -> bool:
         """Whether `format` is a file of the user."""
         return self.format.endswith(".py")

@@ -191,7 +191,8 @@ def check_window(config: TrainConfig, model_config: PreTrainedConfig, context: i
 
 def input_lines(inputs: RunInputs, config: TrainConfig) -> list[str]:
     """Return lines for the user about the sandbox, dropped data and predicted memory."""
-    lines = [*sandbox_lines(config.verification, inputs.grader.verifiers), *inputs.notes]
+    lines = sandbox_lines(config.verification, inputs.grader.verifiers, config.tools.untrusted)
+    lines += inputs.notes
     lines += removed_lines(inputs.prompts.num_too_long, inputs.prompts.num_evaluated_on, config)
     if not config.cluster.enabled and config.cluster.model_dump(exclude_defaults=True):
         lines.append("cluster.nodes = 0: the run has one process, and the other settings of `cluster` have no effect")

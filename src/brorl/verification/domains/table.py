@@ -246,9 +246,12 @@ def untrusted_domains(settings: VerificationSettings, domains: Iterable[str]) ->
     return [domain for domain in UNTRUSTED if domain in remaining]
 
 
-def sandbox_lines(settings: VerificationSettings, domains: Iterable[str]) -> list[str]:
-    """Return one line with the sandbox's level if a domain runs the code of responses; UserError if none holds here."""
-    untrusted = untrusted_domains(settings, domains)
+def sandbox_lines(settings: VerificationSettings, domains: Iterable[str], tools: Sequence[str] = ()) -> list[str]:
+    """Return one line with the sandbox's level if a domain, or one of some tools, runs the code of responses.
+
+    Raises a UserError if no level holds here.
+    """
+    untrusted = [*untrusted_domains(settings, domains), *tools]
     if not untrusted:
         return []
     level = choose_level(settings.sandbox).name
