@@ -36,7 +36,8 @@ class ToolUse:
     @property
     def sharing(self) -> str:
         """The distinct calls, and how many rollouts share one: `15 distinct: 13.1x fewer`."""
-        return f"{self.distinct_calls:,} distinct: {self.calls / max(self.distinct_calls, 1):.1f}x fewer"
+        fewer = f": {self.calls / self.distinct_calls:.1f}x fewer" if self.distinct_calls else ""
+        return f"{self.distinct_calls:,} distinct{fewer}"
 
     @property
     def failed(self) -> str:
