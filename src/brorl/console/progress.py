@@ -156,7 +156,7 @@ def cut_warning(fraction: float, tools: bool = False) -> str | None:
     """Return a warning if more than a third of some rollouts were cut at the length limit."""
     if fraction <= _CUT_FRACTION:
         return None
-    of_tools = "; tools.max_turns and tools.max_tokens cut rollouts too" if tools else ""
+    of_tools = "; tools.max_turns and tools.max_response_tokens cut rollouts too" if tools else ""
     return (
         f"warning: {fraction:.0%} of the rollouts were cut off at sampling.max_new_tokens; raise it, or make the model "
         f"answer sooner (docs/how-to/thinking_models.md){of_tools}"
@@ -183,7 +183,7 @@ _COLUMNS = (
     _Column("groups", 17, 2, "groups: in the update"),
     _Column("sampled", 7, 8, "sampled: all prompts"),
     _Column("cut", 4, 6, "cut: rollouts at the limit"),
-    _Column(_TURNS, 5, 7, "turns: of a rollout"),
+    _Column(_TURNS, 5, 7),
     _Column("computed", 8, 9, "computed: of sampled tokens"),
     _Column("rollouts/s", 10, 10),
     _Column("time", 6, 4),

@@ -48,8 +48,8 @@ _COSTS_NOTE = (
     "of the steps, without evaluations and checkpoints."
 )
 _TOOLS_NOTE = (
-    "Calls: those of all rollouts. Distinct: calls of a step that differ; each ran for all rollouts that made it. "
-    "Given: tokens of results, which the model read and did not write, once per distinct rollout."
+    "Calls: those of all rollouts. Distinct: calls of a step that differ; equal ones share a run. Given: tokens of "
+    "results, which the model read and did not write, once per distinct transcript."
 )
 _GROUP_NOTE = (
     "A group is all N rollouts of one prompt in one step. A mixed group has correct and incorrect rollouts. Only mixed "
