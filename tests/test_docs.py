@@ -22,8 +22,9 @@ from brorl.config.reading import setting_fields
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.reporting.page import make_page
-from brorl.reporting.summary import COSTS, SCORES
-from brorl.runs.run_directory import read_run
+from brorl.reporting.summary import COSTS, SCORES, TOOLS
+from brorl.runs.run_directory import read_runs
+from brorl.tools.calls import Failure
 from brorl.verification.domains.table import DOMAINS
 from run_support import SMALL, command
 
@@ -52,13 +53,28 @@ MEASURED = (  # all that a run of fixed N can measure
     f"--data.sources=[{{task: countdown, max_number: 7, name: {SOURCES[0]}}}, "
     f"{{task: countdown, num_numbers: 2, max_number: 9, name: {SOURCES[1]}}}]",
 )
+TOOLS_FORM = """
+def parse(text):
+    return [{"name": text.strip()[:1], "arguments": {"expression": text}}] if "*" in text and ":" not in text else []
+
+
+def render(results):
+    return ":" + results[0][1][:4] + ">"
+"""
+WITH_TOOLS = (
+    "--steps=1",
+    "--tools.calculator=true",
+    "--tools.max_turns=2",
+    "--tools.max_result_tokens=8",
+    "--sampling.max_new_tokens=8",
+)
 FRUITLESS = ("--steps=1", "--sampling.max_new_tokens=1", "--dynamic_sampling.max_tries=1")
 
 
 def keys_of(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted keys of a metrics record; a number, the name of a source or a term, or a reason is `*`."""
     for key, inner in value.items():
-        name = f"{prefix}{'*' if key.isdigit() or key in (*SOURCES, TERM) or ': ' in key else key}"
+        name = f"{prefix}{'*' if key.isdigit() or key in (*SOURCES, TERM, *Failure) or ': ' in key else key}"
         if isinstance(inner, dict):
             yield from keys_of(inner, f"{name}.")
         else:
@@ -79,9 +95,12 @@ LOSING = (
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Four real runs: all measurements, no correct rollout, lost verdicts, no verdict."""
-    folders = []
-    for name, settings, code in (("measured", MEASURED, 0), ("fruitless", FRUITLESS, 1)):
+    """Five real runs: all measurements, no correct rollout, calls of unknown tools, lost verdicts, no verdict."""
+    folders: list[Path] = []
+    form = tmp_path_factory.mktemp("docs") / "form.py"
+    form.write_text(TOOLS_FORM)
+    called = (*WITH_TOOLS, f"--tools.format={form}")
+    for name, settings, code in (("measured", MEASURED, 0), ("fruitless", FRUITLESS, 1), ("called", called, 0)):
         folders.append(tmp_path_factory.mktemp("docs") / name)
         outcome = command("train", *SMALL, *settings, "--output_dir", folders[-1])
         assert outcome.code == code, outcome.err
@@ -209,7 +228,7 @@ def test_no_page_installs_a_release() -> None:
 
 @pytest.mark.slow
 def test_the_page_about_the_report_names_its_parts(runs: list[Path]) -> None:
-    page, html = DOCS / "how-to" / "report.md", make_page([read_run(runs[0])])
+    page, html = DOCS / "how-to" / "report.md", make_page(read_runs([runs[0], runs[2]]))
     rows = re.findall(r"^\|([^|]*)\| ([^|]+) \|[^|]+\|$", section(page, "The charts"), re.MULTILINE)[1:]
     charts = re.findall(r"<article[^>]*>\s*<h3>(.*?)</h3>", html)
     charts = [re.sub(r"pass@\d+ \(", "pass@k (", title.removesuffix(" (last 25 steps)")) for title in charts]
@@ -217,7 +236,7 @@ def test_the_page_about_the_report_names_its_parts(runs: list[Path]) -> None:
     sections = [name.strip() for name, _ in rows if name.strip()]
     assert [*sections, "Rollouts", "Settings and machine"] == re.findall(r"<h2[^>]*-title\">(.*?)</h2>", html)
     columns = re.findall(r"^\| ([^`|]+) \|", section(page, "The summary"), re.MULTILINE)[1:]
-    assert {name for cell in columns for name in cell.split(", ")} == {*SCORES, *COSTS}
+    assert {name for cell in columns for name in cell.split(", ")} == {*SCORES, *COSTS, *TOOLS}
 
 
 def test_the_settings_of_other_trainers_map_to_settings() -> None:

@@ -3,6 +3,7 @@
 import pickle
 from collections import Counter
 from dataclasses import fields, replace
+from itertools import groupby
 from random import Random
 
 import numpy as np
@@ -154,6 +155,21 @@ def test_given_tokens_count_nowhere_as_sampled(rollouts: tuple[Responses, list[b
     assert list(lengths) == [length_of[r] for r, _ in tree.responses()]
     value_L = np.array([data.draw(st.floats(-9, 9)) for _ in range(tree.num_responses)])
     np.testing.assert_array_equal(tree.token_weights(value_L), np.where(given_M, 0, tree.sum_below(value_L)))
+
+
+@given(rollouts_with_flags())
+def test_turns_and_replies_are_the_stretches_of_a_response(rollouts: tuple[Responses, list[bool]]) -> None:
+    tree = build_given(with_an_end(rollouts[0]), rollouts[1])
+    num_turns, replies = 0, set()
+    for (tokens, count), parts, turns in zip(tree.responses(), tree.parts(), tree.turns(), strict=True):
+        flags = [is_given(tokens[: i + 1]) and i + 1 < len(tokens) for i in range(len(tokens))]
+        stretches = [[i for i, _ in one] for _, one in groupby(enumerate(flags), lambda pair: pair[1])]
+        assert parts == [(tuple(tokens[i] for i in one), flags[one[0]]) for one in stretches]
+        assert turns == [part for part, is_reply in parts if not is_reply]
+        num_turns += count * len(turns)
+        replies |= {tokens[: one[0] + 1] for one in stretches if flags[one[0]]}
+    assert tree.num_turns == num_turns
+    assert [tuple(tree.token[tree.path(node)].tolist()) for node in tree.first_given.tolist()] == sorted(replies)
 
 
 @given(rollouts_with_flags(), st.data())

@@ -22,7 +22,7 @@ class Cost:
     seconds: float = 0.0  # wall time without evaluations
     samples: int = 0  # rollouts, including those that dynamic sampling dropped
     sampled_tokens: int = 0  # tokens of all rollouts, a shared prefix counted once per rollout
-    unique_tokens: int = 0  # tree nodes: the tokens that were computed, a shared prefix counted once
+    unique_tokens: int = 0  # sampled tree nodes: tokens that were computed, a shared prefix counted once
 
     def __add__(self, other: Cost) -> Cost:
         """Return the cost of both."""

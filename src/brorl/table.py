@@ -65,6 +65,7 @@ class Table:
     # Indices of columns that hold words. They are aligned to the left and folded on a narrow terminal.
     words: frozenset[int] = frozenset({0})
     strong: frozenset[int] = frozenset()  # indices of the rows in bold
+    colored: frozenset[int] = frozenset()  # indices of the rows in a color of their own, on a terminal
 
     def __post_init__(self) -> None:
         wrong = next((row for row in self.rows if len(row) != len(self.columns)), None)
@@ -88,7 +89,8 @@ class Table:
                 widest = max((len(row[index]) for row in self.rows), default=0)
                 table.add_column(Text(_folded(column, max(widest, _HEADING))), justify="right", no_wrap=True)
         for index, row in enumerate(self.rows):
-            table.add_row(*map(Text, row), style="bold" if index in self.strong else None)
+            style = "bold" if index in self.strong else "cyan" if index in self.colored else None
+            table.add_row(*map(Text, row), style=style)
         title = [Text(self.title, style="bold")] if self.title else []
         notes = [Text(line, style="dim") for note in self.notes for line in wrap(note, _WIDTH, break_on_hyphens=False)]
         return Group(*title, table, *notes)

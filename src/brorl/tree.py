@@ -224,6 +224,16 @@ class RolloutTree:
         """Number of sampled tokens of all N rollouts; a shared prefix counts once per rollout."""
         return int(self.sampled_count.sum())
 
+    @property
+    def num_turns(self) -> int:
+        """Number of turns of all N rollouts: one each, and one more after every reply."""
+        return self.num_rollouts + int(self.count[self.first_given].sum())
+
+    @cached_property
+    def first_given(self) -> IntArray:
+        """First node of every stretch of given nodes: of the reply to each distinct turn that called."""
+        return np.flatnonzero(self.given & ~self.given[self.parent])
+
     @cached_property
     def sampled_count(self) -> IntArray:
         """Number of rollouts that sampled each node's token, shape [M]: its count, and 0 for a given node."""
@@ -264,12 +274,16 @@ class RolloutTree:
         """Return the token ids of each turn of the distinct responses, in the order of `leaf`; no given token."""
         if not self.given.any():
             return [[tokens] for tokens, _ in self.responses()]
-        turns_L = []
+        return [[tokens for tokens, given in parts if not given] for parts in self.parts()]
+
+    def parts(self) -> list[list[tuple[tuple[int, ...], bool]]]:
+        """Return the distinct responses as their turns and replies: (token ids, whether they are given)."""
+        parts_L = []
         for path in np.split(self.response_nodes(), np.cumsum(self.total_length)[:-1]):
             given_T, edges = self.given[path], np.flatnonzero(np.diff(self.given[path])) + 1
             parts = zip(np.split(self.token[path], edges), np.split(given_T, edges), strict=True)
-            turns_L.append([tuple(token.tolist()) for token, given in parts if not given[0]])
-        return turns_L
+            parts_L.append([(tuple(token.tolist()), bool(given[0])) for token, given in parts])
+        return parts_L
 
     def response_nodes(self) -> IntArray:
         """Return the nodes of the distinct responses, one response after the other, in the order of `leaf`."""
@@ -371,7 +385,7 @@ class RolloutTree:
     def __repr__(self) -> str:
         return (
             f"RolloutTree({self.num_rollouts:,} rollouts, {self.num_responses:,} distinct responses, "
-            f"{self.num_unique_tokens:,} nodes, prompt of {len(self.prompt_ids):,} tokens)"
+            f"{self.num_nodes:,} nodes, prompt of {len(self.prompt_ids):,} tokens)"
         )
 
 

@@ -1,5 +1,6 @@
 """`brorl tree` and `brorl.sample`: the tree of one prompt, with verdicts, and beside that of another model."""
 
+import io
 import re
 import shutil
 from pathlib import Path
@@ -8,9 +9,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import brorl
+from brorl import RolloutTree
+from brorl.api.sample import SampledTree
+from brorl.reporting.tool_use import ToolUse
 from run_support import command, refused, save_tiny_model
 from small_models import mostly_slow
 
@@ -42,6 +47,22 @@ def test_the_tree_of_a_prompt_is_drawn_with_its_verdicts() -> None:
     assert first
     assert (int(first[1]), int(first[2])) == (128, round(100 * right / 128))
     assert f"quickstart: 128 rollouts, {len(responses)} distinct" in outcome.out
+
+
+def test_results_have_a_mark_and_a_color() -> None:
+    tree = RolloutTree.from_responses(
+        (1,), [(2, 3, 4), (2, 3, 5), (2, 6)], given=[[False, True, False]] * 2 + [[False] * 2]
+    )
+    use = ToolUse(5 / 3, 2, 1, 1, {})
+    sampled = SampledTree("a", ("m",), (tree,), None, str, 9, lambda tokens: f"so {list(tokens)}", (use,))
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="standard")
+    console.print(sampled)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    (result,) = (line for line in lines if "result: so [3]" in line)
+    assert [line for line in lines if "\x1b[36m" in line] == [result]
+    assert re.sub(r"\x1b\[\d+m", "", result).split() == ["├", "result:", "so", "[3]", "2"]  # no probability
+    assert any(line.endswith(f"m: {use}") for line in lines)
 
 
 @pytest.mark.slow

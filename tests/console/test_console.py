@@ -82,6 +82,35 @@ def test_final_tables(records: list[dict[str, Any]], tmp_path: Path, capsys: pyt
         assert "try this" in table
 
 
+CALLED = {
+    "turns": 2.5,
+    "calls": 1500,
+    "distinct_calls": 12,
+    "given_tokens": 70,
+    "failures": {"raised": 5, "timeout": 9},
+}
+
+
+def test_the_cost_of_a_run_with_tools(records: list[dict[str, Any]]) -> None:
+    plain = cost_table(records).rows
+    none = CALLED | {"turns": 1.0, "calls": 0, "distinct_calls": 0, "given_tokens": 0, "failures": {}}
+    for record, called in zip(records[1:], (CALLED, none, CALLED | {"failures": {"raised": 10}}), strict=True):
+        record["tools"] = called
+    rows = {row[0]: row[1:] for row in cost_table(records).rows}
+    turns = (1000 * 2.5 + 600 + 400 * 2.5) / 2000
+    assert rows["calls"] == ("3,000", f"24 distinct: 125.0x fewer; {turns:.2f} turns per rollout")
+    assert rows["failed"] == ("24", "calls: raised 15, timeout 9")
+    assert rows["tokens"] == ("16,000", "3,000 computed: 5.3x fewer; 140 given")
+    assert [row for row in cost_table(records).rows if row[0] not in ("calls", "failed", "tokens")] == [
+        row for row in plain if row[0] != "tokens"
+    ]
+    for record in records[1:]:
+        record["tools"] = none
+    rows = {row[0]: row[1:] for row in cost_table(records).rows}
+    assert rows["calls"] == ("0", "0 distinct; 1.00 turns per rollout")
+    assert "failed" not in rows
+
+
 def test_the_last_evaluation_of_a_stopped_run_has_its_step(records: list[dict[str, Any]]) -> None:
     assert outcome_table(records).columns == ("", "before", "after", "change")
     stopped = [*records, step(4, samples=400, sampled=1600, unique=1000, distinct=100, groups=2)]
@@ -113,6 +142,22 @@ def test_line_of_a_step(records: list[dict[str, Any]], tmp_path: Path, capsys: p
     assert lines[4].startswith("2 0.125 0.200 [0.19, 0.22] 2 (1 carried) 3 12% 3.7% 5.00s")
     assert lines[5].startswith("3 0.188 0.250 [0.24, 0.27] 2 2 19% 62.5% 5.00s")
     assert lines[5].endswith("0s")  # nothing is left to do after the last step
+
+
+def test_turns_have_a_column_where_there_are_tools(
+    records: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress, plain = progress_into(tmp_path / "run.log"), progress_into(tmp_path / "plain.log")
+    for record in records:
+        plain.show(record)
+        progress.show(record | {"tools": CALLED} if "sampling" in record else record)
+    lines = (tmp_path / "run.log").read_text().splitlines()
+    at = lines[2].index("  turns") + len("  turns")
+    assert [line[at - 6 : at] for line in lines[3:]] == ["  2.50"] * 3
+    rest = [line[: at - 7] + line[at:] for line in lines[2:]]
+    assert [*lines[:2], *rest] == (tmp_path / "plain.log").read_text().splitlines()
+    assert max(map(len, lines[2:])) <= 100
+    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
@@ -173,6 +218,14 @@ def test_cut_rollouts_are_named_at_most_once_in_ten_steps(tmp_path: Path, capsys
         progress.show(step(n, samples=16, sampled=90, unique=80, distinct=30, groups=2))
         counts.append(capsys.readouterr().out.count("cut off at sampling.max_new_tokens"))
     assert counts == [0, 0, 1, 0, 0, 1]  # 6 of 16 is the first above a third
+
+
+def test_limits_of_turns_are_named_where_there_are_tools() -> None:
+    record = step(8, samples=16, sampled=90, unique=80, distinct=30, groups=2)
+    assert "tools.max_turns" not in str(warnings(record)["cut"])
+    assert str(warnings(record | {"tools": CALLED})["cut"]).endswith(
+        "; tools.max_turns and tools.max_response_tokens cut rollouts too"
+    )
 
 
 def test_cut_rollouts_are_named_while_a_step_refills(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

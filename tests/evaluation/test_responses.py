@@ -101,7 +101,7 @@ def test_results_are_those_of_plain_loops_over_what_is_stored(tmp_path: Path) ->
     rows = content(tmp_path)
     assert list(rows[0]) == [
         "data_set", "prompt_id", "domain", "prompt", "question", "reference", "response", "token_ids", "logprobs",
-        "count", "num_rollouts", "finished", "correct", "score", "extracted", "reason",
+        "given", "count", "num_rollouts", "finished", "correct", "score", "extracted", "reason",
     ]  # fmt: skip
     for result in results:  # the numbers of a summary follow from these, see test_summary.py
         own = [row for row in rows if row["prompt_id"] == result.prompt_id]

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from brorl.algorithms.groups import Group
 from brorl.api.evaluate import default_ks
-from brorl.evaluation.benchmark import PromptResult, count_responses, summarize
+from brorl.evaluation.benchmark import Benchmark, PromptResult, count_responses, summarize
 from brorl.evaluation.pass_at_k import mean_with_interval, pass_at_k_of_each
 from brorl.evaluation.responses import (
     EvaluationResult,
@@ -23,6 +23,7 @@ from brorl.evaluation.responses import (
     shown_ks,
 )
 from brorl.prompts.prompt import Prompt
+from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
 
@@ -122,6 +123,35 @@ def test_counts_of_a_tree_are_those_of_its_rollouts(rng: np.random.Generator) ->
     assert (found.prompt_id, found.data_set, found.domain) == ("a:1", "a", "math")
 
 
+def test_turns_and_given_tokens_are_counted_and_shown_where_there_are_some(rng: np.random.Generator) -> None:
+    groups = []
+    for i in range(4):
+        rollouts = [rng.integers(2, 4, rng.integers(2, 5)).tolist() for _ in range(N)]
+        given = [[0 < at < len(one) - 1 and one[at - 1] == 3 for at in range(len(one))] for one in rollouts]
+        tree = RolloutTree.from_responses((9,), [[*one, 9] for one in rollouts], given=[[*one, False] for one in given])
+        verdicts = [Verdict(False, 0.0, None, "wrong", 0.0)] * tree.num_responses
+        groups.append(Group.of_verdicts(Prompt(f"a:{i}", "x", (9,), "r", "math", "a"), tree, verdicts))
+    found = [count_responses(group) for group in groups]
+    assert [one.given_tokens for one in found] == [int(group.tree.given.sum()) for group in groups]
+    turns = [len(turns) for group in groups for turns, count in
+             zip(group.tree.turns(), group.tree.leaf_count.tolist(), strict=True) for _ in range(count)]  # fmt: skip
+    result = result_of(found, (1,), {"a": 1.0})
+    assert result.overall.turns == pytest.approx(np.mean(turns))
+    assert result.overall.given_tokens == sum(one.given_tokens for one in found) > 0
+    table = response_table(result)
+    assert table.columns[-3:-1] == ("given", "turns")
+    assert table.rows[0][-3:-1] == (str(result.overall.given_tokens), f"{np.mean(turns):.2f}")
+    benchmark = Benchmark([group.prompt for group in groups], None, SamplingParams(), N, (1,), 0)  # type: ignore[arg-type]
+    record = benchmark.record(groups, 1.0)
+    assert record is not None
+    assert (record["given_tokens"], record["turns"]) == (result.overall.given_tokens, result.overall.turns)
+    plain = [replace(group, tree=replace(group.tree, given=np.zeros(0, bool))) for group in groups]
+    record = benchmark.record(plain, 1.0)
+    assert record is not None
+    assert not {"given_tokens", "turns"} & record.keys()
+    assert "turns" not in response_table(result_of([count_responses(g) for g in plain], (1,), {"a": 1.0})).columns
+
+
 def test_default_ks() -> None:
     assert default_ks(512) == (1, 2, 4, 8, 16, 32, 64, 128, 256)
     assert default_ks(5000) == default_ks(512)
@@ -218,6 +248,10 @@ def test_tables_are_whole_on_80_columns(report: EvaluationResult) -> None:
         assert f"{one.tokens_per_response:,.1f}" in second
         assert f"{one.sampled_tokens:,}" in second
         assert f"{one.unique_tokens / one.sampled_tokens:.1%}" in second
+    called = [replace(one, calling_turns=512, given_tokens=123_456) for one in report.prompts]
+    with_tools = result_of(called, (1,), {name: one.seconds or 0.0 for name, one in report.by_data_set.items()})
+    assert max(map(len, shown(response_table(with_tools)).splitlines())) <= 80
+    assert "…" not in shown(response_table(with_tools))
     for one in report.by_domain.values():
         at = one.pass_at[16]
         assert f"{at.value:.3f} [{at.low:.2f}, {at.high:.2f}]" in text
@@ -260,6 +294,10 @@ def test_the_record_holds_every_number_and_is_json(report: EvaluationResult) -> 
 
 def test_what_is_out_of_the_ordinary_is_said(report: EvaluationResult) -> None:
     assert remarks(report) == []
+    cut = replace(report, overall=replace(report.overall, truncation_rate=0.5))
+    assert "cut at 32,768 tokens; with" in remarks(cut)[0]
+    with_tools = replace(cut, settings={**report.settings, "tools": {}})
+    assert "cut at 32,768 tokens a turn, or at the limits in tools; with" in remarks(with_tools)[0]
     few = [replace(r, num_truncated=256, verifier_timeouts=2, verifier_failures=1) for r in report.prompts[:3]]
     odd = result_of(few, (1,), {"olympiadbench": 1.0})
     lost, cut = remarks(odd)

@@ -10,6 +10,7 @@ import pytest
 from brorl.reporting.outline import Branch, lines_of, outline_of
 from brorl.tree import RolloutTree
 from made_up_runs import random_tree
+from small_models import with_given
 
 
 def letters(tokens: object) -> str:
@@ -79,6 +80,25 @@ def test_the_lines_show_the_largest_branches_and_count_the_rest(rng: np.random.G
     hidden = [re.fullmatch(r"\.\.\. (\d+) more, (\d+) rollouts?", line.text) for line in few if line.branch is None]
     assert sum(int(m[1]) for m in hidden if m) == len(everything) - len(shown)
     assert sum(int(m[2]) for m in hidden if m) == sum(branch.count_K[0] for branch in beside)
+
+
+def test_results_are_branches_of_their_own(rng: np.random.Generator) -> None:
+    for _ in range(10):
+        tree = with_given(random_tree(rng, 30, unknown=False), rng)
+        root = outline_of([tree], [rng.random(tree.num_responses) < 0.5])
+        flag_of = {tuple(tree.token[tree.path(node)].tolist()): flag for node, flag in enumerate(tree.given.tolist())}
+        for path, branch in paths(root).items():
+            assert {flag_of[path[:end]] for end in range(len(path) - len(branch.tokens) + 1, len(path) + 1)} <= {
+                branch.given
+            }
+            assert (branch.numbers(0, 30)[1] == "") == branch.given
+        lines = lines_of(root, letters, 10_000, lambda tokens: letters(tokens).upper())
+        texts = {line.text for line in lines if line.branch is not None and line.branch.given}
+        expected = {"result: " + letters(b.tokens).upper() for b in root.walk() if b.given}
+        assert texts == expected != set()
+        assert {line.text for line in lines_of(root, letters, 10_000) if "result" in line.text} == {
+            f"result: {text.removeprefix('result: ').lower()}" for text in texts
+        }
 
 
 def test_the_numbers_of_a_branch() -> None:

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from brorl.algorithms.groups import Group
 from brorl.comparison.answer import caveats_of, comparison_page, match_words, sentences_of
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import tables_of
 from brorl.errors import UserError
 from brorl.format import visible_text
+from brorl.prompts.prompt import Prompt
 from brorl.reporting import charts as page_charts
 from brorl.reporting.charts import Chart
 from brorl.reporting.frame import compressed, fill, to_json
@@ -30,11 +32,12 @@ from brorl.reporting.page_rollouts import (
     choose_rollouts,
     encode_step,
     evenly_spaced,
-    load_tokenizer,
-    token_text,
 )
-from brorl.reporting.summary import COSTS, cost_row, notes, steps_done
+from brorl.reporting.summary import COSTS, TOOLS, cost_row, notes, steps_done, tools_rows
+from brorl.reporting.tokens import load_tokenizer, token_text
 from brorl.runs.run_directory import RunDirectory, RunRecord, differing_settings, read_run, read_runs
+from brorl.tree import RolloutTree
+from brorl.verdict import Verdict
 from comparison.comparisons import synthetic
 from made_up_runs import HOSTILE, evaluation, held_out_answers, make_run, random_step, run_of, step_record
 
@@ -85,6 +88,33 @@ def test_lines_hold_the_numbers_of_the_metrics(made: tuple[RunRecord, Records]) 
     assert phases == {p: [r["seconds"][p] for _, r in steps] for p in phases}
     assert len(phases) == 5
     assert charts["lost"].traces == () or any(r["sampling"]["verifier_timeouts"] for _, r in steps)
+
+
+def test_the_chart_and_the_table_of_calls(tmp_path: Path, rng: np.random.Generator) -> None:
+    records, _ = make_run(tmp_path / "run", rng, tools=True)
+    make_run(tmp_path / "plain", rng)
+    run, plain = read_runs([tmp_path / "run", tmp_path / "plain"])
+    steps = [r for r in records if "sampling" in r]
+    per_rollout = [(r["tools"]["calls"] / r["sampling"]["samples"], sum(r["tools"]["failures"].values()) /
+                    r["sampling"]["samples"]) for r in steps]  # fmt: skip
+    calls, failed = charts_of(run)["calls"].traces
+    assert (calls["y"], failed["y"]) == tuple(map(list, zip(*per_rollout, strict=True)))
+    assert calls["meta"]["at"] == failed["meta"]["at"] == [1, 2, 3, 4, 5]
+    shared = [r["tools"]["distinct_calls"] / r["tools"]["calls"] for r in steps]
+    assert charts_of(run)["sharing"].traces[-1]["y"] == shared
+    assert [trace["name"] for trace in charts_of(run, plain)["calls"].traces] == [
+        "run \u00b7 calls",
+        "run \u00b7 failed calls",
+    ]
+    page, (cells,) = make_page([run, plain]), tools_rows(run)
+    row = dict(zip(TOOLS, cells, strict=True))
+    made, distinct = (sum(r["tools"][name] for r in steps) for name in ("calls", "distinct_calls"))
+    failures = sum(per_step * r["sampling"]["samples"] for (_, per_step), r in zip(per_rollout, steps, strict=True))
+    assert (row["calls"], row["distinct"]) == (f"{made:,}", f"{distinct:,} ({distinct / made:.1%})")
+    assert row["failed"].startswith(f"{failures:,.0f} ({failures / made:.1%}): ")
+    assert all(f">{cell}<" in page for cell in cells)
+    assert (tools_rows(plain), "calls" in charts_of(plain)) == ([], False)
+    assert "turns per rollout" not in make_page([plain])
 
 
 def test_x_values_are_what_was_spent(made: tuple[RunRecord, Records]) -> None:
@@ -398,6 +428,31 @@ def test_rollouts_on_the_page_are_those_stored(tmp_path: Path, rng: np.random.Ge
             assert made["reason"] == [v.reason for v in group.verdicts]
             np.testing.assert_allclose(made["reward"], group.reward_L, rtol=1e-6)
             assert (made["rollouts"], made["right"]) == (tree.num_rollouts, group.num_correct)
+
+
+def test_the_page_knows_who_wrote_a_token(tmp_path: Path, rng: np.random.Generator) -> None:
+    _, stored = make_run(tmp_path / "run", rng, tools=True, num_groups=2, num_rollouts=60)
+    groups = unpacked(encode_step(tmp_path / "run", 4, token_text(None), 10_000_000).data)["groups"]
+    for group, kept in zip(groups, stored[4].groups, strict=True):
+        tree = kept.tree
+        assert group["given"] == tree.given.tolist()
+        assert group["called"] == [tree.num_turns - tree.num_rollouts, len(tree.first_given)]
+        assert all(text is not None for text in group["text"])  # no made-up text is that of its tokens
+    small = unpacked(encode_step(tmp_path / "run", 4, token_text(None), 3_000).data)["groups"]
+    places = {group["id"]: group for group in groups}
+    assert any(len(group["given"]) < len(places[group["id"]]["given"]) for group in small)
+    for group in small:
+        assert len(group["given"]) == len(group["token"])
+        assert group["called"] == places[group["id"]]["called"]
+
+
+def test_a_stored_text_that_is_the_last_turn_is_not_repeated(tmp_path: Path) -> None:
+    tree = RolloutTree.from_responses((1,), [(5, 6, 7), (5, 6, 8)], given=[[False, True, False]] * 2)
+    verdicts = [Verdict(True, 1.0, None, "correct", 0.0)] * 2
+    group = Group.of_verdicts(Prompt("p", "text", (1,), "ref", "math"), tree, verdicts)
+    RunDirectory(tmp_path).write_responses("rollouts", 1, [group], [["[7]", "[5][8]"]])
+    (encoded,) = unpacked(encode_step(tmp_path, 1, token_text(None), 10_000).data)["groups"]
+    assert encoded["text"] == [None, "[5][8]"]
 
 
 def test_evaluations_on_the_page_are_the_first_the_best_and_the_last(tmp_path: Path, rng: np.random.Generator) -> None:

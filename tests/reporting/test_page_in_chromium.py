@@ -76,6 +76,49 @@ def test_the_page_works_in_a_browser(tmp_path: Path, rng: np.random.Generator) -
 
 
 @pytest.mark.slow
+def test_results_stand_apart_in_a_browser(tmp_path: Path, rng: np.random.Generator) -> None:
+    _, stored = make_run(tmp_path / "run", rng, num_rollouts=40, store_evaluations=False, tools=True)
+    page = tmp_path / "page.html"
+    page.write_text(make_page(read_runs([tmp_path / "run"])), "utf-8")
+    tree, finished = stored[4].groups[0].tree, stored[4].groups[0].tree.finished
+    order = sorted(range(tree.num_responses), key=lambda i: -tree.leaf_count[i])[:20]
+    with Chromium(chromium_or_skip()) as browser:
+        browser.open(page)
+        browser.wait_for("document.querySelectorAll('.prompt').length === 4")
+        browser.value("document.getElementById('prompt-0').click()")
+        shown = browser.value(
+            """[...document.querySelectorAll('.response')].map((e) => [e.querySelector('header').textContent,
+              [...e.querySelectorAll('.part')].map((p) => [p.dataset.kind, p.querySelectorAll('.tok').length])])"""
+        )
+        for (header, blocks), i in zip(shown, order, strict=True):
+            parts = tree.parts()[i]
+            kinds = ["result" if given else "call" for _, given in parts[:-1]]
+            kinds.append("answer" if finished[i] else "cut")
+            assert blocks == [[kind, len(tokens)] for kind, (tokens, _) in zip(kinds, parts, strict=True)]
+            assert f"{tree.length[i]} token" in header
+            assert f", {tree.total_length[i] - tree.length[i]} given" in header
+            mean = sum(round(x * 1000) for x in tree.logprob[tree.path(int(tree.leaf[i]))]) / 1000 / tree.length[i]
+            assert abs(float(header.partition("mean log-prob ")[2].partition(",")[0]) - mean) < 0.001
+        result = order[next(at for at, (_, blocks) in enumerate(shown) if len(blocks) > 2)]
+        first = next(node for node in tree.path(int(tree.leaf[result])).tolist() if tree.given[node])
+        fills = browser.value(
+            "[...document.querySelectorAll('.icicle rect')].map((e) => [e.getAttribute('class'), e.style.fill])"
+        )
+        assert {(name == "given", fill == "") for name, fill in fills} == {(True, True), (False, False)}
+        title = "[...document.querySelectorAll('.response .part.given .tok')].map((e) => e.title)"
+        assert all("given by a result" in one for one in browser.value(title))
+        assert any(f"in {tree.count[first]} rollouts" in one for one in browser.value(title))
+        assert browser.value("document.querySelectorAll('.outline .key.given').length") > 0
+        called = int(tree.count[tree.first_given].sum())
+        assert f"{called} turns with calls, {tree.first_given.size} of them distinct" in browser.value(
+            "document.querySelector('.side .facts').textContent"
+        )
+        calls = browser.value("document.getElementById('chart-calls').data.length")
+        assert calls == 2
+        finish_page(browser, page)
+
+
+@pytest.mark.slow
 def test_the_summary_of_several_runs_fits_a_laptop(tmp_path: Path, rng: np.random.Generator) -> None:
     paths = [tmp_path / f"a-long-name-of-a-run-with-its-rate-3e-4-and-its-seed-{seed}" for seed in range(3)]
     for path in paths:

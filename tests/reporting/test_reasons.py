@@ -11,8 +11,9 @@ import pytest
 
 from brorl.reporting.charts import charts_of
 from brorl.reporting.page import evaluations_shown, left_out, make_page
-from brorl.reporting.page_rollouts import choose_evaluations, token_text
+from brorl.reporting.page_rollouts import choose_evaluations
 from brorl.reporting.summary import reason, why_missing
+from brorl.reporting.tokens import token_text
 from brorl.runs.run_directory import RunRecord, read_run
 from made_up_runs import complete_steps, evaluation, fruitless_record, make_run, run_of
 

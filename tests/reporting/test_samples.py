@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from tokenizers import Tokenizer, decoders, models
 
 from brorl.api.stored_runs import samples
 from brorl.errors import UserError
@@ -16,6 +17,7 @@ from brorl.format import visible_text
 from brorl.reporting.samples import MAX_PROMPTS, Kind
 from brorl.runs.run_directory import RunDirectory
 from made_up_runs import Stored, held_out_answers, make_run, random_step
+from small_models import with_given
 
 Run = tuple[Path, dict[int, Stored]]
 
@@ -83,6 +85,78 @@ def test_responses_by_count_with_what_was_said_of_them(run: Run, kind: Kind) -> 
         if len(chosen) > 3:
             assert f"limit={len(chosen)} shows all" in text
         assert shown(path, 2, str(number), kind, limit=1000, width=4000).count("  reward ") == len(chosen)
+
+
+def a_run_with_tools(path: Path, rng: np.random.Generator, checkpoint: bool) -> Stored:
+    """Two groups whose rollouts called tools, and one whose rollouts did not."""
+    step = random_step(rng, 3, 40)
+    groups = [replace(g, tree=with_given(g.tree, rng)) for g in step.groups[:2]]
+    made = Stored([*groups, step.groups[2]], step.texts)
+    RunDirectory(path).write_responses("rollouts", 1, made.groups, made.texts)
+    (path / "config.yaml").touch()
+    if checkpoint:
+        folder = path / "checkpoints" / "step-000001"
+        folder.mkdir(parents=True)
+        save_letters(folder)
+    return made
+
+
+def save_letters(folder: Path) -> None:
+    """A tokenizer whose token 1 is a line end and a letter, and whose token 4 is special."""
+    tokenizer = Tokenizer(models.WordLevel({"@": 0, "\nb": 1, "c": 2, "d": 3, "<end>": 4}, unk_token="@"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def test_a_margin_says_who_wrote_each_line(tmp_path: Path, rng: np.random.Generator) -> None:
+    made = a_run_with_tools(tmp_path, rng, checkpoint=True)
+    texts = ["@", "\nb", "c", "d", "<end>"]
+    for number, group in enumerate(made.groups[:2], 1):
+        tree, text = group.tree, shown(tmp_path, 1, str(number), limit=1000, width=4000)
+        expected = []
+        for i, parts in enumerate(tree.parts()):
+            lines = []
+            for at, (tokens, given) in enumerate(parts, 1):
+                last = "answer" if tree.finished[i] else "cut"
+                margin = "result" if given else "call" if at < len(parts) else last
+                written = "".join(texts[t] for t in tokens)
+                first, *more = (written.strip("\n") if given else written).split("\n")
+                lines += [f"{margin:>6} \u2502 {first}", *(f"       \u2502 {line}" for line in more)]
+            expected.append((int(tree.leaf_count[i]), "\n".join(lines)))
+            turns = sum(not given for _, given in parts)
+            facts = f"{turns} turn{'s' * (turns > 1)}  {tree.length[i]} token{'s' * bool(tree.length[i] > 1)}"
+            assert f"{facts}, {sum(len(tokens) for tokens, given in parts if given)} given  mean log-prob" in text
+        place = 0
+        for _, lines in sorted(expected, key=lambda pair: -pair[0]):
+            place = text.index(f"\n{lines}\n", place) + len(lines)
+        called = int(tree.count[tree.first_given].sum())
+        assert f"distinct responses, {called} turns with calls, {tree.first_given.size} of them distinct" in text
+    assert "\u2502" not in shown(tmp_path, 1, "3", limit=1000)
+    assert "turns with calls" not in shown(tmp_path, 1, "3")
+    mean = made.groups[0].tree.num_turns / 40
+    assert re.search(rf"^1 .* {mean:.2f}  ", shown(tmp_path, 1, width=300), re.MULTILINE)
+
+
+def test_the_stored_text_is_shown_where_no_tokenizer_is_known(tmp_path: Path, rng: np.random.Generator) -> None:
+    made = a_run_with_tools(tmp_path, rng, checkpoint=False)
+    text = shown(tmp_path, 1, "1", limit=1000, width=4000)
+    assert "\u2502" not in text
+    responses = made.groups[0].tree.num_responses
+    assert text.count("the tokenizer that shows all turns is missing") == responses
+    assert all(visible_text(one).expandtabs().partition("\n")[0].rstrip() in text for one in made.texts[0])
+
+
+def test_before_a_checkpoint_the_tokenizer_is_that_of_the_model(tmp_path: Path, rng: np.random.Generator) -> None:
+    a_run_with_tools(tmp_path, rng, checkpoint=False)
+    (tmp_path / "model").mkdir()
+    save_letters(tmp_path / "model")
+    for model, has_one in (
+        (str(tmp_path / "model"), True), ("quickstart", True), (str(tmp_path / "gone"), False), ("no/model", False),
+        ("not a hub id", False),
+    ):  # fmt: skip
+        (tmp_path / "config.yaml").write_text(f"model: {model}\n")
+        assert ("is missing" in shown(tmp_path, 1, "1")) != has_one, model
 
 
 def test_a_prompt_by_its_name(run: Run) -> None:

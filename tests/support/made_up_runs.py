@@ -18,6 +18,7 @@ from brorl.training.batch import Batch
 from brorl.training.diagnostics import coverage_record
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
+from small_models import with_given
 
 HOSTILE = (
     "</script><script>document.title='taken'</script>",
@@ -52,6 +53,17 @@ def random_tree(rng: np.random.Generator, num_rollouts: int, unknown: bool, voca
         if unknown:
             logprobs[-1] = [float("nan")] * len(response)
     return RolloutTree.from_responses((3, 4), responses, logprobs, rng.random(num_rollouts) < 0.8)
+
+
+def tools_record(rng: np.random.Generator, trees: Sequence[RolloutTree]) -> dict[str, Any]:
+    """A section of the metrics on tools, for trees with given nodes: one call before each of their replies."""
+    calls = sum(int(tree.count[tree.first_given].sum()) for tree in trees)
+    kinds = rng.choice(["raised", "timeout", "wrong arguments"], 2, replace=False).tolist()
+    return {
+        "turns": 1 + calls / sum(tree.num_rollouts for tree in trees), "calls": calls,
+        "distinct_calls": int(rng.integers(1, calls + 1)), "given_tokens": sum(t.num_given_tokens for t in trees),
+        "failures": {kind: int(rng.integers(1, calls + 1)) for kind in kinds},
+    }  # fmt: skip
 
 
 def random_step(rng: np.random.Generator, num_groups: int, num_rollouts: int, long: int = 0) -> Stored:
@@ -160,9 +172,13 @@ def make_run(
     num_rollouts: int = 12,
     store_every: int = 2,
     store_evaluations: bool = True,
+    tools: bool = False,
     settings: str = "steps: 5\nrollouts_per_prompt: 12\nprompts_per_step: 4\nloss: {kind: ppo, clip_high: 0.27}\n",
 ) -> tuple[list[dict[str, Any]], dict[int, Stored]]:
-    """Write a run directory; return the lines of its metrics, and what was stored at which step."""
+    """Write a run directory; return the lines of its metrics, and what was stored at which step.
+
+    With `tools`, some tokens of every group are results, and the metrics count calls.
+    """
     path.mkdir(parents=True)
     directory = RunDirectory(path)
     (path / "config.yaml").write_text(settings)
@@ -173,7 +189,11 @@ def make_run(
     kept = {}
     for step in range(1, steps + 1):
         stored = random_step(rng, num_groups, num_rollouts)
+        if tools:
+            stored = Stored([replace(g, tree=with_given(g.tree, rng)) for g in stored.groups], stored.texts)
         records.append(step_record(rng, step, stored))
+        if tools:
+            records[-1]["tools"] = tools_record(rng, [group.tree for group in stored.groups])
         if step % store_every == 0:
             directory.write_responses("rollouts", step, stored.groups, stored.texts)
             kept[step] = stored

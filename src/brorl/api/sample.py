@@ -20,6 +20,7 @@ from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.prompt import COUNTDOWN_DOMAIN, Question
 from brorl.prompts.settings import FileSource
 from brorl.reporting.outline import Branch, lines_of, outline_of
+from brorl.reporting.tool_use import ToolUse
 from brorl.table import Result, Table
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class SampledTree(Result):
     verdicts: tuple[tuple[Verdict, ...], ...] | None  # [model][distinct response]; None without a reference answer
     decode: Callable[[Sequence[int]], str]  # turns token ids into text
     num_lines: int  # number of branches to draw
+    decode_reply: Callable[[Sequence[int]], str] | None = None  # turns token ids of results into text
+    called: tuple[ToolUse, ...] = ()  # what the rollouts of each model called; empty without tools
 
     @property
     def tree(self) -> RolloutTree:
@@ -60,8 +63,9 @@ class SampledTree(Result):
     def table(self) -> Table:
         """Return a table with one branch per row: count, probability, correct fraction, and the text as an outline."""
         used, root = 3 if self.verdicts else 2, self.outline
-        rows = []
-        for line in lines_of(root, self.decode, self.num_lines):
+        lines, rows = lines_of(root, self.decode, self.num_lines, self.decode_reply), []
+        results = frozenset(i for i, line in enumerate(lines) if line.branch is not None and line.branch.given)
+        for line in lines:
             text = line.stem + line.text if line.branch is not root else visible_text(self.prompt, one_line=True)
             numbers: list[str] = []
             for k, tree in enumerate(self.trees):
@@ -70,7 +74,7 @@ class SampledTree(Result):
             rows.append((text, *numbers))
         names = self.names if len(self.names) > 1 else ("",)
         headings = [f"{name}\n{what}".strip() for name in names for what in ("rollouts", "prob.", "correct")[:used]]
-        return Table("", ("the tree", *headings), tuple(rows), words=frozenset({0}))
+        return Table("", ("the tree", *headings), tuple(rows), words=frozenset({0}), colored=results)
 
     def parts(self) -> Iterator[Any]:
         """Yield the tree, and the tokens that it saved."""
@@ -81,6 +85,8 @@ class SampledTree(Result):
                 f"{name}: {tree.num_rollouts:,} rollouts, {tree.num_responses:,} distinct; {sampled:,} tokens, "
                 f"{unique:,} computed: {sampled / unique:.1f}x fewer"
             )
+        for name, use in zip(self.names, self.called, strict=False):
+            yield f"{name}: {use}"
         if self.verdicts is None:
             yield f"no verdicts: the prompt is not in the data; give its reference answer with {option('reference')}"
 
@@ -210,4 +216,8 @@ def _sampled(
             )  # fmt: skip
             found = grade([prompt] * len(trees), trees, verifiers, seen, config.rewards.stop_properly > 0)
             verdicts = tuple(map(tuple, found))
-    return SampledTree(prompt.text, tuple(name for name, _ in models), tuple(trees), verdicts, decode, lines)
+    names = tuple(name for name, _ in models)
+    if toolbox is None:
+        return SampledTree(prompt.text, names, tuple(trees), verdicts, decode, lines)
+    called = tuple(ToolUse(**toolbox.metrics([tree])) for tree in trees)
+    return SampledTree(prompt.text, names, tuple(trees), verdicts, decode, lines, toolbox.reply_text, called)

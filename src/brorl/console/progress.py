@@ -74,6 +74,7 @@ class TrainingProgress:
 
     def _show_step(self, record: Record) -> None:
         if self._num_lines == 0:
+            self._step_lines = StepLines(self._screen.console.width, tools="tools" in record)
             self._screen.echo(Text(self._step_lines.legend, style="dim"))
         if self._num_lines % _LINES_PER_HEADER == 0:
             self._screen.echo(Text(self._step_lines.header, style="dim"))
@@ -136,7 +137,7 @@ def warnings(record: Record) -> dict[str, str | None]:
     """Return warnings: rollouts that were cut, more than 1% unverified ones, and programs that were cut off."""
     sampling = record.get("sampling", {})
     lost, rollouts = sampling.get("samples_unverified", 0), sampling.get("samples", 0)
-    lines = {"cut": cut_warning(_fraction_cut(record))}
+    lines = {"cut": cut_warning(_fraction_cut(record), "tools" in record)}
     if lost > _UNVERIFIED_FRACTION * rollouts:
         lines["unverified"] = (
             f"warning: {lost:,} of {rollouts:,} rollouts could not be verified because of infrastructure failures "
@@ -151,13 +152,14 @@ def warnings(record: Record) -> dict[str, str | None]:
     return lines
 
 
-def cut_warning(fraction: float) -> str | None:
+def cut_warning(fraction: float, tools: bool = False) -> str | None:
     """Return a warning if more than a third of some rollouts were cut at the length limit."""
     if fraction <= _CUT_FRACTION:
         return None
+    of_tools = "; tools.max_turns and tools.max_response_tokens cut rollouts too" if tools else ""
     return (
         f"warning: {fraction:.0%} of the rollouts were cut off at sampling.max_new_tokens; raise it, or make the model "
-        "answer sooner (docs/how-to/thinking_models.md)"
+        f"answer sooner (docs/how-to/thinking_models.md){of_tools}"
     )
 
 
@@ -173,17 +175,19 @@ class _Column(NamedTuple):
     style: str = ""
 
 
+_TURNS = "turns"  # the column of runs with tools
 _COLUMNS = (
     _Column("step", 5, 0),
     _Column("reward", 6, 1),
     _Column("held-out pass@1", 18, 3, style="bold green"),
     _Column("groups", 17, 2, "groups: in the update"),
-    _Column("sampled", 7, 7, "sampled: all prompts"),
+    _Column("sampled", 7, 8, "sampled: all prompts"),
     _Column("cut", 4, 6, "cut: rollouts at the limit"),
-    _Column("computed", 8, 8, "computed: of sampled tokens"),
-    _Column("rollouts/s", 10, 9),
+    _Column(_TURNS, 5, 7),
+    _Column("computed", 8, 9, "computed: of sampled tokens"),
+    _Column("rollouts/s", 10, 10),
     _Column("time", 6, 4),
-    _Column("sample/verify/learn", 19, 10),
+    _Column("sample/verify/learn", 19, 11),
     _Column("left", 6, 5),
 )
 
@@ -201,6 +205,7 @@ def _cells(record: Record, carried: int, left: str) -> list[str]:
         f"{groups} ({carried} carried)" if carried else str(groups),
         f"{sampling['groups']:,}",
         f"{_fraction_cut(record):.0%}",
+        f"{record['tools']['turns']:.2f}" if "tools" in record else "",
         f"{sampling['unique_tokens'] / max(sampling['sampled_tokens'], 1):.1%}",
         f"{sampling['samples'] / seconds['total']:,.0f}",
         f"{seconds['total']:.2f}s" if seconds["total"] < 100 else duration(seconds["total"]),
@@ -215,8 +220,8 @@ class StepLines:
     A narrow terminal drops the least important columns.
     """
 
-    def __init__(self, width: int) -> None:
-        by_rank = sorted(_COLUMNS, key=lambda column: column.rank)
+    def __init__(self, width: int, tools: bool = False) -> None:
+        by_rank = sorted((c for c in _COLUMNS if tools or c.head != _TURNS), key=lambda column: column.rank)
         widths = accumulate(len(_GAP) + column.width for column in by_rank)
         num_shown = sum(total - len(_GAP) <= width for total in widths)
         self._shown = set(by_rank[: max(num_shown, 1)])

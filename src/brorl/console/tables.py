@@ -8,6 +8,7 @@ from statistics import fmean
 
 from brorl.console.screen import PHASE_NAMES
 from brorl.format import Estimate, interval
+from brorl.reporting.tool_use import ToolUse
 from brorl.runs.run_directory import Record, total
 from brorl.table import Table
 
@@ -115,6 +116,11 @@ def cost_table(records: Sequence[Record]) -> Table:
         ("rollouts", f"{samples:,.0f}", f"{distinct:,.0f} verified: {samples / distinct:.1f}x fewer"),
         ("tokens", f"{tokens:,.0f}", f"{unique:,.0f} computed: {tokens / unique:.1f}x fewer"),
     ]
+    if (use := ToolUse.of(steps)) is not None:
+        rows[-1] = ("tokens", f"{tokens:,.0f}", f"{rows[-1][2]}; {use.given_tokens:,} given")
+        rows.append(("calls", f"{use.calls:,}", f"{use.sharing}; {use.turns:.2f} turns per rollout"))
+        if use.failures:
+            rows.append(("failed", f"{sum(use.failures.values()):,}", f"calls: {use.failed}"))
     if dropped := sampling("samples_dropped"):
         computed = f"{dropped / samples:.0%}, {sampling('unique_tokens_dropped'):,.0f} tokens computed"
         rows.append(("dropped", f"{dropped:,.0f}", f"rollouts of groups that were not mixed: {computed}"))

@@ -35,10 +35,12 @@ class PromptResult:
     num_truncated: int  # truncated responses, 0 to n
     num_distinct: int  # distinct responses, each of which is verified once
     sampled_tokens: int  # tokens in all responses
-    unique_tokens: int  # nodes of the tree: tokens that the engine had to compute
+    unique_tokens: int  # sampled nodes of the tree: tokens that the engine had to compute
     verifier_timeouts: int  # distinct responses whose verification timed out; they count as incorrect
     verifier_failures: int  # distinct responses whose verification failed otherwise; they count as incorrect
     num_unverified: int = 0  # responses, 0 to n, that infrastructure failures left unverified; they do not count
+    calling_turns: int = 0  # turns that called tools, in all responses
+    given_tokens: int = 0  # tokens of results: given nodes of the tree
 
     @property
     def num_verified(self) -> int:
@@ -62,14 +64,22 @@ class Summary:
     verifier_failures: int  # distinct responses whose verification failed otherwise
     num_distinct: int  # distinct responses
     sampled_tokens: int  # tokens in all responses
-    unique_tokens: int  # nodes of all trees: tokens that the engine had to compute
+    unique_tokens: int  # sampled nodes of all trees: tokens that the engine had to compute
     seconds: float | None  # time for sampling, verifying and storing; None if it is unknown
     num_unverified: int = 0  # responses that infrastructure failures left unverified; they do not count
     left_out: dict[int, int] = field(default_factory=dict)  # k -> number of prompts that do not count, if any
+    calling_turns: int = 0  # turns that called tools
+    given_tokens: int = 0  # tokens of results: given nodes of all trees
+
+    @property
+    def turns(self) -> float:
+        """Mean number of turns of a response."""
+        return 1 + self.calling_turns / (self.num_samples * self.num_prompts)
 
 
 _TOTALS = (
     "verifier_timeouts", "verifier_failures", "num_distinct", "sampled_tokens", "unique_tokens", "num_unverified",
+    "calling_turns", "given_tokens",
 )  # fmt: skip
 
 
@@ -89,6 +99,8 @@ def count_responses(group: Group) -> PromptResult:
         verifier_timeouts=sum(map(is_timeout, reasons)),
         verifier_failures=sum(map(is_failure, reasons)),
         num_unverified=group.num_unverified,
+        calling_turns=tree.num_turns - tree.num_rollouts,
+        given_tokens=tree.num_given_tokens,
     )
 
 
@@ -173,24 +185,28 @@ class Benchmark:
         Return None if there is a k for which no prompt has k verified responses.
         """
         results = list(map(count_responses, groups))
-        overall = asdict(summarize(results, self.ks, seconds))
-        if len(overall["pass_at"]) < len(self.ks):
+        summary = summarize(results, self.ks, seconds)
+        overall = asdict(summary)
+        if len(summary.pass_at) < len(self.ks):
             return None
         lost = [result.num_unverified for result in results]
         sources = sorted({result.data_set for result in results})
         by_source = {s: summarize([r for r in results if r.data_set == s], self.ks, None) for s in sources}
         by_source = {s: summary for s, summary in by_source.items() if len(summary.pass_at) == len(self.ks)}
         names = (*_RECORDED, "num_unverified", "left_out") if any(lost) else _RECORDED
-        return {name: overall[name] for name in names} | {
-            "by_source": {s: asdict(summary)["pass_at"] for s, summary in by_source.items()}
-            if len(sources) > 1
-            else {},
-            "prompts": {
-                "num_correct": [result.num_correct for result in results],
-                "sampled_tokens": [result.sampled_tokens for result in results],
-                **({"num_unverified": lost} if any(lost) else {}),
-            },
-        }
+        called = {"turns": summary.turns, "given_tokens": summary.given_tokens} if summary.calling_turns else {}
+        return (
+            {name: overall[name] for name in names}
+            | called
+            | {
+                "by_source": {s: asdict(one)["pass_at"] for s, one in by_source.items()} if len(sources) > 1 else {},
+                "prompts": {
+                    "num_correct": [result.num_correct for result in results],
+                    "sampled_tokens": [result.sampled_tokens for result in results],
+                    **({"num_unverified": lost} if any(lost) else {}),
+                },
+            }
+        )
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:

@@ -24,7 +24,7 @@ from brorl.activity import Echo, Observe, Phase, unobserved
 from brorl.algorithms.groups import Group
 from brorl.errors import UnverifiedResponsesError, UserError, first_line, option
 from brorl.evaluation.benchmark import PromptResult, Summary, count_responses, summarize
-from brorl.format import counted, duration, interval, short_repr
+from brorl.format import counted, duration, interval, short, short_repr
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.engine import Engine
 from brorl.runs.stored_rollouts import responses_table
@@ -310,10 +310,12 @@ def pass_table(result: EvaluationResult) -> Table:
 
 
 def response_table(result: EvaluationResult) -> Table:
-    """Return the table of the number, length and cost of the responses."""
+    """Return the table of the number, length and cost of the responses, and of turns and results if there are some."""
+    called = result.overall.calling_turns > 0
+    more = ("given", "turns") if called else ()
     return Table(
         "Responses",
-        ("dataset", "solved", "tokens\neach", "cut off", "tokens", "computed", "seconds"),
+        ("dataset", "solved", "tokens\neach", "cut off", "tokens", "computed", *more, "seconds"),
         tuple(
             (
                 name,
@@ -322,6 +324,7 @@ def response_table(result: EvaluationResult) -> Table:
                 f"{summary.truncation_rate:.1%}",
                 f"{summary.sampled_tokens:,}",
                 f"{summary.unique_tokens / summary.sampled_tokens:.1%}",
+                *([short(summary.given_tokens), f"{summary.turns:.2f}"] if called else []),
                 "" if summary.seconds is None else f"{summary.seconds:,.1f}",
             )
             for name, summary in result.rows()
@@ -347,7 +350,8 @@ def remarks(result: EvaluationResult) -> list[str]:
         lines.append(f"pass@{k} is without {counted(number, 'prompt')} of fewer than {k} verified responses")
     if overall.truncation_rate > 0.05:
         lines.append(
-            f"{overall.truncation_rate:.0%} of the responses were cut at {result.settings['max_new_tokens']:,} tokens; "
+            f"{overall.truncation_rate:.0%} of the responses were cut at {result.settings['max_new_tokens']:,} tokens"
+            f"{' a turn, or at the limits in tools' if 'tools' in result.settings else ''}; "
             f"with a higher {option('max-new-tokens')}, more of them may be correct"
         )
     if differing := [name for name in _ENVIRONMENT if any(s.get(name) != sessions[0].get(name) for s in sessions)]:

@@ -335,6 +335,8 @@ def _traces(runs: Sequence[RunRecord], name: str, texts: Mapping[str, Any], k: i
             sampled = [record.get("sampling", {}) for run in runs for record in run.records]
             names = sorted({term for one in sampled for term in one.get("terms", {})})
             return metric_lines(runs, {term: f"sampling.terms.{term}" for term in names})
+        case "calls":
+            return _calls(runs)
         case "pass1":
             return metric_lines(runs, _pass_at(runs, "1"))
         case "coverage":
@@ -357,6 +359,17 @@ def _traces(runs: Sequence[RunRecord], name: str, texts: Mapping[str, Any], k: i
             return _seconds(runs)
         case _:
             return metric_lines(runs, texts.get("lines", {}))
+
+
+def _calls(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
+    """Return the calls and the failed calls per rollout of a step."""
+    drawn: list[Trace] = []
+    for i, run in enumerate(runs):
+        sizes = ((at, r.get("tools"), number(r, "sampling", "samples")) for at, r in enumerate(run.records))
+        steps = [(at, tools["calls"] / n, sum(tools["failures"].values()) / n) for at, tools, n in sizes if tools and n]
+        for j, label in enumerate(("calls", "failed calls") if steps else ()):
+            drawn.append(run_line(runs, i, label, j, [(at, values[j]) for at, *values in steps]))
+    return tuple(drawn)
 
 
 def _seconds(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:

@@ -1,7 +1,7 @@
 """The outline of one or several rollout trees of a prompt: branches, and the lines that draw the largest of them.
 
-A branch is a chain of tokens without a fork. Its probability is that of the text up to its end, under the policy that
-sampled it. A path can have thousands of forks, so nothing here recurses.
+A branch is a chain of tokens without a fork, all of them sampled or all of them given. Its probability is that of the
+text up to its end, under the policy that sampled it. A path can have thousands of forks, so nothing here recurses.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Branch:
     correct_K: list[int]  # correct rollouts that pass through the branch
     probability_K: list[float]  # P(text up to the branch's end); NaN if the tree has no rollout here
     ends: bool = False  # whether responses end with the branch
+    given: bool = False  # whether a tool's result wrote the branch
     # the branches that follow, by their first token; those with the most rollouts in the last tree come first
     below: dict[int, Branch] = field(default_factory=dict, repr=False)
 
@@ -37,12 +38,15 @@ class Branch:
             waiting += branch.below.values()
 
     def numbers(self, k: int, num_rollouts: int) -> tuple[str, str, str]:
-        """Return the count, the probability and the correct fraction in one tree as text; empty without a rollout."""
+        """Return the count, the probability and the correct fraction in one tree as text; empty without a rollout.
+
+        A result has no probability.
+        """
         number, known = self.count_K[k], self.probability_K[k]
         if not number:
             return "", "", ""
         chance = number / num_rollouts if isnan(known) else known
-        return f"{number:,}", probability(chance), f"{self.correct_K[k] / number:.0%}"
+        return f"{number:,}", "" if self.given else probability(chance), f"{self.correct_K[k] / number:.0%}"
 
 
 class Line(NamedTuple):
@@ -64,6 +68,7 @@ def outline_of(trees: Sequence[RolloutTree], correct: Sequence[BoolArray]) -> Br
         for node, (token, parent) in enumerate(zip(tree.token.tolist(), tree.parent.tolist(), strict=True)):
             above = (root if parent < 0 else at[parent]).below
             branch = above.setdefault(token, Branch([token], [0] * number, [0] * number, [nan] * number))
+            branch.given = bool(tree.given[node])
             branch.count_K[k], branch.correct_K[k] = int(tree.count[node]), round(float(correct_M[node]))
             branch.probability_K[k] = exp(float(tree.prefix_logprob[node]))
             at.append(branch)
@@ -72,7 +77,7 @@ def outline_of(trees: Sequence[RolloutTree], correct: Sequence[BoolArray]) -> Br
     for branch in root.walk():  # a branch takes up the tokens that follow without a fork; the prompt does not
         while branch is not root and len(branch.below) == 1 and not branch.ends:
             (only,) = branch.below.values()
-            if only.count_K != branch.count_K:
+            if only.count_K != branch.count_K or only.given != branch.given:
                 break
             branch.tokens += only.tokens
             branch.correct_K, branch.probability_K = only.correct_K, only.probability_K
@@ -82,7 +87,12 @@ def outline_of(trees: Sequence[RolloutTree], correct: Sequence[BoolArray]) -> Br
     return root
 
 
-def lines_of(root: Branch, decode: Callable[[Sequence[int]], str], num_lines: int) -> list[Line]:
+def lines_of(
+    root: Branch,
+    decode: Callable[[Sequence[int]], str],
+    num_lines: int,
+    decode_reply: Callable[[Sequence[int]], str] | None = None,
+) -> list[Line]:
     """Draw the `num_lines` branches with the most rollouts in any tree, and a line wherever branches are left out."""
     largest = sorted(root.walk(), key=lambda branch: -max(branch.count_K))[:num_lines]  # parents first
     shown = {id(branch) for branch in largest}
@@ -93,7 +103,8 @@ def lines_of(root: Branch, decode: Callable[[Sequence[int]], str], num_lines: in
         if isinstance(branch, str):
             lines.append(Line(stem, branch, None))
             continue
-        lines.append(Line(stem, visible_text(decode(branch.tokens), one_line=True), branch))
+        text = (decode_reply if decode_reply and branch.given else decode)(branch.tokens)
+        lines.append(Line(stem, "result: " * branch.given + visible_text(text, one_line=True), branch))
         following: list[Branch | str] = [one for one in branch.below.values() if id(one) in shown]
         if hidden := [one for one in branch.below.values() if id(one) not in shown]:
             more, rollouts = sum(1 for one in hidden for _ in one.walk()), sum(one.count_K[-1] for one in hidden)

@@ -20,17 +20,20 @@ from brorl.errors import UserError, option
 from brorl.format import visible_text
 from brorl.reporting.charts import Chart, charts_of, plotly_text
 from brorl.reporting.frame import PageSection, fill, framed_page, resource, to_json
-from brorl.reporting.page_rollouts import StepRollouts, choose_evaluations, choose_rollouts, load_tokenizer, token_text
+from brorl.reporting.page_rollouts import StepRollouts, choose_evaluations, choose_rollouts
 from brorl.reporting.summary import (
     COSTS,
     SCORES,
+    TOOLS,
     best_evaluation,
     cost_row,
     notes,
     reason,
     score_rows,
+    tools_rows,
     why_missing,
 )
+from brorl.reporting.tokens import load_tokenizer, token_text
 from brorl.runs import RUNS
 from brorl.runs.run_directory import REPORT_FILE, RunRecord, differing_settings, number, read_runs
 from brorl.runs.stored_rollouts import step_list, stored_steps
@@ -43,6 +46,10 @@ _SCORES_NOTE = "Intervals (95%) are over prompts. A score rose or fell if the in
 _COSTS_NOTE = (
     "Dropped: rollouts of groups that were not mixed, which give no gradient. Verified: distinct responses. Time: that "
     "of the steps, without evaluations and checkpoints."
+)
+_TOOLS_NOTE = (
+    "Calls: those of all rollouts. Distinct: calls of a step that differ; equal ones share a run. Given: tokens of "
+    "results, which the model read and did not write, once per distinct transcript."
 )
 _GROUP_NOTE = (
     "A group is all N rollouts of one prompt in one step. A mixed group has correct and incorrect rollouts. Only mixed "
@@ -179,12 +186,14 @@ def _card(chart: Chart) -> str:
 
 
 def _summary(runs: Sequence[RunRecord]) -> str:
-    """Return the tables of held-out scores and of costs."""
+    """Return the tables of held-out scores, of costs, and of calls if there are tools."""
     scores = [score_rows(run) for run in runs]
     learned = f'<p class="empty">{escape(reason(runs, "evaluation"))}</p>'
     if any(scores):
         learned = _by_run(runs, SCORES, scores) + _note(_SCORES_NOTE)
-    return learned + _by_run(runs, COSTS, [[cost_row(run)] for run in runs]) + _note(_COSTS_NOTE)
+    costs = _by_run(runs, COSTS, [[cost_row(run)] for run in runs]) + _note(_COSTS_NOTE)
+    called = [tools_rows(run) for run in runs]
+    return learned + costs + (_by_run(runs, TOOLS, called) + _note(_TOOLS_NOTE) if any(called) else "")
 
 
 def _by_run(runs: Sequence[RunRecord], headings: Sequence[str], rows: Sequence[Sequence[Sequence[str]]]) -> str:

@@ -6,7 +6,7 @@ large loses its rarest responses first, then prompts. The page tells how many ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,14 +16,13 @@ import numpy as np
 
 from brorl.reporting.frame import compressed
 from brorl.reporting.summary import best_evaluation
+from brorl.reporting.tokens import TokenText
 from brorl.runs.run_directory import RunRecord
 from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
 
 _BYTES_PER_NODE = 5  # of compressed data, roughly; the true size is measured
 _FEWEST_PROMPTS = 16  # a step's bytes are divided among at least this many prompts
 _UNKNOWN = 1  # stands for an unknown log-prob; log-probs are at most 0
-
-TokenText = Callable[[int], tuple[str, bool]]  # the text that a token adds, and whether the token is a special one
 
 
 @dataclass(frozen=True)
@@ -36,34 +35,6 @@ class StepRollouts:
     all_prompts: int
     responses: int  # distinct ones
     all_responses: int
-
-
-def load_tokenizer(run: Path) -> Any:
-    """Return the tokenizer of a run's last checkpoint, or None if there is none or it cannot be read."""
-    files = sorted((run / "checkpoints").glob("*/tokenizer.json"))
-    if not files:
-        return None
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_file(str(files[-1]))
-    except Exception:  # the library raises a bare Exception for a file that it cannot read
-        return None
-
-
-def token_text(tokenizer: Any) -> TokenText:
-    """Return a function from a token to its text; without a tokenizer the text is the token's id."""
-
-    @cache
-    def text_of(token: int) -> tuple[str, bool]:
-        if tokenizer is None or tokenizer.id_to_token(token) is None:
-            return f"[{token}]", False
-        # A single token may lose its leading space. The text that a second copy adds keeps it.
-        once, twice = (tokenizer.decode([token] * n, skip_special_tokens=False) for n in (1, 2))
-        added = tokenizer.get_added_tokens_decoder().get(token)
-        return twice[len(once) :] if twice.startswith(once) else once, bool(added and added.special)
-
-    return text_of
 
 
 def choose_rollouts(run: Path, text_of: TokenText, max_bytes: int, max_steps: int) -> tuple[StepRollouts, ...]:
@@ -148,9 +119,11 @@ def _encode_group(group: StoredGroup, text_of: TokenText, max_nodes: int) -> dic
         "right": group.num_correct,
         "cut": whole.num_truncated,
         "responses": whole.num_responses,
+        "called": [whole.num_turns - whole.num_rollouts, whole.first_given.size],
         "token": tree.token.tolist(),
         "depth": tree.depth.tolist(),
         "count": whole.count[node_index].tolist(),
+        "given": tree.given.astype(int).tolist() if whole.given.any() else [],
         "rightBelow": right_M[node_index].tolist(),
         "verifiedBelow": verified_M[node_index].tolist() if group.unverified_L.any() else None,
         "logprob": [
@@ -167,14 +140,13 @@ def _encode_group(group: StoredGroup, text_of: TokenText, max_nodes: int) -> dic
         "score": [v.score for v in verdicts],
         "reward": [None if v.unverified else r for v, r in zip(verdicts, group.reward_L[leaves].tolist(), strict=True)],
         "text": [
-            _text_if_needed(group.texts[i], tokens, text_of)
-            for i, (tokens, _) in zip(leaves, tree.responses(), strict=True)
+            _text_if_needed(group.texts[i], turns[-1], text_of) for i, turns in zip(leaves, tree.turns(), strict=True)
         ],
     }
 
 
 def _text_if_needed(text: str, tokens: Sequence[int], text_of: TokenText) -> str | None:
-    """Return the stored text if the joined texts of the tokens differ from it."""
+    """Return the stored text if the joined texts of the tokens of the last turn differ from it."""
     joined = "".join(piece for piece, special in map(text_of, tokens) if not special)
     return None if joined in (text, f" {text}") else text
 

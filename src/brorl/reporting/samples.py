@@ -1,15 +1,16 @@
 """Stored rollouts as text: the prompts of a step with their pass rates, and the responses to one of them.
 
-Control characters of prompts and responses are written out, so that they cannot act on a terminal.
+Control characters of prompts and responses are written out, so that they cannot act on a terminal. Where tools were
+called, a margin says on every line whether the model or a result wrote it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from rich.text import Text
@@ -17,6 +18,7 @@ from rich.text import Text
 from brorl.arrays import IntArray
 from brorl.errors import option
 from brorl.format import counted, shortened, visible_text
+from brorl.reporting.tokens import load_tokenizer
 from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
 from brorl.table import Result, Table
 from brorl.verdict import NO_ANSWER, NO_CODE, Verdict
@@ -24,6 +26,7 @@ from brorl.verdict import NO_ANSWER, NO_CODE, Verdict
 Kind = Literal["all", "wrong", "right"]
 MAX_PROMPTS = 20  # list at most this many prompts; --prompt shows any of the others
 _PROMPT, _RESPONSE, _ANSWER = 240, 480, 480  # show at most this many characters of an example, or of an answer
+_Parts = Sequence[tuple[Sequence[int], bool]]  # turns and results: (token ids, whether they are given)
 _KIND_NAMES = {"all": "responses", "wrong": "incorrect responses", "right": "correct responses"}
 
 
@@ -38,11 +41,13 @@ class PromptRow(NamedTuple):
     num_verified: int
     num_responses: int  # distinct responses
     num_truncated: int
+    num_turns: int  # turns of all rollouts
 
     @classmethod
     def of(cls, number: int, group: StoredGroup) -> PromptRow:
         """Return the row of a group."""
-        counts = group.tree.num_rollouts, group.num_verified, group.tree.num_responses, group.tree.num_truncated
+        tree = group.tree
+        counts = tree.num_rollouts, group.num_verified, tree.num_responses, tree.num_truncated, tree.num_turns
         return cls(number, group.prompt_id, group.question, group.num_correct, *counts)
 
     @property
@@ -82,12 +87,14 @@ class Samples(Result):
         if self.group is None or self.number is None:
             yield f"\nno prompt of this step has {_KIND_NAMES[self.kind]}"
         else:
-            yield from _responses(self.group, self.number, self.kind, self.limit)
+            tokenizer = load_tokenizer(self.run) if self.group.tree.given.any() else None
+            yield from _responses(self.group, self.number, self.kind, self.limit, tokenizer)
 
     def prompts(self) -> Table:
         """Return the prompts by pass rate; of many prompts, some that are evenly spaced."""
         order = sorted(self.rows, key=lambda row: -row.pass_rate)
         indices = np.linspace(0, len(order) - 1, min(len(order), MAX_PROMPTS)).round().astype(int).tolist()
+        several = any(row.num_turns > row.num_rollouts for row in order)
         rows = tuple(
             (
                 str(row.number),
@@ -95,14 +102,15 @@ class Samples(Result):
                 f"{row.pass_rate:.0%}",
                 str(row.num_responses),
                 str(row.num_truncated or ""),
+                *([f"{row.num_turns / row.num_rollouts:.2f}"] if several else []),
                 shortened(row.question.strip()),
             )
             for row in (order[i] for i in indices)
         )
         shown = f"{MAX_PROMPTS} of {len(order)} prompts, evenly spaced by pass rate; {option('prompt', 'NUMBER')} shows"
         notes = (f"{shown} any",) if len(order) > MAX_PROMPTS else ()
-        columns = ("#", "correct", "pass rate", "distinct", "cut", "question")
-        return Table("", columns, rows, notes, words=frozenset({5}))
+        columns = ("#", "correct", "pass rate", "distinct", "cut", *["turns"] * several, "question")
+        return Table("", columns, rows, notes, words=frozenset({len(columns) - 1}))
 
 
 def of_kind(group: StoredGroup, kind: Kind) -> IntArray:
@@ -135,8 +143,8 @@ def unsolved_examples(run: Path, step: int, number: int = 2) -> list[str]:
     return [*lines, f"\nmore of them: brorl samples {run} --step {step}"] if lines else []
 
 
-def _responses(group: StoredGroup, number: int, kind: Kind, limit: int) -> Iterator[str | Text]:
-    """Yield a prompt and its most frequent responses."""
+def _responses(group: StoredGroup, number: int, kind: Kind, limit: int, tokenizer: Any) -> Iterator[str | Text]:
+    """Yield a prompt and its most frequent responses; with a tokenizer all turns of those that called tools."""
     tree, kind_name, chosen = group.tree, _KIND_NAMES[kind], of_kind(group, kind)
     order = chosen[np.argsort(-tree.leaf_count[chosen], kind="stable")]
     head = f"prompt {number}, {one_line(group.prompt_id)} ({one_line(group.domain)})"
@@ -144,11 +152,14 @@ def _responses(group: StoredGroup, number: int, kind: Kind, limit: int) -> Itera
     verified = f"{group.num_verified} verified" if lost else f"{tree.num_rollouts}"
     facts = f": {group.num_correct} of {verified} rollouts correct, {tree.num_responses} distinct responses"
     facts += f", {lost} rollouts could not be verified" if lost else ""
+    if tree.given.any():
+        facts += f", {tree.num_turns - tree.num_rollouts} turns with calls, {tree.first_given.size} of them distinct"
     yield Text.assemble("\n", (head, "bold"), facts)
     yield Text(visible_text(group.prompt), style="cyan")
     yield Text(f"reference {_beginning(group.reference)}", style="cyan")
+    parts_L = tree.parts() if tree.given.any() else None
     for i in order[:limit].tolist():
-        yield from _response(group, i)
+        yield from _response(group, i, parts_L[i] if parts_L else None, tokenizer)
     if not order.size:
         yield f"\nno {kind_name}"
     elif order.size > limit:
@@ -156,16 +167,35 @@ def _responses(group: StoredGroup, number: int, kind: Kind, limit: int) -> Itera
         yield f"\n{order.size - limit} more {kind_name} ({left} rollouts); {option('limit', order.size)} shows all"
 
 
-def _response(group: StoredGroup, i: int) -> Iterator[str | Text]:
-    """Yield the line about a response, and its text."""
+def _response(group: StoredGroup, i: int, parts: _Parts | None, tokenizer: Any) -> Iterator[str | Text]:
+    """Yield the line about a response, and its text, or its turns and results if there are some in the group."""
     verdict, tree, logprob = group.verdicts[i], group.tree, float(group.mean_logprob_L[i])
     style = "green" if verdict.correct else "red" if tree.finished[i] and not verdict.unverified else "yellow"
     answer = f"{answer}  " if (answer := _answer(verdict)) else ""
     reward = "none" if verdict.unverified else f"{group.reward_L[i]:g}"
     mean = f"mean log-prob {logprob:.3f}" if isfinite(logprob) else "log-probs unknown"
-    facts = f"  {answer}reward {reward}  {counted(int(tree.length[i]), 'token')}  {mean}"
+    length = counted(int(tree.length[i]), "token")
+    if parts:
+        length = f"{counted(len(parts) // 2 + 1, 'turn')}  {length}, {tree.total_length[i] - tree.length[i]} given"
+    facts = f"  {answer}reward {reward}  {length}  {mean}"
     yield Text.assemble("\n", (f"{tree.leaf_count[i]}x ", "bold"), (one_line(verdict.reason), style), (facts, "dim"))
+    if parts and tokenizer is not None:
+        yield from _transcript(parts, "answer" if tree.finished[i] else "cut", tokenizer)
+        return
     yield visible_text(group.texts[i])
+    if parts:
+        yield Text("(this is what the verifier saw; the tokenizer that shows all turns is missing)", style="dim")
+
+
+def _transcript(parts: _Parts, last: str, tokenizer: Any) -> Iterator[Text]:
+    """Yield the lines of a response's turns and results with their margin; `last` is that of the last turn."""
+    for index, (token_ids, is_given) in enumerate(parts, 1):
+        text = tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        margin = "result" if is_given else "call" if index < len(parts) else last
+        # the line ends around a result belong to the chat template
+        for line in visible_text(text.strip("\n") if is_given else text).split("\n"):
+            yield Text(f"{margin:>6} │ {line}", style="cyan" if is_given else "")
+            margin = ""
 
 
 def _answer(verdict: Verdict) -> str:

@@ -16,6 +16,7 @@ from brorl.evaluation.benchmark import coverage_note
 from brorl.evaluation.paired import Conclusion, conclusion_of, paired_difference
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate, duration, interval, signed
+from brorl.reporting.tool_use import ToolUse
 from brorl.runs.run_directory import Record, RunRecord, total
 from brorl.runs.stored_rollouts import step_list
 
@@ -23,6 +24,7 @@ SCORES = ("score", "first evaluation", "last evaluation", "change", "conclusion"
 COSTS = (
     "steps", "prompts x N", "rollouts", "dropped", "verified", "tokens sampled", "computed", "time", "evaluations",
 )  # fmt: skip
+TOOLS = ("turns per rollout", "calls", "distinct", "failed", "tokens given")
 _NONE = "–"  # noqa: RUF001
 
 Direction = Literal["rose", "fell", "no change shown"]
@@ -61,6 +63,17 @@ def cost_row(run: RunRecord) -> tuple[str, ...]:
         duration(cost.seconds),
         duration(total(run.evaluations, "evaluation", "seconds")),
     )
+
+
+def tools_rows(run: RunRecord) -> list[tuple[str, ...]]:
+    """Return the cells of `TOOLS` for a run; no row without tools."""
+    use = ToolUse.of(run.records)
+    if use is None:
+        return []
+    failed = sum(use.failures.values())
+    kinds = f"{failed:,} ({_fraction(failed, use.calls)}): {use.failed}" if failed else "0"
+    distinct = f"{use.distinct_calls:,} ({_fraction(use.distinct_calls, use.calls)})"
+    return [(f"{use.turns:.2f}", f"{use.calls:,}", distinct, kinds, f"{use.given_tokens:,}")]
 
 
 def notes(run: RunRecord) -> list[str]:

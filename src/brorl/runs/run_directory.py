@@ -299,7 +299,7 @@ def _read_run(path: Path, name: str) -> RunRecord:
     return RunRecord(
         path,
         name,
-        _read_settings(path / "config.yaml"),
+        read_settings(path / "config.yaml"),
         environment if isinstance(environment, dict) else {},
         tuple(records),
         tuple(str(prompt.get("text", "")) for prompt in held_out) if isinstance(held_out, list) else (),
@@ -323,7 +323,7 @@ def read_metrics(file: Path) -> list[Record]:
     return records
 
 
-def _read_settings(file: Path) -> dict[str, str]:
+def read_settings(file: Path) -> dict[str, str]:
     """Return the settings by dotted name, values as text."""
     if not file.is_file():
         return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from brorl.tools.functions import Tools
 from brorl.tools.settings import ToolSettings
 from brorl.tools.turns import TurnEngine
 from brorl.tree import RolloutTree
+
+_PROBE = "1234567890"  # a result that occurs in no template
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,23 +94,36 @@ class Toolbox:
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         return text if len(token_ids) <= limit else decode_tokens(self.tokenizer, token_ids[:limit], special=True)
 
+    def reply_text(self, token_ids: Sequence[int]) -> str:
+        """Return the text of a reply; of a single result, without what the form writes around it."""
+        text, (before, after) = decode_tokens(self.tokenizer, token_ids, special=True), self._frame
+        is_framed = text.startswith(before) and text.endswith(after) and len(text) >= len(before) + len(after)
+        return text[len(before) : len(text) - len(after)] if is_framed else text.strip()
+
+    @cached_property
+    def _frame(self) -> tuple[str, str]:
+        """The texts before and after a result."""
+        text = decode_tokens(self.tokenizer, self.format.reply([("tool", _PROBE)]), special=True)
+        before, _, after = text.partition(_PROBE)
+        return before, after
+
     def metrics(self, trees: Sequence[RolloutTree]) -> dict[str, Any]:
         """Return the section `tools` of the metrics (docs/reference/metrics.md): what rollouts called, and what ran.
 
         Failures are counted as the models saw them.
         """
-        rollouts, turns, made, distinct = sum(tree.num_rollouts for tree in trees), 0, 0, set[Call]()
+        rollouts, turns = sum(tree.num_rollouts for tree in trees), sum(tree.num_turns for tree in trees)
+        made, distinct = 0, set[Call]()
         failures = Counter[str]()
         for tree in trees:
-            for node in np.flatnonzero(tree.given & ~tree.given[tree.parent]).tolist():
+            for node in tree.first_given.tolist():
                 count, calls = int(tree.count[node]), self.calls(_turn_before(tree, node))
-                turns += count
                 made += count * len(calls)
                 distinct.update(calls)
                 for failure in self.tools.failures(calls, decode_tokens(self.tokenizer, _reply_from(tree, node))):
                     failures[failure] += count
         return {
-            "turns": 1 + turns / max(rollouts, 1),
+            "turns": turns / rollouts if rollouts else 1.0,
             "calls": made,
             "distinct_calls": len(distinct),
             "given_tokens": sum(tree.num_given_tokens for tree in trees),

@@ -248,12 +248,13 @@ function showGroup() {
 function showSide({ label, group, box }) {
   const missing = group.responses - group.leaf.length;
   const lost = group.rollouts - group.verified;
+  const [calls, distinct] = group.called;
   const facts = `${group.right} of ${group.verified} ${lost ? `verified rollouts correct (${lost} could not be verified)` : "rollouts correct"}, ${group.cut} truncated, ${group.responses} distinct `
     + `responses${missing ? `, the ${group.leaf.length} most frequent of them on this page` : ""}`;
   const outline = element("div", "outline");
   box.append(
     element("h3", "", `Tree of its rollouts, ${label}`),
-    element("p", "facts", facts),
+    element("p", "facts", facts, ...(calls ? [`, ${calls} turns with calls, ${distinct} of them distinct; `, element("span", "key given", "result"), " marks what a call returned"] : [])),
     drawIcicle(group, outline, box.clientWidth), outline,
     element("h3", "", "Responses by count"),
     element("p", "facts", "log-prob of a token: ", scale()),

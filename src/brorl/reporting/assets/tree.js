@@ -1,11 +1,11 @@
 // The tree of a prompt's rollouts: drawn as a whole, and as a list to unfold.
 
-// A run of tokens: from a node down to where rollouts part or one of them ends.
+// A run of tokens: from a node down to where rollouts part, one of them ends, or a result begins or ends.
 function tokenRun(group, start) {
   const nodes = [start];
   let node = start;
   while (group.children[node].length === 1 && !group.ending[node].length
-    && group.count[group.children[node][0]] === group.count[node]) {
+    && group.count[group.children[node][0]] === group.count[node] && group.given[group.children[node][0]] === group.given[node]) {
     [node] = group.children[node];
     nodes.push(node);
   }
@@ -71,9 +71,10 @@ function branchLine(group, nodes) {
   fill.style.background = fractionColor(fraction);
   const bar = element("span", "bar", fill);
   bar.title = `${percent(fraction)} of these rollouts are correct`;
-  const shown = tokenSpans(group, nodes.slice(0, 60), false);
+  const shown = tokenSpans(group, nodes.slice(0, 60), false, group.given[end] ? "marked" : "kept");
   if (nodes.length > 60) shown.push(element("span", "special", `… ${nodes.length - 60} more tokens`));
-  return [bar, count(group.count[end], group), element("span", "text", ...shown)];
+  const given = group.given[end] ? [element("span", "key given", "result")] : [];
+  return [bar, count(group.count[end], group), ...given, element("span", "text", ...shown)];
 }
 
 function badge(group, i) {
@@ -129,8 +130,9 @@ function drawIcicle(group, outline, available) {
     for (const [name, value] of Object.entries({ x: left, y: (y / group.rollouts) * height, width: wide, height: tall })) {
       rect.setAttribute(name, value.toFixed(2));
     }
-    rect.style.fill = fractionColor(fraction);
-    const label = plain(runText(group, nodes.slice(0, 80)));
+    if (group.given[end]) rect.setAttribute("class", "given");
+    else rect.style.fill = fractionColor(fraction);
+    const label = plain((group.given[end] ? "result: " : "") + runText(group, nodes.slice(0, 80)));
     const title = document.createElementNS(ns, "title");
     title.textContent = `${label}\n${group.count[end]} of ${group.rollouts} rollouts, ${percent(fraction)} of them correct`;
     rect.append(title);
