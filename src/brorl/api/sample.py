@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from brorl.tree import RolloutTree
     from brorl.verdict import Verdict
 
-SETTINGS = ("device", "dtype", "sampling.", "prompt.", "verification.")
+SETTINGS = ("device", "dtype", "sampling.", "tools.", "prompt.", "verification.")
 """The settings and sections of a recipe that apply to a sampled tree."""
 _MAX_ROLLOUTS = 2**20
 _PUZZLE = re.compile(r"make (\d+) from ((?:\d+[ ,]*)+)")
