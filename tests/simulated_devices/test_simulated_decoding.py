@@ -16,10 +16,11 @@ from brorl.sampling import SamplingParams
 from small_models import small_model
 
 lines, same, agrees = [], [], []
-for architecture in ("llama", "qwen3", "hooked"):
+for architecture, shared_tokens in (("llama", 0), ("qwen3", 20), ("hooked", 20)):
     rng = np.random.default_rng(7)
     model = small_model(architecture, seed=3, scale=0.3)
-    prompts = [rng.integers(1, 17, n).tolist() for n in (5, 2, 9)]
+    shared = rng.integers(1, 17, shared_tokens).tolist()
+    prompts = [shared + rng.integers(1, 17, n).tolist() for n in (5, 2, 9)]
     sampling = SamplingParams(temperature=0.7, top_p=0.95, max_new_tokens=40, min_new_tokens=2)
     def sample(memory=1 << 30, **options):
         return NativeEngine(model, 0, memory, echo=lines.append, **options).sample(prompts, [30, 1, 12], sampling, 5)
@@ -90,12 +91,13 @@ def new_capture():
     captures.append(RecordedSteps())
     return captures[-1]
 native.graphs_on = lambda *_: StepGraphs("on", lines.append, new_capture)
-for model in (small_model("qwen3", seed=3, scale=0.3), gemma()):
+for model, shared_tokens in ((small_model("qwen3", seed=3, scale=0.3), 0), (gemma(), 30)):
     rng = np.random.default_rng(7)
-    prompts = [rng.integers(1, 17, n).tolist() for n in (25, 2, 9)]
+    shared = rng.integers(1, 17, shared_tokens).tolist()
+    prompts = [shared + rng.integers(1, 17, n).tolist() for n in (25, 2, 9)]
     sampling = SamplingParams(temperature=0.7, top_p=0.95, max_new_tokens=35)
     def sample():
-        forward = choose_forward(model, context=60)
+        forward = choose_forward(model, context=90)
         return NativeEngine(model, 0, forward=forward).sample(prompts, [9, 1, 5], sampling, 5), forward
     expected, on_cpu = sample()
     model.cuda()

@@ -256,16 +256,21 @@ class PromptContext(AttentionContext):
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, window: int | None = None, /
     ) -> Tensor:
         """Attend causally within each prompt; no real token attends to the padding on the right."""
-        q, k, v = (self._padded(x) for x in (query_THD, key_TKD, value_TKD))
-        assert layer <= len(self._key)
-        if layer == len(self._key):  # otherwise a backward pass computes a checkpointed layer again
-            self._key.append(k)
-            self._value.append(v)
+        q, (k, v) = self._padded(query_THD), self._stored(layer, key_TKD, value_TKD)
         mask = self._mask(window, q.device)
         attend = partial(nn.functional.scaled_dot_product_attention, attn_mask=mask, is_causal=mask is None)
         output = attend(q, k, v, scale=1.0, enable_gqa=True)
         flat = output.transpose(1, 2).flatten(0, 1)
         return flat[self._real_index] if self._ragged else flat
+
+    def _stored(self, layer: int, key_TKD: Tensor, value_TKD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of the prompts, padded, after storing them."""
+        k, v = self._padded(key_TKD), self._padded(value_TKD)
+        assert layer <= len(self._key)
+        if layer == len(self._key):  # otherwise a backward pass computes a checkpointed layer again
+            self._key.append(k)
+            self._value.append(v)
+        return k, v
 
     def _mask(self, window: int | None, device: torch.device) -> Tensor | None:
         """Return which keys each query sees, shape [S, S]; None if it sees all up to itself."""

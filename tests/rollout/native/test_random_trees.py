@@ -166,7 +166,9 @@ def check_random_trees(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
     engine = NativeEngine(model, end_ids, memory, share_prefixes=shares, stop=stop)
     for _ in range(2):
         longest = int(rng.choice(LENGTHS))
-        prompts = [rng.integers(1, vocabulary, rng.integers(1, 14)).tolist() for _ in range(rng.integers(1, 6))]
+        shared = rng.integers(1, vocabulary, rng.choice([0, 12])).tolist()
+        own = [rng.integers(1, vocabulary, rng.integers(1, 14)).tolist() for _ in range(rng.integers(1, 6))]
+        prompts = [shared + tokens for tokens in own]
         rollouts = rng.choice([1, 2, 5, 11, 20], len(prompts)).tolist()
         sampling = SamplingParams(
             temperature=float(rng.choice([0.0, 0.3, 0.8, 1.0, 1.3])),
@@ -181,7 +183,7 @@ def check_random_trees(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
         if rng.random() < 0.5:  # as little as holds a few rows
             per_token = 2 * 2 * 4 * 16 * 8
             room = int(rng.integers(2, 12)) * (longest * per_token // 4 + 24 * vocabulary)
-            engine._memory_bytes = room + 2 * len(prompts) * 14 * per_token
+            engine._memory_bytes = room + 2 * len(prompts) * 26 * per_token
         try:
             trees = engine.sample(prompts, rollouts, sampling, seeds)
         except OutOfMemoryError:

@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 from brorl.arrays import IntArray
 from brorl.model.chunks import padded_ranges
 from brorl.model.kernels import KEYS_PER_BLOCK, Kernels, padded_to_blocks
+from brorl.model.shared_prefill import shared_prefill
 from brorl.model.tree_attention import (
     PREFILL_TOKENS,
     AttentionContext,
     KVShape,
     ModelPass,
     PromptCache,
-    prefill,
     tree_attention,
 )
 from brorl.rollout.native.decoder import Decoder, RowMemory, Rows
@@ -134,7 +134,7 @@ class PagedDecoder(Decoder, AttentionContext):
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
         """Compute the prompts of a wave; see `Decoder.start`."""
-        prompt_cache, logits_PV = prefill(self._model_pass, list(prompts))
+        prompt_cache, logits_PV = shared_prefill(self._model_pass, prompts)
         self._prompts = prompt_cache.for_kernels()
         return logits_PV
 

@@ -25,7 +25,8 @@ from brorl.model.chunks import padded_ranges
 from brorl.model.context_limit import other_span, position_limit
 from brorl.model.device import to_device
 from brorl.model.llama_pass import LlamaPass
-from brorl.model.tree_attention import PREFILL_TOKENS, ModelPass, prefill, tree_attention
+from brorl.model.shared_prefill import shared_prefill
+from brorl.model.tree_attention import PREFILL_TOKENS, ModelPass, tree_attention
 from brorl.rollout.native.decoder import Decoder, RowMemory, Rows
 from brorl.rollout.native.draw import POSITIONS_AT_ONCE, draw_tokens, forbidden_at, without
 from brorl.rollout.native.graphs import StepGraphs
@@ -117,7 +118,7 @@ class SlotDecoder(Decoder):
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
         """Compute the prompts of a wave; see `Decoder.start`."""
-        cache, logits_PV = prefill(self.model_pass, list(prompts))
+        cache, logits_PV = shared_prefill(self.model_pass, prompts)
         self._prompts.fill(cache)
         self.cache.start(self._prompts.num_bytes)
         slots = self.cache.max_slots
