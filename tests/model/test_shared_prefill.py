@@ -30,7 +30,14 @@ def related_prompts(rng: np.random.Generator) -> list[Prompt]:
     stems = [tokens(rng, int(rng.integers(5, 12))), tokens(rng, int(rng.integers(30, 45)))]
     stems.append(stems[1] + tokens(rng, int(rng.integers(1, 9))))
     ends = [[stem + tokens(rng, int(rng.integers(1, 12))) for _ in range(rng.integers(3, 7))] for stem in stems]
-    prompts = [*sum(ends, []), ends[1][0], stems[1], stems[1], stems[0][:1], tokens(rng, 7)]
+    prompts = [
+        *(prompt for of_stem in ends for prompt in of_stem),
+        ends[1][0],
+        stems[1],
+        stems[1],
+        stems[0][:1],
+        tokens(rng, 7),
+    ]
     return [prompts[i] for i in rng.permutation(len(prompts))]
 
 

@@ -124,10 +124,12 @@ def test_greedy_equals_the_native_engine_also_after_updates(pair: Pair, rng: np.
 
 def test_responses_of_several_turns_follow_the_model(pair: Pair, rng: np.random.Generator) -> None:
     pair.update(rng)
-    sampling = SamplingParams(max_new_tokens=2, top_k=4)
+    sampling = SamplingParams(2.0, max_new_tokens=2, stop_token_ids=tuple(range(9, VOCABULARY)))
     prompts = [tuple(prompt) for prompt in prompts_of(rng, number=2, longest=6)]
-    seed = int(rng.integers(2**60))
-    assert_transcripts_follow_the_model(pair.engine, pair.model, prompts, sampling, 2000, seed, LOGPROB_BOUND, 2)
+    seed, calling = int(rng.integers(2**60)), range(1, 9)
+    assert_transcripts_follow_the_model(
+        pair.engine, pair.model, prompts, sampling, 2000, seed, LOGPROB_BOUND, max_turns=2, calling=calling
+    )
 
 
 def test_a_request_under_way_at_an_update_continues_with_the_new_weights(pair: Pair, rng: np.random.Generator) -> None:

@@ -1,6 +1,6 @@
 """Rollouts of several turns against the enumeration of all transcripts of a small model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -21,18 +21,18 @@ FALSE_ALARM = 1e-6
 
 
 class CountingReader:
-    """A turn with the token CALL calls a tool that says how many tokens the turn has, and how many calls came before.
+    """A turn with one of some tokens calls a tool that says how many tokens it has, and how many calls came before.
 
     With `outcomes` above 1 the tool is not deterministic: the rollouts of a turn get results in turn.
     """
 
-    def __init__(self, outcomes: int = 1) -> None:
-        self.outcomes = outcomes
+    def __init__(self, outcomes: int = 1, calling: Iterable[int] = (CALL,)) -> None:
+        self.outcomes, self.calling = outcomes, frozenset(calling)
         self.num_read = self.num_run = self.num_made = 0
 
     def calls(self, token_ids: Sequence[int]) -> tuple[Call, ...]:
         self.num_read += 1
-        return (Call("length", str(len(token_ids))),) if CALL in token_ids else ()
+        return (Call("length", str(len(token_ids))),) if self.calling.intersection(token_ids) else ()
 
     def replies(self, turns: Sequence[Turn]) -> list[list[tuple[tuple[int, ...], int]]]:
         self.num_run += len({(turn.calls, turn.history) for turn in turns})
@@ -57,8 +57,11 @@ Transcript = tuple[tuple[int, ...], tuple[bool, ...], bool]  # tokens, which are
 class Enumeration:
     """All transcripts of a model with the tool of `CountingReader`, and their log-probs (nats)."""
 
-    def __init__(self, model: PreTrainedModel, sampling: SamplingParams, max_turns: int, room: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, sampling: SamplingParams, calling: frozenset[int], max_turns: int, room: int
+    ) -> None:
         self.model, self.sampling, self.max_turns, self.room = model, sampling, max_turns, room
+        self.calling, self.ends = calling, {END, *sampling.stop_token_ids}
 
     def next_token(self, ids: Sequence[int]) -> np.ndarray:
         """Log-probs of the next token, from the model's own forward pass; -inf where top-k drops a token."""
@@ -77,8 +80,8 @@ class Enumeration:
             longer = (*turn, token)
             if not np.isfinite(logprob):
                 continue
-            if token == END or len(longer) == self.sampling.max_new_tokens:
-                yield longer, float(logprob), token == END
+            if token in self.ends or len(longer) == self.sampling.max_new_tokens:
+                yield longer, float(logprob), token in self.ends
             else:
                 for rest, of_rest, ended in self.turns(before, longer):
                     yield rest, float(logprob) + of_rest, ended
@@ -88,7 +91,7 @@ class Enumeration:
     ) -> Iterator[tuple[Transcript, float]]:
         for turn, logprob, ended in self.turns((*prompt, *so_far)):
             tokens, flags = (*so_far, *turn), (*given, *[False] * len(turn))
-            if not (ended and CALL in turn):
+            if not (ended and self.calling.intersection(turn)):
                 yield (tokens, flags, ended), logprob
                 continue
             reply = reply_to(len(turn), earlier)
@@ -122,12 +125,13 @@ def assert_transcripts_follow_the_model(
     bound: float,
     max_turns: int = 3,
     max_tokens: int = 12,
+    calling: Iterable[int] = (CALL,),
 ) -> None:
     """Compare counts by chi-square, and log-probs, with the enumeration; each distinct call ran once."""
-    reader = CountingReader()
+    reader = CountingReader(calling=calling)
     settings = ToolSettings(calculator=True, max_turns=max_turns, max_response_tokens=max_tokens)
     trees = TurnEngine(engine, reader, settings).sample(prompts, num_rollouts, sampling, seed)
-    enumeration = Enumeration(model, sampling, max_turns, max_tokens - sampling.max_new_tokens)
+    enumeration = Enumeration(model, sampling, reader.calling, max_turns, max_tokens - sampling.max_new_tokens)
     for prompt, tree in zip(prompts, trees, strict=True):
         check_tree(tree)
         expected = dict(enumeration.transcripts(prompt))
