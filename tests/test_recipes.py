@@ -224,7 +224,7 @@ def test_the_page_names_code_that_exists() -> None:
 
 def test_recipes_are_found_by_name_and_by_path() -> None:
     paper = {*PUBLISHED, "small/prorl", "small/brorl"}
-    own = {"quickstart", "quickstart-16", "long", "plateau-16", "plateau-512", "broaden", "sharpen"}
+    own = {"quickstart", "quickstart-16", "long", "plateau-16", "plateau-512", "broaden", "sharpen", "calculator"}
     assert paper | own | {*CLUSTERS} == set(builtin_recipes())
     for name in builtin_recipes():
         assert read_recipe(str(FOLDER / f"{name}.yaml")) == read_recipe(name)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from brorl.config.reading import parse_yaml, read_recipe
 from child_runs import ChildRuns
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +24,10 @@ FEW = {
     "compare": f"--match steps --budget 2 --marks 1 --seeds 1 {FEW_SAMPLES}",
     "examples/word_problems/make_model.py": "--steps 60",
 }
-NEED_THE_HUB = ("brorl train prorl ", "brorl train brorl ")  # their model is not on this machine
+NEED_THE_HUB = (  # their model is not on this machine
+    "brorl train prorl ", "brorl train brorl ", "brorl init questions.jsonl ", "brorl check mine.yaml",
+    "brorl train mine.yaml",
+)  # fmt: skip
 
 
 def blocks(page: str, language: str) -> str:
@@ -39,9 +43,12 @@ def commands(page: str) -> list[str]:
 
 
 @pytest.mark.example
-@pytest.mark.parametrize("page", ["first_run", "from_a_plateau", "long_run", "own_model_and_data", "read_a_comparison"])
+@pytest.mark.parametrize(
+    "page", ["calculator", "first_run", "from_a_plateau", "long_run", "own_model_and_data", "read_a_comparison"]
+)
 def test_the_commands_of_a_tutorial_work(page: str, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "examples" / "word_problems", tmp_path / "examples" / "word_problems")
+    for example in ("calculator", "word_problems"):
+        shutil.copytree(ROOT / "examples" / example, tmp_path / "examples" / example)
     child = ChildRuns(tmp_path)
 
     def run(line: str) -> str:
@@ -79,3 +86,11 @@ def test_the_recipe_on_the_page_is_the_recipe() -> None:
     shown = blocks("own_model_and_data", "yaml")
     assert shown
     assert shown in re.sub(r" {2,}# .*", "", recipe)
+
+
+def test_the_settings_on_the_page_about_a_calculator_are_those_of_its_recipe() -> None:
+    recipe = read_recipe("calculator")
+    shown = parse_yaml(blocks("calculator", "yaml"), "the page")
+    assert shown
+    for section, settings in shown.items():
+        assert settings.items() <= recipe[section].items()

@@ -582,10 +582,14 @@ def test_the_functions_of_a_file_become_tools(rng: np.random.Generator, tmp_path
     assert config_in().tools.functions == {"add": f"{Path('tools.py').absolute()}:add"}
     assert "tools.max_tokens" not in outcome.out
     (tmp_path / "model").mkdir()
-    (tmp_path / "model/config.json").write_text('{"max_position_embeddings": 1024}')
-    assert command("init", data, "--tools=tools.py", f"--model={tmp_path}/model", "--output=small.yaml").code == 0
-    config = config_in("small.yaml")
-    assert config.data.max_prompt_tokens + config.tools.total_tokens(config.sampling.max_new_tokens) == 1024
+    for positions in (1024, 128):
+        (tmp_path / "model/config.json").write_text(f'{{"max_position_embeddings": {positions}}}')
+        small = f"small-{positions}.yaml"
+        assert command("init", data, "--tools=tools.py", f"--model={tmp_path}/model", f"--output={small}").code == 0
+        config = config_in(small)
+        response = config.tools.total_tokens(config.sampling.max_new_tokens)
+        assert config.data.max_prompt_tokens + response == positions
+        assert response >= 2 * config.sampling.max_new_tokens  # a call, and a turn after it
     assert config_in().data.max_prompt_tokens == 0
 
 

@@ -293,6 +293,14 @@ ON_A_CLUSTER, ON_CUDA, TOOLS = {"cluster.nodes": 1}, {"device": "cuda"}, {"tools
         (TOOLS | {"sampling.min_new_tokens": 2}, ["sampling.min_new_tokens = 2", "remove it, or the tools"]),
         (TOOLS | {"evaluation.min_new_tokens": 3}, ["evaluation.min_new_tokens = 3", "remove it, or the tools"]),
         (
+            TOOLS | {"tools.max_response_tokens": 64, "sampling.max_new_tokens": 64},
+            ["tools.max_response_tokens = 64", "sampling.max_new_tokens = 64", "raise the first"],
+        ),
+        (
+            TOOLS | {"tools.max_response_tokens": 64, "sampling.max_new_tokens": 8, "evaluation.max_new_tokens": 63},
+            ["tools.max_response_tokens = 64", "evaluation.max_new_tokens = 63", "lower the second"],
+        ),
+        (
             {"evaluation.ks": [1, 9], "evaluation.rollouts_per_prompt": 8},
             ["evaluation.ks", "evaluation.rollouts_per_prompt = 8", "9"],
         ),

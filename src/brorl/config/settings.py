@@ -48,8 +48,8 @@ class TrainConfig(Section):
 
     model: str = Field(
         "quickstart",
-        description="model to train: the shipped `quickstart` or `plateau`, a local folder or checkpoint, a hub id, or "
-        "id@revision",
+        description="model to train: the shipped `quickstart`, `plateau` or `calculator`, a local folder or checkpoint, "
+        "a hub id, or id@revision",
     )
     rollouts_per_prompt: int = Field(512, ge=2, description="N, rollouts per prompt")
     prompts_per_step: int = Field(16, ge=1, description="prompts (groups of rollouts) that a step trains on")
@@ -242,6 +242,12 @@ def _of_tools(config: TrainConfig) -> Iterator[str]:
             yield (
                 f"{name}.min_new_tokens = {minimum} would keep a turn with a short call from ending; remove it, or "
                 "the tools"
+            )
+        turn, response = getattr(config, name).max_new_tokens, tools.max_response_tokens
+        if turn and response and response <= turn + 1:
+            yield (
+                f"tools.max_response_tokens = {response} leaves no room for a turn after a call, because "
+                f"{name}.max_new_tokens = {turn}; raise the first, or lower the second"
             )
 
 

@@ -30,7 +30,9 @@ class LoraSettings(Section):
     target_modules: Names = Field(("all-linear",), min_length=1, description="names of the layers that get an adapter")
 
 
-SHIPPED = {"quickstart": "quickstart_model", "plateau": "plateau_model"}  # name -> folder in the package
+SHIPPED = {  # name -> folder in the package
+    "quickstart": "quickstart_model", "plateau": "plateau_model", "calculator": "calculator_model",
+}  # fmt: skip
 
 
 def shipped_folder(name: str) -> Path | None:

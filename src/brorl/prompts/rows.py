@@ -25,6 +25,7 @@ from brorl.storage import is_file, is_folder, split_revision
 ROW_FORM = '{"COLUMN": VALUE, ...}'
 _PROBE_TIMEOUT_S = 4.0
 _COMPRESSED = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd", ".zip": "unzip"}
+_SHIPPED = {"products": Path(__file__).with_name("products.jsonl")}  # questions of the recipe `calculator`, by name
 _OTHER_SPLITS = ("test", "validation", "valid", "eval", "dev")
 
 
@@ -230,10 +231,10 @@ def read_rows(
 ) -> Iterator[Row]:
     """Read rows in order: files by name, then rows as in the file.
 
-    The path is a file, a folder or a pattern (`*`, `?`, `[...]`, `**`) of files, a folder that `datasets` saved, or the
-    id of a dataset on the Hugging Face hub, with or without `@revision`. A file has no subset and no split. Values of
-    columns that are not `wanted` can be missing; None wants all. A row of a file that cannot be read is an error, or,
-    `with_bad`, a row with a problem.
+    The path is a file, a folder or a pattern (`*`, `?`, `[...]`, `**`) of files, a folder that `datasets` saved, the
+    name of a shipped file, or the id of a dataset on the Hugging Face hub, with or without `@revision`. A file has no
+    subset and no split. Values of columns that are not `wanted` can be missing; None wants all. A row of a file that
+    cannot be read is an error, or, `with_bad`, a row with a problem.
     """
     local = Path(path).expanduser()
     files = None if _is_saved_dataset(local) else _files_of(path, local)
@@ -280,6 +281,8 @@ def _files_of(path: str, local: Path) -> list[Path] | None:
                 f"no file matches {path} ({', '.join(READERS)}; working folder {Path.cwd()}); fix {of_source('path')}"
             )
         return files
+    if path in _SHIPPED:
+        return [_SHIPPED[path]]
     hub_id, _ = split_revision(path)
     if local.suffix.lower() in (*READERS, *_COMPRESSED, ".txt") or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", hub_id):
         raise UserError(

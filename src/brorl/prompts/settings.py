@@ -58,7 +58,9 @@ class CountdownSource(Section):
 class FileSource(Section):
     """Questions with reference answers, one per row: JSONL, JSON, CSV, Parquet, or a Hugging Face dataset."""
 
-    path: str = Field(description="file, folder or pattern (*.jsonl), or hub id of a dataset, also id@revision")
+    path: str = Field(
+        description="file, folder or pattern (*.jsonl), the shipped `products`, or hub id of a dataset, also id@revision"
+    )
     name: str | None = Field(None, description="name of the source in tables; null uses the last part of the path")
     layout: str | None = Field(
         None, description="layout of a public dataset, instead of columns and domain (docs/how-to/data.md)"

@@ -91,7 +91,7 @@ class Toolbox:
         limit = self.settings.max_result_tokens
         if len(text.encode()) <= limit:  # a token has a byte or more
             return text
-        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        token_ids = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
         return text if len(token_ids) <= limit else decode_tokens(self.tokenizer, token_ids[:limit], special=True)
 
     def reply_text(self, token_ids: Sequence[int]) -> str:

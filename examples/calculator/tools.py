@@ -1,0 +1,11 @@
+"""A tool of one's own for the shipped model `calculator`, which calls it by its name."""
+
+
+def calculator(expression: str) -> int:
+    """Multiply two whole numbers.
+
+    Args:
+        expression: The product, such as 12*34.
+    """
+    first, second = expression.split("*")
+    return int(first) * int(second)
