@@ -48,8 +48,8 @@ class TrainConfig(Section):
 
     model: str = Field(
         "quickstart",
-        description="model to train: the shipped `quickstart`, `plateau` or `calculator`, a local folder or checkpoint, "
-        "a hub id, or id@revision",
+        description="model to train: the shipped `quickstart`, `plateau` or `calculator`, a local folder or "
+        "checkpoint, a hub id, or id@revision",
     )
     rollouts_per_prompt: int = Field(512, ge=2, description="N, rollouts per prompt")
     prompts_per_step: int = Field(16, ge=1, description="prompts (groups of rollouts) that a step trains on")

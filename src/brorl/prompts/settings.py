@@ -59,7 +59,8 @@ class FileSource(Section):
     """Questions with reference answers, one per row: JSONL, JSON, CSV, Parquet, or a Hugging Face dataset."""
 
     path: str = Field(
-        description="file, folder or pattern (*.jsonl), the shipped `products`, or hub id of a dataset, also id@revision"
+        description="file, folder or pattern (*.jsonl), hub id of a dataset, also id@revision, or the shipped "
+        "`products`"
     )
     name: str | None = Field(None, description="name of the source in tables; null uses the last part of the path")
     layout: str | None = Field(
