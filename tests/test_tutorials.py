@@ -59,7 +59,7 @@ def test_the_commands_of_a_tutorial_work(page: str, tmp_path: Path) -> None:
             )
             assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
             return done.stdout
-        expanded = [found for word in words[1:] for found in (tmp_path.glob(word) if "*" in word else [word])]
+        expanded = [found for word in words[1:] for found in ([*tmp_path.glob(word)] if "*" in word else ()) or [word]]
         outcome = child(*expanded)
         assert outcome.code == 0, f"{line}\n{outcome}"
         return outcome.out
