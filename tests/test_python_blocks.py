@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils import get_json_schema
 
 import brorl
 from brorl.tuning.answer import TuningResult
@@ -52,8 +53,8 @@ def assert_learned(printed: str) -> None:
 
 RUN_HERE = {  # `own_model_and_data` runs with its commands in test_tutorials
     "README.md", "docs/explanation/tree.md", "docs/how-to/merge_adapters.md", "docs/how-to/python.md",
-    "docs/how-to/reward_terms.md", "docs/how-to/tune.md", "docs/how-to/verifiers.md", "docs/reference/run_directory.md",
-    "docs/tutorials/own_model_and_data.md",
+    "docs/how-to/reward_terms.md", "docs/how-to/tools.md", "docs/how-to/tune.md", "docs/how-to/verifiers.md",
+    "docs/reference/run_directory.md", "docs/tutorials/own_model_and_data.md",
 }  # fmt: skip
 
 
@@ -68,6 +69,22 @@ def test_the_functions_of_the_page_on_verifiers_judge() -> None:
         exec(block, space)
     assert [space["check"](response, "42") for response in ("It is 42 ", "It is 41")] == [True, False]
     assert space["reward"](["It is 42", "It is 41"], ["42", "42"]) == [1.0, 0.0]
+
+
+def test_the_blocks_on_tools_are_a_tool_a_format_and_an_environment() -> None:
+    tool, form, game = blocks("docs/how-to/tools.md")
+    spaces: list[dict[str, Any]] = [{"TABLE": {("USD", "2026-01-31"): 0.9}}, {}, {}]
+    for block, space in zip((tool, form, game), spaces, strict=True):
+        exec(block, space)
+    schema = get_json_schema(spaces[0]["exchange_rate"])["function"]
+    assert [*schema["parameters"]["properties"]] == schema["parameters"]["required"] == ["currency", "day"]
+    assert spaces[0]["exchange_rate"]("USD", "2026-01-31") == 0.9
+    assert spaces[1]["parse"]("[12 * 34] [5]") == [{"name": "calculator", "arguments": {"expression": "12 * 34"}}]
+    assert "408" in spaces[1]["render"]([("calculator", "408")])
+    played = spaces[2]["Game"]()
+    assert played.reset(secret=4, question="?") == "Guess a number from 0 to 9."
+    assert [played.guess(number) for number in (3, 7, 4)] == ["higher", "lower", "right"]
+    assert played.get_reward() == 1.0
 
 
 def test_the_block_on_tuning_prints_an_answer_without_a_final(
