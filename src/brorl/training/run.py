@@ -53,8 +53,8 @@ class TrainingRun:
     directory: RunDirectory  # the run's files
     tokenizer: PreTrainedTokenizerBase  # saved with every checkpoint
     grader: Grader  # decodes and rewards the responses that are stored
-    toolbox: Toolbox | None  # reads the calls of responses; None without tools
     report: Callable[[Record], None]  # receives every metrics record
+    toolbox: Toolbox | None = None  # reads the calls of responses; None without tools
     observe: Observe = unobserved  # is told when a step, or a phase of it, begins
     # adds up the seconds of each phase of a step; the parts share it
     clock: Stopwatch = field(default_factory=Stopwatch)
