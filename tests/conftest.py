@@ -100,3 +100,9 @@ def rng(request: pytest.FixtureRequest) -> Iterator[np.random.Generator]:
     """A generator of its own for each test: the same numbers for the same seed."""
     print(f"repeat with BRORL_TEST_SEED={_SEED}")
     return np.random.default_rng([int(_SEED), zlib.crc32(request.node.nodeid.encode())])
+
+
+@pytest.fixture
+def same_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that load a user's file in this process: its folder does not stay on the path of later tests."""
+    monkeypatch.setattr(sys, "path", [*sys.path])

@@ -325,6 +325,7 @@ def test_the_first_transcript_with_tools(form: str, template: str, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("same_import_path")
 def test_the_first_transcript_in_a_form_of_the_user(tmp_path: Path) -> None:
     Path("mine.py").write_text("def parse(text): return []\ndef render(results): return f'={results[0][1]}\\n'")
     model = chat_model(tmp_path / "model", None)

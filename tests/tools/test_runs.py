@@ -11,6 +11,8 @@ import pytest
 
 from run_support import SMALL, assert_same_run, command, metrics_without_times
 
+pytestmark = pytest.mark.usefixtures("same_import_path")
+
 _FORM = """
 import os
 import signal

@@ -30,6 +30,8 @@ from tool_chats import (
     chat_tokenizer,
 )
 
+pytestmark = pytest.mark.usefixtures("same_import_path")
+
 ENDS = {QWEN: "<|im_end|>", LLAMA3: "<|eot_id|>", MISTRAL: "</s>", MISTRAL_NAMES: "</s>"}
 RESULTS = [("calculate", "12 and\n 3"), ("look_up", '"the tool" é')]
 
