@@ -143,3 +143,15 @@ def test_an_environment_plays_rows_with_equal_prompts_apart(tmp_path: Path, monk
 def test_programs_of_responses_are_named_with_the_sandbox(with_a_tool: tuple[str, ...]) -> None:
     outcome = command("train", *with_a_tool, "--tools.python=true", "--steps=1", "--output_dir", "run")
     assert "sandbox of untrusted code (tools.python): " in outcome.said, outcome
+
+
+@pytest.mark.slow
+def test_an_evaluation_with_a_changed_tool_starts_anew(with_a_tool: tuple[str, ...]) -> None:
+    assert command("train", *with_a_tool, "--steps=1", "--output_dir", "run").code == 0
+    evaluate = ("eval", "run", "--samples=2", "--temperature=1", "--top-p=1")
+    assert command(*evaluate).code == 0
+    written = {path.name for path in Path("runs/evaluations").iterdir()}
+    Path("tools.py").write_text(_TOOLS.replace("[:6]", "[:2]"))
+    outcome = command(*evaluate)
+    assert outcome.code == 0, outcome.said
+    assert {path.name for path in Path("runs/evaluations").iterdir()} > written

@@ -92,11 +92,12 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
             f"{option('evaluation.min_new_tokens')} lower"
         )
     all_prompts = [prompt for prompts in prompts_of.values() for prompt in prompts]
-    limits = {option("max-new-tokens"): config.tools.total_tokens(limit)}
+    longest_response = config.tools.total_tokens(limit)
+    limits = {"tools.max_response_tokens" if toolbox else option("max-new-tokens"): longest_response}
     problems = prompt_problems(config.model, all_prompts, limits, tokenizer, model_config)
     if problem := next(problems, None):
         raise UserError(problem)
-    set_threads_and_kernels(config, _check_memory(config, model_config, prompts_of, config.tools.total_tokens(limit)))
+    set_threads_and_kernels(config, _check_memory(config, model_config, prompts_of, longest_response))
     unreadable = find_unreadable(verifiers, sets)
     notes += sandbox_lines(config.verification, verifiers, config.tools.untrusted)
     notes += reading_lines(sets)
@@ -208,6 +209,8 @@ def _settings(
     if config.cluster.enabled:
         sampling_device = "cuda" if config.cluster.gpus_per_rollout_worker else "cpu"
     formats = {one.name: request.format_of(one) for one in sets}
+    of_domains = {domain: name for domain, name in verification.functions.items() if domain in domains}
+    of_tools = {setting: path for setting, path in config.own_functions.items() if setting.startswith("tools.")}
     engine = config.engine.model_dump(include={"kind", "dtype"}, exclude_defaults=True)
     return {
         "checkpoint": config.model,
@@ -222,13 +225,14 @@ def _settings(
         "device": sampling_device,
         **({"engine": engine} if engine else {}),
         **({"tools": config.tools.model_dump(mode="json")} if config.tools.enabled else {}),
+        **({"tool_files": sums} if (sums := _function_sums(of_tools)) else {}),
         **({"prompts_per_task": config.cluster.prompts_per_task} if config.cluster.enabled else {}),
         "prompts_per_part": prompts_per_batch(config.evaluation.rollouts_per_prompt, sampling.max_new_tokens),
         "accept_truncated": config.rewards.stop_properly > 0,
         "verification": {
             **verification.model_dump(include={"timeout_s", "memory_mib"}),
-            "functions": {domain: name for domain, name in verification.functions.items() if domain in domains},
-            **({"function_files": sums} if (sums := _function_sums(verification.functions, domains)) else {}),
+            "functions": of_domains,
+            **({"function_files": sums} if (sums := _function_sums(of_domains)) else {}),
             **verification.model_dump(
                 include={"sandbox", "batch_timeout_s", "completions", "thought_tags", "sees"}, exclude_defaults=True
             ),
@@ -248,7 +252,7 @@ def _settings(
     }
 
 
-def _function_sums(functions: Mapping[str, str], domains: Container[str]) -> dict[str, str]:
-    """Return the sizes and checksums of the files with the user's verifiers, by domain."""
-    files = {domain: function_file(name) for domain, name in functions.items() if domain in domains}
-    return {domain: size_and_sum(file) for domain, file in files.items() if file is not None}
+def _function_sums(functions: Mapping[str, str]) -> dict[str, str]:
+    """Return the sizes and checksums of the files with the user's functions, by domain or setting."""
+    files = {name: function_file(path) for name, path in functions.items()}
+    return {name: size_and_sum(file) for name, file in files.items() if file is not None}
