@@ -16,7 +16,7 @@ from brorl.model.settings import LoraSettings
 from brorl.rollout.chosen_engine import OnEnd, load_engine
 from brorl.runs.checkpoint import TrainerState, discard_unfinished
 from brorl.runs.run_directory import Record, RunDirectory
-from brorl.tools.toolbox import with_turns
+from brorl.tools.of_recipe import with_turns
 from brorl.training.collector import Collector, SyncCollector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.inputs import input_lines, prepare_run

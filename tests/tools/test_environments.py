@@ -19,6 +19,7 @@ from brorl.prompts.settings import FileSource
 from brorl.tools.calls import Call, Failure, Result, Turn
 from brorl.tools.environments import EnvironmentVerifier, calls_text
 from brorl.tools.functions import Tools
+from brorl.tools.of_recipe import environment_verifier
 from brorl.tools.settings import ToolSettings
 from brorl.verification.domains.table import make_verifiers
 from brorl.verification.sandbox.pool import Workers
@@ -194,11 +195,11 @@ def test_what_does_not_go_together_is_refused(folder: Path, workers: Workers) ->
     silent = load(folder, workers, "Silent")
     assert silent.observations([row(1)]) == [""]
     with pytest.raises(UserError, match="environment has no reward; set"):
-        EnvironmentVerifier(silent)
+        environment_verifier(silent)()
     alone = Tools.from_settings(ToolSettings(calculator=True), workers)
     assert alone.observations(["42"]) == [""]
     with pytest.raises(UserError, match="environment is not set; set"):
-        EnvironmentVerifier(alone)
+        environment_verifier(alone)()
     for name, text, said in (
         ("Numbered", row(1), "TypeError: reset returned int, not text or None"),
         ("Pile", "42", "TypeError: the reference answer is not a row; fix reset or the row; .*domain: environment"),
@@ -284,7 +285,7 @@ def test_the_reward_is_that_of_a_fresh_object_after_the_calls(
     workers: Workers, games: Any, pile: Tools, rng: np.random.Generator
 ) -> None:
     settings = VerificationSettings(), RewardShaping()
-    verifiers = make_verifiers(["environment"], *settings, workers, lambda: EnvironmentVerifier(pile))
+    verifiers = make_verifiers(["environment"], *settings, workers, environment_verifier(pile))
     items, expected = [], []
     for target in rng.integers(1, 12, 40):
         game = games.Pile()

@@ -38,8 +38,7 @@ from brorl.format import counted, listed, visible_text
 from brorl.prompts.prompt import Prompt, Question
 from brorl.storage import is_file
 from brorl.table import Result, Table
-from brorl.tools.environments import environment_verifier
-from brorl.tools.functions import Tools
+from brorl.tools.of_recipe import environment_verifier, load_tools, make_toolbox
 from brorl.verification.domains.table import make_verifiers, untrusted_domains
 from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import Workers
@@ -186,7 +185,6 @@ def data(
 
 def describe_data(config: TrainConfig, show: int, observe: Observe = unobserved) -> DataResult:
     """Read the sources of a recipe, and check them as training does."""
-    from brorl.tools.toolbox import Toolbox  # imports torch
     from brorl.training.inputs import SourcePrompts, build_prompts, render_sources
 
     observe(Phase("reading", "data"))
@@ -200,7 +198,7 @@ def describe_data(config: TrainConfig, show: int, observe: Observe = unobserved)
         kept = every
     else:
         with Workers.from_settings(config.verification) as workers:
-            toolbox = Toolbox.of_run(config, config.model, model[0], Tools.of_recipe(config.tools, workers))
+            toolbox = make_toolbox(config, config.model, model[0], load_tools(config, workers))
             every = render_sources(config, sources, model[0], toolbox)
         kept = [source.short(config.data.max_prompt_tokens) for source in every]
         try:
@@ -251,7 +249,7 @@ def _check(config: TrainConfig, sources: Sequence[SourceQuestions]) -> list[str]
             notes.append(f"not checked: the reference answers of {listed(untrusted)}: {error}")
             checked -= {*untrusted}
     with Workers.from_settings(config.verification) as workers:
-        environment = environment_verifier(Tools.of_recipe(config.tools, workers))
+        environment = environment_verifier(load_tools(config, workers))
         verifiers = make_verifiers(checked, config.verification, config.rewards, workers, environment)
         check_domain_names(config, domains)
         check_split(config, sources)

@@ -182,9 +182,7 @@ def _sampled(
     from brorl.model.settings import LoraSettings
     from brorl.model.source import find_model, read_config
     from brorl.rollout.chosen_engine import load_engine
-    from brorl.tools.environments import environment_verifier
-    from brorl.tools.functions import Tools
-    from brorl.tools.toolbox import Toolbox, rendered, with_turns
+    from brorl.tools.of_recipe import environment_verifier, load_tools, make_toolbox, rendered, with_turns
     from brorl.verification.domains.table import make_verifiers
     from brorl.verification.grade import grade, seen_text
     from brorl.verification.sandbox.pool import Workers
@@ -196,8 +194,8 @@ def _sampled(
     for _, name in models:
         check_vocabulary(name, read_config(find_model(name)), tokenizer)
     workers = Workers.from_settings(config.verification)
-    tools = Tools.of_recipe(config.tools, workers)
-    toolbox = Toolbox.of_run(merged, models[-1][1], tokenizer, tools)
+    tools = load_tools(config, workers)
+    toolbox = make_toolbox(merged, models[-1][1], tokenizer, tools)
     (prompt,) = rendered([question], config.prompt, tokenizer, toolbox)
     decode = make_decode(tokenizer, config.verification.thoughts, config.sampling.stop)
     context = len(prompt.token_ids) + config.tools.total_tokens(sampling.max_new_tokens)

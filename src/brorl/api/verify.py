@@ -27,8 +27,7 @@ from brorl.prompts.prompt import Question
 from brorl.runs.response_files import ResponseColumns, find_responses, read_responses, run_of
 from brorl.storage import exists, is_folder, replace_file, storage_errors
 from brorl.table import Result, Table
-from brorl.tools.environments import environment_verifier
-from brorl.tools.functions import Tools
+from brorl.tools.of_recipe import environment_verifier, load_tools
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.grade import (
     Agreement,
@@ -256,7 +255,7 @@ def _verify(
     asked = list({question.id: question for _, question in known}.values())
     domains = {question.domain for question in asked}
     with Workers.from_settings(config.verification) as workers:
-        environment = environment_verifier(Tools.of_recipe(config.tools, workers))
+        environment = environment_verifier(load_tools(config, workers))
         verifiers = make_verifiers(domains, config.verification, config.rewards, workers, environment)
         for line in sandbox_lines(config.verification, domains):
             screen.echo(line)

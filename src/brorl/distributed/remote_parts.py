@@ -29,9 +29,7 @@ from brorl.rollout.engine import Engine, PooledEngine
 from brorl.rollout.vllm_engine import VllmEngine, send_adapted, vllm_setup
 from brorl.sampling import StopStrings
 from brorl.seeds import derived_seed
-from brorl.tools.environments import environment_verifier
-from brorl.tools.functions import Tools
-from brorl.tools.toolbox import Toolbox, with_turns
+from brorl.tools.of_recipe import environment_verifier, load_tools, make_toolbox, with_turns
 from brorl.training.async_collector import AsyncCollector
 from brorl.training.collector import Collector, SyncCollector
 from brorl.training.inputs import ModelInputs, RunInputs
@@ -173,7 +171,7 @@ def _make_engine(config: TrainConfig, context: int, shares_gpu: bool) -> Engine:
     """Load the model and make the engine of a rollout worker with its tools, in its process."""
     tokenizer = load_tokenizer(config.model, config.sampling.stop)
     workers = Workers.from_settings(config.verification)
-    toolbox = Toolbox.of_run(config, config.model, tokenizer, Tools.of_recipe(config.tools, workers))
+    toolbox = make_toolbox(config, config.model, tokenizer, load_tools(config, workers))
     return with_turns(_make_engine_of_turns(config, context, shares_gpu, tokenizer), toolbox)
 
 
@@ -196,7 +194,7 @@ def _make_verifiers(config: TrainConfig, domains: tuple[str, ...], folder: Path)
     if folder.is_dir():
         os.chdir(folder)
     workers = Workers.from_settings(config.verification)
-    environment = environment_verifier(Tools.of_recipe(config.tools, workers))
+    environment = environment_verifier(load_tools(config, workers))
     return make_verifiers(domains, config.verification, config.rewards, workers, environment)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -37,12 +37,13 @@ from brorl.prompts.rendering import drop_long, prompt_problems
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.sampling import SamplingParams
 from brorl.storage import function_file, size_and_sum
-from brorl.tools.environments import environment_verifier
-from brorl.tools.functions import Tools
-from brorl.tools.toolbox import Toolbox, rendered
+from brorl.tools.of_recipe import environment_verifier, load_tools, make_toolbox, rendered
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
+
+if TYPE_CHECKING:
+    from brorl.tools.toolbox import Toolbox
 
 _BATCH_TOKENS, _MIN_PROMPTS, _MAX_PROMPTS = 2**19, 8, 64
 LONGEST_RESPONSE = 32_768  # the paper's context
@@ -78,12 +79,12 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
     # puzzles are also split into questions to train on, which an evaluation leaves out
     sets = [replace(one, train=()) for one in sets]
     domains, workers = {question.domain for question in all_questions(sets)}, Workers.from_settings(config.verification)
-    tools = Tools.of_recipe(config.tools, workers)
+    tools = load_tools(config, workers)
     environment = environment_verifier(tools)
     verifiers = make_verifiers(domains, config.verification, config.rewards, workers, environment)
     tokenizer = load_tokenizer(config.model, config.sampling.stop)
     check_vocabulary(config.model, model_config, tokenizer)
-    toolbox = Toolbox.of_run(config, config.model, tokenizer, tools)
+    toolbox = make_toolbox(config, config.model, tokenizer, tools)
     prompts_of, notes = _render(sets, request, tokenizer, toolbox)
     limit = _response_limit(request, prompts_of, model_config)
     if (minimum := config.evaluated_sampling.min_new_tokens) >= limit:

@@ -6,15 +6,14 @@ The reference answer is the row of the question as JSON. The text that is verifi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from brorl.errors import UserError, of_source
-from brorl.prompts.prompt import ENVIRONMENT_DOMAIN, Prompt
+from brorl.prompts.prompt import Prompt
 from brorl.tools.calls import Call
 from brorl.tools.functions import Tools
 from brorl.verdict import NO_ANSWER, Verdict, verdict_of
 from brorl.verification.domains.table import verdict_of_reply
-from brorl.verification.verifier import TrialResponses, Verifier, malformed
+from brorl.verification.verifier import TrialResponses, malformed
 
 
 def calls_text(calls: Sequence[Call]) -> str:
@@ -23,15 +22,9 @@ def calls_text(calls: Sequence[Call]) -> str:
 
 
 class EnvironmentVerifier:
-    """Plays the calls of a response on a new object, and returns its reward, from 0 to 1; 1 is correct.
-
-    Raises a UserError if there is no environment, or if it has no reward.
-    """
+    """Plays the calls of a response on a new object, and returns its reward, from 0 to 1; 1 is correct."""
 
     def __init__(self, tools: Tools) -> None:
-        if not tools.has_reward:
-            is_set = tools.environment is not None
-            raise UserError(_without(f"tools.environment {'has no reward' if is_set else 'is not set'}"))
         self._tools = tools
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
@@ -52,24 +45,6 @@ class EnvironmentVerifier:
         """Return a response without calls: only a player knows the right ones."""
         del reference, others
         return TrialResponses(calls_text(()), (), certain=False)
-
-
-def environment_verifier(tools: Tools | None) -> Callable[[], Verifier]:
-    """Return a function that makes the verifier of environments, for `make_verifiers`."""
-
-    def make() -> Verifier:
-        if tools is None:
-            raise UserError(_without("tools.environment is not set"))
-        return EnvironmentVerifier(tools)
-
-    return make
-
-
-def _without(missing: str) -> str:
-    return (
-        f"the data has questions of the domain {ENVIRONMENT_DOMAIN!r}, and {missing}; set tools.environment to a class "
-        f"with get_reward(), or set another {of_source('domain')}"
-    )
 
 
 def _read_calls(text: str) -> list[Call] | None:

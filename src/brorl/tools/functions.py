@@ -106,11 +106,6 @@ class Tools:
         self._failed: dict[str, set[_Work]] = {}  # of other tools, the distinct calls that failed
 
     @classmethod
-    def of_recipe(cls, settings: ToolSettings, workers: Workers) -> Tools | None:
-        """Load the tools of a recipe; None if it has none. See `from_settings`."""
-        return cls.from_settings(settings, workers) if settings.enabled else None
-
-    @classmethod
     def from_settings(cls, settings: ToolSettings, workers: Workers) -> Tools:
         """Load the functions in a worker and make their schemas; a UserError names the setting and the fix."""
         tools = [_own_tool(name, path, workers) for name, path in settings.functions.items()]

@@ -13,17 +13,13 @@ from transformers import PreTrainedTokenizerBase
 
 from brorl.config.settings import TrainConfig
 from brorl.model.load import end_tokens
-from brorl.prompts.prompt import ENVIRONMENT_DOMAIN, Prompt, Question, with_text_after
-from brorl.prompts.rendering import render
-from brorl.prompts.settings import PromptFormat
-from brorl.rollout.engine import Engine
+from brorl.prompts.prompt import ENVIRONMENT_DOMAIN, Question, with_text_after
 from brorl.sampling import decode_tokens
 from brorl.tools.calls import Call, Failure, Turn
 from brorl.tools.environments import calls_text
 from brorl.tools.format import ToolFormat, check_turn_ends
 from brorl.tools.functions import Tools
 from brorl.tools.settings import ToolSettings
-from brorl.tools.turns import TurnEngine
 from brorl.tree import RolloutTree
 
 _PROBE = "1234567890"  # a result that occurs in no template
@@ -39,16 +35,12 @@ class Toolbox:
     tokenizer: PreTrainedTokenizerBase
 
     @classmethod
-    def of_run(
-        cls, config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, tools: Tools | None
-    ) -> Toolbox | None:
-        """Choose the form of calls for a model, a name or a folder; None without tools.
+    def of_run(cls, config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, tools: Tools) -> Toolbox:
+        """Choose the form of calls for a model, a name or a folder.
 
         Raises:
             UserError: If the model's chat template shows no tools.
         """
-        if tools is None:
-            return None
         check_turn_ends(tokenizer, config.sampling.stop)
         stop_token_ids = end_tokens(model, tokenizer, config.sampling.stop)
         form = ToolFormat.choose(tokenizer, config.tools, config.prompt, tools.schemas, stop_token_ids)
@@ -144,17 +136,3 @@ def _reply_from(tree: RolloutTree, node: int) -> list[int]:
     while stop < tree.num_nodes and tree.given[stop] and tree.parent[stop] == stop - 1:
         stop += 1
     return tree.token[node:stop].tolist()  # type: ignore[no-any-return]
-
-
-def with_turns(engine: Engine, toolbox: Toolbox | None) -> Engine:
-    """Return an engine that samples responses of several turns, or without tools the engine itself."""
-    return engine if toolbox is None else TurnEngine(engine, toolbox, toolbox.settings)
-
-
-def rendered(
-    questions: Sequence[Question], style: PromptFormat, tokenizer: PreTrainedTokenizerBase, toolbox: Toolbox | None
-) -> list[Prompt]:
-    """Turn questions into prompts that show the tools; see `brorl.prompts.rendering.render`."""
-    if toolbox is None:
-        return render(questions, style, tokenizer)
-    return render(toolbox.observed(questions), style, tokenizer, toolbox.format.shown)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -38,15 +38,16 @@ from brorl.prompts.rendering import drop_long, model_positions, prompt_problems
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.seeds import derived_seed
 from brorl.table import Table
-from brorl.tools.environments import environment_verifier
-from brorl.tools.functions import Tools
-from brorl.tools.toolbox import Toolbox, rendered
+from brorl.tools.of_recipe import environment_verifier, load_tools, make_toolbox, rendered
 from brorl.training.collector import MAX_STEPS_PER_ROUND
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.grade import Grader
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.thoughts import make_decode
 from brorl.verification.verifier import unreadable_references
+
+if TYPE_CHECKING:
+    from brorl.tools.toolbox import Toolbox
 
 
 def check_memory(
@@ -151,14 +152,14 @@ def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], No
     sources = build_questions(config)
     questions = all_questions(sources)
     workers, domains = Workers.from_settings(config.verification), {question.domain for question in questions}
-    tools = Tools.of_recipe(config.tools, workers)
+    tools = load_tools(config, workers)
     environment = environment_verifier(tools)
     verifiers = make_verifiers(domains, config.verification, config.rewards, workers, environment)
     check_domain_names(config, verifiers)
     check_split(config, sources)
     tokenizer = load_tokenizer(model_path, config.sampling.stop)
     check_vocabulary(config.model, model_config, tokenizer)
-    toolbox = Toolbox.of_run(config, model_path, tokenizer, tools)
+    toolbox = make_toolbox(config, model_path, tokenizer, tools)
     prompts = build_prompts(config, render_sources(config, sources, tokenizer, toolbox), tokenizer, model_config)
     context = prompts.longest_tokens + max(config.response_limits.values())
     check_window(config, model_config, context)

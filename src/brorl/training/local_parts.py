@@ -18,7 +18,7 @@ from brorl.model.tree_path import TreeForward
 from brorl.prompts.prompt import PromptStream
 from brorl.rollout.chosen_engine import OnEnd, build_engine
 from brorl.rollout.engine import Engine
-from brorl.tools.toolbox import with_turns
+from brorl.tools.of_recipe import with_turns
 from brorl.training.inputs import ModelInputs, RunInputs
 from brorl.training.learner import TreeLearner
 from brorl.training.policy_logprobs import next_token

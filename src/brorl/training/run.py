@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
@@ -28,13 +29,15 @@ from brorl.runs.checkpoint import (
     read_step,
 )
 from brorl.runs.run_directory import Record, RunDirectory
-from brorl.tools.toolbox import Toolbox
 from brorl.training.collector import Collector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
 from brorl.training.schedule import Schedule
 from brorl.training.source_files import changed_files
 from brorl.verification.grade import Grader
+
+if TYPE_CHECKING:
+    from brorl.tools.toolbox import Toolbox
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,76 @@
+"""The tools of a recipe, if it has any. Without tools, no other module of this package but the settings is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from brorl.config.settings import TrainConfig
+from brorl.errors import UserError, of_source
+from brorl.prompts.prompt import ENVIRONMENT_DOMAIN, Prompt, Question
+from brorl.prompts.rendering import render
+from brorl.prompts.settings import PromptFormat
+from brorl.verification.sandbox.pool import Workers
+from brorl.verification.verifier import Verifier
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from brorl.rollout.engine import Engine
+    from brorl.tools.functions import Tools
+    from brorl.tools.toolbox import Toolbox
+
+
+def load_tools(config: TrainConfig, workers: Workers) -> Tools | None:
+    """Load the tools of a recipe; None if it has none. See `Tools.from_settings`."""
+    if not config.tools.enabled:
+        return None
+    from brorl.tools.functions import Tools
+
+    return Tools.from_settings(config.tools, workers)
+
+
+def make_toolbox(
+    config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, tools: Tools | None
+) -> Toolbox | None:
+    """Choose the form of calls for a model, a name or a folder; None without tools. See `Toolbox.of_run`."""
+    if tools is None:
+        return None
+    from brorl.tools.toolbox import Toolbox
+
+    return Toolbox.of_run(config, model, tokenizer, tools)
+
+
+def environment_verifier(tools: Tools | None) -> Callable[[], Verifier]:
+    """Return a function that makes the verifier of environments, for `make_verifiers`."""
+
+    def make() -> Verifier:
+        if tools is None or not tools.has_reward:
+            lacks = "has no reward" if tools and tools.environment is not None else "is not set"
+            raise UserError(
+                f"the data has questions of the domain {ENVIRONMENT_DOMAIN!r}, and tools.environment {lacks}; set it "
+                f"to a class with get_reward(), or set a different {of_source('domain')}"
+            )
+        from brorl.tools.environments import EnvironmentVerifier
+
+        return EnvironmentVerifier(tools)
+
+    return make
+
+
+def with_turns(engine: Engine, toolbox: Toolbox | None) -> Engine:
+    """Return an engine that samples responses of several turns, or without tools the engine itself."""
+    if toolbox is None:
+        return engine
+    from brorl.tools.turns import TurnEngine
+
+    return TurnEngine(engine, toolbox, toolbox.settings)
+
+
+def rendered(
+    questions: Sequence[Question], style: PromptFormat, tokenizer: PreTrainedTokenizerBase, toolbox: Toolbox | None
+) -> list[Prompt]:
+    """Turn questions into prompts that show the tools; see `brorl.prompts.rendering.render`."""
+    if toolbox is None:
+        return render(questions, style, tokenizer)
+    return render(toolbox.observed(questions), style, tokenizer, toolbox.format.shown)
