@@ -198,7 +198,7 @@ def measure(
         prompts,
         trees,
         {"countdown": CountdownVerifier()},
-        lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
+        lambda _prompt, turns: str(tokenizer.decode(list(turns[-1]), skip_special_tokens=True)),
     )
     num_correct = [
         sum(count for count, verdict in zip(tree.leaf_count.tolist(), verdicts, strict=True) if verdict.correct)
