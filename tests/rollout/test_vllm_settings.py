@@ -63,6 +63,7 @@ def test_settings_that_contradict_vllm_are_rejected_when_read(settings: dict[str
     ("settings", "message"),
     [
         ({"sampling.temperature": 0.001}, r"no temperature between 0 and 0\.01"),
+        ({"sampling.temperature": 2.5}, r"no temperature above 2\.0, and sampling\.temperature = 2\.5; lower it"),
         ({"engine.vllm.placement": "apart"}, r"on the CPU .*set engine\.vllm\.placement: colocated"),
     ],
 )

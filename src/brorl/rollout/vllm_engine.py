@@ -57,6 +57,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 _MAX_RESTARTS = 3
 _MAX_SEED = 2**62
 _LOWEST_TEMPERATURE = 0.01  # vLLM raises lower temperatures to this
+_HIGHEST_TEMPERATURE = 2.0  # vLLM refuses higher ones
 
 
 class EngineLostError(UserError):
@@ -239,6 +240,11 @@ def check_sampling(sampling: SamplingParams) -> None:
         raise ValueError(
             f"vLLM has no temperature between 0 and {_LOWEST_TEMPERATURE}, and sampling.temperature = "
             f"{sampling.temperature}; set it to 0 for greedy decoding, or to {_LOWEST_TEMPERATURE} or more"
+        )
+    if sampling.temperature > _HIGHEST_TEMPERATURE:
+        raise ValueError(
+            f"vLLM has no temperature above {_HIGHEST_TEMPERATURE}, and sampling.temperature = {sampling.temperature}; "
+            "lower it, or set engine.kind: native"
         )
 
 
