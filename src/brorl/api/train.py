@@ -122,8 +122,8 @@ def train(
         reward: A function that verifies responses, for all domains of the data (`verification.functions`): with TRL's
             signature, `reward(completions, **columns) -> list[float]`, or `verify(response, reference)`. Several terms
             are a mapping, `{"right": right, "brief": (brief, 0.2)}`: the first decides what is correct, and the
-            weighted sum is the reward. Worker processes import the file of a function; the source of one of a notebook
-            is written into the run directory.
+            weighted sum is the reward. Worker processes import a function's file; a function of a notebook or a script,
+            a lambda and a closure are pickled into the run directory.
         resume: Continue a run from its last checkpoint. Settings such as `steps` can change
             (`brorl.config.reading.CHANGEABLE_ON_RESUME`).
         progress: Print the output of the command; run.log has it in any case.

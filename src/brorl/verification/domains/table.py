@@ -124,6 +124,8 @@ def load_problem(function: str, problem: str) -> str:
     missing = re.search(r"ModuleNotFoundError: No module named '(\w+)", problem)
     if missing and missing[1] != re.split(r"[.:]", function)[0]:
         fix = f"install the package that it imports (pip install {missing[1]}, unless the package has another name)"
+    elif ".pkl:" in function:
+        fix = "start a new run, and give it the function again"
     elif Path(file).absolute() == Path(getattr(sys.modules["__main__"], "__file__", None) or "").absolute():
         fix = f"workers import this script to call its function; {MAIN_GUARD}"
     else:
