@@ -74,7 +74,7 @@ COMMANDS = {
     "completion": Command("print a script that completes commands and options in a shell", "cli:completion"),
 }  # fmt: skip
 
-_OPTIONS = {"checkpoint": "from", "trainer_config": "from"}  # argument -> option, where the names differ
+_OPTIONS = {"checkpoint": "from"}  # argument -> option, where the names differ
 _METAVARS = {
     "config_or_path": "RECIPE", "output": "FILE", "folder": "DIR", "output_dir": "DIR", "sweep": "KEY=V,V,...",
     "marks": "N|X,X,...",

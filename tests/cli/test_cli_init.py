@@ -215,7 +215,7 @@ def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
     assert "contains whole solutions with the answer in \\boxed{}" in refusal("solved.jsonl", "--output=b.yaml")
     write_rows("twice.jsonl", [{"prompt": "1?", "answer": "1"}, {"prompt": "1?", "answer": "2"}])
     assert "twice.jsonl line 1 with another answer" in refusal("twice.jsonl", "--output=b.yaml")
-    assert "give the file of your questions" in refusal("--output=b.yaml")
+    assert "DATA_FILE" in refusal("--output=b.yaml")
 
 
 def test_rows_that_repeat_a_question_are_counted(rng: np.random.Generator) -> None:
@@ -469,80 +469,6 @@ def test_lengths_fit_into_the_model(tmp_path: Path, positions: int, response: in
     assert command("check", "mine.yaml", *template).code == 0
 
 
-def test_a_config_of_trl_becomes_a_recipe_with_the_data_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / "trl.yaml").write_text("num_generations: 4\nbeta: 0.01\nmin_p: 0.1\nmax_steps: 7\n")
-    (tmp_path / "sums.jsonl").write_text(
-        "".join(f'{{"question": "{i} + 1?", "answer": "{i + 1}"}}\n' for i in range(9))
-    )
-    output = tmp_path / "mine.yaml"
-    named = command("init", f"--from={tmp_path / 'trl.yaml'}", f"--output={output}")
-    assert (named.code, output.exists()) == (2, False)
-    assert "names no model; give it, such as --model" in named.said
-    named = command("init", f"--from={tmp_path / 'trl.yaml'}", f"--output={output}", "--model=quickstart")
-    assert (named.code, output.exists()) == (2, False)
-    assert "names no data" in named.said
-    given = (f"--from={tmp_path / 'trl.yaml'}", f"--output={output}", "--model=quickstart")
-    done = command("init", tmp_path / "sums.jsonl", *given)
-    assert done.code == 0, done.err
-    assert "without a counterpart, and left out: min_p" in done.said
-    text = output.read_text()
-    assert "# - without a counterpart, and left out: min_p" in text
-    config = config_in(output)
-    assert (config.rollouts_per_prompt, config.kl.coefficient, config.steps) == (4, 0.01, 7)
-    assert config.rewards.partial_credit  # TRL trains on graded rewards
-    (source,) = config.data.sources
-    assert source.path == str(tmp_path / "sums.jsonl")  # type: ignore[union-attr]
-    assert "give the file of your questions, such as" in command("init").said
-    (tmp_path / "list.yaml").write_text("- 1\n")
-    assert "is not a mapping of settings" in command("init", f"--from={tmp_path / 'list.yaml'}", "--output=x.yaml").said
-
-
-def test_a_conversion_counts_the_prompts_and_runs_the_checks(tmp_path: Path) -> None:
-    data = tmp_path / "sums.jsonl"
-    data.write_text("".join(f'{{"prompt": "{i} + 1?", "solution": "{i + 1}"}}\n' for i in range(50)))
-    config = "model_name_or_path: some/model\nnum_generations: 4\nnum_train_epochs: 2\nwarmup_steps: 0.1\n"
-    (tmp_path / "trl.yaml").write_text(f"{config}per_device_train_batch_size: 40\ndataset_name: {data}\n")
-    done = command("init", f"--from={tmp_path / 'trl.yaml'}", f"--output={tmp_path / 'mine.yaml'}")
-    assert done.code == 0, done.err
-    assert "steps = 10: num_train_epochs = 2 over 50 prompts, 10 a step" in done.said
-    assert "checked: the settings fit together; every row of the data can be used" in done.said
-    recipe = config_in(tmp_path / "mine.yaml")
-    assert (recipe.steps, recipe.optimizer.warmup_updates, recipe.optimizer.decay_from) == (10, 1, 0.1)
-    assert source_of(str(tmp_path / "mine.yaml")).answer_column == "solution"
-
-
-@pytest.mark.parametrize(
-    ("rows", "more", "said"),
-    [
-        (['{"prompt": "1 + 1?", "label": 2}'], "", "has no column 'solution'"),
-        ([f'{{"prompt": "{i}?", "solution": {"null" if i == 7 else i}}}' for i in range(9)], "", "line 8"),
-        (['{"prompt": "1 + 1?", "solution": 2}'], "", "no held-out question"),
-        ([f'{{"prompt": "{i}?", "solution": {i}}}' for i in range(40)], "reward_funcs: [none.py.right]\n", "none.py"),
-    ],
-)
-def test_a_conversion_says_what_the_checks_find(tmp_path: Path, rows: list[str], more: str, said: str) -> None:
-    data = tmp_path / "sums.jsonl"
-    data.write_text("\n".join(rows) + "\n")
-    config = f"model_name_or_path: some/model\nnum_generations: 4\nmax_steps: 3\ndataset_name: {data}\n{more}"
-    (tmp_path / "trl.yaml").write_text(config)
-    done = command("init", f"--from={tmp_path / 'trl.yaml'}", f"--output={tmp_path / 'mine.yaml'}")
-    assert done.code == 0, done.err
-    assert said in done.said.partition("fix before training: ")[2].partition("check the recipe")[0]
-
-
-def test_a_function_of_a_config_verifies_the_data_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / "words.jsonl").write_text(
-        "".join(f'{{"prompt": "Say {i}.", "answer": "word {i}"}}\n' for i in range(9))
-    )
-    (tmp_path / "trl.yaml").write_text("num_generations: 4\nmax_steps: 3\nreward_funcs: [my.rewards.right]\n")
-    given = (f"--from={tmp_path / 'trl.yaml'}", f"--output={tmp_path / 'mine.yaml'}", "--model=quickstart")
-    done = command("init", tmp_path / "words.jsonl", *given)
-    assert done.code == 0, done.err
-    recipe = config_in(tmp_path / "mine.yaml")
-    assert recipe.verification.functions == {"own": "my.rewards:right"}
-    assert source_of(str(tmp_path / "mine.yaml")).domain == "own"
-
-
 TOOLS = """
 def add(a: int, b: int) -> int:
     \"\"\"Add two numbers.
@@ -591,15 +517,6 @@ def test_the_functions_of_a_file_become_tools(rng: np.random.Generator, tmp_path
         assert config.data.max_prompt_tokens + response == positions
         assert response >= 2 * config.sampling.max_new_tokens  # a call, and a turn after it
     assert config_in().data.max_prompt_tokens == 0
-
-
-@pytest.mark.slow
-def test_a_conversion_keeps_the_tools_of_a_file(rng: np.random.Generator) -> None:
-    data = write_rows("a.jsonl", sums(rng, 300, "question", "answer"))
-    Path("tools.py").write_text(TOOLS)
-    Path("trl.yaml").write_text("num_generations: 8\nmodel_name_or_path: x/y\n")
-    assert command("init", data, "--from=trl.yaml", "--tools=tools.py").code == 0
-    assert [*config_in().tools.functions] == ["add"]
 
 
 @each_row(

@@ -21,16 +21,12 @@ from brorl.prompts.prompt import CODE_DOMAIN, COUNTDOWN_DOMAIN, SourceReading, s
 from brorl.prompts.rendering import TEMPLATES
 from brorl.verification.domains.table import DOMAINS
 
-FUNCTION_FILE = "my_checks.py"
-"""File of the user's verifier."""
+_FUNCTION_FILE = "my_checks.py"  # the file of the user's verifier
 _MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 _SIGNATURE = "def check(response: str, reference: str) -> bool"
 _HELD_OUT, _EVALUATED = 64, 32  # questions to hold out and to evaluate on, if there are enough
 _FRACTIONS = (0.2, 0.3, 0.4, 0.5)  # held-out fractions to try for small files
 _COLUMN = 46  # comments begin in this column
-_OF_DATA = (
-    "data.sources", "data.held_out_fraction", "prompt.template", "evaluation.num_prompts", "verification.functions",
-)  # fmt: skip
 _SOURCE = "data.sources[]."
 
 Line = tuple[str, Any, str]  # dotted name of a setting, its value, and a comment
@@ -55,12 +51,6 @@ class FirstRecipe:
         """All settings by their dotted names."""
         others = {name: value for name, value, _ in self.lines if not name.startswith(_SOURCE)}
         return {**others, "data.sources": [self.source]}
-
-    @property
-    def settings_of_data(self) -> dict[str, Any]:
-        """The settings that the data decides."""
-        settings = self.settings
-        return {name: settings[name] for name in _OF_DATA if name in settings}
 
     def text(self, name: str) -> str:
         """Return the recipe as YAML; `name` is its file.
@@ -130,7 +120,7 @@ class FirstRecipe:
             f"{settings['prompts_per_step']} prompts per step, {settings['steps']} steps"
         )
         if "verification.functions" in settings:
-            lines.append(f"write the verifier first: {_SIGNATURE}, in {FUNCTION_FILE}")
+            lines.append(f"write the verifier first: {_SIGNATURE}, in {_FUNCTION_FILE}")
         return [
             *lines,
             f"check the recipe: {shell_command('check', output)}",
@@ -139,11 +129,11 @@ class FirstRecipe:
 
 
 def make_first_recipe(
-    path: str, model: str | None, guess: Guess, reading: SourceReading, function: str, tools: Mapping[str, str]
+    path: str, model: str | None, guess: Guess, reading: SourceReading, tools: Mapping[str, str]
 ) -> FirstRecipe:
     """Choose the settings, so that a prompt and its response fit into the model's positions.
 
-    `function` is the user's verifier, and `tools` maps names of tools to the user's functions.
+    `tools` maps names of tools to the user's functions.
     """
     questions, positions, source = reading.questions, _positions(model), guess.source
     domain, form = guess.domain, asked_form([question.key for question in questions])
@@ -193,7 +183,8 @@ def make_first_recipe(
         ("evaluation.ks", [1, 16], "pass@1 and pass@16; a k is at most rollouts_per_prompt"),
         ("evaluation.every", 10, "steps between evaluations; the start and the end are always evaluated"),
         ("engine.threads", 0, "CPU threads; 0: by the size of the model; brorl check measures them"),
-        ("verification.functions", None if domain in DOMAINS else {domain: function}, f"write {_SIGNATURE}"),
+        ("verification.functions", None if domain in DOMAINS else {domain: f"{_FUNCTION_FILE}:check"},
+         f"write {_SIGNATURE}"),
         ("tools.functions", dict(tools) or None, "responses can call them; the model reads their docstrings"),
         ("tools.max_response_tokens", None if positions is None or not tools else positions // 2,
          "of a response of several turns, results included"),

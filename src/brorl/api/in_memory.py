@@ -203,7 +203,7 @@ def _guessed(
             if has_function:  # the function gets the column unchanged
                 guess = guess._replace(source=guess.source.model_copy(update={"answer_after": None}))
             reading = read_commas(read_source(guess.source), {guess.domain})
-            first = make_first_recipe(path, model, guess, reading, "", tools)
+            first = make_first_recipe(path, model, guess, reading, tools)
     except UserError as error:
         raise UserError(str(error).replace(path, "data")) from None  # the caller gave rows and knows no file
     recipe = {name: value for name, value in first.settings.items() if name != "verification.functions"}
