@@ -28,7 +28,7 @@ from brorl.sampling import SamplingParams
 from brorl.training.collector import SyncCollector
 from brorl.training.inputs import input_lines, prepare_run
 from brorl.training.local_parts import build_forward, build_learner_forward, build_model
-from brorl.training.loop import train
+from brorl.training.loop import train_run
 from brorl.training.policy_logprobs import next_token
 from brorl.tree import RolloutTree
 from brorl.verification.sandbox.level import choose_level
@@ -300,7 +300,7 @@ def test_a_model_without_a_place_for_hooks_takes_the_flat_path(
             run, state = build_run(checked, RunDirectory(folder), lambda _: None, said.append)
             (flat,) = [line for line in said if line.startswith("the flat path runs, because ")]
             assert flat.endswith("a row with its prompt for each distinct response, and computes what they share again")
-            train(run, state)
+            train_run(run, state)
             assert sum("a pass over the responses of this step has" in line for line in said) == 1
             found.append({name: weight.clone() for name, weight in run.learner.weights()})
     assert all(torch.equal(found[0][name], found[2][name]) for name in found[0])

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import brorl
 from brorl.api.in_memory import resolve_in_memory
-from brorl.api.train import TrainingResult
+from brorl.api.training_session import TrainingResult
 from brorl.config.reading import parse_yaml
 from brorl.console.progress import TrainingProgress
 from brorl.errors import LearnerLostError, UserError

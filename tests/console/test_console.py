@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from brorl.activity import Round
-from brorl.api.train import TrainingResult
+from brorl.api.training_session import TrainingResult
 from brorl.console.progress import StepLines, TrainingProgress, notes, warnings
 from brorl.console.screen import Screen
 from brorl.console.tables import cost_table, coverage_table, held_out_check_lines, outcome_table

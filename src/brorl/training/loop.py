@@ -32,7 +32,7 @@ from brorl.training.stop_request import StopNow, StopRequest
 STORED_PROMPTS = 8  # held-out prompts whose responses every evaluation stores
 
 
-def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None) -> tuple[Ending, str]:
+def train_run(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None) -> tuple[Ending, str]:
     """Train until the schedule, a collapse, or a stop request ends the run.
 
     A stop request loses no learning. Before a step's update, the request discards the step's samples; a resumed run
