@@ -128,7 +128,7 @@ def test_rows_without_a_recipe_have_the_one_of_init(tmp_path: Path) -> None:
         ([{"question": "1 + 1?", "label?": 2}], "no column is clearly the reference answer"),
         ([{"question": "1?", "answer": [1, 2]}], "no column is clearly the reference answer"),
         ([{"question": "1?", "answer": 1}, {"question": "2?", "answer": None}], "data line 2: answer is null"),
-        ([{"question": "Say hi", "answer": "what a fine day"}], "reward=FUNCTION with a verifier"),
+        ([{"question": "Say hi", "answer": "what a fine day"}], "`reward=FUNCTION`"),
         ([{"question": "1?", "answer": 1, "when": object()}], "row 1 has 'when' of type object"),
     ],
 )

@@ -135,11 +135,11 @@ def test_a_complete_comparison_is_only_shown_again(compared: Compared) -> None:
 
 def test_another_comparison_is_not_mixed_in(compared: Compared) -> None:
     said = refusal("quickstart", *SWEEP, "--budget=9", *TINY, "--output-dir", compared.folder)
-    assert "contains a comparison with budget 8.0, not 9.0; choose another --output-dir" in said
+    assert "contains a comparison with budget 8.0, not 9.0; choose another `output_dir`" in said
     said = refusal("quickstart", *SWEEP, *TINY, "--optimizer.learning_rate=1e-4", "--output-dir", compared.folder)
     assert "contains a comparison of other arms (N=8, N=16) or with other settings" in said
-    assert "--budget would change it; only --seeds and --jobs may" in refusal(compared.folder, "--budget=3")
-    assert "--seeds can only add" in refusal(compared.folder, "--seeds=1")
+    assert "`budget` would change it; only `seeds` and `jobs` may" in refusal(compared.folder, "--budget=3")
+    assert "`seeds` can only add" in refusal(compared.folder, "--seeds=1")
 
 
 @pytest.mark.slow

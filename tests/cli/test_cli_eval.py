@@ -271,14 +271,14 @@ def test_what_cannot_work_is_said_before_any_work(arguments: list[str], said: st
 
 
 def test_a_model_of_no_run_needs_data(tiny: Path, run: Path, tmp_path: Path) -> None:
-    assert "is not from a run with held-out questions; choose the data to evaluate on: --data aime24 |" in refusal(tiny)
+    assert "is not from a run with held-out questions; choose the data to evaluate on: `data` aime24 |" in refusal(tiny)
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text('{"text": "x", "right": "1"}\n')
     said = refusal(tiny, f"--data=aime24={wrong}")
     assert "line 1 has no question (columns: text, right; expected one of problem, question" in said
     said = refusal(tiny, f"--data={wrong}")
     assert (
-        "no column is clearly the reference answer (columns: text, right); name it with answer_column, as in --data "
+        "no column is clearly the reference answer (columns: text, right); name it with `answer_column`, as in `data="
         in said
     )
     assert "cannot encode the prompt" in refusal(run, f"--data=aime24={aime_file(tmp_path)}")
@@ -324,7 +324,7 @@ def aime_file(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("mine.jsonl", "name it with prompt_column, as in --data '{path: "),
+        ("mine.jsonl", "name it with `prompt_column`, as in `data={path: "),
         ("aime", "did you mean the benchmark aime2"),
         ("GSM8k", "did you mean the benchmark gsm8k?"),
     ],

@@ -87,7 +87,7 @@ def test_the_folder_of_a_model_is_checked_first(tmp_path: Path, rng: np.random.G
     for model, said in (
         ("runs/typo", "there is no folder runs/typo, and runs is a folder here; fix the name"),
         ("runs/fist", "did you mean runs/first?"),
-        ("runs/first", f"has no config.json, which a model has; give --model {checkpoint}"),
+        ("runs/first", f"has no config.json, which a model has; give `model={checkpoint}`"),
         (str(tmp_path / "none"), "does not exist"),
     ):
         assert said in refusal(data, "--model", model)
@@ -126,9 +126,9 @@ def test_a_guess_about_the_answers_is_said(rows: list[dict[str, Any]], said: str
 
 def test_short_texts_are_for_science() -> None:
     cities = [{"question": f"{n}?", "answer": ["Paris", "Rome", "New York"][n % 3]} for n in range(30)]
-    assert "--domain science to compare short texts" in refusal(write_rows("a.jsonl", cities))
+    assert "`domain: science` to compare short texts" in refusal(write_rows("a.jsonl", cities))
     long = [{**row, "answer": "It is the city that everyone has heard of, I think."} for row in cities]
-    assert "--domain science" not in refusal(write_rows("b.jsonl", long))
+    assert "`domain: science`" not in refusal(write_rows("b.jsonl", long))
     aliases = [{**row, "answer": {"value": row["answer"], "aliases": ["The City"]}} for row in cities]
     file = write_rows("c.jsonl", aliases)
     assert "column 'answer.value', such as 'Paris'" in refusal(file)
@@ -183,11 +183,11 @@ def test_puzzles_are_for_the_shipped_model() -> None:
 def test_a_domain_of_ones_own() -> None:
     write_rows("cities.jsonl", [{"q": f"Capital of {i}?", "a": f"City {chr(97 + i)}"} for i in range(20)])
     said = refusal("cities.jsonl")
-    assert "no column is clearly the question (columns: q, a); name it with --prompt-column NAME" in said
+    assert "no column is clearly the question (columns: q, a); name it with `prompt_column`" in said
     said = refusal("cities.jsonl", "--prompt-column=q")
-    assert "no column is clearly the reference answer (columns: q, a); name it with --answer-column NAME" in said
+    assert "no column is clearly the reference answer (columns: q, a); name it with `answer_column`" in said
     said = refusal("cities.jsonl", "--prompt-column=q", "--answer-column=a")
-    assert "such as 'City a', do not look like numbers or formulas; give --domain math if they are" in said
+    assert "such as 'City a', do not look like numbers or formulas; give `domain: math` if they are" in said
     outcome = command("init", "cities.jsonl", "--prompt-column=q", "--answer-column=a", "--domain=cities")
     assert outcome.code == 0
     assert "write the verifier first" in outcome.said
@@ -200,14 +200,14 @@ def test_a_domain_of_ones_own() -> None:
 
 def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
     data = write_rows("a.jsonl", sums(rng, 30, "prompt", "answer"))
-    assert "has no column 'x' (columns: prompt, answer, note); name one of them with --answer-column" in refusal(
+    assert "has no column 'x' (columns: prompt, answer, note); name one of them with `answer_column`" in refusal(
         data, "--answer-column=x"
     )
     said = refusal("none.jsonl")
     assert "there is no file or folder none.jsonl" in said
-    assert "fix DATA_FILE" in said
+    assert "fix `path`" in said
     Path("mine.yaml").write_text("precious")
-    assert "mine.yaml already exists; choose another name with --output" in refusal(data)
+    assert "mine.yaml already exists; choose another name with `output`" in refusal(data)
     Path("empty.jsonl").write_text("")
     assert "empty.jsonl is empty" in refusal("empty.jsonl", "--output=b.yaml")
     long = "Let us think. " * 30
@@ -238,7 +238,7 @@ def test_a_folder_that_datasets_saved_is_read(rng: np.random.Generator) -> None:
         assert source_of(f"{name}.yaml").prompt_column == "question"
         assert command("data", f"{name}.yaml", "--show=0").code == 0
     datasets.DatasetDict(test=table).save_to_disk("three")
-    assert "three has no split 'train' (splits: test); set data.sources[].split, or DATA_FILE " in refusal("three")
+    assert "three has no split 'train' (splits: test); set `split`, or `path: " in refusal("three")
 
 
 @pytest.mark.parametrize(
@@ -295,14 +295,14 @@ def test_the_options_of_multiple_choice_are_found_and_checked(tmp_path: Path) ->
 
 def test_options_without_an_answer_are_refused_with_the_options_of_the_command() -> None:
     write_rows("q.jsonl", [{"question": f"{i}?", "choices": ["red", "blue"], "kind": "x"} for i in range(3)])
-    assert "no column names the right one (columns: question, choices, kind); give --answer-column" in refusal(
+    assert "no column names the right one (columns: question, choices, kind); give `answer_column`" in refusal(
         "q.jsonl"
     )
     write_rows(
         "p.jsonl", [{"question": f"{i}?", "choices": ["red", "blue", "pink"], "answer": 1 + i % 2} for i in range(9)]
     )
     said = refusal("p.jsonl")
-    assert "give --first-option N, the index of the first option: 0 or 1" in said
+    assert "give `first_option`, the index of the first option: 0 or 1" in said
     assert command("init", "p.jsonl", "--first-option=1").code == 0
     assert source_of("mine.yaml").first_option == 1
     options = ("--options-column=x", "--options-column=y", "--answer-column=right", "--output=b.yaml")
@@ -536,5 +536,5 @@ def test_a_file_without_tools_is_refused(code: str | None, said: str, rng: np.ra
         Path("tools.py").write_text(code)
     message = refusal(data, "--tools=tools.py")
     assert said in message
-    assert "--tools tools.py" in message
+    assert "`tools=tools.py`" in message
     assert not Path("mine.yaml").exists()

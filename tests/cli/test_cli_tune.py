@@ -339,7 +339,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "used" / "tune.json").write_text("{")
     assert "continue it with: brorl tune" in refusal("quickstart", f"--output-dir={tmp_path / 'used'}")
     assert "is damaged" in refusal(f"{tmp_path / 'used'}")
-    assert "is a tuning already, and --output-dir" in refusal(f"{tmp_path / 'used'}", "--output-dir=other")
+    assert "is a tuning already, and `output_dir`" in refusal(f"{tmp_path / 'used'}", "--output-dir=other")
 
 
 def test_the_command_prints_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,8 +217,8 @@ class TestTables:
             (b"answer,answer\n1,2\n", " has two columns 'answer'; its first line must name each column once"),
             (b"answer, answer\n1,2\n", " has two columns 'answer'; its first line must name each column once"),
             (b"prompt,answer\n\xe9,2\n", " line 2 is not UTF-8 text (byte 0xe9 at 1); save the file as UTF-8"),
-            (b"prompt,answer\n", " is empty; data.sources[].path must contain at least one row"),
-            (b"", " is empty; data.sources[].path must contain at least one row"),
+            (b"prompt,answer\n", " is empty; `path` must contain at least one row"),
+            (b"", " is empty; `path` must contain at least one row"),
         ],
     )  # fmt: skip
     def test_what_is_no_table(self, tmp_path: Path, raw: bytes, message: str) -> None:
@@ -240,12 +240,11 @@ class TestDataSets:
         assert pairs(read(tmp_path / "two", split="test")) == expected
         path = str(tmp_path / "two")
         assert refusal(path, split="tset") == (
-            f"{path} has no split 'tset' (splits: train, test); set data.sources[].split, or data.sources[].path: "
-            f"{path}/train"
+            f"{path} has no split 'tset' (splits: train, test); set `split`, or `path: {path}/train`"
         )
         assert refusal(path, answer_column="solution") == (
             f"{path} (train) row 1 has no column 'solution' (columns: unused, prompt, answer); "
-            "set data.sources[].answer_column: answer"
+            "set `answer_column: answer`"
         )
         assert pairs(read(f"{path}/test")) == expected  # a split alone
         shuffled = saved.shuffle(seed=1)
@@ -303,7 +302,7 @@ class TestDataSets:
             return real(str(tmp_path / path), *args, **kwargs, cache_dir=str(tmp_path / "cache"))
 
         monkeypatch.setattr(datasets, "load_dataset", load)
-        end = "; check data.sources[].path, subset and split, and the connection (there is no local file or folder of this name either)"
+        end = "; check `path`, subset and split, and the connection (there is no local file or folder of this name either)"
         assert refusal("o/d", split="tset") == (
             "the Hugging Face dataset o/d (split tset) cannot be loaded: "
             f"Unknown split \"tset\". Should be one of ['train']{end}"
@@ -334,13 +333,13 @@ class TestPaths:
         hint = "(the id of a Hugging Face dataset looks like openai/gsm8k)"
         for path in ("prompts.jsonl", "data/prompts.parquet", "./data/x", "/no/x", "../x", "a/b/c", "gsm8k", "~/x"):
             assert refusal(path) == (
-                f"there is no file or folder {path} (working folder {tmp_path}); fix data.sources[].path {hint}"
+                f"there is no file or folder {path} (working folder {tmp_path}); fix `path` {hint}"
             )
         assert refusal("data/*.jsonl") == (
-            f"no file matches data/*.jsonl ({KINDS}; working folder {tmp_path}); fix data.sources[].path"
+            f"no file matches data/*.jsonl ({KINDS}; working folder {tmp_path}); fix `path`"
         )
         (tmp_path / "empty").mkdir()
-        assert refusal("empty") == f"the folder empty contains no {KINDS} file; fix data.sources[].path"
+        assert refusal("empty") == f"the folder empty contains no {KINDS} file; fix `path`"
         (tmp_path / "a.xlsx").write_text("prompt,answer")
         assert refusal("a.xlsx") == (
             f"a.xlsx is not a file that brorl reads ({KINDS}); convert it, for instance with datasets: "
@@ -348,7 +347,7 @@ class TestPaths:
         )
         write_lines(tmp_path / "q.jsonl", [DEFAULT])
         assert refusal("q.jsonl", subset="main") == (
-            "q.jsonl is not a Hugging Face dataset, so it has no subset 'main'; remove data.sources[].subset"
+            "q.jsonl is not a Hugging Face dataset, so it has no subset 'main'; remove `subset`"
         )
 
     def test_a_folder_of_splits_is_not_all_trained_on(self, tmp_path: Path) -> None:
@@ -359,7 +358,7 @@ class TestPaths:
         write_lines(tmp_path / "test-00.jsonl", [DEFAULT])
         assert refusal(str(tmp_path)) == (
             f"the folder {tmp_path} contains several splits (train-00.jsonl, test-00.jsonl); name the files to train on, "
-            f"such as data.sources[].path: {tmp_path}/train-00.jsonl"
+            f"such as `path: {tmp_path}/train-00.jsonl`"
         )
 
     def test_a_folder_that_is_named_like_a_file_is_searched(self, tmp_path: Path) -> None:
@@ -377,7 +376,7 @@ class TestPaths:
 
         if os.geteuid() == 0:  # whom nothing is denied
             monkeypatch.setattr(Path, "open", refuse)
-        assert refusal(str(path)) == f"{path} cannot be read (Permission denied); check data.sources[].path"
+        assert refusal(str(path)) == f"{path} cannot be read (Permission denied); check `path`"
 
 
 @each_row(
@@ -525,18 +524,18 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("row", "message"),
         [
-            ({"question": "?", "solution": "2"}, "has no column 'prompt' (columns: question, solution); set data.sources[].prompt_column: question"),
-            ({"prompt": "?", "x": 0, "solution": "2"}, "has no column 'answer' (columns: prompt, x, solution); set data.sources[].answer_column: solution"),
-            ({"prompt": "?", "ground_truth": 1, "Answer": "2"}, "has no column 'answer' (columns: prompt, ground_truth, Answer); set data.sources[].answer_column: Answer"),
-            ({"prompt": "?", "answr": "2", "x": 0}, "has no column 'answer' (columns: prompt, answr, x); set data.sources[].answer_column: answr"),
-            ({"prompt": "?", "x": 2}, "has no column 'answer' (columns: prompt, x); set data.sources[].answer_column to one of them"),
-            ({}, "has no column 'prompt' (columns: none); set data.sources[].prompt_column to one of them"),
+            ({"question": "?", "solution": "2"}, "has no column 'prompt' (columns: question, solution); set `prompt_column: question`"),
+            ({"prompt": "?", "x": 0, "solution": "2"}, "has no column 'answer' (columns: prompt, x, solution); set `answer_column: solution`"),
+            ({"prompt": "?", "ground_truth": 1, "Answer": "2"}, "has no column 'answer' (columns: prompt, ground_truth, Answer); set `answer_column: Answer`"),
+            ({"prompt": "?", "answr": "2", "x": 0}, "has no column 'answer' (columns: prompt, answr, x); set `answer_column: answr`"),
+            ({"prompt": "?", "x": 2}, "has no column 'answer' (columns: prompt, x); set `answer_column` to one of them"),
+            ({}, "has no column 'prompt' (columns: none); set `prompt_column` to one of them"),
             ({"prompt": None, "answer": "2"}, "prompt is null; fill it in or delete the row"),
             ({"prompt": " \n", "answer": "2"}, "prompt is empty; fill it in or delete the row"),
             ({"prompt": "?", "answer": ""}, "answer is empty; fill it in or delete the row"),
             ({"prompt": "?", "answer": None}, "answer is null; fill it in or delete the row"),
             ({"prompt": "?", "answer": ["2", "two"]}, "answer is ['2', 'two'], a list; an answer is one text or number: write the one answer, or JSON text if your verifier reads a structure"),
-            ({"prompt": "?", "answer": {"value": 2}}, "answer is {'value': 2}, an object; name the key that contains the answer, as in data.sources[].answer_column: answer.value"),
+            ({"prompt": "?", "answer": {"value": 2}}, "answer is {'value': 2}, an object; name the key that contains the answer, as in `answer_column: answer.value`"),
             ({"prompt": "?", "answer": float("nan")}, "answer is nan, not a finite number; fill it in or delete the row"),
             ({"prompt": {"text": "?"}, "answer": "2"}, "prompt is {'text': '?'}, an object; a prompt is a string or a list of messages"),
             ({"prompt": False, "answer": "2"}, "prompt is False, of type bool; a prompt is a string or a list of messages"),
@@ -561,11 +560,11 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("row", "settings", "message"),
         [
-            ({"id": "a", "prompt": "?", "answer": "2"}, {"id_column": "id"}, "has the id 'a' of p.jsonl line 1 again; ids must be distinct: fix them, or remove data.sources[].id_column to number the rows"),
+            ({"id": "a", "prompt": "?", "answer": "2"}, {"id_column": "id"}, "has the id 'a' of p.jsonl line 1 again; ids must be distinct: fix them, or remove `id_column` to number the rows"),
             ({"id": [1], "prompt": "?", "answer": "2"}, {"id_column": "id"}, "id is [1], a list; an id is a string or a number"),
             ({"prompt": "?", "answer": "2", "domain": 1.0, "id": ""}, {"id_column": "id"}, "id is empty; fill it in or delete the row"),
-            ({"prompt": "?", "answer": "2", "Id": "b"}, {"id_column": "id"}, "has no column 'id' (columns: prompt, answer, Id); set data.sources[].id_column: Id"),
-            ({"prompt": "?", "answer": "2"}, {"domain_column": "domain"}, "has no column 'domain' (columns: prompt, answer); set data.sources[].domain_column to one of them"),
+            ({"prompt": "?", "answer": "2", "Id": "b"}, {"id_column": "id"}, "has no column 'id' (columns: prompt, answer, Id); set `id_column: Id`"),
+            ({"prompt": "?", "answer": "2"}, {"domain_column": "domain"}, "has no column 'domain' (columns: prompt, answer); set `domain_column` to one of them"),
             ({"prompt": "?", "answer": {"stdin": {}}}, {"domain": "code"}, """answer is {'stdin': {}}, an object; the domain code needs JSON text, not the value itself: write json.dumps of it, as in "answer": "{\\"stdin\\": ...}\""""),
             ({"prompt": "?", "answer": {"options": []}, "domain": "science"}, {"domain_column": "domain"}, """answer is {'options': []}, an object; the domain science needs JSON text, not the value itself: write json.dumps of it, as in "answer": "{\\"options\\": ...}\""""),
             ({"prompt": "?", "answer": ["a"], "domain": "ifeval"}, {"domain_column": "domain"}, """answer is ['a'], a list; the domain ifeval needs JSON text, not the value itself: write json.dumps of it, as in "answer": "[...]\""""),
@@ -580,8 +579,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("answer", "message"),
         [
-            ("so 2", "answer has no '####' ('so 2'); fix the row, or remove data.sources[].answer_after to take the whole column"),
-            ("s" * 99, f"answer has no '####' ('{'s' * 56}...); fix the row, or remove data.sources[].answer_after to take the whole column"),
+            ("so 2", "answer has no '####' ('so 2'); fix the row, or remove `answer_after` to take the whole column"),
+            ("s" * 99, f"answer has no '####' ('{'s' * 56}...); fix the row, or remove `answer_after` to take the whole column"),
             ("1 #### 2 #### ", "answer has nothing after the last '####'; fix the row"),
         ],
     )  # fmt: skip
@@ -608,16 +607,16 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("raw", "message"),
         [
-            (b"", " is empty; data.sources[].path must contain at least one row"),
-            (b"\xef\xbb\xbf \n", " is empty; data.sources[].path must contain at least one row"),
-            (b"[\n]", " is empty; data.sources[].path must contain at least one row"),
+            (b"", " is empty; `path` must contain at least one row"),
+            (b"\xef\xbb\xbf \n", " is empty; `path` must contain at least one row"),
+            (b"[\n]", " is empty; `path` must contain at least one row"),
             (b"3", """ line 1 is not JSON (no list); a .json file is a list [{"COLUMN": VALUE, ...}, ...]"""),
             (b"[\n3]", """ row 1 is a number, not an object; write rows such as {"COLUMN": VALUE, ...}"""),
             (b'[{"prompt": 1, "answer": 2}\n,\n]', """ line 3 is not JSON (Expecting value); a .json file is a list [{"COLUMN": VALUE, ...}, ...]"""),
             (b'[{"prompt": 1, "answer": 2}\n{', """ line 2 is not JSON (Expecting ',' delimiter); a .json file is a list [{"COLUMN": VALUE, ...}, ...]"""),
             (b'[{"prompt": 1, "answer": 2}\n]\n\n[', """ line 4 is not JSON (Extra data); a .json file is a list [{"COLUMN": VALUE, ...}, ...]"""),
             (b'[{"prompt": 1, "answer": 2}', """ line 1 is not JSON (Expecting ',' delimiter); a .json file is a list [{"COLUMN": VALUE, ...}, ...]"""),
-            (b'[{"prompt": 1, "answer": 2}, {"prompt": 3}]', " row 2 has no column 'answer' (columns: prompt); set data.sources[].answer_column to one of them"),
+            (b'[{"prompt": 1, "answer": 2}, {"prompt": 3}]', " row 2 has no column 'answer' (columns: prompt); set `answer_column` to one of them"),
             (b'{\n "data": []\n}', """ is one object with the keys data, and none of them has a list of rows; a .json file is a list [{"COLUMN": VALUE, ...}, ...], or an object per line"""),
             (b'{\n "train": [{"prompt": 1}], "test": [{"prompt": 2}]\n}', " is one object with several lists of rows (train, test); write the list of one of these keys into a file"),
             ("[]".encode("utf-16"), " is not UTF-8 text (byte 0xff at 1); save the file as UTF-8"),
@@ -632,8 +631,7 @@ class TestRefusals:
         path = tmp_path / "p.parquet"
         parquet.write_table(pa.table({"question": ["a", "b"], "solution": ["1", None]}), path)
         assert refusal(str(path)) == (
-            f"{path} row 1 has no column 'prompt' (columns: question, solution); "
-            "set data.sources[].prompt_column: question"
+            f"{path} row 1 has no column 'prompt' (columns: question, solution); set `prompt_column: question`"
         )
         assert refusal(str(path), prompt_column="question", answer_column="solution") == (
             f"{path} row 2: solution is null; fill it in or delete the row"
@@ -641,7 +639,7 @@ class TestRefusals:
         path.write_bytes(b"PAR1 no")
         assert refusal(str(path)).startswith(f"{path} is not a Parquet file that can be read (")
         parquet.write_table(pa.table({"x": pa.array([], pa.string())}), path)
-        assert refusal(str(path)) == f"{path} is empty; data.sources[].path must contain at least one row"
+        assert refusal(str(path)) == f"{path} is empty; `path` must contain at least one row"
 
     def test_a_context_is_a_text_or_a_list_of_texts_and_may_be_missing(self, tmp_path: Path) -> None:
         contexts = ["One.", ["One.", "Two."], None, "", [], {"texts": ["Deep."]}]
@@ -655,8 +653,7 @@ class TestRefusals:
             f"""{path} line 1: about is {{'texts': ['Deep.']}}, an object; a context is a text or a list of texts"""
         )
         assert refusal(path, context_column="abut") == (
-            f"{path} line 1 has no column 'abut' (columns: prompt, answer, about); set data.sources[].context_column: "
-            "about"
+            f"{path} line 1 has no column 'abut' (columns: prompt, answer, about); set `context_column: about`"
         )
 
     def test_the_same_question_with_the_same_answer_is_kept_once(

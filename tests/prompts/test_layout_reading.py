@@ -162,12 +162,12 @@ def test_a_wrong_layout_names_the_row_the_problem_and_the_layout_that_fits(tmp_p
     path = write_rows(tmp_path / "rows.jsonl", [{"problem": "x", "solution": "\\boxed{1}"}])
     assert refusal(path, "gsm8k") == (
         f"{path} line 1 is not of the layout gsm8k: it has no column 'question' (columns: problem, solution); set "
-        "data.sources[].layout to one that fits these columns: math"
+        "`layout` to one that fits these columns: math"
     )
     path = write_rows(tmp_path / "other.parquet", [{"u": "x", "v": 1}])
     assert refusal(path, "math") == (
         f"{path} row 1 is not of the layout math: it has no column 'problem' (columns: u, v); no layout fits these "
-        "columns; name them with data.sources[].prompt_column and answer_column"
+        "columns; name them with `prompt_column` and answer_column"
     )
     path = write_rows(tmp_path / "broken.jsonl", [{"question": 3, "answer": "#### 4"}])
     assert "is not of the layout gsm8k: the problem must be a string, got int (columns: question, answer)" in refusal(
@@ -180,7 +180,7 @@ def test_data_of_which_no_row_is_left_lists_the_reasons(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", rows)
     assert refusal(path, "deepscaler") == (
         f"the layout deepscaler dropped all 3 rows of {path} (2 no answer, 1 no question); choose another "
-        "data.sources[].layout, split or file"
+        "`layout`, split or file"
     )
 
 
@@ -189,7 +189,7 @@ def test_columns_of_a_known_data_set_suggest_its_layout(monkeypatch: pytest.Monk
     folder = tmp_path / "agentica-org" / "DeepScaleR-Preview-Dataset"
     folder.mkdir(parents=True)
     write_rows(folder / "deepscaler.json", [{"problem": "x", "answer": "1", "solution": ""}])
-    with pytest.raises(UserError, match=r"no column 'prompt' .*; set data.sources\[\].layout: deepscaler, which reads"):
+    with pytest.raises(UserError, match=r"no column 'prompt' .*; set `layout: deepscaler`, which reads"):
         read_source(
             FileSource(path="x", name="s").model_copy(update={"path": "agentica-org/DeepScaleR-Preview-Dataset"})
         )

@@ -103,7 +103,7 @@ def test_a_row_that_is_no_question_is_refused_in_one_line(row: dict[str, Any], s
         with pytest.raises(UserError, match=re.escape(f"{place} 1 {said}")) as refused:
             read_source(benchmark_source("aime24", str(path)))
         assert "\n" not in str(refused.value)
-        assert str(refused.value).endswith("name the columns with data.sources[].prompt_column and answer_column")
+        assert str(refused.value).endswith("name the columns with `prompt_column` and answer_column")
 
 
 @each_row(

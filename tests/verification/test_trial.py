@@ -103,5 +103,5 @@ def test_the_advice_on_references_fits_the_domain(domain: str, before: str, is_p
             check_references({domain: Unreadable()}, questions)  # type: ignore[dict-item]
         assert counted in str(error.value)
         assert "verification.functions" in str(error.value)
-        assert ("set data.sources[].answer_after to the text before the answer" in str(error.value)) == is_part
-        assert ("data.sources[].layout" in str(error.value)) == (not is_part)
+        assert ("set `answer_after` to the text before the answer" in str(error.value)) == is_part
+        assert ("`layout`" in str(error.value)) == (not is_part)

@@ -18,11 +18,14 @@ from typing import Any, NamedTuple, TypeAlias, get_type_hints
 import cloudpickle
 
 from brorl.api.arguments import resolve_checkpoint, resolve_config
+from brorl.api.first_recipe import make_first_recipe
 from brorl.config.reading import ConfigOrPath, read_recipe
 from brorl.config.settings import TrainConfig
-from brorl.errors import UserError, first_line, in_recipe, source_words
+from brorl.errors import UserError, first_line
 from brorl.format import counted
 from brorl.prompts.arrow import arrow_rows, printed
+from brorl.prompts.file_questions import read_commas, read_source
+from brorl.prompts.guess import guess_meaning
 from brorl.runs import RUNS
 from brorl.storage import replace_file, storage_errors
 from brorl.verification.sandbox.inside.calling import columns_of_verl, required_columns
@@ -192,29 +195,18 @@ def _guessed(
     file: Path, model: str | None, answer: str | None, has_function: bool, tools: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     """Return a first recipe for rows, their entry in data.sources, and lines on the guesses."""
-    from brorl.api.first_recipe import make_first_recipe
-    from brorl.prompts.file_questions import read_commas, read_source
-    from brorl.prompts.guess import guess_meaning
-
     path = str(file)
     try:
-        with source_words(_of_rows):
-            guess = guess_meaning(path, None, answer, _DOMAIN if has_function else None)
-            if has_function:  # the function gets the column unchanged
-                guess = guess._replace(source=guess.source.model_copy(update={"answer_after": None}))
-            reading = read_commas(read_source(guess.source), {guess.domain})
-            first = make_first_recipe(path, model, guess, reading, tools)
-    except UserError as error:
-        raise UserError(str(error).replace(path, "data")) from None  # the caller gave rows and knows no file
+        guess = guess_meaning(path, None, answer, _DOMAIN if has_function else None)
+        if has_function:  # the function gets the column unchanged
+            guess = guess._replace(source=guess.source.model_copy(update={"answer_after": None}))
+        reading = read_commas(read_source(guess.source), {guess.domain})
+        first = make_first_recipe(path, model, guess, reading, tools)
+    except UserError as error:  # the caller gave rows and knows no file
+        advice = "rows have no settings: rename their columns, or give `reward=FUNCTION`"
+        raise UserError(f"{str(error).replace(path, 'data')}; {advice}") from None
     recipe = {name: value for name, value in first.settings.items() if name != "verification.functions"}
     return recipe, first.source, (f"data: {counted(len(first.reading.questions), 'question')}", *first.guesses())
-
-
-def _of_rows(key: str, value: object) -> str:
-    """Name a source's setting by what a caller with rows can change: the names of columns, or the reward."""
-    if key == "domain":
-        return "a recipe with domain: math" if value == "math" else "reward=FUNCTION"
-    return f"the column name {key.removesuffix('_column')}" if key.endswith("_column") else in_recipe(key, value)
 
 
 def _check_columns(terms: Sequence[Term], given: Sequence[str], row: Mapping[str, Any]) -> None:

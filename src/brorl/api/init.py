@@ -10,18 +10,13 @@ from typing import Any
 from brorl.api.first_recipe import make_first_recipe
 from brorl.config.reading import make_config, parse_yaml
 from brorl.config.settings import TrainConfig
-from brorl.errors import StorageError, UserError, in_recipe, option, source_words
+from brorl.errors import StorageError, UserError, option
 from brorl.model.settings import check_folder, shipped_folder
 from brorl.prompts.file_questions import read_commas, read_source
 from brorl.prompts.guess import guess_meaning
 from brorl.runs import RUNS
 from brorl.storage import is_file, is_folder
 from brorl.tools.file_functions import FileFunctions
-
-_OPTIONS = {  # setting of a source -> placeholder of its option in messages
-    **dict.fromkeys(("prompt_column", "answer_column", "options_column", "domain"), "NAME"),
-    "first_option": "N",
-}
 
 
 def init(
@@ -63,10 +58,9 @@ def init(
         "options_column": options_column, "first_option": first_option,
     }  # fmt: skip
     found = FileFunctions({}, {}) if tools is None else FileFunctions.of(tools)
-    with source_words(_as_option):
-        guess = guess_meaning(data_file, **columns)
-        reading = read_commas(read_source(guess.source), {guess.domain})
-        recipe = make_first_recipe(data_file, model, guess, reading, found.tools)
+    guess = guess_meaning(data_file, **columns)
+    reading = read_commas(read_source(guess.source), {guess.domain})
+    recipe = make_first_recipe(data_file, model, guess, reading, found.tools)
     _write(output, recipe.text(str(output)))
     print("\n".join([*found.lines(), *recipe.summary(output)]))  # noqa: T201
 
@@ -80,8 +74,7 @@ def _check_model(model: str) -> None:
         checkpoints = sorted(folder.glob("checkpoints/*/config.json"))
         fix = f"give {option('model', checkpoints[-1].parent)}" if checkpoints else "give the folder that has it"
         raise UserError(f"{given}: the folder has no config.json, which a model has; {fix}")
-    with source_words(_as_option):
-        check_folder(model)
+    check_folder(model)
     above = folder.parent
     if not folder.exists() and "@" not in model and (above == RUNS or (above != Path() and is_folder(above))):
         others = sorted(path.name for path in above.iterdir() if path.is_dir()) if is_folder(above) else []
@@ -91,17 +84,6 @@ def _check_model(model: str) -> None:
             f"{given}: there is no folder {model}, and {above} is a folder here; {meant} (for a model of the hub, add "
             "@main)"
         )
-
-
-def _as_option(key: str, value: object) -> str:
-    """Return the option or argument of `brorl init` that sets a setting of a source."""
-    if key == "path":
-        return "DATA_FILE" if value is None else f"DATA_FILE {value}"
-    return (
-        option(key.replace("_", "-"), _OPTIONS[key] if value is None else value)
-        if key in _OPTIONS
-        else in_recipe(key, value)
-    )
 
 
 def _write(output: Path, text: str) -> TrainConfig:

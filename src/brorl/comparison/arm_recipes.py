@@ -54,7 +54,7 @@ def _owned() -> dict[str, str]:
     return {
         "seed": f"{option('seeds', 'N')}, which runs seeds 0 to N-1",
         "output_dir": option("output-dir"),
-        "model": option("from"),
+        "model": option("checkpoint"),
         "steps": f"{option('match', 'steps')} {option('budget', 'N')}",
         "budget.unit": option("match"),
         "budget.limit": option("budget"),
@@ -127,7 +127,7 @@ def _reject_folder(recipe: str | Path) -> None:
         told = (
             f"the recipe of a run is {recipe}/config.yaml"
             if (Path(recipe) / "config.yaml").is_file()
-            else (f"a checkpoint is given with {option('from')}, and the folder of a comparison alone")
+            else (f"a model is given as {option('checkpoint')}, and the folder of a comparison alone")
         )
         raise UserError(f"{recipe} is a folder, and an arm is a recipe; {told}")
 
@@ -177,7 +177,7 @@ def _check_same(first: ArmRecipe, other: ArmRecipe, unit: Unit) -> None:
     if first.config.model != other.config.model:
         raise UserError(
             f"{first.full_name} starts from {first.config.model} and {other.full_name} from {other.config.model}; arms "
-            f"must start from the same checkpoint: {option('from', first.config.model)}"
+            f"must start from the same checkpoint: {option('checkpoint', first.config.model)}"
         )
     theirs = _measured_by(other.config)
     clocks = [arm.config.engine.clock for arm in (first, other)]

@@ -122,8 +122,7 @@ def arm_folders(arms: Sequence[ArmRecipe]) -> dict[str, str]:
 
 def spec_in(folder: Path, arguments: Arguments) -> ComparisonSpec:
     """Read the spec of a folder; `seeds` may add to its seeds, and no other argument may be given."""
-    options = {"sweep": "sweep", "checkpoint": "from", "match": "match", "budget": "budget", "marks": "marks"}
-    given = [option(named) for name, named in options.items() if getattr(arguments, name)]
+    given = [option(name) for name in ("sweep", "checkpoint", "match", "budget", "marks") if getattr(arguments, name)]
     given += [option(name) for name in arguments.overrides or ()]
     if given:
         raise UserError(

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from brorl.config.reading import builtin_recipes, make_config, parse_yaml, read_recipe
 from brorl.config.settings import TrainConfig
-from brorl.errors import UserError, of_source, option, source_words
+from brorl.errors import UserError, of_source, option
 from brorl.format import counted
 from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
 from brorl.prompts.decimal_commas import ColumnReading, comma_line
@@ -310,20 +310,12 @@ def _as_guessed(text: str, source: DataSource, config: TrainConfig) -> DataSourc
 
 @contextmanager
 def naming_data(text: str, source: DataSource) -> Iterator[None]:
-    """Within the block, let errors about a dataset name the option --data with its value, not a recipe's setting."""
-    named: list[str] = []  # settings in an error
-
-    def words(key: str, value: object) -> str:
-        named.append(key)
-        shown = option("data") if key == "path" else key
-        return shown if value is None else f"{shown}: {value}"
-
+    """Within the block, let errors about a dataset begin with the argument that gave it."""
     try:
-        with source_words(words):
-            yield
+        yield
     except (UserError, ValueError) as error:
         message = f"{option('data', text)}: {error}"
-        if isinstance(source, FileSource) and any(key.endswith("_column") for key in named):
+        if isinstance(source, FileSource) and "_column" in str(error):
             message += f", as in {option('data', f'{{path: {source.path}, prompt_column: NAME}}')}"
         if text not in _names() and (near := get_close_matches(text.lower(), _names(), 3, 0.7)):
             message += f"; did you mean the benchmark {' or '.join(near)}?"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from brorl.errors import UserError, option, source_words
+from brorl.errors import UserError, option
 from brorl.prompts.prompt import JSON_NAMES
 from brorl.prompts.rows import Row, cell_of, read_rows
 from brorl.runs.stored_rollouts import stored_steps
@@ -66,9 +66,8 @@ def read_responses(path: str, columns: ResponseColumns) -> Iterator[StoredRespon
     """Yield the responses at a path of `find_responses`; files come in the order of their names."""
     named = [columns.response, columns.question_id, columns.correct]
     wanted = {*_IDS, *_QUESTIONS, *_VERDICTS, _REASON, *(name for name in named if name)}
-    with source_words(lambda key, _value: "FILE" if key == "path" else key):
-        for row in read_rows(path, None, "train", wanted):
-            yield _response(row, columns)
+    for row in read_rows(path, None, "train", wanted):
+        yield _response(row, columns)
 
 
 def _response(row: Row, columns: ResponseColumns) -> StoredResponse:
