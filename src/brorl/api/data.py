@@ -159,6 +159,9 @@ def data(
 ) -> DataResult:
     """Read and check the sources of a recipe, and count their questions, lengths, domains and dropped rows.
 
+    Examples:
+        >>> brorl.data("mine.yaml", show=3)
+
     Args:
         config_or_path: Built-in recipe, YAML file or run directory; from Python also nested settings or a config.
         show: Number of prompts in the result, 0 or more, spread over the sources.

@@ -17,17 +17,19 @@ from typing import TYPE_CHECKING, Any
 import brorl
 from brorl.activity import Echo, Observe, Phase
 from brorl.api.arguments import WITHOUT_TRAINING, refuse_in_worker, resolve_checkpoint, resolve_config
+from brorl.api.in_memory import rows_to_evaluate
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.console.screen import Screen
 from brorl.errors import UserError, option
+from brorl.evaluation.questions import NO_LIMIT, EvaluationRequest
 from brorl.format import listed
 from brorl.runs import RUNS
-from brorl.storage import output_folder
+from brorl.runs.run_directory import RunDirectory
+from brorl.storage import output_folder, replace_file, storage_errors
 
 if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
     from brorl.evaluation.preparation import EvaluationInputs
-    from brorl.evaluation.questions import EvaluationRequest
     from brorl.evaluation.responses import EvaluationResult, ResponseStore, StoredBatch
 
 _OPTIONS = {  # setting -> option of `brorl eval`
@@ -60,6 +62,10 @@ def evaluate(
     **overrides: Any,
 ) -> EvaluationResult:
     """Measure pass@k of a model, as `brorl eval` does.
+
+    Examples:
+        >>> result = brorl.evaluate("runs/first", samples=64)  # on the prompts that the run held out
+        >>> result = brorl.evaluate("Qwen/Qwen2.5-0.5B-Instruct", data=["math", "aime24"], samples=256, ks=[1, 16, 128])
 
     Args:
         checkpoint: A model (`quickstart`, a folder, a hub id), a run directory (its last checkpoint), or a checkpoint
@@ -116,9 +122,6 @@ def _sets(data: Any, checkpoint: str | Path) -> tuple[tuple[str, ...], tuple[str
         return (data,), ()
     if isinstance(data, list | tuple) and all(isinstance(name, str) for name in data):
         return tuple(data), ()
-
-    from brorl.api.in_memory import rows_to_evaluate
-
     stored, lines = rows_to_evaluate(data, checkpoint)
     return (stored,), lines
 
@@ -132,8 +135,6 @@ def make_request(
     given: Mapping[str, Any],
 ) -> EvaluationRequest:
     """Return the checked settings of an evaluation: the checkpoint's run has them, and given ones replace them."""
-    from brorl.evaluation.questions import NO_LIMIT, EvaluationRequest
-
     samples, temperature = sampled["samples"], sampled["temperature"]
     if temperature == 0 and samples > 1:
         raise UserError(
@@ -187,7 +188,6 @@ def _evaluate(
     from brorl.distributed.remote_parts import build_cluster
     from brorl.evaluation.preparation import prepare_evaluation
     from brorl.evaluation.responses import ResponseStore
-    from brorl.runs.run_directory import RunDirectory
 
     def echo(line: str) -> None:
         screen.echo(line, is_command=True)
@@ -254,7 +254,6 @@ def _sample(
     from brorl.assemble import build_evaluation
     from brorl.evaluation.responses import evaluate_batches
     from brorl.model.source import commit_of, find_model
-    from brorl.runs.run_directory import RunDirectory
 
     observe(Phase("loading", "model"))
     model, weights = build_evaluation(inputs, observe, cluster, parts.callback, echo)
@@ -277,7 +276,6 @@ def _finish(
 ) -> EvaluationResult:
     """Summarize the results and write `evaluation.json`."""
     from brorl.evaluation.responses import EvaluationResult
-    from brorl.storage import replace_file, storage_errors
 
     seconds_of = {batch.data_set: 0.0 for batch in inputs.batches}
     for batch, batch_result in zip(inputs.batches, stored, strict=True):
@@ -301,8 +299,6 @@ def _finish(
 
 def _compare_with_own(run_config: Path, settings: Mapping[str, Any]) -> list[str]:
     """Return a line on how the settings differ from the run's own evaluations; empty if they do not."""
-    from brorl.runs.run_directory import RunDirectory
-
     config = resolve_config(run_config, {})
     evaluation, drawn = config.evaluation, config.evaluated_sampling
     num_prompts = len(RunDirectory(run_config.parent).read_held_out())

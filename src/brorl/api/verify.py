@@ -183,6 +183,10 @@ def verify(
 ) -> VerifyResult:
     """Verify stored responses, and compare the verdicts with stored ones.
 
+    Examples:
+        >>> result = brorl.verify("responses.jsonl", data="math500.yaml", id_column="question_id")
+        >>> result.agreement
+
     Args:
         file: A file, folder or pattern of JSONL, JSON or Parquet rows, each with a response and the id or the text of
             its question; a run directory (the rollouts of its last stored step); or the folder of an evaluation.
@@ -209,26 +213,12 @@ def verify(
             f"{wrong} is not a setting of brorl verify; it takes those that start with verification. (see brorl verify "
             "--help)"
         )
-    if data is None:
-        run = run_of(str(file))
-        if run is None:
-            raise UserError(
-                f"{file} does not belong to a run; name its questions: {option('data', 'RECIPE')} | BENCHMARK | FILE"
-            )
-        data = str(run)
-    if not data.strip():
-        raise UserError(f"{option('data')} is empty; name the questions: {option('data', 'RECIPE')} | BENCHMARK | FILE")
-    target = None if output is None else Path(output).expanduser()
-    if target is not None and not is_folder(target.parent):
-        raise UserError(
-            f"{option('output', output)}: there is no folder {target.parent}; create it, or choose another file"
-        )
-    if target is not None and exists(target):
-        raise UserError(f"{option('output', output)} exists; choose another file")
-
+    asked, target = _data_of(file) if data is None else data, _new_file(output)
+    if not asked.strip():
+        raise UserError(f"{option('data')} is empty; name a recipe, a benchmark or a file")
     columns = ResponseColumns(response_column, id_column, correct_column)
     with Screen(silent=not progress) as screen:
-        result = replace(_verify(str(file), data, columns, settings, screen), is_required=require_agreement)
+        result = replace(_verify(str(file), asked, columns, settings, screen), is_required=require_agreement)
     if target is not None:
         with storage_errors(target, "rerun the command"):
             text = "".join(json.dumps(record) + "\n" for record in result.records())
@@ -239,6 +229,31 @@ def verify(
             f"{option('correct-column')}"
         )
     return result
+
+
+def _data_of(file: str | Path) -> str:
+    """Return the run that a file of responses belongs to."""
+    run = run_of(str(file))
+    if run is None:
+        raise UserError(
+            f"{file} does not belong to a run; name its questions with {option('data')}: a recipe, a benchmark or a "
+            "file"
+        )
+    return str(run)
+
+
+def _new_file(output: str | Path | None) -> Path | None:
+    """Return the path of the output, which must not exist yet."""
+    if output is None:
+        return None
+    target = Path(output).expanduser()
+    if not is_folder(target.parent):
+        raise UserError(
+            f"{option('output', output)}: there is no folder {target.parent}; create it, or choose a different file"
+        )
+    if exists(target):
+        raise UserError(f"{option('output', output)} exists; choose a different file")
+    return target
 
 
 def _verify(
