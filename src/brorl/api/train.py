@@ -21,7 +21,7 @@ from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen, in_notebook
 from brorl.cost import Cost, total_cost
-from brorl.errors import STOPPED, LearnerLostError, UserError
+from brorl.errors import STOPPED, EngineLostError, LearnerLostError, UserError
 from brorl.format import Estimate
 from brorl.table import Result, Table
 
@@ -172,7 +172,7 @@ def _train_new(config: TrainConfig, name: str, given: Path, progress: bool) -> T
             try:
                 config = moved(config, given, directory.path / given.name)
                 return TrainingSession(config, directory, screen, is_new=True).run_to_end()
-            except LearnerLostError:  # it can be resumed, even from step 0
+            except (EngineLostError, LearnerLostError):  # it can be resumed, even from step 0
                 raise
             except UserError:
                 if not directory.read_metrics():  # no step was done: remove all, so that the command can be repeated
