@@ -33,7 +33,6 @@ class Command(NamedTuple):
     summary: str  # one line for `brorl --help`
     function: str  # its arguments become the options of the command
     inherits: tuple[str, ...] = ()  # functions whose arguments become options too
-    omit: tuple[str, ...] = ()  # arguments that do not become options
     settings: str = ""  # names the tuple of settings and sections (`verification.`) it accepts; empty accepts all
     is_shown: bool = True  # whether the result is printed here; otherwise the function prints it
 
@@ -64,8 +63,6 @@ COMMANDS = {
                       settings="api.verify:SETTINGS"),
     "plan": Command("predict the gains and costs of more rollouts per prompt on this machine", "api.plan:plan_command",
                     inherits=("api.plan:plan",), is_shown=False),
-    "simulate": Command("simulate the effect of N on the correct tokens of one softmax (the paper's Figure 3)",
-                        "api.simulate:simulate", inherits=("theory.simulator:SimulationSettings",), omit=("seed",)),
     "doctor": Command("examine this machine (device, memory, sandbox; exit code 1 without a sandbox of code)",
                       "api.doctor:doctor"),
     "completion": Command("print a script that completes commands and options in a shell", "cli:completion"),
@@ -223,7 +220,7 @@ def _parameters_of(command: Command) -> dict[str, tuple[inspect.Parameter, str]]
         names = defaultdict(lambda: Any, vars(builtins) | vars(sys.modules[function.__module__]))
         helps = _help_of(function.__doc__ or "")
         for name, parameter in inspect.signature(function, locals=names, eval_str=True).parameters.items():
-            if name not in (*found, *command.omit, "progress"):
+            if name not in (*found, "progress"):
                 found[name] = parameter, helps.get(name, "")
     return found
 

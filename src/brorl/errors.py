@@ -64,6 +64,12 @@ class LearnerLostError(UserError):
     exit_code = 1
 
 
+class EngineLostError(UserError):
+    """The engine that samples has died; the run can continue from its last checkpoint."""
+
+    exit_code = 1
+
+
 class FirstRankError(UserError):
     """Rank 0 of the learner failed; raised on the other ranks, with the error and the machine of rank 0."""
 

@@ -31,7 +31,7 @@ def refuse_in_worker() -> None:
 def make_run_directory(output_dir: str | None, name: str) -> RunDirectory:
     """Make the directory of a new run: `output_dir`, or a new directory `runs/name...`.
 
-    `runs/` also holds evaluations, plans, simulations and comparisons. They have no `config.yaml` and are not runs.
+    `runs/` also holds evaluations, plans and comparisons. They have no `config.yaml` and are not runs.
     """
     try:
         if output_dir is None:

@@ -20,7 +20,7 @@ from brorl.api.in_memory import FOLDER, Rewards, moved, resolve_in_memory
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
-from brorl.errors import LearnerLostError, UserError
+from brorl.errors import EngineLostError, LearnerLostError, UserError
 from brorl.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _train_new(config: TrainConfig, name: str, given: Path, progress: bool) -> T
             try:
                 config = moved(config, given, directory.path / given.name)
                 return TrainingSession(config, directory, screen, is_new=True).run_to_end()
-            except LearnerLostError:  # it can be resumed, even from step 0
+            except (EngineLostError, LearnerLostError):  # it can be resumed, even from step 0
                 raise
             except UserError:
                 if not directory.read_metrics():  # no step was done: remove all, so that the command can be repeated

@@ -21,7 +21,7 @@ from brorl.console.screen import Screen, in_notebook
 from brorl.console.tables import held_out_check_lines, result_tables
 from brorl.cost import Cost, total_cost
 from brorl.distributed.settings import ClusterSettings
-from brorl.errors import STOPPED, LearnerLostError, UserError
+from brorl.errors import STOPPED, EngineLostError, LearnerLostError, UserError
 from brorl.evaluation.benchmark import coverage_note
 from brorl.format import Estimate, counted, shell_command
 from brorl.model.settings import shipped_folder
@@ -146,6 +146,11 @@ class TrainingSession:
     def _resume(self) -> str:
         return shell_command("resume", self.directory.path)
 
+    @property
+    def _last(self) -> str:
+        last = last_checkpoint(self.directory.checkpoints)
+        return f"from {last.name}" if last else "from the start"
+
     def _run(self, progress: TrainingProgress, stop: StopRequest) -> tuple[Ending, str]:
         """Train. If a remote learner is lost, continue from the last checkpoint with new processes."""
         limit, advice = self.config.cluster.max_restarts, f"Continue from the last checkpoint with: {self._resume}"
@@ -161,15 +166,15 @@ class TrainingSession:
                 try:
                     run, state = self._begin(progress, stop, cluster, parts)
                     return self._train(run, state, progress, stop)
+                except EngineLostError as error:
+                    raise EngineLostError(f"{error}. Continue {self._last} with: {self._resume}") from error
                 except LearnerLostError as error:
-                    last = last_checkpoint(self.directory.checkpoints)
                     if cluster is None or restarts > limit:
                         raise LearnerLostError(
                             f"{error}; cluster.max_restarts = {limit} allows no more restarts; fix the cause, then: "
                             f"{self._resume}"
                         ) from error
-                    where = f"from {last.name}" if last else "from the start"
-                    self.screen.echo(f"{error}; continuing {where} (restart {restarts} of at most {limit})")
+                    self.screen.echo(f"{error}; continuing {self._last} (restart {restarts} of at most {limit})")
                     cluster.release()
         raise AssertionError("the loop returns or raises")
 
