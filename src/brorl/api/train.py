@@ -76,7 +76,7 @@ class TrainingResult(Result):
     def parts(self) -> Iterator[Any]:
         """Yield the tables of a run, why it ended, and what to do next, with commands to copy."""
         from brorl.console.tables import held_out_check_lines, result_tables
-        from brorl.evaluation.benchmark import coverage_note
+        from brorl.evaluation.evaluator import coverage_note
 
         yield from result_tables(self.metrics)
         yield f"\n{self.message}; run directory: {self.path}"

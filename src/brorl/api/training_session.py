@@ -123,8 +123,7 @@ class TrainingSession:
         arithmetic_line = directory.arithmetic_line(config.device)
         commit = None if state.step else commit_of(find_model(config.model))  # a resumed run may have lost the folder
         directory.write_environment(config.device, _lineage(config.model), commit)
-        benchmark = run.benchmark
-        directory.write_held_out(benchmark.prompts if benchmark else [])
+        directory.write_held_out(run.held_out.prompts if run.held_out else [])
         progress.recall(directory.read_metrics())
         self.screen.status.start_training(state.step)
         places = [_placement_line(config.cluster, cluster.num_machines)] if cluster else []

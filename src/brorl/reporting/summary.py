@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from brorl.cost import UNITS, total_cost
-from brorl.evaluation.benchmark import coverage_note
+from brorl.evaluation.evaluator import coverage_note
 from brorl.evaluation.paired import Conclusion, conclusion_of, paired_difference
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate, duration, interval, signed

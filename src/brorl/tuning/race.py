@@ -23,7 +23,7 @@ from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.cost import amount
 from brorl.errors import UserError, option
-from brorl.evaluation.benchmark import Benchmark
+from brorl.evaluation.evaluator import Evaluator, evaluation_record, held_out_batch
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.evaluation.questions import build_questions
 from brorl.format import Estimate, counted, duration, interval, shell_command
@@ -107,9 +107,12 @@ def take_pilot(
         with TemporaryDirectory(dir=folder, prefix=".pilot-") as scratch:
             least = least_step_seconds(parts, Path(scratch))
         check_time(least, 0.0)
-        benchmark = Benchmark.from_recipe(config, inputs.prompts.held_out, inputs.grader, screen.observe)
+        evaluation, held_out = config.evaluation, held_out_batch(inputs.prompts.held_out, config.seed)
+        sampling, num_rollouts = config.evaluated_sampling, evaluation.rollouts_per_prompt
+        evaluator = Evaluator(inputs.grader, sampling, num_rollouts, screen.observe)
         began = config.engine.now()
-        found = None if benchmark is None else benchmark.record(*benchmark.answer(parts.engine))
+        counts = None if held_out is None else evaluator.evaluate(parts.engine, held_out)
+        found = None if counts is None else evaluation_record(counts, evaluation.ks)
         evaluation_seconds = config.engine.now() - began
         check_time(least, evaluation_seconds)
         if found is None:
