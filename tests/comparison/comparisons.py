@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from math import comb, exp, log
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from brorl.comparison.answer import answer_of, caveats_of
 from brorl.comparison.arm_recipes import labeled
 from brorl.comparison.figure import make_figure
+from brorl.comparison.findings import Finding, answer_of, caveats_of
 from brorl.comparison.results import results_of
 from brorl.comparison.scores import Arm, Comparison, HeldOutPrompt, RunScores, Score
 from brorl.cost import Cost, Unit
@@ -40,7 +41,7 @@ def run_of(
 
 def figure_of(comparison: Comparison) -> Figure:
     results = results_of(comparison)
-    return make_figure(results, answer_of(results))
+    return make_figure(results, str(answer_of(results)[0]))
 
 
 def arm_of(name: str, runs: Sequence[RunScores], num_rollouts: int = 16) -> Arm:
@@ -213,7 +214,17 @@ def _score(rng: np.random.Generator, cost: Cost, logit_P: np.ndarray, num_sample
     return Score(cost, num_correct_P, tokens_P, float(rng.uniform(0, 0.05)))
 
 
-def sentences(comparison: Comparison) -> list[str]:
+def findings(comparison: Comparison) -> list[Finding]:
     """The answer, and everything that limits it."""
     results = results_of(comparison)
-    return [answer_of(results), *caveats_of(results)]
+    return [*answer_of(results), *(finding for topic in caveats_of(results) for finding in topic)]
+
+
+def values_of(template: str, found: Sequence[Finding]) -> dict[str, Any]:
+    """What the only finding of a template is about."""
+    (finding,) = (finding for finding in found if finding.template == template)
+    return dict(finding.values)
+
+
+def templates(found: Sequence[Finding]) -> set[str]:
+    return {finding.template for finding in found}

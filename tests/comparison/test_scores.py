@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from comparisons import arm_of, comparison_of, figure_of, run_of, score_of
 
-from brorl.comparison.answer import unverified_words
+from brorl.comparison.findings import left_out
 from brorl.comparison.results import results_of
 from brorl.comparison.scores import Comparison, Score, have_same_seeds, scores_at, start_scores, without_unverified
 from brorl.comparison.tables import cost_table
@@ -111,14 +111,14 @@ def test_all_arms_keep_the_prompts_that_were_verified_everywhere(rng: np.random.
         for before, after in zip(scores, found, strict=True):
             assert after.num_correct_P.tolist() == [before.num_correct_P[i] for i in kept]
             assert after.sampled_tokens_P.tolist() == [before.sampled_tokens_P[i] for i in kept]
-        words = unverified_words(smaller)
-        assert words == "" if len(kept) == 12 else words.startswith(f"{12 - len(kept)} of 12 held-out prompts")
+        told = [(finding.values["left_out"], finding.values["number"]) for finding in left_out(smaller)]
+        assert told == ([] if len(kept) == 12 else [(12 - len(kept), 12)])
 
 
-def test_a_comparisonwithout_unverified_responses_stays(rng: np.random.Generator) -> None:
+def test_a_comparison_without_unverified_responses_stays(rng: np.random.Generator) -> None:
     whole = random_comparison(rng, 0.0)
     assert without_unverified(whole) is whole
-    assert unverified_words(whole) == ""
+    assert not list(left_out(whole))
 
 
 def test_nothing_can_be_compared_if_no_prompt_is_left(rng: np.random.Generator) -> None:

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from brorl.algorithms.groups import Group
-from brorl.comparison.answer import caveats_of, comparison_page, match_words, sentences_of
+from brorl.comparison.answer import comparison_page
+from brorl.comparison.findings import answer_of, caveats_of, match_of, sentences
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import tables_of
 from brorl.errors import UserError
@@ -586,17 +587,18 @@ def test_the_page_is_one_file_with_the_answer_first_and_the_next_command_last(
     arm = "<script>x</script>"
     comparison = synthetic(rng, names=("plain", arm))
     results = results_of(comparison)
-    tables, sentences, caveats = tables_of(results), sentences_of(results), caveats_of(results)[:3]
+    tables, answer = tables_of(results), list(map(str, answer_of(results)))
+    caveats = sentences(caveats_of(results)[:3])
     figure = tmp_path / "comparison.png"
     figure.write_bytes(b"\x89PNG picture")
     page = comparison_page(results, [figure], ("to go on", f"brorl compare '{arm}'"))
 
-    order = [sentences[0], match_words(results), tables[0].title, "data:image/png;base64,", tables[1].title,
+    order = [answer[0], str(match_of(results)[0]), tables[0].title, "data:image/png;base64,", tables[1].title,
              tables[-1].title, caveats[-1], f"brorl compare '{arm}'"]  # fmt: skip
     body = page[page.index("<main>") :]
     places = [body.index(escape(part)) for part in order]
     assert places == sorted(places)
-    assert all(escape(line) in page for line in (*sentences, *caveats))
+    assert all(escape(line) in page for line in (*answer, *caveats))
     assert all(escape(cell) in page for table in tables for row in table.rows for cell in row)
 
     (picture,) = re.findall(r"data:image/png;base64,([^\"]*)", page)

@@ -15,6 +15,7 @@ from time import perf_counter
 from brorl.activity import Phase
 from brorl.comparison.answer import FinishedComparison, finished_comparison
 from brorl.comparison.arm_recipes import ArmRecipe, check_arms
+from brorl.comparison.findings import found
 from brorl.comparison.run_processes import ComparisonView, Slot, finish_runs, machine_of, run_comparison, slots_for
 from brorl.comparison.scores import ArmRun, Score, progress_of, read_run, score_at, verified_prompts
 from brorl.comparison.spec import Arguments, ComparisonSpec, spec_in
@@ -34,7 +35,7 @@ from brorl.runs.run_directory import SPEC_FILE, RunDirectory
 from brorl.training.inputs import prepare_run
 from brorl.training.local_parts import LocalParts
 from brorl.tuning import Aim
-from brorl.tuning.answer import TuningResult, conclude
+from brorl.tuning.answer import NOTHING_TO_FIND, TuningResult, conclude
 from brorl.tuning.spec import (
     FEWEST_SEEDS,
     OWN,
@@ -241,12 +242,8 @@ def prepare_tuning(
     return_freed_memory()  # the runs of the race need it, and this process waits for them
     start = pilot.start
     if largest > 1 and start[largest].high - start[1].value < _HEADROOM:
-        answer = (
-            f"There is hardly anything to find: held-out pass@{largest} is {interval(start[largest])} and pass@1 "
-            f"{interval(start[1])}, so more rollouts have no successes to learn from; choose harder prompts, or a "
-            "model that solves more of them now and then."
-        )
-        return TuningResult(folder, answer, None, (), None)
+        ends = {"pass_k": interval(start[largest]), "pass_1": interval(start[1])}
+        return TuningResult(folder, str(found(NOTHING_TO_FIND, k=largest, **ends)), None, (), None)
     arms, used = tuple(candidates(config, pilot.prompts, aim)), perf_counter() - started
     spec = TuningSpec(
         aim, k, seconds, 0.0, seeds, len(slots), machine_of(slots, arms[:1]), start, tuning, arms,
