@@ -32,7 +32,7 @@ from equal_score import at_equal_score
 
 from brorl.arrays import FloatArray
 from brorl.comparison.results import costs_at, coverage_change, equal_amount, scores_at_cost
-from brorl.comparison.scores import Arm, Comparison, HeldOutPrompt, RunScores, Score, scores_at, start_scores
+from brorl.comparison.scores import Arm, Comparison, RunScores, Score, scores_at, start_scores
 from brorl.config.reading import parse_yaml
 from brorl.cost import Cost, Unit, cost_of_step, short_amount
 from brorl.evaluation.paired import (
@@ -226,13 +226,13 @@ def verdict_of(task: str, stage: str) -> Comparison | None:
         for name, of_arm in by_arm.items()
     )  # fmt: skip
     settings, (start, *_) = first["settings"], first["evaluations"]
-    prompts = tuple(HeldOutPrompt(str(i), task, "", "", "") for i in range(len(start["num_correct"])))
+    prompts = tuple(map(str, range(len(start["num_correct"]))))
     limit, marks = settings["budget.limit"], settings["budget.marks"]
     num_samples = max(map(int, start["pass_at"]))
     return Comparison(
         checkpoint=settings["model"], unit=settings["budget.unit"], budget=limit,
-        eval_points=tuple(sorted({*marks, limit})), prompts=prompts, num_samples=num_samples,
-        ks=tuple(map(int, start["pass_at"])), arms=arms, machine="",
+        eval_points=tuple(sorted({*marks, limit})), prompts=prompts, tasks=(task,) * len(prompts),
+        num_samples=num_samples, ks=tuple(map(int, start["pass_at"])), arms=arms, machine="",
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from brorl.comparison import answer as comparison_report
-from brorl.comparison.arm_recipes import ArmRecipe, check_arms, differences, labeled, run_config, sweep_arms
+from brorl.comparison.arm_recipes import ArmRecipe, check_arms, differences, run_config, short_names, sweep_arms
 from brorl.comparison.run_processes import (
     ComparisonView,
     Slot,
@@ -420,7 +420,7 @@ def test_arms_have_short_names_and_titles_where_these_are_letters() -> None:
     assert told({"optimizer.learning_rate": [1e-4, 3e-4], "optimizer.mini_batches": [1, 4]}) == [
         ("A", "learning_rate=0.0001, mini_batches=1"), ("B", "learning_rate=0.0003, mini_batches=4")
     ]  # fmt: skip
-    letters = [name for name, _ in labeled([f"a name that is too long {i}" for i in range(54)])]
+    letters = [name for name, _ in short_names([f"a name that is too long {i}" for i in range(54)])]
     assert letters[:2] + letters[25:28] + letters[51:54] == ["A", "B", "Z", "AA", "AB", "AZ", "BA", "BB"]
     assert len({*letters}) == 54
 

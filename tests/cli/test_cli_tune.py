@@ -262,7 +262,7 @@ def test_a_race_leaves_out_prompts_that_were_not_verified_in_every_run(
         scores = tuple(Score(cost, counts, counts, 0.0, lost[directory.name]) for cost in costs)
         return RunScores(seed, scores, costs[-1], {}, 0, 0, None, str(directory)), None
 
-    monkeypatch.setattr(module, "read_run", read)
+    monkeypatch.setattr(module, "read_scores", read)
     courses = module._courses(spec, [spec.race_run(tmp_path, arm, 0.25) for arm in arms])
     assert [course.rung for course in courses] == [0.75, 0.75]
     lost["other"] = np.ones(3, int)

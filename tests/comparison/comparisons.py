@@ -8,11 +8,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from brorl.comparison.arm_recipes import labeled
+from brorl.comparison.arm_recipes import short_names
 from brorl.comparison.figure import make_figure
 from brorl.comparison.findings import Finding, answer_of, caveats_of
 from brorl.comparison.results import results_of
-from brorl.comparison.scores import Arm, Comparison, HeldOutPrompt, RunScores, Score
+from brorl.comparison.scores import Arm, Comparison, RunScores, Score
 from brorl.cost import Cost, Unit
 
 
@@ -58,14 +58,16 @@ def comparison_of(
     ks: tuple[int, ...] = (1,),
 ) -> Comparison:
     sources = sources or ["task"] * arms[0].runs[0].scores[0].num_correct_P.size
-    prompts = tuple(HeldOutPrompt(f"held-{i}", source, "math", "?", "!") for i, source in enumerate(sources))
+    prompts = tuple(f"held-{i}" for i in range(len(sources)))
     points = tuple(eval_points)
-    return Comparison("quickstart", unit, points[-1], points, prompts, num_samples, ks, tuple(arms), "a machine")
+    return Comparison(
+        "quickstart", unit, points[-1], points, prompts, tuple(sources), num_samples, ks, tuple(arms), "a machine"
+    )
 
 
 def _arms(numbers: Sequence[int], names: Sequence[str] | None, runs: Sequence[Sequence[RunScores]]) -> list[Arm]:
     """Arms of so many rollouts, whose name is N unless names are given."""
-    labels = labeled(names or [f"N={number}" for number in numbers])
+    labels = short_names(names or [f"N={number}" for number in numbers])
     return [
         Arm(name, title, n, 16, {"rollouts_per_prompt": str(n)}, tuple(of_arm))
         for (name, title), n, of_arm in zip(labels, numbers, runs, strict=True)

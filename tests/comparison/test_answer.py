@@ -15,11 +15,11 @@ from brorl.comparison.findings import answer_of, caveats_of, match_of, sentences
 from brorl.comparison.results import results_of
 from brorl.comparison.scores import Comparison, Score
 from brorl.comparison.tables import (
-    cost_table,
+    arm_table,
     equal_table,
     frontier_table,
+    pair_table,
     paired_table,
-    pass_table,
     task_table,
     use_table,
 )
@@ -50,7 +50,7 @@ class TestTables:
         return synthetic(rng, num_tasks=2, num_prompts=30)
 
     def test_costs_and_scores_at_the_budget(self, comparison: Comparison) -> None:
-        rows = cost_table(results_of(comparison)).rows
+        rows = arm_table(results_of(comparison)).rows
         start = np.concatenate([score_SP(comparison, arm, 0.0) for arm in comparison.arms]).mean()
         assert rows[0][0] == "start"
         assert numbers_in(rows[0][-1])[0] == pytest.approx(start, abs=5.1e-4)
@@ -85,7 +85,7 @@ class TestTables:
             assert float(row[7]) == pytest.approx(1000 * correct / tokens, rel=1e-2)
 
     def test_pass_at_k_of_both_arms(self, comparison: Comparison) -> None:
-        rows = pass_table(results_of(comparison)).rows
+        rows = pair_table(results_of(comparison)).rows
         assert [row[0] for row in rows] == ["pass@1", "pass@4", "pass@16"]
         a, b = comparison.arms
         for row, k in zip(rows, (1, 4, 16), strict=False):
@@ -178,7 +178,7 @@ class TestTables:
             expected = mean_over_runs(score_SP(comparison, comparison.arms[0], 0.0, k))
             assert asdict(found.scores.pass_at["start"][k]) == pytest.approx(asdict(expected), abs=1e-12)
         for task, scores in found.tasks.items():
-            chosen = [i for i, prompt in enumerate(comparison.prompts) if prompt.source == task]
+            chosen = [i for i, of_prompt in enumerate(comparison.tasks) if of_prompt == task]
             expected = mean_over_runs(score_SP(comparison, comparison.arms[0], 0.0)[:, chosen])
             assert asdict(scores.pass_at["start"][1]) == pytest.approx(asdict(expected), abs=1e-12)
 
@@ -236,7 +236,7 @@ class TestAnswer:
         assert over["excess"] == pytest.approx(0.18)
         level = findings(synthetic(rng, lift={0: 0.0, 1: 0.0}, overshoot={1: 0.18}, num_seeds=2))
         assert level[0].template == f.NO_DIFFERENCE_UNMATCHED
-        assert "*" in cost_table(results_of(synthetic(rng, overshoot={1: 0.18}))).rows[-1][0]
+        assert "*" in arm_table(results_of(synthetic(rng, overshoot={1: 0.18}))).rows[-1][0]
 
     def test_an_arm_of_a_sweep_that_overshot_is_left_out_and_named(self, rng: np.random.Generator) -> None:
         lift = {0: 0.0, 1: 0.5, 2: 4.0}
@@ -282,7 +282,7 @@ class TestAnswer:
         answer = findings(with_scores(comparison, 1, (*scores[:-1], sharp)))[0]
         assert (answer.template, answer.values["winner"]) == (f.WON, "N=512")
         found = results_of(with_scores(comparison, 1, (*scores[:-1], sharp)))
-        score, start, at_a, at_b, difference, conclusion = pass_table(found).rows[-1]
+        score, start, at_a, at_b, difference, conclusion = pair_table(found).rows[-1]
         assert (score, start, at_a, at_b, conclusion) == ("pass@32", "1.000", "1.000", "0.667", "N=16 leads")
         assert difference.startswith("-0.333 [")
         assert [(c.arm, c.gained.mean, c.lost.mean) for c in found.coverage][1] == ("N=512", 0, 8)

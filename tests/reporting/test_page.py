@@ -34,7 +34,7 @@ from brorl.reporting.page_rollouts import (
     encode_step,
     evenly_spaced,
 )
-from brorl.reporting.summary import COSTS, TOOLS, cost_row, notes, steps_done, tools_rows
+from brorl.reporting.summary import COSTS, TOOLS, cost_row, run_notes, steps_done, tools_rows
 from brorl.reporting.tokens import load_tokenizer, token_text
 from brorl.runs.run_directory import RunDirectory, RunRecord, differing_settings, read_run, read_runs
 from brorl.tree import RolloutTree
@@ -296,7 +296,7 @@ def test_phases_are_marked_and_noted(made: tuple[RunRecord, Records]) -> None:
     run = run_of(records)
     at = next(i for i, r in enumerate(run.records) if r.get("objective", {}).get("phase") == 2)
     assert event_marks(run)[-1] == {"at": at, "label": "&lt;b&gt;sharpen begins"}
-    assert f"From step {run.records[at]['step']}: phase 2 of 2." in notes(run)
+    assert f"From step {run.records[at]['step']}: phase 2 of 2." in run_notes(run)
     charts = charts_of(run)
     assert charts["pass1"].marks
     assert charts["coverage"].marks
@@ -308,9 +308,9 @@ def test_a_fall_of_coverage_is_noted(rng: np.random.Generator) -> None:
     first["pass_at"]["8"] = {"value": 0.9, "low": 0.85, "high": 0.95}
     last["pass_at"]["8"] = {"value": 0.8, "low": 0.75, "high": 0.849}
     records = [{"step": 0, "evaluation": first}, {"step": 9, "evaluation": last}]
-    assert "pass@8 went from 0.900 to 0.800" in " ".join(notes(run_of(records)))
+    assert "pass@8 went from 0.900 to 0.800" in " ".join(run_notes(run_of(records)))
     last["pass_at"]["8"]["high"] = 0.851
-    assert not notes(run_of(records))
+    assert not run_notes(run_of(records))
 
 
 def test_embedded_json_is_the_value_and_never_markup(rng: np.random.Generator) -> None:

@@ -78,7 +78,8 @@ def comparison_page(results: ComparisonResults, figures: Sequence[Path], followi
 def comparison_record(results: ComparisonResults) -> dict[str, Any]:
     """Return the content of `comparison.json`: the answer, the conditions, all numbers, and the scores of prompts."""
     comparison, caveats = results.comparison, sentences(caveats_of(results))
-    conditions = {field.name: getattr(comparison, field.name) for field in fields(comparison)}
+    per_prompt = ("prompts", "tasks")
+    conditions = {f.name: getattr(comparison, f.name) for f in fields(comparison) if f.name not in per_prompt}
     start_P = start_scores(comparison).mean(0)
     end_P = {arm.name: scores_at(comparison, arm, results.budget).mean(0) for arm in comparison.arms}
     record = {
@@ -90,8 +91,8 @@ def comparison_record(results: ComparisonResults) -> dict[str, Any]:
         **{field.name: getattr(results, field.name) for field in fields(results) if field.name != "comparison"},
         "arms": [{**vars(arm), "runs": [_run(run, results) for run in arm.runs]} for arm in comparison.arms],
         "prompts": [
-            {"id": prompt.id, "source": prompt.source, "start": start_P[i], "arms": {a: p[i] for a, p in end_P.items()}}
-            for i, prompt in enumerate(comparison.prompts)
+            {"id": name, "source": task, "start": start_P[i], "arms": {arm: p[i] for arm, p in end_P.items()}}
+            for i, (name, task) in enumerate(zip(comparison.prompts, comparison.tasks, strict=True))
         ],
     }
     plain: dict[str, Any] = json_ready(record)

@@ -126,7 +126,7 @@ def caveats_of(results: ComparisonResults) -> list[list[Finding]]:
         _slow_runs(results),
         _early_ends(results),
         _change_at_equal_cost(results),
-        left_out(results.comparison),
+        unverified_prompts(results.comparison),
         _settings(results.comparison),
         (found(NOTE, note=f"{note[0].upper()}{note[1:]}") for note in results.comparison.notes),
         _certainty(results),
@@ -233,7 +233,7 @@ def _change_at_equal_cost(results: ComparisonResults) -> Iterator[Finding]:
         yield found(CHANGES_AT_EQUAL_COST, a=a, b=b, spent=spent, **at)
 
 
-def left_out(comparison: Comparison) -> Iterator[Finding]:
+def unverified_prompts(comparison: Comparison) -> Iterator[Finding]:
     """Yield a finding if held-out prompts are left out."""
     if comparison.num_left_out:
         number = len(comparison.prompts) + comparison.num_left_out

@@ -27,8 +27,8 @@ from brorl.reporting.summary import (
     TOOLS,
     best_evaluation,
     cost_row,
-    notes,
     reason,
+    run_notes,
     score_rows,
     tools_rows,
     why_missing,
@@ -210,7 +210,7 @@ def _note(text: str) -> str:
 
 
 def _notes(runs: Sequence[RunRecord]) -> str:
-    items = _items(runs, [list(map(visible_text, notes(run))) for run in runs])
+    items = _items(runs, [list(map(visible_text, run_notes(run))) for run in runs])
     return f'<div class="notes" role="note"><h2>Notes</h2><ul>{items}</ul></div>' if items else ""
 
 

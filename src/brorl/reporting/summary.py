@@ -76,7 +76,7 @@ def tools_rows(run: RunRecord) -> list[tuple[str, ...]]:
     return [(f"{use.turns:.2f}", f"{use.calls:,}", distinct, kinds, f"{use.given_tokens:,}")]
 
 
-def notes(run: RunRecord) -> list[str]:
+def run_notes(run: RunRecord) -> list[str]:
     """Return sentences on unusual events in a run."""
     lines = [f"Sign of collapse at {r['collapse']}" for r in run.records if "collapse" in r]
     for record in run.records:
