@@ -43,6 +43,7 @@ from brorl.evaluation.paired import (
     seeds_needed,
 )
 from brorl.format import Estimate, counted, interval, short, signed
+from brorl.reporting.figure import draw_curve, style
 from brorl.runs.run_directory import RunDirectory
 from brorl.table import Table
 
@@ -369,14 +370,14 @@ def draw(verdicts: dict[str, Comparison], path: str) -> None:
             curves = [
                 np.stack([scores_at(verdict, arm, at, i).mean(1) for at in points]) for i in (1, k)
             ]  # [T, S] each
-            style = {"color": COLORS[arm.num_rollouts or 0], "linestyle": "--" if "paper" in arm.name else "-"}
+            look = {"color": COLORS[arm.num_rollouts or 0], "linestyle": "--" if "paper" in arm.name else "-"}
             for axis, curve_TS in zip((of_1, of_k), curves, strict=True):
-                axis.fill_between(points, curve_TS.min(1), curve_TS.max(1), color=style["color"], alpha=0.15, lw=0)
-                axis.plot(points, curve_TS.mean(1), **style, label=name)
+                draw_curve(axis, np.array(points), curve_TS.mean(1), band=(curve_TS.min(1), curve_TS.max(1)),
+                           label=name, small=True, **look)  # fmt: skip
             x_T, y_T = (curve_TS.mean(1) for curve_TS in curves)
-            plane.plot(x_T, y_T, **style, marker="o", markersize=3)
+            draw_curve(plane, x_T, y_T, small=True, **look)
             plane.annotate(name, (x_T[-1], y_T[-1]), xytext=(6, -2), textcoords="offset points", fontsize=9,
-                           color=style["color"])  # fmt: skip
+                           color=look["color"])  # fmt: skip
         plane.plot(x_T[0], y_T[0], "o", color="black", markerfacecolor="white", markersize=8, zorder=5)
         for axis, name in ((of_1, "pass@1"), (of_k, f"pass@{k}")):
             axis.set(xlabel=f"CPU {verdict.unit} of training", ylabel=name, title=f"{title}: {name}")
@@ -384,8 +385,7 @@ def draw(verdicts: dict[str, Comparison], path: str) -> None:
         plane.margins(x=0.2)
         of_1.legend(frameon=False)
         for axis in (of_1, of_k, plane):
-            axis.spines[["top", "right"]].set_visible(False)
-            axis.grid(color="#d5d8dd", linewidth=0.6, alpha=0.7)
+            style(axis)
     figure.savefig(path, dpi=120, facecolor="white")
 
 

@@ -26,7 +26,7 @@ from brorl.format import visible_text
 from brorl.prompts.prompt import Prompt
 from brorl.reporting import charts as page_charts
 from brorl.reporting.charts import Chart
-from brorl.reporting.frame import compressed, fill, to_json
+from brorl.reporting.frame import compressed, fill, resource, to_json
 from brorl.reporting.page import ROLLOUT_BYTES, event_marks, left_out, make_page
 from brorl.reporting.page_rollouts import (
     choose_evaluations,
@@ -630,8 +630,7 @@ _TO_OKLAB = np.array([[0.21045426, 0.79361779, -0.00407205], [1.9779985, -2.4285
 
 def test_ordered_lines_have_colors_that_everybody_tells_apart() -> None:
     """In Oklab, where the nearest of the four blues before were 0.04 apart."""
-    script = Path(page_charts.__file__).with_name("assets").joinpath("charts.js").read_text("utf-8")
-    scales = [re.findall("#[0-9a-f]{6}", found) for found in re.findall(r"sequence: \[(.*?)\]", script)]
+    scales = [theme["sequence"] for theme in json.loads(resource("colors.json")).values()]
     assert [len(scale) for scale in scales] == [5, 5]
     for scale in scales:
         srgb_S3 = np.array([[int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)] for color in scale])

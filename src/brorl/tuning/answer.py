@@ -8,15 +8,27 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+import numpy as np
+
 from brorl.comparison.answer import FinishedComparison
 from brorl.comparison.arm_recipes import ArmRecipe
-from brorl.comparison.figure import COLORS, cost_axis, draw_start, label_ends
 from brorl.comparison.findings import Finding, found, match_of
 from brorl.config.reading import dump_yaml, with_settings
 from brorl.config.settings import TrainConfig
 from brorl.cost import amount
 from brorl.format import counted, duration, shell_command, signed
-from brorl.reporting.figure import GREY, INK, PNG, ResultFigure, style
+from brorl.reporting.figure import (
+    COLORS,
+    GREY,
+    INK,
+    PNG,
+    ResultFigure,
+    cost_axis,
+    draw_curve,
+    draw_start,
+    label_ends,
+    style,
+)
 from brorl.reporting.frame import AnswerParts, answer_page
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table
@@ -34,7 +46,7 @@ def make_race_figure(race: Sequence[Sequence[Standing]], start: float, seconds: 
         reached = [(fraction, s) for fraction, rung in zip(RUNGS, race, strict=False) for s in rung if s.arm == name]
         points = [(0.0, start), *((seconds * fraction, standing.score) for fraction, standing in reached)]
         end = reached[-1][1]
-        axis.plot(*zip(*points, strict=True), color=colors[name], linewidth=2, marker="o", markersize=4.5, label=name)
+        draw_curve(axis, *np.array(points).T, color=colors[name], label=name)
         if end.dropped:
             axis.plot(*points[-1], "x", color=colors[name], markersize=11, markeredgewidth=2)
         labels[name] = end.score, f"{name}  {end.score:.3f}{' dropped' if end.dropped else ''}"
