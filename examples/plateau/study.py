@@ -32,7 +32,7 @@ from equal_score import at_equal_score
 
 from brorl.arrays import FloatArray
 from brorl.comparison.results import costs_at, coverage_change, equal_amount, scores_at_cost
-from brorl.comparison.scores import Arm, Comparison, RunScores, Score, scores_at, start_scores
+from brorl.comparison.scores import Arm, Comparison, FinishedRun, Score, scores_at, start_scores
 from brorl.config.reading import parse_yaml
 from brorl.cost import Cost, Unit, cost_of_step, short_amount
 from brorl.evaluation.paired import (
@@ -237,7 +237,7 @@ def verdict_of(task: str, stage: str) -> Comparison | None:
     )  # fmt: skip
 
 
-def _scores_of(run: Settings) -> RunScores:
+def _scores_of(run: Settings) -> FinishedRun:
     """Return the evaluations of a run. Tokens of the evaluations are not recorded: no table here needs them."""
     scores = [
         Score(
@@ -247,7 +247,7 @@ def _scores_of(run: Settings) -> RunScores:
         for e in run["evaluations"]
     ]  # fmt: skip
     end = run["evaluations"][-1]
-    return RunScores(
+    return FinishedRun(
         run["seed"], tuple(scores), scores[-1].cost, {}, end["groups"], end["mixed"], end["mixed"], None, run["arm"]
     )
 

@@ -28,7 +28,7 @@ from brorl.comparison.run_processes import (
     machine_of,
     slots_for,
 )
-from brorl.comparison.scores import ArmRun, progress_of
+from brorl.comparison.scores import PlannedRun, progress_of
 from brorl.comparison.spec import Arguments, arm_folders, read_comparison, spec_for, spec_in
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
@@ -170,7 +170,7 @@ def test_a_killed_comparison_goes_on_to_the_same_result(compared: Compared, tmp_
 
 def test_progress_follows_a_run_that_goes_back_to_a_checkpoint(compared: Compared, tmp_path: Path) -> None:
     run = shutil.copytree(compared.folder / "arms/N=8/seed-0", tmp_path / "run", symlinks=True)
-    progress = progress_of(ArmRun("N=8", 0, tmp_path / "r.yaml", run, Budget("samples", 10_000)))
+    progress = progress_of(PlannedRun("N=8", 0, tmp_path / "r.yaml", run, Budget("samples", 10_000)))
     records = records_of(run)
     assert progress.spent.steps == len(records) - 1
     RunDirectory(run).rewind(2)
@@ -360,7 +360,7 @@ def test_the_status_line_has_the_runs_that_measure_a_step(tmp_path: Path, monkey
     """They can take minutes; their lines are not printed."""
     shown = []
 
-    def finish(runs: Sequence[ArmRun], _slots: object, view: ComparisonView) -> None:
+    def finish(runs: Sequence[PlannedRun], _slots: object, view: ComparisonView) -> None:
         one, two = (
             SimpleNamespace(run=run, fraction=at, ended=False) for run, at in zip(runs, (0.5, 0.25), strict=True)
         )
@@ -444,7 +444,7 @@ def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
-    job = ArmRun("N=8", 0, tmp_path / "r.yaml", tmp_path, Budget("samples", 100))
+    job = PlannedRun("N=8", 0, tmp_path / "r.yaml", tmp_path, Budget("samples", 100))
     line = json.dumps({"step": 1, "sampling": {"samples": 60, "sampled_tokens": 1, "unique_tokens": 1},
                        "seconds": {"total": 1.0}})  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text(line[:20])

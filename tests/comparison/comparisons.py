@@ -12,7 +12,7 @@ from brorl.comparison.arm_recipes import short_names
 from brorl.comparison.figure import make_figure
 from brorl.comparison.findings import Finding, answer_of, caveats_of
 from brorl.comparison.results import results_of
-from brorl.comparison.scores import Arm, Comparison, RunScores, Score
+from brorl.comparison.scores import Arm, Comparison, FinishedRun, Score
 from brorl.cost import Cost, Unit
 
 
@@ -33,10 +33,10 @@ def run_of(
     phases: Mapping[str, float] | None = None,
     groups: tuple[int, int] = (10, 5),
     path: str | None = None,
-) -> RunScores:
+) -> FinishedRun:
     cost = (scores[-1].cost if scores else Cost()) if cost is None else cost
     path = f"runs/{seed}" if path is None else path
-    return RunScores(seed, tuple(scores), cost, phases or {}, groups[0], groups[1], ended_early, path)
+    return FinishedRun(seed, tuple(scores), cost, phases or {}, groups[0], groups[1], ended_early, path)
 
 
 def figure_of(comparison: Comparison) -> Figure:
@@ -44,7 +44,7 @@ def figure_of(comparison: Comparison) -> Figure:
     return make_figure(results, str(answer_of(results)[0]))
 
 
-def arm_of(name: str, runs: Sequence[RunScores], num_rollouts: int = 16) -> Arm:
+def arm_of(name: str, runs: Sequence[FinishedRun], num_rollouts: int = 16) -> Arm:
     return Arm(name, "", num_rollouts, 8, {}, tuple(runs))
 
 
@@ -65,7 +65,7 @@ def comparison_of(
     )
 
 
-def _arms(numbers: Sequence[int], names: Sequence[str] | None, runs: Sequence[Sequence[RunScores]]) -> list[Arm]:
+def _arms(numbers: Sequence[int], names: Sequence[str] | None, runs: Sequence[Sequence[FinishedRun]]) -> list[Arm]:
     """Arms of so many rollouts, whose name is N unless names are given."""
     labels = short_names(names or [f"N={number}" for number in numbers])
     return [
@@ -127,7 +127,7 @@ def synthetic(
     """
     logit_P = rng.normal(-2.5, 1.8, num_prompts)
     start = _score(rng, Cost(), logit_P, num_samples)
-    runs_A: list[list[RunScores]] = []
+    runs_A: list[list[FinishedRun]] = []
     for index, number in enumerate(numbers):
         runs_A.append([])
         for run in range(num_seeds):

@@ -14,7 +14,7 @@ from rich.text import Text
 from brorl.comparison.figure import make_figure
 from brorl.comparison.findings import answer_of, caveats_of, match_of, sentences
 from brorl.comparison.results import TOLERANCE, ComparisonResults, results_of
-from brorl.comparison.scores import Arm, RunScores, scores_at, start_scores
+from brorl.comparison.scores import Arm, FinishedRun, scores_at, start_scores
 from brorl.comparison.spec import read_comparison
 from brorl.comparison.tables import tables_of
 from brorl.cost import Unit, amount
@@ -99,7 +99,7 @@ def comparison_record(results: ComparisonResults) -> dict[str, Any]:
     return plain
 
 
-def _run(run: RunScores, results: ComparisonResults) -> dict[str, Any]:
+def _run(run: FinishedRun, results: ComparisonResults) -> dict[str, Any]:
     """Return a run with all its evaluations, also between the evaluation points."""
     num_samples = results.comparison.num_samples
     evaluations = [
@@ -120,11 +120,31 @@ class FinishedComparison(Result):
 
     path: Path  # folder of the comparison
     results: ComparisonResults  # all numbers, with 95% intervals
-    answer: tuple[str, ...]  # sentences; the second one explains the letters, if the arms are named by letters
-    caveats: tuple[str, ...]  # limits of the answer, at most three
-    tables: tuple[Table, ...]  # the first one shows the answer
-    files: tuple[Path, ...]  # `comparison.json`, `comparison.png` and `comparison.html`
-    next: tuple[str, str]  # why to run which command next
+
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """The answer, and if the arms are named by letters, a sentence that explains the letters."""
+        return tuple(map(str, answer_of(self.results)))
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Limits of the answer, the gravest first, at most three."""
+        return tuple(sentences(caveats_of(self.results)[:MOST_CAVEATS]))
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables; the first one shows the answer."""
+        return tuple(tables_of(self.results))
+
+    @property
+    def next(self) -> tuple[str, str]:
+        """Why to run which command next."""
+        return next_command(self.results, self.path)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files `comparison.json`, `comparison.png` and `comparison.html`."""
+        return tuple(self.path / f"comparison.{ending}" for ending in ("json", "png", "html"))
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -164,12 +184,10 @@ def finished_comparison(folder: Path) -> FinishedComparison:
     Raises:
         StorageError: If a file could not be written.
     """
-    results = results_of(read_comparison(folder))
-    answer, following = tuple(map(str, answer_of(results))), next_command(results, folder)
-    record, figure, page = (folder / f"comparison.{ending}" for ending in ("json", "png", "html"))
+    finished = FinishedComparison(folder, results_of(read_comparison(folder)))
+    record, figure, page = finished.files
     with storage_errors(folder):
-        replace_file(record, json.dumps(comparison_record(results), indent=1).encode())
-        make_figure(results, answer[0]).savefig(figure, **PNG)
-        replace_file(page, comparison_page(results, [figure], following).encode())
-    caveats, tables = tuple(sentences(caveats_of(results)[:MOST_CAVEATS])), tuple(tables_of(results))
-    return FinishedComparison(folder, results, answer, caveats, tables, (record, figure, page), following)
+        replace_file(record, json.dumps(comparison_record(finished.results), indent=1).encode())
+        finished.figure().savefig(figure, **PNG)
+        replace_file(page, comparison_page(finished.results, [figure], finished.next).encode())
+    return finished

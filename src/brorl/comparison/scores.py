@@ -36,8 +36,8 @@ class Score:
 
 
 @dataclass(frozen=True, eq=False)
-class RunScores:
-    """One run of an arm."""
+class FinishedRun:
+    """A run of an arm that has spent its budget, or ended early."""
 
     seed: int
     scores: tuple[Score, ...]  # its evaluations by rising cost; the first is the start, at no cost
@@ -60,7 +60,7 @@ class Arm:
     num_rollouts: int  # N
     prompts_per_step: int  # groups that a step trains on
     differs: Mapping[str, str]  # settings in which the arms differ, with this arm's values as text
-    runs: tuple[RunScores, ...]  # in the order of their seeds
+    runs: tuple[FinishedRun, ...]  # in the order of their seeds
 
     def phase_begins(self, unit: Unit) -> dict[str, float]:
         """Return title of each later phase -> mean cost at which the runs began the phase."""
@@ -101,7 +101,7 @@ class Comparison:
         return np.array([i for i, of_prompt in enumerate(self.tasks) if of_prompt == task])
 
 
-def score_at(run: RunScores, unit: Unit, spent: float) -> Score:
+def score_at(run: FinishedRun, unit: Unit, spent: float) -> Score:
     """Return a run's first evaluation after it had spent an amount of a unit; 0 is the start.
 
     Raises:
@@ -204,7 +204,7 @@ def verified_prompts(scores: Sequence[Score]) -> IntArray:
     return np.flatnonzero(~lost_P)
 
 
-def read_scores(path: Path, seed: int, budget: Budget) -> tuple[RunScores, Setup] | None:
+def read_scores(path: Path, seed: int, budget: Budget) -> tuple[FinishedRun, Setup] | None:
     """Read the scores of a run and how it was evaluated; return None if it has not spent the budget.
 
     Raises:
@@ -232,7 +232,7 @@ def read_scores(path: Path, seed: int, budget: Budget) -> tuple[RunScores, Setup
     phase_seconds: Counter[str] = Counter()
     for record in steps:
         phase_seconds.update({name: value for name, value in record["seconds"].items() if name != "total"})
-    run = RunScores(
+    run = FinishedRun(
         seed=seed,
         scores=tuple(scores),
         cost=cost,
@@ -253,8 +253,8 @@ def _score(cost: Cost, evaluation: Mapping[str, Any]) -> Score:
 
 
 @dataclass(frozen=True)
-class ArmRun:
-    """One run of an arm."""
+class PlannedRun:
+    """A run of an arm, made or not."""
 
     arm: str
     seed: int
@@ -268,7 +268,7 @@ class ArmRun:
 class RunProgress:
     """The progress of a run, read from its metrics as they grow."""
 
-    run: ArmRun
+    run: PlannedRun
     spent: Cost = field(default_factory=Cost)
     score: dict[int, float] = field(default_factory=dict)  # k -> pass@k at the last evaluation
     first: dict[int, float] = field(default_factory=dict)  # k -> pass@k at the first evaluation
@@ -318,7 +318,7 @@ class RunProgress:
         self.ended = self.ended_early or self.run.budget.is_spent(self.spent)
 
 
-def progress_of(run: ArmRun) -> RunProgress:
+def progress_of(run: PlannedRun) -> RunProgress:
     """Read the progress of a run."""
     progress = RunProgress(run)
     progress.update()

@@ -17,7 +17,7 @@ from brorl.comparison.answer import FinishedComparison, finished_comparison
 from brorl.comparison.arm_recipes import ArmRecipe, check_arms
 from brorl.comparison.findings import found
 from brorl.comparison.run_processes import ComparisonView, Slot, finish_runs, machine_of, run_comparison, slots_for
-from brorl.comparison.scores import ArmRun, Score, progress_of, read_scores, score_at, verified_prompts
+from brorl.comparison.scores import PlannedRun, Score, progress_of, read_scores, score_at, verified_prompts
 from brorl.comparison.spec import Arguments, ComparisonSpec, spec_in
 from brorl.config.reading import with_settings
 from brorl.config.settings import TrainConfig
@@ -333,7 +333,7 @@ def _race(
     return tuple(rungs)
 
 
-def _courses(spec: TuningSpec, runs: Sequence[ArmRun]) -> list[Course]:
+def _courses(spec: TuningSpec, runs: Sequence[PlannedRun]) -> list[Course]:
     """Read the scores of runs at a rung. Prompts count only if every run verified all of their responses."""
     evaluations: list[list[Score]] = []
     for run in runs:
