@@ -175,13 +175,13 @@ def test_run_has_the_parts_of_its_config(tiny: Path, tmp_path: Path) -> None:
     assert run.collector.config == run.diagnostics.config == run.config == config(tiny, **given)
     assert run.collector.sampler is run.diagnostics.sampler
     assert (state.step, state.collector.carried) == (0, ())
-    assert run.benchmark is not None
-    assert len(run.benchmark.prompts) == 3
+    assert run.held_out is not None
+    assert len(run.held_out.prompts) == 3
 
 
-def test_no_held_out_prompts_no_benchmark(tiny: Path, tmp_path: Path) -> None:
+def test_no_held_out_prompts_no_evaluation(tiny: Path, tmp_path: Path) -> None:
     run, _ = build_run(config(tiny, **{"evaluation.num_prompts": 0}), RunDirectory(tmp_path), lambda _: None)
-    assert run.benchmark is None
+    assert run.held_out is None
 
 
 def changed(source: Path, target: Path, **changes: Any) -> Path:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from brorl.comparison import answer as comparison_report
-from brorl.comparison.arm_recipes import ArmRecipe, check_arms, differences, labeled, run_config, sweep_arms
+from brorl.comparison.arm_recipes import ArmRecipe, check_arms, differences, run_config, short_names, sweep_arms
 from brorl.comparison.run_processes import (
     ComparisonView,
     Slot,
@@ -28,7 +28,7 @@ from brorl.comparison.run_processes import (
     machine_of,
     slots_for,
 )
-from brorl.comparison.scores import ArmRun, progress_of
+from brorl.comparison.scores import PlannedRun, progress_of
 from brorl.comparison.spec import Arguments, arm_folders, read_comparison, spec_for, spec_in
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
@@ -170,7 +170,7 @@ def test_a_killed_comparison_goes_on_to_the_same_result(compared: Compared, tmp_
 
 def test_progress_follows_a_run_that_goes_back_to_a_checkpoint(compared: Compared, tmp_path: Path) -> None:
     run = shutil.copytree(compared.folder / "arms/N=8/seed-0", tmp_path / "run", symlinks=True)
-    progress = progress_of(ArmRun("N=8", 0, tmp_path / "r.yaml", run, Budget("samples", 10_000)))
+    progress = progress_of(PlannedRun("N=8", 0, tmp_path / "r.yaml", run, Budget("samples", 10_000)))
     records = records_of(run)
     assert progress.spent.steps == len(records) - 1
     RunDirectory(run).rewind(2)
@@ -360,7 +360,7 @@ def test_the_status_line_has_the_runs_that_measure_a_step(tmp_path: Path, monkey
     """They can take minutes; their lines are not printed."""
     shown = []
 
-    def finish(runs: Sequence[ArmRun], _slots: object, view: ComparisonView) -> None:
+    def finish(runs: Sequence[PlannedRun], _slots: object, view: ComparisonView) -> None:
         one, two = (
             SimpleNamespace(run=run, fraction=at, ended=False) for run, at in zip(runs, (0.5, 0.25), strict=True)
         )
@@ -420,7 +420,7 @@ def test_arms_have_short_names_and_titles_where_these_are_letters() -> None:
     assert told({"optimizer.learning_rate": [1e-4, 3e-4], "optimizer.mini_batches": [1, 4]}) == [
         ("A", "learning_rate=0.0001, mini_batches=1"), ("B", "learning_rate=0.0003, mini_batches=4")
     ]  # fmt: skip
-    letters = [name for name, _ in labeled([f"a name that is too long {i}" for i in range(54)])]
+    letters = [name for name, _ in short_names([f"a name that is too long {i}" for i in range(54)])]
     assert letters[:2] + letters[25:28] + letters[51:54] == ["A", "B", "Z", "AA", "AB", "AZ", "BA", "BB"]
     assert len({*letters}) == 54
 
@@ -444,7 +444,7 @@ def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
-    job = ArmRun("N=8", 0, tmp_path / "r.yaml", tmp_path, Budget("samples", 100))
+    job = PlannedRun("N=8", 0, tmp_path / "r.yaml", tmp_path, Budget("samples", 100))
     line = json.dumps({"step": 1, "sampling": {"samples": 60, "sampled_tokens": 1, "unique_tokens": 1},
                        "seconds": {"total": 1.0}})  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text(line[:20])

@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from brorl.config.reading import read_recipe
 from brorl.errors import UserError
-from brorl.evaluation.responses import EvaluatedModel
+from brorl.evaluation.evaluator import Evaluator
 from brorl.runs.checkpoint import mark_best
 from brorl.verification.sandbox.level import choose_level
 from case_tables import table
@@ -96,9 +96,9 @@ def test_an_evaluation_from_end_to_end() -> None:
 @pytest.mark.slow
 def test_an_interrupted_evaluation_continues_to_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("eval", *QUICK, "--output-dir=whole").code == 0
-    evaluate, calls = EvaluatedModel.evaluate, 0
+    evaluate, calls = Evaluator.evaluate, 0
 
-    def interrupted(self: EvaluatedModel, *arguments: Any) -> Any:
+    def interrupted(self: Evaluator, *arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 2:
@@ -106,7 +106,7 @@ def test_an_interrupted_evaluation_continues_to_the_same_result(monkeypatch: pyt
         return evaluate(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(EvaluatedModel, "evaluate", interrupted)
+        patch.setattr(Evaluator, "evaluate", interrupted)
         patch.setattr("brorl.runs.run_directory.processor_name", lambda: "another processor")
         outcome = command("eval", *QUICK)
     assert outcome.code == 130

@@ -17,7 +17,7 @@ from brorl.algorithms.settings import AdvantageSettings
 from brorl.api.tune import _own_config
 from brorl.comparison import answer as comparison_report
 from brorl.comparison.arm_recipes import ArmRecipe
-from brorl.comparison.scores import RunScores, Score
+from brorl.comparison.scores import FinishedRun, Score
 from brorl.config.reading import make_config, parse_yaml, read_recipe
 from brorl.cost import Budget, Cost
 from brorl.errors import UserError
@@ -257,12 +257,12 @@ def test_a_race_leaves_out_prompts_that_were_not_verified_in_every_run(
     spec = TuningSpec("pass@1", 1, 60.0, 8.0, 2, 1, "here", {}, (0, 3), arms)
     lost = {OWN: None, "other": np.array([0, 2, 0])}
 
-    def read(directory: Path, seed: int, _: Budget) -> tuple[RunScores, None]:
+    def read(directory: Path, seed: int, _: Budget) -> tuple[FinishedRun, None]:
         costs, counts = [Cost(seconds=spent) for spent in (0.0, 1.0, 2.0)], np.array([8, 0, 4])
         scores = tuple(Score(cost, counts, counts, 0.0, lost[directory.name]) for cost in costs)
-        return RunScores(seed, scores, costs[-1], {}, 0, 0, None, str(directory)), None
+        return FinishedRun(seed, scores, costs[-1], {}, 0, 0, None, str(directory)), None
 
-    monkeypatch.setattr(module, "read_run", read)
+    monkeypatch.setattr(module, "read_scores", read)
     courses = module._courses(spec, [spec.race_run(tmp_path, arm, 0.25) for arm in arms])
     assert [course.rung for course in courses] == [0.75, 0.75]
     lost["other"] = np.ones(3, int)

@@ -14,7 +14,7 @@ from brorl.config.reading import make_config, read_recipe
 from brorl.distributed.remote_parts import _make_verifiers
 from brorl.errors import UserError
 from brorl.evaluation import preparation
-from brorl.evaluation.benchmark import weights_fingerprint
+from brorl.evaluation.evaluator import weights_fingerprint
 from brorl.evaluation.preparation import prepare_evaluation, prompts_per_batch
 from brorl.evaluation.questions import NO_LIMIT, EvaluationRequest, parse_data, read_all_questions, read_datasets
 from brorl.model.load import load_model
@@ -154,8 +154,8 @@ def test_what_a_run_says_of_other_domains_is_no_mistake_here() -> None:
 def test_truncated_responses_are_verified_where_the_run_rewards_them() -> None:
     for fraction in (0.0, 0.5):
         ready = prepare_evaluation(request(**{"rewards.stop_properly": fraction}))
-        evaluated, _ = build_evaluation(ready)
-        assert evaluated.grader.shaping.stop_properly == fraction
+        _, evaluator, _ = build_evaluation(ready)
+        assert evaluator.grader.shaping.stop_properly == fraction
         assert ready.settings["accept_truncated"] == (fraction > 0)
 
 

@@ -29,8 +29,9 @@ from brorl.storage import output_folder, replace_file, storage_errors
 
 if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
+    from brorl.evaluation.evaluator import BatchCounts
     from brorl.evaluation.preparation import EvaluationInputs
-    from brorl.evaluation.responses import EvaluationResult, ResponseStore, StoredBatch
+    from brorl.evaluation.responses import EvaluationResult, ResponseStore
 
 _OPTIONS = {  # setting -> option of `brorl eval`
     "evaluation.rollouts_per_prompt": "samples", "evaluation.ks": "ks", "evaluation.temperature": "temperature",
@@ -208,7 +209,7 @@ def _evaluate(
                 stored = _sample(inputs, store, echo, screen.observe, cluster, parts)
             return _finish(inputs, stored, store, differences)
     except KeyboardInterrupt:
-        done = sum(store.file_of(batch).is_file() for batch in inputs.batches)
+        done = store.num_stored
         hint = "" if output_dir else f" (it finds {output})"
         kept = f"{done} of {len(inputs.batches)} batches are stored"
         echo(f"\nstopped: {kept}; rerun the command to continue{hint}")
@@ -249,16 +250,16 @@ def _sample(
     observe: Observe,
     cluster: RayCluster | None,
     parts: ExitStack,
-) -> list[StoredBatch]:
+) -> list[BatchCounts]:
     """Load the model and evaluate all batches that are not stored."""
     from brorl.assemble import build_evaluation
     from brorl.evaluation.responses import evaluate_batches
     from brorl.model.source import commit_of, find_model
 
     observe(Phase("loading", "model"))
-    model, weights = build_evaluation(inputs, observe, cluster, parts.callback, echo)
+    engine, evaluator, weights = build_evaluation(inputs, observe, cluster, parts.callback, echo)
     store.begin({**inputs.settings, "weights": weights})
-    done = sum(store.file_of(batch).is_file() for batch in inputs.batches)
+    done = store.num_stored
     if done:
         echo(f"continuing: {done} of {len(inputs.batches)} batches are stored already")
     if done < len(inputs.batches):
@@ -268,19 +269,19 @@ def _sample(
         environment = json.loads((store.path / "env.json").read_text("utf-8"))
         environment.pop("continued_from", None)
         store.add_session({"parts_before": done, **environment})
-    return evaluate_batches(inputs.batches, model, store, echo)
+    return evaluate_batches(inputs.batches, evaluator, engine, store, echo)
 
 
 def _finish(
-    inputs: EvaluationInputs, stored: list[StoredBatch], store: ResponseStore, differences: list[str]
+    inputs: EvaluationInputs, stored: list[BatchCounts], store: ResponseStore, differences: list[str]
 ) -> EvaluationResult:
     """Summarize the results and write `evaluation.json`."""
     from brorl.evaluation.responses import EvaluationResult
 
     seconds_of = {batch.data_set: 0.0 for batch in inputs.batches}
-    for batch, batch_result in zip(inputs.batches, stored, strict=True):
-        seconds_of[batch.data_set] += batch_result.seconds
-    prompts = [result for batch_result in stored for result in batch_result.results]
+    for batch, counts in zip(inputs.batches, stored, strict=True):
+        seconds_of[batch.data_set] += counts.seconds
+    prompts = [prompt for counts in stored for prompt in counts.prompts]
     result = EvaluationResult.of(
         prompts,
         inputs.request.config.evaluation.ks,

@@ -22,7 +22,7 @@ from brorl.console.tables import held_out_check_lines, result_tables
 from brorl.cost import Cost, total_cost
 from brorl.distributed.settings import ClusterSettings
 from brorl.errors import STOPPED, EngineLostError, LearnerLostError, UserError
-from brorl.evaluation.benchmark import coverage_note
+from brorl.evaluation.evaluator import coverage_note
 from brorl.format import Estimate, counted, shell_command
 from brorl.model.settings import shipped_folder
 from brorl.model.source import commit_of, find_model
@@ -197,8 +197,7 @@ class TrainingSession:
         arithmetic_line = directory.arithmetic_line(config.device)
         commit = None if state.step else commit_of(find_model(config.model))  # a resumed run may have lost the folder
         directory.write_environment(config.device, _lineage(config.model), commit)
-        benchmark = run.benchmark
-        directory.write_held_out(benchmark.prompts if benchmark else [])
+        directory.write_held_out(run.held_out.prompts if run.held_out else [])
         progress.recall(directory.read_metrics())
         self.screen.status.start_training(state.step)
         places = [_placement_line(config.cluster, cluster.num_machines)] if cluster else []

@@ -140,10 +140,10 @@ def _named(arms: Sequence[ArmRecipe]) -> list[ArmRecipe]:
         names = [f"N={n}" for n in rollouts]
     elif len({*names}) < len(arms):
         names = [f"{i}: {name}" for i, name in enumerate(names, 1)]
-    return [replace(arm, name=name, title=title) for arm, (name, title) in zip(arms, labeled(names), strict=True)]
+    return [replace(arm, name=name, title=title) for arm, (name, title) in zip(arms, short_names(names), strict=True)]
 
 
-def labeled(names: Sequence[str]) -> list[tuple[str, str]]:
+def short_names(names: Sequence[str]) -> list[tuple[str, str]]:
     """Return each arm's short name and title: its name and no title if all names are short, else A, B, C, ..."""
 
     def letters(index: int) -> str:  # A to Z, then AA, AB, ...

@@ -15,7 +15,16 @@ from typing import Any
 import brorl
 from brorl.comparison.arm_recipes import ArmRecipe, differences, read_arms, reject_owned, run_config, sweep_arms
 from brorl.comparison.results import TOLERANCE
-from brorl.comparison.scores import SETUP, Arm, ArmRun, Comparison, RunScores, Setup, read_run, without_unverified
+from brorl.comparison.scores import (
+    SETUP,
+    Arm,
+    Comparison,
+    FinishedRun,
+    PlannedRun,
+    Setup,
+    read_scores,
+    without_unverified,
+)
 from brorl.config.reading import ConfigOrPath, dump_yaml, make_config
 from brorl.cost import UNIT_WORDS, UNITS, Budget, Unit, amount
 from brorl.errors import UserError, option
@@ -66,7 +75,7 @@ class ComparisonSpec:
     jobs: int = 0  # runs at a time; 0 before the runs begin
     asked_budget: float | None = None  # the budget that was given, if it was raised; None if it was not
 
-    def runs_in(self, folder: Path) -> list[ArmRun]:
+    def runs_in(self, folder: Path) -> list[PlannedRun]:
         """Return the runs to make, seed by seed; the first arm changes with the seed."""
         budget = Budget(self.unit, self.budget, self.eval_points)
         folders = arm_folders(self.arms)
@@ -75,7 +84,7 @@ class ComparisonSpec:
             turn = seed % len(self.arms)
             for arm in (*self.arms[turn:], *self.arms[:turn]):
                 directory = folder / folders[arm.name] / f"seed-{seed}"
-                runs.append(ArmRun(arm.name, seed, directory.with_name(f"seed-{seed}.yaml"), directory, budget))
+                runs.append(PlannedRun(arm.name, seed, directory.with_name(f"seed-{seed}.yaml"), directory, budget))
         return runs
 
     def announcement(self, folder: Path) -> Iterator[str]:
@@ -182,13 +191,13 @@ def read_comparison(folder: Path) -> Comparison:
     """Read a complete comparison.
 
     Raises:
-        UserError: If a run is not complete, or was evaluated otherwise than another.
+        UserError: If a run is not complete, or was evaluated differently from the others.
     """
     spec = read_spec(folder)
-    runs: dict[str, list[RunScores]] = {arm.name: [] for arm in spec.arms}
+    runs: dict[str, list[FinishedRun]] = {arm.name: [] for arm in spec.arms}
     setups: dict[str, Setup] = {}
     for run in spec.runs_in(folder):
-        if (read := read_run(run.directory, run.seed, run.budget)) is not None:
+        if (read := read_scores(run.directory, run.seed, run.budget)) is not None:
             runs[run.arm].append(read[0])
             setups[read[0].path] = read[1]
     if arm := next((name for name, of_arm in runs.items() if len(of_arm) < spec.seeds), None):
@@ -199,7 +208,8 @@ def read_comparison(folder: Path) -> Comparison:
     first, setup = next(iter(setups.items()))
     for path, other in setups.items():
         if differing := next((name for name, a, b in zip(SETUP, setup, other, strict=True) if a != b), None):
-            raise UserError(f"{path} was evaluated with other {differing} than {first}, so they cannot be compared")
+            raise UserError(f"{path} was evaluated with different {differing} from {first}, so they cannot be compared")
+    held_out, num_samples, ks = setup
     arms = tuple(
         Arm(
             arm.name, arm.title, arm.config.rollouts_per_prompt, arm.config.prompts_per_step, differs,
@@ -209,10 +219,19 @@ def read_comparison(folder: Path) -> Comparison:
     )  # fmt: skip
     return without_unverified(
         Comparison(
-            spec.arms[0].config.model, spec.unit, spec.budget, spec.eval_points, *setup, arms, spec.machine,
+            checkpoint=spec.arms[0].config.model,
+            unit=spec.unit,
+            budget=spec.budget,
+            eval_points=spec.eval_points,
+            prompts=tuple(prompt["id"] for prompt in held_out),
+            tasks=tuple(prompt["source"] for prompt in held_out),
+            num_samples=num_samples,
+            ks=ks,
+            arms=arms,
+            machine=spec.machine,
             notes=spec.notes,
         )
-    )  # fmt: skip
+    )
 
 
 def _with_seeds(before: ComparisonSpec, seeds: int | None, folder: Path) -> ComparisonSpec:

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
+from brorl.evaluation.evaluator import PromptBatch, split_into_batches
 from brorl.evaluation.questions import (
     EvaluationRequest,
     SourceQuestions,
@@ -20,7 +21,6 @@ from brorl.evaluation.questions import (
     reading_lines,
     unreadable_lines,
 )
-from brorl.evaluation.responses import PromptBatch, split_into_batches
 from brorl.model.device import available_bytes
 from brorl.model.load import check_vocabulary, choose_device, load_tokenizer
 from brorl.model.memory_prediction import (

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 
 from brorl.errors import UserError, of_source
 from brorl.prompts.prompt import MATH_DOMAIN, SCIENCE_DOMAIN, Message, Question
-from brorl.section import Names, Section, listed
+from brorl.section import Names, Section, as_list
 from brorl.storage import exists, split_revision
 
 _PLACEHOLDER = "{prompt}"
@@ -221,7 +221,7 @@ EvaluationSource = Annotated[
 def as_sources(value: Any) -> Any:
     """Turn one source into a list of one. Text is the name of a built-in puzzle, or a path."""
     sources = []
-    for item in listed(value):
+    for item in as_list(value):
         key = "task" if item == "countdown" else "path"
         sources.append({key: item} if isinstance(item, str) else item)
     return sources

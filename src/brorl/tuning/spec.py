@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.comparison.arm_recipes import ArmRecipe, run_config
-from brorl.comparison.scores import ArmRun
+from brorl.comparison.scores import PlannedRun
 from brorl.comparison.spec import ComparisonSpec, read_fields, write_spec
 from brorl.config.reading import dump_yaml, with_settings
 from brorl.config.settings import TrainConfig
@@ -183,7 +183,7 @@ class TuningSpec:
         arms, where = (self.own, winner), (self.machine, self.jobs)
         return ComparisonSpec(arms, "seconds", run_seconds, points, seeds, (), (), *where)
 
-    def race_run(self, folder: Path, arm: ArmRecipe, fraction: float) -> ArmRun:
+    def race_run(self, folder: Path, arm: ArmRecipe, fraction: float) -> PlannedRun:
         """Write the recipe for an arm's run in the race, and return the run up to `fraction` of its budget."""
         directory = folder / "race" / arm.name.replace(" ", "_")
         points = tuple(self.run_seconds * fraction for fraction in _POINTS)
@@ -198,7 +198,7 @@ class TuningSpec:
             replace_file(recipe, dump_yaml(with_settings(config, changed, arm.name)).encode())
         resume = f"--budget.pause_at={'null' if pause is None else exact(pause)}"
         budget = Budget("seconds", rung, (rung / 2, rung))
-        return ArmRun(arm.name, _TUNING_SEED, recipe, directory, budget, (resume,))
+        return PlannedRun(arm.name, _TUNING_SEED, recipe, directory, budget, (resume,))
 
     def write(self, folder: Path) -> None:
         """Write `tune.json`."""
