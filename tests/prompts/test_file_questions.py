@@ -21,9 +21,9 @@ from pyarrow import parquet
 
 from brorl.errors import UserError
 from brorl.prompts.file_questions import read_commas, read_source
-from brorl.prompts.prompt import Message, Question
 from brorl.prompts.public_data import layouts_of
-from brorl.prompts.rows import read_rows
+from brorl.prompts.question import Message, Question
+from brorl.prompts.row_readers import read_rows
 from brorl.prompts.settings import FileSource
 from each_row import each_row
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brorl.prompts.prompt import Message, Question, drop_evaluated, split_held_out
+from brorl.prompts.held_out import drop_evaluated, split_held_out
+from brorl.prompts.question import Message, Question
 
 
 def ask(text: str, name: str = "") -> Question:
@@ -61,7 +62,7 @@ def test_side_and_order_are_the_documented_hash_in_another_process_too(rng: np.r
     texts = ["a", "日本", "\\frac{1}{2} {x}\n", *(q.text for q in QUESTIONS)]
     fraction, seed = float(rng.random()), int(rng.integers(2**63))
     code = (
-        "import json, sys; from brorl.prompts.prompt import *; "
+        "import json, sys; from brorl.prompts.held_out import *; "
         "questions = [Question(t, t, '1', 'd') for t in json.loads(sys.argv[1])]; "
         "found = split_held_out(questions, float(sys.argv[2]), int(sys.argv[3])).held_out; "
         "print(json.dumps([q.text for q in found]))"

@@ -15,7 +15,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from brorl.errors import UserError
-from brorl.prompts.prompt import Message, Prompt, Question
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import Message, Question
 from brorl.prompts.rendering import ShownTools, drop_long, prompt_problems, render
 from brorl.prompts.settings import PromptFormat
 from each_row import each_row

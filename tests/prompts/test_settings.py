@@ -23,8 +23,6 @@ from each_row import each_row
         ({"options_column": ["A", " "], "domain": "science"}, "options_column has an empty name"),
         ({"options_column": "A", "domain": "science", "answer_after": "####"}, "answer_after has no effect with options"),
         ({"options_column": "A", "layout": "gsm8k"}, "the layout gsm8k sets it"),
-        ({"layout": "deepscalar"}, "layout: 'deepscalar' is not a layout; did you mean deepscaler?"),
-        ({"layout": "zzz"}, "'zzz' is not a layout; the layouts are deepscaler, "),
         ({"layout": "gsm8k", "answer_after": "####"}, "answer_after: the layout gsm8k sets it; remove answer_after"),
         ({"layout": "gsm8k", "prompt_column": "question"}, "prompt_column: the layout gsm8k sets it"),
         ({"layout": "gsm8k", "domain": "code"}, "domain: the layout gsm8k sets it"),

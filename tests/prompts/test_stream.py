@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brorl.prompts.prompt import Prompt, PromptStream
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptStream
 
 
 def some_prompts(count: int) -> list[Prompt]:

@@ -112,7 +112,7 @@ def check_cheaply(config: TrainConfig) -> None:
                 f"{setting}: there is no file {file} (working folder {Path.cwd()}); write the function, or fix the path"
             )
 
-    from brorl.evaluation.questions import check_first_rows  # imports numpy
+    from brorl.training.questions import check_first_rows  # imports numpy
 
     check_first_rows(config)
 

@@ -26,8 +26,8 @@ from brorl.storage import output_folder
 
 if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
+    from brorl.evaluation.datasets import EvaluationRequest
     from brorl.evaluation.preparation import EvaluationInputs
-    from brorl.evaluation.questions import EvaluationRequest
     from brorl.evaluation.responses import EvaluationResult, ResponseStore, StoredBatch
 
 _OPTIONS = {  # setting -> option of `brorl eval`
@@ -132,7 +132,7 @@ def make_request(
     given: Mapping[str, Any],
 ) -> EvaluationRequest:
     """Return the checked settings of an evaluation: the checkpoint's run has them, and given ones replace them."""
-    from brorl.evaluation.questions import NO_LIMIT, EvaluationRequest
+    from brorl.evaluation.datasets import NO_LIMIT, EvaluationRequest
 
     samples, temperature = sampled["samples"], sampled["temperature"]
     if temperature == 0 and samples > 1:

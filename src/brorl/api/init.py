@@ -24,7 +24,7 @@ from brorl.format import counted, shell_command
 from brorl.model.settings import check_folder, shipped_folder
 from brorl.prompts.file_questions import read_commas, read_source
 from brorl.prompts.guess import guess_meaning
-from brorl.prompts.rows import is_local
+from brorl.prompts.row_readers import is_local
 from brorl.prompts.settings import FileSource
 from brorl.runs import RUNS
 from brorl.storage import dotted_items, is_file, is_folder
@@ -86,7 +86,7 @@ def _write_conversion(conversion: Conversion, output: Path) -> list[str]:
     """
     from ruamel.yaml import YAML
 
-    from brorl.evaluation.questions import build_questions, check_split  # imports numpy
+    from brorl.training.questions import build_questions, check_split  # imports numpy
 
     trainer, left, others = conversion.trainer, conversion.without_counterpart, conversion.not_read
     stream, remarks = StringIO(), [*conversion.remarks]

@@ -17,7 +17,7 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
 from brorl.format import visible_text
 from brorl.prompts.countdown import CountdownPuzzle
-from brorl.prompts.prompt import COUNTDOWN_DOMAIN, Question
+from brorl.prompts.question import COUNTDOWN_DOMAIN, Question
 from brorl.prompts.settings import FileSource
 from brorl.reporting.outline import Branch, lines_of, outline_of
 from brorl.reporting.tool_use import ToolUse
@@ -166,7 +166,7 @@ def _question(config: TrainConfig | None, text: str, reference: str | None, doma
                 f"{option('reference')} needs the domain of its verifier; add {option('domain', 'math')}, or another"
             )
         return Question("prompt", text, reference, chosen)
-    from brorl.evaluation.questions import build_questions
+    from brorl.training.questions import build_questions
 
     for source in () if config is None else build_questions(config):
         for question in (*source.held_out, *source.train):

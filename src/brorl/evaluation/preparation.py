@@ -11,15 +11,8 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
-from brorl.evaluation.questions import (
-    EvaluationRequest,
-    SourceQuestions,
-    all_questions,
-    find_unreadable,
-    read_datasets,
-    reading_lines,
-    unreadable_lines,
-)
+from brorl.evaluation.datasets import EvaluationRequest, read_datasets
+from brorl.evaluation.questions import all_questions, find_unreadable, reading_lines, unreadable_lines
 from brorl.evaluation.responses import PromptBatch, split_into_batches
 from brorl.model.device import available_bytes
 from brorl.model.load import check_vocabulary, choose_device, load_tokenizer
@@ -34,6 +27,7 @@ from brorl.model.memory_prediction import (
 from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.prompts.rendering import drop_long, prompt_problems
+from brorl.prompts.source_questions import SourceQuestions
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.sampling import SamplingParams
 from brorl.storage import function_file, size_and_sum

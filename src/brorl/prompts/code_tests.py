@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any, Literal
 
-from brorl.prompts.prompt import read_json
+from brorl.prompts.json_text import read_json
 
 OutputRule = Literal["tokens", "lines", "exact"]
 _CONFIG: Any = {"extra": "forbid"}

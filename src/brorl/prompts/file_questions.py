@@ -20,42 +20,33 @@ from typing import Any
 
 from brorl.errors import UserError, of_source
 from brorl.format import counted, listed, short_repr
+from brorl.prompts.asked import Asked, DroppedRow
+from brorl.prompts.column_names import USUAL_NAMES
 from brorl.prompts.decimal_commas import column_reading
-from brorl.prompts.prompt import (
+from brorl.prompts.json_text import JSON_NAMES
+from brorl.prompts.public_data import find_layout, layouts_of, read_layout
+from brorl.prompts.question import (
     CODE_DOMAIN,
     ENVIRONMENT_DOMAIN,
     GYM_DOMAIN,
     INSTRUCTIONS_DOMAIN,
-    JSON_NAMES,
     MATH_DOMAIN,
     SCIENCE_DOMAIN,
-    DroppedRow,
     Message,
     Question,
-    SourceReading,
 )
-from brorl.prompts.public_data import find_layout, layouts_of, read_layout, reasons
-from brorl.prompts.rows import Row, cell_of, decoded, is_local, is_missing, read_rows
+from brorl.prompts.row import Row, cell_of, decoded, is_missing
+from brorl.prompts.row_readers import is_local, read_rows
 from brorl.prompts.science import MeasuredAnswer, choice_question, read_options, right_option
 from brorl.prompts.settings import FileSource
+from brorl.prompts.source_questions import SourceQuestions, reasons
 
-# Setting of a column -> names that other datasets give the column, the most specific first.
-USUAL_NAMES = {
-    "prompt_column": (
-        "prompt", "question", "question_stem", "stem", "problem", "instruction", "query", "goal", "ctx", "sentence",
-        "messages", "input", "inputs", "text",
-    ),
-    "answer_column": (
-        "answer", "solution", "ground_truth", "final_answer", "expected_answer", "target", "label", "reference",
-        "reward_model", "output", "response",
-    ),
-}  # fmt: skip
 _JSON_DOMAINS = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN, SCIENCE_DOMAIN)  # their references can be JSON text
 _FORM = '[{"role": "user", "content": "..."}]'
 
 
-def read_columns(row: Row, source: FileSource, seed: int) -> Question:
-    """Return the question of a row, without id and source; the seed permutes its options.
+def read_columns(row: Row, source: FileSource, seed: int) -> Asked:
+    """Return what a row asks; the seed permutes its options.
 
     The reference of an environment is the whole row as JSON. A row without a question or an answer raises a
     `ValueError` with the problem and the fix.
@@ -79,8 +70,8 @@ def read_columns(row: Row, source: FileSource, seed: int) -> Question:
     if source.domain_column:
         domain = _text(_cell(row, source, "domain_column"), source.domain_column, "a domain is the name of a verifier")
     if earlier:
-        return Question("", "", reference, domain, messages=(*earlier, Message("user", text)))
-    return Question("", text, reference, domain)
+        return Asked("", reference, domain, (*earlier, Message("user", text)))
+    return Asked(text, reference, domain)
 
 
 def conversation(value: Any) -> list[Any] | None:
@@ -234,7 +225,7 @@ def _messages(values: list[Any], column: str) -> tuple[Message, ...]:
 CONTRADICTION = "the same question with different answers"
 
 
-def read_source(source: FileSource, seed: int = 0) -> SourceReading:
+def read_source(source: FileSource, seed: int = 0) -> SourceQuestions:
     """Read a source's distinct questions, in the order of its files (by name) and rows.
 
     A question that repeats with the same answer is kept once. With a layout, a question that repeats with another
@@ -242,7 +233,7 @@ def read_source(source: FileSource, seed: int = 0) -> SourceReading:
     `name:id` with an id column. The column `reward_model.ground_truth` means the key `ground_truth` inside the column
     `reward_model`, unless a column has the whole name.
     """
-    layout = find_layout(source.layout) if source.layout else None
+    layout = find_layout(source.layout)
     first: dict[bytes, Question] = {}  # digest of a question -> its first occurrence
     rows, dropped = Counter[bytes](), Counter[str]()
     contradicted: set[bytes] = set()
@@ -287,7 +278,8 @@ def read_source(source: FileSource, seed: int = 0) -> SourceReading:
             f"the layout {layout.name} dropped all {dropped.total():,} rows of {source.path} ({reasons(dropped)}); "
             f"choose another {of_source('layout')}, split or file"
         )
-    return SourceReading(kept, number, number - dropped.total() - len(kept), dict(dropped))
+    repeated = number - dropped.total() - len(kept)
+    return SourceQuestions(source, kept, num_rows=number, num_repeated=repeated, dropped=dict(dropped))
 
 
 _MOST_BAD = 1_000  # stop reading after this many bad rows
@@ -314,7 +306,7 @@ def _problems(bad: Sequence[tuple[Row, str]], path: str, number: int) -> str:
     return "\n".join([*lines, *([f"  and {counted(rest, 'other row')}"] if rest else [])])
 
 
-def read_commas(reading: SourceReading, domains: Collection[str]) -> SourceReading:
+def read_commas(found: SourceQuestions, domains: Collection[str]) -> SourceQuestions:
     """Write the answers of some domains so that their commas have one reading, that of all answers together.
 
     Domains of mathematics and science are meant: `32,5` among `32,7` and `1,25` is 32.5, and `2,5` among them 2.5.
@@ -325,18 +317,19 @@ def read_commas(reading: SourceReading, domains: Collection[str]) -> SourceReadi
         is_json = question.domain == SCIENCE_DOMAIN and question.reference.lstrip().startswith("{")
         return question.domain in meant and not is_json
 
-    commas = column_reading([question.reference for question in reading.questions if is_meant(question)])
+    commas = column_reading([question.reference for question in found.train if is_meant(question)])
     if commas is None:
-        return reading
+        return found
     questions = [
         replace(one, reference=commas.write(one.reference)) if is_meant(one) and "," in one.reference else one
-        for one in reading.questions
+        for one in found.train
     ]
-    return replace(reading, questions=questions, commas=commas)
+    return replace(found, train=questions, commas=commas)
 
 
 def check_first_row(source: FileSource) -> None:
-    """Check the first row of local files: this finds a wrong path, column or layout early."""
+    """Check the layout, and the first row of local files: this finds a wrong path, column or layout early."""
+    find_layout(source.layout)
     if is_local(source.path):
         for row in islice(read_rows(source.path, source.subset, source.split, _wanted(source)), 1):
             with suppress(DroppedRow):
@@ -351,8 +344,7 @@ def _wanted(source: FileSource) -> set[str] | None:
     columns = (
         source.prompt_column, source.context_column, source.answer_column, source.domain_column, *source.options_column
     )  # fmt: skip
-    if source.layout:
-        layout = find_layout(source.layout)
+    if layout := find_layout(source.layout):
         columns = (*layout.columns, *layout.optional)
     used = [*columns, source.id_column]
     return {name for column in used if column for name in (column, column.partition(".")[0])}
@@ -374,9 +366,10 @@ def _question(row: Row, source: FileSource, seed: int) -> Question:
         column, key = source.id_column, row.key
         if column:
             key = _text(_cell(row, source, "id_column"), column, "an id is a string or a number")
-        layout = find_layout(source.layout) if source.layout else None
-        question = read_layout(row, layout, seed) if layout else read_columns(row, source, seed)
+        layout = find_layout(source.layout)
+        asked = read_layout(row, layout, seed) if layout else read_columns(row, source, seed)
     except ValueError as problem:
         colon = "" if str(problem).startswith("has ") else ":"
         raise UserError(f"{row.location}{colon} {problem}") from None
-    return replace(question, id=f"{source.label}:{key}", source=source.label, location=row.location)
+    name, label = f"{source.label}:{key}", source.label
+    return Question(name, asked.text, asked.reference, asked.domain, label, asked.messages, row.location)

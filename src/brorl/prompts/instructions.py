@@ -18,7 +18,7 @@ from math import isfinite
 from typing import Any, Literal, get_args
 
 from brorl.format import short_repr
-from brorl.prompts.prompt import read_json
+from brorl.prompts.json_text import read_json
 
 Relation = Literal["less than", "at least", "at most", "exactly", "around"]
 RELATIONS: tuple[Relation, ...] = get_args(Relation)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from brorl.errors import UserError, first_line
 from brorl.format import short_repr
-from brorl.prompts.prompt import ENVIRONMENT_DOMAIN, Message, Prompt, PromptIds, Question
+from brorl.prompts.prompt import Prompt, PromptIds
+from brorl.prompts.question import ENVIRONMENT_DOMAIN, Message, Question
 from brorl.prompts.settings import PromptFormat
 
 if TYPE_CHECKING:

@@ -14,8 +14,11 @@ from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from brorl.format import short_repr
-from brorl.prompts.prompt import SCIENCE_DOMAIN, DroppedRow, Question, question_of, read_json, uniform_hash
-from brorl.prompts.rows import decoded, is_missing
+from brorl.prompts.asked import Asked, DroppedRow
+from brorl.prompts.json_text import read_json
+from brorl.prompts.question import SCIENCE_DOMAIN
+from brorl.prompts.row import decoded, is_missing
+from brorl.seeds import uniform_hash
 
 # `all of the above` makes sense only at the end, and `both A and B` only in the order of the data.
 _LAST = re.compile(r"(?:all|none|both|neither|any|some)\b.*\b(?:above|these|the others|of them)\W*", re.IGNORECASE)
@@ -254,7 +257,7 @@ def whole_number(value: Any) -> int | None:
     return int(match[1]) if match else None
 
 
-def choice_question(question: str, texts: Sequence[str], right: int, seed: int) -> Question:
+def choice_question(question: str, texts: Sequence[str], right: int, seed: int) -> Asked:
     """Return a question with its options below it and the `Choices` as its reference.
 
     The question and the seed permute the options. A question that already shows the options with their letters stays
@@ -269,7 +272,7 @@ def choice_question(question: str, texts: Sequence[str], right: int, seed: int) 
         raise DroppedRow(str(error).removeprefix("has ")) from None
     if not question.strip():
         raise DroppedRow("no question")
-    return question_of(question if shown else choices.under(question), choices.to_text(), SCIENCE_DOMAIN)
+    return Asked(question if shown else choices.under(question), choices.to_text(), SCIENCE_DOMAIN)
 
 
 def shows_options(text: str, options: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from brorl.errors import UserError, of_source
-from brorl.prompts.prompt import MATH_DOMAIN, SCIENCE_DOMAIN, Message, Question
+from brorl.prompts.question import MATH_DOMAIN, SCIENCE_DOMAIN, Message, Question
 from brorl.section import Names, Section, listed
 from brorl.storage import exists, split_revision
 
@@ -120,9 +120,6 @@ class FileSource(Section):
                 raise ValueError(f"{of_source(name)} is empty; give it a value, or {otherwise}")
         _check_label(self.label)
         if self.layout is not None:
-            from brorl.prompts.public_data import find_layout
-
-            find_layout(self.layout)
             fields = type(self).model_fields
             given = next((name for name in _OF_A_LAYOUT if getattr(self, name) != fields[name].default), None)
             if given:

@@ -20,8 +20,10 @@ from typing import Any, Self
 import numpy as np
 
 from brorl.errors import UserError
-from brorl.prompts.prompt import GYM_DOMAIN, Question, SourceReading, read_json
+from brorl.prompts.json_text import read_json
+from brorl.prompts.question import GYM_DOMAIN, Question
 from brorl.prompts.settings import ALL, PRORL, GymSource
+from brorl.prompts.source_questions import SourceQuestions
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 from brorl.verification.sandbox.values import decode, encode
 
@@ -135,7 +137,7 @@ _ENTRIES_PER_CALL = 20
 _Row = tuple[str, int, str, str, str | None]  # (dataset, index, question, task, why it was dropped)
 
 
-def read_gym(source: GymSource, workers: int | None, location: str = "data.sources[]") -> SourceReading:
+def read_gym(source: GymSource, workers: int | None, location: str = "data.sources[]") -> SourceQuestions:
     """Generate the questions of a source; `location` is its name in errors.
 
     The questions are distinct, with the ids `name:index`, or `name:data_set:index` if there are several datasets. If
@@ -161,8 +163,13 @@ def read_gym(source: GymSource, workers: int | None, location: str = "data.sourc
             f"{location}: no question of {source.label} can be used ({', '.join(dropped)}); raise num_questions, or "
             "change gym or config"
         )
-    repeated = len(rows) - dropped.total() - len(questions)
-    return SourceReading(list(questions.values()), len(rows), repeated, dict(dropped))
+    return SourceQuestions(
+        source,
+        list(questions.values()),
+        num_rows=len(rows),
+        num_repeated=len(rows) - dropped.total() - len(questions),
+        dropped=dict(dropped),
+    )
 
 
 def _config_text(source: GymSource) -> str:
