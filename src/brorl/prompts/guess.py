@@ -15,7 +15,7 @@ from brorl.errors import UserError, of_source
 from brorl.prompts.answer_rules import find_domain, looks_mathematical
 from brorl.prompts.asked import Asked, DroppedRow
 from brorl.prompts.column_names import CLASSES, CONTEXTS, INSTRUCTION, INSTRUCTION_CONTEXT, NOT_ASKED, USUAL_NAMES
-from brorl.prompts.file_questions import conversation, without_answer
+from brorl.prompts.columns import conversation, without_answer
 from brorl.prompts.option_columns import find_choice, option_groups
 from brorl.prompts.public_data import LAYOUTS, Layout, read_layout
 from brorl.prompts.question import MATH_DOMAIN, SCIENCE_DOMAIN
