@@ -17,6 +17,7 @@ from brorl.prompts.settings import FileSource
 from brorl.prompts.source_questions import SourceQuestions
 from data_files import write_rows
 from each_row import each_row
+from error_names import check_names
 
 # Rows in the shape of the public datasets. Each has a question and its reference, or the reason why it is dropped.
 BOX = "Present the answer in LaTex format: \\boxed{Your answer}"
@@ -168,27 +169,21 @@ def test_unusable_rows_are_dropped(text: str, reference: str, reason: str) -> No
 
 def test_a_wrong_layout_names_the_row_the_problem_and_the_layout_that_fits(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", [{"problem": "x", "solution": "\\boxed{1}"}])
-    assert refusal(path, "gsm8k") == (
-        f"{path} line 1 is not of the layout gsm8k: it has no column 'question' (columns: problem, solution); set "
-        "data.sources[].layout to one that fits these columns: math"
-    )
+    said = refusal(path, "gsm8k")
+    check_names(said, f"{path} line 1", "the layout gsm8k", "'question'", "columns: problem, solution", "columns: math")
     path = write_rows(tmp_path / "other.parquet", [{"u": "x", "v": 1}])
-    assert refusal(path, "math") == (
-        f"{path} row 1 is not of the layout math: it has no column 'problem' (columns: u, v); no layout fits these "
-        "columns; name them with data.sources[].prompt_column and answer_column"
-    )
+    said = refusal(path, "math")
+    check_names(said, f"{path} row 1", "the layout math", "'problem'", "columns: u, v", "data.sources[].prompt_column")
     path = write_rows(tmp_path / "broken.jsonl", [{"question": 3, "answer": "#### 4"}])
-    assert "is not of the layout gsm8k: the problem must be a string, got int (columns: question, answer)" in refusal(
-        path, "gsm8k"
-    )
+    check_names(refusal(path, "gsm8k"), "the layout gsm8k", "a string, got int", "columns: question, answer")
 
 
 def test_data_of_which_no_row_is_left_lists_the_reasons(tmp_path: Path) -> None:
     rows = [row for row, found in ROWS["deepscaler"] if isinstance(found, str)]
     path = write_rows(tmp_path / "rows.jsonl", rows)
-    assert refusal(path, "deepscaler") == (
-        f"the layout deepscaler dropped all 3 rows of {path} (2 no answer, 1 no question); choose another "
-        "data.sources[].layout, split or file"
+    said = refusal(path, "deepscaler")
+    check_names(
+        said, "the layout deepscaler", f"3 rows of {path} (2 no answer, 1 no question)", "data.sources[].layout"
     )
 
 

@@ -16,7 +16,7 @@ from each_row import each_row
         ({"path": " "}, "data.sources[].path is empty; give it a value"),
         ({"answer_column": ""}, "data.sources[].answer_column is empty; give it a value, or leave it out if it has a default"),
         ({"answer_after": ""}, "data.sources[].answer_after is empty; give it a value, or null"),
-        ({"name": "a:b"}, "data.sources[].name: 'a:b' must have no colon, which separates the parts of ids; choose another name"),
+        ({"name": "a:b"}, "data.sources[].name: 'a:b' must have no colon, which separates the parts of ids; choose a different name"),
         ({"limit": 0}, "greater than or equal to 1"),
         ({"options_column": "A"}, "needs the verifier of multiple choice; set data.sources[].domain: science"),
         ({"first_option": 0}, "first_option has no effect without options_column"),

@@ -84,7 +84,7 @@ class TestPromptStream:
         with pytest.raises(ValueError, match="changed") as caught:
             PromptStream(some_prompts(4), 0).load_state_dict(state)
         check_names(caught.value, "5 training prompts then, 4 now", "restore the data", "start a new run")
-        with pytest.raises(ValueError, match="another order"):
+        with pytest.raises(ValueError, match="a different order"):
             PromptStream(some_prompts(5)[::-1], 0).load_state_dict(state)
 
     def test_the_fingerprint_leaves_out_what_decides_nothing(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from brorl.prompts.source_questions import SourceQuestions
 from brorl.storage import is_file
 from brorl.verification.gym.task import BENCHMARKS as GYM_BENCHMARKS
 
+_NAMES = (*BENCHMARKS, *GYM_BENCHMARKS)  # of all benchmarks
 NO_LIMIT = 2**31
 """`evaluation.num_prompts` of an evaluation on all prompts."""
 
@@ -53,32 +54,27 @@ class EvaluationRequest:
 
 
 def read_datasets(request: EvaluationRequest) -> list[SourceQuestions]:
-    """Read all datasets. Puzzles and the data of a run also have questions to train on, which the caller leaves out."""
+    """Read the questions to evaluate on, without the questions to train on that puzzles and the data of a run have."""
     config = request.config
     if not request.data:
         if not request.belongs_to_run or not (config.data.held_out_fraction or config.evaluation.sources):
             raise UserError(
                 f"{config.model} is not from a run with held-out questions; choose the data to evaluate on: "
-                f"{option('data')} {' | '.join(_names())} | FILE | HUB_ID | countdown"
+                f"{option('data')} {' | '.join(_NAMES)} | FILE | HUB_ID | countdown"
             )
         sources = read_sources(config)
         check_held_out(config, sources)
-        return [source for source in sources if source.held_out]
+        return [replace(source, train=()) for source in sources if source.held_out]
     datasets = []
     for text in request.data:
         source = parse_data(text)
         with naming_data(text, source):
-            datasets.append(read_questions(_as_guessed(text, source, config), config))
+            datasets.append(replace(read_questions(_as_guessed(text, source, config), config), train=()))
     if repeated := first_repeated([one.name for one in datasets]):
         raise UserError(
             f"two datasets have the same name, {repeated!r}; rename one: {option('data', '{path: ..., name: ...}')}"
         )
     return datasets
-
-
-def _names() -> tuple[str, ...]:
-    """Return the names of all benchmarks."""
-    return (*BENCHMARKS, *GYM_BENCHMARKS)
 
 
 def parse_data(text: str) -> Source:
@@ -129,7 +125,7 @@ def naming_data(text: str, source: Source) -> Iterator[None]:
         message = f"{option('data', text)}: {error}"
         if isinstance(source, FileSource) and any(key.endswith("_column") for key in named):
             message += f", as in {option('data', f'{{path: {source.path}, prompt_column: NAME}}')}"
-        if text not in _names() and (near := get_close_matches(text.lower(), _names(), 3, 0.7)):
+        if text not in _NAMES and (near := get_close_matches(text.lower(), _NAMES, 3, 0.7)):
             message += f"; did you mean the benchmark {' or '.join(near)}?"
         raise UserError(message) from error
 

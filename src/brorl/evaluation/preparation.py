@@ -70,8 +70,6 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
     check_engine(config)
     model_config = read_config(find_model(config.model))
     sets = read_datasets(request)
-    # puzzles are also split into questions to train on, which an evaluation leaves out
-    sets = [replace(one, train=()) for one in sets]
     domains, workers = {question.domain for question in all_questions(sets)}, Workers.from_settings(config.verification)
     tools = load_tools(config, workers)
     environment = environment_verifier(tools)
@@ -181,7 +179,7 @@ def _check_memory(
     )
     training = predict_memory(model_config, settings, Workload(longest, limit, num_rows=largest * samples))
     weights = training.kept[0].num_bytes // (2 if config.dtype == "bfloat16" else 1)  # trained weights are float32
-    smaller = option("dtype", "bfloat16") if config.dtype != "bfloat16" else "another model"
+    smaller = option("dtype", "bfloat16") if config.dtype != "bfloat16" else "a smaller model"
     of_engine = ("sampling copy", "sampling cache") if settings.separate_engine else ("joined weights",)
     engine = [line for line in training.kept if line.name in of_engine]
     kept = (MemoryLine("weights", weights, smaller), *engine)

@@ -75,13 +75,11 @@ def check_held_out(config: TrainConfig, sources: Sequence[SourceQuestions]) -> N
 
 def reading_lines(sources: Sequence[SourceQuestions]) -> list[str]:
     """Return a line about each source with rows that its layout dropped, and about commas that were read."""
-    lines = comma_lines(sources)
-    if reduced := [one for one in sources if any(one.dropped.values())]:
-        lines += [
-            f"{one.name}: {sum(one.dropped.values()):,} of {one.num_rows:,} rows were dropped ({reasons(one.dropped)})"
-            for one in reduced
-        ]
-    return lines
+    return comma_lines(sources) + [
+        f"{one.name}: {sum(one.dropped.values()):,} of {one.num_rows:,} rows were dropped ({reasons(one.dropped)})"
+        for one in sources
+        if any(one.dropped.values())
+    ]
 
 
 def comma_lines(sources: Sequence[SourceQuestions]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Rules that tell from the answers of a file which verifier can read them."""
+"""Rules that choose the verifier of a file from its answers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _no_rule(path: str, column: str, answers: Sequence[str]) -> UserError:
     if solutions and all(last_box(text) is not None for text in solutions):
         return UserError(
             f"{path}: column {column!r} contains whole solutions with the answer in \\boxed{{}}; write the answers "
-            f"into another column and name it with {of_source('answer_column')}"
+            f"into a different column and name it with {of_source('answer_column')}"
         )
     strange = next(text for text in answers if not looks_mathematical(text))
     are_short = sum(map(_is_short, answers)) >= _MOSTLY * len(answers)
@@ -95,5 +95,6 @@ def _no_rule(path: str, column: str, answers: Sequence[str]) -> UserError:
     return UserError(
         f"{path}: the answers in column {column!r}, such as {strange[:60]!r}, do not look like numbers or formulas; "
         f"give {of_source('domain', 'math')} if they are mathematics, {science}{of_source('domain', 'NAME')} with a "
-        f"verifier that you write (docs/how-to/verifiers.md), or name another column with {of_source('answer_column')}"
+        f"verifier that you write (docs/how-to/verifiers.md), or name a different column with "
+        f"{of_source('answer_column')}"
     )

@@ -148,7 +148,7 @@ def _cell(row: Row, source: FileSource, setting: str, column: str | None = None)
         return cell_of(row.values, column)
     taken = {source.prompt_column, source.answer_column, source.id_column, source.domain_column}
     lower = {name.lower(): name for name in reversed(row.columns) if name not in taken}
-    # the same name in another case, a usual name, or a name of similar spelling
+    # the same name in a different case, a usual name, or a name of similar spelling
     names = (column.lower(), *USUAL_NAMES.get(setting, ()), *difflib.get_close_matches(column.lower(), lower, n=1))
     meant = next((lower[name] for name in names if name in lower), None)
     advice = of_source(setting, meant) if meant else f"{of_source(setting)} to one of them"

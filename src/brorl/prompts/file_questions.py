@@ -69,7 +69,7 @@ def read_source(source: FileSource, seed: int = 0) -> SourceQuestions:
     if layout and not kept:
         raise UserError(
             f"the layout {layout.name} dropped all {dropped.total():,} rows of {source.path} ({reasons(dropped)}); "
-            f"choose another {of_source('layout')}, split or file"
+            f"choose a different {of_source('layout')}, split or file"
         )
     repeated = num_rows - dropped.total() - len(kept)
     return SourceQuestions(source, kept, num_rows=num_rows, num_repeated=repeated, dropped=dict(dropped))

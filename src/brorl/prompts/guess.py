@@ -54,7 +54,7 @@ def guess_meaning(
     """Guess what the columns of a file, a folder or a dataset mean; given columns or a given domain are kept.
 
     A layout is chosen if all its columns exist and it can read the rows. For mathematics, columns with clear names
-    take precedence over a layout. Columns of options make multiple-choice questions, unless another domain is given.
+    take precedence over a layout. Columns of options make multiple-choice questions, unless the domain is not science.
     """
     rows = _first_rows(path)
     is_given = prompt_column or answer_column or domain or options_column
@@ -62,16 +62,10 @@ def guess_meaning(
     if by_layout and by_layout.domain != MATH_DOMAIN:
         return by_layout
     try:
+        guess = None
         if options_column or domain in (None, SCIENCE_DOMAIN):
-            groups = option_groups(rows, options_column)
-            choice = find_choice(path, rows, _good_rows(path), groups, answer_column, first_option)
-            if choice is not None:
-                taken = {*choice["options_column"], choice["answer_column"]}
-                prompt = _column(path, rows, "prompt_column", prompt_column, taken)
-                source = _source(path, **choice, prompt_column=prompt, domain=domain or SCIENCE_DOMAIN)
-                example = str(_present(rows, source.answer_column)[0])
-                return _with_context(Guess(source, source.domain, example, "multiple choice"), rows)
-        return _with_context(_guess_columns(path, rows, prompt_column, answer_column, domain), rows)
+            guess = _guess_choice(path, rows, prompt_column, answer_column, domain, options_column, first_option)
+        return _with_context(guess or _guess_columns(path, rows, prompt_column, answer_column, domain), rows)
     except UserError:
         if by_layout:
             return by_layout
@@ -123,11 +117,31 @@ def _read_by(layout: Layout, rows: Sequence[Row]) -> list[Asked]:
             found.append(read_layout(row, layout, seed=0))
         except DroppedRow:
             continue
-        except UserError:  # a row of another layout
+        except UserError:  # the row belongs to a different layout
             return []
     strange = sum(not looks_mathematical(asked.reference) for asked in found)
     is_math = bool(found) and found[0].domain == MATH_DOMAIN
     return [] if is_math and strange > (1 - _MOSTLY) * len(found) else found
+
+
+def _guess_choice(
+    path: str,
+    rows: Sequence[Row],
+    prompt_column: str | None,
+    answer_column: str | None,
+    domain: str | None,
+    options_column: Sequence[str],
+    first_option: int | None,
+) -> Guess | None:
+    """Guess the columns of multiple-choice questions; None if the rows have no options."""
+    groups = option_groups(rows, options_column)
+    choice = find_choice(path, rows, _good_rows(path), groups, answer_column, first_option)
+    if choice is None:
+        return None
+    taken = {*choice["options_column"], choice["answer_column"]}
+    prompt = _column(path, rows, "prompt_column", prompt_column, taken)
+    source = _source(path, **choice, prompt_column=prompt, domain=domain or SCIENCE_DOMAIN)
+    return Guess(source, source.domain, str(_present(rows, source.answer_column)[0]), "multiple choice")
 
 
 def _guess_columns(

@@ -11,6 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from brorl.format import short_repr
 
+FORBID_UNKNOWN_KEYS: Any = {"extra": "forbid"}
+"""The `__pydantic_config__` of a dataclass that `read_json` reads."""
 JSON_NAMES = {
     list: "a list", dict: "an object", str: "text", int: "a number", float: "a number", bool: "true or false",
     type(None): "null",

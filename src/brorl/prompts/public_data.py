@@ -31,7 +31,7 @@ class Layout(NamedTuple):
     data_sets: tuple[str, ...] = ()  # hub ids of datasets with this layout
     optional: tuple[str, ...] = ()  # `read` also reads these columns if a dataset has them
     only: tuple[tuple[str, str], ...] = ()  # (column, value): keep only rows with this value
-    # Whether every row counts: a row without a question is an error, and a repeated row is a question of its own.
+    # Whether every row counts: a row without a question is an error, and a repeated row is a separate question.
     is_whole: bool = False
 
     def asked(self, row: Cells, seed: int) -> Asked:

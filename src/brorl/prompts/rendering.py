@@ -246,7 +246,7 @@ def prompt_problems(
 ) -> Iterator[str]:
     """Yield the problem of each prompt that the tokenizer cannot encode, or that leaves no room for a response.
 
-    `limits` maps the name of a setting to its maximum tokens of a response; `otherwise` is another fix to suggest.
+    `limits` maps the name of a setting to its maximum tokens of a response; `otherwise` is an alternative fix.
     """
     longest = model_positions(model_config)
     setting, response = max(limits.items(), key=lambda item: item[1])

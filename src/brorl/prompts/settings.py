@@ -17,7 +17,7 @@ _PLACEHOLDER = "{prompt}"
 GYM_SETS = ALL, PRORL = ("all", "prorl")
 """Sets of Reasoning Gym's datasets, which a source can name in place of datasets."""
 _OWN_OPTIONS = {"messages", "add_generation_prompt", "chat_template", "strftime_now"}
-"""Variables of a chat template that are no options."""
+"""Variables of a chat template that are not options."""
 _OF_A_LAYOUT = (
     "prompt_column", "context_column", "answer_column", "answer_after", "options_column", "first_option", "domain",
     "domain_column",
@@ -192,7 +192,7 @@ def _check_label(label: str) -> None:
     if ":" in label:
         raise ValueError(
             f"{of_source('name', repr(label))} must have no colon, which separates the parts of ids; "
-            "choose another name"
+            "choose a different name"
         )
 
 

@@ -49,7 +49,7 @@ class PromptStream:
             raise ValueError("a stream needs at least one prompt, got none; add data, or lower data.held_out_fraction")
         twice = next((name for name, count in Counter(prompt.id for prompt in prompts).items() if count > 1), None)
         if twice is not None:
-            raise ValueError(f"two prompts have the id {twice!r}; give each prompt another id")
+            raise ValueError(f"two prompts have the id {twice!r}; give each prompt a different id")
         self._fractions = [weight / sum(exact.values()) for weight in exact.values()]
         self._turns = [0] * len(exact)
         self._seed = seed
@@ -103,7 +103,7 @@ class PromptStream:
         for name, problem in (
             ("num_prompts", f"{state['num_prompts']} training prompts then, {self.num_prompts} now; restore the data"),
             ("fingerprint", f"still {self.num_prompts} training prompts, but other ids, tokens, references or domains, "
-             "or another order; restore the data, the prompt settings and the tokenizer"),
+             "or a different order; restore the data, the prompt settings and the tokenizer"),
             ("shares", f"the fractions of the sources were {shares} and are {own_shares}; restore the sources and "
              "their weights"),
         ):  # fmt: skip

@@ -41,7 +41,7 @@ def read_responses(path: str, columns: ResponseColumns) -> Iterator[StoredRespon
 
 
 def _response(row: Row, columns: ResponseColumns) -> StoredResponse:
-    """Return the response in a row; reject a text that is no string, and a row that does not name its question."""
+    """Return the response in a row; reject text that is not a string, and a row that does not name its question."""
     text = _named(row, columns.response, f"give {option('response-column')}")
     if not isinstance(text, str):
         kind = _kind(text)

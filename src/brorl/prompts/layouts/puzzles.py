@@ -11,7 +11,7 @@ from brorl.prompts.row import Cells, decoded
 
 
 def countdown(row: Cells, _seed: int) -> Asked:
-    """Read the numbers and the target of a countdown puzzle; a row with a prompt of its own keeps it."""
+    """Read the numbers and the target of a countdown puzzle; a row that has a prompt keeps it."""
     numbers, target = decoded(row["nums"]), row["target"]
     if isinstance(target, str) and target.strip().isdecimal():  # in a CSV file
         target = int(target)

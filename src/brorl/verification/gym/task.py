@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from brorl.errors import UserError
-from brorl.prompts.json_text import read_json
+from brorl.prompts.json_text import FORBID_UNKNOWN_KEYS, read_json
 from brorl.prompts.question import GYM_DOMAIN, Question
 from brorl.prompts.settings import ALL, PRORL, GymSource
 from brorl.prompts.source_questions import SourceQuestions
@@ -72,14 +72,11 @@ BENCHMARKS: Mapping[str, GymSource] = {
 }
 
 
-_CONFIG: Any = {"extra": "forbid"}
-
-
 @dataclass(frozen=True)
 class GymTask:
     """A generated question, with everything that its scorer reads."""
 
-    __pydantic_config__ = _CONFIG
+    __pydantic_config__ = FORBID_UNKNOWN_KEYS
 
     data_set: str  # the dataset's name in Reasoning Gym: `leg_counting`
     entry: Mapping[str, Any]  # the generated `question`, `answer` and `metadata`
