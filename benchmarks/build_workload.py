@@ -164,9 +164,9 @@ def _of_checkpoint(folder: str, num_prompts: int, _: int) -> tuple[PreTrainedMod
     """Use a trained model with training puzzles of the recipe quickstart."""
     from brorl.config.reading import make_config, read_recipe
     from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
-    from brorl.prompts.prompt import PromptStream
     from brorl.prompts.rendering import render
     from brorl.prompts.settings import PromptFormat
+    from brorl.prompts.stream import PromptStream
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -32,7 +32,7 @@ from brorl.prompts.countdown import (
     countdown_questions,
     split_countdown,
 )
-from brorl.prompts.prompt import Split
+from brorl.prompts.held_out import Split
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
 from brorl.rollout.native_engine import NativeEngine

@@ -17,7 +17,7 @@ from rich.console import Console
 from brorl.api.arguments import resolve_config
 from brorl.api.evaluate import evaluate, make_request
 from brorl.errors import UserError
-from brorl.evaluation.questions import NO_LIMIT
+from brorl.evaluation.datasets import NO_LIMIT
 from run_support import command, save_tiny_model
 
 QUICK: dict[str, Any] = {"samples": 8, "evaluation": {"num_prompts": 4}, "engine.threads": 1}

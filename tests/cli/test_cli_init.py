@@ -214,7 +214,7 @@ def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
     write_rows("solved.jsonl", [{"prompt": f"{i}?", "solution": f"{long}\\boxed{{{i}}}"} for i in range(5)])
     assert "contains whole solutions with the answer in \\boxed{}" in refusal("solved.jsonl", "--output=b.yaml")
     write_rows("twice.jsonl", [{"prompt": "1?", "answer": "1"}, {"prompt": "1?", "answer": "2"}])
-    assert "twice.jsonl line 1 with another answer" in refusal("twice.jsonl", "--output=b.yaml")
+    assert "twice.jsonl line 1 with a different answer" in refusal("twice.jsonl", "--output=b.yaml")
     assert "DATA_FILE" in refusal("--output=b.yaml")
 
 

@@ -14,9 +14,9 @@ from brorl.config.reading import make_config, read_recipe
 from brorl.distributed.remote_parts import _make_verifiers
 from brorl.errors import UserError
 from brorl.evaluation import preparation
+from brorl.evaluation.datasets import NO_LIMIT, EvaluationRequest, parse_data, read_all_questions, read_datasets
 from brorl.evaluation.evaluator import weights_fingerprint
 from brorl.evaluation.preparation import prepare_evaluation, prompts_per_batch
-from brorl.evaluation.questions import NO_LIMIT, EvaluationRequest, parse_data, read_all_questions, read_datasets
 from brorl.model.load import load_model
 from brorl.model.memory_prediction import MemoryPrediction
 from brorl.prompts.public_data import benchmark_source

@@ -9,7 +9,7 @@ import pytest
 from brorl.errors import UserError
 from brorl.prompts.file_questions import read_source
 from brorl.prompts.guess import Guess, guess_meaning
-from brorl.prompts.prompt import Question
+from brorl.prompts.question import Question
 from brorl.prompts.science import Choices, read_science_reference
 from brorl.prompts.settings import FileSource
 from brorl.verification.domains.choice import choose

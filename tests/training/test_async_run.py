@@ -16,7 +16,8 @@ from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.settings import AdvantageSettings, ImportanceCorrection, RewardShaping
 from brorl.assemble import build_run
 from brorl.config.reading import make_config, read_recipe
-from brorl.prompts.prompt import Prompt, PromptStream
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import SampledTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.runs.checkpoint import TrainerState

@@ -20,7 +20,8 @@ from brorl.algorithms.settings import AdvantageSettings, RewardShaping
 from brorl.assemble import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.evaluation.settings import EvaluationSettings
-from brorl.prompts.prompt import Prompt, PromptStream
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import Engine
 from brorl.runs.checkpoint import INITIAL_STATE, is_checkpoint, last_checkpoint, read_state
 from brorl.runs.run_directory import RunDirectory

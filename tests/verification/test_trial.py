@@ -9,7 +9,8 @@ import pytest
 from brorl.api.check import check_trial
 from brorl.errors import UserError
 from brorl.prompts.countdown import CountdownPuzzle, countdown_puzzles
-from brorl.prompts.prompt import Prompt, Question
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import Question
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.math import MathVerifier
 from brorl.verification.domains.table import FunctionVerifier

@@ -31,7 +31,8 @@ from brorl.console.progress import cut_warning
 from brorl.console.screen import in_notebook, text_console
 from brorl.errors import UserError, option
 from brorl.format import counted, duration, listed, shell_command, shortened
-from brorl.prompts.prompt import CODE_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN, Prompt
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import CODE_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN
 from brorl.prompts.settings import FileSource
 from brorl.sampling import decode_tokens
 from brorl.table import Result, Table

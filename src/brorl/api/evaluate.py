@@ -21,7 +21,7 @@ from brorl.api.in_memory import rows_to_evaluate
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.console.screen import Screen
 from brorl.errors import UserError, option
-from brorl.evaluation.questions import NO_LIMIT, EvaluationRequest
+from brorl.evaluation.datasets import NO_LIMIT, EvaluationRequest
 from brorl.format import listed
 from brorl.runs import RUNS
 from brorl.runs.run_directory import RunDirectory

@@ -17,8 +17,10 @@ from brorl.model.settings import shipped_folder
 from brorl.prompts.answer_forms import AnswerForm, asked_form
 from brorl.prompts.decimal_commas import comma_line
 from brorl.prompts.guess import Guess
-from brorl.prompts.prompt import CODE_DOMAIN, COUNTDOWN_DOMAIN, SourceReading, split_held_out
+from brorl.prompts.held_out import split_held_out
+from brorl.prompts.question import CODE_DOMAIN, COUNTDOWN_DOMAIN
 from brorl.prompts.rendering import TEMPLATES
+from brorl.prompts.source_questions import SourceQuestions
 from brorl.verification.domains.table import DOMAINS
 
 _FUNCTION_FILE = "my_checks.py"  # the file of the user's verifier
@@ -38,7 +40,7 @@ class FirstRecipe:
 
     lines: tuple[Line, ...]  # the settings, in the order of the file
     guess: Guess
-    reading: SourceReading
+    reading: SourceQuestions
     form: AnswerForm | None  # questions ask for answers in this form, such as `\boxed{...}`; None if in no form
 
     @property
@@ -129,7 +131,7 @@ class FirstRecipe:
 
 
 def make_first_recipe(
-    path: str, model: str | None, guess: Guess, reading: SourceReading, tools: Mapping[str, str]
+    path: str, model: str | None, guess: Guess, reading: SourceQuestions, tools: Mapping[str, str]
 ) -> FirstRecipe:
     """Choose the settings, so that a prompt and its response fit into the model's positions.
 

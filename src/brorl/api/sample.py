@@ -15,16 +15,16 @@ from brorl.api.arguments import WITHOUT_TRAINING, refuse_in_worker, resolve_chec
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
-from brorl.evaluation.questions import build_questions
 from brorl.format import visible_text
 from brorl.model.settings import LoraSettings
 from brorl.prompts.countdown import CountdownPuzzle
-from brorl.prompts.prompt import COUNTDOWN_DOMAIN, Question
+from brorl.prompts.question import COUNTDOWN_DOMAIN, Question
 from brorl.prompts.settings import FileSource
 from brorl.reporting.outline import Branch, lines_of, outline_of
 from brorl.reporting.tool_use import ToolUse
 from brorl.table import Result, Table
 from brorl.tools.of_recipe import environment_verifier, load_tools, make_toolbox, rendered, with_turns
+from brorl.training.questions import build_questions
 from brorl.verification.domains.table import make_verifiers
 from brorl.verification.grade import grade, seen_text
 from brorl.verification.sandbox.pool import Workers

@@ -5,6 +5,7 @@ Responses to unknown questions are counted and shown.
 
 from __future__ import annotations
 
+import glob
 import json
 import re
 from collections import Counter, defaultdict
@@ -21,11 +22,11 @@ from brorl.api.arguments import refuse_in_worker
 from brorl.config.reading import flat_settings
 from brorl.console.screen import Screen
 from brorl.errors import UserError, option
-from brorl.evaluation.questions import read_all_questions
+from brorl.evaluation.datasets import read_all_questions
 from brorl.format import counted, shortened, visible_text
-from brorl.prompts.prompt import Question
-from brorl.runs.response_files import ResponseColumns, find_responses, read_responses, run_of
-from brorl.storage import exists, is_folder, replace_file, storage_errors
+from brorl.prompts.question import Question
+from brorl.runs.stored_rollouts import stored_steps
+from brorl.storage import exists, is_file, is_folder, replace_file, storage_errors
 from brorl.table import Result, Table
 from brorl.tools.of_recipe import environment_verifier, load_tools
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
@@ -38,6 +39,7 @@ from brorl.verification.grade import (
     match_questions,
     rescore,
 )
+from brorl.verification.response_files import ResponseColumns, read_responses
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import unreadable_references
 
@@ -233,7 +235,7 @@ def verify(
 
 def _data_of(file: str | Path) -> str:
     """Return the run that a file of responses belongs to."""
-    run = run_of(str(file))
+    run = _run_of(str(file))
     if run is None:
         raise UserError(
             f"{file} does not belong to a run; name its questions with {option('data')}: a recipe, a benchmark or a "
@@ -260,7 +262,7 @@ def _verify(
     file: str, data: str, columns: ResponseColumns, settings: Mapping[str, Any], screen: Screen
 ) -> VerifyResult:
     screen.observe(Phase("reading", "responses"))
-    path = find_responses(file)
+    path = _find_responses(file)
     responses = list(read_responses(path, columns))
     screen.observe(Phase("reading", "questions"))
     config, questions = read_all_questions(data, settings)
@@ -284,6 +286,33 @@ def _verify(
             {question.id for question, _ in unreadable},
         )
     return VerifyResult(path, data, tuple(rescored), tuple(unknown), tuple(unreadable), seconds)
+
+
+def _run_of(path: str) -> Path | None:
+    """Return the run directory at a path, or up to two folders above it; None if there is none."""
+    local = Path(path).expanduser()
+    candidates = (local, local.parent, local.parent.parent)
+    return next((folder for folder in candidates if is_file(folder / "config.yaml")), None)
+
+
+def _find_responses(path: str) -> str:
+    """Return the file or folder of the responses; for a run directory, the rollouts of its last stored step."""
+    local = Path(path).expanduser()
+    if not path.strip():
+        raise UserError("FILE is empty; name the file or folder of the responses")
+    if not exists(local):
+        if glob.has_magic(path):
+            return path
+        raise UserError(f"there is no file or folder {path} (working folder {Path.cwd()}); fix FILE")
+    if (local / "config.yaml").is_file():
+        steps = stored_steps(local)
+        if not steps:
+            raise UserError(
+                f"the run {path} stored no rollouts; train with {option('store_rollouts_every', 1)}, or give the file "
+                f"of an evaluation such as {local / 'evaluations'}"
+            )
+        return str(local / "rollouts" / f"step-{steps[-1]:06d}.parquet")
+    return str(local / "responses") if (local / "responses").is_dir() else str(local)
 
 
 def _no_match(path: str, data: str, responses: Sequence[StoredResponse], ids: Sequence[str]) -> str:

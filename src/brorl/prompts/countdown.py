@@ -10,7 +10,9 @@ from typing import Self
 
 import numpy as np
 
-from brorl.prompts.prompt import COUNTDOWN_DOMAIN, Question, Split, uniform_hash
+from brorl.prompts.held_out import Split
+from brorl.prompts.question import COUNTDOWN_DOMAIN, Question
+from brorl.seeds import uniform_hash
 
 # A rational number as (numerator, denominator): reduced, denominator positive. Ten times faster than Fraction.
 _Rational = tuple[int, int]

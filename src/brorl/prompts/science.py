@@ -14,15 +14,15 @@ from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from brorl.format import short_repr
-from brorl.prompts.prompt import SCIENCE_DOMAIN, DroppedRow, Question, question_of, read_json, uniform_hash
-from brorl.prompts.rows import decoded, is_missing
+from brorl.prompts.asked import Asked, DroppedRow
+from brorl.prompts.json_text import FORBID_UNKNOWN_KEYS, read_json
+from brorl.prompts.question import SCIENCE_DOMAIN
+from brorl.prompts.row import decoded, is_missing
+from brorl.seeds import uniform_hash
 
 # `all of the above` makes sense only at the end, and `both A and B` only in the order of the data.
 _LAST = re.compile(r"(?:all|none|both|neither|any|some)\b.*\b(?:above|these|the others|of them)\W*", re.IGNORECASE)
 _LETTERS = re.compile(r"\b\(?[A-Z]\)?(?:,? (?:and|or|nor|but not) |, )\(?[A-Z]\)?(?![A-Za-z])")
-
-
-_CONFIG: Any = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ _FORM = '{"value": "9.81 m/s^2", "tolerance": 0.05} (0.05 accepts 5% above and b
 class MeasuredAnswer:
     """A measured answer."""
 
-    __pydantic_config__ = _CONFIG
+    __pydantic_config__ = FORBID_UNKNOWN_KEYS
 
     value: str  # LaTeX or plain text, such as `9.81 m/s^2`
     tolerance: float = 0.0  # accepted relative error, 0 to 0.5; 0 accepts only rounding
@@ -112,7 +112,7 @@ class MeasuredAnswer:
 
 @dataclass(frozen=True)
 class _StoredChoices:
-    __pydantic_config__ = _CONFIG
+    __pydantic_config__ = FORBID_UNKNOWN_KEYS
 
     options: list[str]
     answer: str
@@ -207,7 +207,7 @@ def right_option(options: Options, answer: Any, first: int | None) -> int:
     if first is not None:
         index = whole_number(value)
         if index is None or not 0 <= index - first < number:
-            raise ValueError(f"is {short_repr(value)}, which is no index from {first} into {number} options")
+            raise ValueError(f"is {short_repr(value)}, which is not an index from {first} into {number} options")
         return index - first
     found = {*_labeled(options, value), *places(options.texts, str(value))}
     if len(found) != 1:
@@ -254,7 +254,7 @@ def whole_number(value: Any) -> int | None:
     return int(match[1]) if match else None
 
 
-def choice_question(question: str, texts: Sequence[str], right: int, seed: int) -> Question:
+def choice_question(question: str, texts: Sequence[str], right: int, seed: int) -> Asked:
     """Return a question with its options below it and the `Choices` as its reference.
 
     The question and the seed permute the options. A question that already shows the options with their letters stays
@@ -269,7 +269,7 @@ def choice_question(question: str, texts: Sequence[str], right: int, seed: int) 
         raise DroppedRow(str(error).removeprefix("has ")) from None
     if not question.strip():
         raise DroppedRow("no question")
-    return question_of(question if shown else choices.under(question), choices.to_text(), SCIENCE_DOMAIN)
+    return Asked(question if shown else choices.under(question), choices.to_text(), SCIENCE_DOMAIN)
 
 
 def shows_options(text: str, options: Sequence[str]) -> bool:

@@ -19,7 +19,8 @@ from typing import Any
 from brorl.algorithms.settings import RewardShaping
 from brorl.errors import UserError, of_source
 from brorl.format import listed
-from brorl.prompts.prompt import (
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import (
     CODE_DOMAIN,
     COUNTDOWN_DOMAIN,
     ENVIRONMENT_DOMAIN,
@@ -27,7 +28,6 @@ from brorl.prompts.prompt import (
     INSTRUCTIONS_DOMAIN,
     MATH_DOMAIN,
     SCIENCE_DOMAIN,
-    Prompt,
 )
 from brorl.verdict import CORRECT, RAISED, RETURNED, UNFINISHED, WRONG, Verdict, is_unverified, verdict_of
 from brorl.verification.sandbox.inside.calling import PROMPT, REFERENCE, RESPONSE, SOURCE, TEXT
