@@ -141,7 +141,7 @@ def test_the_command_writes_verdicts_and_requires_agreement() -> None:
         ("sums:3", False, None, "no answer"),
     ]
     assert command("verify", responses, f"--data={data}", "--require-agreement").code == 1
-    assert "exists; choose another file" in command("verify", responses, f"--data={data}", "--output=r.jsonl").err
+    assert "`output=r.jsonl` exists" in command("verify", responses, f"--data={data}", "--output=r.jsonl").err
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_what_cannot_be_verified() -> None:
     for keywords, said in (
         ({"data": None}, "r.jsonl does not belong to a run; name its questions with `data`"),
         ({"steps": 3}, "steps is not a setting of brorl verify"),
-        ({"data": " "}, "^data is empty; name the questions"),
+        ({"data": " "}, "^`data` is empty"),
         ({"output": "none/verdicts.jsonl"}, "there is no folder none; create it, or choose another file"),
     ):
         with pytest.raises(UserError, match=said):

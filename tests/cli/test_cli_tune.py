@@ -158,7 +158,7 @@ def test_a_budget_that_is_too_short_is_refused_and_leaves_nothing(
 ) -> None:
     rising = {1: Estimate(0.1, 0.05, 0.15), 256: Estimate(0.9, 0.8, 0.95)}
     monkeypatch.setattr(module, "take_pilot", lambda *_: StartPilot(rising, {16: 64}, 2.0, 1.0))
-    with pytest.raises(UserError, match=r"budget='1m00s' is too short: a step of the recipe takes 2 s.*give at least"):
+    with pytest.raises(UserError, match=r"budget=1m00s` is too short: a step of the recipe takes 2 s.*give at least"):
         brorl.tune("quickstart", budget="1m", output_dir=tmp_path / "out", progress=False)
     assert not (tmp_path / "out").exists()
 

@@ -71,7 +71,7 @@ def test_a_file_is_read_with_the_columns_that_init_guesses(tmp_path: Path, name:
 def test_a_function_verifies_a_file_that_no_built_in_verifier_reads(tmp_path: Path) -> None:
     path = tmp_path / "cities.jsonl"
     path.write_text('{"question": "The capital of France?", "answer": "Paris"}\n')
-    with pytest.raises(UserError, match="do not look like numbers or formulas; give domain"):
+    with pytest.raises(UserError, match="do not look like numbers or formulas; give `domain"):
         read_all_questions(str(path), {})
     _, (question,) = read_all_questions(str(path), {"verification.functions": {"cities": "my_checks.py:check"}})
     assert (question.domain, question.reference) == ("cities", "Paris")

@@ -502,10 +502,10 @@ class TestRefusals:
              ("'answer'", "columns: prompt, x, solution", "answer_column: solution")),
             ({"prompt": "?", "ground_truth": 1, "Answer": "2"}, {}, ("'answer'", "answer_column: Answer")),
             ({"prompt": "?", "answr": "2", "x": 0}, {}, ("'answer'", "answer_column: answr")),
-            ({"prompt": "?", "x": 2}, {}, ("'answer'", "columns: prompt, x", "answer_column to one of them")),
-            ({}, {}, ("'prompt'", "columns: none", "prompt_column to one of them")),
+            ({"prompt": "?", "x": 2}, {}, ("'answer'", "columns: prompt, x", "`answer_column` to one of them")),
+            ({}, {}, ("'prompt'", "columns: none", "`prompt_column` to one of them")),
             ({"prompt": "?", "answer": "2", "Id": "b"}, {"id_column": "id"}, ("'id'", "id_column: Id")),
-            ({"prompt": "?", "answer": "2"}, {"domain_column": "domain"}, ("'domain'", "domain_column to one of them")),
+            ({"prompt": "?", "answer": "2"}, {"domain_column": "domain"}, ("'domain'", "`domain_column` to one of them")),
             # a missing value
             ({"prompt": None, "answer": "2"}, {}, ("prompt is null", "delete the row")),
             ({"prompt": " \n", "answer": "2"}, {}, ("prompt is empty", "delete the row")),

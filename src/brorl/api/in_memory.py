@@ -18,14 +18,11 @@ from typing import Any, NamedTuple, TypeAlias, get_type_hints
 import cloudpickle
 
 from brorl.api.arguments import resolve_checkpoint, resolve_config
-from brorl.api.first_recipe import make_first_recipe
 from brorl.config.reading import ConfigOrPath, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, first_line
 from brorl.format import counted
 from brorl.prompts.arrow import arrow_rows, printed
-from brorl.prompts.file_questions import read_commas, read_source
-from brorl.prompts.guess import guess_meaning
 from brorl.runs import RUNS
 from brorl.storage import replace_file, storage_errors
 from brorl.verification.sandbox.inside.calling import columns_of_verl, required_columns
@@ -195,6 +192,10 @@ def _guessed(
     file: Path, model: str | None, answer: str | None, has_function: bool, tools: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     """Return a first recipe for rows, their entry in data.sources, and lines on the guesses."""
+    from brorl.api.first_recipe import make_first_recipe  # a run without rows does not load these modules
+    from brorl.prompts.file_questions import read_commas, read_source
+    from brorl.prompts.guess import guess_meaning
+
     path = str(file)
     try:
         guess = guess_meaning(path, None, answer, _DOMAIN if has_function else None)

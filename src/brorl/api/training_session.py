@@ -278,7 +278,7 @@ class TrainingSession:
         return hints
 
     def _write_report(self) -> str:
-        from brorl.reporting.page import write_report
+        from brorl.reporting.page import write_report  # only for a run with a report
 
         try:
             report = write_report([self.directory.path])
@@ -289,7 +289,7 @@ class TrainingSession:
     def _examples(self, last: Record) -> list[str]:
         """Return responses of the last step, if none was correct."""
         if self.config.store_rollouts_every:
-            from brorl.reporting.samples import unsolved_examples
+            from brorl.reporting.samples import unsolved_examples  # only for a run without a correct response
 
             return unsolved_examples(self.directory.path, last["step"])
         if last["sampling"]["accuracy"]:
