@@ -135,9 +135,9 @@ def test_a_complete_comparison_is_only_shown_again(compared: Compared) -> None:
 
 def test_another_comparison_is_not_mixed_in(compared: Compared) -> None:
     said = refusal("quickstart", *SWEEP, "--budget=9", *TINY, "--output-dir", compared.folder)
-    assert "contains a comparison with budget 8.0, not 9.0; choose another `output_dir`" in said
+    assert "contains a comparison with budget 8.0, not 9.0; choose a different `output_dir`" in said
     said = refusal("quickstart", *SWEEP, *TINY, "--optimizer.learning_rate=1e-4", "--output-dir", compared.folder)
-    assert "contains a comparison of other arms (N=8, N=16) or with other settings" in said
+    assert "contains a comparison of different arms (N=8, N=16) or with different settings" in said
     assert "`budget` would change it; only `seeds` and `jobs` may" in refusal(compared.folder, "--budget=3")
     assert "`seeds` can only add" in refusal(compared.folder, "--seeds=1")
 
@@ -314,7 +314,7 @@ def test_arms_that_are_measured_differently_are_refused(tmp_path: Path) -> None:
             "data: {split_seed: 5, held_out_fraction: 0.2, "
             "sources: [{task: countdown, num_numbers: 3, max_number: 12}]}\n"
             "evaluation: {num_prompts: 192, ks: [1, 16, 256]}\nsampling: {max_new_tokens: 12}",
-            "holds out other prompts than N=512",
+            "holds out different prompts from N=512",
         ),
     ):
         recipe.write_text(f"rollouts_per_prompt: 16\nprompts_per_step: 8\n{text}\n")

@@ -148,7 +148,7 @@ def test_other_weights_in_the_same_place_are_refused(tmp_path: Path) -> None:
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     outcome = command("eval", *arguments)
     assert outcome.code == 2
-    assert "contains another evaluation: weights is '" in outcome.err
+    assert "contains a different evaluation: weights is '" in outcome.err
 
 
 @pytest.mark.slow

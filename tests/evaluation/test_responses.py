@@ -216,7 +216,7 @@ def test_another_evaluation_is_refused_by_its_first_difference(
     store.begin(SETTINGS)
     store.check({"samples": N})  # some of them, before the weights are known
     before = store.settings_file.read_bytes()
-    with pytest.raises(UserError, match=f"contains another evaluation: {said}"):
+    with pytest.raises(UserError, match=f"contains a different evaluation: {said}"):
         store.begin({**SETTINGS, **change})
     assert store.settings_file.read_bytes() == before
 

@@ -299,8 +299,9 @@ def test_what_is_out_of_the_ordinary_is_said(report: EvaluationResult) -> None:
     few = [replace(r, num_truncated=256, verifier_timeouts=2, verifier_failures=1) for r in report.prompts[:3]]
     odd = result_of(few, (1,), {"olympiadbench": 1.0})
     lost, cut = remarks(odd)
-    assert lost == "6 of 900 verifications timed out and 3 failed; they count as incorrect"
-    assert cut.startswith("50% of the responses were cut at 32,768 tokens")
+    assert "6 of 900" in lost
+    assert "3 failed" in lost
+    assert cut.startswith("50%")
 
 
 def test_sessions_on_different_machines_give_a_remark(report: EvaluationResult) -> None:

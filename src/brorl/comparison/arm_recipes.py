@@ -230,7 +230,7 @@ def _check_ready(arms: Sequence[ArmRecipe], seeds: int, jobs: int, new_folder: P
     for arm, asked in zip(arms, held_out, strict=True):
         if asked != held_out[0]:
             raise UserError(
-                f"{arm.full_name} holds out other prompts than {arms[0].full_name}, so their scores cannot be "
+                f"{arm.full_name} holds out different prompts from {arms[0].full_name}, so their scores cannot be "
                 "compared; give both the same data, data.held_out_fraction, data.split_seed and prompt settings"
             )
     if new_folder is not None:
@@ -238,8 +238,8 @@ def _check_ready(arms: Sequence[ArmRecipe], seeds: int, jobs: int, new_folder: P
         if stored > (free := shutil.disk_usage(above).free):
             raise UserError(
                 f"{counted(len(arms) * seeds, 'run')} keep {memory_size(stored)} of checkpoints at least, and "
-                f"{memory_size(free)} are free in {above}; free some, compare fewer arms or seeds, or choose another "
-                f"{option('output-dir')}"
+                f"{memory_size(free)} are free in {above}; free some, compare fewer arms or seeds, or choose a "
+                f"different {option('output-dir')}"
             )
     device = choose_device(arms[0].config.device)
     available = available_bytes(device)

@@ -146,7 +146,7 @@ def _draw_lines(
     *,
     small: bool = False,
 ) -> None:
-    """Draw a line with a band over runs for every arm; on an axis of costs, a diamond marks the begin of a phase."""
+    """Draw a line with a band over runs for every arm; on an axis of costs, a diamond marks where a phase begins."""
     colors = arm_colors(comparison)
     for arm in comparison.arms:
         (cost_M, score_MS), color = curves[arm.name], colors[arm.name]

@@ -1,6 +1,6 @@
 """The spec of a comparison: arms, budget, evaluation points and seeds, from arguments or from a folder.
 
-Arguments that were not given get defaults. Contradictions and a folder with another comparison are errors.
+Arguments that were not given get defaults. Contradictions and a folder with a different comparison are errors.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ComparisonSpec:
         return runs
 
     def announcement(self, folder: Path) -> Iterator[str]:
-        """Yield the lines that tell what will run."""
+        """Yield the lines that announce the runs."""
         names = (" against " if len(self.arms) == 2 else ", ").join(arm.name for arm in self.arms)
         yield (
             f"{names}, from {self.arms[0].config.model}, {amount(self.budget, self.unit)} "
@@ -151,7 +151,7 @@ def spec_for(folder: Path | None, arguments: Arguments) -> ComparisonSpec:
         _require_same(folder, before, spec, arguments)
         return _with_seeds(before, arguments.seeds, folder)
     if not folder.is_dir() or any(not path.name.startswith(TRIAL) for path in folder.iterdir()):
-        raise UserError(f"{option('output-dir', folder)} exists and is not empty; choose another folder")
+        raise UserError(f"{option('output-dir', folder)} exists and is not empty; choose a different folder")
     return spec
 
 
@@ -172,7 +172,9 @@ def read_fields(file: Path, noun: str) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text("utf-8"))
     except ValueError as error:
-        raise UserError(f"{file} is damaged ({error}); restore it, or start a new {noun} in another folder") from error
+        raise UserError(
+            f"{file} is damaged ({error}); restore it, or start a new {noun} in a different folder"
+        ) from error
     del content["brorl"]
     content["arms"] = [
         ArmRecipe(arm["name"], make_config(arm["settings"], {}, str(file)), arm["title"]) for arm in content["arms"]
@@ -320,7 +322,7 @@ def _arms(arguments: Arguments) -> tuple[tuple[ArmRecipe, ...], tuple[str, ...]]
         return arms, ()
     own = arms[0].config.rollouts_per_prompt
     values = (_FEW, own) if own >= _MANY else (own, _MANY)
-    note = f"one recipe at two N; another comparison: a second recipe, or {option('sweep', 'KEY=V,V,...')}"
+    note = f"one recipe at two N; for a different comparison, give a second recipe, or {option('sweep', 'KEY=V,V,...')}"
     settings = {name: value for name, value in settings.items() if name != _ROLLOUTS}
     return tuple(sweep_arms(recipes[0], settings, {_ROLLOUTS: values})), (note,)
 
@@ -364,10 +366,12 @@ def _require_same(folder: Path, before: ComparisonSpec, now: ComparisonSpec, arg
     for name, old, new in wanted:
         if old != new:
             raise UserError(
-                f"{folder} contains a comparison with {name} {old}, not {new}; choose another {option('output-dir')}"
+                f"{folder} contains a comparison with {name} {old}, not {new}; choose a different "
+                f"{option('output-dir')}"
             )
     if [arm.config for arm in before.arms] != [arm.config for arm in now.arms]:
         raise UserError(
-            f"{folder} contains a comparison of other arms ({', '.join(arm.full_name for arm in before.arms)}) or with "
-            f"other settings; choose another {option('output-dir')}, or continue that one: brorl compare {folder}"
+            f"{folder} contains a comparison of different arms ({', '.join(arm.full_name for arm in before.arms)}) or "
+            f"with different settings; choose a different {option('output-dir')}, or continue that one: brorl compare "
+            f"{folder}"
         )

@@ -66,18 +66,18 @@ class ResponseStore:
             if others:
                 raise UserError(
                     f"{option('output-dir', self.path)} is not empty ({others[0]}, ...) and contains no evaluation; "
-                    "choose "
-                    "another folder"
+                    "choose a different folder"
                 )
             return
-        stored = dict(dotted_items(_read_json(self.settings_file, f"choose another {option('output-dir')}")))
+        stored = dict(dotted_items(_read_json(self.settings_file, f"choose a different {option('output-dir')}")))
         wanted = dict(dotted_items(json.loads(json.dumps(settings))))
         for name in (*wanted, *(stored if complete else ())):
             old, new = stored.get(name), wanted.get(name)
             if old != new:
                 raise UserError(
-                    f"{option('output-dir', self.path)} contains another evaluation: {name} is {_shown(old)} there and "
-                    f"{_shown(new)} here; choose another folder, or use the settings of that evaluation to continue it"
+                    f"{option('output-dir', self.path)} contains a different evaluation: {name} is {_shown(old)} there "
+                    f"and {_shown(new)} here; choose a different folder, or use the settings of that evaluation to "
+                    "continue it"
                 )
 
     def begin(self, settings: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ class ResponseStore:
             self.responses.mkdir(exist_ok=True)  # after the settings: `check` rejects a folder without them
 
     def add_session(self, environment: Mapping[str, Any]) -> None:
-        """Store versions, machine and command of this process; another machine may continue the evaluation."""
+        """Store versions, machine and command of this process; a different machine may continue the evaluation."""
         sessions = [*self.sessions(), dict(environment)]
         with storage_errors(self.sessions_file, _RERUN):
             replace_file(self.sessions_file, json.dumps(sessions, indent=2).encode())

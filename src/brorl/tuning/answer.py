@@ -180,7 +180,7 @@ def _findings(
 
 
 def recipe_for(config: TrainConfig, run_seconds: float, folder: Path) -> Path:
-    """Write a recipe that trains as a run of the tuning did, but into a run directory of its own."""
+    """Write a recipe that trains as a run of the tuning did, but in its own run directory."""
     settings: dict[str, Any] = {
         "seed": 0, "steps": None, "output_dir": None, "tracking.run_name": None, "budget.unit": "seconds",
         "budget.limit": run_seconds, "budget.marks": [], "budget.pause_at": None,
