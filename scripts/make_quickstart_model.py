@@ -32,9 +32,9 @@ from brorl.prompts.countdown import (
     countdown_questions,
     split_countdown,
 )
-from brorl.prompts.held_out import Split
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
+from brorl.prompts.source_questions import Split
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.verification.domains.countdown import CountdownVerifier

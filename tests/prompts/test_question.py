@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brorl.prompts.held_out import drop_evaluated, split_held_out
 from brorl.prompts.question import Message, Question
+from brorl.prompts.source_questions import drop_evaluated, split_held_out
 from each_row import each_row
 from error_names import check_names
 
@@ -64,7 +64,7 @@ def test_side_and_order_are_the_documented_hash_in_another_process_too(rng: np.r
     texts = ["a", "日本", "\\frac{1}{2} {x}\n", *(q.text for q in QUESTIONS)]
     fraction, seed = float(rng.random()), int(rng.integers(2**63))
     code = (
-        "import json, sys; from brorl.prompts.held_out import *; "
+        "import json, sys; from brorl.prompts.source_questions import *; "
         "questions = [Question(t, t, '1', 'd') for t in json.loads(sys.argv[1])]; "
         "found = split_held_out(questions, float(sys.argv[2]), int(sys.argv[3])).held_out; "
         "print(json.dumps([q.text for q in found]))"

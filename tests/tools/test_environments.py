@@ -14,9 +14,9 @@ from transformers.utils import get_json_schema
 from brorl.algorithms.settings import RewardShaping
 from brorl.errors import UserError
 from brorl.prompts.file_questions import read_source
-from brorl.prompts.held_out import split_held_out
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.settings import FileSource
+from brorl.prompts.source_questions import split_held_out
 from brorl.tools.calls import Call, Failure, Result, Turn
 from brorl.tools.environments import EnvironmentVerifier, calls_text
 from brorl.tools.functions import Tools

@@ -15,12 +15,10 @@ from typing import Any
 from brorl.format import counted, listed, shell_command
 from brorl.model.settings import shipped_folder
 from brorl.prompts.answer_forms import AnswerForm, asked_form
-from brorl.prompts.decimal_commas import comma_line
 from brorl.prompts.guess import Guess
-from brorl.prompts.held_out import split_held_out
 from brorl.prompts.question import CODE_DOMAIN, COUNTDOWN_DOMAIN
 from brorl.prompts.rendering import TEMPLATES
-from brorl.prompts.source_questions import SourceQuestions
+from brorl.prompts.source_questions import SourceQuestions, split_held_out
 from brorl.verification.domains.table import DOMAINS
 
 FUNCTION_FILE = "my_checks.py"
@@ -106,7 +104,7 @@ class FirstRecipe:
         lines += [] if "layout" in source else [first]
         lines.append(f"  domain: {guess.domain}, {guess.domain_reason}")
         if self.reading.commas:
-            lines.append(f"  {comma_line(self.reading.commas)}")
+            lines.append(f"  {self.reading.commas}")
         if self.form:
             lines.append(f"  the questions ask for the answer {self.form.name}, so prompt.template adds no other form")
         if guess.long_unused:

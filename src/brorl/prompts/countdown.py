@@ -10,8 +10,8 @@ from typing import Self
 
 import numpy as np
 
-from brorl.prompts.held_out import Split
 from brorl.prompts.question import COUNTDOWN_DOMAIN, Question
+from brorl.prompts.source_questions import Split
 from brorl.seeds import uniform_hash
 
 # A rational number as (numerator, denominator): reduced, denominator positive. Ten times faster than Fraction.
