@@ -18,6 +18,7 @@ from brorl.format import short_repr
 from brorl.prompts.asked import Asked, DroppedRow
 from brorl.prompts.column_names import USUAL_NAMES
 from brorl.prompts.json_text import JSON_NAMES
+from brorl.prompts.options import choice_question, read_options, right_option
 from brorl.prompts.public_data import layouts_of
 from brorl.prompts.question import (
     CODE_DOMAIN,
@@ -28,7 +29,7 @@ from brorl.prompts.question import (
     Message,
 )
 from brorl.prompts.row import Row, cell_of, decoded, is_missing
-from brorl.prompts.science import MeasuredAnswer, choice_question, read_options, right_option
+from brorl.prompts.science import MeasuredAnswer
 from brorl.prompts.settings import FileSource
 
 _JSON_DOMAINS = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN, SCIENCE_DOMAIN)  # their references can be JSON text

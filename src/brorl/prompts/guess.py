@@ -17,11 +17,11 @@ from brorl.prompts.asked import Asked, DroppedRow
 from brorl.prompts.column_names import CLASSES, CONTEXTS, INSTRUCTION, INSTRUCTION_CONTEXT, NOT_ASKED, USUAL_NAMES
 from brorl.prompts.columns import conversation, without_answer
 from brorl.prompts.option_columns import find_choice, option_groups
+from brorl.prompts.options import whole_number
 from brorl.prompts.public_data import LAYOUTS, Layout, read_layout
 from brorl.prompts.question import MATH_DOMAIN, SCIENCE_DOMAIN
 from brorl.prompts.row import Row, is_missing
 from brorl.prompts.row_readers import read_rows
-from brorl.prompts.science import whole_number
 from brorl.prompts.settings import FileSource
 from brorl.storage import split_revision
 
