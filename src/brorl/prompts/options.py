@@ -11,9 +11,8 @@ from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from brorl.format import short_repr
-from brorl.prompts.asked import Asked, DroppedRow
 from brorl.prompts.question import SCIENCE_DOMAIN
-from brorl.prompts.row import decoded, is_missing
+from brorl.prompts.row import Asked, DroppedRow, decoded, is_missing
 from brorl.prompts.science import Choices, places
 
 _TEXTS = ("text", "value", "content", "option", "choices")

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
 
 from brorl.prompts.question import Question
 from brorl.prompts.settings import FileSource, GymSource, Source
 from brorl.seeds import uniform_hash
-
-_T = TypeVar("_T")
-
-
-class Split(NamedTuple, Generic[_T]):
-    """Questions to train on, and held-out questions that training never sees."""
-
-    train: list[_T]
-    held_out: list[_T]
 
 
 @dataclass(frozen=True)
@@ -53,8 +43,8 @@ class SourceQuestions:
         )
 
 
-def split_held_out(questions: Iterable[Question], fraction: float, seed: int) -> Split[Question]:
-    """Split questions by a hash of their words (`Question.words`).
+def split_held_out(questions: Iterable[Question], fraction: float, seed: int) -> tuple[list[Question], list[Question]]:
+    """Split questions into those to train on and held-out ones, by a hash of their words (`Question.words`).
 
     A question's side depends only on its words and the seed, so two sources with the same question agree. The held-out
     questions are shuffled by words and seed. The first k are a uniform sample, and they are the same k for every
@@ -69,7 +59,7 @@ def split_held_out(questions: Iterable[Question], fraction: float, seed: int) ->
         else:
             train.append(question)
     held_out.sort(key=lambda pair: (pair[0], pair[1].key, pair[1].id))
-    return Split(train, [question for _, question in held_out])
+    return train, [question for _, question in held_out]
 
 
 def drop_evaluated(questions: Iterable[Question], evaluated: Iterable[Question]) -> tuple[list[Question], int]:
