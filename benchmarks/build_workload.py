@@ -174,7 +174,7 @@ def _of_checkpoint(folder: str, num_prompts: int, _: int) -> tuple[PreTrainedMod
     (puzzle,) = config.data.sources
     targets = range(puzzle.min_target, puzzle.max_target + 1)
     puzzles = countdown_puzzles(puzzle.num_numbers, puzzle.max_number, targets)
-    train = split_countdown(puzzles, config.data.held_out_fraction, config.data.split_seed).train
+    train, _ = split_countdown(puzzles, config.data.held_out_fraction, config.data.split_seed)
     prompts = render(countdown_questions(train), PromptFormat(chat="never"), tokenizer)
     entries = [
         {"id": p.id, "text": p.text, "token_ids": list(p.token_ids), "reference": p.reference}

@@ -13,8 +13,8 @@ from rich.console import Console
 from brorl.api.data import DataResult, data
 from brorl.errors import UserError
 from brorl.model.load import load_tokenizer
-from brorl.prompts.held_out import split_held_out
 from brorl.prompts.question import Question
+from brorl.prompts.source_questions import split_held_out
 from data_files import write_rows
 from each_row import each_row
 from run_support import command, save_tiny_model

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from brorl.prompts.asked import Asked, DroppedRow
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.file_questions import read_source
 from brorl.prompts.public_data import LAYOUTS
+from brorl.prompts.row import Asked, DroppedRow
 from brorl.prompts.settings import FileSource
 from each_row import each_row
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from brorl.prompts.asked import DroppedRow
 from brorl.prompts.instructions import KINDS, OPTIONAL, Instruction, Instructions
 from brorl.prompts.layouts import text as layouts
 from brorl.prompts.public_data import LAYOUTS
+from brorl.prompts.row import DroppedRow
 from each_row import each_row
 
 GOOD: dict[str, Any] = {

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from brorl.errors import UserError
-from brorl.prompts.asked import Asked, DroppedRow
 from brorl.prompts.file_questions import CONTRADICTION, check_first_row, read_source
 from brorl.prompts.public_data import BENCHMARKS, LAYOUTS, Layout, layouts_of
+from brorl.prompts.row import Asked, DroppedRow
 from brorl.prompts.settings import FileSource
 from brorl.prompts.source_questions import SourceQuestions
 from data_files import write_rows

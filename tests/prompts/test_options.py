@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.prompts.asked import Asked, DroppedRow
 from brorl.prompts.public_data import LAYOUTS
+from brorl.prompts.row import Asked, DroppedRow
 from brorl.prompts.science import Choices, MeasuredAnswer, read_science_reference
 from each_row import each_row
 

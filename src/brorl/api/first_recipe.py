@@ -15,12 +15,10 @@ from typing import Any
 from brorl.format import counted, listed, shell_command
 from brorl.model.settings import shipped_folder
 from brorl.prompts.answer_forms import AnswerForm, asked_form
-from brorl.prompts.decimal_commas import comma_line
 from brorl.prompts.guess import Guess
-from brorl.prompts.held_out import split_held_out
 from brorl.prompts.question import CODE_DOMAIN, COUNTDOWN_DOMAIN
 from brorl.prompts.rendering import TEMPLATES
-from brorl.prompts.source_questions import SourceQuestions
+from brorl.prompts.source_questions import SourceQuestions, split_held_out
 from brorl.verification.domains.table import DOMAINS
 
 _FUNCTION_FILE = "my_checks.py"  # the file of the user's verifier
@@ -96,7 +94,7 @@ class FirstRecipe:
         lines += [] if "layout" in source else [first]
         lines.append(f"  domain: {guess.domain}, {guess.domain_reason}")
         if self.reading.commas:
-            lines.append(f"  {comma_line(self.reading.commas)}")
+            lines.append(f"  {self.reading.commas}")
         if self.form:
             lines.append(f"  the questions ask for the answer {self.form.name}, so prompt.template adds no other form")
         if guess.long_unused:
@@ -144,7 +142,7 @@ def make_first_recipe(
     response = 16 if puzzles else 512 if domain == CODE_DOMAIN else 256
     response = response if positions is None else max(1, min(response, positions // (4 if tools else 2)))
     wanted = round(max(0.02, min(_HELD_OUT / len(questions), _FRACTIONS[0])), 2)
-    sizes = ((fraction, len(split_held_out(questions, fraction, 0).held_out)) for fraction in (wanted, *_FRACTIONS))
+    sizes = ((fraction, len(split_held_out(questions, fraction, 0)[1])) for fraction in (wanted, *_FRACTIONS))
     fraction, num_held_out = next(((s, n) for s, n in sizes if 0 < n < len(questions)), (0.0, 0))
     held_out = f"{num_held_out} of {len(questions):,} questions are held out for evaluation"
     template = "{prompt}" if form else TEMPLATES.get(domain, "{prompt}")

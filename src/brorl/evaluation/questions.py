@@ -12,11 +12,9 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.format import counted
 from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
-from brorl.prompts.decimal_commas import comma_line
-from brorl.prompts.held_out import split_held_out
 from brorl.prompts.question import MATH_DOMAIN, SCIENCE_DOMAIN, Question
 from brorl.prompts.settings import CountdownSource, GymSource, Source
-from brorl.prompts.source_questions import SourceQuestions, reasons
+from brorl.prompts.source_questions import SourceQuestions, reasons, split_held_out
 from brorl.verification.verifier import Verifier, check_references, unreadable_references
 
 _BUILT_IN = frozenset({MATH_DOMAIN, SCIENCE_DOMAIN})  # their verifiers read numbers
@@ -84,7 +82,7 @@ def reading_lines(sources: Sequence[SourceQuestions]) -> list[str]:
 
 def comma_lines(sources: Sequence[SourceQuestions]) -> list[str]:
     """Return a line about each source whose answers have commas in numbers."""
-    return [f"{one.name}: {comma_line(one.commas)}" for one in sources if one.commas is not None]
+    return [f"{one.name}: {one.commas}" for one in sources if one.commas]
 
 
 def all_questions(sources: Sequence[SourceQuestions]) -> list[Question]:

@@ -15,9 +15,8 @@ from typing import Any
 
 from brorl.errors import of_source
 from brorl.format import short_repr
-from brorl.prompts.asked import Asked, DroppedRow
-from brorl.prompts.column_names import USUAL_NAMES
 from brorl.prompts.json_text import JSON_NAMES
+from brorl.prompts.options import choice_question, read_options, right_option
 from brorl.prompts.public_data import layouts_of
 from brorl.prompts.question import (
     CODE_DOMAIN,
@@ -27,10 +26,21 @@ from brorl.prompts.question import (
     SCIENCE_DOMAIN,
     Message,
 )
-from brorl.prompts.row import Row, cell_of, decoded, is_missing
-from brorl.prompts.science import MeasuredAnswer, choice_question, read_options, right_option
+from brorl.prompts.row import Asked, DroppedRow, Row, cell_of, decoded, is_missing
+from brorl.prompts.science import MeasuredAnswer
 from brorl.prompts.settings import FileSource
 
+# Setting of a column -> its usual names in other datasets, the most specific first.
+USUAL_NAMES = {
+    "prompt_column": (
+        "prompt", "question", "question_stem", "stem", "problem", "instruction", "query", "goal", "ctx", "sentence",
+        "messages", "input", "inputs", "text",
+    ),
+    "answer_column": (
+        "answer", "solution", "ground_truth", "final_answer", "expected_answer", "target", "label", "reference",
+        "reward_model", "output", "response",
+    ),
+}  # fmt: skip
 _JSON_DOMAINS = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN, SCIENCE_DOMAIN)  # their references can be JSON text
 _FORM = '[{"role": "user", "content": "..."}]'
 

@@ -14,12 +14,11 @@ from itertools import islice
 
 from brorl.errors import UserError, of_source
 from brorl.format import counted, listed, short_repr
-from brorl.prompts.asked import DroppedRow
 from brorl.prompts.columns import read_columns, read_key
-from brorl.prompts.decimal_commas import column_reading
+from brorl.prompts.decimal_commas import column_reading, comma_line
 from brorl.prompts.public_data import find_layout, read_layout
 from brorl.prompts.question import ENVIRONMENT_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN, Question
-from brorl.prompts.row import Row
+from brorl.prompts.row import DroppedRow, Row
 from brorl.prompts.row_readers import is_local, read_rows
 from brorl.prompts.settings import FileSource
 from brorl.prompts.source_questions import SourceQuestions, reasons
@@ -162,7 +161,7 @@ def read_commas(found: SourceQuestions, domains: Collection[str]) -> SourceQuest
         replace(one, reference=commas.write(one.reference)) if is_meant(one) and "," in one.reference else one
         for one in found.train
     ]
-    return replace(found, train=questions, commas=commas)
+    return replace(found, train=questions, commas=comma_line(commas))
 
 
 def check_first_row(source: FileSource) -> None:

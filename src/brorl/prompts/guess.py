@@ -5,6 +5,7 @@ If nothing is clear, a `UserError` names the columns and the setting to give.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from math import isfinite
@@ -13,15 +14,13 @@ from typing import Any, NamedTuple
 
 from brorl.errors import UserError, of_source
 from brorl.prompts.answer_rules import find_domain, looks_mathematical
-from brorl.prompts.asked import Asked, DroppedRow
-from brorl.prompts.column_names import CLASSES, CONTEXTS, INSTRUCTION, INSTRUCTION_CONTEXT, NOT_ASKED, USUAL_NAMES
-from brorl.prompts.columns import conversation, without_answer
+from brorl.prompts.columns import USUAL_NAMES, conversation, without_answer
 from brorl.prompts.option_columns import find_choice, option_groups
+from brorl.prompts.options import whole_number
 from brorl.prompts.public_data import LAYOUTS, Layout, read_layout
 from brorl.prompts.question import MATH_DOMAIN, SCIENCE_DOMAIN
-from brorl.prompts.row import Row, is_missing
+from brorl.prompts.row import Asked, DroppedRow, Row, is_missing
 from brorl.prompts.row_readers import read_rows
-from brorl.prompts.science import whole_number
 from brorl.prompts.settings import FileSource
 from brorl.storage import split_revision
 
@@ -29,6 +28,20 @@ _ROWS = 200  # the guess reads this many rows
 _MARKER = "####"  # stands before the answer in GSM8K's form
 _MOSTLY = 0.9
 _MOST_CLASSES, _ROWS_PER_CLASS = 10, 4
+_CONTEXTS = (
+    "context", "passage", "article", "paragraph", "story", "document", "premise", "body", "background", "scenario",
+    "situation", "narrative", "dialogue", "excerpt", "table",
+)  # fmt: skip
+"""Columns with a text that the question is about."""
+_INSTRUCTION, _INSTRUCTION_CONTEXT = "instruction", "input"
+"""A question in the first column has its text in the second."""
+_CLASSES = ("label", "labels", "class", "category")
+"""Columns that can have numbers of classes."""
+_NOT_ASKED = re.compile(
+    r"sol|ration|expl|reason|cot|proof|messag|conversation|respon|completion|answer|generat|th(?:ought|ink)|test|hint|"
+    r"step|decompos|meta|info|source|url|equation|program|code_|prompt|^exp$|^id$|_id$|wrong|distract"
+)
+"""In names of columns with the answer, how it was found, or where the row is from."""
 
 
 class Guess(NamedTuple):
@@ -243,7 +256,7 @@ def _answer_in(cell: Any) -> Any:
 def _reject_classes(path: str, column: str, values: Sequence[Any]) -> None:
     """Reject answers that are numbers of classes: nobody can know what they stand for."""
     numbers = [number for value in values if (number := whole_number(value)) is not None and number <= _MOST_CLASSES]
-    is_class = column.rpartition(".")[2].lower() in CLASSES and len(numbers) == len(values)
+    is_class = column.rpartition(".")[2].lower() in _CLASSES and len(numbers) == len(values)
     if is_class and len(set(numbers)) <= len(values) // _ROWS_PER_CLASS:
         listed = ", ".join(map(str, sorted(set(numbers))))
         raise UserError(
@@ -260,15 +273,15 @@ def _with_context(guess: Guess, rows: Sequence[Row]) -> Guess:
     taken |= {name.partition(".")[0] for name in taken}
     free = [name for name in rows[0].columns if name not in taken]
     texts = [name for name in free if all(isinstance(row.values.get(name), str | None) for row in rows)]
-    is_instruction = source.prompt_column.lower() == INSTRUCTION
-    usual = (*CONTEXTS, INSTRUCTION_CONTEXT) if is_instruction else CONTEXTS
+    is_instruction = source.prompt_column.lower() == _INSTRUCTION
+    usual = (*_CONTEXTS, _INSTRUCTION_CONTEXT) if is_instruction else _CONTEXTS
     named = [column for name in usual for column in texts if column.lower() == name]
     context = next((column for column in named if _present(rows, column)), None)
     asked = _num_characters(rows, source.prompt_column)
     long = tuple(
         name
         for name in free
-        if name != context and not NOT_ASKED.search(name.lower()) and _num_characters(rows, name) > asked
+        if name != context and not _NOT_ASKED.search(name.lower()) and _num_characters(rows, name) > asked
     )
     return guess._replace(
         source=source.model_copy(update={"context_column": context}),

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 from brorl.errors import UserError, of_source
 from brorl.format import short_repr
+from brorl.prompts.options import Options, is_label, read_options, right_option, whole_number
 from brorl.prompts.row import Row
-from brorl.prompts.science import Options, is_label, read_options, right_option, whole_number
 
 _MOSTLY = 0.9  # at least this fraction of the rows must fit
 _NUMBERED = re.compile(r"(.*?)[ _.-]*\(?([A-Za-z]|[0-9]{1,2})\)?")  # `option_a`, `choice 1`, `(B)`

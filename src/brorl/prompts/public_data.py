@@ -13,9 +13,8 @@ from itertools import starmap
 from typing import NamedTuple
 
 from brorl.errors import UserError, of_source
-from brorl.prompts.asked import Asked, DroppedRow
 from brorl.prompts.layouts import code, puzzles, text
-from brorl.prompts.row import Cells, Row
+from brorl.prompts.row import Asked, Cells, DroppedRow, Row
 from brorl.prompts.settings import FileSource
 from brorl.storage import split_revision
 

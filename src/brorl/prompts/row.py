@@ -1,4 +1,4 @@
-"""A `Row` of a data file: the values of its columns, before anything says what they mean."""
+"""A `Row` of a data file, and what it asks: the first step of the way to a `Question` and a `Prompt`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from brorl.prompts.question import Message
 
 Cells = Mapping[str, Any]  # the values of a row: column -> value
 
@@ -62,3 +65,27 @@ def decoded(value: Any) -> Any:
                 except (ValueError, SyntaxError, MemoryError, RecursionError):
                     continue
     return value
+
+
+class DroppedRow(Exception):  # noqa: N818
+    """A row has no question that can be verified. Dropped rows are counted by message, so messages are general."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A row's part of a `Question`, which adds the id, the source and the location."""
+
+    text: str  # the question; empty if `messages` hold it
+    reference: str  # the verifier of `domain` reads this answer
+    domain: str  # name of the verifier
+    messages: tuple[Message, ...] = ()  # a conversation that ends with the user's turn
+
+    def __post_init__(self) -> None:
+        question = self.messages[-1].content if self.messages else self.text
+        for part, missing in ((question, "no question"), (self.reference, "no answer")):
+            if not part.strip():
+                raise DroppedRow(missing)
+            try:
+                part.encode()
+            except UnicodeEncodeError:
+                raise DroppedRow("an unpaired surrogate") from None

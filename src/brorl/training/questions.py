@@ -9,9 +9,8 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, of_source
 from brorl.evaluation.questions import check_held_out, read_sources
 from brorl.format import counted
-from brorl.prompts.held_out import drop_evaluated
 from brorl.prompts.settings import FileSource
-from brorl.prompts.source_questions import SourceQuestions
+from brorl.prompts.source_questions import SourceQuestions, drop_evaluated
 
 
 def check_first_rows(config: TrainConfig) -> None:

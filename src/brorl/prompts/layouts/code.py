@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from brorl.prompts.asked import Asked, DroppedRow
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.layouts import text as texts
 from brorl.prompts.question import CODE_DOMAIN
-from brorl.prompts.row import Cells, cell_of, decoded
+from brorl.prompts.row import Asked, Cells, DroppedRow, cell_of, decoded
 
 _MAX_PRIVATE_BYTES = 1 << 28
 _MAX_CASES = 100

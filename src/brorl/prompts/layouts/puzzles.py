@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from brorl.format import listed, short_repr
-from brorl.prompts.asked import Asked
 from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.layouts.text import asked_text
 from brorl.prompts.question import COUNTDOWN_DOMAIN
-from brorl.prompts.row import Cells, decoded
+from brorl.prompts.row import Asked, Cells, decoded
 
 
 def countdown(row: Cells, _seed: int) -> Asked:

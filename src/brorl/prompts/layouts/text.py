@@ -9,11 +9,11 @@ from typing import Any
 
 from brorl.format import short_repr
 from brorl.prompts.answer_forms import last_box
-from brorl.prompts.asked import Asked, DroppedRow
 from brorl.prompts.instructions import KINDS, Instructions
+from brorl.prompts.options import choice_question, read_options, right_option
 from brorl.prompts.question import INSTRUCTIONS_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN
-from brorl.prompts.row import Cells, cell_of, decoded
-from brorl.prompts.science import MeasuredAnswer, choice_question, read_options, right_option
+from brorl.prompts.row import Asked, Cells, DroppedRow, cell_of, decoded
+from brorl.prompts.science import MeasuredAnswer
 
 MARKER = "####"  # before the answer in GSM8K's form
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3})")
