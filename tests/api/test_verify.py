@@ -198,7 +198,7 @@ def test_what_cannot_be_verified() -> None:
         ({"data": None}, "r.jsonl does not belong to a run; name its questions with `data`"),
         ({"steps": 3}, "steps is not a setting of brorl verify"),
         ({"data": " "}, "^`data` is empty"),
-        ({"output": "none/verdicts.jsonl"}, "there is no folder none; create it, or choose another file"),
+        ({"output": "none/verdicts.jsonl"}, "there is no folder none"),
     ):
         with pytest.raises(UserError, match=said):
             verify(responses, **{"data": data, "progress": False, **keywords})
@@ -209,7 +209,7 @@ def test_what_cannot_be_verified() -> None:
     assert "contains no stored verdicts" in command("verify", responses, f"--data={data}", "--require-agreement").err
     Path("run").mkdir()
     Path("run/config.yaml").write_text("steps: 1\n")
-    with pytest.raises(UserError, match="the run run stored no rollouts; train with store_rollouts_every=1"):
+    with pytest.raises(UserError, match="the run run stored no rollouts; train with `store_rollouts_every=1"):
         verify("run")
 
 

@@ -505,7 +505,7 @@ class TestRefusals:
             ({"prompt": "?", "x": 2}, {}, ("'answer'", "columns: prompt, x", "`answer_column` to one of them")),
             ({}, {}, ("'prompt'", "columns: none", "`prompt_column` to one of them")),
             ({"prompt": "?", "answer": "2", "Id": "b"}, {"id_column": "id"}, ("'id'", "id_column: Id")),
-            ({"prompt": "?", "answer": "2"}, {"domain_column": "domain"}, ("'domain'", "`domain_column` to one of them")),
+            ({"prompt": "?", "answer": "2"}, {"domain_column": "domain"}, ("'domain'", "`domain_column`")),
             # a missing value
             ({"prompt": None, "answer": "2"}, {}, ("prompt is null", "delete the row")),
             ({"prompt": " \n", "answer": "2"}, {}, ("prompt is empty", "delete the row")),

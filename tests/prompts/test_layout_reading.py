@@ -128,7 +128,7 @@ def test_the_documentation_lists_every_layout_and_every_benchmark() -> None:
 @pytest.mark.parametrize("check", [read_source, check_first_row])
 def test_an_unknown_layout_is_refused_before_the_data_is_read(check: Callable[[FileSource], Any]) -> None:
     for name, advice in (("deepscalar", "did you mean deepscaler?"), ("zzz", "the layouts are deepscaler, ")):
-        with pytest.raises(UserError, match=re.escape(f"layout: '{name}' is not a layout; {advice}")):
+        with pytest.raises(UserError, match=re.escape(f"'{name}'` is not a layout; {advice}")):
             check(FileSource(path="owner/none", layout=name))
 
 
