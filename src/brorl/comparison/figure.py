@@ -42,7 +42,7 @@ def arm_colors(comparison: Comparison) -> dict[str, str]:
     return {arm.name: ordered_color(i / (len(arms) - 1)) for i, arm in enumerate(ascending)}
 
 
-def key_handles(results: ComparisonResults) -> list[Line2D]:
+def _key_handles(results: ComparisonResults) -> list[Line2D]:
     """Return the entries of a legend that explains the letters of arms."""
     colors = arm_colors(results.comparison)
     return [
@@ -60,7 +60,7 @@ def make_figure(results: ComparisonResults, title: str) -> ResultFigure:
     _draw_scores(scores, results)
     _draw_other_units(other_units, results)
     if results.key:
-        handles = key_handles(results)
+        handles = _key_handles(results)
         figure.legend(handles=handles, loc="outside lower left", frameon=False, fontsize=9, labelcolor=INK)
     return figure
 

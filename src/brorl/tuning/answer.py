@@ -138,7 +138,7 @@ def conclude(
     `race` has the standings at each complete rung. If there is no final, either the user's recipe won, or time ran out
     and the command `with_more_time` continues.
     """
-    findings = _findings(spec, race, winner, final, with_more_time)
+    findings = findings_of(spec, race, winner, final, with_more_time)
     won = final is not None and findings[0].template == WON
     recipe = recipe_for(winner.config, final.results.budget, folder) if won and final else None
     answer = " ".join(map(str, findings))
@@ -148,7 +148,7 @@ def conclude(
     return result
 
 
-def _findings(
+def findings_of(
     spec: TuningSpec,
     race: Sequence[Sequence[Standing]],
     winner: ArmRecipe,
