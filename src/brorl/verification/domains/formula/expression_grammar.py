@@ -25,7 +25,7 @@ from brorl.verification.domains.formula.expressions import (
     to_expression,
 )
 from brorl.verification.domains.formula.numerals import MAGNITUDES, based_of, number_of, ordinal_of, repeating_of
-from brorl.verification.domains.formula.operations import called, multiplied, scaled, signed
+from brorl.verification.domains.formula.operations import arguments_in, multiplied, scaled, signed
 from brorl.verification.domains.formula.reader import CONSTANT_NAMES, FUNCTION_NAMES, TokenReader
 from brorl.verification.domains.formula.tokens import ORDINAL_ENDINGS, Token, UnreadableError, word_list, written
 
@@ -109,10 +109,10 @@ class ExpressionReader(TokenReader):
                 self.take()
                 factors.append(Number(Fraction(MAGNITUDES[token.text])))
             elif self._starts_factor() and not self.starts_unit():
-                may_be_call = len(factors) == 1 and isinstance(factors[0], Symbol) and not token.is_spaced
-                factor = self._power()
-                if may_be_call and token.text == "(" and self.is_after(")"):
-                    factors = [called(factors[0], factor)]
+                head, factor = factors[0], self._power()
+                is_call = token.text == "(" and not token.is_spaced and self.is_after(")") and len(factors) == 1
+                if is_call and isinstance(head, Symbol):  # `f(x)`; for most letters its value is a product
+                    factors = [Apply("call", (head, *arguments_in(factor)))]
                 else:
                     factors.append(factor)
             else:
@@ -121,16 +121,15 @@ class ExpressionReader(TokenReader):
     def _starts_factor(self) -> bool:
         """Whether the next token continues a product without an operator."""
         token = self.peek()
-        match token.kind:
-            case "name":
-                return token.text not in _NO_FACTORS
-            case "command":
-                return token.text[1:] in _FACTORS
-            case "number":  # `3!2!`
-                return self.is_after("!")
-        if token.text == "(" and self.peek(1).text in MODULO:
-            return False
-        return token.text in ("(", "[", "{") or (token.text == "|" and not self.in_bars)
+        if token.kind == "name":
+            return token.text not in _NO_FACTORS
+        if token.kind == "command":
+            return token.text[1:] in _FACTORS
+        if token.kind == "number":  # `3!2!`
+            return self.is_after("!")
+        if token.text == "(":
+            return self.peek(1).text not in MODULO
+        return token.text in ("[", "{") or (token.text == "|" and not self.in_bars)
 
     def _power(self) -> Form:
         r"""Power: primary (`^` exponent | `!` | `%` | `\degree` | `_` base)*."""
@@ -388,9 +387,7 @@ class ExpressionReader(TokenReader):
         """Several: bracketed, whose items are the arguments of `max` and its like."""
         if not self._opens():
             raise UnreadableError("no arguments in brackets")
-        form = self._primary()
-        is_list = isinstance(form, Bracketed) and form.items and form.closing in (")", "\\}")
-        return tuple(map(to_expression, form.items if is_list else (form,)))
+        return arguments_in(self._primary())
 
     def _opens(self) -> bool:
         return self.peek().text in ("(", "\\{", "{", "|", "[")

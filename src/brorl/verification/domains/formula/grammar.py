@@ -295,18 +295,8 @@ class AnswerReader(ExpressionReader):
         if self.taken:
             return None
         end = self._boundary(of_unit=True)
-        first, tail = self.peek(), self.tokens[self.at : end]
-        if first.text == "(" and len(tail) > 2 and tail[-1].text == ")" and all(len(t.text) > 1 for t in tail[1:-1]):
-            tail = [tail[1]._replace(is_spaced=True), *tail[2:-1]]
-            first = tail[0]
-        if not tail or (first.kind != "name" and first.text not in _UNIT_COMMANDS):
-            return None
-        is_apart = first.is_upright or first.is_spaced or _is_prefix(tail, 0)
-        if first.kind == "name" and not (is_apart or len(first.text) > 1):
-            return None
-        if any(
-            not b.is_spaced and a.is_upright != b.is_upright and a.kind == b.kind == "name" for a, b in pairwise(tail)
-        ):
+        tail = _without_brackets(self.tokens[self.at : end])
+        if not tail or not _may_begin_unit(tail):
             return None
         for length in range(len(tail), 0, -1):
             if length < len(tail) and not is_beside_unit(tail[length]):
@@ -315,7 +305,7 @@ class AnswerReader(ExpressionReader):
                 continue
             if (unit := _unit(tail[:length])) is not None:
                 return unit, words_of(tail[length:]), end
-        noun = noun_of(written(tail)) if is_apart and first.kind == "name" else None
+        noun = noun_of(written(tail)) if tail[0].kind == "name" and _is_apart(tail) else None
         return None if noun is None else (noun, "", end)
 
     def bracketed(self) -> Form:
@@ -352,6 +342,29 @@ class AnswerReader(ExpressionReader):
         if domain not in ("", "\\in\\mathbb{R}") or variable not in variables(condition):
             raise UnreadableError("a set of no real numbers, or a condition on another variable")
         return condition
+
+
+def _without_brackets(tokens: Sequence[Token]) -> Sequence[Token]:
+    """Return the tokens of `(m/s)`, where a unit stands in brackets; single letters would be a factor."""
+    if len(tokens) > 2 and tokens[0].text == "(" and tokens[-1].text == ")":
+        inner = tokens[1:-1]
+        return [inner[0]._replace(is_spaced=True), *inner[1:]] if all(len(one.text) > 1 for one in inner) else tokens
+    return tokens
+
+
+def _may_begin_unit(tokens: Sequence[Token]) -> bool:
+    first = tokens[0]
+    if first.kind != "name":
+        return first.text in _UNIT_COMMANDS
+    are_mixed = any(
+        a.kind == b.kind == "name" and a.is_upright != b.is_upright and not b.is_spaced for a, b in pairwise(tokens)
+    )
+    return not are_mixed and (len(first.text) > 1 or _is_apart(tokens))
+
+
+def _is_apart(tokens: Sequence[Token]) -> bool:
+    """Whether the first token is not a letter glued to the value before it."""
+    return tokens[0].is_upright or tokens[0].is_spaced or _is_prefix(tokens, 0)
 
 
 def _unit(tokens: Sequence[Token]) -> str | None:

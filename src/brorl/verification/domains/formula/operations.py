@@ -19,10 +19,10 @@ from brorl.verification.domains.formula.expressions import (
 from brorl.verification.domains.formula.tokens import UnreadableError
 
 
-def called(head: Form, argument: Form) -> Expression:
-    """Return a call such as `f(x)`; for most letters its value is a product."""
-    parts = argument.items if isinstance(argument, Bracketed) and argument.items else (argument,)
-    return Apply("call", (to_expression(head), *map(to_expression, parts)))
+def arguments_in(form: Form) -> tuple[Expression, ...]:
+    """Return the arguments in brackets: 1 and 2 for `(1, 2)`, x for `(x)`."""
+    is_list = isinstance(form, Bracketed) and form.items and form.closing in (")", "\\}")
+    return tuple(map(to_expression, form.items if isinstance(form, Bracketed) and is_list else (form,)))
 
 
 def signed(sign: str, form: Form) -> Form:
