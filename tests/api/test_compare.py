@@ -67,7 +67,7 @@ def test_settings_that_end_a_run_may_differ_between_arms() -> None:
     # arms that train on different tokens would be measured on different tokens
     for name, value in (("top_k", 5), ("top_p", 0.9), ("min_new_tokens", 3)):
         other = make_config(read_recipe("quickstart-16"), {f"sampling.{name}": value}, "quickstart-16")
-        with pytest.raises(UserError, match=rf"evaluation\.{name} is .* to evaluate them alike: `evaluation\.{name}"):
+        with pytest.raises(UserError, match=rf"evaluation\.{name} is .* to evaluate them alike: --evaluation\.{name}"):
             check_arms(read_arms(["quickstart", other], {}), "seconds", 1, 1)
 
 
@@ -147,9 +147,9 @@ def test_the_same_call_and_the_folder_give_the_same_result_without_new_runs(
     assert (again.answer, again.tables) == (compared.answer, compared.tables)
     assert capsys.readouterr().out == ""
     assert {p: p.stat().st_mtime_ns for p in compared.path.glob("arms/*/*/*")} == before
-    with pytest.raises(UserError, match="rollouts_per_prompt would change it"):
+    with pytest.raises(UserError, match="rollouts_per_prompt` would change it"):
         compare(compared.path, evaluation={"rollouts_per_prompt": 3})
-    with pytest.raises(UserError, match="output_dir would change it"):
+    with pytest.raises(UserError, match="output_dir` would change it"):
         compare(compared.path, output_dir="elsewhere")
 
 

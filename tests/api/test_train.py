@@ -230,8 +230,6 @@ def test_a_reward_function_with_the_signature_of_trl_trains_as_it_is(
     group = brorl.samples(result.path).group
     assert group is not None
     assert group.correct_L.tolist() == [text.strip().endswith("1") for text in group.texts]
-    with pytest.raises(UserError, match=r"reward: .*lambda.* is not a function with a name; define it with"):
-        brorl.train(**SETTINGS, reward=lambda completions: [1.0] * len(completions), progress=False)
     again = brorl.train(**SETTINGS, reward=Inside.nested, steps=1, progress=False)
     assert again.ending is Ending.NO_MIXED_GROUPS
     layout = {"data.sources": [{"path": "some/data", "layout": "taco"}]}
