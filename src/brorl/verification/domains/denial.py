@@ -34,8 +34,7 @@ D = denies
 nor, neither, doubtful, unlikely, hardly, false, untrue, worst, unsure, whether, pretend, imagine, unless, who, except,
 than, maybe, perhaps, possibly, or, exclude, excludes, excluded, excluding, eliminate, eliminates, eliminated,
 eliminating, reject, rejects, rejected, rejecting, refuse, mistaken, tempting, suppose, supposing, assume, assuming,
-outside, besides, rule out, rules out, ruled out, ruling out, anything but, everything but, least likely,
-least plausible, least probable
+outside, besides, rule out, rules out, ruled out, ruling out, anything but, everything but
 
 f = denies, and supposes
 if
