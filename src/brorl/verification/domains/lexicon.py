@@ -40,7 +40,10 @@ class Lexicon:
         self._endings = {phrase[1:]: letter for phrase, letter in letter_of.items() if phrase[0] == "*"}
         self._stems = {phrase[:-1]: letter for phrase, letter in letter_of.items() if phrase[-1] == "*"}
         self._phrases = {phrase.replace(" ", ""): letter for phrase, letter in letter_of.items()}
-        lengths = [(phrase[0], len(phrase)) if phrase > _CJK else (phrase.split()[0], phrase.count(" ") + 1) for phrase in letter_of]
+        lengths = [
+            (phrase[0], len(phrase)) if phrase > _CJK else (phrase.split()[0], phrase.count(" ") + 1)
+            for phrase in letter_of
+        ]
         self._longest = {first: max(n for one, n in lengths if one == first) for first, length in lengths if length > 1}
         self.letter = lru_cache(maxsize=4096)(self._letter)
 
