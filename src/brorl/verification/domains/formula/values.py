@@ -197,9 +197,9 @@ def within(right: Expression, given: Expression, tolerance: Fraction, are_counts
         return bool(mp.isfinite(one) and mp.isfinite(other) and abs(one - other) <= most)
 
 
-def is_rounded(exact_value: Expression, decimal: Expression) -> bool:
+def is_rounded(precise: Expression, decimal: Expression) -> bool:
     r"""Whether a decimal is a number cut or rounded to the decimal's digits: `\pi \approx 3.14`."""
-    one, other = _value(exact_value), _value(decimal)
+    one, other = _value(precise), _value(decimal)
     if one is None or other is None:
         return False
     value = exact_value(decimal)
