@@ -18,14 +18,14 @@ _CJK = "\u3000"  # Chinese and Japanese characters come after it: each is a word
 
 
 class Lexicon:
-    """The letters of words and phrases.
+    r"""The letters of words and phrases.
 
     Args:
         text: The paragraphs.
         other: The letter of a word that the lexicon does not have.
 
     Example:
-        >>> lexicon = Lexicon("N = not\\nnot, *n't\\n\\nC = correction\\nhold on")
+        >>> lexicon = Lexicon("N = not\nnot, *n't\n\nC = correction\nhold on")
         >>> lexicon.letter("isn't"), lexicon.phrase(["hold", "on", "!"], 0), lexicon.phrase(["hold", "it"], 0)
         ('N', ('C', 2), ('x', 1))
     """
@@ -40,10 +40,7 @@ class Lexicon:
         self._endings = {phrase[1:]: letter for phrase, letter in letter_of.items() if phrase[0] == "*"}
         self._stems = {phrase[:-1]: letter for phrase, letter in letter_of.items() if phrase[-1] == "*"}
         self._phrases = {phrase.replace(" ", ""): letter for phrase, letter in letter_of.items()}
-        lengths = [
-            (phrase[0], len(phrase)) if phrase > _CJK else (phrase.split()[0], phrase.count(" ") + 1)
-            for phrase in letter_of
-        ]
+        lengths = [_first_and_length(phrase) for phrase in letter_of]
         self._longest = {first: max(n for one, n in lengths if one == first) for first, length in lengths if length > 1}
         self.letter = lru_cache(maxsize=4096)(self._letter)
 
@@ -62,3 +59,8 @@ class Lexicon:
             if word[:end] in self._stems:
                 return self._stems[word[:end]]
         return next((letter for ending, letter in self._endings.items() if word.endswith(ending)), self._other)
+
+
+def _first_and_length(phrase: str) -> tuple[str, int]:
+    """Return the first word of a phrase, and how many words it has."""
+    return (phrase[0], len(phrase)) if phrase > _CJK else (phrase.split()[0], phrase.count(" ") + 1)
