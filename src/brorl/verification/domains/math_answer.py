@@ -14,6 +14,7 @@ import re
 
 from brorl.prompts.answer_forms import Box, find_last_box, has_open_box
 from brorl.verification.domains.denial import denial_after, denial_before
+from brorl.verification.domains.formula.tokens import word_list
 from brorl.verification.domains.marked_answer import MARKER, without_next_turn
 from brorl.verification.domains.retraction import retraction
 from brorl.verification.domains.units import leading_unit
@@ -52,12 +53,12 @@ _QUESTION = re.compile(  # could it be \boxed{4}?
     r"(?:^|[.!?\n])\s*(?:so\s+)?(?:is|could|might|can|would|may|what if)\b[^.!?\n]*$", re.IGNORECASE
 )
 _BOUND = re.compile(r"\b(?:at (?:least|most)|up to|between|above|below|over|under|almost|nearly)\b", re.IGNORECASE)
-_LABEL = re.compile(  # page 7: the number is no answer
-    r"""\b(?: pages? | pp?\. | steps? | sections? | chapters? | equations? | eqs?\.? | theorems? | lemmas? | figures?
-          | figs?\.? | tables? | parts? | examples? | exercises? | problems? | questions? | cases? | lines? | notes?
-          | appendix | version | volume | no\. | item | rule | definition | corollary | proposition | method
-          | footnote | reference | ref\.? )[\s\#(\[]*$""",
-    re.IGNORECASE | re.VERBOSE,
+_LABELS = frozenset(  # page 7, pages 7, eq. 7: such a number is no answer
+    word_list(
+        "appendix case chapter corollary definition eq equation example exercise fig figure footnote item lemma line "
+        "method no. note p. page part pp. problem proposition question ref reference rule section step table theorem "
+        "version volume"
+    )
 )
 
 # After an answer.
@@ -90,7 +91,6 @@ _CHANGED = re.compile(
          {_VALUE}(?:\s+{_WORD}){{0,2}} (?=\s*(?:[.,;!?)\n]|\b(?:or|and|to)\b|$)) [^.\n]*""",
     re.IGNORECASE | re.VERBOSE,
 )
-_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
 
 # An answer without a box.
 _FORMULA = re.compile(
@@ -99,7 +99,6 @@ _FORMULA = re.compile(
       | \\\((.+?)\\\) | \\\[(.+?)\\\]""",
     re.DOTALL | re.VERBOSE,
 )
-_JOINED_FORMULAS = re.compile(r"\s*,?\s*(?:or|and)?\s*")  # $x = 3$ or $x = 4$
 _LEADING_NUMBER = re.compile(  # of `**34** apples`, but not of `2 pi`, `2 (x+1)` or `2 1/2`, which are formulas
     rf"""\**\$? (?P<number>{_NUMBER}) (?:\*\*)? (?![\w:_])
          (?!\s*(?: [-+*/^=<>\u00b1\u00d7\u00b7\\\d] | \((?!(?:an?\s)?[a-z]{{2}}) | and\s+an?\b
@@ -184,32 +183,32 @@ def _content_of(box: Box) -> str:
 
 def _with_left(text: str, start: int, answer: str) -> tuple[int, str]:
     r"""Return an answer with the sign or operator directly before it, and where that begins: `-\boxed{4}` -> `-4`."""
-    line = text[max(start - _READ, 0) : start]
-    origin = start - len(line)
-    if operation := _OPERATION.search(line.rstrip(" \t\n$({\\")):
-        return origin + operation.start(), f"{operation[0].lower()} {answer}"
-    is_apart = line[-1:].isspace()
-    origin += line.rfind("\n") + 1
-    line = line.rpartition("\n")[2].rstrip(" \t")
+    near = text[max(start - _READ, 0) : start]
+    is_apart = near[-1:].isspace()
+    line = near.rpartition("\n")[2].rstrip(" \t")
     outside = _OPENING.sub("", line)
-    if outside.endswith(_MINUS):
-        return _with_minus(outside[:-1], origin, start, is_apart, answer)
-    operator = None if is_apart or outside != line else _OPERATOR.search(line)
-    if operator and (line[-1].isdigit() or _OPEN_FORMULA.search(line)):
-        return origin + operator.start(), f"{operator[0]} {answer}"
-    return start, answer
+    if operation := _OPERATION.search(near.rstrip(" \t\n$({\\")):
+        sign, signed = operation[0], f"{operation[0].lower()} {answer}"
+    elif outside.endswith(_MINUS):
+        sign, signed = outside[-1], _with_minus(outside[:-1], is_apart, answer)
+    elif is_apart or outside != line or not (operator := _OPERATOR.search(line)):
+        return start, answer
+    else:
+        in_formula = line[-1].isdigit() or _OPEN_FORMULA.search(line)
+        sign, signed = operator[0], f"{operator[0]} {answer}" if in_formula else answer
+    return start if signed == answer else text.rfind(sign, 0, start), signed
 
 
-def _with_minus(line: str, origin: int, start: int, is_apart: bool, answer: str) -> tuple[int, str]:
+def _with_minus(line: str, is_apart: bool, answer: str) -> str:
     """Return an answer with the minus sign after a line; a dash in prose and the mark of a list change nothing."""
     is_dash = is_apart and (not line or line[-1].isspace())
-    minus, line = origin + len(line), line.rstrip()
+    line = line.rstrip()
     in_formula = _OPEN_FORMULA.search(line)
     if line.endswith("-") or (is_dash and not in_formula):
-        return start, answer
+        return answer
     if in_formula and (line[-1].isalnum() or line[-1] in ")}]"):
-        return minus, f"{line.split()[-1]} - {answer}"
-    return minus, f"-{answer}" if re.fullmatch(r"[\d.,]+", answer) else f"-({answer})"
+        return f"{line.split()[-1]} - {answer}"
+    return f"-{answer}" if re.fullmatch(r"[\d.,]+", answer) else f"-({answer})"
 
 
 def _with_right(text: str, end: int, answer: str) -> tuple[int, str]:
@@ -252,32 +251,30 @@ def _after_marker(tail: str, with_unit: bool) -> str:
     number = None if with_unit else _LEADING_NUMBER.match(tail, start)
     if number:
         return _beside(tail, *number.span(), number["number"])
-    sentence_end = _SENTENCE_END.search(tail, start)
-    end = sentence_end.start() if sentence_end else len(tail)
-    sentence = tail[start:end].strip().replace("$", "")
-    return _in_context(tail, start, end, sentence) if sentence else ""
+    sentence = re.split(r"[.!?](?=\s|$)|\n", tail[start:], maxsplit=1)[0]
+    answer = sentence.strip().replace("$", "")
+    return _in_context(tail, start, start + len(sentence), answer) if answer else ""
 
 
 def _last_formula(tail: str) -> str:
-    """Return the last formula, with a formula joined to it: `$x = 3$ or $x = 4$`."""
+    """Return the last formula, with the formula joined to it: `$x = 3$ or $x = 4$`."""
     formulas = list(_FORMULA.finditer(tail))
     if not formulas:
         return ""
-    last = formulas[-1]
-    answer = _beside(tail, *last.span(), _content(last))
-    for before, after in zip(reversed(formulas[:-1]), reversed(formulas), strict=False):
-        joint = tail[before.end() : after.start()]
-        if not _JOINED_FORMULAS.fullmatch(joint) or ("or" not in joint and _name_of(before) != _name_of(last)):
-            break
-        answer = f"{_content(before)} or {_content(last)}"
-    return answer
+    *_, before, last = formulas[0], *formulas
+    joint = tail[before.end() : last.start()].strip(" \t\n,")
+    is_joined = before.end() <= last.start() and joint in ("", "and", "or")
+    if is_joined and (joint == "or" or _name_of(before) == _name_of(last)):
+        return f"{_content(before)} or {_content(last)}"
+    return _beside(tail, *last.span(), _content(last))
 
 
 def _last_number(tail: str) -> str:
     """Return the last number that is not a label such as `page 7`."""
     for number in reversed(list(_ANY_NUMBER.finditer(tail))):
         before = tail[: number.start()]
-        if not _LABEL.search(before[-_LONGEST_LABEL:]):
+        *_, word = "", *before[-_LONGEST_LABEL:].lower().rstrip(" \t\n#([").split()
+        if _LABELS.isdisjoint((word.lstrip("*("), word.lstrip("*(").rstrip("s."))):
             return f"{denial_before(before)} {number[0]}".strip()
     return ""
 
