@@ -55,9 +55,9 @@ _QUESTION = re.compile(  # could it be \boxed{4}?
 _BOUND = re.compile(r"\b(?:at (?:least|most)|up to|between|above|below|over|under|almost|nearly)\b", re.IGNORECASE)
 _LABELS = frozenset(  # page 7, pages 7, eq. 7: such a number is no answer
     word_list(
-        "appendix case chapter corollary definition eq equation example exercise fig figure footnote item lemma line "
-        "method no. note p. page part pp. problem proposition question ref reference rule section step table theorem "
-        "version volume"
+        "appendix case chapter corollary definition eq eq. eqs. equation example exercise fig fig. figs. figure "
+        "footnote item lemma line method no. note p. page part pp. problem proposition question ref ref. reference rule "
+        "section step table theorem version volume"
     )
 )
 
@@ -274,7 +274,8 @@ def _last_number(tail: str) -> str:
     for number in reversed(list(_ANY_NUMBER.finditer(tail))):
         before = tail[: number.start()]
         *_, word = "", *before[-_LONGEST_LABEL:].lower().rstrip(" \t\n#([").split()
-        if _LABELS.isdisjoint((word.lstrip("*("), word.lstrip("*(").rstrip("s."))):
+        word = word.lstrip("*(")
+        if _LABELS.isdisjoint((word, word.removesuffix("s"))):
             return f"{denial_before(before)} {number[0]}".strip()
     return ""
 
