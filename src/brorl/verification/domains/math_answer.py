@@ -56,8 +56,8 @@ _BOUND = re.compile(r"\b(?:at (?:least|most)|up to|between|above|below|over|unde
 _LABELS = frozenset(  # page 7, pages 7, eq. 7: such a number is no answer
     word_list(
         "appendix case chapter corollary definition eq eq. eqs. equation example exercise fig fig. figs. figure "
-        "footnote item lemma line method no. note p. page part pp. problem proposition question ref ref. reference rule "
-        "section step table theorem version volume"
+        "footnote item lemma line method no. note p. page part pp. problem proposition question ref ref. reference "
+        "rule section step table theorem version volume"
     )
 )
 
