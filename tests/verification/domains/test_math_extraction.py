@@ -3,7 +3,7 @@
 import numpy as np
 
 from brorl.prompts.answer_forms import last_box
-from brorl.verification.domains.math import extract_answer, tidy
+from brorl.verification.domains.math_answer import extract_answer, tidy
 from case_tables import table
 from each_row import each_row
 

@@ -33,7 +33,7 @@ _SO = r"(?:so|thus|hence|therefore)\b,? *"
 _I_THINK = r"I (?:(?:would|will|\'ll) )?(?:think|believe|conclude|say)(?: that)? "
 # `The answer is`, `..., so the answer is`, `Since ..., the answer is`: it begins a sentence or follows such a clause.
 _MARKER = re.compile(
-    rf"(?:(?:^[ \t#>*_-]*|[.!;] +)(?:{_SO})?(?:(?:since|because|as) [^\n.;!?]{{1,200}}, )?|, *{_SO})"
+    rf"(?:(?:^[ \t#>*_-]*+|[.!;] +)(?:{_SO})?(?:(?:since|because|as) [^\n.;!?]{{1,200}}, )?|, *{_SO})"
     rf"(?:{_I_THINK})?(?:<answer>|[*_]*(?:(?:the|my) +)?"
     rf"(?:(?:final|correct|right|best) +)?(?:answer|choice|option)\b[*_ ]*(?:is\b|[:=]|$))[\s*_:=]*{ADVERBS}",
     re.IGNORECASE | re.MULTILINE,

@@ -21,8 +21,7 @@ class Lexicon:
     r"""The letters of words and phrases.
 
     Args:
-        text: The paragraphs.
-        other: The letter of a word that the lexicon does not have.
+        text: The paragraphs. A word that they do not have gets the letter `x`.
 
     Example:
         >>> lexicon = Lexicon("N = not\nnot, *n't\n\nC = correction\nhold on")
@@ -30,18 +29,18 @@ class Lexicon:
         ('N', ('C', 2), ('x', 1))
     """
 
-    def __init__(self, text: str, other: str = "x") -> None:
+    def __init__(self, text: str) -> None:
         letter_of: dict[str, str] = {}
+        self._longest: dict[str, int] = {}  # by the first word of a phrase
         for paragraph in text.strip().split("\n\n"):
             heading, _, phrases = paragraph.partition("\n")
-            for phrase in phrases.replace("\n", " ").split(","):
-                letter_of.setdefault(phrase.strip(), heading[0])
-        self._other = other
-        self._endings = {phrase[1:]: letter for phrase, letter in letter_of.items() if phrase[0] == "*"}
-        self._stems = {phrase[:-1]: letter for phrase, letter in letter_of.items() if phrase[-1] == "*"}
+            for phrase in map(str.strip, phrases.replace("\n", " ").split(",")):
+                letter_of.setdefault(phrase, heading[0])
+                words = phrase if phrase > _CJK else phrase.split()
+                self._longest[words[0]] = max(len(words), self._longest.get(words[0], 1))
         self._phrases = {phrase.replace(" ", ""): letter for phrase, letter in letter_of.items()}
-        lengths = [_first_and_length(phrase) for phrase in letter_of]
-        self._longest = {first: max(n for one, n in lengths if one == first) for first, length in lengths if length > 1}
+        self._stems = {phrase[:-1]: letter for phrase, letter in letter_of.items() if phrase[-1] == "*"}
+        self._endings = {phrase[1:]: letter for phrase, letter in letter_of.items() if phrase[0] == "*"}
         self.letter = lru_cache(maxsize=4096)(self._letter)
 
     def phrase(self, words: Sequence[str], at: int) -> tuple[str, int]:
@@ -58,9 +57,4 @@ class Lexicon:
         for end in range(len(word), _SHORTEST_STEM - 1, -1):
             if word[:end] in self._stems:
                 return self._stems[word[:end]]
-        return next((letter for ending, letter in self._endings.items() if word.endswith(ending)), self._other)
-
-
-def _first_and_length(phrase: str) -> tuple[str, int]:
-    """Return the first word of a phrase, and how many words it has."""
-    return (phrase[0], len(phrase)) if phrase > _CJK else (phrase.split()[0], phrase.count(" ") + 1)
+        return next((letter for ending, letter in self._endings.items() if word.endswith(ending)), "x")

@@ -16,7 +16,8 @@ from brorl.prompts.science import Choices, MeasuredAnswer, read_science_referenc
 from brorl.verdict import CORRECT, NO_ANSWER, TOO_LONG, WRONG, Verdict, verdict_of
 from brorl.verification.domains.choice import chosen_option
 from brorl.verification.domains.formula.tokens import in_latex
-from brorl.verification.domains.math import MAX_ANSWER, MathVerifier, extract_answer, tidy, worker_verdict
+from brorl.verification.domains.math import MAX_ANSWER, MathVerifier, worker_verdict
+from brorl.verification.domains.math_answer import extract_answer, tidy
 from brorl.verification.domains.units import parse_unit, without_markup
 from brorl.verification.sandbox.pool import WorkerPool
 from brorl.verification.verifier import Pair, TrialResponses, VerdictCache, malformed
