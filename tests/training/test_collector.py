@@ -361,7 +361,7 @@ def test_only_groups_that_wait_are_given_old_logprobs() -> None:
         asked.append(list(groups))
         return [replace(g, old_logprob_M=np.zeros(g.tree.num_unique_tokens)) for g in groups]
 
-    one = replace(collector(engine, per_step=3), keep_old_logprobs=keep)
+    one = replace(collector(engine, per_step=3), with_old_logprobs=keep)
     one.load_state(CollectorState(carried=tuple(collect(collector(engine, per_step=8), 1)[0])))
     groups, waiting, _ = collect(one, 2)
     assert [g.old_logprob_M is None for g in groups] == [True] * 3

@@ -258,8 +258,8 @@ class SyncCollector(Collector):
     """Samples when it is called, verifies, and keeps mixed groups."""
 
     engine: Engine  # samples trees
-    # called for groups that are carried to a later step: adds their old log-probs
-    keep_old_logprobs: Callable[[Sequence[Group]], list[Group]] = list
+    # gives groups that are carried to a later step their old log-probs; see `Learner`
+    with_old_logprobs: Callable[[Sequence[Group]], list[Group]] = list
 
     @classmethod
     def of_run(
@@ -275,7 +275,7 @@ class SyncCollector(Collector):
         """Make the collector of a run."""
         return cls(
             config=config, stream=stream, grader=grader, clock=clock, observe=observe,
-            engine=engine, keep_old_logprobs=learner.with_old_logprobs,
+            engine=engine, with_old_logprobs=learner.with_old_logprobs,
         )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -324,7 +324,7 @@ class SyncCollector(Collector):
         self._seen = (KEPT_DECAY * (kept_before + batch.num_mixed), KEPT_DECAY * (sampled_before + len(batch.verified)))
         batch.groups, surplus = groups[:per_step], groups[per_step:]
         with self.clock("training"):
-            self._carried, self._attempts = tuple(self.keep_old_logprobs(surplus)), 0
+            self._carried, self._attempts = tuple(self.with_old_logprobs(surplus)), 0
         batch.num_carried = len(self._carried)
         return batch
 
