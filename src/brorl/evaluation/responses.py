@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from time import perf_counter
@@ -153,12 +153,10 @@ class ResponseStore:
             raise UserError(f"{file} does not contain the prompts of batch {batch.index}; delete it and {_RERUN}")
         return StoredBatch(results, seconds)
 
-    def write(
-        self, batch: PromptBatch, groups: Sequence[Group], texts: Sequence[Sequence[str]], stored: StoredBatch
-    ) -> None:
-        """Store a batch on disk."""
+    def write(self, batch: PromptBatch, groups: Sequence[Group], stored: StoredBatch) -> None:
+        """Store a batch, whose groups have texts, on disk."""
         metadata = {"results": [asdict(result) for result in stored.results], "seconds": stored.seconds}
-        table = responses_table(batch.index, groups, texts).drop_columns(["step", "reward"])
+        table = responses_table(batch.index, groups).drop_columns(["step", "reward"])
         table = table.add_column(0, "data_set", pa.array([batch.data_set] * len(table), pa.string()))
         table = table.replace_schema_metadata({_METADATA: json.dumps(metadata).encode()})
         file = self.file_of(batch)
@@ -202,9 +200,8 @@ class EvaluatedModel:
                 f"{lost:,} of {responses:,} responses could not be verified (most often: "
                 f"{reasons.most_common(1)[0][0]}); free memory and processes, then rerun the command to continue"
             )
-        texts = [self.grader.texts(group) for group in groups]
         stored = StoredBatch(tuple(map(count_responses, groups)), perf_counter() - started)
-        store.write(batch, groups, texts, stored)
+        store.write(batch, [replace(group, texts=self.grader.texts(group)) for group in groups], stored)
         return stored
 
 

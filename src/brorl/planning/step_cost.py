@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -208,8 +208,8 @@ class StepTimer:
             metrics = self.learner.learn(repeated, advantage_estimator(AdvantageSettings()), seed=0)
         if self._parts.config.store_rollouts_every:
             with clock("storing"):
-                texts = [self._parts.grader.texts(group) for group in groups]
-                self._directory.write_responses("rollouts", 0, groups, texts)
+                with_texts = [replace(group, texts=self._parts.grader.texts(group)) for group in groups]
+                self._directory.write_responses("rollouts", 0, with_texts)
         with clock("diagnostics"):
             coverage_record(groups)
         work = Work(

@@ -47,7 +47,7 @@ class Batch:
     @property
     def complete(self) -> list[Group]:
         """The sampled groups without an unverified rollout."""
-        return [group for group in self.sampled if group.verified is group]
+        return [group for group in self.sampled if not group.num_unverified]
 
     @property
     def num_mixed(self) -> int:

@@ -98,7 +98,7 @@ class Grader:
             max_new_tokens=self.max_new_tokens,
             terms_L=terms_L,
         )
-        return replace(group, reward_L=np.where(np.isnan(group.reward_L), np.nan, reward_L), terms_L=terms_L)
+        return replace(group, terms_L=terms_L).with_rewards(reward_L)
 
     def texts(self, group: Group) -> list[str]:
         """Return the text of each distinct response that verifiers see."""
@@ -292,9 +292,9 @@ def _key(response: StoredResponse, question: Question) -> _Key:
 
 
 def _prompt(question: Question, text: str | None) -> Prompt:
-    """Return a question as a prompt with one dummy token: verifiers read no tokens."""
+    """Return a question as a prompt without tokens, which verifiers do not read."""
     asked = question.last_turn
-    return Prompt(question.id, text or asked, (0,), question.reference, question.domain, question.source, asked)
+    return Prompt(question.id, text or asked, (), question.reference, question.domain, question.source, asked)
 
 
 def _unambiguous(pairs: Sequence[tuple[str, Question]]) -> dict[str, Question]:
