@@ -35,6 +35,7 @@ from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.assemble import build_run
 from brorl.config.reading import make_config, read_recipe
+from brorl.evaluation.evaluator import evaluation_record
 from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.runs.run_directory import RunDirectory
@@ -108,8 +109,7 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(read_recipe("quickstart"), overrides, "quickstart")
         run, _ = build_run(config, RunDirectory(Path(folder)), lambda _: None)
-    base, learner, benchmark = run.collector, run.learner, run.benchmark
-    assert benchmark is not None
+    base, learner = run.collector, run.learner
     engine = NativeEngine(copy.deepcopy(learner.model), base.engine.stop_token_ids)
     prefix = min(len(prompt.token_ids) for prompt in base.stream.prompts)
     pool = VirtualPool(engine, args.workers, durations(args, seed, prefix))
@@ -117,10 +117,10 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
     collector = ForegroundCollector(
         config=config.model_copy(update={"cluster": cluster}), stream=base.stream, grader=base.grader, pool=pool
     )
-    evaluator = NativeEngine(learner.model, base.engine.stop_token_ids)  # outside of the pool: it takes no time
+    sampler = NativeEngine(learner.model, base.engine.stop_token_ids)  # outside of the pool: it takes no time
     staleness: list[int] = []
     mismatch: list[float] = []
-    points, samples, late = [Point(0, 0.0, 0, score(benchmark, evaluator))], 0, 0
+    points, samples, late = [Point(0, 0.0, 0, score(run, sampler))], 0, 0
     collector.publish(learner.weights(), 0)
     for step in range(1, args.steps + 1):
         batch = collector.next_batch(step)
@@ -133,16 +133,16 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
         pool.advance(args.learn_s)
         collector.publish(learner.weights(), step)
         if step % args.every == 0 or step == args.steps:
-            points.append(Point(step, pool.now, samples, score(benchmark, evaluator)))
+            points.append(Point(step, pool.now, samples, score(run, sampler)))
     in_use = min(pool.busy_seconds / (pool.now * args.workers), 1.0)
     per_step = pool.now / args.steps
     return Result(per_step, in_use, mean(staleness), max(staleness), late, mean(mismatch), points)
 
 
-def score(benchmark, engine) -> float:
+def score(run, engine) -> float:
     """Return pass@1 on the held-out prompts."""
-    record = benchmark.record(*benchmark.answer(engine))
-    return record["pass_at"][1]["value"]
+    counts = run.evaluator.evaluate(engine, run.held_out)
+    return evaluation_record(counts, [1])["pass_at"][1]["value"]
 
 
 def at(points: Sequence[Point], quantity: str, value: float) -> float:

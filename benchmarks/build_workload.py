@@ -164,9 +164,9 @@ def _of_checkpoint(folder: str, num_prompts: int, _: int) -> tuple[PreTrainedMod
     """Use a trained model with training puzzles of the recipe quickstart."""
     from brorl.config.reading import make_config, read_recipe
     from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
-    from brorl.prompts.prompt import PromptStream
     from brorl.prompts.rendering import render
     from brorl.prompts.settings import PromptFormat
+    from brorl.prompts.stream import PromptStream
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -174,7 +174,7 @@ def _of_checkpoint(folder: str, num_prompts: int, _: int) -> tuple[PreTrainedMod
     (puzzle,) = config.data.sources
     targets = range(puzzle.min_target, puzzle.max_target + 1)
     puzzles = countdown_puzzles(puzzle.num_numbers, puzzle.max_number, targets)
-    train = split_countdown(puzzles, config.data.held_out_fraction, config.data.split_seed).train
+    train, _ = split_countdown(puzzles, config.data.held_out_fraction, config.data.split_seed)
     prompts = render(countdown_questions(train), PromptFormat(chat="never"), tokenizer)
     entries = [
         {"id": p.id, "text": p.text, "token_ids": list(p.token_ids), "reference": p.reference}

@@ -38,7 +38,7 @@ def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
     from brorl.assemble import build_run
     from brorl.config.reading import make_config, read_recipe
     from brorl.runs.run_directory import RunDirectory
-    from brorl.training.loop import train
+    from brorl.training.loop import train_run
 
     def build(folder: str, number_of_steps: int) -> Any:
         overrides = {**SETTINGS, "rollouts_per_prompt": num_rollouts, "steps": number_of_steps, "seed": seed}
@@ -46,8 +46,8 @@ def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
         return build_run(config, RunDirectory(Path(folder)), lambda _: None)
 
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
-        train(*build(first, 1))  # what is imported or set up once is no part of a step
-        train(*build(second, steps))
+        train_run(*build(first, 1))  # what is imported or set up once is no part of a step
+        train_run(*build(second, steps))
         records = [r for r in RunDirectory(Path(second)).read_metrics() if r["step"] > 2]
     total = {n: sum(r["sampling"][n] for r in records) for n in ("groups", "unique_tokens", "sampled_tokens")}
     phases = sorted({n for r in records for n in r["seconds"]})

@@ -4,7 +4,7 @@
 
 Three N of the paper at its full vocabulary, one seed (over seeds the ends of the paper's settings differ by at most
 0.0003 in mass and half a percentage point in tokens improved), three minutes on one core. Every row of the first two
-tables is one that `brorl simulate` can repeat; the third says which correct tokens an exact gradient raises.
+tables is one that `examples/simulator.py` can repeat; the third says which correct tokens an exact gradient raises.
 """
 
 import argparse

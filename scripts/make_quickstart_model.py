@@ -32,7 +32,6 @@ from brorl.prompts.countdown import (
     countdown_questions,
     split_countdown,
 )
-from brorl.prompts.prompt import Split
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
 from brorl.rollout.native_engine import NativeEngine
@@ -152,13 +151,13 @@ def random_batch(
 
 def train(
     model: LlamaForCausalLM,
-    split: Split[CountdownPuzzle],
+    puzzles: list[CountdownPuzzle],
     targets: range,
     arguments: argparse.Namespace,
 ) -> None:
     """Train on fresh random expressions over the numbers of the training puzzles."""
     rng = random.Random(arguments.seed)
-    multisets = sorted({puzzle.numbers for puzzle in split.train})
+    multisets = sorted({puzzle.numbers for puzzle in puzzles})
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     start = time.monotonic()
     for step in range(arguments.steps):
@@ -259,18 +258,18 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     targets = range(1, arguments.max_target + 1)
     puzzles = [p for n in arguments.num_numbers for p in countdown_puzzles(n, arguments.max_number, targets)]
-    split = split_countdown(puzzles, arguments.held_out_fraction, arguments.split_seed)
+    training, held_out = split_countdown(puzzles, arguments.held_out_fraction, arguments.split_seed)
     tokenizer = build_tokenizer()
     model = build_model(len(tokenizer), arguments.hidden_size, arguments.num_layers)
     print(
-        f"{len(split.train)} training and {len(split.held_out)} held-out puzzles, "
+        f"{len(training)} training and {len(held_out)} held-out puzzles, "
         f"{sum(p.numel() for p in model.parameters())} parameters",
         flush=True,
     )
     model.to(arguments.device)
-    train(model, split, targets, arguments)
+    train(model, training, targets, arguments)
     save(model, tokenizer, arguments.output)
-    for k, value in measure(model, tokenizer, split.held_out[:256], 256, arguments.seed).items():
+    for k, value in measure(model, tokenizer, held_out[:256], 256, arguments.seed).items():
         print(f"held-out pass@{k}: {value:.3f}")
 
 

@@ -1,4 +1,4 @@
-"""Make the pictures of docs/figures that commands of brorl draw, from the current package.
+"""Make the pictures of docs/figures that brorl draws, from the current package.
 
 In: the installed package and a Chromium. Out: `report.png`, the report of the recipes `quickstart` and `quickstart-16`;
 `simulate.png`, the paper's simulation. It takes about four minutes.
@@ -15,7 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-FIGURES = Path(__file__).resolve().parent.parent / "docs" / "figures"
+ROOT = Path(__file__).resolve().parent.parent
+FIGURES = ROOT / "docs" / "figures"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDTH, HEIGHT = 1280, 1700  # of the screenshot, in pixels
 
@@ -36,8 +37,8 @@ def make_all(runs: Path, browser: str) -> None:
     screenshot = f"--screenshot={FIGURES / 'report.png'}"
     options = ("--headless", "--no-sandbox", "--hide-scrollbars", "--virtual-time-budget=10000")
     subprocess.run([browser, *options, f"--window-size={WIDTH},{HEIGHT}", screenshot, page.as_uri()], check=True)
-    brorl("simulate", "--output-dir", runs / "simulate")
-    shutil.copy(runs / "simulate" / "simulation.png", FIGURES / "simulate.png")
+    subprocess.run([sys.executable, ROOT / "examples" / "simulator.py"], check=True, cwd=runs)
+    shutil.copy(runs / "simulator.png", FIGURES / "simulate.png")
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ from brorl.assemble import build_run
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.evaluation.questions import build_questions, check_split
 from brorl.model.flat_path import FlatForward
 from brorl.model.forward import Forward
 from brorl.model.logprobs import NextToken
@@ -28,8 +27,9 @@ from brorl.sampling import SamplingParams
 from brorl.training.collector import SyncCollector
 from brorl.training.inputs import input_lines, prepare_run
 from brorl.training.local_parts import build_forward, build_learner_forward, build_model
-from brorl.training.loop import train
+from brorl.training.loop import train_run
 from brorl.training.policy_logprobs import next_token
+from brorl.training.questions import build_questions, check_split
 from brorl.tree import RolloutTree
 from brorl.verification.sandbox.level import choose_level
 from run_support import save_tiny_model
@@ -175,13 +175,13 @@ def test_run_has_the_parts_of_its_config(tiny: Path, tmp_path: Path) -> None:
     assert run.collector.config == run.diagnostics.config == run.config == config(tiny, **given)
     assert run.collector.sampler is run.diagnostics.sampler
     assert (state.step, state.collector.carried) == (0, ())
-    assert run.benchmark is not None
-    assert len(run.benchmark.prompts) == 3
+    assert run.held_out is not None
+    assert len(run.held_out.prompts) == 3
 
 
-def test_no_held_out_prompts_no_benchmark(tiny: Path, tmp_path: Path) -> None:
+def test_no_held_out_prompts_no_evaluation(tiny: Path, tmp_path: Path) -> None:
     run, _ = build_run(config(tiny, **{"evaluation.num_prompts": 0}), RunDirectory(tmp_path), lambda _: None)
-    assert run.benchmark is None
+    assert run.held_out is None
 
 
 def changed(source: Path, target: Path, **changes: Any) -> Path:
@@ -300,7 +300,7 @@ def test_a_model_without_a_place_for_hooks_takes_the_flat_path(
             run, state = build_run(checked, RunDirectory(folder), lambda _: None, said.append)
             (flat,) = [line for line in said if line.startswith("the flat path runs, because ")]
             assert flat.endswith("a row with its prompt for each distinct response, and computes what they share again")
-            train(run, state)
+            train_run(run, state)
             assert sum("a pass over the responses of this step has" in line for line in said) == 1
             found.append({name: weight.clone() for name, weight in run.learner.weights()})
     assert all(torch.equal(found[0][name], found[2][name]) for name in found[0])

@@ -18,12 +18,13 @@ from ruamel.yaml import YAML
 import losing_function
 from async_support import WordyEngine, virtual_collector
 from brorl.cli import COMMANDS, make_parser
-from brorl.config.reading import setting_fields
+from brorl.config.reading import parse_yaml, setting_fields
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.reporting.page import make_page
 from brorl.reporting.summary import COSTS, SCORES, TOOLS
 from brorl.runs.run_directory import read_runs
+from brorl.storage import dotted_items
 from brorl.tools.calls import Failure
 from brorl.verification.domains.table import DOMAINS
 from run_support import SMALL, command
@@ -247,6 +248,12 @@ def test_the_settings_of_other_trainers_map_to_settings() -> None:
         rows = [row.split("|") for row in section(page, title).splitlines() if row.startswith("| ")][1:]
         cells = re.findall(r"`([a-z_.*]+)[:`]", " ".join(row[3] for row in rows))
         assert [c for c in cells if c not in names and c.removesuffix(".*") not in groups] == []
+    defaults = dict(dotted_items(TrainConfig().model_dump(mode="json"))) | {
+        "loss.clip_high": TrainConfig().loss.clip.high
+    }
+    rows = re.findall(r"^ +\| `([a-z_.]+)` \| `?(.*?)`? \|", section(page, "Carry a config over"), re.MULTILINE)
+    assert len(rows) > 10
+    assert {name: parse_yaml(shown, page.name) for name, shown in rows} == {name: defaults[name] for name, _ in rows}
 
 
 def commands_of(page: Path) -> Iterator[list[str]]:

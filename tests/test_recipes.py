@@ -1,6 +1,7 @@
 """The recipes that ship: every value marked, the paper's numbers, and a page that says the same."""
 
 import re
+import shlex
 from math import sqrt
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 import brorl
 from brorl.algorithms.settings import AdvantageSettings
-from brorl.config.reading import builtin_recipes, make_config, read_recipe
+from brorl.config.reading import builtin_recipes, make_config, parse_yaml, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.prompts.public_data import LAYOUTS
 from brorl.prompts.rendering import TEMPLATES
@@ -18,7 +19,6 @@ from brorl.verification.gym.task import OUT_OF_DISTRIBUTION, SETS
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(brorl.__file__).parent / "recipes"
-CLUSTERS = {"brorl-1gpu": 1, "brorl-8gpu": 8, "brorl-64gpu": 64}
 PUBLISHED = ("prorl-v1", "prorl", "prorl-v2.1", "brorl", "justrl")
 MARK = re.compile(r"\((P|V2|V1|C|J|I|S|O)\)")
 
@@ -49,7 +49,7 @@ def settings_of(name: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("name", [*PUBLISHED, "small/prorl", "small/brorl", "broaden", "sharpen", *CLUSTERS])
+@pytest.mark.parametrize("name", [*PUBLISHED, "small/prorl", "small/brorl"])
 def test_every_value_carries_its_mark_and_every_mark_is_explained(name: str) -> None:
     settings = settings_of(name)
     assert len(settings) > 40
@@ -77,30 +77,17 @@ def test_the_second_stage_differs_only_where_the_paper_says(first: str, second: 
     assert config(first).prompts_per_step == 4 * config(second).prompts_per_step
 
 
-@pytest.mark.parametrize("name", ["broaden", "sharpen"])
-def test_our_own_recipes_differ_from_the_papers_in_the_objective_alone(name: str) -> None:
-    paper, own = (make_config(read_recipe(n), {}, n).model_dump() for n in ("brorl", name))
-    assert {key for key in paper if paper[key] != own[key]} == {"phases" if name == "broaden" else "advantage"}
-    texts = [text for key, text in settings_of(name).items() if key.startswith(("phases", "advantage"))]
-    assert texts
-    assert all("(O)" in comment for _, comment in texts)
-
-
-@pytest.mark.parametrize(("name", "gpus"), CLUSTERS.items())
-def test_the_recipes_of_clusters_differ_from_the_papers_in_sizes_alone(name: str, gpus: int) -> None:
-    paper, own = (make_config(read_recipe(n), {}, n) for n in ("brorl", name))
-    differing = {key for key, value in paper.model_dump().items() if own.model_dump()[key] != value}
-    sizes = {"prompts_per_step", "sampling", "evaluation"} if gpus == 1 else set()
-    assert differing == {"cluster", "engine", *sizes}
-    assert [
-        comment for key, (_, comment) in settings_of(name).items() if key.startswith("cluster") and "(O)" not in comment
-    ] == []
-    cluster = own.cluster
-    sampling = cluster.rollout_workers * cluster.gpus_per_rollout_worker
-    learning = cluster.learner_ranks * cluster.gpus_per_learner_rank
-    used = max(sampling, learning) if cluster.placement == "colocated" else sampling + learning
-    assert used == gpus
-    assert cluster.nodes == max(1, gpus // 8)
+def test_the_clusters_of_the_page_add_up_to_its_gpus() -> None:
+    page = (ROOT / "docs" / "how-to" / "cluster.md").read_text("utf-8")
+    text = page.split("## Settings for 1, 8 and 64 GPUs")[1].replace("\\\n", " ")
+    for gpus, command in zip((1, 8, 64), re.findall(r"^brorl train brorl (.*)$", text, re.MULTILINE), strict=True):
+        names, values = (shlex.split(command)[start::2] for start in (0, 1))
+        settings = {name[2:]: parse_yaml(value, name) for name, value in zip(names, values, strict=True)}
+        cluster = make_config(read_recipe("brorl"), settings, "brorl").cluster
+        sampling = cluster.rollout_workers * cluster.gpus_per_rollout_worker
+        learning = cluster.learner_ranks * cluster.gpus_per_learner_rank
+        assert gpus == (max(sampling, learning) if cluster.placement == "colocated" else sampling + learning)
+        assert cluster.nodes == max(1, gpus // 8)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -167,7 +154,7 @@ def test_the_simple_baseline_has_no_tricks() -> None:
     assert (measured.temperature, measured.top_p, measured.max_new_tokens) == (0.7, 0.9, 31744)
 
 
-@pytest.mark.parametrize("name", ["prorl-v1", "prorl", "prorl-v2.1", "brorl", "broaden", "sharpen"])
+@pytest.mark.parametrize("name", ["prorl-v1", "prorl", "prorl-v2.1", "brorl"])
 def test_the_five_domains_have_layouts_templates_weights_and_verifiers(name: str) -> None:
     recipe = config(name)
     weights = {source.label: source.weight for source in recipe.data.sources}
@@ -224,8 +211,8 @@ def test_the_page_names_code_that_exists() -> None:
 
 def test_recipes_are_found_by_name_and_by_path() -> None:
     paper = {*PUBLISHED, "small/prorl", "small/brorl"}
-    own = {"quickstart", "quickstart-16", "long", "plateau-16", "plateau-512", "broaden", "sharpen", "calculator"}
-    assert paper | own | {*CLUSTERS} == set(builtin_recipes())
+    own = {"quickstart", "quickstart-16", "long", "plateau-16", "plateau-512", "calculator"}
+    assert paper | own == set(builtin_recipes())
     for name in builtin_recipes():
         assert read_recipe(str(FOLDER / f"{name}.yaml")) == read_recipe(name)
 

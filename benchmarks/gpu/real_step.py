@@ -33,7 +33,7 @@ from worker import DismissedError
 from brorl.model.memory_prediction import MemorySettings, predict_memory
 from brorl.model.memory_prediction import Workload as Sizes
 from brorl.model.source import find_model
-from brorl.prompts.prompt import Question
+from brorl.prompts.question import Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
 

@@ -32,7 +32,7 @@ from equal_score import at_equal_score
 
 from brorl.arrays import FloatArray
 from brorl.comparison.results import costs_at, coverage_change, equal_amount, scores_at_cost
-from brorl.comparison.scores import Arm, Comparison, HeldOutPrompt, RunScores, Score, scores_at, start_scores
+from brorl.comparison.scores import Arm, Comparison, FinishedRun, Score, scores_at, start_scores
 from brorl.config.reading import parse_yaml
 from brorl.cost import Cost, Unit, cost_of_step, short_amount
 from brorl.evaluation.paired import (
@@ -43,6 +43,7 @@ from brorl.evaluation.paired import (
     seeds_needed,
 )
 from brorl.format import Estimate, counted, interval, short, signed
+from brorl.reporting.figure import draw_curve, style
 from brorl.runs.run_directory import RunDirectory
 from brorl.table import Table
 
@@ -226,17 +227,17 @@ def verdict_of(task: str, stage: str) -> Comparison | None:
         for name, of_arm in by_arm.items()
     )  # fmt: skip
     settings, (start, *_) = first["settings"], first["evaluations"]
-    prompts = tuple(HeldOutPrompt(str(i), task, "", "", "") for i in range(len(start["num_correct"])))
+    prompts = tuple(map(str, range(len(start["num_correct"]))))
     limit, marks = settings["budget.limit"], settings["budget.marks"]
     num_samples = max(map(int, start["pass_at"]))
     return Comparison(
         checkpoint=settings["model"], unit=settings["budget.unit"], budget=limit,
-        eval_points=tuple(sorted({*marks, limit})), prompts=prompts, num_samples=num_samples,
-        ks=tuple(map(int, start["pass_at"])), arms=arms, machine="",
+        eval_points=tuple(sorted({*marks, limit})), prompts=prompts, tasks=(task,) * len(prompts),
+        num_samples=num_samples, ks=tuple(map(int, start["pass_at"])), arms=arms, machine="",
     )  # fmt: skip
 
 
-def _scores_of(run: Settings) -> RunScores:
+def _scores_of(run: Settings) -> FinishedRun:
     """Return the evaluations of a run. Tokens of the evaluations are not recorded: no table here needs them."""
     scores = [
         Score(
@@ -246,7 +247,7 @@ def _scores_of(run: Settings) -> RunScores:
         for e in run["evaluations"]
     ]  # fmt: skip
     end = run["evaluations"][-1]
-    return RunScores(
+    return FinishedRun(
         run["seed"], tuple(scores), scores[-1].cost, {}, end["groups"], end["mixed"], end["mixed"], None, run["arm"]
     )
 
@@ -369,14 +370,14 @@ def draw(verdicts: dict[str, Comparison], path: str) -> None:
             curves = [
                 np.stack([scores_at(verdict, arm, at, i).mean(1) for at in points]) for i in (1, k)
             ]  # [T, S] each
-            style = {"color": COLORS[arm.num_rollouts or 0], "linestyle": "--" if "paper" in arm.name else "-"}
+            look = {"color": COLORS[arm.num_rollouts or 0], "linestyle": "--" if "paper" in arm.name else "-"}
             for axis, curve_TS in zip((of_1, of_k), curves, strict=True):
-                axis.fill_between(points, curve_TS.min(1), curve_TS.max(1), color=style["color"], alpha=0.15, lw=0)
-                axis.plot(points, curve_TS.mean(1), **style, label=name)
+                draw_curve(axis, np.array(points), curve_TS.mean(1), band=(curve_TS.min(1), curve_TS.max(1)),
+                           label=name, small=True, **look)  # fmt: skip
             x_T, y_T = (curve_TS.mean(1) for curve_TS in curves)
-            plane.plot(x_T, y_T, **style, marker="o", markersize=3)
+            draw_curve(plane, x_T, y_T, small=True, **look)
             plane.annotate(name, (x_T[-1], y_T[-1]), xytext=(6, -2), textcoords="offset points", fontsize=9,
-                           color=style["color"])  # fmt: skip
+                           color=look["color"])  # fmt: skip
         plane.plot(x_T[0], y_T[0], "o", color="black", markerfacecolor="white", markersize=8, zorder=5)
         for axis, name in ((of_1, "pass@1"), (of_k, f"pass@{k}")):
             axis.set(xlabel=f"CPU {verdict.unit} of training", ylabel=name, title=f"{title}: {name}")
@@ -384,8 +385,7 @@ def draw(verdicts: dict[str, Comparison], path: str) -> None:
         plane.margins(x=0.2)
         of_1.legend(frameon=False)
         for axis in (of_1, of_k, plane):
-            axis.spines[["top", "right"]].set_visible(False)
-            axis.grid(color="#d5d8dd", linewidth=0.6, alpha=0.7)
+            style(axis)
     figure.savefig(path, dpi=120, facecolor="white")
 
 

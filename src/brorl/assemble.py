@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from brorl.activity import Echo, Observe, Phase, Stopwatch, unobserved
 from brorl.config.settings import TrainConfig
-from brorl.evaluation.benchmark import Benchmark, weights_fingerprint
+from brorl.evaluation.evaluator import Evaluator, held_out_batch, weights_fingerprint
 from brorl.model.settings import LoraSettings
 from brorl.rollout.chosen_engine import OnEnd, load_engine
+from brorl.rollout.engine import Engine
 from brorl.runs.checkpoint import TrainerState, discard_unfinished
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.tools.of_recipe import with_turns
@@ -30,7 +31,6 @@ from brorl.verification.thoughts import make_decode
 if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
     from brorl.evaluation.preparation import EvaluationInputs
-    from brorl.evaluation.responses import EvaluatedModel
 
 
 def build_run(
@@ -85,7 +85,8 @@ def build_run(
         learner=learner,
         schedule=Schedule(config),
         diagnostics=Diagnostics(config, collector.sampler, learner, grader, clock),
-        benchmark=Benchmark.from_recipe(config, inputs.prompts.held_out, grader, observe),
+        evaluator=Evaluator(grader, config.evaluated_sampling, config.evaluation.rollouts_per_prompt, observe),
+        held_out=held_out_batch(inputs.prompts.held_out, config.seed),
         directory=directory,
         tokenizer=inputs.tokenizer,
         grader=grader,
@@ -103,17 +104,15 @@ def build_evaluation(
     cluster: RayCluster | None = None,
     on_end: OnEnd = lambda _: None,
     echo: Echo = lambda _: None,
-) -> tuple[EvaluatedModel, str]:
+) -> tuple[Engine, Evaluator, str]:
     """Load the model of an evaluation; see `build_run` for the arguments.
 
     Returns:
-        The model with its verifiers, and a fingerprint of its weights.
+        The engine of the model, the evaluator of its responses, and a fingerprint of its weights.
 
     Raises:
         UserError: If the model cannot be loaded.
     """
-    from brorl.evaluation.responses import EvaluatedModel
-
     config = inputs.request.config.model_copy(update={"lora": LoraSettings()})  # adapters are merged
     verifiers = inputs.verifiers
     if cluster is None:
@@ -133,6 +132,4 @@ def build_evaluation(
     decode = make_decode(inputs.tokenizer, config.verification.thoughts, config.sampling.stop)
     sees, toolbox = config.verification.sees, inputs.toolbox
     grader = Grader(verifiers, decode, config.rewards, sees=sees, read_calls=toolbox.calls_text if toolbox else None)
-    return EvaluatedModel(
-        engine, inputs.sampling, config.evaluation.rollouts_per_prompt, grader, observe=observe
-    ), weights
+    return engine, Evaluator(grader, inputs.sampling, config.evaluation.rollouts_per_prompt, observe), weights

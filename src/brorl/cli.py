@@ -2,7 +2,7 @@
 
 An error that the user can fix is one line on stderr. The exit code is 2 before any work, and 1 if the error stopped a
 run. Ctrl-C, SIGTERM and SIGHUP stop every command with exit code 130. A command's module is imported when the command
-is called; torch is imported once the settings are right.
+is called, and torch once the settings are right, so that `brorl --help` is fast.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import builtins
 import errno
 import inspect
 import os
-import re
 import select
 import signal
 import sys
@@ -23,10 +22,8 @@ from importlib import import_module
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, NoReturn, TextIO, Union, get_args, get_origin
 
-import shtab
-
 import brorl
-from brorl.errors import CLOSED, STOPPED, UserError, nearest, shell_words
+from brorl.errors import CLOSED, STOPPED, UserError, nearest
 from brorl.training.stop_request import on_stop, stop_signals
 
 
@@ -36,7 +33,6 @@ class Command(NamedTuple):
     summary: str  # one line for `brorl --help`
     function: str  # its arguments become the options of the command
     inherits: tuple[str, ...] = ()  # functions whose arguments become options too
-    omit: tuple[str, ...] = ()  # arguments that do not become options
     settings: str = ""  # names the tuple of settings and sections (`verification.`) it accepts; empty accepts all
     is_shown: bool = True  # whether the result is printed here; otherwise the function prints it
 
@@ -67,19 +63,15 @@ COMMANDS = {
                       settings="api.verify:SETTINGS"),
     "plan": Command("predict the gains and costs of more rollouts per prompt on this machine", "api.plan:plan_command",
                     inherits=("api.plan:plan",), is_shown=False),
-    "simulate": Command("simulate the effect of N on the correct tokens of one softmax (the paper's Figure 3)",
-                        "api.simulate:simulate", inherits=("theory.simulator:SimulationSettings",), omit=("seed",)),
     "doctor": Command("examine this machine (device, memory, sandbox; exit code 1 without a sandbox of code)",
                       "api.doctor:doctor"),
     "completion": Command("print a script that completes commands and options in a shell", "cli:completion"),
 }  # fmt: skip
 
-_OPTIONS = {"checkpoint": "from", "trainer_config": "from"}  # argument -> option, where the names differ
 _METAVARS = {
     "config_or_path": "RECIPE", "output": "FILE", "folder": "DIR", "output_dir": "DIR", "sweep": "KEY=V,V,...",
     "marks": "N|X,X,...",
 }  # fmt: skip
-_FILES = ("ARM", "CHECKPOINT", "DATA", "DATA_FILE", "FILE", "MODEL", "RECIPE", "RUN")  # the shell completes paths
 _SETTING = "setting:"
 _LIST = inspect.Parameter.VAR_POSITIONAL
 _PATH_PROBLEMS = {
@@ -116,7 +108,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, given without the program's name (default: the process's), and return its exit code."""
     try:
-        with shell_words(), on_stop(_interrupt, [number for number in stop_signals() if number != signal.SIGINT]):
+        with on_stop(_interrupt, [number for number in stop_signals() if number != signal.SIGINT]):
             code = _run(list(sys.argv[1:] if arguments is None else arguments))
             sys.stdout.flush()  # a closed pipe is noticed here, and not when the interpreter exits
             return code
@@ -228,7 +220,7 @@ def _parameters_of(command: Command) -> dict[str, tuple[inspect.Parameter, str]]
         names = defaultdict(lambda: Any, vars(builtins) | vars(sys.modules[function.__module__]))
         helps = _help_of(function.__doc__ or "")
         for name, parameter in inspect.signature(function, locals=names, eval_str=True).parameters.items():
-            if name not in (*found, *command.omit, "progress"):
+            if name not in (*found, "progress"):
                 found[name] = parameter, helps.get(name, "")
     return found
 
@@ -250,11 +242,11 @@ def _add_options(parser: argparse.ArgumentParser, command: Command, with_setting
 
 def _help_of(docstring: str) -> dict[str, str]:
     """Return the help of each argument in a docstring: `Seed of the run.` becomes `seed of the run`."""
-    _, *sections = re.split(r"\n(?:Args|Attributes):\n", re.sub(r"(?m)^    ", "", docstring))
-    section = re.split(r"\n(?=\S)", sections[0])[0] if sections else ""
-    texts = dict(re.findall(r"(?ms)^    (\w+): (.*?)(?=^    \w|\Z)", section))
-    lines = {name: " ".join(text.split()).removesuffix(".") for name, text in texts.items()}
-    return {name: line[:1].lower() + line[1:] if not line[1:2].isupper() else line for name, line in lines.items()}
+    from docstring_parser.google import parse  # takes a tenth of a second
+
+    texts = {one.arg_name: " ".join((one.description or "").split()) for one in parse(docstring).params}
+    lines = {name: text.removesuffix(".") for name, text in texts.items()}
+    return {name: line if line[1:2].isupper() else line[:1].lower() + line[1:] for name, line in lines.items()}
 
 
 def _type_of(annotation: Any) -> Any:
@@ -289,20 +281,18 @@ def _add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter, t
         more["type"] = hint
     more["help"] = text.replace("%", "%%")
     if parameter.kind is parameter.KEYWORD_ONLY:
-        words = f"no_{name}" if hint is bool and default else _OPTIONS.get(name, name)
+        words = f"no_{name}" if hint is bool and default else name
         flag = f"--{words.replace('_', '-')}"
-        action = parser.add_argument(*dict.fromkeys((flag, f"--{words}")), dest=name, **more)
+        parser.add_argument(*dict.fromkeys((flag, f"--{words}")), dest=name, **more)
         usage = f"[{flag}]" if hint is bool else f"[{flag} {value}]"
     elif parameter.kind is _LIST:
         value = name.upper().removesuffix("S")
-        action = parser.add_argument(name, **more | {"nargs": "*", "metavar": value})
+        parser.add_argument(name, **more | {"nargs": "*", "metavar": value})
         usage = f"[{value} ...]"
     else:
         is_needed = default is parameter.empty
-        action = parser.add_argument(name, **more | ({} if is_needed else {"nargs": "?"}))
+        parser.add_argument(name, **more | ({} if is_needed else {"nargs": "?"}))
         usage = value if is_needed else f"[{value}]"
-    if value == "DIR" or value in _FILES:
-        action.complete = shtab.DIRECTORY if value == "DIR" else shtab.FILE  # type: ignore[attr-defined]
     return usage
 
 
@@ -367,8 +357,8 @@ def _unknown_option(option: str, name: str) -> str:
     if name == "resume":
         return f"--{setting} cannot be changed on resume; these settings can: {', '.join(CHANGEABLE_ON_RESUME)}"
     parameters = {key: one for key, (one, _) in _parameters_of(command).items()}
-    own = {_OPTIONS.get(key, key): key for key, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
-    near = re.sub(r"mean (\w+)", lambda found: f"mean --{found[1].replace('_', '-')}", nearest(setting, own))
+    own = [f"--{key.replace('_', '-')}" for key, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
+    near = nearest(f"--{setting.replace('_', '-')}", own)
     if near or command.settings or "overrides" not in parameters:
         return f"--{setting} is not an option of brorl {name}{near or f' (see brorl {name} --help)'}"
     return unknown_setting(setting, name)

@@ -1,17 +1,12 @@
-"""Errors that a user can fix. One line says what was expected, what came, and what to do, in the user's own words.
+"""Errors that a user can fix: one line says what was expected, what came, and what to do.
 
-An argument is an option on the command line and a keyword in Python. A setting of a data source has one name in a
-recipe, and another name where the source is an argument of the command.
+Messages name arguments and settings, whose names are the same in a shell, in Python and in a recipe.
 """
 
 from __future__ import annotations
 
 import difflib
-import shlex
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TypeAlias
+from collections.abc import Collection
 
 CLOSED = 1  # exit code of a command whose output was closed, as by `| head`; rich uses the same code
 STOPPED = 130  # exit code of a command that Ctrl-C, SIGTERM or SIGHUP stopped
@@ -69,6 +64,12 @@ class LearnerLostError(UserError):
     exit_code = 1
 
 
+class EngineLostError(UserError):
+    """The engine that samples has died; the run can continue from its last checkpoint."""
+
+    exit_code = 1
+
+
 class FirstRankError(UserError):
     """Rank 0 of the learner failed; raised on the other ranks, with the error and the machine of rank 0."""
 
@@ -97,66 +98,12 @@ def nearest(word: str, names: Collection[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-SourceWords: TypeAlias = Callable[[str, object], str]  # takes the key of a setting, and a value or None
-_ARGUMENTS = {"from": "checkpoint"}  # option -> argument, where the names differ
-_in_shell = False
-
-
-def in_recipe(key: str, value: object) -> str:
-    """Name a setting of a source as a recipe does."""
-    return f"data.sources[].{key}" if value is None else f"data.sources[].{key}: {value}"
-
-
-_source_words: SourceWords = in_recipe
-
-
-@contextmanager
-def shell_words() -> Iterator[None]:
-    """Name options instead of arguments inside the block, which runs a command of a shell."""
-    global _in_shell
-    before, _in_shell = _in_shell, True
-    try:
-        yield
-    finally:
-        _in_shell = before
-
-
 def option(name: str, value: object = None) -> str:
-    """Return an argument as the user writes it: `--budget 600` in a shell, `budget=600` in Python.
-
-    `name` is the option without its dashes. A value in capitals such as `FILE` is a placeholder; `KEY=V,V` stands for
-    a mapping to lists.
-    """
-    if _in_shell:
-        return f"--{name}" if value is None else f"--{name} {shlex.quote(str(value))}"
-    section, _, argument = name.replace("-", "_").rpartition(".")
-    argument = _ARGUMENTS.get(argument, argument)
-    if value is None:
-        return f"{section}.{argument}" if section else argument
-    text = _python_value(str(value)) if isinstance(value, str | Path) else value
-    return f"{section}={{'{argument}': {text}}}" if section else f"{argument}={text}"
-
-
-def _python_value(text: str) -> str:
-    key, equals, values = text.partition("=")
-    if text.replace(",", "").replace(".", "", 1).isdecimal():
-        return text.replace(",", "")
-    if not text.isupper():
-        return repr(text)
-    return f"{{'{key}': [{values.replace(',', ', ')}]}}" if equals else text
-
-
-@contextmanager
-def source_words(words: SourceWords) -> Iterator[None]:
-    """Inside the block, `words(key, value)` names the settings of a source of data."""
-    global _source_words
-    before, _source_words = _source_words, words
-    try:
-        yield
-    finally:
-        _source_words = before
+    """Return an argument as messages name it: `jobs` or `jobs=4`, which a shell spells `--jobs=4`."""
+    argument = name.replace("-", "_")
+    return f"`{argument}`" if value is None else f"`{argument}={value}`"
 
 
 def of_source(key: str, value: object = None) -> str:
-    """Return the name of a source's setting, with a value if one is given: in a recipe `data.sources[].path`."""
-    return _source_words(key, value)
+    """Return the setting of a data source as messages name it: `path`, or `domain: math`."""
+    return f"`{key}`" if value is None else f"`{key}: {value}`"

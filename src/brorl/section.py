@@ -13,10 +13,10 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def listed(value: Any) -> Any:
+def as_list(value: Any) -> Any:
     """Turn one value into a list of one."""
     return value if isinstance(value, list | tuple) else [value]
 
 
-AsList = BeforeValidator(listed)
+AsList = BeforeValidator(as_list)
 Names = Annotated[tuple[str, ...], AsList, Field(strict=False)]

@@ -5,6 +5,8 @@ Every combination has its own seed. Numbers out of range are rejected.
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import numpy as np
 
 _WORD = 2**32
@@ -35,3 +37,8 @@ def seed_sequence(seed: int, first: int, second: int = 0) -> np.random.SeedSeque
 def derived_seed(seed: int, first: int, second: int = 0) -> int:
     """Return an integer seed, 0 to 2**64 - 1, drawn from the `seed_sequence` of the same arguments."""
     return int(seed_sequence(seed, first, second).generate_state(1, np.uint64)[0])
+
+
+def uniform_hash(key: str) -> int:
+    """Return a uniform number from 0 to 2**64 - 1, the same on any machine and in any version of Python."""
+    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "big")

@@ -59,7 +59,7 @@ def function_path(path: str) -> str:
 def function_file(path: str) -> Path | None:
     """Return the file of `file.py:function` or `package.module:function`, without importing it; None if not found."""
     name = path.rpartition(":")[0]
-    if name.endswith(".py"):
+    if name.endswith((".py", ".pkl")):
         return Path(name) if is_file(name) else None
     top, *inner = name.split(".")
     places = [Path(folder, top, *inner) for folder in (str(Path.cwd()), *sys.path)]

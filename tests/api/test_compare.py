@@ -42,7 +42,7 @@ def test_a_run_keeps_the_evaluations_that_end_it_and_never_pauses(
     run = run_config(ArmRecipe("arm", config), 0, tmp_path, Budget("steps", 9))
     assert (run.evaluation.every, run.evaluation.patience) == (every, config.evaluation.patience)
     assert (run.budget.limit, run.budget.pause_at) == (9, None)
-    with pytest.raises(UserError, match=r"budget\.pause_at is decided by the comparison; use budget"):
+    with pytest.raises(UserError, match=r"budget\.pause_at` is decided by the comparison; use `budget"):
         compare("quickstart", "quickstart-16", **{"budget.pause_at": 2.0})
 
 
@@ -67,7 +67,7 @@ def test_settings_that_end_a_run_may_differ_between_arms() -> None:
     # arms that train on different tokens would be measured on different tokens
     for name, value in (("top_k", 5), ("top_p", 0.9), ("min_new_tokens", 3)):
         other = make_config(read_recipe("quickstart-16"), {f"sampling.{name}": value}, "quickstart-16")
-        with pytest.raises(UserError, match=rf"evaluation\.{name} is .* to evaluate them alike: --evaluation\.{name}"):
+        with pytest.raises(UserError, match=rf"evaluation\.{name} is .* to evaluate them alike: `evaluation\.{name}"):
             check_arms(read_arms(["quickstart", other], {}), "seconds", 1, 1)
 
 

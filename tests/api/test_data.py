@@ -13,7 +13,8 @@ from rich.console import Console
 from brorl.api.data import DataResult, data
 from brorl.errors import UserError
 from brorl.model.load import load_tokenizer
-from brorl.prompts.prompt import Question, split_held_out
+from brorl.prompts.question import Question
+from brorl.prompts.source_questions import split_held_out
 from data_files import write_rows
 from each_row import each_row
 from run_support import command, save_tiny_model
@@ -123,7 +124,7 @@ def test_the_command_writes_nothing_and_rejects_bad_options(recipe: dict[str, An
     assert "no answer" in outcome.out
     assert outcome.out.count(", reference: ") == 3
     assert sorted(tmp_path.rglob("*")) == before
-    assert "--show: expected a number of at least 0, not -1" in command("data", "mine.yaml", "--show=-1").err
+    assert "`show`: expected a number of at least 0, not -1" in command("data", "mine.yaml", "--show=-1").err
     with pytest.raises(UserError, match="'deepscale' is not a layout; did you mean deepscaler"):
         data({**recipe, "data": {"sources": {"path": "public.jsonl", "layout": "deepscale"}}})
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from brorl.api.arguments import resolve_config
 from brorl.api.evaluate import evaluate, make_request
 from brorl.errors import UserError
-from brorl.evaluation.questions import NO_LIMIT
+from brorl.evaluation.datasets import NO_LIMIT
 from run_support import command, save_tiny_model
 
 QUICK: dict[str, Any] = {"samples": 8, "evaluation": {"num_prompts": 4}, "engine.threads": 1}
@@ -197,10 +197,10 @@ def test_the_stored_settings_name_what_decides_responses_and_verdicts() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"ks": [16]}, "ks must be between 1 and samples = 8, got (16,)"),
-        ({"ks": []}, "ks must be between 1 and samples = 8, got ()"),
-        ({"max_new_tokens": 0}, "max_new_tokens: the value should be greater than or equal to 1, not 0"),
-        ({"temperature": float("nan")}, "temperature: the value should be a finite number, not nan"),
+        ({"ks": [16]}, "`ks` must be between 1 and `samples` = 8, got (16,)"),
+        ({"ks": []}, "`ks` must be between 1 and `samples` = 8, got ()"),
+        ({"max_new_tokens": 0}, "`max_new_tokens`: the value should be greater than or equal to 1, not 0"),
+        ({"temperature": float("nan")}, "`temperature`: the value should be a finite number, not nan"),
         ({"loss": {"clip_high": 0.3}}, "loss.clip_high is not a setting of an evaluation; the settings are: device"),
         ({"model": "other"}, "model is not a setting of an evaluation"),
         ({"prompt": {"template": "none"}}, "prompt.template must have {prompt} once"),

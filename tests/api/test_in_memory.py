@@ -3,8 +3,12 @@
 import json
 import linecache
 import math
+import pickle
 import re
+import subprocess
 import sys
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +20,7 @@ import pytest
 from transformers.utils import get_json_schema
 
 import brorl
-from brorl.api.in_memory import importable_path, moved, resolve_in_memory, rows_to_evaluate, source_of, terms_of
+from brorl.api.in_memory import moved, pickled, resolve_in_memory, rows_to_evaluate, terms_of
 from brorl.config.reading import dump_yaml, make_config
 from brorl.errors import UserError
 from brorl.prompts.countdown import countdown_puzzles
@@ -24,6 +28,8 @@ from brorl.prompts.file_questions import read_source
 from brorl.prompts.settings import FileSource
 from brorl.verification.sandbox.inside.calling import called
 from brorl.verification.sandbox.inside.functions import load
+from brorl.verification.sandbox.pool import VerifierCall, Workers
+from brorl.verification.settings import VerificationSettings
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 ROWS: list[dict[str, Any]] = [{"question": f"What is {i} + 1?", "answer": str(i + 1), "level": 1} for i in range(40)]
@@ -122,7 +128,7 @@ def test_rows_without_a_recipe_have_the_one_of_init(tmp_path: Path) -> None:
         ([{"question": "1 + 1?", "label?": 2}], "no column is clearly the reference answer"),
         ([{"question": "1?", "answer": [1, 2]}], "no column is clearly the reference answer"),
         ([{"question": "1?", "answer": 1}, {"question": "2?", "answer": None}], "data line 2: answer is null"),
-        ([{"question": "Say hi", "answer": "what a fine day"}], "reward=FUNCTION with a verifier"),
+        ([{"question": "Say hi", "answer": "what a fine day"}], "`reward=FUNCTION`"),
         ([{"question": "1?", "answer": 1, "when": object()}], "row 1 has 'when' of type object"),
     ],
 )
@@ -190,7 +196,7 @@ def test_a_run_holds_its_rows_and_functions_and_is_resumed_from_them(monkeypatch
                      "    return math.floor(1.5) == 1 and END in response\n")  # fmt: skip
     reward = {"ends": cell["ends"], "brief": (brief, 0.5)}
     run = brorl.train("quickstart", data=PUZZLES, reward=reward, progress=False, output_dir="run", **SMALL)
-    assert {file.suffix for file in Path("run/given").iterdir()} == {".jsonl", ".py"}
+    assert {file.suffix for file in Path("run/given").iterdir()} == {".jsonl", ".pkl"}
     stored = Path("run/config.yaml").read_text()
     assert "brorl-given-" not in stored
     assert str(Path("run/given").absolute()) in stored
@@ -205,57 +211,117 @@ def test_a_run_holds_its_rows_and_functions_and_is_resumed_from_them(monkeypatch
     assert json.loads(stored_rows)["domain"] == "own"  # the verifier of the run
 
 
-def test_a_cell_becomes_a_file_with_all_that_it_uses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    source = r"""
-import json, re, os, xml.etree.ElementTree
+def in_a_worker(path: str, *values: Any, **settings: Any) -> Any:
+    """Call a function in the trusted process of a worker, as a run does."""
+    with Workers.from_settings(VerificationSettings(workers=1, **settings)) as workers:
+        (reply,) = workers.functions.run([VerifierCall(path, values)])
+        return reply.failure or reply.value
+
+
+def path_of(reward: Any, folder: Path) -> str:
+    """Return the path of a reward function in the settings of a run that it is given to."""
+    config = resolve_in_memory(None, {}, reward, folder).config
+    return next(iter(config.verification.functions.values()))
+
+
+CELL = r"""
+import json, re, xml.etree.ElementTree
 from math import floor as down
 from collections import Counter
-LIMIT, WORDS, LONG = 3, ("a", "b"), "b" * 300  # longer than the repr of a pattern
-ONE, TAG = re.compile(r"the\s*'(\d+)'", re.I | re.S), re.compile(LONG + r"\\|\Aa\Z")
-def helper(text, most=LIMIT):
-    return len(re.findall("a", text)) <= down(most + 0.5)
+WORDS, PATTERN, worst = ["a", "b"], re.compile(r"the\s*'(\d+)'", re.I), float("inf")
+class Box:
+    size = 3
+    def __init__(self, text):
+        self.text = text
+    def fits(self):
+        return len(self.text) <= down(self.size + 0.5)
+def helper(text):
+    return Box(text).fits() and PATTERN.search("THE '1'")[1] == "1"
 def check(response, reference):
-    inner = [word for word in WORDS if helper(word)] + [xml.etree.ElementTree.fromstring("<b/>").tag]
-    fits = TAG.search("a") is not None and TAG.search(LONG) is None and ONE.search("THE\n'1'")[1] == "1"
-    return fits and helper(response) and Counter(inner)["a"] == 1 and json.loads(reference) == 1
+    inner = WORDS + [xml.etree.ElementTree.fromstring("<b/>").tag]
+    return helper(response) and Counter(inner)["b"] == 2 and json.loads(reference) < worst
+def make(words):
+    def among(response, reference):
+        return response in words
+    return among
+among, short = make(["a", "b"]), lambda response, reference: len(response) < 2
+"""
+
+
+def test_functions_of_a_notebook_work_in_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A function with helpers, a class and mutable variables, a closure, a lambda, a partial and a callable object."""
+    cell = in_a_cell(monkeypatch, CELL)
+    functions = [cell["check"], cell["among"], cell["short"], partial(cell["check"]), cell["Box"]("aa").fits]
+    expected = [(True, False), (True, False), (True, False), (True, False)]
+    for function, wanted in zip(functions[:4], expected, strict=True):
+        path = path_of(function, tmp_path)
+        assert ".pkl:" in path
+        assert tuple(in_a_worker(path, response, "1") for response in ("a", "aaaa")) == wanted
+    assert load(path_of(functions[4], tmp_path))() is True
+
+
+def test_a_function_of_a_script_needs_no_guard_in_it(tmp_path: Path) -> None:
+    """Workers load the function without the script, and import what is beside the script from there."""
+    (tmp_path / "beside.py").write_text("def same(one, other):\n    return one == other\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\nimport beside\nfrom brorl.api.in_memory import resolve_in_memory\n"
+        "def check(response, reference):\n    return beside.same(response, reference)\n"
+        f"print(resolve_in_memory(None, {{}}, check, Path({str(tmp_path / 'given')!r})).config"
+        ".verification.functions['countdown'])\nraise SystemExit('a second run')\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path.parent)
+    assert "a second run" in done.stderr
+    path = done.stdout.strip()
+    assert path.endswith(".pkl:check")
+    assert [in_a_worker(path, response, "1") for response in ("1", "2")] == [True, False]
+
+
+def test_a_function_of_a_package_keeps_its_relative_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "judges"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "same.py").write_text("def same(one, other):\n    return one == other\n")
+    (package / "check.py").write_text("from .same import same\ndef check(response, reference):\n"
+                                      "    return same(response, reference)\n")  # fmt: skip
+    monkeypatch.syspath_prepend(tmp_path)
+    path = path_of(import_module("judges.check").check, tmp_path / "given")
+    assert in_a_worker(path, "1", "1") is True
+
+
+def test_what_cannot_be_pickled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+import threading
+lock = threading.Lock()
+class Judge:
+    def __init__(self):
+        self.guard = threading.Lock()
+    def __call__(self, response, reference):
+        return True
+def helper(text):
+    return check and lock.acquire()
+def check(response, reference):
+    return helper(response)
+def with_default(response, reference, own=lock):
+    return own.acquire()
+def make():
+    inner = threading.Lock()
+    return lambda response, reference: inner.acquire()
+closure, judge = make(), Judge()
 """
     cell = in_a_cell(monkeypatch, source)
-    assert importable_path(cell["check"]) is None
-    text = source_of(cell["check"])
-    assert "import xml.etree.ElementTree\n" in text
-    assert "import os" not in text
-    (tmp_path / "cell.py").write_text(text)
-    written = load(f"{tmp_path / 'cell.py'}:check")
-    for response in ("a", "aaaa", "b"):
-        assert written(response, "1") == cell["check"](response, "1") == (response != "aaaa")
+    named = {"check": ("helper", "lock"), "with_default": ("with_default", "own"), "closure": ("<lambda>", "inner"),
+             "judge": ("Judge", "guard")}  # fmt: skip
+    for name, (user, variable) in named.items():
+        with pytest.raises(UserError, match=f"^reward: {user} uses '{variable}' of type lock"):
+            pickled(cell[name])
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("def make():\n    words = ['a']\n    def check(response, reference):\n        return response in words\n"
-         "    return check\ncheck = make()\n", "uses the variable 'words' of the function around it"),
-        ("words = ['a']\ndef check(response, reference):\n    return response in words\n",
-         "uses the variable 'words' of type list"),
-        ("worst = float('inf')\ndef check(response, reference):\n    return worst > 1\n",
-         "uses the variable 'worst' of type float"),
-        ("def check(response, reference):\n    return tokenizer(response)\n", "uses 'tokenizer', which is not defined"),
-        ("class Box:\n    size = 3\ndef check(response, reference):\n    return Box.size == 3\n",
-         "uses the variable 'Box' of type type"),
-        ("check = lambda response, reference: True\n", "is not a function with a name"),
-    ],
-)  # fmt: skip
-def test_what_a_worker_cannot_have_is_named(monkeypatch: pytest.MonkeyPatch, source: str, said: str) -> None:
-    cell = in_a_cell(monkeypatch, source)
-    with pytest.raises(UserError, match=re.escape(said)):
-        source_of(cell["check"])
-
-
-def test_a_function_without_source_is_refused() -> None:
-    space: dict[str, Any] = {"__name__": "__main__"}
-    exec("def check(response, reference): return True", space)
-    with pytest.raises(UserError, match="the source of check is not available"):
-        source_of(space["check"])
+def test_a_pickle_of_a_different_python_is_refused(tmp_path: Path) -> None:
+    stored = pickle.loads(pickled(right))
+    (tmp_path / "f.pkl").write_bytes(pickle.dumps({**stored, "python": (3, 8)}))
+    with pytest.raises(RuntimeError, match=r"Python 3\.8"):
+        load(f"{tmp_path / 'f.pkl'}:f")
 
 
 def test_terms_have_names_and_weights() -> None:
@@ -358,7 +424,7 @@ import math, typing as t
 Sign = Literal["+", "-"]
 def rounded(value):
     return math.floor(value + 0.5)
-def combine(a: float, b: Optional[int] = None, sign: Literal["+", "-"] = "+", more: t.Any = None) -> int:
+def combine(a: float, b: Optional[int] = None, sign: Sign = "+", more: t.Any = None) -> int:
     """Combine two numbers.
 
     Args:
@@ -382,6 +448,9 @@ def test_tools_in_memory_become_paths_and_files(monkeypatch: pytest.MonkeyPatch,
     written = load(config.tools.functions["combine"])
     assert get_json_schema(written) == get_json_schema(cell["combine"])
     assert written(2.6, 4, "-") == cell["combine"](2.6, 4, "-") == -1
+    later = in_a_cell(monkeypatch, f"from __future__ import annotations\n{TOOL_CELL}")["combine"]
+    text = resolve_in_memory("quickstart", {"tools": [later]}, None, tmp_path / "given").config.tools.functions
+    assert get_json_schema(load(text["combine"])) == get_json_schema(cell["combine"])
     there = moved(config, tmp_path / "given", tmp_path / "run").tools.functions["combine"]
     assert there.startswith(str(tmp_path / "run"))
     settings = resolve_in_memory("quickstart", {"tools": {"calculator": True}}, None, tmp_path / "none").config
@@ -393,21 +462,15 @@ def test_tools_in_memory_become_paths_and_files(monkeypatch: pytest.MonkeyPatch,
     ("tools", "said"),
     [
         ([add, add], "two functions have the name add"),
-        (["add"], "expected a list of functions, got 'add'"),
-        ([ModuleType], "expected a list of functions, got <class"),
-        ([Path("a").exists], "expected a list of functions, got <bound method"),
-        ([lambda a: a], "tools: <lambda> is not a function with a name"),
+        (["add"], "got 'add'"),
+        ([ModuleType], "got <class"),
+        ([Path("a").exists], "got <bound method"),
+        ([lambda a: a], "tools: <lambda>"),
     ],
 )
 def test_what_is_no_list_of_tools_is_refused(tools: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         resolve_in_memory("quickstart", {"tools": tools}, None, tmp_path)
-
-
-def test_a_tool_that_uses_the_alias_of_a_type_says_what_a_worker_cannot_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = in_a_cell(monkeypatch, TOOL_CELL.replace('sign: Literal["+", "-"]', "sign: Sign"))
-    with pytest.raises(UserError, match="tools: combine uses the variable 'Sign'"):
-        source_of(cell["combine"], "tools")
 
 
 def test_a_resumed_run_keeps_its_tools() -> None:

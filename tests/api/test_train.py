@@ -15,10 +15,10 @@ from rich.console import Console
 
 import brorl
 from brorl.api.in_memory import resolve_in_memory
-from brorl.api.train import TrainingResult
+from brorl.api.training_session import TrainingResult
 from brorl.config.reading import parse_yaml
 from brorl.console.progress import TrainingProgress
-from brorl.errors import LearnerLostError, UserError
+from brorl.errors import EngineLostError, LearnerLostError, UserError
 from brorl.training.loop import Ending, Recorder
 from run_support import SMALL, assert_same_run, command, metrics_without_times
 
@@ -79,6 +79,16 @@ def test_a_learner_that_is_lost_before_the_first_line_leaves_a_run_that_resumes(
         train()
     brorl.train("run", resume=True, progress=False)
     assert_same_run(Path("run"), reference)
+
+
+def test_a_lost_engine_ends_the_run_with_the_command_that_continues_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(*_: object) -> None:
+        raise EngineLostError("the process of vLLM died")
+
+    monkeypatch.setattr(Recorder, "begin", lose)
+    with pytest.raises(EngineLostError, match=r"vLLM died\. Continue from the start with: .*run"):
+        brorl.train("quickstart", steps=STEPS, output_dir="run", progress=False, **SETTINGS)
+    assert Path("run").exists()
 
 
 @pytest.mark.slow

@@ -141,13 +141,13 @@ def test_the_command_writes_verdicts_and_requires_agreement() -> None:
         ("sums:3", False, None, "no answer"),
     ]
     assert command("verify", responses, f"--data={data}", "--require-agreement").code == 1
-    assert "exists; choose another file" in command("verify", responses, f"--data={data}", "--output=r.jsonl").err
+    assert "`output=r.jsonl` exists" in command("verify", responses, f"--data={data}", "--output=r.jsonl").err
 
 
 @pytest.mark.parametrize(
     ("row", "options", "said"),
     [
-        ({"id": "1", "text": "x"}, {}, "line 1 has no column 'response' (columns: id, text); give response_column"),
+        ({"id": "1", "text": "x"}, {}, "line 1 has no column 'response' (columns: id, text); give `response_column`"),
         ({"id": "1", "response": 3}, {}, "line 1: response must be a string, got a number; write one response per row"),
         ({"response": "x"}, {}, "line 1 has neither the id nor the text of its question (columns: response;"),
         ({"id": "1", "response": "x", "correct": "yes"}, {}, "the stored verdict is 'yes', not true, false, 1 or 0"),
@@ -195,10 +195,10 @@ def test_a_file_that_holds_no_responses(content: str, said: str) -> None:
 def test_what_cannot_be_verified() -> None:
     data, responses = sums(1), write("r.jsonl", [{"id": "1", "response": boxed(2)}])
     for keywords, said in (
-        ({"data": None}, "r.jsonl does not belong to a run; name its questions: data"),
+        ({"data": None}, "r.jsonl does not belong to a run; name its questions with `data`"),
         ({"steps": 3}, "steps is not a setting of brorl verify"),
-        ({"data": " "}, "^data is empty; name the questions"),
-        ({"output": "none/verdicts.jsonl"}, "there is no folder none; create it, or choose another file"),
+        ({"data": " "}, "^`data` is empty"),
+        ({"output": "none/verdicts.jsonl"}, "there is no folder none"),
     ):
         with pytest.raises(UserError, match=said):
             verify(responses, **{"data": data, "progress": False, **keywords})
@@ -209,7 +209,7 @@ def test_what_cannot_be_verified() -> None:
     assert "contains no stored verdicts" in command("verify", responses, f"--data={data}", "--require-agreement").err
     Path("run").mkdir()
     Path("run/config.yaml").write_text("steps: 1\n")
-    with pytest.raises(UserError, match="the run run stored no rollouts; train with store_rollouts_every=1"):
+    with pytest.raises(UserError, match="the run run stored no rollouts; train with `store_rollouts_every=1"):
         verify("run")
 
 
@@ -264,10 +264,13 @@ def test_a_number_in_a_reason_is_explained_and_others_are_not() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("nope.yaml", "--data nope.yaml: recipe 'nope.yaml' is neither a file nor a built-in recipe"),
-        ("nope.jsonl", "--data nope.jsonl: there is no file or folder nope.jsonl"),
-        ("{path: q.jsonl, answer_column: reply}", "has no column 'reply' (columns: prompt, answer); set answer_column"),
-        ("empty.jsonl", "--data empty.jsonl: "),
+        ("nope.yaml", "`data=nope.yaml`: recipe 'nope.yaml' is neither a file nor a built-in recipe"),
+        ("nope.jsonl", "`data=nope.jsonl`: there is no file or folder nope.jsonl"),
+        (
+            "{path: q.jsonl, answer_column: reply}",
+            "has no column 'reply' (columns: prompt, answer); set `answer",
+        ),
+        ("empty.jsonl", "`data=empty.jsonl`: "),
     ],
 )
 def test_an_error_of_the_questions_names_the_option(name: str, said: str) -> None:

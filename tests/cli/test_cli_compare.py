@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from brorl.comparison import answer as comparison_report
-from brorl.comparison.arm_recipes import ArmRecipe, check_arms, differences, labeled, run_config, sweep_arms
+from brorl.comparison.arm_recipes import ArmRecipe, check_arms, differences, run_config, short_names, sweep_arms
 from brorl.comparison.run_processes import (
     ComparisonView,
     Slot,
@@ -28,7 +28,7 @@ from brorl.comparison.run_processes import (
     machine_of,
     slots_for,
 )
-from brorl.comparison.scores import ArmRun, progress_of
+from brorl.comparison.scores import PlannedRun, progress_of
 from brorl.comparison.spec import Arguments, arm_folders, read_comparison, spec_for, spec_in
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
@@ -135,11 +135,11 @@ def test_a_complete_comparison_is_only_shown_again(compared: Compared) -> None:
 
 def test_another_comparison_is_not_mixed_in(compared: Compared) -> None:
     said = refusal("quickstart", *SWEEP, "--budget=9", *TINY, "--output-dir", compared.folder)
-    assert "contains a comparison with budget 8.0, not 9.0; choose another --output-dir" in said
+    assert "contains a comparison with budget 8.0, not 9.0; choose a different `output_dir`" in said
     said = refusal("quickstart", *SWEEP, *TINY, "--optimizer.learning_rate=1e-4", "--output-dir", compared.folder)
-    assert "contains a comparison of other arms (N=8, N=16) or with other settings" in said
-    assert "--budget would change it; only --seeds and --jobs may" in refusal(compared.folder, "--budget=3")
-    assert "--seeds can only add" in refusal(compared.folder, "--seeds=1")
+    assert "contains a comparison of different arms (N=8, N=16) or with different settings" in said
+    assert "`budget` would change it; only `seeds` and `jobs` may" in refusal(compared.folder, "--budget=3")
+    assert "`seeds` can only add" in refusal(compared.folder, "--seeds=1")
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def test_a_killed_comparison_goes_on_to_the_same_result(compared: Compared, tmp_
 
 def test_progress_follows_a_run_that_goes_back_to_a_checkpoint(compared: Compared, tmp_path: Path) -> None:
     run = shutil.copytree(compared.folder / "arms/N=8/seed-0", tmp_path / "run", symlinks=True)
-    progress = progress_of(ArmRun("N=8", 0, tmp_path / "r.yaml", run, Budget("samples", 10_000)))
+    progress = progress_of(PlannedRun("N=8", 0, tmp_path / "r.yaml", run, Budget("samples", 10_000)))
     records = records_of(run)
     assert progress.spent.steps == len(records) - 1
     RunDirectory(run).rewind(2)
@@ -314,7 +314,7 @@ def test_arms_that_are_measured_differently_are_refused(tmp_path: Path) -> None:
             "data: {split_seed: 5, held_out_fraction: 0.2, "
             "sources: [{task: countdown, num_numbers: 3, max_number: 12}]}\n"
             "evaluation: {num_prompts: 192, ks: [1, 16, 256]}\nsampling: {max_new_tokens: 12}",
-            "holds out other prompts than N=512",
+            "holds out different prompts from N=512",
         ),
     ):
         recipe.write_text(f"rollouts_per_prompt: 16\nprompts_per_step: 8\n{text}\n")
@@ -360,7 +360,7 @@ def test_the_status_line_has_the_runs_that_measure_a_step(tmp_path: Path, monkey
     """They can take minutes; their lines are not printed."""
     shown = []
 
-    def finish(runs: Sequence[ArmRun], _slots: object, view: ComparisonView) -> None:
+    def finish(runs: Sequence[PlannedRun], _slots: object, view: ComparisonView) -> None:
         one, two = (
             SimpleNamespace(run=run, fraction=at, ended=False) for run, at in zip(runs, (0.5, 0.25), strict=True)
         )
@@ -420,7 +420,7 @@ def test_arms_have_short_names_and_titles_where_these_are_letters() -> None:
     assert told({"optimizer.learning_rate": [1e-4, 3e-4], "optimizer.mini_batches": [1, 4]}) == [
         ("A", "learning_rate=0.0001, mini_batches=1"), ("B", "learning_rate=0.0003, mini_batches=4")
     ]  # fmt: skip
-    letters = [name for name, _ in labeled([f"a name that is too long {i}" for i in range(54)])]
+    letters = [name for name, _ in short_names([f"a name that is too long {i}" for i in range(54)])]
     assert letters[:2] + letters[25:28] + letters[51:54] == ["A", "B", "Z", "AA", "AB", "AZ", "BA", "BB"]
     assert len({*letters}) == 54
 
@@ -444,7 +444,7 @@ def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
-    job = ArmRun("N=8", 0, tmp_path / "r.yaml", tmp_path, Budget("samples", 100))
+    job = PlannedRun("N=8", 0, tmp_path / "r.yaml", tmp_path, Budget("samples", 100))
     line = json.dumps({"step": 1, "sampling": {"samples": 60, "sampled_tokens": 1, "unique_tokens": 1},
                        "seconds": {"total": 1.0}})  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text(line[:20])

@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from brorl.config.reading import read_recipe
 from brorl.errors import UserError
-from brorl.evaluation.responses import EvaluatedModel
+from brorl.evaluation.evaluator import Evaluator
 from brorl.runs.checkpoint import mark_best
 from brorl.verification.sandbox.level import choose_level
 from case_tables import table
@@ -96,9 +96,9 @@ def test_an_evaluation_from_end_to_end() -> None:
 @pytest.mark.slow
 def test_an_interrupted_evaluation_continues_to_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("eval", *QUICK, "--output-dir=whole").code == 0
-    evaluate, calls = EvaluatedModel.evaluate, 0
+    evaluate, calls = Evaluator.evaluate, 0
 
-    def interrupted(self: EvaluatedModel, *arguments: Any) -> Any:
+    def interrupted(self: Evaluator, *arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 2:
@@ -106,7 +106,7 @@ def test_an_interrupted_evaluation_continues_to_the_same_result(monkeypatch: pyt
         return evaluate(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(EvaluatedModel, "evaluate", interrupted)
+        patch.setattr(Evaluator, "evaluate", interrupted)
         patch.setattr("brorl.runs.run_directory.processor_name", lambda: "another processor")
         outcome = command("eval", *QUICK)
     assert outcome.code == 130
@@ -148,7 +148,7 @@ def test_other_weights_in_the_same_place_are_refused(tmp_path: Path) -> None:
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     outcome = command("eval", *arguments)
     assert outcome.code == 2
-    assert "contains another evaluation: weights is '" in outcome.err
+    assert "contains a different evaluation: weights is '" in outcome.err
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_a_run_gives_its_held_out_questions_and_its_last_checkpoint(run: Path) -
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before  # nothing of the run has changed
 
     from brorl.config.reading import make_config, read_recipe
-    from brorl.evaluation.questions import build_questions
+    from brorl.training.questions import build_questions
 
     config = make_config(read_recipe(str(run / "config.yaml")), {"evaluation.num_prompts": 3}, "the run")
     (source,) = build_questions(config)
@@ -271,14 +271,14 @@ def test_what_cannot_work_is_said_before_any_work(arguments: list[str], said: st
 
 
 def test_a_model_of_no_run_needs_data(tiny: Path, run: Path, tmp_path: Path) -> None:
-    assert "is not from a run with held-out questions; choose the data to evaluate on: --data aime24 |" in refusal(tiny)
+    assert "is not from a run with held-out questions; choose the data to evaluate on: `data` aime24 |" in refusal(tiny)
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text('{"text": "x", "right": "1"}\n')
     said = refusal(tiny, f"--data=aime24={wrong}")
     assert "line 1 has no question (columns: text, right; expected one of problem, question" in said
     said = refusal(tiny, f"--data={wrong}")
     assert (
-        "no column is clearly the reference answer (columns: text, right); name it with answer_column, as in --data "
+        "no column is clearly the reference answer (columns: text, right); name it with `answer_column`, as in `data="
         in said
     )
     assert "cannot encode the prompt" in refusal(run, f"--data=aime24={aime_file(tmp_path)}")
@@ -324,7 +324,7 @@ def aime_file(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("mine.jsonl", "name it with prompt_column, as in --data '{path: "),
+        ("mine.jsonl", "name it with `prompt_column`, as in `data={path: "),
         ("aime", "did you mean the benchmark aime2"),
         ("GSM8k", "did you mean the benchmark gsm8k?"),
     ],

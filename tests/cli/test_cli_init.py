@@ -87,7 +87,7 @@ def test_the_folder_of_a_model_is_checked_first(tmp_path: Path, rng: np.random.G
     for model, said in (
         ("runs/typo", "there is no folder runs/typo, and runs is a folder here; fix the name"),
         ("runs/fist", "did you mean runs/first?"),
-        ("runs/first", f"has no config.json, which a model has; give --model {checkpoint}"),
+        ("runs/first", f"has no config.json, which a model has; give `model={checkpoint}`"),
         (str(tmp_path / "none"), "does not exist"),
     ):
         assert said in refusal(data, "--model", model)
@@ -126,9 +126,9 @@ def test_a_guess_about_the_answers_is_said(rows: list[dict[str, Any]], said: str
 
 def test_short_texts_are_for_science() -> None:
     cities = [{"question": f"{n}?", "answer": ["Paris", "Rome", "New York"][n % 3]} for n in range(30)]
-    assert "--domain science to compare short texts" in refusal(write_rows("a.jsonl", cities))
+    assert "`domain: science` to compare short texts" in refusal(write_rows("a.jsonl", cities))
     long = [{**row, "answer": "It is the city that everyone has heard of, I think."} for row in cities]
-    assert "--domain science" not in refusal(write_rows("b.jsonl", long))
+    assert "`domain: science`" not in refusal(write_rows("b.jsonl", long))
     aliases = [{**row, "answer": {"value": row["answer"], "aliases": ["The City"]}} for row in cities]
     file = write_rows("c.jsonl", aliases)
     assert "column 'answer.value', such as 'Paris'" in refusal(file)
@@ -183,11 +183,11 @@ def test_puzzles_are_for_the_shipped_model() -> None:
 def test_a_domain_of_ones_own() -> None:
     write_rows("cities.jsonl", [{"q": f"Capital of {i}?", "a": f"City {chr(97 + i)}"} for i in range(20)])
     said = refusal("cities.jsonl")
-    assert "no column is clearly the question (columns: q, a); name it with --prompt-column NAME" in said
+    assert "no column is clearly the question (columns: q, a); name it with `prompt_column`" in said
     said = refusal("cities.jsonl", "--prompt-column=q")
-    assert "no column is clearly the reference answer (columns: q, a); name it with --answer-column NAME" in said
+    assert "no column is clearly the reference answer (columns: q, a); name it with `answer_column`" in said
     said = refusal("cities.jsonl", "--prompt-column=q", "--answer-column=a")
-    assert "such as 'City a', do not look like numbers or formulas; give --domain math if they are" in said
+    assert "such as 'City a', do not look like numbers or formulas; give `domain: math` if they are" in said
     outcome = command("init", "cities.jsonl", "--prompt-column=q", "--answer-column=a", "--domain=cities")
     assert outcome.code == 0
     assert "write the verifier first" in outcome.said
@@ -200,22 +200,22 @@ def test_a_domain_of_ones_own() -> None:
 
 def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
     data = write_rows("a.jsonl", sums(rng, 30, "prompt", "answer"))
-    assert "has no column 'x' (columns: prompt, answer, note); name one of them with --answer-column" in refusal(
+    assert "has no column 'x' (columns: prompt, answer, note); name one of them with `answer_column`" in refusal(
         data, "--answer-column=x"
     )
     said = refusal("none.jsonl")
     assert "there is no file or folder none.jsonl" in said
-    assert "fix DATA_FILE" in said
+    assert "fix `path`" in said
     Path("mine.yaml").write_text("precious")
-    assert "mine.yaml already exists; choose another name with --output" in refusal(data)
+    assert "mine.yaml already exists; choose another name with `output`" in refusal(data)
     Path("empty.jsonl").write_text("")
     assert "empty.jsonl is empty" in refusal("empty.jsonl", "--output=b.yaml")
     long = "Let us think. " * 30
     write_rows("solved.jsonl", [{"prompt": f"{i}?", "solution": f"{long}\\boxed{{{i}}}"} for i in range(5)])
     assert "contains whole solutions with the answer in \\boxed{}" in refusal("solved.jsonl", "--output=b.yaml")
     write_rows("twice.jsonl", [{"prompt": "1?", "answer": "1"}, {"prompt": "1?", "answer": "2"}])
-    assert "twice.jsonl line 1 with another answer" in refusal("twice.jsonl", "--output=b.yaml")
-    assert "give the file of your questions" in refusal("--output=b.yaml")
+    assert "twice.jsonl line 1 with a different answer" in refusal("twice.jsonl", "--output=b.yaml")
+    assert "DATA_FILE" in refusal("--output=b.yaml")
 
 
 def test_rows_that_repeat_a_question_are_counted(rng: np.random.Generator) -> None:
@@ -238,7 +238,7 @@ def test_a_folder_that_datasets_saved_is_read(rng: np.random.Generator) -> None:
         assert source_of(f"{name}.yaml").prompt_column == "question"
         assert command("data", f"{name}.yaml", "--show=0").code == 0
     datasets.DatasetDict(test=table).save_to_disk("three")
-    assert "three has no split 'train' (splits: test); set data.sources[].split, or DATA_FILE " in refusal("three")
+    assert "three has no split 'train' (splits: test); set `split`, or `path: " in refusal("three")
 
 
 @pytest.mark.parametrize(
@@ -295,14 +295,14 @@ def test_the_options_of_multiple_choice_are_found_and_checked(tmp_path: Path) ->
 
 def test_options_without_an_answer_are_refused_with_the_options_of_the_command() -> None:
     write_rows("q.jsonl", [{"question": f"{i}?", "choices": ["red", "blue"], "kind": "x"} for i in range(3)])
-    assert "no column names the right one (columns: question, choices, kind); give --answer-column" in refusal(
+    assert "no column names the right one (columns: question, choices, kind); give `answer_column`" in refusal(
         "q.jsonl"
     )
     write_rows(
         "p.jsonl", [{"question": f"{i}?", "choices": ["red", "blue", "pink"], "answer": 1 + i % 2} for i in range(9)]
     )
     said = refusal("p.jsonl")
-    assert "give --first-option N, the index of the first option: 0 or 1" in said
+    assert "give `first_option`, the index of the first option: 0 or 1" in said
     assert command("init", "p.jsonl", "--first-option=1").code == 0
     assert source_of("mine.yaml").first_option == 1
     options = ("--options-column=x", "--options-column=y", "--answer-column=right", "--output=b.yaml")
@@ -469,80 +469,6 @@ def test_lengths_fit_into_the_model(tmp_path: Path, positions: int, response: in
     assert command("check", "mine.yaml", *template).code == 0
 
 
-def test_a_config_of_trl_becomes_a_recipe_with_the_data_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / "trl.yaml").write_text("num_generations: 4\nbeta: 0.01\nmin_p: 0.1\nmax_steps: 7\n")
-    (tmp_path / "sums.jsonl").write_text(
-        "".join(f'{{"question": "{i} + 1?", "answer": "{i + 1}"}}\n' for i in range(9))
-    )
-    output = tmp_path / "mine.yaml"
-    named = command("init", f"--from={tmp_path / 'trl.yaml'}", f"--output={output}")
-    assert (named.code, output.exists()) == (2, False)
-    assert "names no model; give it, such as --model" in named.said
-    named = command("init", f"--from={tmp_path / 'trl.yaml'}", f"--output={output}", "--model=quickstart")
-    assert (named.code, output.exists()) == (2, False)
-    assert "names no data" in named.said
-    given = (f"--from={tmp_path / 'trl.yaml'}", f"--output={output}", "--model=quickstart")
-    done = command("init", tmp_path / "sums.jsonl", *given)
-    assert done.code == 0, done.err
-    assert "without a counterpart, and left out: min_p" in done.said
-    text = output.read_text()
-    assert "# - without a counterpart, and left out: min_p" in text
-    config = config_in(output)
-    assert (config.rollouts_per_prompt, config.kl.coefficient, config.steps) == (4, 0.01, 7)
-    assert config.rewards.partial_credit  # TRL trains on graded rewards
-    (source,) = config.data.sources
-    assert source.path == str(tmp_path / "sums.jsonl")  # type: ignore[union-attr]
-    assert "give the file of your questions, such as" in command("init").said
-    (tmp_path / "list.yaml").write_text("- 1\n")
-    assert "is not a mapping of settings" in command("init", f"--from={tmp_path / 'list.yaml'}", "--output=x.yaml").said
-
-
-def test_a_conversion_counts_the_prompts_and_runs_the_checks(tmp_path: Path) -> None:
-    data = tmp_path / "sums.jsonl"
-    data.write_text("".join(f'{{"prompt": "{i} + 1?", "solution": "{i + 1}"}}\n' for i in range(50)))
-    config = "model_name_or_path: some/model\nnum_generations: 4\nnum_train_epochs: 2\nwarmup_steps: 0.1\n"
-    (tmp_path / "trl.yaml").write_text(f"{config}per_device_train_batch_size: 40\ndataset_name: {data}\n")
-    done = command("init", f"--from={tmp_path / 'trl.yaml'}", f"--output={tmp_path / 'mine.yaml'}")
-    assert done.code == 0, done.err
-    assert "steps = 10: num_train_epochs = 2 over 50 prompts, 10 a step" in done.said
-    assert "checked: the settings fit together; every row of the data can be used" in done.said
-    recipe = config_in(tmp_path / "mine.yaml")
-    assert (recipe.steps, recipe.optimizer.warmup_updates, recipe.optimizer.decay_from) == (10, 1, 0.1)
-    assert source_of(str(tmp_path / "mine.yaml")).answer_column == "solution"
-
-
-@pytest.mark.parametrize(
-    ("rows", "more", "said"),
-    [
-        (['{"prompt": "1 + 1?", "label": 2}'], "", "has no column 'solution'"),
-        ([f'{{"prompt": "{i}?", "solution": {"null" if i == 7 else i}}}' for i in range(9)], "", "line 8"),
-        (['{"prompt": "1 + 1?", "solution": 2}'], "", "no held-out question"),
-        ([f'{{"prompt": "{i}?", "solution": {i}}}' for i in range(40)], "reward_funcs: [none.py.right]\n", "none.py"),
-    ],
-)
-def test_a_conversion_says_what_the_checks_find(tmp_path: Path, rows: list[str], more: str, said: str) -> None:
-    data = tmp_path / "sums.jsonl"
-    data.write_text("\n".join(rows) + "\n")
-    config = f"model_name_or_path: some/model\nnum_generations: 4\nmax_steps: 3\ndataset_name: {data}\n{more}"
-    (tmp_path / "trl.yaml").write_text(config)
-    done = command("init", f"--from={tmp_path / 'trl.yaml'}", f"--output={tmp_path / 'mine.yaml'}")
-    assert done.code == 0, done.err
-    assert said in done.said.partition("fix before training: ")[2].partition("check the recipe")[0]
-
-
-def test_a_function_of_a_config_verifies_the_data_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / "words.jsonl").write_text(
-        "".join(f'{{"prompt": "Say {i}.", "answer": "word {i}"}}\n' for i in range(9))
-    )
-    (tmp_path / "trl.yaml").write_text("num_generations: 4\nmax_steps: 3\nreward_funcs: [my.rewards.right]\n")
-    given = (f"--from={tmp_path / 'trl.yaml'}", f"--output={tmp_path / 'mine.yaml'}", "--model=quickstart")
-    done = command("init", tmp_path / "words.jsonl", *given)
-    assert done.code == 0, done.err
-    recipe = config_in(tmp_path / "mine.yaml")
-    assert recipe.verification.functions == {"own": "my.rewards:right"}
-    assert source_of(str(tmp_path / "mine.yaml")).domain == "own"
-
-
 TOOLS = """
 def add(a: int, b: int) -> int:
     \"\"\"Add two numbers.
@@ -593,15 +519,6 @@ def test_the_functions_of_a_file_become_tools(rng: np.random.Generator, tmp_path
     assert config_in().data.max_prompt_tokens == 0
 
 
-@pytest.mark.slow
-def test_a_conversion_keeps_the_tools_of_a_file(rng: np.random.Generator) -> None:
-    data = write_rows("a.jsonl", sums(rng, 300, "question", "answer"))
-    Path("tools.py").write_text(TOOLS)
-    Path("trl.yaml").write_text("num_generations: 8\nmodel_name_or_path: x/y\n")
-    assert command("init", data, "--from=trl.yaml", "--tools=tools.py").code == 0
-    assert [*config_in().tools.functions] == ["add"]
-
-
 @each_row(
     ("code", "said"),
     [
@@ -619,5 +536,5 @@ def test_a_file_without_tools_is_refused(code: str | None, said: str, rng: np.ra
         Path("tools.py").write_text(code)
     message = refusal(data, "--tools=tools.py")
     assert said in message
-    assert "--tools tools.py" in message
+    assert "`tools=tools.py`" in message
     assert not Path("mine.yaml").exists()

@@ -113,7 +113,7 @@ def test_a_prompt_of_the_data_has_its_reference_and_another_one_has_none() -> No
     assert known.verdicts is not None
     outcome = command("tree", "quickstart", "what is this?", "--rollouts=4")
     assert outcome.code == 0, outcome.err
-    assert "no verdicts: the prompt is not in the data; give its reference answer with --reference" in outcome.said
+    assert "no verdicts: the prompt is not in the data; give its reference answer with `reference`" in outcome.said
     judged = brorl.sample("quickstart", "3 5 7 -> 22:", rollouts=8, reference="3 5 7 -> 22", domain="countdown")
     assert judged.verdicts is not None
 
@@ -132,11 +132,11 @@ def test_the_settings_of_a_run_for_other_domains_or_its_engine_are_no_mistake(sh
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("quickstart", PUZZLE, "--rollouts=0"), "--rollouts: a number from 1 to"),
-        (("quickstart", PUZZLE, "--lines=0"), "--lines: at least 1"),
+        (("quickstart", PUZZLE, "--rollouts=0"), "`rollouts`: a number from 1 to"),
+        (("quickstart", PUZZLE, "--lines=0"), "`lines`: at least 1"),
         (("quickstart", " "), "the prompt is empty"),
-        (("quickstart", "some text", "--reference=5"), "--reference needs the domain of its verifier"),
-        (("quickstart", PUZZLE, "--against=start"), "--against start: only a run has a start"),
+        (("quickstart", "some text", "--reference=5"), "`reference` needs the domain of its verifier"),
+        (("quickstart", PUZZLE, "--against=start"), "`against=start`: only a run has a start"),
         (("missing/model", PUZZLE), "missing/model"),
     ],
 )

@@ -17,12 +17,12 @@ from brorl.algorithms.settings import AdvantageSettings
 from brorl.api.tune import _own_config
 from brorl.comparison import answer as comparison_report
 from brorl.comparison.arm_recipes import ArmRecipe
-from brorl.comparison.scores import RunScores, Score
+from brorl.comparison.scores import FinishedRun, Score
 from brorl.config.reading import make_config, parse_yaml, read_recipe
 from brorl.cost import Budget, Cost
 from brorl.errors import UserError
-from brorl.evaluation.questions import build_questions
 from brorl.format import Estimate
+from brorl.training.questions import build_questions
 from brorl.tuning import race as module
 from brorl.tuning.answer import TuningResult, recipe_for
 from brorl.tuning.race import StartPilot, with_tuning_prompts
@@ -158,7 +158,7 @@ def test_a_budget_that_is_too_short_is_refused_and_leaves_nothing(
 ) -> None:
     rising = {1: Estimate(0.1, 0.05, 0.15), 256: Estimate(0.9, 0.8, 0.95)}
     monkeypatch.setattr(module, "take_pilot", lambda *_: StartPilot(rising, {16: 64}, 2.0, 1.0))
-    with pytest.raises(UserError, match=r"budget='1m00s' is too short: a step of the recipe takes 2 s.*give at least"):
+    with pytest.raises(UserError, match=r"budget=1m00s` is too short: a step of the recipe takes 2 s.*give at least"):
         brorl.tune("quickstart", budget="1m", output_dir=tmp_path / "out", progress=False)
     assert not (tmp_path / "out").exists()
 
@@ -257,12 +257,12 @@ def test_a_race_leaves_out_prompts_that_were_not_verified_in_every_run(
     spec = TuningSpec("pass@1", 1, 60.0, 8.0, 2, 1, "here", {}, (0, 3), arms)
     lost = {OWN: None, "other": np.array([0, 2, 0])}
 
-    def read(directory: Path, seed: int, _: Budget) -> tuple[RunScores, None]:
+    def read(directory: Path, seed: int, _: Budget) -> tuple[FinishedRun, None]:
         costs, counts = [Cost(seconds=spent) for spent in (0.0, 1.0, 2.0)], np.array([8, 0, 4])
         scores = tuple(Score(cost, counts, counts, 0.0, lost[directory.name]) for cost in costs)
-        return RunScores(seed, scores, costs[-1], {}, 0, 0, None, str(directory)), None
+        return FinishedRun(seed, scores, costs[-1], {}, 0, 0, None, str(directory)), None
 
-    monkeypatch.setattr(module, "read_run", read)
+    monkeypatch.setattr(module, "read_scores", read)
     courses = module._courses(spec, [spec.race_run(tmp_path, arm, 0.25) for arm in arms])
     assert [course.rung for course in courses] == [0.75, 0.75]
     lost["other"] = np.ones(3, int)
@@ -339,7 +339,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "used" / "tune.json").write_text("{")
     assert "continue it with: brorl tune" in refusal("quickstart", f"--output-dir={tmp_path / 'used'}")
     assert "is damaged" in refusal(f"{tmp_path / 'used'}")
-    assert "is a tuning already, and --output-dir" in refusal(f"{tmp_path / 'used'}", "--output-dir=other")
+    assert "is a tuning already, and `output_dir`" in refusal(f"{tmp_path / 'used'}", "--output-dir=other")
 
 
 def test_the_command_prints_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from brorl.api.train import TrainingResult
+from brorl.api.training_session import TrainingResult
 from brorl.training.loop import Ending
 from run_support import command
 

@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from math import comb, exp, log
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from brorl.comparison.answer import answer_of, caveats_of
-from brorl.comparison.arm_recipes import labeled
+from brorl.comparison.arm_recipes import short_names
 from brorl.comparison.figure import make_figure
+from brorl.comparison.findings import Finding, answer_of, caveats_of
 from brorl.comparison.results import results_of
-from brorl.comparison.scores import Arm, Comparison, HeldOutPrompt, RunScores, Score
+from brorl.comparison.scores import Arm, Comparison, FinishedRun, Score
 from brorl.cost import Cost, Unit
 
 
@@ -32,18 +33,18 @@ def run_of(
     phases: Mapping[str, float] | None = None,
     groups: tuple[int, int] = (10, 5),
     path: str | None = None,
-) -> RunScores:
+) -> FinishedRun:
     cost = (scores[-1].cost if scores else Cost()) if cost is None else cost
     path = f"runs/{seed}" if path is None else path
-    return RunScores(seed, tuple(scores), cost, phases or {}, groups[0], groups[1], ended_early, path)
+    return FinishedRun(seed, tuple(scores), cost, phases or {}, groups[0], groups[1], ended_early, path)
 
 
 def figure_of(comparison: Comparison) -> Figure:
     results = results_of(comparison)
-    return make_figure(results, answer_of(results))
+    return make_figure(results, str(answer_of(results)[0]))
 
 
-def arm_of(name: str, runs: Sequence[RunScores], num_rollouts: int = 16) -> Arm:
+def arm_of(name: str, runs: Sequence[FinishedRun], num_rollouts: int = 16) -> Arm:
     return Arm(name, "", num_rollouts, 8, {}, tuple(runs))
 
 
@@ -57,14 +58,16 @@ def comparison_of(
     ks: tuple[int, ...] = (1,),
 ) -> Comparison:
     sources = sources or ["task"] * arms[0].runs[0].scores[0].num_correct_P.size
-    prompts = tuple(HeldOutPrompt(f"held-{i}", source, "math", "?", "!") for i, source in enumerate(sources))
+    prompts = tuple(f"held-{i}" for i in range(len(sources)))
     points = tuple(eval_points)
-    return Comparison("quickstart", unit, points[-1], points, prompts, num_samples, ks, tuple(arms), "a machine")
+    return Comparison(
+        "quickstart", unit, points[-1], points, prompts, tuple(sources), num_samples, ks, tuple(arms), "a machine"
+    )
 
 
-def _arms(numbers: Sequence[int], names: Sequence[str] | None, runs: Sequence[Sequence[RunScores]]) -> list[Arm]:
+def _arms(numbers: Sequence[int], names: Sequence[str] | None, runs: Sequence[Sequence[FinishedRun]]) -> list[Arm]:
     """Arms of so many rollouts, whose name is N unless names are given."""
-    labels = labeled(names or [f"N={number}" for number in numbers])
+    labels = short_names(names or [f"N={number}" for number in numbers])
     return [
         Arm(name, title, n, 16, {"rollouts_per_prompt": str(n)}, tuple(of_arm))
         for (name, title), n, of_arm in zip(labels, numbers, runs, strict=True)
@@ -124,7 +127,7 @@ def synthetic(
     """
     logit_P = rng.normal(-2.5, 1.8, num_prompts)
     start = _score(rng, Cost(), logit_P, num_samples)
-    runs_A: list[list[RunScores]] = []
+    runs_A: list[list[FinishedRun]] = []
     for index, number in enumerate(numbers):
         runs_A.append([])
         for run in range(num_seeds):
@@ -213,7 +216,17 @@ def _score(rng: np.random.Generator, cost: Cost, logit_P: np.ndarray, num_sample
     return Score(cost, num_correct_P, tokens_P, float(rng.uniform(0, 0.05)))
 
 
-def sentences(comparison: Comparison) -> list[str]:
+def findings(comparison: Comparison) -> list[Finding]:
     """The answer, and everything that limits it."""
     results = results_of(comparison)
-    return [answer_of(results), *caveats_of(results)]
+    return [*answer_of(results), *(finding for topic in caveats_of(results) for finding in topic)]
+
+
+def values_of(template: str, found: Sequence[Finding]) -> dict[str, Any]:
+    """What the only finding of a template is about."""
+    (finding,) = (finding for finding in found if finding.template == template)
+    return dict(finding.values)
+
+
+def templates(found: Sequence[Finding]) -> set[str]:
+    return {finding.template for finding in found}

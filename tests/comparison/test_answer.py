@@ -6,18 +6,20 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from comparisons import evaluation_at, levels, score_SP, sentences, synthetic
+from comparisons import evaluation_at, findings, levels, score_SP, synthetic, templates, values_of
 from scipy import stats
 
-from brorl.comparison.answer import MOST_CAVEATS, comparison_record, match_words, sentences_of
+from brorl.comparison import findings as f
+from brorl.comparison.answer import MOST_CAVEATS, comparison_record
+from brorl.comparison.findings import answer_of, caveats_of, match_of, sentences
 from brorl.comparison.results import results_of
 from brorl.comparison.scores import Comparison, Score
 from brorl.comparison.tables import (
-    cost_table,
+    arm_table,
     equal_table,
     frontier_table,
+    pair_table,
     paired_table,
-    pass_table,
     task_table,
     use_table,
 )
@@ -48,7 +50,7 @@ class TestTables:
         return synthetic(rng, num_tasks=2, num_prompts=30)
 
     def test_costs_and_scores_at_the_budget(self, comparison: Comparison) -> None:
-        rows = cost_table(results_of(comparison)).rows
+        rows = arm_table(results_of(comparison)).rows
         start = np.concatenate([score_SP(comparison, arm, 0.0) for arm in comparison.arms]).mean()
         assert rows[0][0] == "start"
         assert numbers_in(rows[0][-1])[0] == pytest.approx(start, abs=5.1e-4)
@@ -83,7 +85,7 @@ class TestTables:
             assert float(row[7]) == pytest.approx(1000 * correct / tokens, rel=1e-2)
 
     def test_pass_at_k_of_both_arms(self, comparison: Comparison) -> None:
-        rows = pass_table(results_of(comparison)).rows
+        rows = pair_table(results_of(comparison)).rows
         assert [row[0] for row in rows] == ["pass@1", "pass@4", "pass@16"]
         a, b = comparison.arms
         for row, k in zip(rows, (1, 4, 16), strict=False):
@@ -128,7 +130,7 @@ class TestTables:
         arm_and_spent, score, difference, *_ = equal_table(found).rows[0]
         assert (arm_and_spent, score) == ("N=512, 20 s", f"{(8.5 + 12 * 0.6) / 32:.3f}")
         assert difference.startswith(f"+{12 * 0.6 / 32:.3f} [")
-        assert not any("conclusion changes" in line for line in sentences(comparison))  # N=512 leads there too
+        assert f.CHANGES_AT_EQUAL_COST not in templates(findings(comparison))  # N=512 leads there too
 
     def test_a_lead_that_is_due_to_the_overshoot_is_told(self) -> None:
         """B is level with A for 20 s, and rises only in the step that ends at 21 s."""
@@ -144,12 +146,12 @@ class TestTables:
         first = comparison.arms[0].runs[0].scores
         slow = replace(first[-1], num_correct_P=first[-1].num_correct_P + np.arange(12) % 3 - 1)
         comparison = with_scores(comparison, 0, (*first[:-1], slow))
-        words = sentences(comparison)
-        assert "N=512 won" in words[0]
-        (line,) = (line for line in words if "conclusion changes" in line)
-        assert "at 20 seconds each, no difference shown: N=512 is " in line
-        assert "they had spent N=16 20 s and N=512 20.9 s, because" in line
-        assert not any("conclusion changes" in line for line in sentences(levels([[8, 8], [8, 20]])))
+        found = findings(comparison)
+        assert values_of(f.WON, found)["winner"] == "N=512"
+        change = values_of(f.CHANGES_AT_EQUAL_COST, found)
+        assert (change["amount"], change["conclusion"]) == ("20 seconds", "no difference shown")
+        assert change["spent"] == "20 s with N=16 and 20.9 s with N=512"
+        assert f.CHANGES_AT_EQUAL_COST not in templates(findings(levels([[8, 8], [8, 20]])))
 
     def test_an_arm_that_was_evaluated_late_is_not_measured_against_the_first(self) -> None:
         comparison = levels([[8, 20], [8, 20], [30, 30]], numbers=(16, 16, 512), names=("a", "b", "late"))
@@ -176,7 +178,7 @@ class TestTables:
             expected = mean_over_runs(score_SP(comparison, comparison.arms[0], 0.0, k))
             assert asdict(found.scores.pass_at["start"][k]) == pytest.approx(asdict(expected), abs=1e-12)
         for task, scores in found.tasks.items():
-            chosen = [i for i, prompt in enumerate(comparison.prompts) if prompt.source == task]
+            chosen = [i for i, of_prompt in enumerate(comparison.tasks) if of_prompt == task]
             expected = mean_over_runs(score_SP(comparison, comparison.arms[0], 0.0)[:, chosen])
             assert asdict(scores.pass_at["start"][1]) == pytest.approx(asdict(expected), abs=1e-12)
 
@@ -191,93 +193,96 @@ class TestTables:
 
 
 class TestAnswer:
-    def test_b_wins(self) -> None:
-        words = sentences(levels([[6, 8], [10, 20]]))
-        # 4.5 / 32, 8.5 / 32 and 20.5 / 32 of the responses are correct
-        assert words[0] == (
-            "N=512 won: at 20 seconds of training each, N=512 is 0.375 higher in pass@1 (0.641 against 0.266 of N=16), "
-            "interval [+0.276, +0.474], 3 seeds."
-        )
-        assert match_words(results_of(levels([[6, 8], [10, 20]]))).startswith(
-            "Compute-matched in seconds: no run spent over 5% more"
-        )
-        assert any("N=512 was ahead in 3 of 3 seeds" in line for line in words)
+    @pytest.mark.parametrize("swap", [False, True])
+    def test_the_arm_that_leads_won(self, swap: bool) -> None:
+        comparison = levels([[6, 8], [10, 20]])
+        found = findings(swapped(comparison) if swap else comparison)
+        won = values_of(f.WON, found)
+        # 8.5 / 32 and 20.5 / 32 of the responses are correct
+        scores = {"N=16": pytest.approx(8.5 / 32), "N=512": pytest.approx(20.5 / 32)}
+        assert (won["winner"], won["budget"], won["seeds"]) == ("N=512", "20 seconds", "3 seeds")
+        assert (won["score_a"], won["score_b"]) == (scores[won["a"]], scores[won["b"]])
+        assert won["difference"].value == pytest.approx((-1 if swap else 1) * 12 / 32)
+        ahead = values_of(f.SEEDS_AHEAD, found)
+        assert (ahead["b"], ahead["ahead"], ahead["number"]) == (won["b"], 0 if swap else 3, 3)
+        assert templates(match_of(results_of(comparison))) == {f.MATCHED}
 
-    def test_b_loses(self) -> None:
-        words = sentences(swapped(levels([[6, 8], [10, 20]])))
-        assert words[0] == (
-            "N=512 won: at 20 seconds of training each, N=16 is 0.375 lower in pass@1 (0.266 against 0.641 of N=512), "
-            "interval [-0.474, -0.276], 3 seeds."
-        )
-        assert any("N=16 was ahead in 0 of 3 seeds" in line for line in words)
-        assert not any(re.search(r"\bN=16 won\b", line) for line in words)
+    def test_the_sentence_names_the_winner_the_budget_both_scores_and_the_interval(self) -> None:
+        answer = str(findings(levels([[6, 8], [10, 20]]))[0])
+        assert answer.startswith("N=512 won: ")
+        for part in ("20 seconds of training each", "0.641", "0.266", "+0.375 [+0.276, +0.474]", "3 seeds"):
+            assert part in answer
 
     def test_nothing_shown(self) -> None:
-        words = sentences(levels([[6, 8], [6, 8]]))
-        assert words[0].startswith("No difference shown: at 20 seconds of training each, N=512 is as high in pass@1 (")
-        assert not any(" won" in line for line in words)
+        found = findings(levels([[6, 8], [6, 8]]))
+        assert found[0].template == f.NO_DIFFERENCE
+        assert found[0].values["difference"].value == 0
+        assert not any(" won" in str(finding) for finding in found)
 
     def test_one_seed_may_be_reversed(self) -> None:
-        words = sentences(levels([[6, 8], [10, 20]], num_seeds=1))
-        assert "N=512 won with this one seed" in words[0]
-        assert any("allow for other prompts, not for other seeds" in line for line in words)
-        assert any("another seed may reverse the order" in line for line in words)
-        assert not any("reverse" in line for line in sentences(levels([[6, 8], [10, 20]])))
+        found = findings(levels([[6, 8], [10, 20]], num_seeds=1))
+        assert values_of(f.WON_WITH_ONE_SEED, found)["seeds"] == "1 seed"
+        assert values_of(f.COVERS, found)["covers"] == "other prompts, not for other seeds"
+        assert f.ONE_SEED in templates(found)
+        assert f.ONE_SEED not in templates(findings(levels([[6, 8], [10, 20]])))
 
     def test_an_overshoot_is_not_called_matched(self, rng: np.random.Generator) -> None:
-        words = sentences(synthetic(rng, lift={0: 0.0, 1: 3.0}, overshoot={1: 0.18}, num_prompts=60))
-        assert words[0].startswith(
-            "N=512 scored higher, but the runs are not matched: at 40 seconds of training or more, N=512 is "
-        )
-        assert not any(" won" in line or "Compute-matched" in line for line in words)
-        over = next(line for line in words if line.startswith("NOT compute-matched"))
-        assert "N=512 spent up to 47.2 seconds, 18% more than 40 seconds" in over
-        assert "prompts_per_step" in over
-        assert "*" in cost_table(results_of(synthetic(rng, overshoot={1: 0.18}))).rows[-1][0]
+        found = findings(synthetic(rng, lift={0: 0.0, 1: 3.0}, overshoot={1: 0.18}, num_prompts=60))
+        assert found[0].template == f.SCORED_HIGHER
+        assert found[0].values["winner"] == "N=512"
+        assert not any(" won" in str(finding) or "Compute-matched" in str(finding) for finding in found)
+        over = values_of(f.NOT_MATCHED, found)
+        assert (over["arm"], over["spent"], over["budget"]) == ("N=512", "47.2 seconds", "40 seconds")
+        assert over["excess"] == pytest.approx(0.18)
+        level = findings(synthetic(rng, lift={0: 0.0, 1: 0.0}, overshoot={1: 0.18}, num_seeds=2))
+        assert level[0].template == f.NO_DIFFERENCE_UNMATCHED
+        assert "*" in arm_table(results_of(synthetic(rng, overshoot={1: 0.18}))).rows[-1][0]
 
     def test_an_arm_of_a_sweep_that_overshot_is_left_out_and_named(self, rng: np.random.Generator) -> None:
         lift = {0: 0.0, 1: 0.5, 2: 4.0}
-        words = sentences(synthetic(rng, numbers=(16, 64, 512), lift=lift, overshoot={2: 0.2}))
-        assert ": of the arms that kept to 40 seconds (N=512 did not), N=64 scored the highest pass@1, " in words[0]
-        assert any(line.startswith("NOT compute-matched: N=512 spent up to 48 seconds, 20% more") for line in words)
-        assert not any("Compute-matched" in line for line in words)
+        found = findings(synthetic(rng, numbers=(16, 64, 512), lift=lift, overshoot={2: 0.2}))
+        assert found[0].values["arm"] == "N=64"
+        assert "N=512" in found[0].values["left_out"]
+        over = values_of(f.NOT_MATCHED, found)
+        assert (over["arm"], over["spent"]) == ("N=512", "48 seconds")
+        assert over["excess"] == pytest.approx(0.2)
+        assert f.MATCHED not in templates(found)
 
     def test_the_gravest_caveats_are_told(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, overshoot={1: 0.18}, ended_early={(0, 1): 2, (0, 2): 2}, num_prompts=20)
-        comparison = replace(comparison, notes=("fewer prompts per step",))
-        results, caveats = results_of(comparison), sentences(comparison)[1:]
-        assert len(caveats) > MOST_CAVEATS
-        assert [caveat[:11] for caveat in caveats[:2]] == ["NOT compute", "N=16, seed "]
-        assert caveats[1].count("ended early") == 2
+        results = results_of(replace(comparison, notes=("fewer prompts per step",)))
+        topics = caveats_of(results)
+        assert len(topics) > MOST_CAVEATS
+        gravest = [[finding.template for finding in topic] for topic in topics[:2]]
+        assert gravest == [[f.NOT_MATCHED], [f.ENDED_EARLY] * 2]
         record = comparison_record(results)
-        assert record["verdict"] == [*sentences_of(results), *caveats[:MOST_CAVEATS]]
-        assert record["caveats"] == caveats
+        assert record["verdict"] == [*map(str, answer_of(results)), *sentences(topics[:MOST_CAVEATS])]
+        assert record["caveats"] == sentences(topics)
 
     def test_an_early_ending_is_told(self, rng: np.random.Generator) -> None:
-        words = sentences(synthetic(rng, ended_early={(0, 1): 2}))
-        told = [line for line in words if "ended early" in line]
-        assert len(told) == 1
-        assert told[0].startswith("N=16, seed 1, ended early at 20 seconds of 40 seconds (collapsed: pass@1 fell")
-        assert "its last score counts" in told[0]
+        ended = values_of(f.ENDED_EARLY, findings(synthetic(rng, ended_early={(0, 1): 2})))
+        assert (ended["arm"], ended["seed"]) == ("N=16", 1)
+        assert (ended["spent"], ended["budget"]) == ("20 seconds", "40 seconds")
+        assert ended["reason"].startswith("collapsed: pass@1 fell")
 
     def test_settings_beside_n_are_named(self) -> None:
         comparison = levels([[6, 8], [10, 20]])
-        assert not any("differ in" in line for line in sentences(comparison))
+        assert not {f.MORE_SETTINGS, f.SEVERAL_SETTINGS} & templates(findings(comparison))
         arms = tuple(
             replace(arm, differs={**arm.differs, "optimizer.learning_rate": str(i)})
             for i, arm in enumerate(comparison.arms)
         )
-        words = sentences(replace(comparison, arms=arms))
-        assert any(line.startswith("The arms differ in optimizer.learning_rate too") for line in words)
+        found = findings(replace(comparison, arms=arms))
+        assert values_of(f.MORE_SETTINGS, found)["settings"] == "optimizer.learning_rate"
 
     def test_coverage_that_falls_while_pass_at_1_rises(self) -> None:
         comparison = levels([[6, 8], [6, 8]], ks=(1, 32), num_prompts=24)
         scores = comparison.arms[0].runs[0].scores
         sharp = replace(scores[-1], num_correct_P=np.where(np.arange(24) < 16, 32, 0))
-        words = sentences(with_scores(comparison, 1, (*scores[:-1], sharp)))
-        assert "N=512 won" in words[0]
+        answer = findings(with_scores(comparison, 1, (*scores[:-1], sharp)))[0]
+        assert (answer.template, answer.values["winner"]) == (f.WON, "N=512")
         found = results_of(with_scores(comparison, 1, (*scores[:-1], sharp)))
-        score, start, at_a, at_b, difference, conclusion = pass_table(found).rows[-1]
+        score, start, at_a, at_b, difference, conclusion = pair_table(found).rows[-1]
         assert (score, start, at_a, at_b, conclusion) == ("pass@32", "1.000", "1.000", "0.667", "N=16 leads")
         assert difference.startswith("-0.333 [")
         assert [(c.arm, c.gained.mean, c.lost.mean) for c in found.coverage][1] == ("N=512", 0, 8)
@@ -289,16 +294,16 @@ class TestAnswer:
         for run, more in zip(arm.runs, (-3, 3, 3), strict=True):
             last = replace(run.scores[-1], num_correct_P=run.scores[-1].num_correct_P + more)
             runs.append(replace(run, scores=(*run.scores[:-1], last)))
-        words = sentences(replace(comparison, arms=(comparison.arms[0], replace(arm, runs=tuple(runs)))))
-        assert words[0].startswith("No difference shown: ")
-        assert any("t-test over prompts alone would show a difference" in line for line in words)
+        found = findings(replace(comparison, arms=(comparison.arms[0], replace(arm, runs=tuple(runs)))))
+        assert found[0].template == f.NO_DIFFERENCE
+        assert f.T_TEST_DISAGREES in templates(found)
 
     def test_fewer_than_two_arms_are_refused(self) -> None:
         comparison = levels([[6], [8]])
         with pytest.raises(ValueError, match="at least two arms, got 1"):
-            sentences(replace(comparison, arms=comparison.arms[:1]))
+            findings(replace(comparison, arms=comparison.arms[:1]))
         with pytest.raises(ValueError, match="different names, not N=16, N=16"):
-            sentences(replace(comparison, arms=(comparison.arms[0],) * 2))
+            findings(replace(comparison, arms=(comparison.arms[0],) * 2))
 
     @pytest.mark.parametrize(("fraction", "unit", "told"), [
         (0.4, "seconds", True), (0.65, "seconds", True), (0.75, "seconds", False), (0.4, "samples", False)
@@ -316,19 +321,20 @@ class TestAnswer:
         cost = replace(last.cost, steps=int(fraction * steps[1]))
         slow = replace(run, scores=(*run.scores[:-1], replace(last, cost=cost)), cost=cost, path="arms/some/seed-3")
         arms = (comparison.arms[0], replace(arm, runs=(*others, slow)), *comparison.arms[2:])
-        lines = [w for w in sentences(replace(comparison, arms=arms)) if "probably busy with other work" in w]
-        assert len(lines) == told
+        found = findings(replace(comparison, arms=arms))
         if told:
-            beginning = f"Seed 3 of {arm.name} made {cost.steps:,} steps in its time; {steps[1]:,} are usual"
-            assert lines[0].startswith(beginning)
-            assert "delete arms/some/seed-3 and rerun" in lines[0]
+            made = {"seed": 3, "arm": arm.name, "steps": cost.steps, "usual": steps[1], "path": "arms/some/seed-3"}
+            assert values_of(f.SLOW_RUN, found) == made
+        else:
+            assert f.SLOW_RUN not in templates(found)
 
 
 class TestRecord:
     def test_it_is_json_and_its_numbers_are_the_runs(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, num_prompts=20)
-        record = json.loads(json.dumps(comparison_record(results_of(comparison)), allow_nan=False))
-        assert record["verdict"] == sentences(comparison)
+        results = results_of(comparison)
+        record = json.loads(json.dumps(comparison_record(results), allow_nan=False))
+        assert record["verdict"] == [*map(str, answer_of(results)), *sentences(caveats_of(results))]
         assert record["matched"] is True
         for arm, told in zip(comparison.arms, record["arms"], strict=True):
             for eval_point, at in zip(comparison.eval_points, record["at_eval_points"][arm.name], strict=True):
@@ -355,7 +361,7 @@ class TestRecord:
         record = json.loads(json.dumps(comparison_record(results_of(comparison)), allow_nan=False))
         difference = record["scores"]["differences"]["N=512"]["1"]
         assert (difference["prompt_test"], difference["covers"]) == (None, "nothing")
-        assert any("neither other prompts nor other seeds" in line for line in record["verdict"])
+        assert values_of(f.COVERS, findings(comparison))["covers"] == "neither other prompts nor other seeds"
         many = json.loads(json.dumps(comparison_record(results_of(levels([[6], [8]]))), allow_nan=False))
         assert many["scores"]["differences"]["N=512"]["1"]["prompt_test"]["t"] is None  # infinite
 

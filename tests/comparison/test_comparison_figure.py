@@ -1,18 +1,19 @@
 """The figure of a comparison draws the means that plain loops give."""
 
 import json
-import re
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from comparisons import evaluation_at, figure_of, score_SP, sentences, synthetic
+from comparisons import evaluation_at, figure_of, findings, score_SP, synthetic, templates
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from brorl.comparison import findings as f
 from brorl.comparison.answer import comparison_record
-from brorl.comparison.figure import apart, arm_colors, tick_seconds, tick_text
+from brorl.comparison.figure import arm_colors
+from brorl.comparison.findings import caveats_of, sentences
 from brorl.comparison.results import results_of
 from brorl.comparison.scores import Arm, Comparison
 from brorl.comparison.tables import paired_table, tables_of
@@ -54,7 +55,7 @@ def test_lines_are_the_means(rng: np.random.Generator, numbers: tuple[int, ...])
         np.testing.assert_allclose(x, means(comparison, arm, 1), atol=1e-12)
         np.testing.assert_allclose(y, means(comparison, arm, 16), atol=1e-12)
     title = " ".join(figure._suptitle.get_text().split())
-    assert title == sentences(comparison)[0]
+    assert title == str(findings(comparison)[0])
 
 
 @pytest.mark.slow
@@ -90,7 +91,7 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
     colors = [handle.get_color() for handle in figure.legends[0].legend_handles]
     axis = panels(figure)[0]
     assert colors == [line.get_color() for line in axis.get_lines() if line.get_label() in ("A", "B")]
-    assert figure._suptitle.get_text().startswith("B won: at 40 seconds of training each, B is")
+    assert figure._suptitle.get_text().startswith("B won: ")
 
 
 def test_colors_follow_n(rng: np.random.Generator) -> None:
@@ -101,43 +102,6 @@ def test_colors_follow_n(rng: np.random.Generator) -> None:
     assert light == sorted(light, reverse=True)
     alike = synthetic(rng, numbers=(64,) * 8, names="abcdefgh", num_seeds=1, num_prompts=4)
     assert len(set(arm_colors(alike).values())) == 8
-
-
-def test_labels_are_moved_apart_no_further_than_needed(rng: np.random.Generator) -> None:
-    for _ in range(50):
-        place = np.sort(rng.uniform(0, 1, int(rng.integers(1, 9))))
-        moved = apart(place, 0.1)
-        assert (np.diff(moved) >= 0.1 - 1e-9).all()
-        assert moved[0] >= 0
-        assert moved[-1] <= 1 + 1e-9
-        if (np.diff(place) >= 0.1).all():
-            np.testing.assert_allclose(moved, place)
-        cost = ((moved - place) ** 2).sum()
-        for _ in range(100):  # no other places that are far enough apart are closer to those wanted
-            other = np.cumsum(0.1 + np.abs(rng.normal(0, 0.05, place.size)))
-            other += (place - other).mean()
-            nearby = moved + rng.normal(0, 0.01, place.size)
-            for them in (other, nearby):
-                if (np.diff(them) >= 0.1).all() and them[0] >= 0 and them[-1] <= 1:
-                    assert cost <= ((them - place) ** 2).sum() + 1e-9
-    np.testing.assert_allclose(apart(np.full(21, 0.5), 0.1), np.linspace(0, 1, 21), atol=1e-12)  # too many
-
-
-def test_ticks_of_time_read_well() -> None:
-    """From seconds to weeks: at most 5 intervals, at least 1.5, of a whole number of the unit that labels them."""
-    for end in np.geomspace(1, 3e6, 200):
-        distance = tick_seconds(end / 5)
-        assert 1.5 <= end / distance <= 5 + 1e-9
-        assert re.fullmatch(r"(0\.\d|\d+) (s|min|h)", tick_text(distance, "seconds"))
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [(0, "seconds", "0"), (40, "seconds", "40 s"), (2.5, "seconds", "2.5 s"), (900, "seconds", "15 min"),
-     (2.5e6, "samples", "2.5M"), (100_000, "samples", "100k"), (1000, "steps", "1,000"), (2e6, "unique_tokens", "2M")],
-)  # fmt: skip
-def test_tick_text(value: float, unit: str, text: str) -> None:
-    assert tick_text(value, unit) == text  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -159,11 +123,12 @@ def test_odd_comparisons_are_told_and_drawn(
     if "overshoot" in changes:
         changes = {"overshoot": dict.fromkeys(range(len(numbers)), 0.2)}
     comparison = synthetic(rng, **{"numbers": numbers, "num_prompts": 12, **changes})
-    words = sentences(comparison)
-    assert "nan" not in " ".join(words)
-    assert ("nothing can be compared" in words[0]) == ("overshoot" in changes and len(numbers) > 2)
-    assert json.loads(json.dumps(comparison_record(results_of(comparison)), allow_nan=False))["caveats"] == words[1:]
-    assert tables_of(results_of(comparison))
+    found, results = findings(comparison), results_of(comparison)
+    assert not any("nan" in str(finding) for finding in found)
+    assert (found[0].template == f.NO_ARM_LEFT) == ("overshoot" in changes and len(numbers) > 2)
+    record = json.loads(json.dumps(comparison_record(results), allow_nan=False))
+    assert record["caveats"] == sentences(caveats_of(results))
+    assert tables_of(results)
     figure_of(comparison)
 
 
@@ -172,8 +137,8 @@ def test_arms_of_different_seeds_are_compared_too(rng: np.random.Generator) -> N
     comparison = synthetic(rng, num_tasks=2)
     arms = (comparison.arms[0], replace(comparison.arms[1], runs=comparison.arms[1].runs[:2]))
     comparison = replace(comparison, arms=arms)
-    words = sentences(comparison)
-    assert "2 to 3 seeds" in words[0]
-    assert not any("was ahead in" in line for line in words)
+    found = findings(comparison)
+    assert found[0].values["seeds"] == "2 to 3 seeds"
+    assert f.SEEDS_AHEAD not in templates(found)
     assert any(row[1] == "3 + 2 seeds" for row in paired_table(results_of(comparison)).rows)
     figure_of(comparison)

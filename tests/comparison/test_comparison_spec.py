@@ -95,5 +95,5 @@ def test_a_folder_continues_with_the_command_that_began_it(given: dict[str, Any]
         spec_for(tmp_path, replace(asked, budget=5, marks=None))
     with pytest.raises(UserError, match="contains a comparison with evaluation points"):
         spec_for(tmp_path, replace(asked, marks=6))
-    with pytest.raises(UserError, match="contains a comparison of other arms"):
+    with pytest.raises(UserError, match="contains a comparison of different arms"):
         spec_for(tmp_path, replace(asked, sweep={**SWEEP, "prompts_per_step": [256, 16]}))

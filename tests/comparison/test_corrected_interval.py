@@ -9,7 +9,7 @@ from scipy import stats
 
 from brorl.comparison.results import results_of
 from brorl.comparison.scores import Comparison
-from brorl.comparison.tables import coverage_table, equal_table, spread_text
+from brorl.comparison.tables import equal_table, solved_table, spread_text
 from brorl.evaluation.paired import (
     CorrectedInterval,
     corrected_level,
@@ -101,7 +101,7 @@ class TestTables:
     @pytest.mark.slow
     def test_prompts_gained_and_lost(self, comparison: Comparison) -> None:
         found = results_of(comparison)
-        table = coverage_table(found)
+        table = solved_table(found)
         for one, arm, row in zip(found.coverage, comparison.arms, table.rows, strict=True):
             d_SP = 60 * (score_SP(comparison, arm, 40.0, 16) - score_SP(comparison, arm, 0.0, 16))
             half = half_width(d_SP, 1 - 0.05 / 4)

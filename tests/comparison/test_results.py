@@ -21,7 +21,7 @@ from brorl.comparison.results import (
     scores_at_cost,
     use_of_samples,
 )
-from brorl.comparison.scores import Arm, Comparison, RunScores, score_at
+from brorl.comparison.scores import Arm, Comparison, FinishedRun, score_at
 from brorl.cost import UNITS, Budget, Cost, Unit, cost_of_step, total_cost
 from brorl.evaluation.paired import paired_difference
 from brorl.evaluation.pass_at_k import pass_at_k
@@ -223,7 +223,7 @@ def random_run(
     gaps: tuple[int, int] = (5, 20),
     per_second: int = 1,
     ended_early: str | None = None,
-) -> RunScores:
+) -> FinishedRun:
     """Make a run that is evaluated at 5 numbers of samples from `first` on, so many apart."""
     samples = first + np.cumsum([0, *rng.integers(*gaps, 4)])
     costs = [Cost(), *(Cost(int(s), float(s) / per_second, int(s), 0, int(s) * 3) for s in samples)]
@@ -244,7 +244,7 @@ def one_curve(rng: np.random.Generator, name: str, rates_P: NDArray[np.float64],
     return arm_of(name, runs)
 
 
-def read_off(run: RunScores, amount: float, k: int) -> list[float]:
+def read_off(run: FinishedRun, amount: float, k: int) -> list[float]:
     """Pass@k of each prompt where the run had sampled so many rollouts, by np.interp."""
     at = [s.cost.samples for s in run.scores]
     curves = [[1 - comb(N - int(s.num_correct_P[p]), k) / comb(N, k) for s in run.scores] for p in range(P)]

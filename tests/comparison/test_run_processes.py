@@ -10,14 +10,14 @@ import pytest
 
 from brorl.comparison import run_processes
 from brorl.comparison.run_processes import ComparisonView, Slot, slots_for
-from brorl.comparison.scores import ArmRun, progress_of
+from brorl.comparison.scores import PlannedRun, progress_of
 from brorl.comparison.spec import Arguments, spec_for
 from brorl.console.screen import Screen
 from brorl.cost import Budget, Unit
 from brorl.errors import UserError
 
 
-def run_with(folder: Path, costs: list[float], unit: Unit = "seconds", limit: float = 100.0) -> ArmRun:
+def run_with(folder: Path, costs: list[float], unit: Unit = "seconds", limit: float = 100.0) -> PlannedRun:
     """A run whose steps cost as much."""
     folder.mkdir()
     step = {"sampling": {"samples": 8, "sampled_tokens": 8, "unique_tokens": 8}, "seconds": {"total": 1.0}}
@@ -27,7 +27,7 @@ def run_with(folder: Path, costs: list[float], unit: Unit = "seconds", limit: fl
         record["seconds" if unit == "seconds" else "sampling"]["total" if unit == "seconds" else unit] = cost
         records.append(record)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    return ArmRun(folder.name, 0, folder / "r.yaml", folder, Budget(unit, limit))
+    return PlannedRun(folder.name, 0, folder / "r.yaml", folder, Budget(unit, limit))
 
 
 def test_the_status_line_has_the_runs_in_progress_and_the_time_left(
@@ -65,7 +65,7 @@ def test_the_costs_of_steps_are_those_of_the_metrics(tmp_path: Path, unit: Unit)
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [(-9, r"the run A, seed 0, was killed, as the system does when memory runs out; free memory or lower jobs"),
+    [(-9, r"the run A, seed 0, was killed, as the system does when memory runs out; free memory or lower `jobs`"),
      (2, r"the run A, seed 0, failed \(exit code 2\): it is wrong \(its errors are in .*A.err\)")],
 )  # fmt: skip
 def test_a_run_that_fails_ends_the_comparison_with_its_reason(
@@ -78,7 +78,7 @@ def test_a_run_that_fails_ends_the_comparison_with_its_reason(
     monkeypatch.setattr(run_processes, "_start", lambda *_: Process())
     monkeypatch.setattr(run_processes, "_stop", lambda *_: None)
     monkeypatch.setattr(run_processes, "_POLL_S", 0.01)
-    runs = [ArmRun("A", 0, tmp_path / "A.yaml", tmp_path / "A", Budget("seconds", 9))]
+    runs = [PlannedRun("A", 0, tmp_path / "A.yaml", tmp_path / "A", Budget("seconds", 9))]
     with pytest.raises(UserError, match=said):
         run_processes.finish_runs(runs, [Slot()], ComparisonView(Screen(silent=True), runs))
 
@@ -90,14 +90,14 @@ def test_a_run_that_is_stopped_at_its_deadline_is_not_complete(tmp_path: Path, m
     class Process:
         exitcode = None
 
-    def start(run: ArmRun, _slot: Slot) -> Process:
+    def start(run: PlannedRun, _slot: Slot) -> Process:
         started.append(run.arm)
         return Process()
 
     monkeypatch.setattr(run_processes, "_start", start)
     monkeypatch.setattr(run_processes, "_stop", lambda processes, stops: stopped.append((len(processes), len(stops))))
     monkeypatch.setattr(run_processes, "_POLL_S", 0.01)
-    runs = [ArmRun(name, 0, tmp_path / f"{name}.yaml", tmp_path / name, Budget("seconds", 9)) for name in "AB"]
+    runs = [PlannedRun(name, 0, tmp_path / f"{name}.yaml", tmp_path / name, Budget("seconds", 9)) for name in "AB"]
     view = ComparisonView(Screen(silent=True), runs)
     assert not run_processes.finish_runs(runs, [Slot()], view, perf_counter() + 0.05)
     assert (started, stopped) == (["A"], [(1, 2)])

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from comparisons import arm_of, comparison_of, figure_of, run_of, score_of
 
-from brorl.comparison.answer import unverified_words
+from brorl.comparison.findings import unverified_prompts
 from brorl.comparison.results import results_of
 from brorl.comparison.scores import Comparison, Score, have_same_seeds, scores_at, start_scores, without_unverified
-from brorl.comparison.tables import cost_table
+from brorl.comparison.tables import arm_table
 from brorl.cost import Cost
 from brorl.errors import UserError
 from brorl.evaluation.pass_at_k import pass_at_k
@@ -70,7 +70,7 @@ def test_begins_are_means_over_runs_and_drawn_on_the_line(rng: np.random.Generat
     comparison = comparison_of(arms, points, 8)
     assert arms[0].phase_begins("seconds") == {}
     assert arms[1].phase_begins("seconds") == {TITLE: pytest.approx(begins_S.mean())}
-    said = [note for note in cost_table(results_of(comparison)).notes if TITLE in note]
+    said = [note for note in arm_table(results_of(comparison)).notes if TITLE in note]
     assert len(said) == 1
     shown = re.fullmatch(rf"In B, {re.escape(TITLE)} began after (\S+) seconds on average\.", said[0])
     assert shown is not None
@@ -105,20 +105,20 @@ def test_all_arms_keep_the_prompts_that_were_verified_everywhere(rng: np.random.
         if not kept:
             continue
         smaller = without_unverified(whole)
-        assert [p.id for p in smaller.prompts] == [f"held-{i}" for i in kept]
+        assert list(smaller.prompts) == [f"held-{i}" for i in kept]
         assert smaller.num_left_out == 12 - len(kept)
         found = [s for arm in smaller.arms for run in arm.runs for s in run.scores]
         for before, after in zip(scores, found, strict=True):
             assert after.num_correct_P.tolist() == [before.num_correct_P[i] for i in kept]
             assert after.sampled_tokens_P.tolist() == [before.sampled_tokens_P[i] for i in kept]
-        words = unverified_words(smaller)
-        assert words == "" if len(kept) == 12 else words.startswith(f"{12 - len(kept)} of 12 held-out prompts")
+        told = [(finding.values["left_out"], finding.values["number"]) for finding in unverified_prompts(smaller)]
+        assert told == ([] if len(kept) == 12 else [(12 - len(kept), 12)])
 
 
-def test_a_comparisonwithout_unverified_responses_stays(rng: np.random.Generator) -> None:
+def test_a_comparison_without_unverified_responses_stays(rng: np.random.Generator) -> None:
     whole = random_comparison(rng, 0.0)
     assert without_unverified(whole) is whole
-    assert unverified_words(whole) == ""
+    assert not list(unverified_prompts(whole))
 
 
 def test_nothing_can_be_compared_if_no_prompt_is_left(rng: np.random.Generator) -> None:

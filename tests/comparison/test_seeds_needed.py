@@ -4,10 +4,11 @@ from math import sqrt
 
 import numpy as np
 import pytest
-from comparisons import levels, sentences, synthetic
+from comparisons import findings, levels, synthetic, templates, values_of
 from numpy.typing import NDArray
 from scipy import stats
 
+from brorl.comparison import findings as f
 from brorl.comparison.answer import comparison_record
 from brorl.comparison.results import results_of
 from brorl.evaluation.paired import VariancePart, VarianceParts, paired_difference, seeds_needed
@@ -101,28 +102,26 @@ class TestText:
             seeds += 1
         expected = {"half_width": 0.02, "seeds": seeds, "prompts": 600, "enough_prompts": True}
         assert needed == expected
-        line = f"To show a difference of 0.02 in pass@1 with these 600 prompts: {seeds:,} seeds an arm."
-        assert line in sentences(comparison)[1:]
+        told = values_of(f.SEEDS_NEEDED, findings(comparison))
+        assert (told["half_width"], told["prompts"], told["seeds"]) == (0.02, 600, seeds)
 
     def test_too_few_prompts(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, num_prompts=10)
         needed = comparison_record(results_of(comparison))["seeds_needed"]["N=512"]
         assert not needed["enough_prompts"]
-        (line,) = (line for line in sentences(comparison) if line.startswith("To show a difference of 0.02"))
-        assert f": {needed['prompts']:,} prompts and {needed['seeds']:,} seeds an arm. These 10 prompts are" in line
+        told = values_of(f.PROMPTS_NEEDED, findings(comparison))
+        assert (told["needed"], told["seeds"], told["prompts"]) == (needed["prompts"], needed["seeds"], 10)
 
     def test_a_sweep_names_the_arm_that_needs_the_most(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, numbers=(16, 64, 512))
         needed = comparison_record(results_of(comparison))["seeds_needed"]
         assert list(needed) == ["N=64", "N=512"]
         most = max(needed, key=lambda arm: (needed[arm]["prompts"], needed[arm]["seeds"]))
-        (line,) = (line for line in sentences(comparison) if line.startswith("To show a difference of 0.02"))
-        assert "in pass@1 from N=16" in line
-        assert f"{needed[most]['seeds']:,} seeds an arm ({most} needs the most; without correction" in line
+        told = values_of(f.PROMPTS_NEEDED, findings(comparison))
+        assert (told["arm"], told["seeds"]) == (most, needed[most]["seeds"])
+        assert f"between N=16 and {most}, which needs the most (without correction" in told["of_arm"]
 
     def test_one_seed(self) -> None:
         comparison = levels([[6, 8], [10, 20]], num_seeds=1)
         assert comparison_record(results_of(comparison))["seeds_needed"] == {"N=512": None}
-        assert any(
-            line.startswith("The seeds that a small difference takes are unknown") for line in sentences(comparison)
-        )
+        assert f.SEEDS_UNKNOWN in templates(findings(comparison))

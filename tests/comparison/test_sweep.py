@@ -3,32 +3,54 @@
 from dataclasses import replace
 
 import numpy as np
-from comparisons import levels, sentences, synthetic
+import pytest
+from comparisons import findings, levels, synthetic, templates, values_of
 
-from brorl.comparison.answer import comparison_record, sentences_of
+from brorl.comparison import findings as f
+from brorl.comparison.answer import comparison_record
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import frontier_table, tables_of
-from brorl.format import signed
 
 # without chance: N = 16 is best at two budgets, N = 64 at two, N = 256 at two
 RISE = ([8, 9, 9, 9, 9, 9], [6, 8, 12, 14, 14, 14], [5, 6, 8, 11, 20, 22])
 
 
-def test_words_of_a_sweep() -> None:
-    words = sentences(levels(RISE, numbers=(16, 64, 256)))
-    assert words[0] == (
-        "N=256 won: at 320 seconds of training each, N=256 scored the highest pass@1, 0.703 [0.517, 0.782], 0.250 "
-        "higher than N=64, interval [+0.184, +0.316], 3 seeds."
-    )
-    assert any(
-        line.startswith("3 seeds an arm: intervals (95%) allow for other prompts and other seeds") for line in words
-    )
+def test_the_answer_of_a_sweep_is_its_best_arm() -> None:
+    found = findings(levels(RISE, numbers=(16, 64, 256)))
+    best = values_of(f.BEST_WON, found)
+    assert (best["arm"], best["second"], best["budget"], best["seeds"]) == ("N=256", "N=64", "320 seconds", "3 seeds")
+    assert best["score"] == "0.703 [0.517, 0.782]"
+    assert best["lead"].value == pytest.approx(8 / 32)
+    assert values_of(f.COVERS, found)["covers"] == "other prompts and other seeds"
 
 
-def test_words_when_nothing_is_shown() -> None:
-    words = sentences(levels([[8, 9], [8, 9], [7, 7]], numbers=(16, 64, 256), num_seeds=1))
-    assert words[0].startswith("At 20 seconds of training each, N=16 and N=64 scored the same pass@1, ")
-    assert any(line.startswith("1 seed an arm: ") and "reverse" in line for line in words)
+def test_the_sentence_of_a_sweep_names_the_best_arm_its_score_and_its_lead() -> None:
+    answer = str(findings(levels(RISE, numbers=(16, 64, 256)))[0])
+    assert answer.startswith("N=256 won: ")
+    for part in ("320 seconds of training each", "0.703 [0.517, 0.782]", "N=64", "+0.250 [+0.184, +0.316]", "3 seeds"):
+        assert part in answer
+
+
+def test_arms_of_one_score_are_tied() -> None:
+    found = findings(levels([[8, 9], [8, 9], [7, 7]], numbers=(16, 64, 256), num_seeds=1))
+    tied = values_of(f.TIED, found)
+    assert (tied["arm"], tied["second"], tied["budget"]) == ("N=16", "N=64", "20 seconds")
+    assert f.ONE_SEED in templates(found)
+
+
+def test_a_lead_with_one_seed_says_so() -> None:
+    found = findings(levels(RISE, numbers=(16, 64, 256), num_seeds=1))
+    assert values_of(f.BEST_WON_WITH_ONE_SEED, found)["seeds"] == "1 seed"
+
+
+@pytest.mark.parametrize(("over", "template"), [((1, 2), f.ONE_ARM_LEFT), ((0, 1, 2), f.NO_ARM_LEFT)])
+def test_fewer_than_two_matched_arms_have_no_best(
+    over: tuple[int, ...], template: str, rng: np.random.Generator
+) -> None:
+    found = findings(synthetic(rng, numbers=(16, 64, 512), overshoot=dict.fromkeys(over, 0.2)))
+    assert found[0].template == template
+    assert found[0].values.get("arm", "N=16") == "N=16"
+    assert str(found[0])
 
 
 def test_a_lead_that_is_not_shown_did_not_win(rng: np.random.Generator) -> None:
@@ -41,9 +63,8 @@ def test_a_lead_that_is_not_shown_did_not_win(rng: np.random.Generator) -> None:
         for best in results_of(comparison).best[1]
         if best.eval_point == comparison.budget and not (best.lead_shown or best.is_tied)
     )
-    said, ends = sentences(comparison)[0], signed(best.lead).partition(" ")[2]
-    assert said.startswith(f"No winner shown: at 40 seconds of training each, {best.arm} scored the highest pass@1, ")
-    assert f"{best.lead.value:.3f} higher than {best.second}, interval {ends}, 2 seeds." in said
+    answer = values_of(f.NO_WINNER, findings(comparison))
+    assert (answer["arm"], answer["second"], answer["lead"]) == (best.arm, best.second, best.lead)
 
 
 def test_a_tie_has_no_best_arm() -> None:
@@ -63,12 +84,11 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
         for i, arm in enumerate(comparison.arms)
     ]
     comparison = replace(comparison, arms=tuple(arms))
-    words = sentences(comparison)
-    assert sentences_of(results_of(comparison)) == (
-        words[0], f"A is {names[0]}; B is {names[1]}; C is {names[2]}."
-    )  # fmt: skip
-    assert not any("learning_rate=" in line for line in words)
-    assert any(line.startswith("The arms differ in kl.coefficient and optimizer.learning_rate: the") for line in words)
+    found = findings(comparison)
+    assert found[1].template == f.LETTERS
+    assert str(found[1]) == f"A is {names[0]}; B is {names[1]}; C is {names[2]}."
+    assert not any("learning_rate=" in str(finding) for finding in (found[0], *found[2:]))
+    assert values_of(f.SEVERAL_SETTINGS, found)["settings"] == "kl.coefficient and optimizer.learning_rate"
     first = tables_of(results_of(comparison))[1]
     assert first.title == "Settings in which the arms differ"
     assert first.rows == tuple(

@@ -72,7 +72,7 @@ def test_values_are_yaml_1_2(text: str, value: Any) -> None:
 
 def test_whole_numbers_are_fine_where_fractions_are_wanted_but_not_the_other_way_round() -> None:
     assert make_config({}, {"optimizer.max_grad_norm": 2}, "test").optimizer.max_grad_norm == 2.0
-    with pytest.raises(UserError, match=r"^steps: the value should be a whole number, not 1000\.5 \(in test\)$"):
+    with pytest.raises(UserError, match=r"^steps: .*whole number.* 1000\.5 .*test"):
         make_config({"steps": 1000.5}, {}, "test")
     assert make_config({}, {"steps": 1e3}, "test").steps == 1000
 
@@ -137,32 +137,31 @@ def test_settings_that_may_change_on_resume() -> None:
 
 
 @each_row(
-    ("settings", "message"),
+    ("settings", "key", "meant"),
     [
-        ({"stpes": 4}, "stpes is not a setting; did you mean steps?"),
-        ({"rollout_per_prompt": 4}, "rollout_per_prompt is not a setting; did you mean rollouts_per_prompt?"),
-        ({"models": "x"}, "models is not a setting; did you mean model?"),
-        ({"los": {"clip_high": 0.2}}, "los is not a setting; did you mean loss?"),
-        ({"loss": {"clip_hihg": 0.2}}, "loss.clip_hihg is not a setting; did you mean loss.clip_high?"),
-        (
-            {"optimizer": {"lerning_rate": 0.2}},
-            "optimizer.lerning_rate is not a setting; did you mean optimizer.learning_rate?",
-        ),
-        ({"clip_high": 0.2}, "clip_high is not a setting; did you mean loss.clip_high?"),
-        ({"learning_rate": 0.2}, "learning_rate is not a setting; did you mean optimizer.learning_rate?"),
-        ({"xyzzy": 1}, "xyzzy is not a setting; see brorl train --help"),
+        ({"stpes": 4}, "stpes", "mean steps?"),
+        ({"rollout_per_prompt": 4}, "rollout_per_prompt", "mean rollouts_per_prompt?"),
+        ({"models": "x"}, "models", "mean model?"),
+        ({"los": {"clip_high": 0.2}}, "los", "mean loss?"),
+        ({"loss": {"clip_hihg": 0.2}}, "loss.clip_hihg", "mean loss.clip_high?"),
+        ({"optimizer": {"lerning_rate": 0.2}}, "optimizer.lerning_rate", "mean optimizer.learning_rate?"),
+        ({"clip_high": 0.2}, "clip_high", "mean loss.clip_high?"),
+        ({"learning_rate": 0.2}, "learning_rate", "mean optimizer.learning_rate?"),
+        ({"xyzzy": 1}, "xyzzy", "brorl train --help"),
     ],
 )
-def test_unknown_key_names_the_nearest(settings: dict[str, Any], message: str) -> None:
+def test_unknown_key_names_the_nearest(settings: dict[str, Any], key: str, meant: str) -> None:
     with pytest.raises(UserError) as caught:
         make_config(settings, {}, "my.yaml")
-    assert str(caught.value) == f"{message} (in my.yaml)"
+    assert str(caught.value).startswith(f"{key} ")
+    assert meant in str(caught.value)
+    assert "my.yaml" in str(caught.value)
 
 
 def test_names_of_other_trainers_stand_for_settings_that_exist() -> None:
     names = {"lr": "optimizer.learning_rate", "batch_size": "prompts_per_step", "optimizer.beta": "optimizer.betas"}
     for name, setting in (names | {"actor_rollout_ref.rollout.n": "rollouts_per_prompt"}).items():
-        assert unknown_setting(name) == f"{name} is not a setting; did you mean {setting}?"
+        assert f"did you mean {setting}?" in unknown_setting(name)
     assert {*SETTING_OF.values()} <= {*NAMES}
     assert not {*SETTING_OF} & {name.rpartition(".")[2] for name in NAMES}
 
@@ -232,12 +231,15 @@ ON_A_CLUSTER, ON_CUDA, TOOLS = {"cluster.nodes": 1}, {"device": "cuda"}, {"tools
 @each_row(
     ("settings", "parts"),
     [
-        (ON_A_CLUSTER | {"engine.clock": "cpu", "engine.threads": 1}, ["set engine.clock: wall"]),
-        (ON_CUDA | {"engine.clock": "cpu", "engine.threads": 1}, ["set engine.threads: 1 and device: cpu"]),
-        (ON_CUDA | BFLOAT16 | {"importance.correction": "truncate"}, ["or dtype: float32 and device: cpu"]),
-        (ON_A_CLUSTER | {"device": "cpu", "cluster.gpus_per_learner_rank": 1}, ["set device: auto"]),
-        (ON_A_CLUSTER | {"device": "cuda"}, ["samples on CPUs; set cluster.gpus_per_rollout_worker: 1"]),
-        (ON_A_CLUSTER | {"cluster.placement": "colocated", "cluster.gpus_per_rollout_worker": 2}, ["set it to 1"]),
+        (ON_A_CLUSTER | {"engine.clock": "cpu", "engine.threads": 1}, ["engine.clock: wall"]),
+        (ON_CUDA | {"engine.clock": "cpu", "engine.threads": 1}, ["engine.threads: 1", "device: cpu"]),
+        (ON_CUDA | BFLOAT16 | {"importance.correction": "truncate"}, ["dtype: float32", "device: cpu"]),
+        (ON_A_CLUSTER | {"device": "cpu", "cluster.gpus_per_learner_rank": 1}, ["device: auto"]),
+        (ON_A_CLUSTER | {"device": "cuda"}, ["cluster.gpus_per_rollout_worker: 1"]),
+        (
+            ON_A_CLUSTER | {"cluster.placement": "colocated", "cluster.gpus_per_rollout_worker": 2},
+            ["cluster.gpus_per_rollout_worker"],
+        ),
         (
             {"prompts_per_step": 4, "optimizer.mini_batches": 5},
             ["optimizer.mini_batches = 5", "prompts_per_step = 4", "optimizer.mini_batches: 4"],
@@ -246,16 +248,16 @@ ON_A_CLUSTER, ON_CUDA, TOOLS = {"cluster.nodes": 1}, {"device": "cuda"}, {"tools
             {"data.sources": {"task": "countdown", "min_target": 9, "max_target": 8}},
             ["data.sources", "min_target = 9", "max_target = 8"],
         ),
-        (BFLOAT16, ["importance.correction = none", "set importance.correction: truncate"]),
-        (BFLOAT16 | {"dtype": "float64"}, ["samples for a float32 model", "dtype = float64", "set engine.dtype: auto"]),
+        (BFLOAT16, ["importance.correction = none", "importance.correction: truncate"]),
+        (BFLOAT16 | {"dtype": "float64"}, ["dtype = float64", "engine.dtype: auto"]),
         (
             {"optimizer.states": "8bit", "dtype": "float64"},
-            ["optimizer.states = 8bit", "dtype = float64", "set dtype: float32, or optimizer.states: device"],
+            ["optimizer.states = 8bit", "dtype = float64", "dtype: float32", "optimizer.states: device"],
         ),
-        (BFLOAT16 | {"device": "cuda"}, ["on a CPU", "device = cuda", "set engine.dtype: auto"]),
+        (BFLOAT16 | {"device": "cuda"}, ["device = cuda", "engine.dtype: auto"]),
         (
             BFLOAT16 | {"engine.kind": "vllm"},
-            ["engine.dtype = bfloat16 and engine.kind = vllm", "remove engine"],
+            ["engine.dtype = bfloat16", "engine.kind = vllm"],
         ),
         ({"importance.correction": "mask"}, ["importance.correction = mask", "optimizer.old_logprobs", "recompute"]),
         ({"reference.reset_every": 7}, ["reference.reset_every = 7", "kl.coefficient"]),
@@ -274,7 +276,7 @@ ON_A_CLUSTER, ON_CUDA, TOOLS = {"cluster.nodes": 1}, {"device": "cuda"}, {"tools
         ({"engine.clock": "cpu", "engine.threads": 1, "device": "cuda"}, ["engine.clock = cpu", "device: cpu"]),
         ({"loss.kind": "gspo", "loss.clip_low": 0.2}, ["loss.kind = gspo", "loss.clip_low = 0.2", "3e-4"]),
         ({"loss.kind": "gspo", "loss.clip_high": 0.28}, ["loss.kind = gspo", "loss.clip_high = 0.28", "4e-4"]),
-        ({"rewards.format_pattern": "(a"}, ["rewards.format_pattern = '(a'", "not a regular expression"]),
+        ({"rewards.format_pattern": "(a"}, ["rewards.format_pattern = '(a'"]),
         (
             {"sampling.min_new_tokens": 8, "sampling.max_new_tokens": 8},
             ["sampling.min_new_tokens = 8", "sampling.max_new_tokens = 8"],
@@ -289,16 +291,16 @@ ON_A_CLUSTER, ON_CUDA, TOOLS = {"cluster.nodes": 1}, {"device": "cuda"}, {"tools
         ),
         ({"steps": None}, ["steps = null", "budget.limit"]),
         ({"tools.format": "hermez"}, ["tools.format = hermez", "hermes", "my_format.py"]),
-        (TOOLS | {"prompt.chat": "never"}, ["tools.format = auto", "prompt.chat: auto", "parse and render"]),
-        (TOOLS | {"sampling.min_new_tokens": 2}, ["sampling.min_new_tokens = 2", "remove it, or the tools"]),
-        (TOOLS | {"evaluation.min_new_tokens": 3}, ["evaluation.min_new_tokens = 3", "remove it, or the tools"]),
+        (TOOLS | {"prompt.chat": "never"}, ["tools.format = auto", "prompt.chat: auto"]),
+        (TOOLS | {"sampling.min_new_tokens": 2}, ["sampling.min_new_tokens = 2"]),
+        (TOOLS | {"evaluation.min_new_tokens": 3}, ["evaluation.min_new_tokens = 3"]),
         (
             TOOLS | {"tools.max_response_tokens": 64, "sampling.max_new_tokens": 64},
-            ["tools.max_response_tokens = 64", "sampling.max_new_tokens = 64", "raise the first"],
+            ["tools.max_response_tokens = 64", "sampling.max_new_tokens = 64"],
         ),
         (
             TOOLS | {"tools.max_response_tokens": 64, "sampling.max_new_tokens": 8, "evaluation.max_new_tokens": 63},
-            ["tools.max_response_tokens = 64", "evaluation.max_new_tokens = 63", "lower the second"],
+            ["tools.max_response_tokens = 64", "evaluation.max_new_tokens = 63"],
         ),
         (
             {"evaluation.ks": [1, 9], "evaluation.rollouts_per_prompt": 8},
@@ -331,10 +333,10 @@ ASYNC = {
 @each_row(
     ("changes", "problem"),
     [
-        ({"importance.correction": "none"}, "up to 1 updates old.*set importance.correction: truncate"),
-        ({"optimizer.old_logprobs": "engine"}, "set optimizer.old_logprobs: recompute"),
-        ({"cluster.nodes": 0}, "async needs workers.*set cluster.nodes, for example 1"),
-        ({"cluster.placement": "colocated"}, "set cluster.placement: apart, or cluster.mode: sync"),
+        ({"importance.correction": "none"}, "importance.correction: truncate"),
+        ({"optimizer.old_logprobs": "engine"}, "optimizer.old_logprobs: recompute"),
+        ({"cluster.nodes": 0}, "async.*cluster.nodes"),
+        ({"cluster.placement": "colocated"}, "cluster.placement: apart.*cluster.mode: sync"),
     ],
 )
 def test_settings_that_do_not_fit_asynchronous_training(changes: dict[str, Any], problem: str) -> None:
@@ -367,7 +369,7 @@ def test_a_file_that_is_no_recipe_is_named(content: bytes, said: str, tmp_path: 
 def test_missing_recipe_names_the_nearest_and_the_built_in_ones(tmp_path: Path) -> None:
     with pytest.raises(
         UserError,
-        match=r"'quickstrat' is neither a file nor a built-in recipe \(.*quickstart.*did you mean quickstart\?",
+        match=r"'quickstrat' .*quickstart.*did you mean quickstart\?",
     ):
         read_recipe("quickstrat")
     with pytest.raises(UserError, match="neither a file nor a built-in recipe"):
@@ -377,30 +379,22 @@ def test_missing_recipe_names_the_nearest_and_the_built_in_ones(tmp_path: Path) 
 
 
 @each_row(
-    ("source", "message"),
+    ("source", "parts"),
     [
-        (
-            {"path": "a.jsonl", "promt_column": "q"},
-            "data.sources[0].promt_column is not a setting; did you mean prompt_column?",
-        ),
-        ({"pth": "a.jsonl"}, "data.sources[0].pth is not a setting; did you mean path?"),
-        ({"name": "mine"}, "data.sources[0].path: a value is missing"),
-        ({"task": "chess"}, "data.sources[0].task: the value should be 'countdown', not 'chess'"),
-        (
-            {"task": "countdown", "max_number": 1},
-            "data.sources[0].max_number: the value should be greater than or equal to 2",
-        ),
-        ({"path": "a.jsonl", "weight": 0}, "data.sources[0].weight: the value should be greater than 0, not 0"),
-        (
-            {"task": "countdown", "path": "x"},
-            "data.sources[0].path is not a setting; the settings are: task, name, num_numbers",
-        ),
+        ({"path": "a.jsonl", "promt_column": "q"}, ["data.sources[0].promt_column ", "mean prompt_column?"]),
+        ({"pth": "a.jsonl"}, ["data.sources[0].pth ", "mean path?"]),
+        ({"name": "mine"}, ["data.sources[0].path: ", "missing"]),
+        ({"task": "chess"}, ["data.sources[0].task: ", "'countdown'", "'chess'"]),
+        ({"task": "countdown", "max_number": 1}, ["data.sources[0].max_number: ", " 2,", " 1 "]),
+        ({"path": "a.jsonl", "weight": 0}, ["data.sources[0].weight: ", "greater than 0", " 0 "]),
+        ({"task": "countdown", "path": "x"}, ["data.sources[0].path ", "task, name, num_numbers"]),
     ],
 )
-def test_what_is_wrong_with_a_source_is_named(source: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_with_a_source_is_named(source: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         make_config({"data": {"sources": [source]}}, {}, "my.yaml")
-    assert str(caught.value).startswith(message)
+    assert str(caught.value).startswith(parts[0])
+    assert all(part in str(caught.value) for part in parts)
     assert "\n" not in str(caught.value)
 
 

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from brorl.activity import Round
-from brorl.api.train import TrainingResult
-from brorl.console.progress import StepLines, TrainingProgress, notes, warnings
+from brorl.api.training_session import TrainingResult
+from brorl.console.progress import StepLines, TrainingProgress, step_notes, warnings
 from brorl.console.screen import Screen
 from brorl.console.tables import cost_table, coverage_table, held_out_check_lines, outcome_table
 from brorl.cost import Budget
@@ -329,12 +329,12 @@ def test_held_out_checks_are_pooled() -> None:
 
 def test_unusual_events_of_a_step_have_notes() -> None:
     record = step(3, samples=10, sampled=20, unique=10, distinct=5, groups=2)
-    assert notes(record) == []
+    assert step_notes(record) == []
     record["sampling"] |= {"verifier_timeouts": 4, "verifier_failures": 1}
     record["evaluation"] = evaluation(0.1, 0.2, 3) | {"verifier_timeouts": 0, "verifier_failures": 7}
     record["update"] |= {"out_of_memory_retries": 1, "nodes_per_pass": 512, "old_policy_kl": 3.25}
     record |= {"reference_reset": "for a reason", "collapse": "it collapses"}
-    lines = notes(record)
+    lines = step_notes(record)
     assert [line.split()[0] for line in lines] == ["4", "0", "out", "warning:", "reference", "warning:"]
     assert "4 verifications timed out and 1 failed" in lines[0]
     assert "0 verifications timed out and 7 failed" in lines[1]
@@ -434,7 +434,7 @@ def test_a_warning_comes_at_most_once_in_ten_steps(rng: np.random.Generator) -> 
 
 def test_lost_evaluations_are_named() -> None:
     evaluation = {"num_prompts": 10, "num_samples": 8, "num_unverified": 3, "pass_at": {}}
-    (line,) = notes({"step": 0, "evaluation": evaluation})
+    (line,) = step_notes({"step": 0, "evaluation": evaluation})
     assert line.startswith("warning: 3 of 80 responses to held-out prompts could not be verified")
-    (line,) = notes({"step": 0, "evaluation_unverified": 80})
+    (line,) = step_notes({"step": 0, "evaluation_unverified": 80})
     assert line.startswith("warning: no evaluation: 80 responses could not be verified")

@@ -32,9 +32,9 @@ def test_the_line_tells_phase_progress_and_rate(clock: Clock, status: StatusLine
     assert status.line() == "starting for 12s"
     status.observe(Phase("loading", "model"))
     assert status.line() == "loading model for 0s"
-    status.observe(Phase("generation", "8 prompts of aime24"))  # as `brorl eval` does
+    status.observe(Phase("evaluating", "8 prompts of aime24"))  # as `brorl eval` does
     status.observe(Decoding(3, 16, 0, 1))
-    assert status.line(60) == "sampling 8 prompts of aime24 for 0s, 3/16 rollouts"
+    assert status.line(60) == "evaluating for 0s, 8 prompts of aime24, 3/16 rollouts"
     status.observe(Step(7))
     status.observe(Round(7, 3, 5, 16))
     status.observe(Phase("generation"))
@@ -75,12 +75,12 @@ def test_the_rest_of_an_evaluation(clock: Clock, status: StatusLine) -> None:
     status.observe(Phase("evaluating"))
     clock.seconds += 30
     status.observe(Decoding(1, 1000, 600, 9))
-    assert status.line() == "evaluating before training for 30s, 1/1,000 rollouts, 20 tokens/s, at token 9"
+    assert status.line() == "evaluating for 30s, 1/1,000 rollouts, 20 tokens/s, at token 9"
     status.observe(Decoding(250, 1000, 600, 10))
     assert "about 1m30s left" in status.line()
     clock.seconds += 30
     status.observe(Phase("evaluating", "verifying 80 distinct responses"))  # part of the same evaluation
-    assert status.line().startswith("evaluating before training for 1m00s, verifying 80 distinct responses")
+    assert status.line().startswith("evaluating for 1m00s, verifying 80 distinct responses")
     status.observe(Step(1))
     status.observe(Phase("training"))
     status.observe(Phase("evaluating"))

@@ -14,9 +14,9 @@ from brorl.config.reading import make_config, read_recipe
 from brorl.distributed.remote_parts import _make_verifiers
 from brorl.errors import UserError
 from brorl.evaluation import preparation
-from brorl.evaluation.benchmark import weights_fingerprint
+from brorl.evaluation.datasets import NO_LIMIT, EvaluationRequest, parse_data, read_all_questions, read_datasets
+from brorl.evaluation.evaluator import weights_fingerprint
 from brorl.evaluation.preparation import prepare_evaluation, prompts_per_batch
-from brorl.evaluation.questions import NO_LIMIT, EvaluationRequest, parse_data, read_all_questions, read_datasets
 from brorl.model.load import load_model
 from brorl.model.memory_prediction import MemoryPrediction
 from brorl.prompts.public_data import benchmark_source
@@ -71,7 +71,7 @@ def test_a_file_is_read_with_the_columns_that_init_guesses(tmp_path: Path, name:
 def test_a_function_verifies_a_file_that_no_built_in_verifier_reads(tmp_path: Path) -> None:
     path = tmp_path / "cities.jsonl"
     path.write_text('{"question": "The capital of France?", "answer": "Paris"}\n')
-    with pytest.raises(UserError, match="do not look like numbers or formulas; give domain"):
+    with pytest.raises(UserError, match="do not look like numbers or formulas; give `domain"):
         read_all_questions(str(path), {})
     _, (question,) = read_all_questions(str(path), {"verification.functions": {"cities": "my_checks.py:check"}})
     assert (question.domain, question.reference) == ("cities", "Paris")
@@ -154,8 +154,8 @@ def test_what_a_run_says_of_other_domains_is_no_mistake_here() -> None:
 def test_truncated_responses_are_verified_where_the_run_rewards_them() -> None:
     for fraction in (0.0, 0.5):
         ready = prepare_evaluation(request(**{"rewards.stop_properly": fraction}))
-        evaluated, _ = build_evaluation(ready)
-        assert evaluated.grader.shaping.stop_properly == fraction
+        _, evaluator, _ = build_evaluation(ready)
+        assert evaluator.grader.shaping.stop_properly == fraction
         assert ready.settings["accept_truncated"] == (fraction > 0)
 
 

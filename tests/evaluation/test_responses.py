@@ -11,16 +11,11 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
+from brorl.activity import Echo
 from brorl.algorithms.settings import RewardShaping
 from brorl.errors import StorageError, UserError
-from brorl.evaluation.responses import (
-    EvaluatedModel,
-    PromptBatch,
-    ResponseStore,
-    StoredBatch,
-    evaluate_batches,
-    split_into_batches,
-)
+from brorl.evaluation.evaluator import BatchCounts, Evaluator, PromptBatch, split_into_batches
+from brorl.evaluation.responses import ResponseStore, evaluate_batches
 from brorl.prompts.prompt import Prompt
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
@@ -63,8 +58,9 @@ def decode(tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens))
 
 
-def evaluated(engine: RandomEngine) -> EvaluatedModel:
-    return EvaluatedModel(engine, SAMPLING, N, Grader({"sum": SumVerifier()}, decode, RewardShaping()))
+def evaluate(engine: RandomEngine, store: ResponseStore, echo: Echo = lambda _: None) -> list[BatchCounts]:
+    evaluator = Evaluator(Grader({"sum": SumVerifier()}, decode, RewardShaping()), SAMPLING, N)
+    return evaluate_batches(batches(), evaluator, engine, store, echo)
 
 
 def prompts(name: str, number: int) -> list[Prompt]:
@@ -81,8 +77,8 @@ def content(folder: Path) -> list[dict[str, Any]]:
 
 def test_batches_depend_on_the_seed_the_data_set_and_the_place_in_it_alone() -> None:
     every = batches()
-    assert [(p.index, p.data_set, len(p.prompts)) for p in every] == [
-        (0, "one", 2), (1, "one", 2), (2, "one", 1), (3, "two", 2), (4, "two", 1),
+    assert [(p.data_set, len(p.prompts)) for p in every] == [
+        ("one", 2), ("one", 2), ("one", 1), ("two", 2), ("two", 1),
     ]  # fmt: skip
     assert [p for batch in every for p in batch.prompts] == [*prompts("one", 5), *prompts("two", 3)]
     assert len({batch.seed for batch in every}) == 5
@@ -96,8 +92,8 @@ def test_results_are_those_of_plain_loops_over_what_is_stored(tmp_path: Path) ->
     store = ResponseStore(tmp_path)
     store.begin(SETTINGS)
     lines: list[str] = []
-    stored = evaluate_batches(batches(), evaluated(RandomEngine()), store, lines.append)
-    results = [r for one in stored for r in one.results]
+    stored = evaluate(RandomEngine(), store, lines.append)
+    results = [r for one in stored for r in one.prompts]
     rows = content(tmp_path)
     assert list(rows[0]) == [
         "data_set", "prompt_id", "domain", "prompt", "question", "reference", "response", "token_ids", "logprobs",
@@ -129,9 +125,9 @@ def test_results_are_those_of_plain_loops_over_what_is_stored(tmp_path: Path) ->
     assert re.search(r"  [\d,]+ tokens/s  ETA 0s$", lines[-1])
 
 
-def begin_and_evaluate(folder: Path) -> list[StoredBatch]:
+def begin_and_evaluate(folder: Path) -> list[BatchCounts]:
     ResponseStore(folder).begin(SETTINGS)
-    return evaluate_batches(batches(), evaluated(RandomEngine()), ResponseStore(folder))
+    return evaluate(RandomEngine(), ResponseStore(folder))
 
 
 class Killed(BaseException):
@@ -142,7 +138,7 @@ class Killed(BaseException):
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], list[Any]]:
     folder = tmp_path_factory.mktemp("whole")
     stored = begin_and_evaluate(folder)
-    return content(folder), [one.results for one in stored]
+    return content(folder), [one.prompts for one in stored]
 
 
 def kill_at(event: str, nth: int, patch: pytest.MonkeyPatch) -> None:
@@ -192,11 +188,11 @@ def test_killed_at_any_instant_it_continues_to_the_same_responses(
     done = len(list(store.responses.iterdir()))
     assert done == max(0, nth - 1)
     engine = RandomEngine()
-    stored = evaluate_batches(batches(), evaluated(engine), store)
+    stored = evaluate(engine, store)
     assert engine.calls == 5 - done  # what is done is not done again
-    assert (content(tmp_path), [one.results for one in stored]) == uninterrupted
+    assert (content(tmp_path), [one.prompts for one in stored]) == uninterrupted
     again = RandomEngine()
-    assert evaluate_batches(batches(), evaluated(again), store) == stored  # seconds included
+    assert evaluate(again, store) == stored  # seconds included
     assert again.calls == 0
     assert json.loads(store.settings_file.read_text()) == SETTINGS
 
@@ -220,7 +216,7 @@ def test_another_evaluation_is_refused_by_its_first_difference(
     store.begin(SETTINGS)
     store.check({"samples": N})  # some of them, before the weights are known
     before = store.settings_file.read_bytes()
-    with pytest.raises(UserError, match=f"contains another evaluation: {said}"):
+    with pytest.raises(UserError, match=f"contains a different evaluation: {said}"):
         store.begin({**SETTINGS, **change})
     assert store.settings_file.read_bytes() == before
 
@@ -238,15 +234,15 @@ def test_a_damaged_batch_and_one_of_other_prompts_are_rejected(tmp_path: Path) -
     store = ResponseStore(tmp_path)
     store.begin(SETTINGS)
     every = batches()
-    evaluate_batches(every, evaluated(RandomEngine()), store)
-    assert isinstance(store.read(every[0]), StoredBatch)
-    store.file_of(every[1]).write_bytes(store.file_of(every[0]).read_bytes())
+    evaluate(RandomEngine(), store)
+    assert isinstance(store.read(0, every[0]), BatchCounts)
+    store.file_of(1).write_bytes(store.file_of(0).read_bytes())
     with pytest.raises(UserError, match=r"part-00001.parquet does not contain the prompts of batch 1; delete it"):
-        store.read(every[1])
-    for content_of_file in (b"", store.file_of(every[0]).read_bytes()[:-20]):
-        store.file_of(every[0]).write_bytes(content_of_file)
+        store.read(1, every[1])
+    for content_of_file in (b"", store.file_of(0).read_bytes()[:-20]):
+        store.file_of(0).write_bytes(content_of_file)
         with pytest.raises(UserError, match=r"part-00000.parquet is damaged \(.+\); delete it and rerun the command"):
-            store.read(every[0])
+            store.read(0, every[0])
 
 
 def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,5 +254,5 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match=r"part-00000.parquet: No space left .* then rerun the command"):
-        evaluate_batches(batches(), evaluated(RandomEngine()), store)
+        evaluate(RandomEngine(), store)
     assert list(store.responses.iterdir()) == []

@@ -21,7 +21,8 @@ from brorl.console.screen import StatusLine
 from brorl.planning.gradient_noise import NoiseMoments, gradient_products, noise_moments, prompt_gradient
 from brorl.planning.pilot import NoMixedGroupError, PilotCounts, generator_of, measure
 from brorl.planning.step_cost import mean_rounds, sample_groups, timing_sizes
-from brorl.prompts.prompt import Prompt, PromptStream
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptStream
 from brorl.rollout.native_engine import NativeEngine
 from brorl.training.collector import SyncCollector
 from brorl.training.local_parts import LocalParts

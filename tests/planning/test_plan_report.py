@@ -22,10 +22,10 @@ from brorl.planning.advice import (
     plan_record,
 )
 from brorl.planning.gradient_noise import GradientProducts, NoiseMoments
+from brorl.planning.pass_rates import PassRates
 from brorl.planning.pilot import PilotCounts, PilotSummary, PlanMeasurements
 from brorl.planning.recommendation import PlanRow, RolloutPlan, StepSettings
 from brorl.planning.step_cost import StepCost, StepTiming, Work
-from brorl.theory.pass_rates import PassRates
 
 SETTINGS = StepSettings(num_rollouts=64, prompts_per_step=16, mini_batches=4, dynamic_sampling=True, max_prompts=999)
 

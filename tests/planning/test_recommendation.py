@@ -8,10 +8,10 @@ import pytest
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.planning import recommendation
 from brorl.planning.gradient_noise import GradientProducts
+from brorl.planning.pass_rates import PassRates, fit_pass_rates, fit_without_spikes, fractions_of_any_shape
 from brorl.planning.pilot import PilotCounts, expected_counts, fraction_estimates
 from brorl.planning.recommendation import StepSettings, _Steps, least_noise, make_plan, prompts_that_fit
 from brorl.planning.step_cost import StepCost, mean_rounds
-from brorl.theory.pass_rates import PassRates, fit_pass_rates, fit_without_spikes, fractions_of_any_shape
 
 WANTED = np.array([4, 16, 64, 256])
 N = 16

@@ -13,7 +13,8 @@ from transformers import AutoTokenizer
 
 import brorl
 from brorl.prompts.countdown import CountdownPuzzle, countdown_puzzles, countdown_questions, split_countdown
-from brorl.prompts.prompt import Prompt, Question
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
 from each_row import each_row

@@ -1,5 +1,4 @@
-"""Reading questions against plain loops over what was written, and every refusal word for word."""
-# ruff: noqa: E501
+"""Reading questions against plain loops over what was written; a refusal names the place, the problem and the fix."""
 
 import csv
 import errno
@@ -21,11 +20,12 @@ from pyarrow import parquet
 
 from brorl.errors import UserError
 from brorl.prompts.file_questions import read_commas, read_source
-from brorl.prompts.prompt import Message, Question
 from brorl.prompts.public_data import layouts_of
-from brorl.prompts.rows import read_rows
+from brorl.prompts.question import Message, Question
+from brorl.prompts.row_readers import read_rows
 from brorl.prompts.settings import FileSource
 from each_row import each_row
+from error_names import check_names
 
 KINDS = ".jsonl, .json, .parquet, .csv, .tsv"
 DEFAULT = {"prompt": "1 + 1?", "answer": "2"}
@@ -54,14 +54,6 @@ def refusal(path: str, **settings: Any) -> str:
         read(path, **settings)
     assert "\n" not in str(caught.value)
     return str(caught.value).replace(f"{Path.cwd()}/", "")  # paths are absolute
-
-
-def refusal_of(tmp_path: Path, row: Any, **settings: Any) -> str:
-    """The refusal of a second line, without the path before it."""
-    path = write_lines(tmp_path / "p.jsonl", [{**DEFAULT, "id": "a", "domain": "math"}, row])
-    message = refusal(path, **settings)
-    assert message.startswith(f"{path} line 2")
-    return message.removeprefix(f"{path} line 2").removeprefix(":").strip().replace(path, "p.jsonl")
 
 
 class TestFormats:
@@ -208,22 +200,22 @@ class TestTables:
         path.write_text('prompt,answer\n"two\nlines",2\n\n"four\nlines",4\n')
         assert [q.id for q in read(path)] == ["s:2", "s:5"]
 
-    @pytest.mark.parametrize(
-        ("raw", "message"),
+    @each_row(
+        ("raw", "named"),
         [
-            (b"prompt,answer\n1,2,3\n", " line 2 has 3 values for 2 columns (prompt, answer); put a value that contains the separator or a quote into double quotes"),
-            (b"prompt,answer\n1\n", " line 2 has 1 values for 2 columns (prompt, answer); put a value that contains the separator or a quote into double quotes"),
-            (b'prompt,answer\n1,2\n"3,4\n', " line 3 is not a row of a table (unexpected end of data); write a quote inside of a value twice"),
-            (b"answer,answer\n1,2\n", " has two columns 'answer'; its first line must name each column once"),
-            (b"answer, answer\n1,2\n", " has two columns 'answer'; its first line must name each column once"),
-            (b"prompt,answer\n\xe9,2\n", " line 2 is not UTF-8 text (byte 0xe9 at 1); save the file as UTF-8"),
-            (b"prompt,answer\n", " is empty; data.sources[].path must contain at least one row"),
-            (b"", " is empty; data.sources[].path must contain at least one row"),
+            (b"prompt,answer\n1,2,3\n", (" line 2 ", "3 values for 2 columns (prompt, answer)", "double quotes")),
+            (b"prompt,answer\n1\n", (" line 2 ", "1 values for 2 columns (prompt, answer)", "double quotes")),
+            (b'prompt,answer\n1,2\n"3,4\n', (" line 3 ", "unexpected end of data", "a quote")),
+            (b"answer,answer\n1,2\n", ("two columns 'answer'",)),
+            (b"answer, answer\n1,2\n", ("two columns 'answer'",)),
+            (b"prompt,answer\n\xe9,2\n", (" line 2 ", "byte 0xe9 at 1", "UTF-8")),
+            (b"prompt,answer\n", ("is empty", "`path`")),
+            (b"", ("is empty", "`path`")),
         ],
-    )  # fmt: skip
-    def test_what_is_no_table(self, tmp_path: Path, raw: bytes, message: str) -> None:
+    )
+    def test_what_is_no_table(self, tmp_path: Path, raw: bytes, named: tuple[str, ...]) -> None:
         (tmp_path / "q.csv").write_bytes(raw)
-        assert refusal(str(tmp_path / "q.csv")) == f"{tmp_path}/q.csv{message}"
+        check_names(refusal(str(tmp_path / "q.csv")), f"{tmp_path}/q.csv", *named)
 
 
 class TestDataSets:
@@ -239,14 +231,10 @@ class TestDataSets:
         assert pairs(read(tmp_path / "two")) == expected[:7]
         assert pairs(read(tmp_path / "two", split="test")) == expected
         path = str(tmp_path / "two")
-        assert refusal(path, split="tset") == (
-            f"{path} has no split 'tset' (splits: train, test); set data.sources[].split, or data.sources[].path: "
-            f"{path}/train"
-        )
-        assert refusal(path, answer_column="solution") == (
-            f"{path} (train) row 1 has no column 'solution' (columns: unused, prompt, answer); "
-            "set data.sources[].answer_column: answer"
-        )
+        fix = ("`split`", f"`path: {path}/train`")
+        check_names(refusal(path, split="tset"), path, "'tset'", "train, test", *fix)
+        said = refusal(path, answer_column="solution")
+        check_names(said, f"{path} (train) row 1", "'solution'", "unused, prompt, answer", "answer_column: answer")
         assert pairs(read(f"{path}/test")) == expected  # a split alone
         shuffled = saved.shuffle(seed=1)
         shuffled.save_to_disk(str(tmp_path / "shards"), num_shards=3)
@@ -276,7 +264,7 @@ class TestDataSets:
         assert [q.id for q in found][:2] == ["gsm8k:1", "gsm8k:2"]
 
     def test_a_revision_of_a_dataset(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is passed to `datasets`, layouts know the dataset at any revision, and a file may have an @ in its name."""
+        """`datasets` gets it, layouts know the dataset at any revision, and a file may have an @ in its name."""
         asked: list[Any] = []
 
         def load(*args: Any, **kwargs: Any) -> datasets.Dataset:
@@ -303,27 +291,16 @@ class TestDataSets:
             return real(str(tmp_path / path), *args, **kwargs, cache_dir=str(tmp_path / "cache"))
 
         monkeypatch.setattr(datasets, "load_dataset", load)
-        end = "; check data.sources[].path, subset and split, and the connection (there is no local file or folder of this name either)"
-        assert refusal("o/d", split="tset") == (
-            "the Hugging Face dataset o/d (split tset) cannot be loaded: "
-            f"Unknown split \"tset\". Should be one of ['train']{end}"
-        )
-        assert refusal("o/d", subset="main") == (
-            "the Hugging Face dataset o/d (subset main, split train) cannot be loaded: "
-            f"BuilderConfig 'main' not found. Available: ['default']{end}"
-        )
-        assert refusal("o/none").startswith("the Hugging Face dataset o/none (split train) cannot be loaded: ")
+        wrong_split, wrong_subset = refusal("o/d", split="tset"), refusal("o/d", subset="main")
+        check_names(wrong_split, "o/d (split tset)", "Should be one of ['train']", "`path`", "connection")
+        check_names(wrong_subset, "o/d (subset main, split train)", "BuilderConfig 'main' not found", "connection")
+        check_names(refusal("o/none"), "o/none (split train)")
 
     def test_without_the_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "datasets", None)
-        assert refusal("openai/gsm8k") == (
-            "openai/gsm8k is not a file here but may be a Hugging Face dataset, which needs the "
-            "datasets package; run: pip install 'brorl[datasets]'"
-        )
+        check_names(refusal("openai/gsm8k"), "openai/gsm8k", "not a file", "pip install 'brorl[datasets]'")
         (tmp_path / "dataset_dict.json").write_text("{}")
-        assert refusal(str(tmp_path)).endswith(
-            " is a folder of the datasets package; run: pip install 'brorl[datasets]'"
-        )
+        check_names(refusal(str(tmp_path)), str(tmp_path), "pip install 'brorl[datasets]'")
         assert read(write_lines(tmp_path / "q.jsonl", [DEFAULT]))
 
 
@@ -331,25 +308,16 @@ class TestPaths:
     def test_nothing_of_this_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("asked the hub for a file"))
-        hint = "(the id of a Hugging Face dataset looks like openai/gsm8k)"
+        here = f"working folder {tmp_path}"
         for path in ("prompts.jsonl", "data/prompts.parquet", "./data/x", "/no/x", "../x", "a/b/c", "gsm8k", "~/x"):
-            assert refusal(path) == (
-                f"there is no file or folder {path} (working folder {tmp_path}); fix data.sources[].path {hint}"
-            )
-        assert refusal("data/*.jsonl") == (
-            f"no file matches data/*.jsonl ({KINDS}; working folder {tmp_path}); fix data.sources[].path"
-        )
+            check_names(refusal(path), f"no file or folder {path} ", here, "`path`", "openai/gsm8k")
+        check_names(refusal("data/*.jsonl"), "data/*.jsonl", KINDS, here, "`path`")
         (tmp_path / "empty").mkdir()
-        assert refusal("empty") == f"the folder empty contains no {KINDS} file; fix data.sources[].path"
+        check_names(refusal("empty"), "folder empty", KINDS, "`path`")
         (tmp_path / "a.xlsx").write_text("prompt,answer")
-        assert refusal("a.xlsx") == (
-            f"a.xlsx is not a file that brorl reads ({KINDS}); convert it, for instance with datasets: "
-            "load_dataset(...).to_json('a.jsonl')"
-        )
+        check_names(refusal("a.xlsx"), "a.xlsx", KINDS, "to_json('a.jsonl')")
         write_lines(tmp_path / "q.jsonl", [DEFAULT])
-        assert refusal("q.jsonl", subset="main") == (
-            "q.jsonl is not a Hugging Face dataset, so it has no subset 'main'; remove data.sources[].subset"
-        )
+        check_names(refusal("q.jsonl", subset="main"), "q.jsonl", "'main'", "remove `subset`")
 
     def test_a_folder_of_splits_is_not_all_trained_on(self, tmp_path: Path) -> None:
         write_lines(tmp_path / "train-00.jsonl", [DEFAULT])
@@ -357,10 +325,8 @@ class TestPaths:
         write_lines(tmp_path / "contest.jsonl", [DEFAULT])
         assert len(read(tmp_path)) == 1
         write_lines(tmp_path / "test-00.jsonl", [DEFAULT])
-        assert refusal(str(tmp_path)) == (
-            f"the folder {tmp_path} contains several splits (train-00.jsonl, test-00.jsonl); name the files to train on, "
-            f"such as data.sources[].path: {tmp_path}/train-00.jsonl"
-        )
+        fix = f"`path: {tmp_path}/train-00.jsonl`"
+        check_names(refusal(str(tmp_path)), f"folder {tmp_path}", "train-00.jsonl, test-00.jsonl", fix)
 
     def test_a_folder_that_is_named_like_a_file_is_searched(self, tmp_path: Path) -> None:
         """As Spark and Dask write them: a folder train.jsonl of parts."""
@@ -377,7 +343,7 @@ class TestPaths:
 
         if os.geteuid() == 0:  # whom nothing is denied
             monkeypatch.setattr(Path, "open", refuse)
-        assert refusal(str(path)) == f"{path} cannot be read (Permission denied); check data.sources[].path"
+        check_names(refusal(str(path)), str(path), "Permission denied", "`path`")
 
 
 @each_row(
@@ -438,9 +404,7 @@ class TestConversations:
     def test_one_without_an_answer_is_refused(self, tmp_path: Path) -> None:
         path = write_lines(tmp_path / "q.jsonl", [{"messages": [USER]}, {"messages": [USER, ASSISTANT]}])
         said = refusal(path, prompt_column="messages", answer_column="messages")
-        assert (
-            "q.jsonl line 1: messages does not end with a message of the assistant, which would be the answer" in said
-        )
+        check_names(said, "q.jsonl line 1: messages", "assistant")
 
 
 def test_all_bad_rows_are_in_one_error(tmp_path: Path) -> None:
@@ -521,127 +485,140 @@ def test_a_pattern_below_a_folder_with_brackets(tmp_path: Path, monkeypatch: pyt
     assert "no file matches" in refusal("dir[v2]/*.jsonl")
 
 
+MESSAGES_FORM = '[{"role": "user", "content": "..."}]'
+JSON_FORM = '[{"COLUMN": VALUE, ...}, ...]'
+JSON_TEXT = ("needs JSON text", "json.dumps")
+OTHER_ANSWER = ("p.jsonl line 1", "'2' there, '3' here", "correct one of them or delete both")
+
+
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("row", "message"),
+    @each_row(
+        ("row", "settings", "named"),
         [
-            ({"question": "?", "solution": "2"}, "has no column 'prompt' (columns: question, solution); set data.sources[].prompt_column: question"),
-            ({"prompt": "?", "x": 0, "solution": "2"}, "has no column 'answer' (columns: prompt, x, solution); set data.sources[].answer_column: solution"),
-            ({"prompt": "?", "ground_truth": 1, "Answer": "2"}, "has no column 'answer' (columns: prompt, ground_truth, Answer); set data.sources[].answer_column: Answer"),
-            ({"prompt": "?", "answr": "2", "x": 0}, "has no column 'answer' (columns: prompt, answr, x); set data.sources[].answer_column: answr"),
-            ({"prompt": "?", "x": 2}, "has no column 'answer' (columns: prompt, x); set data.sources[].answer_column to one of them"),
-            ({}, "has no column 'prompt' (columns: none); set data.sources[].prompt_column to one of them"),
-            ({"prompt": None, "answer": "2"}, "prompt is null; fill it in or delete the row"),
-            ({"prompt": " \n", "answer": "2"}, "prompt is empty; fill it in or delete the row"),
-            ({"prompt": "?", "answer": ""}, "answer is empty; fill it in or delete the row"),
-            ({"prompt": "?", "answer": None}, "answer is null; fill it in or delete the row"),
-            ({"prompt": "?", "answer": ["2", "two"]}, "answer is ['2', 'two'], a list; an answer is one text or number: write the one answer, or JSON text if your verifier reads a structure"),
-            ({"prompt": "?", "answer": {"value": 2}}, "answer is {'value': 2}, an object; name the key that contains the answer, as in data.sources[].answer_column: answer.value"),
-            ({"prompt": "?", "answer": float("nan")}, "answer is nan, not a finite number; fill it in or delete the row"),
-            ({"prompt": {"text": "?"}, "answer": "2"}, "prompt is {'text': '?'}, an object; a prompt is a string or a list of messages"),
-            ({"prompt": False, "answer": "2"}, "prompt is False, of type bool; a prompt is a string or a list of messages"),
-            ({"prompt": [], "answer": "2"}, "prompt is an empty list; fill it in or delete the row"),
-            ({"prompt": ["hi"], "answer": "2"}, """message 1 of prompt is 'hi'; a list of messages looks like [{"role": "user", "content": "..."}]"""),
-            ({"prompt": [{"role": "user"}], "answer": "2"}, """message 1 of prompt is {'role': 'user'}; a list of messages looks like [{"role": "user", "content": "..."}]"""),
-            ({"prompt": [{"role": "user", "content": ["a"]}], "answer": "2"}, "message 1 of prompt is {'role': 'user', 'content': ['a']}; its role and its content must be strings"),
-            ({"prompt": [{"role": "user", "content": " "}], "answer": "2"}, "content of message 1 of prompt is empty; fill it in or delete the row"),
-            ({"prompt": [{"role": "user", "content": "a", "tool_calls": [1]}], "answer": "2"}, "message 1 of prompt has the key 'tool_calls'; keep only role and content"),
-            ({"prompt": [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}], "answer": "2"}, "the last message of prompt has the role 'tool'; end with the user's message, for the model to answer"),
-            ({"prompt": [{"role": "assistant", "content": "b"}], "answer": "2"}, "the last message of prompt has the role 'assistant'; end with the user's message, for the model to answer"),
-            (["?", "2"], 'is a list, not an object; write rows such as {"COLUMN": VALUE, ...}'),
-            ("?", 'is text, not an object; write rows such as {"COLUMN": VALUE, ...}'),
-            (None, 'is null, not an object; write rows such as {"COLUMN": VALUE, ...}'),
-            ({"prompt": "1 + 1?", "answer": "3"}, "has the question of p.jsonl line 1 with another answer ('2' there, '3' here); the same response would be right and wrong: correct one of them or delete both"),
-            ({"prompt": [{"role": "user", "content": "1 + 1?"}], "answer": 3}, "has the question of p.jsonl line 1 with another answer ('2' there, '3' here); the same response would be right and wrong: correct one of them or delete both"),
+            # a missing column: its name, the columns there are, and the one that is meant
+            ({"question": "?", "solution": "2"}, {},
+             ("'prompt'", "columns: question, solution", "prompt_column: question")),
+            ({"prompt": "?", "x": 0, "solution": "2"}, {},
+             ("'answer'", "columns: prompt, x, solution", "answer_column: solution")),
+            ({"prompt": "?", "ground_truth": 1, "Answer": "2"}, {}, ("'answer'", "answer_column: Answer")),
+            ({"prompt": "?", "answr": "2", "x": 0}, {}, ("'answer'", "answer_column: answr")),
+            ({"prompt": "?", "x": 2}, {}, ("'answer'", "columns: prompt, x", "`answer_column` to one of them")),
+            ({}, {}, ("'prompt'", "columns: none", "`prompt_column` to one of them")),
+            ({"prompt": "?", "answer": "2", "Id": "b"}, {"id_column": "id"}, ("'id'", "id_column: Id")),
+            ({"prompt": "?", "answer": "2"}, {"domain_column": "domain"}, ("'domain'", "`domain_column`")),
+            # a missing value
+            ({"prompt": None, "answer": "2"}, {}, ("prompt is null", "delete the row")),
+            ({"prompt": " \n", "answer": "2"}, {}, ("prompt is empty", "delete the row")),
+            ({"prompt": [], "answer": "2"}, {}, ("prompt is an empty list", "delete the row")),
+            ({"prompt": "?", "answer": ""}, {}, ("answer is empty", "delete the row")),
+            ({"prompt": "?", "answer": None}, {}, ("answer is null", "delete the row")),
+            ({"prompt": "?", "answer": float("nan")}, {}, ("answer is nan", "delete the row")),
+            ({"prompt": "?", "answer": "2", "domain": 1.0, "id": ""}, {"id_column": "id"}, ("id is empty",)),
+            # a value of the wrong type
+            ({"prompt": {"text": "?"}, "answer": "2"}, {}, ("prompt is {'text': '?'}, an object", "list of messages")),
+            ({"prompt": False, "answer": "2"}, {}, ("prompt is False, of type bool", "list of messages")),
+            ({"prompt": "?", "answer": ["2", "two"]}, {}, ("answer is ['2', 'two'], a list", "the one answer")),
+            ({"prompt": "?", "answer": {"value": 2}}, {}, ("answer is {'value': 2}, an object",
+             "`answer_column: answer.value`")),
+            ({"id": [1], "prompt": "?", "answer": "2"}, {"id_column": "id"}, ("id is [1], a list", "a number")),
+            ({"prompt": "?", "answer": "2", "domain": {}}, {"domain_column": "domain"}, ("domain is {}", "a verifier")),
+            ({"prompt": "?", "answer": {"stdin": {}}}, {"domain": "code"}, ("the domain code", *JSON_TEXT,
+             '"answer": "{\\"stdin\\": ...}"')),
+            ({"prompt": "?", "answer": {"options": []}, "domain": "science"}, {"domain_column": "domain"},
+             ("the domain science", *JSON_TEXT, '"answer": "{\\"options\\": ...}"')),
+            ({"prompt": "?", "answer": ["a"], "domain": "ifeval"}, {"domain_column": "domain"},
+             ("the domain ifeval", *JSON_TEXT, '"answer": "[...]"')),
+            ({"prompt": "?", "answer": ["a"], "domain": ["ifeval"]}, {"domain_column": "domain"},
+             ("answer is ['a'], a list",)),
+            # messages
+            ({"prompt": ["hi"], "answer": "2"}, {}, ("message 1 of prompt is 'hi'", MESSAGES_FORM)),
+            ({"prompt": [{"role": "user"}], "answer": "2"}, {}, ("message 1 of prompt", MESSAGES_FORM)),
+            ({"prompt": [{"role": "user", "content": ["a"]}], "answer": "2"}, {}, ("message 1 of prompt", "strings")),
+            ({"prompt": [{"role": "user", "content": " "}], "answer": "2"}, {},
+             ("content of message 1 of prompt is empty", "delete the row")),
+            ({"prompt": [{"role": "user", "content": "a", "tool_calls": [1]}], "answer": "2"}, {},
+             ("message 1 of prompt", "the key 'tool_calls'", "keep only role and content")),
+            ({"prompt": [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}], "answer": "2"}, {},
+             ("last message of prompt", "'tool'", "user's message")),
+            ({"prompt": [{"role": "assistant", "content": "b"}], "answer": "2"}, {},
+             ("last message of prompt", "'assistant'", "user's message")),
+            # a row that is no object, and one that contradicts the first
+            (["?", "2"], {}, ("is a list, not an object", '{"COLUMN": VALUE, ...}')),
+            ("?", {}, ("is text, not an object", '{"COLUMN": VALUE, ...}')),
+            (None, {}, ("is null, not an object", '{"COLUMN": VALUE, ...}')),
+            ({"prompt": "1 + 1?", "answer": "3"}, {}, OTHER_ANSWER),
+            ({"prompt": [{"role": "user", "content": "1 + 1?"}], "answer": 3}, {}, OTHER_ANSWER),
+            ({**DEFAULT, "domain": "code"}, {"domain_column": "domain"},
+             ("p.jsonl line 1", "'math' there, 'code' here", "correct one of them or delete both")),
+            ({"id": "a", "prompt": "?", "answer": "2"}, {"id_column": "id"},
+             ("the id 'a' of ", "p.jsonl line 1", "remove `id_column`")),
         ],
     )  # fmt: skip
-    def test_of_a_row(self, tmp_path: Path, row: Any, message: str) -> None:
-        assert refusal_of(tmp_path, row) == message
+    def test_of_a_row(self, tmp_path: Path, row: Any, settings: dict[str, Any], named: tuple[str, ...]) -> None:
+        path = write_lines(tmp_path / "p.jsonl", [{**DEFAULT, "id": "a", "domain": "math"}, row])
+        check_names(refusal(path, **settings), f"{path} line 2", *named)
 
-    @pytest.mark.parametrize(
-        ("row", "settings", "message"),
+    @each_row(
+        ("answer", "named"),
         [
-            ({"id": "a", "prompt": "?", "answer": "2"}, {"id_column": "id"}, "has the id 'a' of p.jsonl line 1 again; ids must be distinct: fix them, or remove data.sources[].id_column to number the rows"),
-            ({"id": [1], "prompt": "?", "answer": "2"}, {"id_column": "id"}, "id is [1], a list; an id is a string or a number"),
-            ({"prompt": "?", "answer": "2", "domain": 1.0, "id": ""}, {"id_column": "id"}, "id is empty; fill it in or delete the row"),
-            ({"prompt": "?", "answer": "2", "Id": "b"}, {"id_column": "id"}, "has no column 'id' (columns: prompt, answer, Id); set data.sources[].id_column: Id"),
-            ({"prompt": "?", "answer": "2"}, {"domain_column": "domain"}, "has no column 'domain' (columns: prompt, answer); set data.sources[].domain_column to one of them"),
-            ({"prompt": "?", "answer": {"stdin": {}}}, {"domain": "code"}, """answer is {'stdin': {}}, an object; the domain code needs JSON text, not the value itself: write json.dumps of it, as in "answer": "{\\"stdin\\": ...}\""""),
-            ({"prompt": "?", "answer": {"options": []}, "domain": "science"}, {"domain_column": "domain"}, """answer is {'options': []}, an object; the domain science needs JSON text, not the value itself: write json.dumps of it, as in "answer": "{\\"options\\": ...}\""""),
-            ({"prompt": "?", "answer": ["a"], "domain": "ifeval"}, {"domain_column": "domain"}, """answer is ['a'], a list; the domain ifeval needs JSON text, not the value itself: write json.dumps of it, as in "answer": "[...]\""""),
-            ({"prompt": "?", "answer": ["a"], "domain": ["ifeval"]}, {"domain_column": "domain"}, "answer is ['a'], a list; an answer is one text or number: write the one answer, or JSON text if your verifier reads a structure"),
-            ({"prompt": "?", "answer": "2", "domain": {}}, {"domain_column": "domain"}, "domain is {}, an object; a domain is the name of a verifier"),
-            ({**DEFAULT, "domain": "code"}, {"domain_column": "domain"}, "has the question of p.jsonl line 1 with another domain ('math' there, 'code' here); the same response would be right and wrong: correct one of them or delete both"),
+            ("so 2", ("no '####' ('so 2')", "remove `answer_after`")),
+            ("s" * 99, (f"no '####' ('{'s' * 56}...)", "remove `answer_after`")),
+            ("1 #### 2 #### ", ("nothing after the last '####'",)),
         ],
-    )  # fmt: skip
-    def test_of_a_row_with_more_columns(self, tmp_path: Path, row: Any, settings: dict[str, Any], message: str) -> None:
-        assert refusal_of(tmp_path, row, **settings) == message
-
-    @pytest.mark.parametrize(
-        ("answer", "message"),
-        [
-            ("so 2", "answer has no '####' ('so 2'); fix the row, or remove data.sources[].answer_after to take the whole column"),
-            ("s" * 99, f"answer has no '####' ('{'s' * 56}...); fix the row, or remove data.sources[].answer_after to take the whole column"),
-            ("1 #### 2 #### ", "answer has nothing after the last '####'; fix the row"),
-        ],
-    )  # fmt: skip
-    def test_of_an_answer_without_its_marker(self, tmp_path: Path, answer: str, message: str) -> None:
+    )
+    def test_of_an_answer_without_its_marker(self, tmp_path: Path, answer: str, named: tuple[str, ...]) -> None:
         path = write_lines(tmp_path / "p.jsonl", [{"prompt": "?", "answer": answer}])
-        assert refusal(path, answer_after="####") == f"{path} line 1: {message}"
+        check_names(refusal(path, answer_after="####"), f"{path} line 1: answer", *named)
 
-    @pytest.mark.parametrize(
-        ("raw", "message"),
+    @each_row(
+        ("raw", "named"),
         [
-            (b'{"prompt": "?"', """ line 2 is not JSON (Expecting ',' delimiter at column 15); write one object per line, such as {"COLUMN": VALUE, ...}"""),
-            (b"{'prompt': 1}", """ line 2 is not JSON (Expecting property name enclosed in double quotes at column 2); write one object per line, such as {"COLUMN": VALUE, ...}"""),
-            (b"[" * 100_000, """ line 2 is not JSON (nested too deeply); write one object per line, such as {"COLUMN": VALUE, ...}"""),
-            (b'{"prompt": "\xe9t\xe9"}', " line 2 is not UTF-8 text (byte 0xe9 at 13); save the file as UTF-8"),
-            (b'{"prompt": "\\ud800", "answer": "1"}', " line 2: prompt has an unpaired surrogate (\\ud800); write both surrogates"),
-            (b'{"prompt": "?", "answer": 1e999}', " line 2: answer is inf, not a finite number; fill it in or delete the row"),
+            (b'{"prompt": "?"', ("not JSON", "at column 15", '{"COLUMN": VALUE, ...}')),
+            (b"{'prompt': 1}", ("not JSON", "at column 2", '{"COLUMN": VALUE, ...}')),
+            (b"[" * 100_000, ("not JSON", "nested too deeply")),
+            (b'{"prompt": "\xe9t\xe9"}', ("byte 0xe9 at 13", "UTF-8")),
+            (b'{"prompt": "\\ud800", "answer": "1"}', ("prompt has an unpaired surrogate (\\ud800)",)),
+            (b'{"prompt": "?", "answer": 1e999}', ("answer is inf", "delete the row")),
         ],
-    )  # fmt: skip
-    def test_of_a_line(self, tmp_path: Path, raw: bytes, message: str) -> None:
+    )
+    def test_of_a_line(self, tmp_path: Path, raw: bytes, named: tuple[str, ...]) -> None:
         path = tmp_path / "p.jsonl"
         path.write_bytes(b'{"prompt": "1 + 1?", "answer": "2"}\n' + raw + b"\n")
-        assert refusal(str(path)) == f"{path}{message}"
+        check_names(refusal(str(path)), f"{path} line 2", *named)
 
-    @pytest.mark.parametrize(
-        ("raw", "message"),
+    @each_row(
+        ("raw", "named"),
         [
-            (b"", " is empty; data.sources[].path must contain at least one row"),
-            (b"\xef\xbb\xbf \n", " is empty; data.sources[].path must contain at least one row"),
-            (b"[\n]", " is empty; data.sources[].path must contain at least one row"),
-            (b"3", """ line 1 is not JSON (no list); a .json file is a list [{"COLUMN": VALUE, ...}, ...]"""),
-            (b"[\n3]", """ row 1 is a number, not an object; write rows such as {"COLUMN": VALUE, ...}"""),
-            (b'[{"prompt": 1, "answer": 2}\n,\n]', """ line 3 is not JSON (Expecting value); a .json file is a list [{"COLUMN": VALUE, ...}, ...]"""),
-            (b'[{"prompt": 1, "answer": 2}\n{', """ line 2 is not JSON (Expecting ',' delimiter); a .json file is a list [{"COLUMN": VALUE, ...}, ...]"""),
-            (b'[{"prompt": 1, "answer": 2}\n]\n\n[', """ line 4 is not JSON (Extra data); a .json file is a list [{"COLUMN": VALUE, ...}, ...]"""),
-            (b'[{"prompt": 1, "answer": 2}', """ line 1 is not JSON (Expecting ',' delimiter); a .json file is a list [{"COLUMN": VALUE, ...}, ...]"""),
-            (b'[{"prompt": 1, "answer": 2}, {"prompt": 3}]', " row 2 has no column 'answer' (columns: prompt); set data.sources[].answer_column to one of them"),
-            (b'{\n "data": []\n}', """ is one object with the keys data, and none of them has a list of rows; a .json file is a list [{"COLUMN": VALUE, ...}, ...], or an object per line"""),
-            (b'{\n "train": [{"prompt": 1}], "test": [{"prompt": 2}]\n}', " is one object with several lists of rows (train, test); write the list of one of these keys into a file"),
-            ("[]".encode("utf-16"), " is not UTF-8 text (byte 0xff at 1); save the file as UTF-8"),
+            (b"", ("is empty", "`path`")),
+            (b"\xef\xbb\xbf \n", ("is empty", "`path`")),
+            (b"[\n]", ("is empty", "`path`")),
+            (b"3", ("line 1 ", "no list", JSON_FORM)),
+            (b"[\n3]", ("row 1 is a number, not an object", '{"COLUMN": VALUE, ...}')),
+            (b'[{"prompt": 1, "answer": 2}\n,\n]', ("line 3 ", "Expecting value", JSON_FORM)),
+            (b'[{"prompt": 1, "answer": 2}\n{', ("line 2 ", "Expecting ',' delimiter", JSON_FORM)),
+            (b'[{"prompt": 1, "answer": 2}\n]\n\n[', ("line 4 ", "Extra data", JSON_FORM)),
+            (b'[{"prompt": 1, "answer": 2}', ("line 1 ", "Expecting ',' delimiter", JSON_FORM)),
+            (b'[{"prompt": 1, "answer": 2}, {"prompt": 3}]', ("row 2 ", "'answer'", "columns: prompt")),
+            (b'{\n "data": []\n}', ("one object with the keys data", JSON_FORM)),
+            (b'{\n "train": [{"prompt": 1}], "test": [{"prompt": 2}]\n}', ("several lists", "train, test")),
+            ("[]".encode("utf-16"), ("byte 0xff at 1", "UTF-8")),
         ],
-    )  # fmt: skip
-    def test_of_a_json_file(self, tmp_path: Path, raw: bytes, message: str) -> None:
+    )
+    def test_of_a_json_file(self, tmp_path: Path, raw: bytes, named: tuple[str, ...]) -> None:
         path = tmp_path / "p.json"
         path.write_bytes(raw)
-        assert refusal(str(path)) == f"{path}{message}"
+        check_names(refusal(str(path)), str(path), *named)
 
     def test_of_parquet(self, tmp_path: Path) -> None:
         path = tmp_path / "p.parquet"
         parquet.write_table(pa.table({"question": ["a", "b"], "solution": ["1", None]}), path)
-        assert refusal(str(path)) == (
-            f"{path} row 1 has no column 'prompt' (columns: question, solution); "
-            "set data.sources[].prompt_column: question"
-        )
-        assert refusal(str(path), prompt_column="question", answer_column="solution") == (
-            f"{path} row 2: solution is null; fill it in or delete the row"
-        )
+        check_names(refusal(str(path)), f"{path} row 1", "'prompt'", "columns: question, solution")
+        said = refusal(str(path), prompt_column="question", answer_column="solution")
+        check_names(said, f"{path} row 2: solution is null", "delete the row")
         path.write_bytes(b"PAR1 no")
-        assert refusal(str(path)).startswith(f"{path} is not a Parquet file that can be read (")
+        check_names(refusal(str(path)), f"{path} is not a Parquet file")
         parquet.write_table(pa.table({"x": pa.array([], pa.string())}), path)
-        assert refusal(str(path)) == f"{path} is empty; data.sources[].path must contain at least one row"
+        check_names(refusal(str(path)), f"{path} is empty", "`path`")
 
     def test_a_context_is_a_text_or_a_list_of_texts_and_may_be_missing(self, tmp_path: Path) -> None:
         contexts = ["One.", ["One.", "Two."], None, "", [], {"texts": ["Deep."]}]
@@ -651,13 +628,8 @@ class TestRefusals:
         assert [q.text for q in read(path, context_column="about")] == texts
         path = write_lines(tmp_path / "deep.jsonl", [DEFAULT | {"about": contexts[5]}])
         assert [q.text for q in read(path, context_column="about.texts")] == ["Deep.\n\n1 + 1?"]
-        assert refusal(path, context_column="about") == (
-            f"""{path} line 1: about is {{'texts': ['Deep.']}}, an object; a context is a text or a list of texts"""
-        )
-        assert refusal(path, context_column="abut") == (
-            f"{path} line 1 has no column 'abut' (columns: prompt, answer, about); set data.sources[].context_column: "
-            "about"
-        )
+        check_names(refusal(path, context_column="about"), f"{path} line 1: about", "an object", "a list of texts")
+        check_names(refusal(path, context_column="abut"), f"{path} line 1", "'abut'", "context_column: about")
 
     def test_the_same_question_with_the_same_answer_is_kept_once(
         self, tmp_path: Path, rng: np.random.Generator

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import numpy as np
 import pytest
 
 from brorl.errors import UserError
-from brorl.prompts.file_questions import CONTRADICTION, read_source
-from brorl.prompts.prompt import DroppedRow, SourceReading, question_of
+from brorl.prompts.file_questions import CONTRADICTION, check_first_row, read_source
 from brorl.prompts.public_data import BENCHMARKS, LAYOUTS, Layout, layouts_of
+from brorl.prompts.row import Asked, DroppedRow
 from brorl.prompts.settings import FileSource
+from brorl.prompts.source_questions import SourceQuestions
 from data_files import write_rows
 from each_row import each_row
+from error_names import check_names
 
 # Rows in the shape of the public datasets. Each has a question and its reference, or the reason why it is dropped.
 BOX = "Present the answer in LaTex format: \\boxed{Your answer}"
@@ -70,7 +73,7 @@ ROWS: dict[str, list[tuple[dict[str, Any], tuple[str, str] | str]]] = {
 }  # fmt: skip
 
 
-def read(path: str, layout: str, seed: int = 0, **settings: Any) -> SourceReading:
+def read(path: str, layout: str, seed: int = 0, **settings: Any) -> SourceQuestions:
     return read_source(FileSource(path=path, name="mine", layout=layout, **settings), seed)
 
 
@@ -114,13 +117,19 @@ def test_the_documentation_lists_every_layout_and_every_benchmark() -> None:
         data_sets = ", ".join(f"`{data_set}`" for data_set in layout.data_sets)
         assert f"| `{layout.name}` | {data_sets} |" in listed
     evaluations = (docs / "how-to" / "evaluation.md").read_text("utf-8")
-    for name, benchmark in BENCHMARKS.items():
-        hub = benchmark.hubs[0]
+    for name, (hub, *_) in BENCHMARKS.items():
         row = rf"\| `{name}` \| {re.escape(hub.id)} \({hub.split}(, {hub.subset})?\) \|"
         found = re.search(row + ".*", evaluations)
         assert found, name
         assert (f", {hub.subset}" in found[0]) == (hub.subset is not None)
-        assert (f"`{benchmark.layout}`" in found[0]) == (benchmark.layout != "benchmark")
+        assert (f"`{hub.layout}`" in found[0]) == (hub.layout != "benchmark")
+
+
+@pytest.mark.parametrize("check", [read_source, check_first_row])
+def test_an_unknown_layout_is_refused_before_the_data_is_read(check: Callable[[FileSource], Any]) -> None:
+    for name, advice in (("deepscalar", "did you mean deepscaler?"), ("zzz", "the layouts are deepscaler, ")):
+        with pytest.raises(UserError, match=re.escape(f"'{name}'` is not a layout; {advice}")):
+            check(FileSource(path="owner/none", layout=name))
 
 
 def test_repetitions_and_contradictions_against_plain_counting(rng: np.random.Generator, tmp_path: Path) -> None:
@@ -141,7 +150,7 @@ def test_repetitions_and_contradictions_against_plain_counting(rng: np.random.Ge
 
 
 def test_a_seed_and_the_row_reach_the_layout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    layout = Layout("seeded", ("a",), lambda row, seed: question_of(f"{row['a']} {seed}", "1", "math"))
+    layout = Layout("seeded", ("a",), lambda row, seed: Asked(f"{row['a']} {seed}", "1", "math"))
     monkeypatch.setitem(LAYOUTS, "seeded", layout)  # type: ignore[arg-type]
     path = write_rows(tmp_path / "rows.jsonl", [{"a": "x"}, {"a": "y"}])
     assert [q.text for q in read(path, "seeded", seed=5).questions] == ["x 5", "y 5"]
@@ -155,33 +164,25 @@ def test_a_seed_and_the_row_reach_the_layout(monkeypatch: pytest.MonkeyPatch, tm
 )
 def test_unusable_rows_are_dropped(text: str, reference: str, reason: str) -> None:
     with pytest.raises(DroppedRow, match=f"^{reason}$"):
-        question_of(text, reference, "math")
+        Asked(text, reference, "math")
 
 
 def test_a_wrong_layout_names_the_row_the_problem_and_the_layout_that_fits(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", [{"problem": "x", "solution": "\\boxed{1}"}])
-    assert refusal(path, "gsm8k") == (
-        f"{path} line 1 is not of the layout gsm8k: it has no column 'question' (columns: problem, solution); set "
-        "data.sources[].layout to one that fits these columns: math"
-    )
+    said = refusal(path, "gsm8k")
+    check_names(said, f"{path} line 1", "the layout gsm8k", "'question'", "columns: problem, solution", "columns: math")
     path = write_rows(tmp_path / "other.parquet", [{"u": "x", "v": 1}])
-    assert refusal(path, "math") == (
-        f"{path} row 1 is not of the layout math: it has no column 'problem' (columns: u, v); no layout fits these "
-        "columns; name them with data.sources[].prompt_column and answer_column"
-    )
+    said = refusal(path, "math")
+    check_names(said, f"{path} row 1", "the layout math", "'problem'", "columns: u, v", "`prompt_column`")
     path = write_rows(tmp_path / "broken.jsonl", [{"question": 3, "answer": "#### 4"}])
-    assert "is not of the layout gsm8k: the problem must be a string, got int (columns: question, answer)" in refusal(
-        path, "gsm8k"
-    )
+    check_names(refusal(path, "gsm8k"), "the layout gsm8k", "a string, got int", "columns: question, answer")
 
 
 def test_data_of_which_no_row_is_left_lists_the_reasons(tmp_path: Path) -> None:
     rows = [row for row, found in ROWS["deepscaler"] if isinstance(found, str)]
     path = write_rows(tmp_path / "rows.jsonl", rows)
-    assert refusal(path, "deepscaler") == (
-        f"the layout deepscaler dropped all 3 rows of {path} (2 no answer, 1 no question); choose another "
-        "data.sources[].layout, split or file"
-    )
+    said = refusal(path, "deepscaler")
+    check_names(said, "the layout deepscaler", f"3 rows of {path} (2 no answer, 1 no question)", "`layout`")
 
 
 def test_columns_of_a_known_data_set_suggest_its_layout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_columns_of_a_known_data_set_suggest_its_layout(monkeypatch: pytest.Monk
     folder = tmp_path / "agentica-org" / "DeepScaleR-Preview-Dataset"
     folder.mkdir(parents=True)
     write_rows(folder / "deepscaler.json", [{"problem": "x", "answer": "1", "solution": ""}])
-    with pytest.raises(UserError, match=r"no column 'prompt' .*; set data.sources\[\].layout: deepscaler, which reads"):
+    with pytest.raises(UserError, match=r"no column 'prompt' .*; set `layout: deepscaler`, which reads"):
         read_source(
             FileSource(path="x", name="s").model_copy(update={"path": "agentica-org/DeepScaleR-Preview-Dataset"})
         )

@@ -9,7 +9,7 @@ import pytest
 from brorl.errors import UserError
 from brorl.prompts.file_questions import read_source
 from brorl.prompts.guess import Guess, guess_meaning
-from brorl.prompts.prompt import Question
+from brorl.prompts.question import Question
 from brorl.prompts.science import Choices, read_science_reference
 from brorl.prompts.settings import FileSource
 from brorl.verification.domains.choice import choose
@@ -77,11 +77,11 @@ def test_the_row_that_decides_may_come_late(tmp_path: Path) -> None:
     [
         (
             mmlu(1, 2, 3),
-            "can be an index from 0 or from 1: neither 0 nor the number of options occurs; give data.sources",
+            "can be an index from 0 or from 1: neither 0 nor the number of options occurs; give `first_option`",
         ),
         (
             [{"question": "1 + 1?", "choices": ["1", "2", "3"], "answer": "2"}],
-            "can be the text or the index of an option; give data.sources[].first_option",
+            "can be the text or the index of an option; give `first_option`",
         ),
         (
             mmlu("red or blue", "pink"),

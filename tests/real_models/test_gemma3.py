@@ -14,7 +14,7 @@ from brorl.model.forward import choose_forward
 from brorl.model.load import check_vocabulary, end_tokens, load_model, load_tokenizer
 from brorl.model.logprobs import by_tree
 from brorl.model.tree_path import TreeForward
-from brorl.prompts.prompt import Question
+from brorl.prompts.question import Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
 from brorl.rollout.native_engine import NativeEngine

@@ -20,7 +20,8 @@ from brorl.errors import UserError
 from brorl.model.forward import choose_forward
 from brorl.model.load import end_tokens, load_model, load_tokenizer
 from brorl.model.tree_path import TreeForward
-from brorl.prompts.prompt import Prompt, Question
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
 from brorl.reporting.charts import held_out_points

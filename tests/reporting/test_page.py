@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from brorl.algorithms.groups import Group
-from brorl.comparison.answer import caveats_of, comparison_page, match_words, sentences_of
+from brorl.comparison.answer import comparison_page
+from brorl.comparison.findings import answer_of, caveats_of, match_of, sentences
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import tables_of
 from brorl.errors import UserError
@@ -25,7 +26,7 @@ from brorl.format import visible_text
 from brorl.prompts.prompt import Prompt
 from brorl.reporting import charts as page_charts
 from brorl.reporting.charts import Chart
-from brorl.reporting.frame import compressed, fill, to_json
+from brorl.reporting.frame import compressed, fill, resource, to_json
 from brorl.reporting.page import ROLLOUT_BYTES, event_marks, left_out, make_page
 from brorl.reporting.page_rollouts import (
     choose_evaluations,
@@ -33,7 +34,7 @@ from brorl.reporting.page_rollouts import (
     encode_step,
     evenly_spaced,
 )
-from brorl.reporting.summary import COSTS, TOOLS, cost_row, notes, steps_done, tools_rows
+from brorl.reporting.summary import COSTS, TOOLS, cost_row, run_notes, steps_done, tools_rows
 from brorl.reporting.tokens import load_tokenizer, token_text
 from brorl.runs.run_directory import RunDirectory, RunRecord, differing_settings, read_run, read_runs
 from brorl.tree import RolloutTree
@@ -295,7 +296,7 @@ def test_phases_are_marked_and_noted(made: tuple[RunRecord, Records]) -> None:
     run = run_of(records)
     at = next(i for i, r in enumerate(run.records) if r.get("objective", {}).get("phase") == 2)
     assert event_marks(run)[-1] == {"at": at, "label": "&lt;b&gt;sharpen begins"}
-    assert f"From step {run.records[at]['step']}: phase 2 of 2." in notes(run)
+    assert f"From step {run.records[at]['step']}: phase 2 of 2." in run_notes(run)
     charts = charts_of(run)
     assert charts["pass1"].marks
     assert charts["coverage"].marks
@@ -307,9 +308,9 @@ def test_a_fall_of_coverage_is_noted(rng: np.random.Generator) -> None:
     first["pass_at"]["8"] = {"value": 0.9, "low": 0.85, "high": 0.95}
     last["pass_at"]["8"] = {"value": 0.8, "low": 0.75, "high": 0.849}
     records = [{"step": 0, "evaluation": first}, {"step": 9, "evaluation": last}]
-    assert "pass@8 went from 0.900 to 0.800" in " ".join(notes(run_of(records)))
+    assert "pass@8 went from 0.900 to 0.800" in " ".join(run_notes(run_of(records)))
     last["pass_at"]["8"]["high"] = 0.851
-    assert not notes(run_of(records))
+    assert not run_notes(run_of(records))
 
 
 def test_embedded_json_is_the_value_and_never_markup(rng: np.random.Generator) -> None:
@@ -587,17 +588,18 @@ def test_the_page_is_one_file_with_the_answer_first_and_the_next_command_last(
     arm = "<script>x</script>"
     comparison = synthetic(rng, names=("plain", arm))
     results = results_of(comparison)
-    tables, sentences, caveats = tables_of(results), sentences_of(results), caveats_of(results)[:3]
+    tables, answer = tables_of(results), list(map(str, answer_of(results)))
+    caveats = sentences(caveats_of(results)[:3])
     figure = tmp_path / "comparison.png"
     figure.write_bytes(b"\x89PNG picture")
     page = comparison_page(results, [figure], ("to go on", f"brorl compare '{arm}'"))
 
-    order = [sentences[0], match_words(results), tables[0].title, "data:image/png;base64,", tables[1].title,
+    order = [answer[0], str(match_of(results)[0]), tables[0].title, "data:image/png;base64,", tables[1].title,
              tables[-1].title, caveats[-1], f"brorl compare '{arm}'"]  # fmt: skip
     body = page[page.index("<main>") :]
     places = [body.index(escape(part)) for part in order]
     assert places == sorted(places)
-    assert all(escape(line) in page for line in (*sentences, *caveats))
+    assert all(escape(line) in page for line in (*answer, *caveats))
     assert all(escape(cell) in page for table in tables for row in table.rows for cell in row)
 
     (picture,) = re.findall(r"data:image/png;base64,([^\"]*)", page)
@@ -629,8 +631,7 @@ _TO_OKLAB = np.array([[0.21045426, 0.79361779, -0.00407205], [1.9779985, -2.4285
 
 def test_ordered_lines_have_colors_that_everybody_tells_apart() -> None:
     """In Oklab, where the nearest of the four blues before were 0.04 apart."""
-    script = Path(page_charts.__file__).with_name("assets").joinpath("charts.js").read_text("utf-8")
-    scales = [re.findall("#[0-9a-f]{6}", found) for found in re.findall(r"sequence: \[(.*?)\]", script)]
+    scales = [theme["sequence"] for theme in json.loads(resource("colors.json")).values()]
     assert [len(scale) for scale in scales] == [5, 5]
     for scale in scales:
         srgb_S3 = np.array([[int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)] for color in scale])

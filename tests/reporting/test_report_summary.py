@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from brorl.reporting.page import make_page
-from brorl.reporting.summary import COSTS, best_evaluation, cost_row, notes, score_change, score_rows
+from brorl.reporting.summary import COSTS, best_evaluation, cost_row, run_notes, score_change, score_rows
 from brorl.runs.run_directory import RunRecord
 from made_up_runs import complete_steps, evaluation, fruitless_record, run_of
 
@@ -21,7 +21,7 @@ def shown(run: RunRecord) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
     """The cells of each score, and those of the cost by their heading; all of them are on the page."""
     scores, cost, page = score_rows(run), cost_row(run), make_page([run])
     assert all(f">{cell}<" in page for row in (*scores, cost) for cell in row)
-    assert all(note in page for note in notes(run))
+    assert all(note in page for note in run_notes(run))
     return {row[0]: row[1:] for row in scores}, dict(zip(COSTS, cost, strict=True))
 
 
@@ -143,20 +143,20 @@ def test_one_evaluation_is_shown_and_no_change_is_claimed(rng: np.random.Generat
         assert scores[f"pass@{k}"][0].startswith(f"{value['value']:.3f} [")
         assert scores[f"pass@{k}"][1:4] == ("–", "–", "–")  # noqa: RUF001
     assert cost["steps"] == "2 of 9"
-    assert UNFINISHED in notes(run)
+    assert UNFINISHED in run_notes(run)
 
 
 def test_how_far_a_run_came(rng: np.random.Generator) -> None:
     records = [{"step": 0, "evaluation": evaluation(rng)}, *complete_steps(rng, 4)]
     done = run_of(records, steps="4")
-    assert (shown(done)[1]["steps"], UNFINISHED in notes(done)) == ("4", False)
+    assert (shown(done)[1]["steps"], UNFINISHED in run_notes(done)) == ("4", False)
     samples = sum(r["sampling"]["samples"] for r in records[1:])
     for limit, finished in ((samples, True), (samples + 1, False)):
         budget = {"budget.limit": str(limit), "budget.unit": "samples", "steps": "1000000"}
-        assert (UNFINISHED not in notes(run_of(records, **budget))) == finished
+        assert (UNFINISHED not in run_notes(run_of(records, **budget))) == finished
     ended = run_of([*records[:-1], records[-1] | {"ended": "step 4: the entropy fell"}], steps="9")
-    assert "The run ended early after step 4: step 4: the entropy fell" in notes(ended)
-    assert UNFINISHED not in notes(ended)
+    assert "The run ended early after step 4: step 4: the entropy fell" in run_notes(ended)
+    assert UNFINISHED not in run_notes(ended)
 
 
 def test_a_run_in_which_nothing_was_ever_solved(rng: np.random.Generator) -> None:
@@ -167,10 +167,10 @@ def test_a_run_in_which_nothing_was_ever_solved(rng: np.random.Generator) -> Non
     assert {row[3] for row in scores.values()} == {"no change shown"}
     samples = f"{record['sampling']['samples']:,}"  # what looking in vain cost
     assert (cost["steps"], cost["rollouts"], cost["dropped"]) == ("0 of 9", samples, f"{samples} (100.0%)")
-    assert any(note.startswith("The run ended early at step 1: ") for note in notes(run))
+    assert any(note.startswith("The run ended early at step 1: ") for note in run_notes(run))
 
 
 def test_a_resumed_run_is_not_said_to_have_ended(rng: np.random.Generator) -> None:
     records = [{"step": 0}, *complete_steps(rng, 1), fruitless_record(rng, 2), *complete_steps(rng, 3)[2:]]
-    assert UNFINISHED not in notes(run_of(records, steps="3"))
-    assert "The run ended early at step 2 and was resumed later: no group had both" in notes(run_of(records))
+    assert UNFINISHED not in run_notes(run_of(records, steps="3"))
+    assert "The run ended early at step 2 and was resumed later: no group had both" in run_notes(run_of(records))

@@ -84,7 +84,7 @@ def test_responses_by_count_with_what_was_said_of_them(run: Run, kind: Kind) -> 
             assert text[place:].startswith(shown_text.partition("\n")[0].rstrip())
         assert len(re.findall(r"^\d+x ", text, re.MULTILINE)) == min(len(chosen), 3)
         if len(chosen) > 3:
-            assert f"limit={len(chosen)} shows all" in text
+            assert f"`limit={len(chosen)}` shows all" in text
         assert shown(path, 2, str(number), kind, limit=1000, width=4000).count("  reward ") == len(chosen)
 
 

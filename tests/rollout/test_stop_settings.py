@@ -12,8 +12,8 @@ from brorl.assemble import build_evaluation
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from brorl.evaluation.datasets import EvaluationRequest
 from brorl.evaluation.preparation import prepare_evaluation
-from brorl.evaluation.questions import EvaluationRequest
 from brorl.model.load import end_tokens, load_tokenizer
 from brorl.rollout.chosen_engine import build_engine
 from brorl.training.inputs import prepare_run

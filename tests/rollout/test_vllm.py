@@ -1,4 +1,4 @@
-"""The vLLM engine without vLLM: requests, refusals, trees, and the replacement of an engine that dies."""
+"""The vLLM engine without vLLM: requests, refusals, trees, and weights."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from peft import PeftConfig
 from safetensors.torch import load_file
 from torch import Tensor
 
-from brorl.activity import Activity, Decoding
+from brorl.activity import Activity, Decoding, unobserved
 from brorl.errors import UserError
 from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
 from brorl.rollout import vllm_process
 from brorl.rollout.engine import prompt_seeds
-from brorl.rollout.vllm_engine import EngineLostError, VllmEngine, check_sampling, publish, split_request
-from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmSetup, check_installed
+from brorl.rollout.vllm_engine import VllmEngine, check_sampling, publish, split_request
+from brorl.rollout.vllm_process import Completion, Request, VllmSetup, check_installed
 from brorl.sampling import SamplingParams, StopStrings
 from brorl.tree import RolloutTree
 from small_models import small_model
@@ -40,13 +40,13 @@ TOKENIZER = byte_level()
 
 
 class Fake:
-    """Answers a request from its seeds alone, and dies when it is told to."""
+    """Answers a request from its seeds alone."""
 
-    def __init__(self, deaths: list[str] | None = None) -> None:
-        self.deaths = [] if deaths is None else deaths  # shared by the engines that follow one another
+    def __init__(self) -> None:
         self.calls: list[str] = []
         self.requests: list[Request] = []
         self.stops: list[int] = []
+        self.source: object = None  # of the weights
         self.weights: dict[str, Tensor] = {}
 
     def complete(
@@ -58,6 +58,7 @@ class Fake:
 
     def load(self, weights: Path | Iterable[tuple[str, Tensor]]) -> None:
         self._call("load")
+        self.source = weights
         self.weights = load_file(weights / "model.safetensors") if isinstance(weights, Path) else dict(weights)
 
     def sleep(self) -> None:
@@ -71,9 +72,6 @@ class Fake:
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
-        if self.deaths and self.deaths[0] == name:
-            self.deaths.pop(0)
-            raise EngineDiedError("killed")
 
     @staticmethod
     def answer(seed: int, sampling: SamplingParams) -> Completion:
@@ -84,17 +82,9 @@ class Fake:
         return Completion(tokens, [-float(t) for t in tokens], stopped)
 
 
-def started(
-    deaths: Sequence[str] = (), settings: VllmSetup = SETTINGS, seen: list[Activity] | None = None
-) -> tuple[VllmEngine, list[Fake]]:
-    fakes: list[Fake] = []
-    left = list(deaths)
-
-    def start(_: VllmSetup) -> Fake:
-        fakes.append(Fake(left))
-        return fakes[-1]
-
-    return VllmEngine(settings, (0,), (lambda _: None) if seen is None else seen.append, start=start), fakes
+def started(settings: VllmSetup = SETTINGS, seen: list[Activity] | None = None) -> tuple[VllmEngine, Fake]:
+    fake = Fake()
+    return VllmEngine(settings, (0,), unobserved if seen is None else seen.append, start=lambda _: fake), fake
 
 
 def test_a_split_keeps_the_seed_of_every_response(rng: np.random.Generator) -> None:
@@ -109,7 +99,7 @@ def test_a_split_keeps_the_seed_of_every_response(rng: np.random.Generator) -> N
 def test_trees_hold_the_responses_of_their_prompt(rng: np.random.Generator) -> None:
     seed, counts = int(rng.integers(2**63)), [int(n) for n in rng.integers(1, 9, 3)]
     seen: list[Activity] = []
-    engine, (fake,) = started(seen=seen)
+    engine, fake = started(seen=seen)
     trees = engine.sample([[1, 2], [3], [4]], counts, SAMPLING, seed)
     assert [tree.num_rollouts for tree in trees] == counts
     of_prompt: dict[tuple[int, ...], list[Completion]] = {}
@@ -136,20 +126,20 @@ def test_parts_of_a_batch_have_the_draws_of_the_whole(rng: np.random.Generator) 
 
 
 def test_greedy_decodes_once(rng: np.random.Generator) -> None:
-    engine, (fake,) = started()
+    engine, fake = started()
     (tree,) = engine.sample([[1]], 7, replace(SAMPLING, temperature=0.0), int(rng.integers(2**63)))
     assert [request.num_responses for request in fake.requests] == [1]
     assert (tree.num_rollouts, tree.num_responses) == (7, 1)
 
 
 def test_every_stop_token_ends_a_response() -> None:
-    engine, (fake,) = started()
+    engine, fake = started()
     engine.sample([[1]], 1, replace(SAMPLING, stop_token_ids=(3,)), 0)
     assert fake.stops == [0, 3]
 
 
 def test_ways_of_sampling_that_vllm_lacks_are_rejected() -> None:
-    engine, (fake,) = started()
+    engine, fake = started()
     with pytest.raises(ValueError, match=r"between 0 and 0\.01"):
         check_sampling(replace(SAMPLING, temperature=0.005))
     with pytest.raises(ValueError, match="at least one token"):
@@ -158,49 +148,23 @@ def test_ways_of_sampling_that_vllm_lacks_are_rejected() -> None:
     assert engine.sample([], 2, SAMPLING, 0) == []
 
 
-@pytest.mark.parametrize("deaths", [["complete"], ["load"], ["complete", "load", "complete"], ["complete", "complete"]])
-def test_an_engine_that_dies_is_replaced_with_the_current_weights(deaths: list[str]) -> None:
-    weights = {"w": torch.randn(3), "steps": torch.tensor([2])}
-    undisturbed, _ = started()
-    expected = undisturbed.sample([[1], [2]], 5, SAMPLING, seed=4)
-    engine, fakes = started(deaths)
-    engine.load_weights(weights.items(), version=3)
-    assert engine.sample([[1], [2]], 5, SAMPLING, seed=4) == expected
-    assert len(fakes) == len(deaths) + 1
-    assert all(fake.calls[-1] == "close" for fake in fakes[:-1])
-    assert engine.version == 3
-    for name, tensor in fakes[-1].weights.items():
-        assert torch.equal(tensor, weights[name])
-    assert set(fakes[-1].weights) == set(weights)
-
-
 def test_an_engine_with_several_processes_reads_a_file() -> None:
-    engine, (fake,) = started(settings=replace(SETTINGS, separate=False, tensor_parallel=2))
+    engine, fake = started(replace(SETTINGS, separate=False, tensor_parallel=2))
     w = torch.randn(2)
     engine.load_weights([("w", w)], 1)
-    assert engine._published is not None
+    assert isinstance(fake.source, Path)
     assert torch.equal(fake.weights["w"], w)
 
 
-def test_an_engine_that_dies_again_and_again_ends_the_run() -> None:
-    engine, fakes = started(["complete"] * 9)
-    with pytest.raises(EngineLostError, match=r"died 4 times in a row .*engine\.memory_gib"):
-        engine.sample([[1]], 2, SAMPLING, 0)
-    assert len(fakes) == 4
-
-
-def test_an_engine_of_this_process_is_not_replaced() -> None:
-    engine, fakes = started(["complete"], replace(SETTINGS, separate=False))
-    with pytest.raises(EngineDiedError):
-        engine.sample([[1]], 2, SAMPLING, 0)
-    assert len(fakes) == 1
+def test_an_engine_of_this_process_gets_the_tensors_without_a_file() -> None:
+    engine, fake = started(replace(SETTINGS, separate=False))
     w = torch.randn(2)
     engine.load_weights([("w", w)], 1)
-    assert fakes[0].weights["w"] is w  # without a file
+    assert fake.weights["w"] is w
 
 
 def test_published_weights_have_the_dtype_of_the_engine() -> None:
-    engine, (fake,) = started(settings=replace(SETTINGS, dtype="bfloat16"))
+    engine, fake = started(replace(SETTINGS, dtype="bfloat16"))
     w, index = torch.randn(5, 3), torch.arange(4)
     engine.load_weights([("w", w.t()), ("index", index)], 1)
     assert torch.equal(fake.weights["w"], w.t().to(torch.bfloat16))
@@ -234,11 +198,11 @@ def test_published_adapters_are_those_that_peft_saves(rng: np.random.Generator, 
 
 
 def test_the_file_of_weights_is_removed() -> None:
-    engine, _ = started()
+    engine, fake = started()
     engine.load_weights([("w", torch.ones(1))], 1)
-    first = engine._last_weights
+    first = fake.source
     engine.load_weights([("w", torch.ones(1))], 2)
-    second = engine._last_weights
+    second = fake.source
     assert isinstance(first, Path)
     assert isinstance(second, Path)
     assert second.exists()
@@ -250,7 +214,7 @@ def test_the_file_of_weights_is_removed() -> None:
 @pytest.mark.parametrize("separate", [True, False])
 def test_an_engine_that_sleeps_is_awake_while_it_samples_alone(separate: bool) -> None:
     """Between an update and the next samples the learner measures and saves: the memory is the learner's."""
-    engine, (fake,) = started(settings=replace(SETTINGS, sleeps=True, separate=separate))
+    engine, fake = started(replace(SETTINGS, sleeps=True, separate=separate))
     engine.sample([[1]], 2, SAMPLING, 0)
     engine.load_weights([("w", torch.ones(1))], 1)
     engine.load_weights(iter([("w", torch.ones(1) * 2)]), 2)
@@ -273,16 +237,15 @@ def test_this_process_returns_its_cache_before_an_engine_on_the_same_gpu_allocat
 
     def start(_: VllmSetup) -> Fake:
         events.append("start")
-        return Logged(deaths)
+        return Logged()
 
-    deaths = ["load"]
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty"))
     engine = VllmEngine(replace(SETTINGS, sleeps=sleeps), (0,), start=start)
     engine.sample([[1]], 2, SAMPLING, 0)
     engine.load_weights([("w", torch.ones(1))], 1)
     engine.sample([[1]], 2, SAMPLING, 0)
     before = [previous for previous, event in pairwise(["", *events]) if event in ("start", "wake")]
-    assert before == (["empty"] * 3 if sleeps else ["", "load"])
+    assert before == (["empty"] * 2 if sleeps else [""])
     assert ("empty" in events) == sleeps
 
 

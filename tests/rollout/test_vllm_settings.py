@@ -15,7 +15,6 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from brorl.activity import Observe, unobserved
-from brorl.config.conversion import BFLOAT16
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.distributed import remote_parts
@@ -32,6 +31,7 @@ from brorl.rollout.vllm_process import VllmSetup
 from brorl.training.inputs import format_lines, input_lines, prepare_run
 from run_support import SMALL, command
 
+BFLOAT16 = {"dtype": "bfloat16", "importance.correction": "truncate", "optimizer.old_logprobs": "recompute"}
 SETTINGS = {"engine.kind": "vllm", "device": "cpu", "data.sources": {"task": "countdown", "max_number": 5}}
 
 

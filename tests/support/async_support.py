@@ -10,7 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from brorl.algorithms.settings import RewardShaping
-from brorl.prompts.prompt import Prompt, PromptStream
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import SampleTask, SamplingPool, prompt_seeds, rollouts_of_prompts, split_prompt_seed
 from brorl.sampling import SamplingParams
 from brorl.training.async_collector import AsyncCollector

@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import brorl
-from brorl.prompts.rows import read_rows
+from brorl.prompts.row_readers import read_rows
 from run_support import command, metrics_without_times
 
 ROOT = Path(__file__).parents[2]

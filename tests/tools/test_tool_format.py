@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from brorl.errors import UserError
-from brorl.prompts.prompt import Question
+from brorl.prompts.question import Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
 from brorl.tools.calls import Call

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from async_support import N, WordyEngine, by_tokens, grader, prompts_of, virtual_collector
 from brorl.activity import Activity, Decoding
-from brorl.prompts.prompt import Prompt, PromptStream
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import SampleTask
 from brorl.runs.checkpoint import CollectorState
 from brorl.sampling import SamplingParams

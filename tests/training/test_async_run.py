@@ -16,7 +16,8 @@ from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.settings import AdvantageSettings, ImportanceCorrection, RewardShaping
 from brorl.assemble import build_run
 from brorl.config.reading import make_config, read_recipe
-from brorl.prompts.prompt import Prompt, PromptStream
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import SampledTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.runs.checkpoint import TrainerState
@@ -24,7 +25,7 @@ from brorl.runs.run_directory import Record, RunDirectory
 from brorl.sampling import SamplingParams
 from brorl.training.async_collector import AsyncCollector
 from brorl.training.learner import TreeLearner
-from brorl.training.loop import Ending, train
+from brorl.training.loop import Ending, train_run
 from brorl.training.run import TrainingRun
 from brorl.verdict import Verdict
 from brorl.verification.grade import Grader
@@ -156,13 +157,13 @@ def test_a_killed_run_is_bitwise_the_uninterrupted_one(tmp_path: Path, rng: np.r
     """Killed at a random step, and resumed from the last checkpoint."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        ending, _ = train(*async_run(tmp_path / "whole"))
+        ending, _ = train_run(*async_run(tmp_path / "whole"))
         assert ending is Ending.FINISHED
         torch.manual_seed(0)
         with pytest.raises(KilledError):
-            train(*async_run(tmp_path / "killed", int(rng.integers(1, 7))))
+            train_run(*async_run(tmp_path / "killed", int(rng.integers(1, 7))))
         torch.manual_seed(0)
-        ending, _ = train(*async_run(tmp_path / "killed"))
+        ending, _ = train_run(*async_run(tmp_path / "killed"))
     assert ending is Ending.FINISHED
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
     records = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from async_support import END, WRONG, prompts_of
 from brorl.algorithms.groups import Group
-from brorl.prompts.prompt import PromptStream
+from brorl.prompts.stream import PromptStream
 from brorl.training.backlog import Backlog, PromptStart
 from brorl.tree import RolloutTree
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from brorl.activity import Activity, Round
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
-from brorl.prompts.prompt import Prompt, PromptStream
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptStream
 from brorl.runs.checkpoint import CollectorState
 from brorl.sampling import SamplingParams
 from brorl.training.batch import Batch

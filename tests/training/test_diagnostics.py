@@ -17,7 +17,7 @@ from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.theory.coverage import leaving_mass, measure_coverage, unsampled_correct_at
+from brorl.training.coverage import leaving_mass, measure_coverage, unsampled_correct_at
 from brorl.training.diagnostics import Diagnostics, coverage_record
 from brorl.training.learner import TreeLearner
 from brorl.training.settings import DiagnosticsSettings

@@ -225,7 +225,7 @@ def logprobs_along(tree: RolloutTree, tokens: tuple[int, ...]) -> list[float]:
 
 def test_held_out_numbers_are_never_trained_on(run: Run) -> None:
     puzzles = countdown_puzzles(3, 7, range(1, 100))
-    held_out = {p.numbers for p in split_countdown(puzzles, 0.2, 0).held_out}
+    held_out = {p.numbers for p in split_countdown(puzzles, 0.2, 0)[1]}
     trained = {
         tuple(int(n) for n in row["prompt"].split(" -> ")[0].split())
         for file in (run.path / "rollouts").iterdir()

@@ -13,7 +13,7 @@ from brorl.algorithms import advantages
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.comparison.arm_recipes import ArmRecipe, run_config
-from brorl.comparison.scores import read_run
+from brorl.comparison.scores import read_scores
 from brorl.config.reading import first_change, fixed_settings, make_config
 from brorl.cost import Budget, Cost, total_cost
 from brorl.errors import UserError
@@ -269,7 +269,7 @@ def test_a_killed_run_with_phases_equals_an_uninterrupted_one(tmp_path: Path) ->
     assert [line["objective"]["name"] for line in lines if "update" in line] == ["broaden"] * 3 + ["sharpen"] * 2
     rates = [line["update"]["learning_rate"] for line in lines if "update" in line]
     assert rates[2:4] == pytest.approx([3e-4, 1e-4])
-    read = read_run(whole, 0, Budget("steps", 5))
+    read = read_scores(whole, 0, Budget("steps", 5))
     assert read is not None
     title = "sharpen (phase 2 of 2, grpo, learning rate 1.0e-04)"
     assert read[0].phase_begins == {title: total_cost(lines[:4])}
@@ -279,7 +279,7 @@ def test_a_killed_run_with_phases_equals_an_uninterrupted_one(tmp_path: Path) ->
         del [line for line in lines if "evaluation" in line][missing]["evaluation"]
         (killed / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         with pytest.raises(UserError, match=f"at the start or at the budget has no score.*delete {killed} and rerun"):
-            read_run(killed, 0, Budget("steps", 5))
+            read_scores(killed, 0, Budget("steps", 5))
 
 
 @pytest.mark.slow

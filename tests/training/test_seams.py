@@ -20,7 +20,8 @@ from brorl.algorithms.settings import AdvantageSettings, RewardShaping
 from brorl.assemble import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.evaluation.settings import EvaluationSettings
-from brorl.prompts.prompt import Prompt, PromptStream
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import Engine
 from brorl.runs.checkpoint import INITIAL_STATE, is_checkpoint, last_checkpoint, read_state
 from brorl.runs.run_directory import RunDirectory
@@ -30,7 +31,7 @@ from brorl.training.batch import Batch
 from brorl.training.collector import SyncCollector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner, StepMetrics
-from brorl.training.loop import Ending, Recorder, train
+from brorl.training.loop import Ending, Recorder, train_run
 from brorl.training.mini_batch import NUM_SUMS, means, no_sums
 from brorl.training.run import TrainingRun, restore
 from brorl.training.schedule import ReferenceSchedule, Schedule
@@ -157,7 +158,7 @@ def test_a_step_of_carried_groups_alone_stores_no_rollouts(tmp_path: Path, monke
         return replace(batch, sampled=[]) if step == 2 else batch
 
     monkeypatch.setattr(run.collector, "next_batch", without_samples)
-    assert train(run, INITIAL_STATE)[0] is Ending.FINISHED
+    assert train_run(run, INITIAL_STATE)[0] is Ending.FINISHED
     stored = {int(path.stem.rpartition("-")[2]) for path in (tmp_path / "rollouts").iterdir()}
     assert stored == {1, *range(3, STEPS + 1)}
 
@@ -169,14 +170,14 @@ def test_a_pause_that_an_attempt_has_passed_comes_with_the_next_update(tmp_path:
     cost = {"samples": 100, "sampled_tokens": 200, "unique_tokens": 50}
     run.directory.append_metrics({"step": 0})
     run.directory.append_metrics({"step": 1, "attempt": 0, "sampling": cost, "seconds": {"total": 1.0}})
-    assert train(run, INITIAL_STATE) == (Ending.PAUSED, "paused after step 1 (budget.pause_at = 50)")
+    assert train_run(run, INITIAL_STATE) == (Ending.PAUSED, "paused after step 1 (budget.pause_at = 50)")
 
 
 def test_the_loop_needs_the_protocols_only(tmp_path: Path) -> None:
     """It trains, records and saves a learner and an engine that have no model."""
     learner, engine = PreferenceLearner(), Preference(torch.tensor(-1.0), np.random.default_rng(0))
     run = run_of(learner, engine, tmp_path)
-    ending, message = train(run, INITIAL_STATE)
+    ending, message = train_run(run, INITIAL_STATE)
     assert (ending, message) == (Ending.FINISHED, f"finished {STEPS} steps")
     assert [g.version for groups in learner.trained for g in groups if g.version == engine.version] == []
     assert engine.version == STEPS
@@ -206,7 +207,7 @@ def test_a_stop_request_around_the_decision_on_a_checkpoint_loses_no_step_and_sa
         stop.requested = True
 
     monkeypatch.setattr(Recorder, "save_if_due", request)
-    assert train(run, INITIAL_STATE, stop) == (Ending.INTERRUPTED, "stopped after step 1")
+    assert train_run(run, INITIAL_STATE, stop) == (Ending.INTERRUPTED, "stopped after step 1")
     assert [x for x in seen if isinstance(x, Phase) and x.name == "saving"] == [Phase("saving", "step 1")]
     checkpoint = last_checkpoint(run.directory.checkpoints)
     assert checkpoint is not None
@@ -251,7 +252,7 @@ def test_a_run_that_stops_at_a_collapse_is_evaluated_once_after_its_last_step(
     scores = {"pass_at": {1: {"value": 0.5}}}
     monkeypatch.setattr(Recorder, "evaluate", evaluate)
     monkeypatch.setattr(run.schedule.collapse, "line", lambda record: "a sign" if record["step"] == 2 else None)
-    assert train(run, INITIAL_STATE) == (Ending.COLLAPSED, "stopped after step 2: a sign")
+    assert train_run(run, INITIAL_STATE) == (Ending.COLLAPSED, "stopped after step 2: a sign")
     assert steps == ([0, 1, 2] if evaluated else [0, 2])
 
 
@@ -274,10 +275,10 @@ def test_the_evaluation_of_step_0_is_the_first_to_beat_also_after_a_resume(
         return [r["step"] for r in run.directory.read_metrics() if "reference_reset" in r]
 
     whole = run_with_reference(tmp_path / "whole", 3)
-    train(whole, INITIAL_STATE)
-    train(run_with_reference(tmp_path / "parts", 1), INITIAL_STATE)
+    train_run(whole, INITIAL_STATE)
+    train_run(run_with_reference(tmp_path / "parts", 1), INITIAL_STATE)
     resumed = run_with_reference(tmp_path / "parts", 3)
-    train(resumed, restore(resumed, last_checkpoint(resumed.directory.checkpoints)))
+    train_run(resumed, restore(resumed, last_checkpoint(resumed.directory.checkpoints)))
     assert resets(whole) == resets(resumed) == [2]
 
 
@@ -301,7 +302,7 @@ def test_only_the_source_holds_an_engine(tmp_path: Path) -> None:
 
         engine.sample = sample
         assert run.diagnostics.sampler is collector.sampler
-        train(run, state)
+        train_run(run, state)
     assert versions == [(0, 2), (0, 8), (0, 2), (1, 8), (1, 2), (2, 2)]  # evaluation, rollouts, check, ..., evaluation
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings, CosineLength, RewardShaping
-from brorl.prompts.prompt import Prompt, PromptStream
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptStream
 from brorl.sampling import SamplingParams
 from brorl.training.batch import Batch
 from brorl.training.collector import NoMixedGroupsError, RetryPolicy, SyncCollector, UnverifiedError

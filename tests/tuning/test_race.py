@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,18 @@ import pytest
 from matplotlib.axes import Axes
 
 import brorl
+from brorl.comparison import findings
+from brorl.comparison.answer import FinishedComparison
 from brorl.comparison.arm_recipes import ArmRecipe
+from brorl.comparison.results import results_of
 from brorl.config.reading import make_config, read_recipe
 from brorl.evaluation.paired import paired_difference
 from brorl.format import Estimate
+from brorl.tuning import answer
 from brorl.tuning import race as module
 from brorl.tuning.answer import make_race_figure
 from brorl.tuning.spec import NUM_EVALUATIONS, RUNGS, Course, Standing, TuneClock, TuningSpec, room_after, standings
+from comparison.comparisons import levels
 
 PROMPTS = 192
 Curve = Callable[[float], float]
@@ -256,3 +262,45 @@ def test_a_final_that_is_stopped_has_the_seeds_that_are_complete_in_both_arms(
         line["seconds"] = {"total": 21.0 if ends else 5.0}
         (run.directory / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     assert module._complete_seeds(compared, folder / "final") == seeds
+
+
+RACE = [[Standing("candidate 1", 0.4, None), Standing("yours", 0.3, None)]]
+
+
+@pytest.mark.parametrize(
+    ("level_AM", "overshoot", "expected"),
+    [
+        ([[6, 8], [10, 20]], 1.0, [answer.WON]),
+        ([[6, 8], [6, 8]], 1.0, [answer.NOT_SHOWN]),
+        ([[10, 20], [6, 8]], 1.0, [answer.NOT_SHOWN]),
+        ([[6, 8], [10, 20]], 1.2, [answer.WON, findings.NOT_MATCHED]),
+    ],
+)
+def test_the_final_decides_between_the_winner_and_the_users_recipe(
+    level_AM: list[list[int]], overshoot: float, expected: list[str]
+) -> None:
+    compared = levels(level_AM, ks=(1, 16))
+    arms = []
+    for arm in compared.arms:
+        seconds = [(s, s.cost.seconds * (overshoot if arm is compared.arms[1] else 1.0)) for s in arm.runs[0].scores]
+        scores = tuple(replace(score, cost=replace(score.cost, seconds=spent)) for score, spent in seconds)
+        arms.append(replace(arm, runs=tuple(replace(run, scores=scores) for run in arm.runs)))
+    final = FinishedComparison(Path("final"), results_of(replace(compared, arms=tuple(arms))))
+    spec = replace(spec_of(300.0, 20.0), start={1: Estimate(0.1, 0.05, 0.15), 16: Estimate(0.9, 0.8, 0.95)})
+    found = answer.findings_of(spec, RACE, spec.arms[1], final, "brorl tune")
+    assert [finding.template for finding in found] == expected
+    difference = final.results.scores.pass_at["N=512"][1].value - final.results.scores.pass_at["N=16"][1].value
+    assert f"{difference:+.3f} [" in found[0].values["measured"]
+    assert all(map(str, found))
+
+
+def test_without_a_final_the_answer_says_why() -> None:
+    spec = spec_of(300.0, 20.0)
+    for race, winner, template in (
+        ([], spec.own, answer.NO_RACE),
+        (RACE, spec.own, answer.NONE_AHEAD),
+        (RACE, spec.arms[1], answer.NO_FINAL),
+    ):
+        (finding,) = answer.findings_of(spec, race, winner, None, "brorl tune out --budget 10m")
+        assert finding.template == template
+        assert str(finding)

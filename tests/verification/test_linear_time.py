@@ -19,7 +19,8 @@ from hostile_strings import hostile_string, literals, random_parts
 from brorl.api.verify import VerifyResult
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.instructions import Instruction, Instructions
-from brorl.prompts.prompt import Prompt, Question
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import Question
 from brorl.prompts.science import Choices, MeasuredAnswer
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.countdown import CountdownVerifier

@@ -11,11 +11,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from brorl.algorithms.settings import RewardShaping
-from brorl.prompts.prompt import Prompt, Question
-from brorl.runs.response_files import ResponseColumns, read_responses
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import Question
 from brorl.sampling import StopStrings
 from brorl.verification.domains import table
 from brorl.verification.grade import StoredResponse, rescore
+from brorl.verification.response_files import ResponseColumns, read_responses
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.settings import VerificationSettings
 from brorl.verification.thoughts import THINK, ThoughtTags, make_decode

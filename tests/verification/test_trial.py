@@ -9,7 +9,8 @@ import pytest
 from brorl.api.check import check_trial
 from brorl.errors import UserError
 from brorl.prompts.countdown import CountdownPuzzle, countdown_puzzles
-from brorl.prompts.prompt import Prompt, Question
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import Question
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.math import MathVerifier
 from brorl.verification.domains.table import FunctionVerifier
@@ -103,5 +104,5 @@ def test_the_advice_on_references_fits_the_domain(domain: str, before: str, is_p
             check_references({domain: Unreadable()}, questions)  # type: ignore[dict-item]
         assert counted in str(error.value)
         assert "verification.functions" in str(error.value)
-        assert ("set data.sources[].answer_after to the text before the answer" in str(error.value)) == is_part
-        assert ("data.sources[].layout" in str(error.value)) == (not is_part)
+        assert ("set `answer_after` to the text before the answer" in str(error.value)) == is_part
+        assert ("`layout`" in str(error.value)) == (not is_part)

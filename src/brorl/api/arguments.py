@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from brorl.config.reading import ConfigOrPath, make_config, raw_settings
 from brorl.config.settings import TrainConfig
@@ -16,11 +16,10 @@ from brorl.errors import UserError
 from brorl.format import shell_command
 from brorl.model.settings import check_folder, shipped_folder
 from brorl.runs import RUNS
+from brorl.runs.run_directory import RunDirectory
 from brorl.storage import followed, is_file
+from brorl.training.questions import check_first_rows
 from brorl.verification.sandbox.inside.functions import IN_A_WORKER, MAIN_GUARD
-
-if TYPE_CHECKING:
-    from brorl.runs.run_directory import RunDirectory
 
 
 def refuse_in_worker() -> None:
@@ -32,10 +31,8 @@ def refuse_in_worker() -> None:
 def make_run_directory(output_dir: str | None, name: str) -> RunDirectory:
     """Make the directory of a new run: `output_dir`, or a new directory `runs/name...`.
 
-    `runs/` also holds evaluations, plans, simulations and comparisons. They have no `config.yaml` and are not runs.
+    `runs/` also holds evaluations, plans and comparisons. They have no `config.yaml` and are not runs.
     """
-    from brorl.runs.run_directory import RunDirectory
-
     try:
         if output_dir is None:
             return RunDirectory(_new_directory(RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"))
@@ -111,9 +108,6 @@ def check_cheaply(config: TrainConfig) -> None:
             raise UserError(
                 f"{setting}: there is no file {file} (working folder {Path.cwd()}); write the function, or fix the path"
             )
-
-    from brorl.evaluation.questions import check_first_rows  # imports numpy
-
     check_first_rows(config)
 
 

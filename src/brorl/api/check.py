@@ -24,15 +24,19 @@ from brorl.api.data_warnings import (
     unused_options,
 )
 from brorl.api.first_transcript import transcript_lines
+from brorl.api.in_memory import resolve_in_memory
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
+from brorl.console.progress import cut_warning
 from brorl.console.screen import in_notebook, text_console
 from brorl.errors import UserError, option
 from brorl.format import counted, duration, listed, shell_command, shortened
-from brorl.prompts.prompt import CODE_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN, Prompt
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import CODE_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN
 from brorl.prompts.settings import FileSource
 from brorl.sampling import decode_tokens
 from brorl.table import Result, Table
+from brorl.trackers import require_package
 from brorl.verdict import is_failure, is_timeout
 from brorl.verification.verifier import Trial, VerifiedResponse, try_verifier
 
@@ -73,13 +77,17 @@ def check(
     progress: bool = True,
     **overrides: Any,
 ) -> CheckResult:
-    """Check settings, prompts, verifiers and memory of a recipe, and time a few small steps; write nothing.
+    """Check the settings, prompts, verifiers and memory of a recipe, and time a few small steps; write nothing.
+
+    Examples:
+        >>> brorl.check("mine.yaml", rollouts_per_prompt=256)
+        >>> brorl.check(data=rows, reward=right, timing=False)
 
     Args:
         config_or_path: Built-in recipe or YAML file; from Python also nested settings or a config (default:
             quickstart).
         timing: Load the model and forecast the seconds of a step.
-        timing_seconds: Time small steps for at most this many seconds; the rest is extrapolated.
+        timing_seconds: Time limit of these small steps; the seconds of a whole step are extrapolated.
         progress: Print the report line by line.
         overrides: Settings that replace those of the recipe, nested or by dotted name; `data` may be rows, and `reward`
             and `tools` functions, as in `brorl.train`.
@@ -88,8 +96,6 @@ def check(
         UserError: On the first problem.
     """
     refuse_in_worker()
-    from brorl.api.in_memory import resolve_in_memory
-
     if not 0 < timing_seconds < inf:
         raise UserError(f"{option('timing-seconds')}: expected a number of seconds above 0, not {timing_seconds:g}")
     with TemporaryDirectory(prefix="brorl-given-") as scratch:
@@ -106,7 +112,6 @@ def _checked(
     config: TrainConfig, name: str, timing_seconds: float | None, report: _Report, train_command: str
 ) -> CheckResult:
     """Check the parts that need torch; `train_command` is the command that trains with the same settings."""
-    from brorl.trackers import require_package
     from brorl.training.inputs import input_lines, prepare_run  # imports torch
     from brorl.training.run import check_start
 
@@ -251,7 +256,6 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
     """Return the expected seconds of a step and of the run, and how they were estimated."""
     import torch
 
-    from brorl.console.progress import cut_warning
     from brorl.planning.advice import seconds_text
 
     total, rollouts = forecast.seconds["total"], config.rollouts_per_prompt

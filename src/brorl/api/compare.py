@@ -37,9 +37,13 @@ def compare(
 ) -> FinishedComparison:
     """Train arms from one checkpoint with one budget, and return which arm is better.
 
-    Three steps of every arm are timed first. A budget that is too small for such steps is raised, with a line that says
-    how to keep it. The runs are child processes on their own cores or GPUs. A stopped comparison continues with the
-    same call, or with its folder as the only argument. Finished runs are not repeated.
+    Three steps of every arm are timed first, and a budget that is too small for them is raised. Each run is a child
+    process on its own cores or GPU. A stopped comparison continues with the same call, or with its folder as the only
+    argument; finished runs are not repeated.
+
+    Examples:
+        >>> result = brorl.compare("quickstart", sweep={"rollouts_per_prompt": [16, 256]}, budget="5m")
+        >>> result.figure().savefig("comparison.png")
 
     Args:
         arms: Two or more recipes (names, files, nested settings, configs); one recipe, with `sweep` or to compare its
@@ -56,7 +60,7 @@ def compare(
         jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit, 1 with a cluster; an unfinished
             comparison keeps its number).
         output_dir: The folder (default: runs/compare-...); an unfinished comparison in it continues.
-        progress: Whether to print what is run, and each run as it ends.
+        progress: Print what is run, and each run as it ends.
         overrides: Settings for all arms, by dotted name or nested.
 
     Raises:
@@ -65,30 +69,36 @@ def compare(
     """
     refuse_in_worker()
     from brorl.comparison.answer import finished_comparison
-    from brorl.comparison.arm_recipes import check_arms
-    from brorl.comparison.run_processes import ComparisonView, fitted, machine_of, run_comparison, slots_for
     from brorl.comparison.spec import Arguments
 
     model = None if checkpoint is None else resolve_checkpoint(str(checkpoint)).model
     arguments = Arguments(arms, sweep, model, match, budget, marks, seeds, flat_settings(overrides))
     folder, spec = _folder_and_spec(arguments, output_dir)
-    runs = spec.runs_in(folder)
     with Screen(silent=not progress) as screen:
-        if spec.machine and len((view := ComparisonView(screen, runs)).complete) == len(runs):
-            view.print_complete()
-            return finished_comparison(folder)
-        slots = slots_for(spec.jobs or None if jobs is None else jobs, spec.arms)
-        machine = machine_of(slots, spec.arms)
-        if spec.unit == "seconds" and spec.machine not in ("", machine):
-            raise UserError(
-                f"{folder} was started on {spec.machine}, and this is {machine}: a comparison in seconds cannot "
-                f"continue here; use the same {option('jobs')}, or start a new one in another {option('output-dir')}"
-            )
-        check_arms(spec.arms, spec.unit, spec.seeds, len(slots), None if spec.machine else folder)
-        if not spec.machine:
-            spec = fitted(spec, arguments, folder, slots, screen)
-        run_comparison(folder, replace(spec, machine=machine, jobs=len(slots)), slots, screen)
+        _complete(folder, spec, arguments, jobs, screen)
         return finished_comparison(folder)
+
+
+def _complete(folder: Path, spec: ComparisonSpec, arguments: Arguments, jobs: int | None, screen: Screen) -> None:
+    """Do the runs of a comparison that are not complete."""
+    from brorl.comparison.arm_recipes import check_arms
+    from brorl.comparison.run_processes import ComparisonView, fitted, machine_of, run_comparison, slots_for
+
+    runs = spec.runs_in(folder)
+    if spec.machine and len((view := ComparisonView(screen, runs)).complete) == len(runs):
+        view.print_complete()
+        return
+    slots = slots_for(spec.jobs or None if jobs is None else jobs, spec.arms)
+    machine = machine_of(slots, spec.arms)
+    if spec.unit == "seconds" and spec.machine not in ("", machine):
+        raise UserError(
+            f"{folder} was started on {spec.machine}, and this is {machine}: a comparison in seconds cannot continue "
+            f"here; use the same {option('jobs')}, or start a new one in a different {option('output-dir')}"
+        )
+    check_arms(spec.arms, spec.unit, spec.seeds, len(slots), None if spec.machine else folder)
+    if not spec.machine:
+        spec = fitted(spec, arguments, folder, slots, screen)
+    run_comparison(folder, replace(spec, machine=machine, jobs=len(slots)), slots, screen)
 
 
 def compare_command(

@@ -14,7 +14,8 @@ from brorl.config.settings import TrainConfig
 from brorl.model.settings import SHIPPED
 from brorl.prompts.public_data import BENCHMARKS
 
-_RECIPES, _MODELS, _BENCHMARKS = ["RECIPE", "ARM", "START"], ["MODEL", "CHECKPOINT"], ["DATA"]
+_RECIPES, _MODELS, _BENCHMARKS = ("RECIPE", "ARM", "START"), ("MODEL", "CHECKPOINT"), ("DATA",)
+_FILES = ("DATA_FILE", "FILE", "RUN")
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str, setting: str) -> str:
@@ -35,6 +36,8 @@ def completion_script(parser: argparse.ArgumentParser, shell: str, setting: str)
             action.choices = None if values == ("null",) else values or None
         elif action.metavar in names:
             _complete(action, _or_a_file(*names[str(action.metavar)]))
+        elif action.metavar == "DIR" or action.metavar in _FILES:
+            _complete(action, shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE)
     return str(shtab.complete(parser, shell=shell))
 
 

@@ -22,23 +22,15 @@ from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError, option
-from brorl.evaluation.questions import (
-    SourceQuestions,
-    all_questions,
-    build_questions,
-    check_domain_names,
-    check_first_rows,
-    check_split,
-    comma_lines,
-    find_unreadable,
-    removed_lines,
-    unreadable_lines,
-)
+from brorl.evaluation.questions import all_questions, comma_lines, find_unreadable, unreadable_lines
 from brorl.format import counted, listed, visible_text
-from brorl.prompts.prompt import Prompt, Question
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import Question
+from brorl.prompts.source_questions import SourceQuestions
 from brorl.storage import is_file
 from brorl.table import Result, Table
 from brorl.tools.of_recipe import environment_verifier, load_tools, make_toolbox
+from brorl.training.questions import build_questions, check_domain_names, check_first_rows, check_split, removed_lines
 from brorl.verification.domains.table import make_verifiers, untrusted_domains
 from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import Workers
@@ -158,6 +150,9 @@ def data(
     config_or_path: ConfigOrPath = "quickstart", *, show: int = 10, progress: bool = True, **overrides: Any
 ) -> DataResult:
     """Read and check the sources of a recipe, and count their questions, lengths, domains and dropped rows.
+
+    Examples:
+        >>> brorl.data("mine.yaml", show=3)
 
     Args:
         config_or_path: Built-in recipe, YAML file or run directory; from Python also nested settings or a config.

@@ -10,10 +10,12 @@ from itertools import islice
 from brorl.format import counted, listed, shortened
 from brorl.prompts.answer_forms import ALONE, AnswerForm, answer_forms, asked_form, last_box
 from brorl.prompts.decimal_commas import has_decimal_comma, with_points
-from brorl.prompts.guess import option_groups
-from brorl.prompts.prompt import MATH_DOMAIN, SCIENCE_DOMAIN, Prompt
-from brorl.prompts.rows import read_rows
-from brorl.prompts.science import Choices, read_options, read_science_reference, shows_options
+from brorl.prompts.option_columns import option_groups
+from brorl.prompts.options import read_options, shows_options
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import MATH_DOMAIN, SCIENCE_DOMAIN
+from brorl.prompts.row_readers import read_rows
+from brorl.prompts.science import Choices, read_science_reference
 from brorl.prompts.settings import FileSource
 from brorl.verification.verifier import Verifier
 

@@ -17,18 +17,21 @@ from typing import TYPE_CHECKING, Any
 import brorl
 from brorl.activity import Echo, Observe, Phase
 from brorl.api.arguments import WITHOUT_TRAINING, refuse_in_worker, resolve_checkpoint, resolve_config
+from brorl.api.in_memory import rows_to_evaluate
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.console.screen import Screen
 from brorl.errors import UserError, option
+from brorl.evaluation.datasets import NO_LIMIT, EvaluationRequest
 from brorl.format import listed
 from brorl.runs import RUNS
-from brorl.storage import output_folder
+from brorl.runs.run_directory import RunDirectory
+from brorl.storage import output_folder, replace_file, storage_errors
 
 if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
+    from brorl.evaluation.evaluator import BatchCounts
     from brorl.evaluation.preparation import EvaluationInputs
-    from brorl.evaluation.questions import EvaluationRequest
-    from brorl.evaluation.responses import EvaluationResult, ResponseStore, StoredBatch
+    from brorl.evaluation.responses import EvaluationResult, ResponseStore
 
 _OPTIONS = {  # setting -> option of `brorl eval`
     "evaluation.rollouts_per_prompt": "samples", "evaluation.ks": "ks", "evaluation.temperature": "temperature",
@@ -60,6 +63,10 @@ def evaluate(
     **overrides: Any,
 ) -> EvaluationResult:
     """Measure pass@k of a model, as `brorl eval` does.
+
+    Examples:
+        >>> result = brorl.evaluate("runs/first", samples=64)  # on the prompts that the run held out
+        >>> result = brorl.evaluate("Qwen/Qwen2.5-0.5B-Instruct", data=["math", "aime24"], samples=256, ks=[1, 16, 128])
 
     Args:
         checkpoint: A model (`quickstart`, a folder, a hub id), a run directory (its last checkpoint), or a checkpoint
@@ -116,9 +123,6 @@ def _sets(data: Any, checkpoint: str | Path) -> tuple[tuple[str, ...], tuple[str
         return (data,), ()
     if isinstance(data, list | tuple) and all(isinstance(name, str) for name in data):
         return tuple(data), ()
-
-    from brorl.api.in_memory import rows_to_evaluate
-
     stored, lines = rows_to_evaluate(data, checkpoint)
     return (stored,), lines
 
@@ -132,8 +136,6 @@ def make_request(
     given: Mapping[str, Any],
 ) -> EvaluationRequest:
     """Return the checked settings of an evaluation: the checkpoint's run has them, and given ones replace them."""
-    from brorl.evaluation.questions import NO_LIMIT, EvaluationRequest
-
     samples, temperature = sampled["samples"], sampled["temperature"]
     if temperature == 0 and samples > 1:
         raise UserError(
@@ -187,7 +189,6 @@ def _evaluate(
     from brorl.distributed.remote_parts import build_cluster
     from brorl.evaluation.preparation import prepare_evaluation
     from brorl.evaluation.responses import ResponseStore
-    from brorl.runs.run_directory import RunDirectory
 
     def echo(line: str) -> None:
         screen.echo(line, is_command=True)
@@ -208,7 +209,7 @@ def _evaluate(
                 stored = _sample(inputs, store, echo, screen.observe, cluster, parts)
             return _finish(inputs, stored, store, differences)
     except KeyboardInterrupt:
-        done = sum(store.file_of(batch).is_file() for batch in inputs.batches)
+        done = store.num_stored
         hint = "" if output_dir else f" (it finds {output})"
         kept = f"{done} of {len(inputs.batches)} batches are stored"
         echo(f"\nstopped: {kept}; rerun the command to continue{hint}")
@@ -249,17 +250,16 @@ def _sample(
     observe: Observe,
     cluster: RayCluster | None,
     parts: ExitStack,
-) -> list[StoredBatch]:
+) -> list[BatchCounts]:
     """Load the model and evaluate all batches that are not stored."""
     from brorl.assemble import build_evaluation
     from brorl.evaluation.responses import evaluate_batches
     from brorl.model.source import commit_of, find_model
-    from brorl.runs.run_directory import RunDirectory
 
     observe(Phase("loading", "model"))
-    model, weights = build_evaluation(inputs, observe, cluster, parts.callback, echo)
+    engine, evaluator, weights = build_evaluation(inputs, observe, cluster, parts.callback, echo)
     store.begin({**inputs.settings, "weights": weights})
-    done = sum(store.file_of(batch).is_file() for batch in inputs.batches)
+    done = store.num_stored
     if done:
         echo(f"continuing: {done} of {len(inputs.batches)} batches are stored already")
     if done < len(inputs.batches):
@@ -269,20 +269,19 @@ def _sample(
         environment = json.loads((store.path / "env.json").read_text("utf-8"))
         environment.pop("continued_from", None)
         store.add_session({"parts_before": done, **environment})
-    return evaluate_batches(inputs.batches, model, store, echo)
+    return evaluate_batches(inputs.batches, evaluator, engine, store, echo)
 
 
 def _finish(
-    inputs: EvaluationInputs, stored: list[StoredBatch], store: ResponseStore, differences: list[str]
+    inputs: EvaluationInputs, stored: list[BatchCounts], store: ResponseStore, differences: list[str]
 ) -> EvaluationResult:
     """Summarize the results and write `evaluation.json`."""
     from brorl.evaluation.responses import EvaluationResult
-    from brorl.storage import replace_file, storage_errors
 
     seconds_of = {batch.data_set: 0.0 for batch in inputs.batches}
-    for batch, batch_result in zip(inputs.batches, stored, strict=True):
-        seconds_of[batch.data_set] += batch_result.seconds
-    prompts = [result for batch_result in stored for result in batch_result.results]
+    for batch, counts in zip(inputs.batches, stored, strict=True):
+        seconds_of[batch.data_set] += counts.seconds
+    prompts = [prompt for counts in stored for prompt in counts.prompts]
     result = EvaluationResult.of(
         prompts,
         inputs.request.config.evaluation.ks,
@@ -301,8 +300,6 @@ def _finish(
 
 def _compare_with_own(run_config: Path, settings: Mapping[str, Any]) -> list[str]:
     """Return a line on how the settings differ from the run's own evaluations; empty if they do not."""
-    from brorl.runs.run_directory import RunDirectory
-
     config = resolve_config(run_config, {})
     evaluation, drawn = config.evaluation, config.evaluated_sampling
     num_prompts = len(RunDirectory(run_config.parent).read_held_out())

@@ -15,22 +15,18 @@ from typing import Any
 from brorl.format import counted, listed, shell_command
 from brorl.model.settings import shipped_folder
 from brorl.prompts.answer_forms import AnswerForm, asked_form
-from brorl.prompts.decimal_commas import comma_line
 from brorl.prompts.guess import Guess
-from brorl.prompts.prompt import CODE_DOMAIN, COUNTDOWN_DOMAIN, SourceReading, split_held_out
+from brorl.prompts.question import CODE_DOMAIN, COUNTDOWN_DOMAIN
 from brorl.prompts.rendering import TEMPLATES
+from brorl.prompts.source_questions import SourceQuestions, split_held_out
 from brorl.verification.domains.table import DOMAINS
 
-FUNCTION_FILE = "my_checks.py"
-"""File of the user's verifier."""
+_FUNCTION_FILE = "my_checks.py"  # the file of the user's verifier
 _MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 _SIGNATURE = "def check(response: str, reference: str) -> bool"
 _HELD_OUT, _EVALUATED = 64, 32  # questions to hold out and to evaluate on, if there are enough
 _FRACTIONS = (0.2, 0.3, 0.4, 0.5)  # held-out fractions to try for small files
 _COLUMN = 46  # comments begin in this column
-_OF_DATA = (
-    "data.sources", "data.held_out_fraction", "prompt.template", "evaluation.num_prompts", "verification.functions",
-)  # fmt: skip
 _SOURCE = "data.sources[]."
 
 Line = tuple[str, Any, str]  # dotted name of a setting, its value, and a comment
@@ -42,7 +38,7 @@ class FirstRecipe:
 
     lines: tuple[Line, ...]  # the settings, in the order of the file
     guess: Guess
-    reading: SourceReading
+    reading: SourceQuestions
     form: AnswerForm | None  # questions ask for answers in this form, such as `\boxed{...}`; None if in no form
 
     @property
@@ -55,12 +51,6 @@ class FirstRecipe:
         """All settings by their dotted names."""
         others = {name: value for name, value, _ in self.lines if not name.startswith(_SOURCE)}
         return {**others, "data.sources": [self.source]}
-
-    @property
-    def settings_of_data(self) -> dict[str, Any]:
-        """The settings that the data decides."""
-        settings = self.settings
-        return {name: settings[name] for name in _OF_DATA if name in settings}
 
     def text(self, name: str) -> str:
         """Return the recipe as YAML; `name` is its file.
@@ -104,7 +94,7 @@ class FirstRecipe:
         lines += [] if "layout" in source else [first]
         lines.append(f"  domain: {guess.domain}, {guess.domain_reason}")
         if self.reading.commas:
-            lines.append(f"  {comma_line(self.reading.commas)}")
+            lines.append(f"  {self.reading.commas}")
         if self.form:
             lines.append(f"  the questions ask for the answer {self.form.name}, so prompt.template adds no other form")
         if guess.long_unused:
@@ -130,7 +120,7 @@ class FirstRecipe:
             f"{settings['prompts_per_step']} prompts per step, {settings['steps']} steps"
         )
         if "verification.functions" in settings:
-            lines.append(f"write the verifier first: {_SIGNATURE}, in {FUNCTION_FILE}")
+            lines.append(f"write the verifier first: {_SIGNATURE}, in {_FUNCTION_FILE}")
         return [
             *lines,
             f"check the recipe: {shell_command('check', output)}",
@@ -139,11 +129,11 @@ class FirstRecipe:
 
 
 def make_first_recipe(
-    path: str, model: str | None, guess: Guess, reading: SourceReading, function: str, tools: Mapping[str, str]
+    path: str, model: str | None, guess: Guess, reading: SourceQuestions, tools: Mapping[str, str]
 ) -> FirstRecipe:
     """Choose the settings, so that a prompt and its response fit into the model's positions.
 
-    `function` is the user's verifier, and `tools` maps names of tools to the user's functions.
+    `tools` maps names of tools to the user's functions.
     """
     questions, positions, source = reading.questions, _positions(model), guess.source
     domain, form = guess.domain, asked_form([question.key for question in questions])
@@ -152,7 +142,7 @@ def make_first_recipe(
     response = 16 if puzzles else 512 if domain == CODE_DOMAIN else 256
     response = response if positions is None else max(1, min(response, positions // (4 if tools else 2)))
     wanted = round(max(0.02, min(_HELD_OUT / len(questions), _FRACTIONS[0])), 2)
-    sizes = ((fraction, len(split_held_out(questions, fraction, 0).held_out)) for fraction in (wanted, *_FRACTIONS))
+    sizes = ((fraction, len(split_held_out(questions, fraction, 0)[1])) for fraction in (wanted, *_FRACTIONS))
     fraction, num_held_out = next(((s, n) for s, n in sizes if 0 < n < len(questions)), (0.0, 0))
     held_out = f"{num_held_out} of {len(questions):,} questions are held out for evaluation"
     template = "{prompt}" if form else TEMPLATES.get(domain, "{prompt}")
@@ -193,7 +183,8 @@ def make_first_recipe(
         ("evaluation.ks", [1, 16], "pass@1 and pass@16; a k is at most rollouts_per_prompt"),
         ("evaluation.every", 10, "steps between evaluations; the start and the end are always evaluated"),
         ("engine.threads", 0, "CPU threads; 0: by the size of the model; brorl check measures them"),
-        ("verification.functions", None if domain in DOMAINS else {domain: function}, f"write {_SIGNATURE}"),
+        ("verification.functions", None if domain in DOMAINS else {domain: f"{_FUNCTION_FILE}:check"},
+         f"write {_SIGNATURE}"),
         ("tools.functions", dict(tools) or None, "responses can call them; the model reads their docstrings"),
         ("tools.max_response_tokens", None if positions is None or not tools else positions // 2,
          "of a response of several turns, results included"),

@@ -21,7 +21,7 @@ def transcript_lines(toolbox: Toolbox) -> Iterator[Text]:
     form, schema = toolbox.format, toolbox.tools.schemas[0]["function"]
     shown = "a text that brorl adds" if form.shown.text else "the chat template" if form.shown.schemas else "nothing"
     yield Text(f"\ntools: {listed([*toolbox.tools.tools])}; shown by {shown}; calls in the form of {form.name}")
-    turn = form.written(schema["name"], example_arguments(schema["parameters"]))
+    turn = form.written(schema["name"], _made_up(schema["parameters"]))
     if turn is None:
         yield Text("after a prompt, the model writes a turn that your function parse reads, and the end token")
     else:
@@ -33,7 +33,7 @@ def transcript_lines(toolbox: Toolbox) -> Iterator[Text]:
     yield Text("it writes its next turn, and so on, until a turn has no call")
 
 
-def example_arguments(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _made_up(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return made-up arguments for the required parameters of a tool; for all of them if none is required."""
     properties = parameters.get("properties", {})
     return {name: _example(properties[name]) for name in parameters.get("required", properties)}

@@ -1,29 +1,26 @@
 """Turns rows and functions in memory into files and settings: `train(data=rows, reward=function, tools=[function])`.
 
-The caller gives a folder for the files. A run keeps them in its directory, so that it can be resumed from there.
+Rows become JSON Lines. A function of an imported file is named by its path; any other function is pickled. The caller
+gives a folder for the files. A run keeps them in its directory, so that it can be resumed from there.
 """
 
 from __future__ import annotations
 
-import ast
-import builtins
-import dis
 import inspect
 import json
-import re
+import pickle
 import sys
-import textwrap
-import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from types import CodeType, ModuleType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, get_type_hints
+
+import cloudpickle
 
 from brorl.api.arguments import resolve_checkpoint, resolve_config
 from brorl.config.reading import ConfigOrPath, read_recipe
 from brorl.config.settings import TrainConfig
-from brorl.errors import UserError, in_recipe, source_words
+from brorl.errors import UserError, first_line
 from brorl.format import counted
 from brorl.prompts.arrow import arrow_rows, printed
 from brorl.runs import RUNS
@@ -195,29 +192,22 @@ def _guessed(
     file: Path, model: str | None, answer: str | None, has_function: bool, tools: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     """Return a first recipe for rows, their entry in data.sources, and lines on the guesses."""
-    from brorl.api.first_recipe import make_first_recipe
+    from brorl.api.first_recipe import make_first_recipe  # a run without rows does not load these modules
     from brorl.prompts.file_questions import read_commas, read_source
     from brorl.prompts.guess import guess_meaning
 
     path = str(file)
     try:
-        with source_words(_of_rows):
-            guess = guess_meaning(path, None, answer, _DOMAIN if has_function else None)
-            if has_function:  # the function gets the column unchanged
-                guess = guess._replace(source=guess.source.model_copy(update={"answer_after": None}))
-            reading = read_commas(read_source(guess.source), {guess.domain})
-            first = make_first_recipe(path, model, guess, reading, "", tools)
-    except UserError as error:
-        raise UserError(str(error).replace(path, "data")) from None  # the caller gave rows and knows no file
+        guess = guess_meaning(path, None, answer, _DOMAIN if has_function else None)
+        if has_function:  # the function gets the column unchanged
+            guess = guess._replace(source=guess.source.model_copy(update={"answer_after": None}))
+        reading = read_commas(read_source(guess.source), {guess.domain})
+        first = make_first_recipe(path, model, guess, reading, tools)
+    except UserError as error:  # the caller gave rows and knows no file
+        advice = "rows have no settings: rename their columns, or give `reward=FUNCTION`"
+        raise UserError(f"{str(error).replace(path, 'data')}; {advice}") from None
     recipe = {name: value for name, value in first.settings.items() if name != "verification.functions"}
     return recipe, first.source, (f"data: {counted(len(first.reading.questions), 'question')}", *first.guesses())
-
-
-def _of_rows(key: str, value: object) -> str:
-    """Name a source's setting by what a caller with rows can change: the names of columns, or the reward."""
-    if key == "domain":
-        return "a recipe with domain: math" if value == "math" else "reward=FUNCTION"
-    return f"the column name {key.removesuffix('_column')}" if key.endswith("_column") else in_recipe(key, value)
 
 
 def _check_columns(terms: Sequence[Term], given: Sequence[str], row: Mapping[str, Any]) -> None:
@@ -295,127 +285,92 @@ def _tool_paths(tools: Sequence[Any], folder: Path) -> dict[str, str]:
     for tool in tools:
         if not callable(tool) or inspect.isclass(tool) or inspect.ismethod(tool):
             raise UserError(f"tools: expected a list of functions, got {tool!r:.80} in it; define each tool with `def`")
-        name = getattr(tool, "__name__", type(tool).__name__)
+        name = _name_of(tool)
+        if not name.isidentifier():
+            raise UserError(f"tools: {name} has no name that a response could call; define it with `def`")
         if name in paths:
             raise UserError(f"tools: two functions have the name {name}; rename one of them")
+        if inspect.isfunction(tool) and file_path(tool) is None:  # a pickle lacks the names in annotations as text
+            tool.__annotations__ = get_type_hints(tool, include_extras=True)
         paths[name] = _path(tool, folder, "tools")
     return paths
 
 
 def _path(function: Callable[..., object], folder: Path, argument: str) -> str:
-    """Return the path of a function; a notebook's function is first written into a file."""
-    path = importable_path(function)
+    """Return the path of a function: in the file of its module, or in a pickle that is written into the folder."""
+    path = file_path(function)
     if path is None:
-        text = source_of(function, argument)
-        file = folder / f"{argument}_{blake2b(text.encode(), digest_size=4).hexdigest()}.py"
-        _write(file, text.encode())
-        path = f"{file.absolute()}:{function.__name__}"
+        content = pickled(function, argument)
+        file = folder / f"{argument}_{blake2b(content, digest_size=4).hexdigest()}.pkl"
+        _write(file, content)
+        path = f"{file.absolute()}:{_name_of(function)}"
     return path
 
 
-def importable_path(function: Callable[..., object]) -> str | None:
-    """Return `file.py:function` for a function at the top level of a file; None for any other function."""
-    name = getattr(function, "__qualname__", "")
-    try:
-        file = inspect.getsourcefile(function)
-    except TypeError:
+def file_path(function: Callable[..., object]) -> str | None:
+    """Return `file.py:function` for what a module outside of packages defines at its top level; None for the rest."""
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    file, name = getattr(module, "__file__", None), getattr(function, "__qualname__", "")
+    if module is None or file is None or module.__name__ == "__main__" or module.__package__:
         return None
-    if file is None or not Path(file).is_file() or not all(part.isidentifier() for part in name.split(".")):
-        return None
-    if function.__module__ == "__main__":  # the file of a cell does not have the other cells
-        main = getattr(sys.modules["__main__"], "__file__", None)
-        if main is None or not Path(main).exists() or not Path(main).samefile(file):
-            return None
-    return f"{Path(file).absolute()}:{name}"
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{Path(file).absolute()}:{name}" if found is function and file.endswith(".py") else None
 
 
-def source_of(function: Callable[..., object], argument: str = "reward") -> str:
-    """Return the text of a file that defines a notebook's function and everything that it uses.
+def pickled(function: Callable[..., object], argument: str = "reward") -> bytes:
+    """Return a function and all that it captures as bytes, which `load` of the trusted workers reads.
 
-    The file imports what comes from modules. It contains the source of the notebook's functions and the values of its
-    constants. Any other variable is an error, since a worker could not have it. `argument` is where the function was
-    given. The types of tools are part of what they use; those of other functions are never evaluated.
+    What an imported module defines is pickled by reference. So that workers can import it, also after a resume from a
+    different folder, the bytes name the folders of `sys.path`.
+
+    Raises:
+        UserError: If the function cannot be pickled, with the captured object that is the reason.
     """
-    parts: dict[str, str] = {}
-    first = "" if argument == "tools" else "from __future__ import annotations\n"
-    _add(function, parts, first, argument)
-    imports = sorted(text for text in parts.values() if text.startswith(("import ", "from ")))
-    rest = [text for text in parts.values() if not text.startswith(("import ", "from "))]
-    return "\n".join([first, *imports, "", *rest])
-
-
-def _add(function: Any, parts: dict[str, str], first: str, argument: str) -> None:
-    """Add the source of a function to the parts of a file, after everything that the function uses."""
-    name = getattr(function, "__name__", "")
-    if not inspect.isfunction(function) or not name.isidentifier():
-        raise UserError(f"{argument}: {name or repr(function)} is not a function with a name; define it with `def`")
-    if free := function.__code__.co_freevars:
-        raise UserError(
-            f"{argument}: {name} uses the variable {free[0]!r} of the function around it, which workers cannot have; "
-            "make it an argument with a default, or a variable of the notebook"
-        )
     try:
-        source = textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError) as error:
+        content = cloudpickle.dumps(function)
+    except Exception as error:  # whatever the `__reduce__` of a captured object raises
         raise UserError(
-            f"{argument}: the source of {name} is not available, and worker processes need it; define it in a file "
-            f"(in a notebook: %%writefile {argument}.py, then from {argument} import ...)"
+            f"{argument}: {_unpicklable(function, error)}; worker processes get a copy of the function: make the "
+            "object inside the function, or import the function from a file"
         ) from error
-    parts[name] = ""  # marks the function as added, since it may call itself
-    codes = [*_codes(compile(first + source, f"<{argument}>", "exec", dont_inherit=True))]
-    attributes = {name for code in codes for name in code.co_names}
-    for used in dict.fromkeys(name for code in codes for name in _taken(code)):
-        if used in parts:
-            continue
-        if used not in function.__globals__:
-            if not hasattr(builtins, used):
-                raise UserError(f"{argument}: {name} uses {used!r}, which is not defined; define or import it first")
-            continue
-        value = function.__globals__[used]
-        if inspect.isfunction(value) and value.__module__ in (None, "__main__") and value.__name__ == used:
-            _add(value, parts, first, argument)
-        elif (text := _definition(used, value, attributes)) is not None:
-            parts[used] = text
-        else:
-            raise UserError(
-                f"{argument}: {name} uses the variable {used!r} of type {type(value).__name__}, and worker processes "
-                "have only its source; make it within the function, or define the function in a file"
-            )
-    parts[name] = parts.pop(name) + source
+    folders = [folder or str(Path.cwd()) for folder in sys.path]
+    return pickle.dumps({"python": sys.version_info[:2], "folders": folders, "function": content})
 
 
-def _definition(name: str, value: Any, attributes: set[str]) -> str | None:
-    """Return the import or the definition of a variable; None if a worker cannot have its value."""
-    if isinstance(value, ModuleType):  # also import submodules that the code may use, such as `xml.etree`
-        inner = (other for other in sorted(sys.modules) if other.startswith(f"{value.__name__}."))
-        used = (f"\nimport {other}" for other in inner if {*other.split(".")[1:]} <= attributes)
-        return f"import {value.__name__} as {name}{''.join(used)}"
-    if isinstance(value, re.Pattern):
-        return f"{name} = __import__('re').compile({value.pattern!r}, {value.flags})\n"
-    home, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", ".")
-    is_known = inspect.isroutine(value) or inspect.isclass(value) or getattr(typing, str(qualified), None) is value
-    if is_known and home not in (None, "__main__"):
-        return f"from {home} import {qualified} as {name}" if "." not in qualified else None
+def _unpicklable(function: Callable[..., object], error: Exception) -> str:
+    """Return which captured object keeps a function from being pickled."""
+    waiting, seen = [function], [function]
+    while waiting:
+        user = waiting.pop()
+        for name, value in _captured(user).items():
+            problem = _pickling_problem(value)
+            if problem is not None and not inspect.isfunction(value):
+                kind = type(value).__name__
+                return f"{_name_of(user)} uses {name!r} of type {kind}, which cannot be pickled ({problem})"
+            if problem is not None and value not in seen:  # the reason is an object that this function captures
+                waiting.append(value)
+                seen.append(value)
+    return f"{_name_of(function)} cannot be pickled ({first_line(error)})"
+
+
+def _captured(function: Callable[..., object]) -> dict[str, Any]:
+    """Return the variables that are pickled with a function, or the attributes of any other callable."""
+    if not inspect.isfunction(function):
+        return dict(getattr(function, "__dict__", {}))
+    parameters, outer = inspect.signature(function).parameters, inspect.getclosurevars(function)
+    defaults = {name: one.default for name, one in parameters.items() if one.default is not one.empty}
+    return {**defaults, **outer.globals, **outer.nonlocals}
+
+
+def _pickling_problem(value: Any) -> str | None:
     try:
-        hash(value)  # a value that can change may differ between processes
-        return f"{name} = {value!r}\n" if ast.literal_eval(repr(value)) == value else None
-    except (TypeError, ValueError, SyntaxError):
-        return None
+        cloudpickle.dumps(value)
+    except Exception as error:
+        return first_line(error)
+    return None
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of a definition: its body, defaults, decorators and inner functions."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-def _taken(code: CodeType) -> Iterator[str]:
-    """Yield the names that code reads and does not set."""
-    stored: set[str] = set()
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("STORE_NAME", "STORE_GLOBAL"):
-            stored.add(str(instruction.argval))
-        if instruction.opname in ("LOAD_NAME", "LOAD_GLOBAL") and instruction.argval not in stored:
-            yield str(instruction.argval)
+def _name_of(function: Callable[..., object]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -47,6 +47,9 @@ def plan(
     The plan is made from a pilot and a few timed steps, and written to `plan.json`. The model does not change. Ctrl-C
     stops without a plan.
 
+    Examples:
+        >>> brorl.plan("runs/first", seconds_per_step=60)
+
     Args:
         checkpoint: A model (`quickstart`, a folder, a hub id), a run, or a checkpoint in a run; None is the recipe's
             model.
@@ -69,38 +72,54 @@ def plan(
     given = flat_settings(overrides)
     config, source = _resolve(checkpoint, recipe, given)
 
-    with Screen(silent=not progress) as screen, ExitStack() as ends:  # before torch
-        from brorl.planning.advice import PlanResult, next_commands, plan_record
-        from brorl.training.inputs import prepare_run
-        from brorl.training.local_parts import LocalParts
+    is_default = recipe is None and source == RECIPE and "data.sources" not in given
+    pilot = pilot_prompts, pilot_rollouts
+    with Screen(silent=not progress) as screen, ExitStack() as ends:  # shown while torch is imported
+        from brorl.planning.advice import PlanResult, plan_record
 
-        screen.observe(Phase("loading", "data"))
-        memory: list[Table] = []
-        inputs = prepare_run(config, config.model, memory.append)
-        parts = LocalParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
-        if pilot_prompts > parts.stream.num_prompts:
-            raise UserError(
-                f"pilot_prompts = {pilot_prompts} is more than the {parts.stream.num_prompts} training prompts; lower "
-                f"{option('pilot-prompts')}"
-            )
-        is_default = recipe is None and source == RECIPE and "data.sources" not in given
+        parts, memory = _load(config, pilot_prompts, screen, ends)
         with output_folder(Path(output_dir).expanduser()) as folder:
-            pilot = pilot_prompts, pilot_rollouts
             for line in _announcement(config, parts, *pilot, is_default):
                 screen.console.print(line, soft_wrap=True, markup=False)
             screen.console.print(*memory)
             result = PlanResult.measure(config, parts, pilot, rollouts, folder, screen.dim, seconds_per_step)
             with storage_errors(folder):
                 replace_file(folder / "plan.json", json.dumps(plan_record(result), indent=2).encode())
-            named = given if checkpoint is None else {**given, "model": config.model}
-            is_of_a_run = checkpoint is not None and source == resolve_checkpoint(str(checkpoint)).run_config
             if isinstance(source, str | Path):
-                train, compare = next_commands(result, source, named, is_of_a_run)
-                result = replace(result, train_command=train, compare_command=compare)
+                result = _with_commands(result, source, checkpoint, given)
             screen.ending = f"the plan is in {folder}"
             if not in_notebook():
                 screen.console.print(result, soft_wrap=True)
             return result
+
+
+def _load(config: TrainConfig, pilot_prompts: int, screen: Screen, ends: ExitStack) -> tuple[LocalParts, list[Table]]:
+    """Load the data and the model; return the parts of a run, and tables about its memory."""
+    from brorl.training.inputs import prepare_run
+    from brorl.training.local_parts import LocalParts
+
+    screen.observe(Phase("loading", "data"))
+    memory: list[Table] = []
+    inputs = prepare_run(config, config.model, memory.append)
+    parts = LocalParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
+    if pilot_prompts > parts.stream.num_prompts:
+        raise UserError(
+            f"pilot_prompts = {pilot_prompts} is more than the {parts.stream.num_prompts} training prompts; lower "
+            f"{option('pilot-prompts')}"
+        )
+    return parts, memory
+
+
+def _with_commands(
+    result: PlanResult, source: str | Path, checkpoint: str | Path | None, given: Mapping[str, Any]
+) -> PlanResult:
+    """Return a plan with the commands that train and compare what it recommends."""
+    from brorl.planning.advice import next_commands
+
+    found = None if checkpoint is None else resolve_checkpoint(str(checkpoint))
+    named = given if found is None else {**given, "model": found.model}
+    train, compare = next_commands(result, source, named, found is not None and source == found.run_config)
+    return replace(result, train_command=train, compare_command=compare)
 
 
 def plan_command(
@@ -170,6 +189,6 @@ def _announcement(
     if is_default:
         lines.append(
             f"no {option('recipe')}: the plan is for the arithmetic puzzles of {RECIPE}; plan your own prompts with "
-            f"{option('recipe')} mine.yaml or {option('data', 'FILE')}"
+            f"{option('recipe', 'mine.yaml')} or {option('data', 'FILE')}"
         )
     return lines

@@ -16,12 +16,19 @@ from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
 from brorl.format import visible_text
+from brorl.model.settings import LoraSettings
 from brorl.prompts.countdown import CountdownPuzzle
-from brorl.prompts.prompt import COUNTDOWN_DOMAIN, Question
+from brorl.prompts.question import COUNTDOWN_DOMAIN, Question
 from brorl.prompts.settings import FileSource
 from brorl.reporting.outline import Branch, lines_of, outline_of
 from brorl.reporting.tool_use import ToolUse
 from brorl.table import Result, Table
+from brorl.tools.of_recipe import environment_verifier, load_tools, make_toolbox, rendered, with_turns
+from brorl.training.questions import build_questions
+from brorl.verification.domains.table import make_verifiers
+from brorl.verification.grade import grade, seen_text
+from brorl.verification.sandbox.pool import Workers
+from brorl.verification.thoughts import make_decode
 
 if TYPE_CHECKING:
     from brorl.tree import RolloutTree
@@ -108,11 +115,14 @@ def sample(
 ) -> SampledTree:
     """Sample N responses to one prompt as a tree.
 
+    Examples:
+        >>> brorl.sample("runs/first", "make 22 from 3 5 7", rollouts=256, against="start")
+
     Args:
         checkpoint: A model (`quickstart`, a folder, a hub id), a run (its last checkpoint), or a checkpoint in one.
         prompt: The question, as in the data of the run, or a puzzle such as `make 22 from 3 5 7`.
         rollouts: N, 1 to 2^20.
-        against: Another model, whose tree is drawn beside it; `start` is the model that the run started from.
+        against: A second model, whose tree is drawn beside it; `start` is the model that the run started from.
         reference: The reference answer of the prompt (default: of the same question in the run's data).
         domain: The domain of its verifier (default: the domain of the run's data).
         lines: Branches to draw, at least 1: those with the most rollouts.
@@ -166,8 +176,6 @@ def _question(config: TrainConfig | None, text: str, reference: str | None, doma
                 f"{option('reference')} needs the domain of its verifier; add {option('domain', 'math')}, or another"
             )
         return Question("prompt", text, reference, chosen)
-    from brorl.evaluation.questions import build_questions
-
     for source in () if config is None else build_questions(config):
         for question in (*source.held_out, *source.train):
             if question.text.strip() == text.strip():
@@ -179,14 +187,8 @@ def _sampled(
     config: TrainConfig, question: Question, models: Sequence[tuple[str, str]], rollouts: int, lines: int, seed: int
 ) -> SampledTree:
     from brorl.model.load import check_vocabulary, load_tokenizer
-    from brorl.model.settings import LoraSettings
     from brorl.model.source import find_model, read_config
     from brorl.rollout.chosen_engine import load_engine
-    from brorl.tools.of_recipe import environment_verifier, load_tools, make_toolbox, rendered, with_turns
-    from brorl.verification.domains.table import make_verifiers
-    from brorl.verification.grade import grade, seen_text
-    from brorl.verification.sandbox.pool import Workers
-    from brorl.verification.thoughts import make_decode
 
     merged = config.model_copy(update={"lora": LoraSettings()})  # adapters are merged
     trees, sampling = [], config.sampling.params

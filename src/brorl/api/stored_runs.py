@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from brorl.errors import UserError, option
+from brorl.reporting.samples import PromptRow, Samples, of_kind, one_line
+from brorl.runs.run_directory import check_run, read_run
+from brorl.runs.stored_rollouts import Folder, read_groups, stored_steps
 
 if TYPE_CHECKING:
     from brorl.algorithms.groups import Group
     from brorl.reporting.page import Report
-    from brorl.reporting.samples import Samples
-    from brorl.runs.stored_rollouts import Folder
 
 
 def report(*runs: str | Path, output: str | Path | None = None) -> Report:
     """Write the report of runs as one HTML file that needs no network.
+
+    Examples:
+        >>> brorl.report("runs/first", "runs/second", output="both.html")
 
     Args:
         runs: At least one run directory; charts show several together.
@@ -48,6 +52,9 @@ def samples(
 ) -> Samples:
     """Read the prompts of a step with their pass rates, and the rollouts of one of them.
 
+    Examples:
+        >>> brorl.samples("runs/first", step=20, kind="wrong")
+
     Args:
         run: The run directory.
         step: The step (default: the last stored one).
@@ -65,10 +72,6 @@ def samples(
     """
     if limit < 1:
         raise UserError(f"{option('limit')}: expected a number of at least 1, not {limit}")
-
-    from brorl.reporting.samples import PromptRow, Samples, of_kind, one_line
-    from brorl.runs.run_directory import check_run, read_run
-    from brorl.runs.stored_rollouts import read_groups, stored_steps
 
     path, name = Path(run).expanduser(), None if prompt is None else str(prompt)
     check_run(path)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
@@ -17,87 +16,15 @@ from brorl.api.arguments import (
     refuse_used_folder,
     resolve_config,
 )
+from brorl.api.in_memory import FOLDER, Rewards, moved, resolve_in_memory
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
-from brorl.console.screen import Screen, in_notebook
-from brorl.cost import Cost, total_cost
-from brorl.errors import STOPPED, LearnerLostError, UserError
-from brorl.format import Estimate
-from brorl.table import Result, Table
+from brorl.console.screen import Screen
+from brorl.errors import EngineLostError, LearnerLostError, UserError
+from brorl.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from brorl.api.in_memory import Rewards
-    from brorl.reporting.figure import ResultFigure
-    from brorl.runs.run_directory import Record
-    from brorl.training.loop import Ending
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class TrainingResult(Result):
-    """A run that ended, or was interrupted and can be resumed."""
-
-    path: Path  # the run directory
-    ending: Ending  # why the run ended
-    message: str  # a sentence: why the run ended, and after how many steps
-    metrics: tuple[Record, ...]  # the lines of metrics.jsonl; step 0 is the evaluation before training
-    checkpoints: tuple[Path, ...]  # complete checkpoints, oldest first; each loads with transformers
-    best_checkpoint: Path | None  # has the best held-out pass@k; None if no checkpoint was kept
-    report: Path | None  # HTML file; None if the run has no report
-    hints: tuple[str, ...] = ()  # lines on where the charts are, and the commands that continue the run
-
-    @property
-    def cost(self) -> Cost:
-        """Cost of all steps, in every unit."""
-        return total_cost(self.metrics)
-
-    @property
-    def first_evaluation(self) -> dict[int, Estimate]:
-        """Held-out pass@k at the first evaluation, k -> value with a 95% interval; empty without an evaluation."""
-        return next(iter(self._evaluations()), {})
-
-    @property
-    def last_evaluation(self) -> dict[int, Estimate]:
-        """Held-out pass@k at the last evaluation, k -> value with a 95% interval; empty without an evaluation."""
-        return next(reversed(self._evaluations()), {})
-
-    def _evaluations(self) -> list[dict[int, Estimate]]:
-        evaluations = [record["evaluation"]["pass_at"] for record in self.metrics if record.get("evaluation")]
-        return [{int(k): Estimate(**estimate) for k, estimate in pass_at.items()} for pass_at in evaluations]
-
-    def figure(self) -> ResultFigure:
-        """Return a matplotlib figure: the mean reward, held-out pass@k, and the fraction of mixed groups, by step."""
-        from brorl.reporting.figure import run_figure
-
-        return run_figure(self.metrics)
-
-    def __repr__(self) -> str:
-        return f"TrainingResult({self.message}; run directory: {self.path})"
-
-    def parts(self) -> Iterator[Any]:
-        """Yield the tables of a run, why it ended, and what to do next, with commands to copy."""
-        from brorl.console.tables import held_out_check_lines, result_tables
-        from brorl.evaluation.benchmark import coverage_note
-
-        yield from result_tables(self.metrics)
-        yield f"\n{self.message}; run directory: {self.path}"
-        evaluations = [record["evaluation"] for record in self.metrics if "evaluation" in record]
-        yield from (*held_out_check_lines(self.metrics), *coverage_note(evaluations), *self.hints)
-
-    def show_on(self, screen: Screen) -> None:
-        """Write the parts; commands are not wrapped. A notebook shows the result itself, so they are only logged."""
-        screen.ending = f"{self.message}; run directory: {self.path}"
-        for part in self.parts():
-            if in_notebook():
-                screen.log(*([""] if isinstance(part, Table) else []), part)
-            elif isinstance(part, Table):
-                screen.show(part)
-            else:
-                screen.echo(part, is_command=part in self.hints)
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code of the command: 0, 130 if the run was stopped, 1 if it ended because no group was mixed."""
-        return {"NO_MIXED_GROUPS": 1, "UNVERIFIED": 1, "INTERRUPTED": STOPPED}.get(self.ending.name, 0)
+    from brorl.api.training_session import TrainingResult
 
 
 _RECIPE = "quickstart"
@@ -114,31 +41,34 @@ def train(
     """Train a model and return the result; the files are in the run directory.
 
     Ctrl-C, the interrupt of a notebook and SIGTERM stop the run: it saves a checkpoint and returns. A second one
-    discards the step in progress and raises KeyboardInterrupt. Outside of the main thread, signals have no effect.
+    discards the step in progress and raises KeyboardInterrupt. Signals work in the main thread only.
+
+    Examples:
+        >>> run = brorl.train("quickstart", steps=30, evaluation={"every": 5}, output_dir="runs/first")
+        >>> run = brorl.train("runs/first", resume=True, steps=60)
+        >>> run = brorl.train(data=rows, reward=lambda response, reference: reference in response)
 
     Args:
-        config_or_path: Name of a built-in recipe, path of a YAML file, nested settings, or a config; None is
-            `quickstart`. With `resume`, a run directory.
-        reward: A function that verifies responses, for all domains of the data (`verification.functions`): with TRL's
-            signature, `reward(completions, **columns) -> list[float]`, or `verify(response, reference)`. Several terms
-            are a mapping, `{"right": right, "brief": (brief, 0.2)}`: the first decides what is correct, and the
-            weighted sum is the reward. Worker processes import the file of a function; the source of one of a notebook
-            is written into the run directory.
+        config_or_path: A built-in recipe, a YAML file, nested settings, or a config (default: `quickstart`, or for rows
+            the recipe that `brorl init` writes). With `resume`, a run directory.
+        reward: A function that verifies the responses of all domains: `verify(response, reference)`, or with TRL's
+            signature `reward(completions, **columns) -> list[float]`. Several terms are a mapping,
+            `{"right": right, "brief": (brief, 0.2)}`: the first decides what is correct, and the weighted sum is the
+            reward. Worker processes import a function's file; functions of a notebook or a script, lambdas and closures
+            are pickled into the run directory.
         resume: Continue a run from its last checkpoint. Settings such as `steps` can change
             (`brorl.config.reading.CHANGEABLE_ON_RESUME`).
-        progress: Print the output of the command; run.log has it in any case.
-        overrides: Settings that replace those of the recipe, nested or by dotted name:
-            `train("quickstart", steps=30, evaluation={"every": 5}, **{"sampling.top_k": 0})`. Among them are
-            `output_dir` (default: a new directory in `runs/`), `report`, and `tracking`. `data` may also be rows: a
-            `datasets.Dataset`, a list of dicts, a data frame or a table. Their columns are guessed as `brorl init`
-            does, and they are stored in the run directory. Without a recipe, the other settings are those that `brorl
-            init` writes. `tools` may also be a list of functions that responses can call, with types and a docstring.
+        progress: Print the output of the command, which run.log has in any case.
+        overrides: Settings that replace those of the recipe, nested or by dotted name, such as `output_dir` (default: a
+            new directory in `runs/`). `data` may also be rows: a `datasets.Dataset`, a list of dicts, a data frame or a
+            table. Their columns are guessed as by `brorl init`, and they are stored in the run directory. `tools` may
+            also be a list of functions with types and a docstring, which responses can call.
 
     Returns:
         The result. It shows as tables in terminals and notebooks.
 
     Raises:
-        UserError: If a setting, the data, the model or the machine's memory does not fit; nothing is left on the disk.
+        UserError: If a setting, the data, the model or the machine's memory does not fit. No files are left.
     """
     refuse_in_worker()
     if resume:
@@ -149,8 +79,6 @@ def train(
         if isinstance(overrides.get("tools"), list | tuple):
             raise UserError("a resumed run keeps its tools; leave out tools, or start a new run with them")
         return _resume(config_or_path, overrides, progress)
-    from brorl.api.in_memory import FOLDER, resolve_in_memory
-
     with TemporaryDirectory(prefix="brorl-given-") as scratch:
         folder = Path(scratch) / FOLDER
         recipe, config, said = resolve_in_memory(config_or_path, overrides, reward, folder)
@@ -163,7 +91,6 @@ def train(
 def _train_new(config: TrainConfig, name: str, given: Path, progress: bool) -> TrainingResult:
     """Train in a new directory; files made from in-memory rows and functions are copied there from `given`."""
     with Screen(silent=not progress) as screen:  # shown while torch is imported
-        from brorl.api.in_memory import moved
         from brorl.api.training_session import TrainingSession
 
         directory = make_run_directory(config.output_dir, name)
@@ -172,7 +99,7 @@ def _train_new(config: TrainConfig, name: str, given: Path, progress: bool) -> T
             try:
                 config = moved(config, given, directory.path / given.name)
                 return TrainingSession(config, directory, screen, is_new=True).run_to_end()
-            except LearnerLostError:  # it can be resumed, even from step 0
+            except (EngineLostError, LearnerLostError):  # it can be resumed, even from step 0
                 raise
             except UserError:
                 if not directory.read_metrics():  # no step was done: remove all, so that the command can be repeated
@@ -210,7 +137,6 @@ def _resume(path: str | Path, overrides: Mapping[str, Any], progress: bool) -> T
     config = resolve_config(config_file, overrides)
     with Screen(silent=not progress) as screen:
         from brorl.api.training_session import TrainingSession
-        from brorl.runs.run_directory import RunDirectory
 
         directory = RunDirectory(Path(path))
         with directory.locked():

@@ -1,7 +1,8 @@
-"""Trains a run in this process: from its settings and directory to its end or an interruption."""
+"""Trains a run in this process, from its settings and directory to its result."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import count
@@ -12,15 +13,17 @@ import torch
 
 import brorl
 from brorl.activity import Activity, Phase
-from brorl.api.train import TrainingResult
 from brorl.assemble import build_run
 from brorl.config.reading import dump_yaml, fixed_settings, parse_yaml
 from brorl.config.settings import TrainConfig
 from brorl.console.progress import TrainingProgress
-from brorl.console.screen import Screen
+from brorl.console.screen import Screen, in_notebook
+from brorl.console.tables import held_out_check_lines, result_tables
+from brorl.cost import Cost, total_cost
 from brorl.distributed.settings import ClusterSettings
-from brorl.errors import LearnerLostError, UserError
-from brorl.format import counted, shell_command
+from brorl.errors import STOPPED, EngineLostError, LearnerLostError, UserError
+from brorl.evaluation.evaluator import coverage_note
+from brorl.format import Estimate, counted, shell_command
 from brorl.model.settings import shipped_folder
 from brorl.model.source import commit_of, find_model
 from brorl.runs.checkpoint import (
@@ -34,18 +37,84 @@ from brorl.runs.checkpoint import (
 from brorl.runs.model_card import upload_command
 from brorl.runs.run_directory import REPORT_FILE, Record, RunDirectory
 from brorl.storage import replace_file, storage_errors
+from brorl.table import Result, Table
 from brorl.trackers import open_trackers, require_package
 from brorl.training.inputs import learner_device
-from brorl.training.loop import Ending
-from brorl.training.loop import train as train_run
+from brorl.training.loop import Ending, train_run
 from brorl.training.run import TrainingRun
 from brorl.training.source_files import fingerprints
 from brorl.training.stop_request import StopRequest
 
 if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
+    from brorl.reporting.figure import ResultFigure
 
 _FEW = 16  # the hint at the end suggests this many rollouts per prompt
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TrainingResult(Result):
+    """A run that ended, or was interrupted and can be resumed."""
+
+    path: Path  # the run directory
+    ending: Ending  # why the run ended
+    message: str  # a sentence: why the run ended, and after how many steps
+    metrics: tuple[Record, ...]  # the lines of metrics.jsonl; step 0 is the evaluation before training
+    checkpoints: tuple[Path, ...]  # complete checkpoints, oldest first; each loads with transformers
+    best_checkpoint: Path | None  # has the best held-out pass@k; None if no checkpoint was kept
+    report: Path | None  # HTML file; None if the run has no report
+    hints: tuple[str, ...] = ()  # lines on where the charts are, and the commands that continue the run
+
+    @property
+    def cost(self) -> Cost:
+        """Cost of all steps, in every unit."""
+        return total_cost(self.metrics)
+
+    @property
+    def first_evaluation(self) -> dict[int, Estimate]:
+        """Held-out pass@k at the first evaluation, k -> value with a 95% interval; empty without an evaluation."""
+        return next(iter(self._evaluations()), {})
+
+    @property
+    def last_evaluation(self) -> dict[int, Estimate]:
+        """Held-out pass@k at the last evaluation, k -> value with a 95% interval; empty without an evaluation."""
+        return next(reversed(self._evaluations()), {})
+
+    def _evaluations(self) -> list[dict[int, Estimate]]:
+        evaluations = [record["evaluation"]["pass_at"] for record in self.metrics if record.get("evaluation")]
+        return [{int(k): Estimate(**estimate) for k, estimate in pass_at.items()} for pass_at in evaluations]
+
+    def figure(self) -> ResultFigure:
+        """Return a matplotlib figure: the mean reward, held-out pass@k, and the fraction of mixed groups, by step."""
+        from brorl.reporting.figure import run_figure  # imports matplotlib
+
+        return run_figure(self.metrics)
+
+    def __repr__(self) -> str:
+        return f"TrainingResult({self.message}; run directory: {self.path})"
+
+    def parts(self) -> Iterator[Any]:
+        """Yield the tables of a run, why it ended, and what to do next, with commands to copy."""
+        yield from result_tables(self.metrics)
+        yield f"\n{self.message}; run directory: {self.path}"
+        evaluations = [record["evaluation"] for record in self.metrics if "evaluation" in record]
+        yield from (*held_out_check_lines(self.metrics), *coverage_note(evaluations), *self.hints)
+
+    def show_on(self, screen: Screen) -> None:
+        """Write the parts; commands are not wrapped. A notebook shows the result itself, so they are only logged."""
+        screen.ending = f"{self.message}; run directory: {self.path}"
+        for part in self.parts():
+            if in_notebook():
+                screen.log(*([""] if isinstance(part, Table) else []), part)
+            elif isinstance(part, Table):
+                screen.show(part)
+            else:
+                screen.echo(part, is_command=part in self.hints)
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command: 0, 130 if the run was stopped, 1 if it ended because no group was mixed."""
+        return {"NO_MIXED_GROUPS": 1, "UNVERIFIED": 1, "INTERRUPTED": STOPPED}.get(self.ending.name, 0)
 
 
 @dataclass(frozen=True)
@@ -77,6 +146,11 @@ class TrainingSession:
     def _resume(self) -> str:
         return shell_command("resume", self.directory.path)
 
+    @property
+    def _last(self) -> str:
+        last = last_checkpoint(self.directory.checkpoints)
+        return f"from {last.name}" if last else "from the start"
+
     def _run(self, progress: TrainingProgress, stop: StopRequest) -> tuple[Ending, str]:
         """Train. If a remote learner is lost, continue from the last checkpoint with new processes."""
         limit, advice = self.config.cluster.max_restarts, f"Continue from the last checkpoint with: {self._resume}"
@@ -92,15 +166,15 @@ class TrainingSession:
                 try:
                     run, state = self._begin(progress, stop, cluster, parts)
                     return self._train(run, state, progress, stop)
+                except EngineLostError as error:
+                    raise EngineLostError(f"{error}. Continue {self._last} with: {self._resume}") from error
                 except LearnerLostError as error:
-                    last = last_checkpoint(self.directory.checkpoints)
                     if cluster is None or restarts > limit:
                         raise LearnerLostError(
                             f"{error}; cluster.max_restarts = {limit} allows no more restarts; fix the cause, then: "
                             f"{self._resume}"
                         ) from error
-                    where = f"from {last.name}" if last else "from the start"
-                    self.screen.echo(f"{error}; continuing {where} (restart {restarts} of at most {limit})")
+                    self.screen.echo(f"{error}; continuing {self._last} (restart {restarts} of at most {limit})")
                     cluster.release()
         raise AssertionError("the loop returns or raises")
 
@@ -123,8 +197,7 @@ class TrainingSession:
         arithmetic_line = directory.arithmetic_line(config.device)
         commit = None if state.step else commit_of(find_model(config.model))  # a resumed run may have lost the folder
         directory.write_environment(config.device, _lineage(config.model), commit)
-        benchmark = run.benchmark
-        directory.write_held_out(benchmark.prompts if benchmark else [])
+        directory.write_held_out(run.held_out.prompts if run.held_out else [])
         progress.recall(directory.read_metrics())
         self.screen.status.start_training(state.step)
         places = [_placement_line(config.cluster, cluster.num_machines)] if cluster else []
@@ -205,7 +278,7 @@ class TrainingSession:
         return hints
 
     def _write_report(self) -> str:
-        from brorl.reporting.page import write_report
+        from brorl.reporting.page import write_report  # only for a run with a report
 
         try:
             report = write_report([self.directory.path])
@@ -216,7 +289,7 @@ class TrainingSession:
     def _examples(self, last: Record) -> list[str]:
         """Return responses of the last step, if none was correct."""
         if self.config.store_rollouts_every:
-            from brorl.reporting.samples import unsolved_examples
+            from brorl.reporting.samples import unsolved_examples  # only for a run without a correct response
 
             return unsolved_examples(self.directory.path, last["step"])
         if last["sampling"]["accuracy"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -38,24 +38,27 @@ def tune(
 ) -> TuningResult:
     """Find the N, objective and learning rate that end highest for an aim, and test them against your recipe.
 
-    A pilot measures how much there is to gain, and how many prompts fit into a step at each N. Candidates then race on
-    tuning prompts: after a quarter, a half and all of their budget the best go on. The winner is compared with your
-    recipe on other held-out prompts and seeds. After the pilot, a stopped tuning continues with its folder as the only
-    argument.
+    A pilot measures how much there is to gain, and how many prompts fit in a step at each N. Candidates then race on
+    tuning prompts: the best continue after a quarter, a half and all of their budget. The winner is compared with your
+    recipe on different held-out prompts and seeds. After the pilot, a stopped tuning continues with its folder as the
+    only argument.
+
+    Examples:
+        >>> result = brorl.tune("mine.yaml", aim="pass@1", budget="2h")
 
     Args:
         start: A recipe (name or YAML file), or the model to start from: a model, a run (its last checkpoint), or a
             checkpoint in one; or the folder of an unfinished `tune` (default: quickstart).
         recipe: The recipe, if `start` is a model (default: the run's, or quickstart).
-        aim: The score that is to end highest: `pass@1`, `pass@k` (pass@16), or `coverage` (pass@k of the largest k)
+        aim: The score to raise: `pass@1`, `pass@k` (pass@16), or `coverage` (pass@k of the largest k)
             (default: pass@1).
-        budget: Time for everything: seconds, or a number with s, m or h (default: 30m). Then runs are stopped, and the
-            answer rests on the complete ones. An unfinished tuning may get another budget.
+        budget: Total time: seconds, or a number with s, m or h (default: 30m). Runs are stopped at its end, and the
+            answer rests on the complete ones. An unfinished tuning may get a new budget.
         seeds: Runs of each of the two arms of the final, >= 2 (default: 5).
         jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit; an unfinished tuning keeps its
             number).
         output_dir: The folder (default: runs/tune-...).
-        progress: Whether to print what is run, and each run as it ends.
+        progress: Print what is run, and each run as it ends.
         overrides: Settings that replace those of the recipe, nested or by dotted name.
 
     Raises:
@@ -71,11 +74,7 @@ def tune(
     with Screen(silent=not progress) as screen:
         if (folder / TUNE_FILE).is_file():
             asked = {"aim": aim, "seeds": seeds, "recipe": recipe, **overrides}
-            if changed := next((name for name, value in asked.items() if value is not None), None):
-                raise UserError(
-                    f"{folder} is a tuning already, and {option(changed)} would change it; only {option('jobs')} and "
-                    f"{option('budget')} may"
-                )
+            _refuse_changes(folder, [name for name, value in asked.items() if value is not None])
             spec = TuningSpec.read(folder)
             return train_race(spec if budget is None else replace(spec, seconds=seconds), folder, jobs, screen)
         if aim not in (None, *AIMS):
@@ -86,6 +85,14 @@ def tune(
         with output_folder(folder):
             begun = prepare_tuning(config, folder, aim or "pass@1", seconds, seeds or 5, jobs, screen)
         return begun if isinstance(begun, TuningResult) else train_race(begun, folder, jobs, screen)
+
+
+def _refuse_changes(folder: Path, changed: Sequence[str]) -> None:
+    if changed:
+        raise UserError(
+            f"{folder} is a tuning already, and {option(changed[0])} would change it; only {option('jobs')} and "
+            f"{option('budget')} may"
+        )
 
 
 def _seconds(budget: str | float) -> float:
@@ -116,11 +123,7 @@ def _own_config(start: ConfigOrPath | None, recipe: ConfigOrPath | None, given: 
 def _folder(start: ConfigOrPath | None, output_dir: str | Path | None) -> Path:
     """Return the folder of an unfinished tuning, or a new one."""
     if isinstance(start, str | Path) and (Path(start) / TUNE_FILE).is_file():
-        if output_dir is not None:
-            raise UserError(
-                f"{start} is a tuning already, and {option('output-dir')} would change it; only {option('jobs')} and "
-                f"{option('budget')} may"
-            )
+        _refuse_changes(Path(start), [] if output_dir is None else ["output_dir"])
         return Path(start)
     folder = RUNS / f"tune-{datetime.now():%Y%m%d-%H%M%S}" if output_dir is None else Path(output_dir).expanduser()
     if (folder / TUNE_FILE).is_file():

@@ -5,6 +5,7 @@ Responses to unknown questions are counted and shown.
 
 from __future__ import annotations
 
+import glob
 import json
 import re
 from collections import Counter, defaultdict
@@ -21,11 +22,11 @@ from brorl.api.arguments import refuse_in_worker
 from brorl.config.reading import flat_settings
 from brorl.console.screen import Screen
 from brorl.errors import UserError, option
-from brorl.evaluation.questions import read_all_questions
+from brorl.evaluation.datasets import read_all_questions
 from brorl.format import counted, shortened, visible_text
-from brorl.prompts.prompt import Question
-from brorl.runs.response_files import ResponseColumns, find_responses, read_responses, run_of
-from brorl.storage import exists, is_folder, replace_file, storage_errors
+from brorl.prompts.question import Question
+from brorl.runs.stored_rollouts import stored_steps
+from brorl.storage import exists, is_file, is_folder, replace_file, storage_errors
 from brorl.table import Result, Table
 from brorl.tools.of_recipe import environment_verifier, load_tools
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
@@ -38,6 +39,7 @@ from brorl.verification.grade import (
     match_questions,
     rescore,
 )
+from brorl.verification.response_files import ResponseColumns, read_responses
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import unreadable_references
 
@@ -183,6 +185,10 @@ def verify(
 ) -> VerifyResult:
     """Verify stored responses, and compare the verdicts with stored ones.
 
+    Examples:
+        >>> result = brorl.verify("responses.jsonl", data="math500.yaml", id_column="question_id")
+        >>> result.agreement
+
     Args:
         file: A file, folder or pattern of JSONL, JSON or Parquet rows, each with a response and the id or the text of
             its question; a run directory (the rollouts of its last stored step); or the folder of an evaluation.
@@ -209,26 +215,12 @@ def verify(
             f"{wrong} is not a setting of brorl verify; it takes those that start with verification. (see brorl verify "
             "--help)"
         )
-    if data is None:
-        run = run_of(str(file))
-        if run is None:
-            raise UserError(
-                f"{file} does not belong to a run; name its questions: {option('data', 'RECIPE')} | BENCHMARK | FILE"
-            )
-        data = str(run)
-    if not data.strip():
-        raise UserError(f"{option('data')} is empty; name the questions: {option('data', 'RECIPE')} | BENCHMARK | FILE")
-    target = None if output is None else Path(output).expanduser()
-    if target is not None and not is_folder(target.parent):
-        raise UserError(
-            f"{option('output', output)}: there is no folder {target.parent}; create it, or choose another file"
-        )
-    if target is not None and exists(target):
-        raise UserError(f"{option('output', output)} exists; choose another file")
-
+    asked, target = _data_of(file) if data is None else data, _new_file(output)
+    if not asked.strip():
+        raise UserError(f"{option('data')} is empty; name a recipe, a benchmark or a file")
     columns = ResponseColumns(response_column, id_column, correct_column)
     with Screen(silent=not progress) as screen:
-        result = replace(_verify(str(file), data, columns, settings, screen), is_required=require_agreement)
+        result = replace(_verify(str(file), asked, columns, settings, screen), is_required=require_agreement)
     if target is not None:
         with storage_errors(target, "rerun the command"):
             text = "".join(json.dumps(record) + "\n" for record in result.records())
@@ -241,11 +233,36 @@ def verify(
     return result
 
 
+def _data_of(file: str | Path) -> str:
+    """Return the run that a file of responses belongs to."""
+    run = _run_of(str(file))
+    if run is None:
+        raise UserError(
+            f"{file} does not belong to a run; name its questions with {option('data')}: a recipe, a benchmark or a "
+            "file"
+        )
+    return str(run)
+
+
+def _new_file(output: str | Path | None) -> Path | None:
+    """Return the path of the output, which must not exist yet."""
+    if output is None:
+        return None
+    target = Path(output).expanduser()
+    if not is_folder(target.parent):
+        raise UserError(
+            f"{option('output', output)}: there is no folder {target.parent}; create it, or choose a different file"
+        )
+    if exists(target):
+        raise UserError(f"{option('output', output)} exists; choose a different file")
+    return target
+
+
 def _verify(
     file: str, data: str, columns: ResponseColumns, settings: Mapping[str, Any], screen: Screen
 ) -> VerifyResult:
     screen.observe(Phase("reading", "responses"))
-    path = find_responses(file)
+    path = _find_responses(file)
     responses = list(read_responses(path, columns))
     screen.observe(Phase("reading", "questions"))
     config, questions = read_all_questions(data, settings)
@@ -269,6 +286,33 @@ def _verify(
             {question.id for question, _ in unreadable},
         )
     return VerifyResult(path, data, tuple(rescored), tuple(unknown), tuple(unreadable), seconds)
+
+
+def _run_of(path: str) -> Path | None:
+    """Return the run directory at a path, or up to two folders above it; None if there is none."""
+    local = Path(path).expanduser()
+    candidates = (local, local.parent, local.parent.parent)
+    return next((folder for folder in candidates if is_file(folder / "config.yaml")), None)
+
+
+def _find_responses(path: str) -> str:
+    """Return the file or folder of the responses; for a run directory, the rollouts of its last stored step."""
+    local = Path(path).expanduser()
+    if not path.strip():
+        raise UserError("FILE is empty; name the file or folder of the responses")
+    if not exists(local):
+        if glob.has_magic(path):
+            return path
+        raise UserError(f"there is no file or folder {path} (working folder {Path.cwd()}); fix FILE")
+    if (local / "config.yaml").is_file():
+        steps = stored_steps(local)
+        if not steps:
+            raise UserError(
+                f"the run {path} stored no rollouts; train with {option('store_rollouts_every', 1)}, or give the file "
+                f"of an evaluation such as {local / 'evaluations'}"
+            )
+        return str(local / "rollouts" / f"step-{steps[-1]:06d}.parquet")
+    return str(local / "responses") if (local / "responses").is_dir() else str(local)
 
 
 def _no_match(path: str, data: str, responses: Sequence[StoredResponse], ids: Sequence[str]) -> str:

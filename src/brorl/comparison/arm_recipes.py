@@ -54,7 +54,7 @@ def _owned() -> dict[str, str]:
     return {
         "seed": f"{option('seeds', 'N')}, which runs seeds 0 to N-1",
         "output_dir": option("output-dir"),
-        "model": option("from"),
+        "model": option("checkpoint"),
         "steps": f"{option('match', 'steps')} {option('budget', 'N')}",
         "budget.unit": option("match"),
         "budget.limit": option("budget"),
@@ -127,7 +127,7 @@ def _reject_folder(recipe: str | Path) -> None:
         told = (
             f"the recipe of a run is {recipe}/config.yaml"
             if (Path(recipe) / "config.yaml").is_file()
-            else (f"a checkpoint is given with {option('from')}, and the folder of a comparison alone")
+            else (f"a model is given as {option('checkpoint')}, and the folder of a comparison alone")
         )
         raise UserError(f"{recipe} is a folder, and an arm is a recipe; {told}")
 
@@ -140,10 +140,10 @@ def _named(arms: Sequence[ArmRecipe]) -> list[ArmRecipe]:
         names = [f"N={n}" for n in rollouts]
     elif len({*names}) < len(arms):
         names = [f"{i}: {name}" for i, name in enumerate(names, 1)]
-    return [replace(arm, name=name, title=title) for arm, (name, title) in zip(arms, labeled(names), strict=True)]
+    return [replace(arm, name=name, title=title) for arm, (name, title) in zip(arms, short_names(names), strict=True)]
 
 
-def labeled(names: Sequence[str]) -> list[tuple[str, str]]:
+def short_names(names: Sequence[str]) -> list[tuple[str, str]]:
     """Return each arm's short name and title: its name and no title if all names are short, else A, B, C, ..."""
 
     def letters(index: int) -> str:  # A to Z, then AA, AB, ...
@@ -177,7 +177,7 @@ def _check_same(first: ArmRecipe, other: ArmRecipe, unit: Unit) -> None:
     if first.config.model != other.config.model:
         raise UserError(
             f"{first.full_name} starts from {first.config.model} and {other.full_name} from {other.config.model}; arms "
-            f"must start from the same checkpoint: {option('from', first.config.model)}"
+            f"must start from the same checkpoint: {option('checkpoint', first.config.model)}"
         )
     theirs = _measured_by(other.config)
     clocks = [arm.config.engine.clock for arm in (first, other)]
@@ -230,7 +230,7 @@ def _check_ready(arms: Sequence[ArmRecipe], seeds: int, jobs: int, new_folder: P
     for arm, asked in zip(arms, held_out, strict=True):
         if asked != held_out[0]:
             raise UserError(
-                f"{arm.full_name} holds out other prompts than {arms[0].full_name}, so their scores cannot be "
+                f"{arm.full_name} holds out different prompts from {arms[0].full_name}, so their scores cannot be "
                 "compared; give both the same data, data.held_out_fraction, data.split_seed and prompt settings"
             )
     if new_folder is not None:
@@ -238,8 +238,8 @@ def _check_ready(arms: Sequence[ArmRecipe], seeds: int, jobs: int, new_folder: P
         if stored > (free := shutil.disk_usage(above).free):
             raise UserError(
                 f"{counted(len(arms) * seeds, 'run')} keep {memory_size(stored)} of checkpoints at least, and "
-                f"{memory_size(free)} are free in {above}; free some, compare fewer arms or seeds, or choose another "
-                f"{option('output-dir')}"
+                f"{memory_size(free)} are free in {above}; free some, compare fewer arms or seeds, or choose a "
+                f"different {option('output-dir')}"
             )
     device = choose_device(arms[0].config.device)
     available = available_bytes(device)

@@ -6,110 +6,49 @@ Source: the panels of BroRL (arXiv 2510.01180), Figures 1 and 4.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
 from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import SubFigure
 from matplotlib.lines import Line2D
-from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FuncFormatter, MultipleLocator
-from scipy.optimize import isotonic_regression
 
 from brorl.arrays import FloatArray
 from brorl.comparison.results import START, ComparisonResults
 from brorl.comparison.scores import Comparison, score_at, scores_at
-from brorl.cost import UNIT_WORDS, UNITS, Unit, short_amount
-from brorl.reporting.figure import BLUE, GREY, INK, ORANGE, ResultFigure, style
-
-COLORS = (BLUE, ORANGE, "#2e8b6a", "#b3382c", "#7b5ea7", "#8a6d3b", "#5b626d", "#c2508f", "#3aa0c8")
-# The ramp runs from light to dark and from warm to cold, so color blindness and gray printing keep its order.
-_RAMP = LinearSegmentedColormap.from_list("rollouts", ["#d3901c", "#cf5a3c", "#9a3f77", "#4c489c", "#142f57"])
+from brorl.cost import UNITS, Unit
+from brorl.reporting.figure import (
+    COLORS,
+    INK,
+    ResultFigure,
+    axis_label,
+    cost_axis,
+    draw_curve,
+    draw_start,
+    label_ends,
+    ordered_color,
+    style,
+)
 
 
 def arm_colors(comparison: Comparison) -> dict[str, str]:
     """Return a color for each arm: for two arms distant colors, for arms ordered by N a ramp, else any."""
     arms = comparison.arms
     if len(arms) == 2:
-        return {arms[0].name: ORANGE, arms[1].name: BLUE}
+        return {arms[0].name: COLORS[1], arms[1].name: COLORS[0]}
     if not comparison.ordered_by_rollouts:
         return {arm.name: COLORS[i % len(COLORS)] for i, arm in enumerate(arms)}
     ascending = sorted(arms, key=lambda arm: arm.num_rollouts)
-    return {arm.name: to_hex(_RAMP(i / (len(arms) - 1))) for i, arm in enumerate(ascending)}
+    return {arm.name: ordered_color(i / (len(arms) - 1)) for i, arm in enumerate(ascending)}
 
 
-def key_handles(results: ComparisonResults) -> list[Line2D]:
+def _key_handles(results: ComparisonResults) -> list[Line2D]:
     """Return the entries of a legend that explains the letters of arms."""
     colors = arm_colors(results.comparison)
     return [
         Line2D([], [], linestyle="none", marker="s", markersize=6, color=colors[letter], label=f"{letter}: {name}")
         for letter, name in results.key.items()
     ]
-
-
-def draw_start(axis: Axes, start: float, *, below: bool, fontsize: float) -> None:
-    """Draw the score of the start as a dotted line, with its value below or above the line."""
-    axis.axhline(start, color=GREY, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
-    axis.annotate(
-        f"start {start:.3f}", (1, start), xycoords=("axes fraction", "data"), xytext=(-2, -10 if below else 3),
-        textcoords="offset points", fontsize=fontsize, color=GREY, ha="right", zorder=6,
-        path_effects=[withStroke(linewidth=3, foreground="white")],
-    )  # fmt: skip
-
-
-def label_ends(axis: Axes, end: float, labels: Mapping[str, tuple[float, str]], colors: Mapping[str, str]) -> None:
-    """Write the labels of the arms at the ends of their lines without overlap; the limits must be set before."""
-    low, high = axis.get_ylim()
-    order = sorted(labels, key=lambda name: labels[name][0])
-    height_A = apart(np.array([(labels[name][0] - low) / (high - low) for name in order]), 0.062)
-    for name, label_y in zip(order, height_A, strict=True):
-        value, text = labels[name]
-        axis.annotate(
-            text, xy=(end, value), xytext=(1.02, label_y), textcoords="axes fraction", color=colors[name], fontsize=9.5,
-            va="center", annotation_clip=False,
-        )  # fmt: skip
-
-
-def apart(height_A: FloatArray, gap: float) -> FloatArray:
-    """Move rising heights apart, within 0 and 1, with the least sum of squared moves.
-
-    Neighbors are then at least `gap` apart: [0.5, 0.5] with gap 0.1 gives [0.45, 0.55]. Gaps are smaller if there are
-    too many heights.
-    """
-    last = len(height_A) - 1
-    shift_A = min(gap, 1 / max(last, 1)) * np.arange(len(height_A))
-    rising_A = isotonic_regression(height_A - shift_A).x
-    moved_A: FloatArray = np.clip(rising_A, 0, max(0, 1 - shift_A[-1])) + shift_A
-    return moved_A
-
-
-def cost_axis(axis: Axes, unit: Unit, *, max_ticks: int = 5) -> None:
-    """Label an axis of costs that starts at 0."""
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, unit)))
-    axis.set_xlim(left=0)
-    if unit == "seconds":
-        axis.xaxis.set_major_locator(MultipleLocator(tick_seconds(axis.get_xlim()[1] / max_ticks)))
-    else:
-        axis.locator_params(axis="x", nbins=max_ticks)
-    axis.set_xlabel(axis_label(unit), fontsize=9, color=INK)
-
-
-def tick_seconds(least: float) -> float:
-    """Return the smallest round distance between ticks, in seconds, that is at least `least`."""
-    numbers = [(unit, number) for unit in (0.01, 1, 60, 3600) for number in (1, 2, 5, 10, 20, 30)]
-    return next((unit * number for unit, number in numbers if unit * number >= least), 86_400 * ceil(least / 86_400))
-
-
-def tick_text(value: float, unit: Unit) -> str:
-    """Return an amount in the short form of a tick label: 0, 40 s, 2.5M."""
-    return "0" if value == 0 else short_amount(value, unit)
-
-
-def axis_label(unit: Unit) -> str:
-    """Return the label of an axis of costs."""
-    return "training time, without evaluations" if unit == "seconds" else f"{UNIT_WORDS[unit]} of training"
 
 
 def make_figure(results: ComparisonResults, title: str) -> ResultFigure:
@@ -121,7 +60,7 @@ def make_figure(results: ComparisonResults, title: str) -> ResultFigure:
     _draw_scores(scores, results)
     _draw_other_units(other_units, results)
     if results.key:
-        handles = key_handles(results)
+        handles = _key_handles(results)
         figure.legend(handles=handles, loc="outside lower left", frameon=False, fontsize=9, labelcolor=INK)
     return figure
 
@@ -207,17 +146,12 @@ def _draw_lines(
     *,
     small: bool = False,
 ) -> None:
-    """Draw a line with a band over runs for every arm; on an axis of costs, a diamond marks the begin of a phase."""
+    """Draw a line with a band over runs for every arm; on an axis of costs, a diamond marks where a phase begins."""
     colors = arm_colors(comparison)
     for arm in comparison.arms:
         (cost_M, score_MS), color = curves[arm.name], colors[arm.name]
-        low_M, high_M, mean_M = score_MS.min(1), score_MS.max(1), score_MS.mean(1)
-        if (high_M > low_M).any():
-            axis.fill_between(cost_M, low_M, high_M, color=color, alpha=0.16, linewidth=0)
-        axis.plot(
-            cost_M, mean_M, color=color, linewidth=1.6 if small else 2.2, marker="o",
-            markersize=3 if small else 4.5, markevery=slice(1, None), label=arm.name,
-        )  # fmt: skip
+        mean_M, band = score_MS.mean(1), (score_MS.min(1), score_MS.max(1))
+        draw_curve(axis, cost_M, mean_M, color=color, label=arm.name, band=band, small=small, markevery=slice(1, None))
         for begin in arm.phase_begins(unit).values() if unit else ():
             height = float(np.interp(begin, cost_M, mean_M))
             axis.plot(begin, height, "D", markersize=7, color=color, markerfacecolor="white", zorder=6)

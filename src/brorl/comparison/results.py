@@ -312,6 +312,11 @@ class ComparisonResults:
         return f"{numbers[0]} to {numbers[-1]} seeds" if len(numbers) > 1 else counted(numbers[0], "seed")
 
     @property
+    def fewest_seeds(self) -> int:
+        """Number of seeds of the arm that has the fewest."""
+        return min(len(arm.runs) for arm in self.comparison.arms)
+
+    @property
     def budget(self) -> float:
         """The last evaluation point, at which the arms are compared."""
         return self.comparison.eval_points[-1]

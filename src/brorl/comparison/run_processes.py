@@ -27,7 +27,7 @@ from types import ModuleType
 import torch
 
 from brorl.comparison.arm_recipes import ArmRecipe, run_config
-from brorl.comparison.scores import ArmRun, RunProgress, progress_of
+from brorl.comparison.scores import PlannedRun, RunProgress, progress_of
 from brorl.comparison.spec import TRIAL, Arguments, ComparisonSpec, arm_folders, fit_budget
 from brorl.config.reading import dump_yaml, with_settings
 from brorl.console.screen import Screen
@@ -44,7 +44,7 @@ from brorl.training.stop_request import on_stop, stop_signals
 class ComparisonView:
     """Prints a line for each run that has ended; the status line of the screen has the runs in progress."""
 
-    def __init__(self, screen: Screen, runs: Sequence[ArmRun]) -> None:
+    def __init__(self, screen: Screen, runs: Sequence[PlannedRun]) -> None:
         self._screen, self._runs = screen, runs
         self.complete = frozenset(run for run in runs if progress_of(run).ended)  # before this call
         self._num_ended = 0  # runs that this call has completed
@@ -210,7 +210,7 @@ def run_comparison(
 
 
 def finish_runs(
-    runs: Sequence[ArmRun], slots: Sequence[Slot], view: ComparisonView, deadline: float | None = None
+    runs: Sequence[PlannedRun], slots: Sequence[Slot], view: ComparisonView, deadline: float | None = None
 ) -> bool:
     """Run all runs to completion, one in each slot at a time, and return whether they are complete.
 
@@ -253,7 +253,7 @@ def finish_runs(
     return True
 
 
-def _start(run: ArmRun, slot: Slot) -> ForkServerProcess:
+def _start(run: PlannedRun, slot: Slot) -> ForkServerProcess:
     """Start a run, or resume it."""
     begun = (run.directory / "config.yaml").is_file()
     if not begun:  # remove the remains of a kill that came before the run's first file
@@ -309,11 +309,11 @@ def _work(command: list[str], slot: Slot, errors: str) -> None:
     runpy.run_module("brorl", run_name="__main__")
 
 
-def _errors_of(run: ArmRun) -> Path:
+def _errors_of(run: PlannedRun) -> Path:
     return run.directory.with_name(f"{run.directory.name}.err")
 
 
-def _check_end(run: ArmRun, code: int) -> None:
+def _check_end(run: PlannedRun, code: int) -> None:
     """Raise a UserError with the last line of the run's errors if the run is not complete."""
     errors, end = _errors_of(run), progress_of(run)
     if end.ended_early or (end.ended and code == 0):
@@ -361,7 +361,9 @@ def fitted(
     with output_folder(folder), RunDirectory(folder).locked(), TemporaryDirectory(prefix=TRIAL, dir=folder) as scratch:
         for arm in spec.arms:
             directory = Path(scratch) / folders[arm.name]
-            run = ArmRun(arm.name, 0, directory.with_name(f"{directory.name}.yaml"), directory, Budget("steps", _STEPS))
+            run = PlannedRun(
+                arm.name, 0, directory.with_name(f"{directory.name}.yaml"), directory, Budget("steps", _STEPS)
+            )
             config = with_settings(run_config(arm, 0, directory, run.budget), _QUICK)
             with storage_errors(folder):
                 directory.parent.mkdir(parents=True, exist_ok=True)

@@ -23,17 +23,6 @@ from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.runs.run_directory import RunDirectory
 
 
-@dataclass(frozen=True)
-class HeldOutPrompt:
-    """A prompt that all runs are evaluated on."""
-
-    id: str
-    source: str  # its dataset (a "task" of a comparison)
-    domain: str  # the domain of its verifier
-    text: str  # the text that the model reads
-    reference: str
-
-
 @dataclass(frozen=True, eq=False)
 class Score:
     """One evaluation of one run."""
@@ -47,8 +36,8 @@ class Score:
 
 
 @dataclass(frozen=True, eq=False)
-class RunScores:
-    """One run of an arm."""
+class FinishedRun:
+    """A run of an arm that has spent its budget, or ended early."""
 
     seed: int
     scores: tuple[Score, ...]  # its evaluations by rising cost; the first is the start, at no cost
@@ -71,7 +60,7 @@ class Arm:
     num_rollouts: int  # N
     prompts_per_step: int  # groups that a step trains on
     differs: Mapping[str, str]  # settings in which the arms differ, with this arm's values as text
-    runs: tuple[RunScores, ...]  # in the order of their seeds
+    runs: tuple[FinishedRun, ...]  # in the order of their seeds
 
     def phase_begins(self, unit: Unit) -> dict[str, float]:
         """Return title of each later phase -> mean cost at which the runs began the phase."""
@@ -88,7 +77,8 @@ class Comparison:
     unit: Unit  # unit of the budget
     budget: float  # per run
     eval_points: tuple[float, ...]  # all runs were evaluated at these amounts, rising; the last is the budget
-    prompts: tuple[HeldOutPrompt, ...]
+    prompts: tuple[str, ...]  # ids of the held-out prompts, P of them
+    tasks: tuple[str, ...]  # the dataset of each prompt, P of them
     num_samples: int  # n, responses per prompt in each evaluation
     ks: tuple[int, ...]  # the k of the reported pass@k, rising, each at most n
     arms: tuple[Arm, ...]  # if there are two, the second is measured against the first
@@ -103,15 +93,15 @@ class Comparison:
         return len({arm.num_rollouts for arm in self.arms}) == len(self.arms)
 
     def task_names(self) -> list[str]:
-        """Return the sources of the held-out prompts, sorted."""
-        return sorted({prompt.source for prompt in self.prompts})
+        """Return the different tasks, sorted."""
+        return sorted(set(self.tasks))
 
     def prompts_of(self, task: str) -> IntArray:
         """Return the indices of a task's prompts."""
-        return np.array([i for i, prompt in enumerate(self.prompts) if prompt.source == task])
+        return np.array([i for i, of_prompt in enumerate(self.tasks) if of_prompt == task])
 
 
-def score_at(run: RunScores, unit: Unit, spent: float) -> Score:
+def score_at(run: FinishedRun, unit: Unit, spent: float) -> Score:
     """Return a run's first evaluation after it had spent an amount of a unit; 0 is the start.
 
     Raises:
@@ -170,7 +160,8 @@ def have_same_seeds(a: Arm, b: Arm) -> bool:
     return sorted(seeds_a) == sorted(seeds_b) and len(set(seeds_a)) == len(seeds_a)
 
 
-Setup = tuple[tuple[HeldOutPrompt, ...], int, tuple[int, ...]]  # setup of an evaluation; SETUP names its parts
+# How a run was evaluated: the content of `held_out.json`, n and the k. SETUP names these.
+Setup = tuple[list[dict[str, str]], int, tuple[int, ...]]
 SETUP = ("held-out prompts", "samples per prompt", "pass@k")
 
 
@@ -191,8 +182,8 @@ def without_unverified(whole: Comparison) -> Comparison:
         replace(arm, runs=tuple(replace(run, scores=tuple(map(of_kept, run.scores))) for run in arm.runs))
         for arm in whole.arms
     ]
-    prompts = tuple(whole.prompts[i] for i in kept.tolist())
-    return replace(whole, arms=tuple(arms), prompts=prompts, num_left_out=len(whole.prompts) - kept.size)
+    prompts, tasks = (tuple(names[i] for i in kept.tolist()) for names in (whole.prompts, whole.tasks))
+    return replace(whole, arms=tuple(arms), prompts=prompts, tasks=tasks, num_left_out=len(whole.prompts) - kept.size)
 
 
 def verified_prompts(scores: Sequence[Score]) -> IntArray:
@@ -213,8 +204,8 @@ def verified_prompts(scores: Sequence[Score]) -> IntArray:
     return np.flatnonzero(~lost_P)
 
 
-def read_run(path: Path, seed: int, budget: Budget) -> tuple[RunScores, Setup] | None:
-    """Read the run of a seed and its setup; return None if it has not spent the budget.
+def read_scores(path: Path, seed: int, budget: Budget) -> tuple[FinishedRun, Setup] | None:
+    """Read the scores of a run and how it was evaluated; return None if it has not spent the budget.
 
     Raises:
         UserError: If the metrics hold no results by prompt, or the held-out prompts are missing.
@@ -236,13 +227,12 @@ def read_run(path: Path, seed: int, budget: Budget) -> tuple[RunScores, Setup] |
             f"verified (an infrastructure failure); delete {path} and rerun the command"
         )
     last = next(r["evaluation"] for r in reversed(records) if "evaluation" in r)
-    prompts = tuple(HeldOutPrompt(**prompt) for prompt in RunDirectory(path).read_held_out())
-    setup = prompts, last["num_samples"], tuple(sorted(int(k) for k in last["pass_at"]))
+    setup = RunDirectory(path).read_held_out(), last["num_samples"], tuple(sorted(int(k) for k in last["pass_at"]))
     steps = [r for r in records if "sampling" in r]
     phase_seconds: Counter[str] = Counter()
     for record in steps:
         phase_seconds.update({name: value for name, value in record["seconds"].items() if name != "total"})
-    run = RunScores(
+    run = FinishedRun(
         seed=seed,
         scores=tuple(scores),
         cost=cost,
@@ -263,8 +253,8 @@ def _score(cost: Cost, evaluation: Mapping[str, Any]) -> Score:
 
 
 @dataclass(frozen=True)
-class ArmRun:
-    """One run of an arm."""
+class PlannedRun:
+    """A run of an arm, made or not."""
 
     arm: str
     seed: int
@@ -278,7 +268,7 @@ class ArmRun:
 class RunProgress:
     """The progress of a run, read from its metrics as they grow."""
 
-    run: ArmRun
+    run: PlannedRun
     spent: Cost = field(default_factory=Cost)
     score: dict[int, float] = field(default_factory=dict)  # k -> pass@k at the last evaluation
     first: dict[int, float] = field(default_factory=dict)  # k -> pass@k at the first evaluation
@@ -328,7 +318,7 @@ class RunProgress:
         self.ended = self.ended_early or self.run.budget.is_spent(self.spent)
 
 
-def progress_of(run: ArmRun) -> RunProgress:
+def progress_of(run: PlannedRun) -> RunProgress:
     """Read the progress of a run."""
     progress = RunProgress(run)
     progress.update()

@@ -1,6 +1,6 @@
 """The spec of a comparison: arms, budget, evaluation points and seeds, from arguments or from a folder.
 
-Arguments that were not given get defaults. Contradictions and a folder with another comparison are errors.
+Arguments that were not given get defaults. Contradictions and a folder with a different comparison are errors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from typing import Any
 import brorl
 from brorl.comparison.arm_recipes import ArmRecipe, differences, read_arms, reject_owned, run_config, sweep_arms
 from brorl.comparison.results import TOLERANCE
-from brorl.comparison.scores import SETUP, Arm, ArmRun, Comparison, RunScores, Setup, read_run, without_unverified
+from brorl.comparison.scores import (
+    SETUP,
+    Arm,
+    Comparison,
+    FinishedRun,
+    PlannedRun,
+    Setup,
+    read_scores,
+    without_unverified,
+)
 from brorl.config.reading import ConfigOrPath, dump_yaml, make_config
 from brorl.cost import UNIT_WORDS, UNITS, Budget, Unit, amount
 from brorl.errors import UserError, option
@@ -66,7 +75,7 @@ class ComparisonSpec:
     jobs: int = 0  # runs at a time; 0 before the runs begin
     asked_budget: float | None = None  # the budget that was given, if it was raised; None if it was not
 
-    def runs_in(self, folder: Path) -> list[ArmRun]:
+    def runs_in(self, folder: Path) -> list[PlannedRun]:
         """Return the runs to make, seed by seed; the first arm changes with the seed."""
         budget = Budget(self.unit, self.budget, self.eval_points)
         folders = arm_folders(self.arms)
@@ -75,11 +84,11 @@ class ComparisonSpec:
             turn = seed % len(self.arms)
             for arm in (*self.arms[turn:], *self.arms[:turn]):
                 directory = folder / folders[arm.name] / f"seed-{seed}"
-                runs.append(ArmRun(arm.name, seed, directory.with_name(f"seed-{seed}.yaml"), directory, budget))
+                runs.append(PlannedRun(arm.name, seed, directory.with_name(f"seed-{seed}.yaml"), directory, budget))
         return runs
 
     def announcement(self, folder: Path) -> Iterator[str]:
-        """Yield the lines that tell what will run."""
+        """Yield the lines that announce the runs."""
         names = (" against " if len(self.arms) == 2 else ", ").join(arm.name for arm in self.arms)
         yield (
             f"{names}, from {self.arms[0].config.model}, {amount(self.budget, self.unit)} "
@@ -122,8 +131,7 @@ def arm_folders(arms: Sequence[ArmRecipe]) -> dict[str, str]:
 
 def spec_in(folder: Path, arguments: Arguments) -> ComparisonSpec:
     """Read the spec of a folder; `seeds` may add to its seeds, and no other argument may be given."""
-    options = {"sweep": "sweep", "checkpoint": "from", "match": "match", "budget": "budget", "marks": "marks"}
-    given = [option(named) for name, named in options.items() if getattr(arguments, name)]
+    given = [option(name) for name in ("sweep", "checkpoint", "match", "budget", "marks") if getattr(arguments, name)]
     given += [option(name) for name in arguments.overrides or ()]
     if given:
         raise UserError(
@@ -143,7 +151,7 @@ def spec_for(folder: Path | None, arguments: Arguments) -> ComparisonSpec:
         _require_same(folder, before, spec, arguments)
         return _with_seeds(before, arguments.seeds, folder)
     if not folder.is_dir() or any(not path.name.startswith(TRIAL) for path in folder.iterdir()):
-        raise UserError(f"{option('output-dir', folder)} exists and is not empty; choose another folder")
+        raise UserError(f"{option('output-dir', folder)} exists and is not empty; choose a different folder")
     return spec
 
 
@@ -164,7 +172,9 @@ def read_fields(file: Path, noun: str) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text("utf-8"))
     except ValueError as error:
-        raise UserError(f"{file} is damaged ({error}); restore it, or start a new {noun} in another folder") from error
+        raise UserError(
+            f"{file} is damaged ({error}); restore it, or start a new {noun} in a different folder"
+        ) from error
     del content["brorl"]
     content["arms"] = [
         ArmRecipe(arm["name"], make_config(arm["settings"], {}, str(file)), arm["title"]) for arm in content["arms"]
@@ -183,13 +193,13 @@ def read_comparison(folder: Path) -> Comparison:
     """Read a complete comparison.
 
     Raises:
-        UserError: If a run is not complete, or was evaluated otherwise than another.
+        UserError: If a run is not complete, or was evaluated differently from the others.
     """
     spec = read_spec(folder)
-    runs: dict[str, list[RunScores]] = {arm.name: [] for arm in spec.arms}
+    runs: dict[str, list[FinishedRun]] = {arm.name: [] for arm in spec.arms}
     setups: dict[str, Setup] = {}
     for run in spec.runs_in(folder):
-        if (read := read_run(run.directory, run.seed, run.budget)) is not None:
+        if (read := read_scores(run.directory, run.seed, run.budget)) is not None:
             runs[run.arm].append(read[0])
             setups[read[0].path] = read[1]
     if arm := next((name for name, of_arm in runs.items() if len(of_arm) < spec.seeds), None):
@@ -200,7 +210,8 @@ def read_comparison(folder: Path) -> Comparison:
     first, setup = next(iter(setups.items()))
     for path, other in setups.items():
         if differing := next((name for name, a, b in zip(SETUP, setup, other, strict=True) if a != b), None):
-            raise UserError(f"{path} was evaluated with other {differing} than {first}, so they cannot be compared")
+            raise UserError(f"{path} was evaluated with different {differing} from {first}, so they cannot be compared")
+    held_out, num_samples, ks = setup
     arms = tuple(
         Arm(
             arm.name, arm.title, arm.config.rollouts_per_prompt, arm.config.prompts_per_step, differs,
@@ -210,10 +221,19 @@ def read_comparison(folder: Path) -> Comparison:
     )  # fmt: skip
     return without_unverified(
         Comparison(
-            spec.arms[0].config.model, spec.unit, spec.budget, spec.eval_points, *setup, arms, spec.machine,
+            checkpoint=spec.arms[0].config.model,
+            unit=spec.unit,
+            budget=spec.budget,
+            eval_points=spec.eval_points,
+            prompts=tuple(prompt["id"] for prompt in held_out),
+            tasks=tuple(prompt["source"] for prompt in held_out),
+            num_samples=num_samples,
+            ks=ks,
+            arms=arms,
+            machine=spec.machine,
             notes=spec.notes,
         )
-    )  # fmt: skip
+    )
 
 
 def _with_seeds(before: ComparisonSpec, seeds: int | None, folder: Path) -> ComparisonSpec:
@@ -302,7 +322,7 @@ def _arms(arguments: Arguments) -> tuple[tuple[ArmRecipe, ...], tuple[str, ...]]
         return arms, ()
     own = arms[0].config.rollouts_per_prompt
     values = (_FEW, own) if own >= _MANY else (own, _MANY)
-    note = f"one recipe at two N; another comparison: a second recipe, or {option('sweep', 'KEY=V,V,...')}"
+    note = f"one recipe at two N; for a different comparison, give a second recipe, or {option('sweep', 'KEY=V,V,...')}"
     settings = {name: value for name, value in settings.items() if name != _ROLLOUTS}
     return tuple(sweep_arms(recipes[0], settings, {_ROLLOUTS: values})), (note,)
 
@@ -346,10 +366,12 @@ def _require_same(folder: Path, before: ComparisonSpec, now: ComparisonSpec, arg
     for name, old, new in wanted:
         if old != new:
             raise UserError(
-                f"{folder} contains a comparison with {name} {old}, not {new}; choose another {option('output-dir')}"
+                f"{folder} contains a comparison with {name} {old}, not {new}; choose a different "
+                f"{option('output-dir')}"
             )
     if [arm.config for arm in before.arms] != [arm.config for arm in now.arms]:
         raise UserError(
-            f"{folder} contains a comparison of other arms ({', '.join(arm.full_name for arm in before.arms)}) or with "
-            f"other settings; choose another {option('output-dir')}, or continue that one: brorl compare {folder}"
+            f"{folder} contains a comparison of different arms ({', '.join(arm.full_name for arm in before.arms)}) or "
+            f"with different settings; choose a different {option('output-dir')}, or continue that one: brorl compare "
+            f"{folder}"
         )

@@ -25,22 +25,22 @@ def tables_of(results: ComparisonResults) -> list[Table]:
 
     With two arms it shows pass@k at the budget; with more, the costs and scores of the arms.
     """
-    costs, pair = cost_table(results), results.pair is not None
-    first = [pass_table(results), costs, paired_table(results)] if pair else [costs]
+    costs, pair = arm_table(results), results.pair is not None
+    first = [pair_table(results), costs, paired_table(results)] if pair else [costs]
     settings = [settings_table(results)] if any(arm.differs for arm in results.comparison.arms) else []
     others = [
         *(frontier_table(results, k) for k in results.end_ks),
         equal_table(results),
         use_table(results),
         *(task_table(results, k) for k in results.end_ks if results.tasks),
-        coverage_table(results),
+        solved_table(results),
     ]
     if results.key:  # the letters are explained early
         return [first[0], *settings, *first[1:], *others]
     return [*first, *others, *settings]
 
 
-def cost_table(results: ComparisonResults) -> Table:
+def arm_table(results: ComparisonResults) -> Table:
     """Make the table of costs and scores of each arm at the budget (the paper's Table 1)."""
     comparison = results.comparison
     columns = ("arm", "N", "prompts\n/step", "steps", "samples", "unique\ntokens", "time", "pass@1")
@@ -98,7 +98,7 @@ def use_table(results: ComparisonResults) -> Table:
     return Table("Use of the samples", ("arm", *(heading for heading, _ in _USE.values())), tuple(rows), notes)
 
 
-def pass_table(results: ComparisonResults) -> Table:
+def pair_table(results: ComparisonResults) -> Table:
     """Make the table of pass@k of two arms."""
     assert results.pair is not None
     a, b = results.names
@@ -223,7 +223,7 @@ def task_table(results: ComparisonResults, k: int) -> Table:
     return Table(f"pass@{k} by task", columns, tuple(rows), ("In brackets: prompts.",))
 
 
-def coverage_table(results: ComparisonResults) -> Table:
+def solved_table(results: ComparisonResults) -> Table:
     """Make the table of prompts gained and lost since the start."""
     k, comparison = results.ks[-1], results.comparison
     rows = tuple(

@@ -256,7 +256,8 @@ def _explain(problem: Any, source: str, overrides: Collection[str], options: Map
     """Return pydantic's first error as one line; it names the recipe unless an override is wrong."""
     name, section = _place(problem["loc"])
     if problem["type"] == "value_error":
-        concerned = text = str(problem["ctx"]["error"])
+        where = f"{name}: " if "sources" in problem["loc"] else ""
+        concerned = text = f"{where}{problem['ctx']['error']}"
     else:
         shown = option(options[name]) if name in options else name
         concerned, text = name, f"{shown}: {_expectation(problem)}, not {problem['input']!r}"

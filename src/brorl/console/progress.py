@@ -68,7 +68,7 @@ class TrainingProgress:
             indent = ""
         else:
             return
-        for note in notes(record):
+        for note in step_notes(record):
             self._screen.echo(Text(f"{indent}{note}", style="yellow"))
         self._warn(record["step"], warnings(record))
 
@@ -101,7 +101,7 @@ class TrainingProgress:
         return duration((perf_counter() - self._start) / (fraction - self._fraction_at_start) * max(1 - fraction, 0.0))
 
 
-def notes(record: Record) -> list[str]:
+def step_notes(record: Record) -> list[str]:
     """Return a line on each unusual event of a step."""
     lines = []
     for name, where in (("sampling", "their reasons are in rollouts/"), ("evaluation", "this was during evaluation")):

@@ -58,7 +58,7 @@ class _CurrentWork:
         """The step and the phase."""
         name, detail = PHASE_NAMES.get(self.phase.name, self.phase.name), self.phase.detail
         if name == "evaluating":
-            return "evaluating before training" if self.step is None else f"evaluating after step {self.step}"
+            return "evaluating" if self.step is None else f"evaluating after step {self.step}"
         if self.step is None or self.phase.name in ("saving", "writing"):
             return f"{name} {detail}".rstrip()
         return f"step {self.step}, {name}"
@@ -135,7 +135,8 @@ class StatusLine:
         details = []
         if now.phase.detail and now.phase.name == "evaluating":
             details.append(now.phase.detail)
-        elif now.decoding:
+        verifying = now.phase.detail.startswith("verifying")
+        if now.decoding and not verifying:
             details.append(f"{now.decoding.finished:,}/{now.decoding.rollouts:,} rollouts")
         if now.updating:
             details.append(f"update {now.updating.done + 1} of {now.updating.updates}")
@@ -144,7 +145,7 @@ class StatusLine:
         left = self._seconds_left(now, time)
         if left is not None:
             details.append(f"about {duration(left)} left")
-        if now.decoding and not now.phase.detail.startswith("verifying"):
+        if now.decoding and not verifying:
             seconds = max(time - now.phase_start, 1e-3)
             details.append(f"{now.decoding.tokens / seconds:,.0f} tokens/s")
             details.append(f"at token {now.decoding.depth:,}")

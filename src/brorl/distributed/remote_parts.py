@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from brorl.activity import Echo, Observe, Phase, Stopwatch
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.evaluation.benchmark import weights_fingerprint
+from brorl.evaluation.evaluator import weights_fingerprint
 from brorl.model.kernels import use_kernels
 from brorl.model.load import end_tokens, load_tokenizer
 from brorl.model.source import find_model

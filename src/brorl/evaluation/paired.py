@@ -1,7 +1,7 @@
 """Decides whether arm B scores higher than arm A on the same prompts: difference, interval, conclusion.
 
-A run's mean score varies with the prompts (others could have been held out) and with the seed (another seed trains
-another model). D has the differences B - A, shape [S, P] for S seeds and P prompts. The 95% interval has
+A run's mean score varies with the prompts (others could have been held out) and with the seed (a different seed
+trains a different model). D has the differences B - A, shape [S, P] for S seeds and P prompts. The 95% interval has
 
     half-width^2 = t(P - 1)^2 v_P + (d u)^2 + t(S - 1)^2 v_S,
     v_P = var(mean of D over seeds) / P,    v_S = var(mean of D over prompts) / S,    u = 1 - 0.025^(1/P),
@@ -122,7 +122,7 @@ class PairedDifference:
     seeds_ahead: int | None  # number of seeds with B's mean above A's; None unless runs are paired
 
     def at_level(self, level: float) -> Estimate:
-        """Return `difference` with its interval at another level between 0 and 1."""
+        """Return `difference` with its interval at a different level between 0 and 1."""
         return self.parts.interval(self.difference.value, level)
 
 

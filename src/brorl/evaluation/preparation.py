@@ -11,16 +11,9 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
-from brorl.evaluation.questions import (
-    EvaluationRequest,
-    SourceQuestions,
-    all_questions,
-    find_unreadable,
-    read_datasets,
-    reading_lines,
-    unreadable_lines,
-)
-from brorl.evaluation.responses import PromptBatch, split_into_batches
+from brorl.evaluation.datasets import EvaluationRequest, read_datasets
+from brorl.evaluation.evaluator import PromptBatch, split_into_batches
+from brorl.evaluation.questions import all_questions, find_unreadable, reading_lines, unreadable_lines
 from brorl.model.device import available_bytes
 from brorl.model.load import check_vocabulary, choose_device, load_tokenizer
 from brorl.model.memory_prediction import (
@@ -34,6 +27,7 @@ from brorl.model.memory_prediction import (
 from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.prompts.rendering import drop_long, prompt_problems
+from brorl.prompts.source_questions import SourceQuestions
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.sampling import SamplingParams
 from brorl.storage import function_file, size_and_sum
@@ -76,8 +70,6 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
     check_engine(config)
     model_config = read_config(find_model(config.model))
     sets = read_datasets(request)
-    # puzzles are also split into questions to train on, which an evaluation leaves out
-    sets = [replace(one, train=()) for one in sets]
     domains, workers = {question.domain for question in all_questions(sets)}, Workers.from_settings(config.verification)
     tools = load_tools(config, workers)
     environment = environment_verifier(tools)
@@ -187,7 +179,7 @@ def _check_memory(
     )
     training = predict_memory(model_config, settings, Workload(longest, limit, num_rows=largest * samples))
     weights = training.kept[0].num_bytes // (2 if config.dtype == "bfloat16" else 1)  # trained weights are float32
-    smaller = option("dtype", "bfloat16") if config.dtype != "bfloat16" else "another model"
+    smaller = option("dtype", "bfloat16") if config.dtype != "bfloat16" else "a smaller model"
     of_engine = ("sampling copy", "sampling cache") if settings.separate_engine else ("joined weights",)
     engine = [line for line in training.kept if line.name in of_engine]
     kept = (MemoryLine("weights", weights, smaller), *engine)

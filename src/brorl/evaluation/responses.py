@@ -1,9 +1,9 @@
-"""The responses of an evaluation on disk, in batches of prompts, and its result as tables and JSON.
+"""`brorl eval`: the responses of an evaluation on disk, in batches of prompts, and its result as tables and JSON.
 
 Each batch is one Parquet file (`part-*.parquet`) with one row per distinct response; its metadata has the counts of
 each prompt. A file gets its name when it is complete, and the responses of a batch depend on the batch alone. So a
-stored batch is never sampled again, and a continued evaluation equals an uninterrupted one. A folder of another
-evaluation, or with other files, is rejected.
+stored batch is never sampled again, and a continued evaluation equals an uninterrupted one. A folder that belongs to a
+different evaluation, or has other files, is rejected.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from hashlib import blake2b
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,50 +20,19 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from brorl.activity import Echo, Observe, Phase, unobserved
+from brorl.activity import Echo
 from brorl.algorithms.groups import Group
 from brorl.errors import UnverifiedResponsesError, UserError, first_line, option
-from brorl.evaluation.benchmark import PromptResult, Summary, count_responses, summarize
+from brorl.evaluation.evaluator import BatchCounts, Evaluator, PromptBatch, PromptCounts, Summary, summarize
 from brorl.format import counted, duration, interval, short, short_repr
-from brorl.prompts.prompt import Prompt
-from brorl.rollout.engine import Engine
+from brorl.rollout.engine import Sampler
 from brorl.runs.stored_rollouts import responses_table
-from brorl.sampling import SamplingParams
 from brorl.storage import dotted_items, parquet_bytes, replace_file, storage_errors
 from brorl.table import Result, Table
 from brorl.verification.grade import Grader
 
 _METADATA = b"brorl"
 _RERUN = "rerun the command"
-
-
-@dataclass(frozen=True)
-class PromptBatch:
-    """Some prompts of one dataset, for one call of the engine."""
-
-    index: int  # number of the batch, from 0
-    data_set: str
-    prompts: tuple[Prompt, ...]
-    seed: int  # sampling seed; depends only on the evaluation's seed, the dataset and the place in the dataset
-
-
-@dataclass(frozen=True)
-class StoredBatch:
-    """The counts of an evaluated batch."""
-
-    results: tuple[PromptResult, ...]  # one for each prompt
-    seconds: float  # time for sampling, verifying and storing
-
-
-def split_into_batches(prompts_of: Mapping[str, Sequence[Prompt]], size: int, seed: int) -> list[PromptBatch]:
-    """Split the prompts of each dataset into batches. A batch does not depend on later prompts or other datasets."""
-    batches: list[PromptBatch] = []
-    for name, prompts in prompts_of.items():
-        for number, start in enumerate(range(0, len(prompts), size)):
-            digest = blake2b(f"evaluation {seed}, part {number} of {name}".encode(), digest_size=8).digest()
-            chosen = tuple(prompts[start : start + size])
-            batches.append(PromptBatch(len(batches), name, chosen, int.from_bytes(digest, "little")))
-    return batches
 
 
 @dataclass(frozen=True)
@@ -97,18 +66,18 @@ class ResponseStore:
             if others:
                 raise UserError(
                     f"{option('output-dir', self.path)} is not empty ({others[0]}, ...) and contains no evaluation; "
-                    "choose "
-                    "another folder"
+                    "choose a different folder"
                 )
             return
-        stored = dict(dotted_items(_read_json(self.settings_file, f"choose another {option('output-dir')}")))
+        stored = dict(dotted_items(_read_json(self.settings_file, f"choose a different {option('output-dir')}")))
         wanted = dict(dotted_items(json.loads(json.dumps(settings))))
         for name in (*wanted, *(stored if complete else ())):
             old, new = stored.get(name), wanted.get(name)
             if old != new:
                 raise UserError(
-                    f"{option('output-dir', self.path)} contains another evaluation: {name} is {_shown(old)} there and "
-                    f"{_shown(new)} here; choose another folder, or use the settings of that evaluation to continue it"
+                    f"{option('output-dir', self.path)} contains a different evaluation: {name} is {_shown(old)} there "
+                    f"and {_shown(new)} here; choose a different folder, or use the settings of that evaluation to "
+                    "continue it"
                 )
 
     def begin(self, settings: Mapping[str, Any]) -> None:
@@ -122,7 +91,7 @@ class ResponseStore:
             self.responses.mkdir(exist_ok=True)  # after the settings: `check` rejects a folder without them
 
     def add_session(self, environment: Mapping[str, Any]) -> None:
-        """Store versions, machine and command of this process; another machine may continue the evaluation."""
+        """Store versions, machine and command of this process; a different machine may continue the evaluation."""
         sessions = [*self.sessions(), dict(environment)]
         with storage_errors(self.sessions_file, _RERUN):
             replace_file(self.sessions_file, json.dumps(sessions, indent=2).encode())
@@ -134,34 +103,52 @@ class ResponseStore:
         sessions: list[dict[str, Any]] = _read_json(self.sessions_file, f"delete it and {_RERUN}")
         return sessions
 
-    def file_of(self, batch: PromptBatch) -> Path:
-        """Return the file of a batch."""
-        return self.responses / f"part-{batch.index:05d}.parquet"
+    def file_of(self, number: int) -> Path:
+        """Return the file of a batch, numbered from 0."""
+        return self.responses / f"part-{number:05d}.parquet"
 
-    def read(self, batch: PromptBatch) -> StoredBatch | None:
+    @property
+    def num_stored(self) -> int:
+        """Number of stored batches."""
+        return sum(1 for _ in self.responses.glob("part-*.parquet"))
+
+    def read(self, number: int, batch: PromptBatch) -> BatchCounts | None:
         """Return the counts of a batch, or None if it is not stored."""
-        file = self.file_of(batch)
+        file = self.file_of(number)
         if not file.is_file():
             return None
         try:
             metadata = json.loads(parquet.read_schema(file).metadata[_METADATA])
-            results = tuple(PromptResult(**result) for result in metadata["results"])
+            prompts = tuple(PromptCounts(**counts) for counts in metadata["results"])
             seconds = float(metadata["seconds"])
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{file} is damaged ({first_line(error)}); delete it and {_RERUN}") from error
-        if [r.prompt_id for r in results] != [p.id for p in batch.prompts]:
-            raise UserError(f"{file} does not contain the prompts of batch {batch.index}; delete it and {_RERUN}")
-        return StoredBatch(results, seconds)
+        if [counts.prompt_id for counts in prompts] != [prompt.id for prompt in batch.prompts]:
+            raise UserError(f"{file} does not contain the prompts of batch {number}; delete it and {_RERUN}")
+        return BatchCounts(prompts, seconds)
 
-    def write(self, batch: PromptBatch, groups: Sequence[Group], stored: StoredBatch) -> None:
-        """Store a batch, whose groups have texts, on disk."""
-        metadata = {"results": [asdict(result) for result in stored.results], "seconds": stored.seconds}
-        table = responses_table(batch.index, groups).drop_columns(["step", "reward"])
-        table = table.add_column(0, "data_set", pa.array([batch.data_set] * len(table), pa.string()))
+    def write(self, number: int, data_set: str, grader: Grader, groups: Sequence[Group], counts: BatchCounts) -> None:
+        """Store a batch on disk; one of which most responses could not be verified is an error, and is not stored."""
+        _check_verified(groups)
+        metadata = {"results": [asdict(prompt) for prompt in counts.prompts], "seconds": counts.seconds}
+        with_texts = [replace(group, texts=grader.texts(group)) for group in groups]
+        table = responses_table(number, with_texts).drop_columns(["step", "reward"])
+        table = table.add_column(0, "data_set", pa.array([data_set] * len(table), pa.string()))
         table = table.replace_schema_metadata({_METADATA: json.dumps(metadata).encode()})
-        file = self.file_of(batch)
+        file = self.file_of(number)
         with storage_errors(file, _RERUN):
             replace_file(file, parquet_bytes(table))
+
+
+def _check_verified(groups: Sequence[Group]) -> None:
+    """Raise an error if most responses could not be verified."""
+    lost, responses = sum(group.num_unverified for group in groups), sum(group.tree.num_rollouts for group in groups)
+    if 2 * lost > responses:
+        reasons = Counter(v.reason for group in groups for v in group.verdicts if v.unverified)
+        raise UnverifiedResponsesError(
+            f"{lost:,} of {responses:,} responses could not be verified (most often: {reasons.most_common(1)[0][0]}); "
+            "free memory and processes, then rerun the command to continue"
+        )
 
 
 def _read_json(file: Path, advice: str) -> Any:
@@ -175,59 +162,39 @@ def _shown(value: Any) -> str:
     return "not set" if value is None else short_repr(value)
 
 
-@dataclass(frozen=True)
-class EvaluatedModel:
-    """A model under evaluation, and the grader that checks its responses."""
-
-    engine: Engine
-    sampling: SamplingParams
-    num_rollouts: int  # n responses per prompt
-    grader: Grader
-    observe: Observe = unobserved  # called at the start of each phase
-
-    def evaluate(self, batch: PromptBatch, store: ResponseStore) -> StoredBatch:
-        """Sample, verify and store a batch. It is an error if most responses could not be verified."""
-        started = perf_counter()
-        self.observe(Phase("generation", f"{len(batch.prompts)} prompts of {batch.data_set}"))
-        token_ids = [prompt.token_ids for prompt in batch.prompts]
-        trees = self.engine.sample(token_ids, self.num_rollouts, self.sampling, batch.seed)
-        self.observe(Phase("verification"))
-        groups = self.grader.verify(batch.prompts, trees)
-        lost, responses = sum(group.num_unverified for group in groups), sum(tree.num_rollouts for tree in trees)
-        if 2 * lost > responses:
-            reasons = Counter(v.reason for group in groups for v in group.verdicts if v.unverified)
-            raise UnverifiedResponsesError(
-                f"{lost:,} of {responses:,} responses could not be verified (most often: "
-                f"{reasons.most_common(1)[0][0]}); free memory and processes, then rerun the command to continue"
-            )
-        stored = StoredBatch(tuple(map(count_responses, groups)), perf_counter() - started)
-        store.write(batch, [replace(group, texts=self.grader.texts(group)) for group in groups], stored)
-        return stored
-
-
 def evaluate_batches(
-    batches: Sequence[PromptBatch], model: EvaluatedModel, store: ResponseStore, echo: Echo = lambda _: None
-) -> list[StoredBatch]:
+    batches: Sequence[PromptBatch],
+    evaluator: Evaluator,
+    sampler: Sampler,
+    store: ResponseStore,
+    echo: Echo = lambda _: None,
+) -> list[BatchCounts]:
     """Evaluate the batches that are not stored, and report progress after each; return the counts of all batches."""
-    stored = [store.read(batch) for batch in batches]
-    left = sum(len(batch.prompts) for batch, read in zip(batches, stored, strict=True) if read is None)
+    found = {number: counts for number, batch in enumerate(batches) if (counts := store.read(number, batch))}
+    missing = [number for number in range(len(batches)) if number not in found]
+    left = sum(len(batches[number].prompts) for number in missing)
     started, new = perf_counter(), 0
-    for i, batch in enumerate(batches):
-        if stored[i] is not None:
-            continue
-        stored[i] = new_batch = model.evaluate(batch, store)
+    for number in missing:
+        batch = batches[number]
+        keep = partial(store.write, number, batch.data_set, evaluator.grader)
+        found[number] = evaluator.evaluate(sampler, batch, keep)
         new += len(batch.prompts)
-        same_set = [j for j, other in enumerate(batches) if other.data_set == batch.data_set]
-        results = [result for j in same_set if (read := stored[j]) for result in read.results]
-        fractions = [r.num_correct / r.num_verified for r in results if r.num_verified]
-        tokens_per_second = sum(r.sampled_tokens for r in new_batch.results) / max(new_batch.seconds, 1e-9)
         seconds_left = (perf_counter() - started) / new * (left - new)
-        echo(
-            f"{batch.data_set}  {len(results)}/{sum(len(batches[j].prompts) for j in same_set)} prompts  "
-            f"pass@1 so far {sum(fractions) / max(len(fractions), 1):.3f}  {tokens_per_second:,.0f} tokens/s  "
-            f"ETA {duration(seconds_left)}"
-        )
-    return [batch for batch in stored if batch is not None]
+        echo(f"{_progress(batches, found, number)}  ETA {duration(seconds_left)}")
+    return [found[number] for number in range(len(batches))]
+
+
+def _progress(batches: Sequence[PromptBatch], found: Mapping[int, BatchCounts], number: int) -> str:
+    """Return how far a batch's dataset is, its pass@1, and the speed of the batch."""
+    data_set = batches[number].data_set
+    num_prompts = sum(len(batch.prompts) for batch in batches if batch.data_set == data_set)
+    prompts = [prompt for i, counts in found.items() if batches[i].data_set == data_set for prompt in counts.prompts]
+    fractions = [prompt.num_correct / prompt.num_verified for prompt in prompts if prompt.num_verified]
+    tokens = sum(prompt.sampled_tokens for prompt in found[number].prompts)
+    return (
+        f"{data_set}  {len(prompts)}/{num_prompts} prompts  pass@1 so far {sum(fractions) / max(len(fractions), 1):.3f}"
+        f"  {tokens / max(found[number].seconds, 1e-9):,.0f} tokens/s"
+    )
 
 
 _ENVIRONMENT = ("processor", "cuda", "platform", "threads", "python", "packages")  # compared between sessions
@@ -241,7 +208,7 @@ class EvaluationResult(Result):
     overall: Summary  # pass@k with 95% intervals, and totals, over all prompts
     by_data_set: dict[str, Summary]  # the same for each dataset, in the given order
     by_domain: dict[str, Summary]  # the same for each domain, in alphabetical order
-    prompts: Sequence[PromptResult]  # the counts of every prompt
+    prompts: Sequence[PromptCounts]  # the counts of every prompt
     settings: Mapping[str, Any]  # everything that the responses depend on
     # ids of questions whose reference answer the verifier cannot read, by dataset
     unreadable: Mapping[str, Sequence[str]]
@@ -251,7 +218,7 @@ class EvaluationResult(Result):
 
     @classmethod
     def of(
-        cls, prompts: Sequence[PromptResult], ks: Sequence[int], seconds_of: Mapping[str, float], **fields: Any
+        cls, prompts: Sequence[PromptCounts], ks: Sequence[int], seconds_of: Mapping[str, float], **fields: Any
     ) -> EvaluationResult:
         """Summarize over all prompts, by dataset and by domain; `seconds_of` has the seconds of each dataset."""
         sets = dict.fromkeys(prompt.data_set for prompt in prompts)

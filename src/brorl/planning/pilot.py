@@ -23,10 +23,10 @@ from brorl.errors import UserError, option
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.format import Estimate
 from brorl.planning.gradient_noise import GradientProducts, gradient_products
+from brorl.planning.pass_rates import PassRates, fit_without_spikes, fractions_of_any_shape, refit_fractions
 from brorl.planning.step_cost import StepCost, StepTimer, StepTiming, sample_groups, time_steps, timing_sizes
 from brorl.seeds import seed_sequence
-from brorl.theory.coverage import growth_ratios, tree_growth
-from brorl.theory.pass_rates import PassRates, fit_without_spikes, fractions_of_any_shape, refit_fractions
+from brorl.training.coverage import growth_ratios, tree_growth
 from brorl.training.local_parts import LocalParts
 from brorl.tree import fraction_cut
 

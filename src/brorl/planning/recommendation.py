@@ -19,9 +19,9 @@ from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
 from brorl.format import Estimate
 from brorl.planning.gradient_noise import NoiseMoments, mean_gradient_p_value, noise_moments
+from brorl.planning.pass_rates import PassRates, fit_pass_rates
 from brorl.planning.pilot import ExpectedCounts, PilotCounts, expected_counts, fraction_estimates, with_interval
 from brorl.planning.step_cost import StepCost, Work, mean_rounds
-from brorl.theory.pass_rates import PassRates, fit_pass_rates
 
 _REPLICATES = 400
 _MIN_TIME_ERROR = 0.05  # relative error; the seconds of a step are never known better

@@ -17,9 +17,9 @@ import torch
 
 from brorl.activity import Echo
 from brorl.algorithms.groups import Group
+from brorl.planning.pass_rates import fit_pass_rates
 from brorl.planning.step_cost import StepCost, StepTimer, StepTiming, Work, mean_rounds, sample_groups
-from brorl.theory.coverage import tree_growth
-from brorl.theory.pass_rates import fit_pass_rates
+from brorl.training.coverage import tree_growth
 from brorl.training.local_parts import LocalParts
 from brorl.tree import fraction_cut
 

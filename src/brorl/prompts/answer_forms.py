@@ -116,7 +116,7 @@ _TWO_WORDS = re.compile(r"[^\W\d_]{2}\W+[^\W\d_]{2}")
 
 
 def surrounds_answer(text: str) -> bool:
-    """Whether a text contains the answer and is none: words before a box, thoughts, or a list of texts."""
+    """Whether a text contains an answer instead of being one: words before a box, thoughts, or a list of texts."""
     box = _OPEN.search(text)
     is_solution = box is not None and _TWO_WORDS.search(text, 0, box.start()) is not None
     return is_solution or text.lstrip().startswith(("<think", '["', "['"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from brorl.prompts.rows import Row
+from brorl.prompts.row import Row
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,24 +12,23 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any, Literal
 
-from brorl.prompts.prompt import read_json
+from brorl.prompts.json_text import FORBID_UNKNOWN_KEYS, read_json
 
 OutputRule = Literal["tokens", "lines", "exact"]
-_CONFIG: Any = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
 class StdinCases:
     """Runs of a whole program."""
 
-    __pydantic_config__ = _CONFIG
+    __pydantic_config__ = FORBID_UNKNOWN_KEYS
 
     inputs: tuple[str, ...]  # standard input of each case; at least one case
     outputs: tuple[str, ...]  # expected standard output of each case
     # `tokens` splits at white space. `lines` compares line by line, without white space around each line and around the
     # whole text. `exact` ignores only one line end at the end.
     compare: OutputRule = "tokens"
-    # None compares text. 0 also accepts another notation of the same number: 1.50 for 1.5. A larger value is the
+    # None compares text. 0 also accepts a different notation of the same number: 1.50 for 1.5. A larger value is the
     # allowed error of a number, absolute up to 1 and relative above. An expected integer has no relative error.
     tolerance: float | None = None
     ignore_case: bool = False
@@ -43,7 +42,7 @@ class StdinCases:
 class CallCases:
     """Calls of one function; arguments and expected values are JSON values."""
 
-    __pydantic_config__ = _CONFIG
+    __pydantic_config__ = FORBID_UNKNOWN_KEYS
 
     function: str  # a class `Solution` with a method of this name is accepted too
     arguments: tuple[tuple[Any, ...], ...]  # positional arguments of each case; at least one case
@@ -73,7 +72,7 @@ class CallCases:
 class TestCode:
     """Python code that calls a function of the answer and raises an AssertionError if a value is wrong."""
 
-    __pydantic_config__ = _CONFIG
+    __pydantic_config__ = FORBID_UNKNOWN_KEYS
     __test__ = False  # keeps pytest from collecting the class by its name
 
     function: str  # the code calls the function by this name, or by the name `candidate`
@@ -97,7 +96,7 @@ _OPTIONS = ("time_limit_s", "memory_bytes", "prelude", "solution")
 class _Stored:
     """The JSON object that stores a question's tests; exactly one of the three kinds is set."""
 
-    __pydantic_config__ = _CONFIG
+    __pydantic_config__ = FORBID_UNKNOWN_KEYS
 
     stdin: StdinCases | None = None
     calls: CallCases | None = None

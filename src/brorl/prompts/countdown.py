@@ -10,7 +10,8 @@ from typing import Self
 
 import numpy as np
 
-from brorl.prompts.prompt import COUNTDOWN_DOMAIN, Question, Split, uniform_hash
+from brorl.prompts.question import COUNTDOWN_DOMAIN, Question
+from brorl.seeds import uniform_hash
 
 # A rational number as (numerator, denominator): reduced, denominator positive. Ten times faster than Fraction.
 _Rational = tuple[int, int]
@@ -133,16 +134,20 @@ def _reachable_values(
     return memo[numbers]
 
 
-def split_countdown(puzzles: Sequence[CountdownPuzzle], held_out_fraction: float, seed: int) -> Split[CountdownPuzzle]:
-    """Split distinct puzzles by a hash of their multiset of numbers, so training never sees held-out numbers.
+def split_countdown(
+    puzzles: Sequence[CountdownPuzzle], held_out_fraction: float, seed: int
+) -> tuple[list[CountdownPuzzle], list[CountdownPuzzle]]:
+    """Split distinct puzzles into those to train on and held-out ones, by a hash of their multiset of numbers.
 
-    The held-out puzzles are shuffled with the seed, so the first k are a uniform sample.
+    Training never sees held-out numbers. The held-out puzzles are shuffled with the seed: the first k are a uniform
+    sample.
     """
     keys = [f"countdown split {seed}: {' '.join(map(str, puzzle.numbers))}" for puzzle in puzzles]
     is_held_out = [uniform_hash(key) < held_out_fraction * 2**64 for key in keys]
     held_out = list(compress(puzzles, is_held_out))
     order = np.random.default_rng(seed).permutation(len(held_out))
-    return Split([p for p, out in zip(puzzles, is_held_out, strict=True) if not out], [held_out[i] for i in order])
+    train = [puzzle for puzzle, out in zip(puzzles, is_held_out, strict=True) if not out]
+    return train, [held_out[i] for i in order]
 
 
 def countdown_questions(puzzles: Iterable[CountdownPuzzle], source: str = COUNTDOWN_DOMAIN) -> list[Question]:

@@ -1,4 +1,4 @@
-r"""Tells decimal commas from lists and from thousands: `32,5` is 32.5, `32, 5` a list, and `32,500` a whole number.
+r"""Distinguishes decimal commas from lists and thousands: `32,5` is 32.5, `32, 5` a list, and `32,500` a whole number.
 
 A comma between digits without a space may be a decimal comma, unless
 

@@ -18,7 +18,7 @@ from math import isfinite
 from typing import Any, Literal, get_args
 
 from brorl.format import short_repr
-from brorl.prompts.prompt import read_json
+from brorl.prompts.json_text import FORBID_UNKNOWN_KEYS, read_json
 
 Relation = Literal["less than", "at least", "at most", "exactly", "around"]
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
@@ -32,7 +32,6 @@ LANGUAGES = (
 Value = str | int | tuple[str, ...]
 _FORM = '{"instructions": [{"kind": "length_constraints:number_words", "num_words": 9, "relation": "at least"}]}'
 _MAX_COUNT = 1_000_000
-_CONFIG: Any = {"extra": "forbid"}
 
 
 def _count(value: Any, least: int = 0) -> int:
@@ -170,7 +169,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class _Stored:
-    __pydantic_config__ = _CONFIG
+    __pydantic_config__ = FORBID_UNKNOWN_KEYS
 
     instructions: list[dict[str, Any]]
     loose: bool | None = None

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from brorl.errors import UserError, of_source
 from brorl.prompts.layouts import code, puzzles, text
-from brorl.prompts.prompt import Cells, DroppedRow, Question
-from brorl.prompts.rows import Row
+from brorl.prompts.row import Asked, Cells, DroppedRow, Row
 from brorl.prompts.settings import FileSource
 from brorl.storage import split_revision
 
@@ -25,17 +24,17 @@ class Layout(NamedTuple):
 
     name: str  # `data.sources[].layout` selects the layout by this word
     columns: tuple[str, ...]  # `read` needs these columns
-    # Turns a row and a seed, which shuffles options, into a question made by `question_of`. Raises `DroppedRow`, or a
+    # Turns the cells of a row and a seed, which shuffles options, into what the row asks. Raises `DroppedRow`, or a
     # ValueError with the problem if the row does not have this layout.
-    read: Callable[[Cells, int], Question]
+    read: Callable[[Cells, int], Asked]
     data_sets: tuple[str, ...] = ()  # hub ids of datasets with this layout
     optional: tuple[str, ...] = ()  # `read` also reads these columns if a dataset has them
     only: tuple[tuple[str, str], ...] = ()  # (column, value): keep only rows with this value
-    # Whether every row counts: a row without a question is an error, and a repeated row is a question of its own.
+    # Whether every row counts: a row without a question is an error, and a repeated row is a separate question.
     is_whole: bool = False
 
-    def question(self, row: Cells, seed: int) -> Question:
-        """Return the question of a row; see `read`. Rows that `only` excludes raise `DroppedRow`."""
+    def asked(self, row: Cells, seed: int) -> Asked:
+        """Return what a row asks; see `read`. Rows that `only` excludes raise `DroppedRow`."""
         for column, value in self.only:
             if row[column] != value:
                 raise DroppedRow(f"the {column} is {row[column]}, not {value}")
@@ -54,7 +53,7 @@ _SCIQ = ("correct_answer", "distractor1", "distractor2", "distractor3")
 _VERL = text.answered("prompt", "reward_model.ground_truth")
 
 
-def _layout(name: str, read: Callable[[Cells, int], Question], columns: str, data_sets: str) -> Layout:
+def _layout(name: str, read: Callable[[Cells, int], Asked], columns: str, data_sets: str) -> Layout:
     """Return a layout; columns are words: `name`, `name?` if optional, `name=value` to keep only these rows."""
     listed = columns.split(", ")
     needed = tuple(column.partition("=")[0] for column in listed if not column.endswith("?"))
@@ -112,13 +111,13 @@ LAYOUTS: Mapping[str, Layout] = {
 }  # fmt: skip
 
 
-def find_layout(name: str) -> Layout:
-    """Return a layout by its name."""
-    if name in LAYOUTS:
-        return LAYOUTS[name]
+def find_layout(name: str | None) -> Layout | None:
+    """Return the layout of a source by its name; None if the source has none."""
+    if name is None or name in LAYOUTS:
+        return None if name is None else LAYOUTS[name]
     near = get_close_matches(name.lower(), LAYOUTS, 1)
     advice = f"did you mean {near[0]}?" if near else f"the layouts are {', '.join(LAYOUTS)}"
-    raise ValueError(f"{of_source('layout', repr(name))} is not a layout; {advice}")
+    raise UserError(f"{of_source('layout', repr(name))} is not a layout; {advice}")
 
 
 def layouts_of(data_set: str) -> list[str]:
@@ -126,10 +125,10 @@ def layouts_of(data_set: str) -> list[str]:
     return [layout.name for layout in LAYOUTS.values() if split_revision(data_set)[0] in layout.data_sets]
 
 
-def read_layout(row: Row, layout: Layout, seed: int) -> Question:
-    """Return the question of a row, or raise `DroppedRow` if it cannot be verified; the seed shuffles options."""
+def read_layout(row: Row, layout: Layout, seed: int) -> Asked:
+    """Return what a row asks, or raise `DroppedRow` if it cannot be verified; the seed shuffles options."""
     try:
-        return layout.question(row.values, seed)
+        return layout.asked(row.values, seed)
     except DroppedRow as reason:
         if not layout.is_whole:
             raise
@@ -142,12 +141,6 @@ def read_layout(row: Row, layout: Layout, seed: int) -> Question:
         raise _other_layout(row, layout, f"it has no column {str(error.args[0])!r}") from error
     except (ValueError, TypeError, AttributeError) as error:  # a value of the wrong type raises one of the last two
         raise _other_layout(row, layout, str(error)) from error
-
-
-def reasons(dropped: Mapping[str, int]) -> str:
-    """Return as text why rows were dropped, with counts, the most frequent reason first."""
-    ordered = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{count:,} {reason}" for reason, count in ordered)
 
 
 def _other_layout(row: Row, layout: Layout, problem: str) -> UserError:
@@ -170,21 +163,15 @@ def _other_layout(row: Row, layout: Layout, problem: str) -> UserError:
 class HubDataset(NamedTuple):
     """A dataset of a benchmark on the Hugging Face hub."""
 
+    layout: str  # name of a `Layout`
     id: str
     split: str  # evaluate on this split
     subset: str | None = None  # configuration of the dataset
 
 
-class PublicBenchmark(NamedTuple):
-    """A benchmark."""
-
-    layout: str  # name of a `Layout`
-    hubs: tuple[HubDataset, ...]  # datasets that have the benchmark; the first is the default
-
-
-# Name, layout, and datasets as `id split subset`.
-BENCHMARKS: Mapping[str, PublicBenchmark] = {
-    name: PublicBenchmark(layout, tuple(HubDataset(*hub.split()) for hub in hubs))
+# Name, layout, and datasets as `id split subset`; the first dataset is the default.
+BENCHMARKS: Mapping[str, tuple[HubDataset, ...]] = {
+    name: tuple(HubDataset(layout, *hub.split()) for hub in hubs)
     for name, layout, *hubs in (
         ("aime24", "benchmark", "HuggingFaceH4/aime_2024 train", "math-ai/aime24 test", "Maxwell-Jia/AIME_2024 train"),
         ("aime25", "benchmark", "math-ai/aime25 test", "yentinglin/aime_2025 train"),
@@ -220,9 +207,10 @@ def benchmark_source(
     """Return the source of a benchmark; a known path gives split and subset, otherwise the defaults apply."""
     if benchmark not in BENCHMARKS:
         raise ValueError(f"there is no benchmark {benchmark!r} (there are: {', '.join(BENCHMARKS)})")
-    layout, hubs = BENCHMARKS[benchmark]
-    path = path or hubs[0].id
-    known = next((hub for hub in hubs if hub.id == split_revision(path)[0]), HubDataset(path, hubs[0].split))
+    default = BENCHMARKS[benchmark][0]
+    path = path or default.id
+    known = {hub.id: hub for hub in BENCHMARKS[benchmark]}.get(split_revision(path)[0])
+    hub = known or default._replace(subset=None)
     return FileSource(
-        path=path, name=name or benchmark, layout=layout, split=split or known.split, subset=subset or known.subset
+        path=path, name=name or benchmark, layout=hub.layout, split=split or hub.split, subset=subset or hub.subset
     )

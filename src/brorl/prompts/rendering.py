@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from brorl.errors import UserError, first_line
 from brorl.format import short_repr
-from brorl.prompts.prompt import ENVIRONMENT_DOMAIN, Message, Prompt, PromptIds, Question
+from brorl.prompts.prompt import Prompt, PromptIds
+from brorl.prompts.question import ENVIRONMENT_DOMAIN, Message, Question
 from brorl.prompts.settings import PromptFormat
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ def prompt_problems(
 ) -> Iterator[str]:
     """Yield the problem of each prompt that the tokenizer cannot encode, or that leaves no room for a response.
 
-    `limits` maps the name of a setting to its maximum tokens of a response; `otherwise` is another fix to suggest.
+    `limits` maps the name of a setting to its maximum tokens of a response; `otherwise` is an alternative fix.
     """
     longest = model_positions(model_config)
     setting, response = max(limits.items(), key=lambda item: item[1])

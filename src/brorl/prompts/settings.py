@@ -9,15 +9,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from brorl.errors import UserError, of_source
-from brorl.prompts.prompt import MATH_DOMAIN, SCIENCE_DOMAIN, Message, Question
-from brorl.section import Names, Section, listed
+from brorl.prompts.question import MATH_DOMAIN, SCIENCE_DOMAIN, Message, Question
+from brorl.section import Names, Section, as_list
 from brorl.storage import exists, split_revision
 
 _PLACEHOLDER = "{prompt}"
 GYM_SETS = ALL, PRORL = ("all", "prorl")
 """Sets of Reasoning Gym's datasets, which a source can name in place of datasets."""
 _OWN_OPTIONS = {"messages", "add_generation_prompt", "chat_template", "strftime_now"}
-"""Variables of a chat template that are no options."""
+"""Variables of a chat template that are not options."""
 _OF_A_LAYOUT = (
     "prompt_column", "context_column", "answer_column", "answer_after", "options_column", "first_option", "domain",
     "domain_column",
@@ -120,9 +120,6 @@ class FileSource(Section):
                 raise ValueError(f"{of_source(name)} is empty; give it a value, or {otherwise}")
         _check_label(self.label)
         if self.layout is not None:
-            from brorl.prompts.public_data import find_layout
-
-            find_layout(self.layout)
             fields = type(self).model_fields
             given = next((name for name in _OF_A_LAYOUT if getattr(self, name) != fields[name].default), None)
             if given:
@@ -195,7 +192,7 @@ def _check_label(label: str) -> None:
     if ":" in label:
         raise ValueError(
             f"{of_source('name', repr(label))} must have no colon, which separates the parts of ids; "
-            "choose another name"
+            "choose a different name"
         )
 
 
@@ -221,7 +218,7 @@ EvaluationSource = Annotated[
 def as_sources(value: Any) -> Any:
     """Turn one source into a list of one. Text is the name of a built-in puzzle, or a path."""
     sources = []
-    for item in listed(value):
+    for item in as_list(value):
         key = "task" if item == "countdown" else "path"
         sources.append({key: item} if isinstance(item, str) else item)
     return sources

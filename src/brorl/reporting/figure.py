@@ -1,20 +1,39 @@
-"""The figure of a run: reward, held-out pass@k and mixed groups by step; and the look of all figures."""
+"""Drawing with matplotlib: curves with bands, in the colors of the page; and the figure of a run."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
+from scipy.optimize import isotonic_regression
 
+from brorl.arrays import FloatArray
+from brorl.cost import UNIT_WORDS, Unit, short_amount
+from brorl.reporting.frame import resource
 from brorl.runs.run_directory import Record, number
 
 PNG: dict[str, Any] = {"dpi": 130, "facecolor": "white"}  # options of `Figure.savefig`
-INK, GREY, PALE = "#2b2f36", "#8a8f98", "#d5d8dd"
-BLUE, ORANGE = "#1f5fa8", "#cc7417"
+_THEME = json.loads(resource("colors.json"))["light"]
+INK, GREY, PALE = _THEME["ink"], _THEME["soft"], _THEME["line"]
+COLORS: tuple[str, ...] = tuple(_THEME["run"])  # of lines without an order
+_RAMP = LinearSegmentedColormap.from_list("sequence", _THEME["sequence"])
+
+
+def ordered_color(fraction: float) -> str:
+    """Return the color of a line in an order, from 0 for the first to 1 for the last.
+
+    Lightness and hue both turn, so color-blind readers and gray printing keep the order.
+    """
+    return to_hex(_RAMP(fraction))
 
 
 class ResultFigure(Figure):
@@ -33,6 +52,93 @@ def style(axis: Axes) -> None:
     axis.tick_params(colors=INK, labelsize=9.5)
     axis.grid(axis="y", color=PALE, linewidth=0.6, alpha=0.7)
     axis.set_axisbelow(True)
+
+
+def draw_curve(
+    axis: Axes,
+    x_M: FloatArray,
+    y_M: FloatArray,
+    *,
+    color: str,
+    label: str = "",
+    band: tuple[FloatArray, FloatArray] | None = None,
+    small: bool = False,
+    linestyle: str = "-",
+    markevery: slice | None = None,
+) -> None:
+    """Draw a curve through M points, and the band between two other curves, its low and its high end.
+
+    `markevery` chooses the points with a marker; None marks all.
+    """
+    if band is not None and (band[1] > band[0]).any():
+        axis.fill_between(x_M, *band, color=color, alpha=0.16, linewidth=0)
+    axis.plot(
+        x_M, y_M, color=color, linestyle=linestyle, linewidth=1.6 if small else 2.2, marker="o",
+        markersize=3 if small else 4.5, markevery=markevery, label=label,
+    )  # fmt: skip
+
+
+def draw_start(axis: Axes, start: float, *, below: bool, fontsize: float) -> None:
+    """Draw the score of the start as a dotted line, with its value below or above the line."""
+    axis.axhline(start, color=GREY, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
+    axis.annotate(
+        f"start {start:.3f}", (1, start), xycoords=("axes fraction", "data"), xytext=(-2, -10 if below else 3),
+        textcoords="offset points", fontsize=fontsize, color=GREY, ha="right", zorder=6,
+        path_effects=[withStroke(linewidth=3, foreground="white")],
+    )  # fmt: skip
+
+
+def label_ends(axis: Axes, end: float, labels: Mapping[str, tuple[float, str]], colors: Mapping[str, str]) -> None:
+    """Write the labels of the arms at the ends of their lines without overlap; the limits must be set before."""
+    low, high = axis.get_ylim()
+    order = sorted(labels, key=lambda name: labels[name][0])
+    height_A = apart(np.array([(labels[name][0] - low) / (high - low) for name in order]), 0.062)
+    for name, label_y in zip(order, height_A, strict=True):
+        value, text = labels[name]
+        axis.annotate(
+            text, xy=(end, value), xytext=(1.02, label_y), textcoords="axes fraction", color=colors[name], fontsize=9.5,
+            va="center", annotation_clip=False,
+        )  # fmt: skip
+
+
+def apart(height_A: FloatArray, gap: float) -> FloatArray:
+    """Move rising heights apart, within 0 and 1, with the least sum of squared moves.
+
+    Neighbors are then at least `gap` apart: [0.5, 0.5] with gap 0.1 gives [0.45, 0.55]. Gaps are smaller if there are
+    too many heights.
+    """
+    last = len(height_A) - 1
+    shift_A = min(gap, 1 / max(last, 1)) * np.arange(len(height_A))
+    rising_A = isotonic_regression(height_A - shift_A).x
+    moved_A: FloatArray = np.clip(rising_A, 0, max(0, 1 - shift_A[-1])) + shift_A
+    return moved_A
+
+
+def cost_axis(axis: Axes, unit: Unit, *, max_ticks: int = 5) -> None:
+    """Label an axis of costs that starts at 0."""
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, unit)))
+    axis.set_xlim(left=0)
+    if unit == "seconds":
+        axis.xaxis.set_major_locator(MultipleLocator(tick_seconds(axis.get_xlim()[1] / max_ticks)))
+    else:
+        axis.locator_params(axis="x", nbins=max_ticks)
+    axis.set_xlabel(axis_label(unit), fontsize=9, color=INK)
+
+
+def tick_seconds(least: float) -> float:
+    """Return the smallest round distance between ticks, in seconds, that is at least `least`."""
+    numbers = [(unit, number) for unit in (0.01, 1, 60, 3600) for number in (1, 2, 5, 10, 20, 30)]
+    return next((unit * number for unit, number in numbers if unit * number >= least), 86_400 * ceil(least / 86_400))
+
+
+def tick_text(value: float, unit: Unit) -> str:
+    """Return an amount in the short form of a tick label: 0, 40 s, 2.5M."""
+    return "0" if value == 0 else short_amount(value, unit)
+
+
+def axis_label(unit: Unit) -> str:
+    """Return the label of an axis of costs."""
+    return "training time, without evaluations" if unit == "seconds" else f"{UNIT_WORDS[unit]} of training"
 
 
 def run_figure(records: Sequence[Record]) -> ResultFigure:
@@ -60,7 +166,7 @@ def _draw_line(axis: Axes, records: Sequence[Record], value_of: Callable[[Record
     sampled = [record for record in records if number(record, "sampling", "samples")]
     points = [(record["step"], value) for record in sampled if (value := value_of(record)) is not None]
     if points:
-        axis.plot(*zip(*points, strict=True), color=BLUE, linewidth=1.8, marker="o", markersize=3)
+        draw_curve(axis, *np.array(points, float).T, color=COLORS[0], small=True)
 
 
 def _mixed_fraction(record: Record) -> float | None:
@@ -71,14 +177,13 @@ def _mixed_fraction(record: Record) -> float | None:
 def _draw_evaluations(axis: Axes, records: Sequence[Record]) -> None:
     """Draw pass@1 and pass@k of the largest k."""
     ks = sorted({int(k) for record in records for k in record["evaluation"]["pass_at"]})
-    for k, color in zip(dict.fromkeys((*ks[:1], *ks[-1:])), (BLUE, ORANGE), strict=False):
+    for k, color in zip(dict.fromkeys((*ks[:1], *ks[-1:])), COLORS, strict=False):
         rows = []
         for record in records:
             estimates = {int(name): one for name, one in record["evaluation"]["pass_at"].items()}
             if one := estimates.get(k):
-                rows.append((record["step"], one["value"], one["value"] - one["low"], one["high"] - one["value"]))
-        steps, values, *bars = zip(*rows, strict=True)
-        axis.errorbar(steps, values, bars, color=color, linewidth=1.8, marker="o", markersize=3, capsize=2,
-                      elinewidth=0.9, label=f"pass@{k}")  # fmt: skip
+                rows.append((record["step"], one["value"], one["low"], one["high"]))
+        step_M, value_M, low_M, high_M = np.array(rows, float).T
+        draw_curve(axis, step_M, value_M, color=color, label=f"pass@{k}", band=(low_M, high_M), small=True)
     if ks:
         axis.legend(frameon=False, fontsize=9, labelcolor=INK)

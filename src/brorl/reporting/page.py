@@ -27,8 +27,8 @@ from brorl.reporting.summary import (
     TOOLS,
     best_evaluation,
     cost_row,
-    notes,
     reason,
+    run_notes,
     score_rows,
     tools_rows,
     why_missing,
@@ -156,7 +156,8 @@ def _scripts(parts: Sequence[_RunPart], data: Mapping[str, Any]) -> str:
         for step in getattr(part, folder)
     )
     plotly = (files("plotly") / "package_data" / "plotly.min.js").read_text("utf-8").replace("</script", "<\\/script")
-    own = "\n".join(map(resource, ("charts.js", "rollouts.js", "tree.js", "responses.js", "page.js")))
+    themes = f"const THEMES = {resource('colors.json')};"
+    own = "\n".join([themes, *map(resource, ("charts.js", "rollouts.js", "tree.js", "responses.js", "page.js"))])
     return (
         f'<script type="application/json" id="data">{to_json(data)}</script>\n{rollouts}\n'
         f'<script>\n{plotly}\n</script>\n<script>\n"use strict";\n(() => {{\n{own}\n}})();\n</script>'
@@ -210,7 +211,7 @@ def _note(text: str) -> str:
 
 
 def _notes(runs: Sequence[RunRecord]) -> str:
-    items = _items(runs, [list(map(visible_text, notes(run))) for run in runs])
+    items = _items(runs, [list(map(visible_text, run_notes(run))) for run in runs])
     return f'<div class="notes" role="note"><h2>Notes</h2><ul>{items}</ul></div>' if items else ""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from brorl.cost import UNITS, total_cost
-from brorl.evaluation.benchmark import coverage_note
+from brorl.evaluation.evaluator import coverage_note
 from brorl.evaluation.paired import Conclusion, conclusion_of, paired_difference
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate, duration, interval, signed
@@ -76,7 +76,7 @@ def tools_rows(run: RunRecord) -> list[tuple[str, ...]]:
     return [(f"{use.turns:.2f}", f"{use.calls:,}", distinct, kinds, f"{use.given_tokens:,}")]
 
 
-def notes(run: RunRecord) -> list[str]:
+def run_notes(run: RunRecord) -> list[str]:
     """Return sentences on unusual events in a run."""
     lines = [f"Sign of collapse at {r['collapse']}" for r in run.records if "collapse" in r]
     for record in run.records:

@@ -22,7 +22,6 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -40,7 +39,6 @@ from brorl.model.source import find_model, read_config
 from brorl.rollout.engine import prompt_seeds, rollouts_of_prompts, split_prompt_seed
 from brorl.rollout.vllm_process import (
     Completion,
-    EngineDiedError,
     Request,
     VllmProcess,
     VllmSetup,
@@ -52,22 +50,14 @@ from brorl.seeds import derived_seed
 from brorl.storage import TemporaryFolder
 from brorl.tree import RolloutTree
 
-_Result = TypeVar("_Result")
 _SHARED_MEMORY = Path("/dev/shm")
-_MAX_RESTARTS = 3
 _MAX_SEED = 2**62
 _LOWEST_TEMPERATURE = 0.01  # vLLM raises lower temperatures to this
 _HIGHEST_TEMPERATURE = 2.0  # vLLM refuses higher ones
 
 
-class EngineLostError(UserError):
-    """The engine died too many times in a row."""
-
-    exit_code = 1
-
-
 class VllmEngine:
-    """Samples trees with vLLM. A process that dies is replaced, with the weights that were published last.
+    """Samples trees with vLLM. A process that dies ends the run with an `EngineLostError`.
 
     The observer gets a `Decoding` after every call. A response ends with one of `stop_token_ids` or a text of `stop`.
     """
@@ -85,30 +75,27 @@ class VllmEngine:
         self._setup = replace(setup, stop=stop.texts) if stop else setup
         self._stop = stop
         self._observe = observe
-        self._start = start
         self._published: Callable[[], object] | None = None  # removes the folder with the published weights
-        self._last_weights: Weights | None = None
-        self._asleep = self._outdated = False
-        self._process = self._started()
+        self._waiting: Weights | None = None  # weights for an engine that sleeps
+        self._asleep = False
+        free_unused(setup.sleeps)
+        self._process = start(self._setup)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace the weights, or only the adapters among them; they have Hugging Face's names.
 
-        A process that replaces a dead one gets these weights too. An engine that sleeps loads them when it samples
-        next; until then the learner has its memory.
+        An engine that sleeps loads them when it samples next; until then the learner has its memory.
         """
         sent: Weights = weights
         if self._setup.reads_file:
             folder = publish(weights, getattr(torch, self._setup.dtype), self._setup.lora)
             self._remove_published()
             self._published = weakref.finalize(self, folder.remove)
-            sent = self._last_weights = folder.path
-        elif self._setup.sleeps:
-            sent = self._last_weights = list(weights)
+            sent = folder.path
         if self._setup.sleeps:
-            self._outdated = True
+            self._waiting = sent if isinstance(sent, Path) else list(sent)
         else:
-            self._with_restarts(lambda process: process.load(sent))
+            self._process.load(sent)
         self.version = version
 
     def sample(
@@ -134,7 +121,8 @@ class VllmEngine:
         ]
         stop_token_ids = [*self.stop_token_ids, *sampling.stop_token_ids]
         requests = [request for requests in requests_P for request in requests]
-        answers = iter(self._with_restarts(lambda process: process.complete(requests, sampling, stop_token_ids)))
+        self._wake()
+        answers = iter(self._process.complete(requests, sampling, stop_token_ids))
         trees = []
         for prompt, count, parts in zip(prompts, rollouts_P, requests_P, strict=True):
             completions = [self._cut(completion, sampling) for _ in parts for completion in next(answers)]
@@ -149,7 +137,7 @@ class VllmEngine:
                 )
             )
         if self._setup.sleeps:
-            self._with_restarts(lambda process: process.sleep())
+            self._process.sleep()
             self._asleep = True
         total, depth = sum(rollouts_P), max(int(tree.length.max()) for tree in trees)
         self._observe(Decoding(total, total, sum(tree.num_unique_tokens for tree in trees), depth))
@@ -166,49 +154,20 @@ class VllmEngine:
         """End the engine and its process."""
         self._process.close()
         self._remove_published()
-        self._last_weights = None
 
     def _remove_published(self) -> None:
         if self._published is not None:
             self._published()
 
-    def _with_restarts(self, work: Callable[[VllmProcess], _Result]) -> _Result:
-        """Do work. If the engine dies, replace it and repeat the work with the same seeds."""
-        deaths = 0
-        while True:
-            try:
-                return self._on_awake_process(work)
-            except EngineDiedError as error:
-                if not self._setup.separate:
-                    raise
-                deaths += 1
-                if deaths > _MAX_RESTARTS:
-                    raise EngineLostError(
-                        f"the process of vLLM died {deaths} times in a row ({error}); see its log above. "
-                        "Lower engine.memory_gib or engine.vllm.max_rows if memory is short, or start a new run with "
-                        "engine.kind: native"
-                    ) from error
-                self._replace()
-
-    def _on_awake_process(self, work: Callable[[VllmProcess], _Result]) -> _Result:
+    def _wake(self) -> None:
+        """Wake the engine if it sleeps, and load the weights that have waited for it."""
         free_unused(self._setup.sleeps)
         if self._asleep:
             self._process.wake()
             self._asleep = False
-        if self._outdated:
-            if self._last_weights is not None:
-                self._process.load(self._last_weights)
-            self._outdated = False
-        return work(self._process)
-
-    def _started(self) -> VllmProcess:
-        free_unused(self._setup.sleeps)
-        return self._start(self._setup)
-
-    def _replace(self) -> None:
-        self._process.close()
-        self._process = self._started()
-        self._asleep, self._outdated = False, True
+        if self._waiting is not None:
+            self._process.load(self._waiting)
+            self._waiting = None
 
 
 def publish(

@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from brorl.errors import UserError, first_line
+from brorl.errors import EngineLostError, UserError, first_line
 from brorl.model.settings import LoraSettings
 from brorl.rollout.settings import VLLM_RANKS
 from brorl.sampling import SamplingParams
@@ -53,7 +53,7 @@ class VllmSetup:
     max_rows: int = 512  # responses that are decoded together; others wait
     responses_per_request: int = 512  # a prompt's N is split into requests of at most this many responses
     tensor_parallel: int = 1  # GPUs that share the engine
-    separate: bool = True  # whether the engine has its own process, which is replaced if it dies
+    separate: bool = True  # whether the engine has its own process
     sleeps: bool = False  # whether the engine frees its GPU memory between calls, for a learner on the same GPU
     # numbers of the engine's GPUs among the GPUs that this process sees; empty for all GPUs, and on a CPU
     gpus: tuple[int, ...] = ()
@@ -79,10 +79,6 @@ class Completion(NamedTuple):
     token_ids: list[int]  # token ids, with the stop token or the last token of the stop string
     logprobs: list[float]  # log-prob of each token in nats, under the distribution that drew it
     finished: bool  # whether the response ended with a stop token or a stop string
-
-
-class EngineDiedError(RuntimeError):
-    """The process of the engine has ended, or its work has failed."""
 
 
 def check_installed() -> None:
@@ -198,7 +194,10 @@ class VllmProcess:
         try:
             yield
         except self._died as error:
-            raise EngineDiedError(first_line(error)) from error
+            raise EngineLostError(
+                f"the process of vLLM died ({first_line(error)}); see its log above. If memory is short, lower "
+                "engine.memory_gib or engine.vllm.max_rows"
+            ) from error
 
     def _parameters(self, request: Request, sampling: SamplingParams, stop_token_ids: Sequence[int]) -> Any:
         return self._vllm.SamplingParams(

@@ -1,1 +1,1 @@
-"""The effect of N in tested formulas: mass balance, simulator, coverage, pass rates, gradient coefficients."""
+"""The effect of N on the correct mass, as in the paper: Theorem 1, and the simulator of Figure 3."""

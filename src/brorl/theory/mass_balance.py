@@ -14,11 +14,7 @@ mass is a sum of p, a second moment is a sum of p^2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
 
 from brorl.arrays import BoolArray, FloatArray
 
@@ -106,105 +102,3 @@ def mass_balance(
         u_neg_2=u_neg_2,
         remainder_bound=(scale * float(p_V.max()) * (reward_correct - reward_wrong)) ** 2 / 8,
     )
-
-
-_NORMAL_95 = 1.959963984540054
-
-
-@dataclass(frozen=True, eq=False)
-class HeldOut:
-    """Held-out rollouts of one prompt (L distinct ones among H) before and after an update."""
-
-    count_L: NDArray[np.int64]  # number of rollouts that gave each distinct response, shape [L]; the sum is H >= 2
-    correct_L: NDArray[np.bool_]  # verdict of each distinct response, shape [L]
-    old_logprob_L: FloatArray  # log-prob (nats) of each whole response under the policy that sampled it, shape [L]
-    new_logprob_L: FloatArray  # log-prob (nats) of each whole response after the update, shape [L]
-    baseline: float  # any number that does not depend on these rollouts; the pass rate makes the variance small
-
-
-@dataclass(frozen=True)
-class HeldOutCheck:
-    """The effect of an update on the probability of correct responses; intervals are 95%."""
-
-    # estimate of the change of Q_pos, mean over the prompts; None where a weight is too large for a float
-    change: float | None
-    change_low: float | None  # lower end of the interval of `change` (normal, from the variance within each prompt)
-    change_high: float | None  # upper end; both ends are None if `change` is
-    fraction_improved: float | None  # fraction of the correct mass that rose; None without a correct held-out rollout
-    fraction_improved_low: float  # lower end of the interval of `fraction_improved` (exact binomial)
-    fraction_improved_high: float  # upper end
-    worst_drop: float | None  # largest fall of a correct held-out response's probability, <= 0; None without one
-    # smallest log(new / old probability) of a correct held-out response; None without one
-    worst_log_ratio: float | None
-    num_prompts: int
-    num_rollouts: int  # held-out rollouts of all prompts
-    num_correct: int  # correct held-out rollouts
-    # (sum w)^2 / (H sum w^2) of the weights w = new / old over all held-out rollouts. Far below 1, a few
-    # rollouts dominate the estimate, and its interval is not reliable.
-    effective_fraction: float
-
-
-def check_on_held_out(held_out: Sequence[HeldOut]) -> HeldOutCheck:
-    """Estimate how much an update changed Q_pos, from rollouts that the update was not trained on.
-
-    Rollouts that it was trained on would overestimate the change.
-
-        w = pi_new(y) / pi_old(y),   dQ_hat = mean over held-out rollouts of (r - b)(w - 1)
-
-    Here r is 1 for a correct response and 0 otherwise, and b is the baseline. The estimate is unbiased for the real
-    change, because E[w - 1] = 0 and E[r w] = Q_new. The rollouts must be independent draws from the distribution of the
-    old log-probs. With top-p or top-k, E[w - 1] is 0 up to the mass of tokens that only one of the policies keeps.
-
-    Raises:
-        ValueError: If there is no prompt, or if a prompt has fewer than 2 rollouts.
-    """
-    if not held_out or any(h.count_L.sum() < 2 for h in held_out):
-        raise ValueError("a held-out check needs at least one prompt and at least 2 held-out rollouts of each")
-    with np.errstate(over="ignore", invalid="ignore"):  # a long response may become e^709 times as probable
-        moments = np.array([_mean_and_variance(h) for h in held_out])
-        change = float(moments[:, 0].mean())
-        half_width = _NORMAL_95 * float(np.sqrt(moments[:, 1].sum())) / len(held_out)
-    finite = bool(np.isfinite(change) and np.isfinite(half_width))
-
-    count, correct, old, new = (
-        np.concatenate([getattr(h, name) for h in held_out])
-        for name in ("count_L", "correct_L", "old_logprob_L", "new_logprob_L")
-    )
-    log_ratio_A, count_A = (new - old)[correct], count[correct]
-    num_correct, num_risen = int(count_A.sum()), int(count_A[log_ratio_A > 0].sum())
-    low, high = binomial_interval(num_risen, num_correct)
-    weight = np.exp(new - old - (new - old).max())  # up to a factor that cancels in the effective fraction
-    return HeldOutCheck(
-        change=change if finite else None,
-        change_low=change - half_width if finite else None,
-        change_high=change + half_width if finite else None,
-        fraction_improved=num_risen / num_correct if num_correct else None,
-        fraction_improved_low=low,
-        fraction_improved_high=high,
-        worst_drop=min(0.0, float((np.exp(new) - np.exp(old))[correct].min())) if num_correct else None,
-        worst_log_ratio=float(log_ratio_A.min()) if num_correct else None,
-        num_prompts=len(held_out),
-        num_rollouts=int(count.sum()),
-        num_correct=num_correct,
-        effective_fraction=float((count @ weight) ** 2 / (count.sum() * (count @ weight**2))),
-    )
-
-
-def binomial_interval(successes: int, trials: int) -> tuple[float, float]:
-    """Return the exact 95% interval of the probability of a success: it covers at least 95%; (0, 1) without trials.
-
-    Source: Clopper and Pearson, Biometrika 26 (1934).
-    """
-    from scipy.special import betaincinv
-
-    low = float(betaincinv(successes, trials - successes + 1, 0.025)) if successes else 0.0
-    high = float(betaincinv(successes + 1, trials - successes, 0.975)) if successes < trials else 1.0
-    return low, high
-
-
-def _mean_and_variance(held_out: HeldOut) -> tuple[float, float]:
-    """Return the mean of (r - b)(w - 1) over one prompt's rollouts, and the estimated variance of that mean."""
-    value_L = (held_out.correct_L - held_out.baseline) * np.expm1(held_out.new_logprob_L - held_out.old_logprob_L)
-    size = int(held_out.count_L.sum())
-    mean = float(held_out.count_L @ value_L) / size
-    return mean, float(held_out.count_L @ (value_L - mean) ** 2) / (size - 1) / size

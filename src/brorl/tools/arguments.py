@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from brorl.format import shortened
-from brorl.prompts.prompt import JSON_NAMES
+from brorl.prompts.json_text import JSON_NAMES
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "integer": (int,), "number": (int, float), "string": (str,), "boolean": (bool,), "array": (list,),

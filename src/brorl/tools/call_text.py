@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from brorl.prompts.prompt import JSON_NAMES
+from brorl.prompts.json_text import JSON_NAMES
 from brorl.tools.calls import Call
 from brorl.verification.thoughts import THINK
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from brorl.errors import UserError, first_line
-from brorl.prompts.prompt import Message
+from brorl.prompts.question import Message
 from brorl.prompts.rendering import ShownTools, apply_template
 from brorl.prompts.settings import PromptFormat
 

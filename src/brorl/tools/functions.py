@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from brorl.errors import ToolError, UserError, of_source
 from brorl.format import shortened
-from brorl.prompts.prompt import ENVIRONMENT_DOMAIN
+from brorl.prompts.question import ENVIRONMENT_DOMAIN
 from brorl.tools.arguments import argument_problem
 from brorl.tools.calls import Call, Failure, Result, Turn
 from brorl.tools.inside import readable

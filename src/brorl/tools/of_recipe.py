@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, of_source
-from brorl.prompts.prompt import ENVIRONMENT_DOMAIN, Prompt, Question
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import ENVIRONMENT_DOMAIN, Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
 from brorl.verification.sandbox.pool import Workers

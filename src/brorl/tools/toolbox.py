@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from brorl.config.settings import TrainConfig
 from brorl.model.load import end_tokens
-from brorl.prompts.prompt import ENVIRONMENT_DOMAIN, Question, with_text_after
+from brorl.prompts.question import ENVIRONMENT_DOMAIN, Question, with_text_after
 from brorl.sampling import decode_tokens
 from brorl.tools.calls import Call, Failure, Turn
 from brorl.tools.environments import calls_text

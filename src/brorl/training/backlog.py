@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from brorl.algorithms.groups import Group
-from brorl.prompts.prompt import Prompt, PromptStream
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptStream
 from brorl.training.batch import Staleness
 
 

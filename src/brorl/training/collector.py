@@ -22,7 +22,8 @@ from brorl.activity import Observe, Round, Stopwatch, unobserved
 from brorl.algorithms.groups import Group
 from brorl.arrays import IntArray
 from brorl.config.settings import TrainConfig
-from brorl.prompts.prompt import Prompt, PromptStream
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import Engine, Sampler
 from brorl.runs.checkpoint import CollectorState
 from brorl.seeds import derived_seed

@@ -21,8 +21,8 @@ from brorl.prompts.prompt import Prompt
 from brorl.rollout.engine import Sampler
 from brorl.runs.run_directory import is_due
 from brorl.seeds import derived_seed
-from brorl.theory.coverage import Coverage, leaving_mass, measure_coverage, unsampled_correct_at
-from brorl.theory.mass_balance import HeldOut, check_on_held_out
+from brorl.training.coverage import Coverage, leaving_mass, measure_coverage, unsampled_correct_at
+from brorl.training.held_out_check import HeldOut, check_on_held_out
 from brorl.training.learner import Learner
 from brorl.verification.grade import Grader
 

@@ -15,17 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.evaluation.questions import (
-    SourceQuestions,
-    all_questions,
-    build_questions,
-    check_domain_names,
-    check_split,
-    find_unreadable,
-    reading_lines,
-    removed_lines,
-    unreadable_lines,
-)
+from brorl.evaluation.questions import all_questions, find_unreadable, reading_lines, unreadable_lines
 from brorl.format import counted
 from brorl.model.context_limit import attention_limit
 from brorl.model.device import available_bytes, bfloat16_slowdown
@@ -33,13 +23,17 @@ from brorl.model.load import check_vocabulary, choose_device, load_tokenizer
 from brorl.model.memory_choices import MemoryChoices
 from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, Workload, check_prediction, predict_memory
 from brorl.model.source import find_model, read_config
-from brorl.prompts.prompt import INSTRUCTIONS_DOMAIN, Prompt, PromptStream
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import INSTRUCTIONS_DOMAIN
 from brorl.prompts.rendering import drop_long, model_positions, prompt_problems
+from brorl.prompts.source_questions import SourceQuestions
+from brorl.prompts.stream import PromptStream
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.seeds import derived_seed
 from brorl.table import Table
 from brorl.tools.of_recipe import environment_verifier, load_tools, make_toolbox, rendered
 from brorl.training.collector import MAX_STEPS_PER_ROUND
+from brorl.training.questions import build_questions, check_domain_names, check_split, removed_lines
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.grade import Grader
 from brorl.verification.sandbox.pool import Workers

@@ -15,7 +15,7 @@ from brorl.model.load import choose_device, end_tokens, load_model
 from brorl.model.logprobs import NextToken
 from brorl.model.sharding import shard
 from brorl.model.tree_path import TreeForward
-from brorl.prompts.prompt import PromptStream
+from brorl.prompts.stream import PromptStream
 from brorl.rollout.chosen_engine import OnEnd, build_engine
 from brorl.rollout.engine import Engine
 from brorl.tools.of_recipe import with_turns

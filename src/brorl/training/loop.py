@@ -18,6 +18,7 @@ import numpy as np
 from brorl.activity import Phase, Step
 from brorl.algorithms.groups import Group
 from brorl.cost import cost_of_step, total_cost
+from brorl.evaluation.evaluator import BatchCounts, evaluation_record
 from brorl.model.device import return_freed_memory
 from brorl.runs.checkpoint import EMA, TrainerState, mark_best, save_checkpoint
 from brorl.runs.model_card import write_card
@@ -32,7 +33,7 @@ from brorl.training.stop_request import StopNow, StopRequest
 STORED_PROMPTS = 8  # held-out prompts whose responses every evaluation stores
 
 
-def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None) -> tuple[Ending, str]:
+def train_run(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None) -> tuple[Ending, str]:
     """Train until the schedule, a collapse, or a stop request ends the run.
 
     A stop request loses no learning. Before a step's update, the request discards the step's samples; a resumed run
@@ -215,22 +216,25 @@ class Recorder:
 
         The weights are those after the step, or after the step `version` if the step had no update.
         """
-        run, benchmark = self._run, self._run.benchmark
-        if benchmark is None:
+        run, held_out, ks = self._run, self._run.held_out, self._config.evaluation.ks
+        if held_out is None:
             return {}
+
+        def store(groups: Sequence[Group], _: BatchCounts) -> None:
+            if self._config.store_rollouts_every:
+                self._store_answers(step, groups)
+
         return_freed_memory()  # of the learner: an evaluation samples more rollouts than a step
-        groups, seconds = benchmark.answer(run.collector.sampler)
+        counts = run.evaluator.evaluate(run.collector.sampler, held_out, store)
         return_freed_memory()
-        if self._config.store_rollouts_every:
-            self._store_answers(step, groups)
-        found = benchmark.record(groups, seconds)
+        found = evaluation_record(counts, ks)
         if found is None:
-            return {"evaluation_unverified": sum(group.num_unverified for group in groups)}
+            return {"evaluation_unverified": sum(prompt.num_unverified for prompt in counts.prompts)}
         version = step if version is None else version
         if self._config.optimizer.ema_decay is None or not version:
             return {"evaluation": found}
         with self._average_in_place(version):
-            of_average = benchmark.record(*benchmark.answer(run.collector.sampler))
+            of_average = evaluation_record(run.evaluator.evaluate(run.collector.sampler, held_out), ks)
         return {"evaluation": found} | ({} if of_average is None else {"ema_evaluation": of_average})
 
     @contextmanager
@@ -269,7 +273,7 @@ class Recorder:
             step=self._step,
             learner=run.learner.state_dict(),
             collector=run.collector.state(),
-            held_out=None if run.benchmark is None else run.benchmark.fingerprint,
+            held_out=None if run.held_out is None else run.held_out.fingerprint,
         )
 
         def save(target: Path) -> None:

@@ -14,7 +14,7 @@ from brorl.activity import Observe, Stopwatch, unobserved
 from brorl.config.reading import CHANGEABLE_ON_RESUME, first_change, fixed_settings
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
-from brorl.evaluation.benchmark import Benchmark
+from brorl.evaluation.evaluator import Evaluator, PromptBatch
 from brorl.format import shell_command
 from brorl.runs.checkpoint import (
     INITIAL_STATE,
@@ -51,7 +51,8 @@ class TrainingRun:
     schedule: Schedule  # the advantages of the moment, and when to evaluate, pause, end and reset the reference
     # what measures; it does not change the training
     diagnostics: Diagnostics  # measures each step
-    benchmark: Benchmark | None  # evaluates on held-out prompts; None: no evaluation
+    evaluator: Evaluator  # evaluates on the held-out prompts
+    held_out: PromptBatch | None  # the held-out prompts; None: no evaluation
     # what writes
     directory: RunDirectory  # the run's files
     tokenizer: PreTrainedTokenizerBase  # saved with every checkpoint
@@ -83,7 +84,7 @@ def check_start(config: TrainConfig) -> None:
 
 def restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
     """Set the parts and the files of a run back to a checkpoint; None is the start."""
-    config, directory, learner, benchmark = run.config, run.directory, run.learner, run.benchmark
+    config, directory, learner = run.config, run.directory, run.learner
     try:
         state = load_state(checkpoint) if checkpoint else INITIAL_STATE
     except UserError as error:
@@ -98,7 +99,7 @@ def restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
         if state.learner is not None:
             learner.load_state_dict(state.learner)
         run.collector.load_state(state.collector)
-        if benchmark is not None and state.held_out not in (None, benchmark.fingerprint):
+        if run.held_out is not None and state.held_out not in (None, run.held_out.fingerprint):
             raise ValueError(
                 "the held-out questions have changed since the run began; restore the data, or start a new run"
             )

@@ -8,14 +8,27 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from brorl.comparison.answer import FinishedComparison, match_words
+import numpy as np
+
+from brorl.comparison.answer import FinishedComparison
 from brorl.comparison.arm_recipes import ArmRecipe
-from brorl.comparison.figure import COLORS, cost_axis, draw_start, label_ends
+from brorl.comparison.findings import Finding, found, match_of
 from brorl.config.reading import dump_yaml, with_settings
 from brorl.config.settings import TrainConfig
 from brorl.cost import amount
 from brorl.format import counted, duration, shell_command, signed
-from brorl.reporting.figure import GREY, INK, PNG, ResultFigure, style
+from brorl.reporting.figure import (
+    COLORS,
+    GREY,
+    INK,
+    PNG,
+    ResultFigure,
+    cost_axis,
+    draw_curve,
+    draw_start,
+    label_ends,
+    style,
+)
 from brorl.reporting.frame import AnswerParts, answer_page
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table
@@ -33,7 +46,7 @@ def make_race_figure(race: Sequence[Sequence[Standing]], start: float, seconds: 
         reached = [(fraction, s) for fraction, rung in zip(RUNGS, race, strict=False) for s in rung if s.arm == name]
         points = [(0.0, start), *((seconds * fraction, standing.score) for fraction, standing in reached)]
         end = reached[-1][1]
-        axis.plot(*zip(*points, strict=True), color=colors[name], linewidth=2, marker="o", markersize=4.5, label=name)
+        draw_curve(axis, *np.array(points).T, color=colors[name], label=name)
         if end.dropped:
             axis.plot(*points[-1], "x", color=colors[name], markersize=11, markeredgewidth=2)
         labels[name] = end.score, f"{name}  {end.score:.3f}{' dropped' if end.dropped else ''}"
@@ -48,6 +61,26 @@ def make_race_figure(race: Sequence[Sequence[Standing]], start: float, seconds: 
     draw_start(axis, start, below=start <= lowest, fontsize=8)
     label_ends(axis, axis.get_xlim()[1], labels, colors)
     return figure
+
+
+NO_RACE = "No answer within {budget}: the first part of the race is not complete; continue with: {command}"
+NO_FINAL = (
+    "No answer within {budget}: {candidate} was ahead of your recipe in the race, and there was no time to test it on "
+    "fresh prompts and seeds; continue with: {command}"
+)
+NONE_AHEAD = "Keep your recipe: of {candidates} none was ahead of it in pass@{k} after {spent} of training."
+NOT_SHOWN = (
+    "Keep your recipe: {name} ({candidate}) won the race, and on fresh prompts and seeds it is not shown to end higher "
+    "in pass@{k}: {measured}."
+)
+WON = (
+    "With a budget of {budget}: {candidate} ends higher than your recipe ({own}) after {spent} of training each: "
+    "{measured}, on fresh prompts, {seeds} each."
+)
+NOTHING_TO_FIND = (
+    "There is hardly anything to find: held-out pass@{k} is {pass_k} and pass@1 {pass_1}, so more rollouts have no "
+    "successes to learn from; choose harder prompts, or a model that solves more of them now and then."
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -105,44 +138,49 @@ def conclude(
     `race` has the standings at each complete rung. If there is no final, either the user's recipe won, or time ran out
     and the command `with_more_time` continues.
     """
-    pair, recipe, whole = None if final is None else final.results.pair, None, f"within {duration(spec.seconds)}"
-    if not race:
-        answer = f"No answer {whole}: the first part of the race is not complete; continue with: {with_more_time}"
-    elif winner is spec.own:
-        answer = (
-            f"Keep your recipe: of {counted(len(spec.arms) - 1, 'candidate')} none was ahead of it in pass@{spec.k} "
-            f"after {amount(spec.run_seconds * RUNGS[len(race) - 1], 'seconds')} of training."
-        )
-    elif final is None or pair is None:
-        answer = (
-            f"No answer {whole}: {winner.title} was ahead of your recipe in the race, and there was no time to test it "
-            f"on fresh prompts and seeds; continue with: {with_more_time}"
-        )
-    else:
-        ks = dict.fromkeys((spec.k, 1, max(spec.start)))
-        measured = ", ".join(f"{signed(pair[k].difference)} in pass@{k}" for k in ks)
-        if pair[spec.k].conclusion == "B leads":
-            recipe = recipe_for(winner.config, final.results.budget, folder)
-            answer = (
-                f"With a budget of {duration(spec.seconds)}: {winner.title} ends higher than your recipe "
-                f"({spec.own.title}) after {amount(final.results.budget, 'seconds')} of training each: {measured}, on "
-                f"fresh prompts, {counted(min(len(arm.runs) for arm in final.arms), 'seed')} each."
-            )
-        else:
-            answer = (
-                f"Keep your recipe: {winner.name} ({winner.title}) won the race, and on fresh prompts and seeds it is "
-                f"not shown to end higher in pass@{spec.k}: {measured}."
-            )
-        if not final.results.matched:
-            answer += f" {match_words(final.results)}"
+    findings = findings_of(spec, race, winner, final, with_more_time)
+    won = final is not None and findings[0].template == WON
+    recipe = recipe_for(winner.config, final.results.budget, folder) if won and final else None
+    answer = " ".join(map(str, findings))
     result = TuningResult(folder, answer, spec, race, final, recipe, folder / "tune.html" if race else None)
     if result.page is not None:
         _write_page(result, spec, result.page)
     return result
 
 
+def findings_of(
+    spec: TuningSpec,
+    race: Sequence[Sequence[Standing]],
+    winner: ArmRecipe,
+    final: FinishedComparison | None,
+    with_more_time: str,
+) -> list[Finding]:
+    """Decide what a tuning found; if the runs of the final are not matched, that too."""
+    pair = None if final is None else final.results.pair
+    candidate = {"name": winner.name, "candidate": winner.title}
+    unanswered = {"budget": duration(spec.seconds), "command": with_more_time}
+    if not race:
+        return [found(NO_RACE, **unanswered)]
+    if winner is spec.own:
+        spent = amount(spec.run_seconds * RUNGS[len(race) - 1], "seconds")
+        return [found(NONE_AHEAD, candidates=counted(len(spec.arms) - 1, "candidate"), k=spec.k, spent=spent)]
+    if final is None or pair is None:
+        return [found(NO_FINAL, **candidate, **unanswered)]
+    measured = ", ".join(
+        f"{signed(pair[k].difference)} in pass@{k}" for k in dict.fromkeys((spec.k, 1, max(spec.start)))
+    )
+    not_matched = [] if final.results.matched else match_of(final.results)
+    if pair[spec.k].conclusion != "B leads":
+        return [found(NOT_SHOWN, **candidate, k=spec.k, measured=measured), *not_matched]
+    answer = found(
+        WON, **candidate, own=spec.own.title, budget=duration(spec.seconds), measured=measured,
+        spent=amount(final.results.budget, "seconds"), seeds=counted(final.results.fewest_seeds, "seed"),
+    )  # fmt: skip
+    return [answer, *not_matched]
+
+
 def recipe_for(config: TrainConfig, run_seconds: float, folder: Path) -> Path:
-    """Write a recipe that trains as a run of the tuning did, but into a run directory of its own."""
+    """Write a recipe that trains as a run of the tuning did, but in its own run directory."""
     settings: dict[str, Any] = {
         "seed": 0, "steps": None, "output_dir": None, "tracking.run_name": None, "budget.unit": "seconds",
         "budget.limit": run_seconds, "budget.marks": [], "budget.pause_at": None,

@@ -15,17 +15,17 @@ from time import perf_counter
 from brorl.activity import Phase
 from brorl.comparison.answer import FinishedComparison, finished_comparison
 from brorl.comparison.arm_recipes import ArmRecipe, check_arms
+from brorl.comparison.findings import found
 from brorl.comparison.run_processes import ComparisonView, Slot, finish_runs, machine_of, run_comparison, slots_for
-from brorl.comparison.scores import ArmRun, Score, progress_of, read_run, score_at, verified_prompts
+from brorl.comparison.scores import PlannedRun, Score, progress_of, read_scores, score_at, verified_prompts
 from brorl.comparison.spec import Arguments, ComparisonSpec, spec_in
 from brorl.config.reading import with_settings
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.cost import amount
 from brorl.errors import UserError, option
-from brorl.evaluation.benchmark import Benchmark
+from brorl.evaluation.evaluator import Evaluator, evaluation_record, held_out_batch
 from brorl.evaluation.pass_at_k import pass_at_k
-from brorl.evaluation.questions import build_questions
 from brorl.format import Estimate, counted, duration, interval, shell_command
 from brorl.model.device import return_freed_memory
 from brorl.planning.advice import PlanResult
@@ -33,8 +33,9 @@ from brorl.planning.pilot import NoMixedGroupError, least_step_seconds
 from brorl.runs.run_directory import SPEC_FILE, RunDirectory
 from brorl.training.inputs import prepare_run
 from brorl.training.local_parts import LocalParts
+from brorl.training.questions import build_questions
 from brorl.tuning import Aim
-from brorl.tuning.answer import TuningResult, conclude
+from brorl.tuning.answer import NOTHING_TO_FIND, TuningResult, conclude
 from brorl.tuning.spec import (
     FEWEST_SEEDS,
     OWN,
@@ -107,9 +108,12 @@ def take_pilot(
         with TemporaryDirectory(dir=folder, prefix=".pilot-") as scratch:
             least = least_step_seconds(parts, Path(scratch))
         check_time(least, 0.0)
-        benchmark = Benchmark.from_recipe(config, inputs.prompts.held_out, inputs.grader, screen.observe)
+        evaluation, held_out = config.evaluation, held_out_batch(inputs.prompts.held_out, config.seed)
+        sampling, num_rollouts = config.evaluated_sampling, evaluation.rollouts_per_prompt
+        evaluator = Evaluator(inputs.grader, sampling, num_rollouts, screen.observe)
         began = config.engine.now()
-        found = None if benchmark is None else benchmark.record(*benchmark.answer(parts.engine))
+        counts = None if held_out is None else evaluator.evaluate(parts.engine, held_out)
+        found = None if counts is None else evaluation_record(counts, evaluation.ks)
         evaluation_seconds = config.engine.now() - began
         check_time(least, evaluation_seconds)
         if found is None:
@@ -238,12 +242,8 @@ def prepare_tuning(
     return_freed_memory()  # the runs of the race need it, and this process waits for them
     start = pilot.start
     if largest > 1 and start[largest].high - start[1].value < _HEADROOM:
-        answer = (
-            f"There is hardly anything to find: held-out pass@{largest} is {interval(start[largest])} and pass@1 "
-            f"{interval(start[1])}, so more rollouts have no successes to learn from; choose harder prompts, or a "
-            "model that solves more of them now and then."
-        )
-        return TuningResult(folder, answer, None, (), None)
+        ends = {"pass_k": interval(start[largest]), "pass_1": interval(start[1])}
+        return TuningResult(folder, str(found(NOTHING_TO_FIND, k=largest, **ends)), None, (), None)
     arms, used = tuple(candidates(config, pilot.prompts, aim)), perf_counter() - started
     spec = TuningSpec(
         aim, k, seconds, 0.0, seeds, len(slots), machine_of(slots, arms[:1]), start, tuning, arms,
@@ -333,11 +333,11 @@ def _race(
     return tuple(rungs)
 
 
-def _courses(spec: TuningSpec, runs: Sequence[ArmRun]) -> list[Course]:
+def _courses(spec: TuningSpec, runs: Sequence[PlannedRun]) -> list[Course]:
     """Read the scores of runs at a rung. Prompts count only if every run verified all of their responses."""
     evaluations: list[list[Score]] = []
     for run in runs:
-        read = read_run(run.directory, run.seed, run.budget)
+        read = read_scores(run.directory, run.seed, run.budget)
         if read is None:
             raise UserError(f"the run {run.directory} has no evaluation at its rung; rerun the command")
         evaluations.append([score_at(read[0], "seconds", spent) for spent in (0.0, *run.budget.eval_points)])

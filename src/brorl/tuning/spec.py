@@ -1,13 +1,13 @@
 """The arms of a tuning and the rules of its race: rungs, standings and clock. `tune.json` stores them.
 
 All arms have the whole budget in their settings, because learning rates and orders fall over it. They pause at rungs: a
-quarter, a half and all of the budget. An arm that goes on continues from its pause and does not restart. If more arms
-are left than the next rung has room for, the best by projected end go on. Objectives take turns in this choice, because
-a falling order lowers pass@1 first and raises it last. The user's own arm always goes on.
+quarter, a half and all of the budget. An arm that stays continues from its pause and does not restart. If more arms
+are left than the next rung has room for, the best by projected end stay. Objectives take turns in this choice, because
+a falling order lowers pass@1 first and raises it last. The user's own arm always stays.
 
 The projected end is a power law of the cost: it leads from the start through the evaluations at half of the rung and at
 the rung, with an exponent of at most 1. An arm that has turned stays where it is. So an arm that starts slowly and
-still rises goes on.
+still rises stays.
 
 Source: successive halving (Jamieson and Talwalkar, arXiv 1502.07943); the projection is ours.
 """
@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.comparison.arm_recipes import ArmRecipe, run_config
-from brorl.comparison.scores import ArmRun
+from brorl.comparison.scores import PlannedRun
 from brorl.comparison.spec import ComparisonSpec, read_fields, write_spec
 from brorl.config.reading import dump_yaml, with_settings
 from brorl.config.settings import TrainConfig
@@ -39,7 +39,7 @@ RUNGS = (0.25, 0.5, 1.0)  # fractions of the budget; runs are evaluated at each 
 
 
 def room_after(rung: int, num_arms: int) -> int:
-    """Return how many arms may go on after a rung, the user's own included; at least 2."""
+    """Return how many arms may stay after a rung, the user's own included; at least 2."""
     return min(max(2, ceil(num_arms / (2 << rung))), num_arms)
 
 
@@ -67,14 +67,14 @@ class Standing:
 
     arm: str
     score: float  # mean over the tuning prompts
-    dropped: str | None  # the reason why the arm does not go on; None if it goes on
+    dropped: str | None  # why the arm was dropped; None if it stays
 
 
 def standings(courses: Sequence[Course], fraction: float, room: int, own: str) -> tuple[Standing, ...]:
-    """Decide which `room` arms go on at a rung, the own arm among them; return all arms, best projected end first.
+    """Decide which `room` arms stay at a rung, the own arm among them; return all arms, best projected end first.
 
     The objectives take turns, each with its best arm that is left. An arm of the own objective that is behind the own
-    arm goes on only if room is left. At the end of the budget, arms of all objectives are compared.
+    arm stays only if room is left. At the end of the budget, arms of all objectives are compared.
     """
     projected = {course.arm: course.projected(fraction) for course in courses}
     by_end = sorted(courses, key=lambda course: (course.arm != own, -projected[course.arm]))  # the own arm first
@@ -102,7 +102,7 @@ _FALLING = {"optimizer.schedule": "cosine"}
 def candidates(config: TrainConfig, prompts: Mapping[int, int], aim: Aim) -> list[ArmRecipe]:
     """Return at most nine arms: the user's own first, then the most promising candidates.
 
-    Each candidate is the user's recipe with another N, objective or learning rate, and a rate that falls over the
+    Each candidate is the user's recipe with a different N, objective or learning rate, and a rate that falls over the
     budget; docs/explanation/study.md gives the reasons. A gradient from fewer prompts is noisier, however many rollouts
     they have, so the rate scales with the square root of the number of prompts. Each N is tried with this rate and with
     three times this rate, because a pretrained model's rate may already be as high as possible.
@@ -183,7 +183,7 @@ class TuningSpec:
         arms, where = (self.own, winner), (self.machine, self.jobs)
         return ComparisonSpec(arms, "seconds", run_seconds, points, seeds, (), (), *where)
 
-    def race_run(self, folder: Path, arm: ArmRecipe, fraction: float) -> ArmRun:
+    def race_run(self, folder: Path, arm: ArmRecipe, fraction: float) -> PlannedRun:
         """Write the recipe for an arm's run in the race, and return the run up to `fraction` of its budget."""
         directory = folder / "race" / arm.name.replace(" ", "_")
         points = tuple(self.run_seconds * fraction for fraction in _POINTS)
@@ -198,7 +198,7 @@ class TuningSpec:
             replace_file(recipe, dump_yaml(with_settings(config, changed, arm.name)).encode())
         resume = f"--budget.pause_at={'null' if pause is None else exact(pause)}"
         budget = Budget("seconds", rung, (rung / 2, rung))
-        return ArmRun(arm.name, _TUNING_SEED, recipe, directory, budget, (resume,))
+        return PlannedRun(arm.name, _TUNING_SEED, recipe, directory, budget, (resume,))
 
     def write(self, folder: Path) -> None:
         """Write `tune.json`."""

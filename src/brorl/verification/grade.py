@@ -23,7 +23,8 @@ from brorl.algorithms.rewards import shaped_rewards
 from brorl.algorithms.settings import RewardShaping
 from brorl.errors import BrokenVerifierError
 from brorl.format import counted
-from brorl.prompts.prompt import ENVIRONMENT_DOMAIN, Prompt, Question
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import ENVIRONMENT_DOMAIN, Question
 from brorl.tree import RolloutTree
 from brorl.verdict import RAISED, RETURNED, TRUNCATED, Verdict, verdict_of
 from brorl.verification.settings import Sees

@@ -17,14 +17,8 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from brorl.errors import UserError, of_source
 from brorl.format import counted, listed
-from brorl.prompts.prompt import (
-    CODE_DOMAIN,
-    GYM_DOMAIN,
-    INSTRUCTIONS_DOMAIN,
-    MATH_DOMAIN,
-    Prompt,
-    Question,
-)
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN, MATH_DOMAIN, Question
 from brorl.verdict import Verdict
 
 Key = TypeVar("Key", bound=Hashable)

@@ -1,7 +1,8 @@
 """Answers to programming questions, for the tests of the verifier of programs."""
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
-from brorl.prompts.prompt import CODE_DOMAIN, Prompt
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import CODE_DOMAIN
 from brorl.verdict import Verdict
 from brorl.verification.domains.code import CodeVerifier
 

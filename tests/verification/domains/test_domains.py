@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from brorl.algorithms.settings import RewardShaping
-from brorl.prompts.prompt import Prompt, Question
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import Question
 from brorl.verdict import Verdict
 from brorl.verification.domains import table
 from brorl.verification.sandbox.pool import Workers

@@ -13,7 +13,7 @@ import pytest
 from brorl.verification.domains.formula.agreement import agree, is_readable
 from brorl.verification.domains.formula.comparison import FormComparison
 from brorl.verification.domains.formula.expressions import Form
-from brorl.verification.domains.formula.words import spelled_number
+from brorl.verification.domains.formula.numerals import spelled_number
 from case_tables import table
 from each_row import each_row
 
@@ -221,6 +221,8 @@ def test_words_are_no_units() -> None:
     [
         r"12\%print(input())", "1 1e-99999999/7", "3.5e-10**10**104", "35" + "%" * 400, r"\pi/4" * 200, "gcd()", "((((",
         r"\pm(2:3)", r"-\text{one and a half}", r"\{1exit(),23\}", "\\", "^^", "'", "a_", r"\frac", "9" * 1_999,
+        "2" + "/2" * 900, "2" + "^2" * 900, r"\sqrt" * 300 + "x", "1" + "," * 1_900,
+        r"1\frac{" * 30 + "x" + "}{x}" * 30,
     ],
 )  # fmt: skip
 def test_junk_is_no_answer_and_raises_nothing(junk: str) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from judges import LIMITS, ended
 
-from brorl.verification.sandbox.inside.confinement import landlock_version
 from brorl.verification.sandbox.inside.fork_server import _EXTENSIONS
+from brorl.verification.sandbox.inside.landlock import landlock_version
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.request import Limits
 

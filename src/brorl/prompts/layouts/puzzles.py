@@ -5,12 +5,12 @@ from __future__ import annotations
 from brorl.format import listed, short_repr
 from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.layouts.text import asked_text
-from brorl.prompts.prompt import COUNTDOWN_DOMAIN, Cells, Question, question_of
-from brorl.prompts.rows import decoded
+from brorl.prompts.question import COUNTDOWN_DOMAIN
+from brorl.prompts.row import Asked, Cells, decoded
 
 
-def countdown(row: Cells, _seed: int) -> Question:
-    """Read the numbers and the target of a countdown puzzle; a row with a prompt of its own keeps it."""
+def countdown(row: Cells, _seed: int) -> Asked:
+    """Read the numbers and the target of a countdown puzzle; a row that has a prompt keeps it."""
     numbers, target = decoded(row["nums"]), row["target"]
     if isinstance(target, str) and target.strip().isdecimal():  # in a CSV file
         target = int(target)
@@ -22,4 +22,4 @@ def countdown(row: Cells, _seed: int) -> Question:
     given = listed([str(number) for number in numbers])
     rules = "Use each number exactly once, with +, -, *, / and parentheses."
     asked = f"Make {target} from the numbers {given}. {rules} Put your final expression within \\boxed{{}}."
-    return question_of(asked_text(row["prompt"]) if "prompt" in row else asked, puzzle.reference, COUNTDOWN_DOMAIN)
+    return Asked(asked_text(row["prompt"]) if "prompt" in row else asked, puzzle.reference, COUNTDOWN_DOMAIN)

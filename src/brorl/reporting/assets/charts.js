@@ -2,22 +2,6 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 
-// A sequence begins near the lightness of the page and ends far from it, and its hue turns, so that its lines stay apart
-// and in order, also for color-blind readers and in gray.
-const THEMES = {
-  light: {
-    ink: "#1c2430", soft: "#5a6575", line: "#e4e8ee", card: "#ffffff",
-    run: ["#1f5fa8", "#d9822b", "#2f8f5b", "#b3382c", "#7a5bb5", "#128a8f", "#a56a1e", "#bb4a87"],
-    phase: ["#1f5fa8", "#2f8f5b", "#d9822b", "#b9a6d3", "#8a8f98"],
-    sequence: ["#e3a423", "#d0582f", "#a02f73", "#5a3fae", "#0b1f45"],
-  },
-  dark: {
-    ink: "#e4e9f0", soft: "#9aa7b8", line: "#2d3643", card: "#1a2029",
-    run: ["#6ea8ea", "#f0a455", "#58bd86", "#ea7f66", "#b39ae6", "#48c4c8", "#d3a05c", "#e58abb"],
-    phase: ["#6ea8ea", "#58bd86", "#f0a455", "#8f7cb5", "#79828f"],
-    sequence: ["#4a5fd0", "#c86fd0", "#f58f7a", "#f8c24a", "#fffbd0"],
-  },
-};
 const UNITS = {
   step: "step", seconds: "seconds of training", samples: "rollouts sampled", unique_tokens: "tokens computed",
 };

@@ -19,7 +19,8 @@ from typing import Any
 from brorl.algorithms.settings import RewardShaping
 from brorl.errors import UserError, of_source
 from brorl.format import listed
-from brorl.prompts.prompt import (
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import (
     CODE_DOMAIN,
     COUNTDOWN_DOMAIN,
     ENVIRONMENT_DOMAIN,
@@ -27,7 +28,6 @@ from brorl.prompts.prompt import (
     INSTRUCTIONS_DOMAIN,
     MATH_DOMAIN,
     SCIENCE_DOMAIN,
-    Prompt,
 )
 from brorl.verdict import CORRECT, RAISED, RETURNED, UNFINISHED, WRONG, Verdict, is_unverified, verdict_of
 from brorl.verification.sandbox.inside.calling import PROMPT, REFERENCE, RESPONSE, SOURCE, TEXT
@@ -124,6 +124,8 @@ def load_problem(function: str, problem: str) -> str:
     missing = re.search(r"ModuleNotFoundError: No module named '(\w+)", problem)
     if missing and missing[1] != re.split(r"[.:]", function)[0]:
         fix = f"install the package that it imports (pip install {missing[1]}, unless the package has another name)"
+    elif ".pkl:" in function:
+        fix = "start a new run, and give it the function again"
     elif Path(file).absolute() == Path(getattr(sys.modules["__main__"], "__file__", None) or "").absolute():
         fix = f"workers import this script to call its function; {MAIN_GUARD}"
     else:

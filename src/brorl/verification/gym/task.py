@@ -20,8 +20,10 @@ from typing import Any, Self
 import numpy as np
 
 from brorl.errors import UserError
-from brorl.prompts.prompt import GYM_DOMAIN, Question, SourceReading, read_json
+from brorl.prompts.json_text import FORBID_UNKNOWN_KEYS, read_json
+from brorl.prompts.question import GYM_DOMAIN, Question
 from brorl.prompts.settings import ALL, PRORL, GymSource
+from brorl.prompts.source_questions import SourceQuestions
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 from brorl.verification.sandbox.values import decode, encode
 
@@ -70,14 +72,11 @@ BENCHMARKS: Mapping[str, GymSource] = {
 }
 
 
-_CONFIG: Any = {"extra": "forbid"}
-
-
 @dataclass(frozen=True)
 class GymTask:
     """A generated question, with everything that its scorer reads."""
 
-    __pydantic_config__ = _CONFIG
+    __pydantic_config__ = FORBID_UNKNOWN_KEYS
 
     data_set: str  # the dataset's name in Reasoning Gym: `leg_counting`
     entry: Mapping[str, Any]  # the generated `question`, `answer` and `metadata`
@@ -135,7 +134,7 @@ _ENTRIES_PER_CALL = 20
 _Row = tuple[str, int, str, str, str | None]  # (dataset, index, question, task, why it was dropped)
 
 
-def read_gym(source: GymSource, workers: int | None, location: str = "data.sources[]") -> SourceReading:
+def read_gym(source: GymSource, workers: int | None, location: str = "data.sources[]") -> SourceQuestions:
     """Generate the questions of a source; `location` is its name in errors.
 
     The questions are distinct, with the ids `name:index`, or `name:data_set:index` if there are several datasets. If
@@ -161,8 +160,13 @@ def read_gym(source: GymSource, workers: int | None, location: str = "data.sourc
             f"{location}: no question of {source.label} can be used ({', '.join(dropped)}); raise num_questions, or "
             "change gym or config"
         )
-    repeated = len(rows) - dropped.total() - len(questions)
-    return SourceReading(list(questions.values()), len(rows), repeated, dict(dropped))
+    return SourceQuestions(
+        source,
+        list(questions.values()),
+        num_rows=len(rows),
+        num_repeated=len(rows) - dropped.total() - len(questions),
+        dropped=dict(dropped),
+    )
 
 
 def _config_text(source: GymSource) -> str:

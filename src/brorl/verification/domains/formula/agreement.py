@@ -29,11 +29,15 @@ from brorl.verification.domains.formula.normal import (
 from brorl.verification.domains.formula.values import (
     IMAGINARY,
 )
-from brorl.verification.domains.formula.words import labeled
 
 CORRECT, WRONG, SEVERAL, OTHER_UNIT = "correct", "wrong answer", "no single answer", "another unit"
 UNREAD, UNREAD_REFERENCE = "not parsed", "reference not parsed"
 _SPACE = re.compile(r"\\[,;! ]|[\s$]")
+_CHOICE = re.compile(  # `\\textbf{(B)}\\ 12`
+    r"\\(?:text(?:bf|rm|sf|it)?|mathrm|mathbf|mbox) ?\{ ?\(([A-J])\)(?:\\?[ ~])*\}(?:\\[ ,;:]|\\q?quad\b|[ ~:])*"
+    r"([^ ].*)",
+    re.DOTALL,
+)
 _REFIRE_S = 0.1  # the alarm repeats, because a bare `except` or a destructor may swallow its exception
 
 
@@ -41,7 +45,7 @@ class _OverrunError(BaseException):
     """The time is up; not an Exception, which libraries catch in many places."""
 
 
-def compare(pairs: Sequence[tuple[str, str, float | None]], limit_s: float) -> list[str]:
+def agree_each(pairs: Sequence[tuple[str, str, float | None]], limit_s: float) -> list[str]:
     """Return for each (reference, answer, tolerance) the reason that `agree` gives, or `timeout`.
 
     Only workers call this, because the alarm needs the main thread. Each comparison may take `limit_s` of CPU time,
@@ -80,7 +84,7 @@ def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
     millionth, unless both numbers are whole. None compares decimals in the digits that they have. A text with a comma
     between digits may have two readings. Each counts, unless the reference is surely one number.
     """
-    if choice := labeled(reference):
+    if choice := _choice_of(reference):
         return _agree_with_choice(*choice, answer, tolerance)
     if has_decimal_comma(reference) and _SPACE.sub("", reference) != _SPACE.sub("", answer):
         reference = with_points(reference) or reference
@@ -114,9 +118,15 @@ def _agree(reference: str, answer: str, tolerance: float | None) -> str:
     return SEVERAL if several or isinstance(given, Relation) else WRONG
 
 
+def _choice_of(text: str) -> tuple[str, str] | None:
+    """Return the letter of a choice and the value after it; None for any other text."""
+    match = _CHOICE.fullmatch(text)
+    return (match[1], match[2]) if match else None
+
+
 def _agree_with_choice(letter: str, value: str, answer: str, tolerance: float | None) -> str:
     """Return the verdict's reason if the reference is a choice with its value, `(B) 12`: `B` or `12` is correct."""
-    if choice := labeled(answer):
+    if choice := _choice_of(answer):
         reasons = [agree(letter, choice[0]), agree(value, choice[1], tolerance)]
         return next((reason for reason in reasons if reason != CORRECT), CORRECT)
     return CORRECT if agree(letter, answer) == CORRECT else agree(value, answer, tolerance)
@@ -124,7 +134,7 @@ def _agree_with_choice(letter: str, value: str, answer: str, tolerance: float | 
 
 def is_readable(reference: str) -> bool:
     """Whether any answer can agree with a reference: the reference has a value, or is words or balanced notation."""
-    if choice := labeled(reference):
+    if choice := _choice_of(reference):
         return is_readable(choice[1])
     form = read(reference)
     if isinstance(form, Text):

@@ -63,7 +63,7 @@ from brorl.verification.domains.formula.values import (
     same_value,
     within,
 )
-from brorl.verification.domains.formula.words import are_two_factors, same_beside, same_words, units_of
+from brorl.verification.domains.formula.words import are_same_words, are_two_factors, same_beside, units_of
 from brorl.verification.domains.units import conversions
 
 _PI = Symbol("\\pi")
@@ -81,7 +81,7 @@ class FormComparison:
         """Whether an answer says the same as the reference; false if a value cannot be computed."""
         try:
             return self.same(right, given)
-        except (UnreadableError, UndefinedError, RecursionError):
+        except (UnreadableError, UndefinedError):
             return False
 
     def same(self, right: Form, given: Form) -> bool:
@@ -117,7 +117,7 @@ class FormComparison:
     def _same_text(self, right: Form, given: Form) -> bool:
         """Compare words. A few letters may be a product: `ab` is a times b."""
         if isinstance(right, Text) and isinstance(given, Text):
-            return same_words(right.words, given.words) or are_two_factors(right.words, given.words)
+            return are_same_words(right.words, given.words) or are_two_factors(right.words, given.words)
         if isinstance(right, Text) and isinstance(given, Relation):
             return self._says(right, given)
         if isinstance(right, Relation):

@@ -130,7 +130,7 @@ def exact(expression: Expression, point: Point | None = None) -> Fraction | None
     return value if isinstance(value, Fraction) else None
 
 
-def evaluate(expression: Expression, point: Point) -> Any:
+def value_at(expression: Expression, point: Point) -> Any:
     """Return an expression's value at mpmath's working precision; `point` has the values of its variables.
 
     Raises an UndefinedError if there is no value, or none that can be computed within the bounds.
@@ -248,7 +248,7 @@ def _series(operation: str, arguments: tuple[Expression, ...], point: Point) -> 
     are_whole = all(isinstance(end, Fraction) and end.denominator == 1 for end in (first, last))
     if not isinstance(variable, Symbol) or not are_whole or last - first >= _MAX_TERMS:
         raise UndefinedError("too many terms, or bounds that are no whole numbers")
-    terms = [evaluate(term, {**point, variable.name: mp.mpf(k)}) for k in range(int(first), int(last) + 1)]
+    terms = [value_at(term, {**point, variable.name: mp.mpf(k)}) for k in range(int(first), int(last) + 1)]
     return mp.fsum(terms) if operation == "sum" else mp.fprod(terms)
 
 
@@ -256,9 +256,9 @@ def _call(arguments: tuple[Expression, ...], point: Point) -> Any:
     """Return a value for `f(x)`, an arbitrary fixed function of x, or for `a(x)`, a product."""
     head, *others = arguments
     assert isinstance(head, Symbol)
-    values = [evaluate(other, point) for other in others]
+    values = [value_at(other, point) for other in others]
     if (head.name in point or head.name in CONSTANTS) and len(values) == 1 and head.name[0] not in "fgh":
-        return evaluate(head, point) * values[0]
+        return value_at(head, point) * values[0]
     if head.name == "C" and len(values) == 2:
         return mp.binomial(*values)
     seed = zlib.crc32(head.name.encode())

@@ -14,12 +14,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from brorl.verification.domains.formula.expression_grammar import (
-    CURRENCY_OF,
-    MODULO,
-    WORDS_OF_FORMULAS,
-    ExpressionReader,
-)
+from brorl.verification.domains.formula.expression_grammar import CURRENCY_OF, MODULO, ExpressionReader
 from brorl.verification.domains.formula.expressions import (
     Apply,
     Bracketed,
@@ -38,16 +33,19 @@ from brorl.verification.domains.formula.expressions import (
 )
 from brorl.verification.domains.formula.names import between, modulo, modulus_of
 from brorl.verification.domains.formula.normal import total_of
-from brorl.verification.domains.formula.tokens import END, Token, UnreadableError, tokenize, word_list, written
-from brorl.verification.domains.formula.words import (
-    ABOUT,
-    is_beside_unit,
-    noun_of,
-    spelled_number,
-    units_of,
+from brorl.verification.domains.formula.numerals import spelled_number
+from brorl.verification.domains.formula.reader import WORDS_OF_FORMULAS
+from brorl.verification.domains.formula.tokens import (
+    END,
+    Token,
+    UnreadableError,
+    tokenize,
     without_frame,
+    word_list,
     words_of,
+    written,
 )
+from brorl.verification.domains.formula.words import ABOUT, is_beside_unit, noun_of, units_of
 from brorl.verification.domains.units import unit_named
 
 SIGNS = frozenset({"=", "\\approx", "<", ">", "\\le", "\\ge", "\\ne", "\\in", "\\notin", "\\equiv"})
@@ -55,7 +53,7 @@ _CLOSERS = frozenset({")", "]", "\\}", "}", "\\rangle", "|", "&", "\\\\", "\\end
 _SET_SIGNS = frozenset({"\\cup", "\\cap", "\\setminus"})
 _JOINTS = {",": ",", ";": ",", "and": "and", "or": "or", "\\lor": "or", "\\land": "and"}
 _ENDS = _CLOSERS | SIGNS | _JOINTS.keys() | _SET_SIGNS | {":"}
-_UNIT_COMMANDS = frozenset({"\\frac", "\\degree", "\\Omega", "\\mu", "\\AA", "^"})
+_UNIT_COMMANDS = frozenset({"\\frac", "\\degree", "\\Omega", "\\mu", "\\AA"})
 _PRODUCT = re.compile(  # matches products of letters: `mgh`, `qvB`, `ab`, but not `east` and `PQR`
     r"(?=[A-Z]*[a-z])(?:(?![aeiou])[a-z]|(?![AEIOU])[A-Z])+|[a-z]{2}"
 )
@@ -71,6 +69,7 @@ _SAME_WORDS = (
     (re.compile(r"(?:it )?does not exist", re.IGNORECASE), "DNE"),
 )
 _MAX_TAIL = 24
+_MAX_DEPTH = 200
 
 
 @lru_cache(maxsize=4096)
@@ -81,20 +80,30 @@ def read(text: str) -> Form:
     except UnreadableError:
         return Text(" ".join(text.split()))
     try:
-        reader = Reader(tokens)
+        reader = AnswerReader(tokens)
         form = reader.listing()
-        if reader.peek() is END:
+        if reader.peek() is END and not _is_deep(form):
             return form
-    except (UnreadableError, RecursionError, ZeroDivisionError):
+    except (UnreadableError, ZeroDivisionError):
         pass
     return Text(words_of(tokens))
 
 
-class Reader(ExpressionReader):
+def _is_deep(form: Form) -> bool:
+    """Whether a form has more operations inside each other than recursive functions can follow: `2^2^2^2...`."""
+    level: list[tuple[object, ...]] = [form]
+    for _ in range(_MAX_DEPTH):
+        level = [part for one in level for part in one if isinstance(part, tuple)]
+        if not level:
+            return False
+    return True
+
+
+class AnswerReader(ExpressionReader):
     """Reads an answer from tokens."""
 
-    def listing(self, *closing: str) -> Form:
-        """Read items and the marks that join them; with closing marks, take one of these at the end."""
+    def listing(self) -> Form:
+        """Listing: item (joint item)*."""
         items, joints = [self.item()], []
         while joint := self._joint(isinstance(items[-1], Relation)):
             joints.append(joint)
@@ -104,8 +113,6 @@ class Reader(ExpressionReader):
                 items += [*between(items, last), last]
             else:
                 items.append(self.item())
-        if closing:
-            self.expect(*closing)
         if len(items) == 1:
             return items[0]
         if modulus := modulus_of(items[-1]):  # `1, 3 \pmod 8`
@@ -115,28 +122,29 @@ class Reader(ExpressionReader):
             raise UnreadableError("both `and` and `or`")
         return Listing(tuple(items), kinds.pop() if kinds else ",")
 
-    def _joint(self, after_relation: bool = False) -> str | None:
-        token = self.peek()
-        if after_relation and token.text in ("\\cup", "\\cap"):
+    def _joint(self, after_relation: bool) -> str | None:
+        r"""Joint: `,`* (`,` | `;` | `and` | `or` | `\lor` | `\land`); after a relation also `\cup` and `\cap`."""
+        if after_relation and (sign := self.accept("\\cup", "\\cap")):
+            return "or" if sign.text == "\\cup" else "and"
+        joint = None
+        while joint in (None, ",") and (after := self._next_joint()):
+            joint = after
             self.take()
-            return "or" if token.text == "\\cup" else "and"
-        joint = _JOINTS.get(token.text.lower() if token.kind == "name" else token.text)
-        if joint is None or (token.kind == "name" and joint not in ("and", "or")):
-            return None
-        self.take()
-        if joint == "," and (after := self._joint()):
-            return after
         return joint
 
+    def _next_joint(self) -> str | None:
+        token = self.peek()
+        return _JOINTS.get(token.text.lower() if token.kind == "name" else token.text)
+
     def item(self) -> Form:
-        """Read one item of a list."""
+        """Item: side (sign side)* modulus?."""
         sides: list[Form] = []
         signs: list[str] = []
         self.accept("\\approx", "=")
         if left := self._left_side():
             sides, signs = [left], [self.take().text]
         while True:
-            sides.append(self._words() or self.side())
+            sides.append(self._side_of_words() or self.side())
             if self.peek().text not in SIGNS:
                 break
             signs.append(self.take().text)
@@ -150,14 +158,12 @@ class Reader(ExpressionReader):
         return form if modulus is None else modulo(form, modulus)
 
     def _modulus(self) -> Expression | None:
-        r"""Read `\pmod{7}` or `(mod 7)`; None for anything else."""
+        r"""Modulus: `\pmod` argument | `(mod` sum `)`."""
         if self.accept("\\pmod"):
             return self.argument(whole=True)
         if self.peek().text == "(" and self.peek(1).text in MODULO:
             self.at += 2
-            modulus = to_expression(self.sum())
-            self.expect(")")
-            return modulus
+            return self.group(")")
         return None
 
     def _left_side(self) -> Form | None:
@@ -181,24 +187,18 @@ class Reader(ExpressionReader):
                 return at
         return min(len(self.tokens), self.at + _MAX_TAIL)
 
-    def _words(self) -> Form | None:
-        """Read a side that is only words; None for other sides."""
+    def _side_of_words(self) -> Form | None:
+        """Read a side that is only words: a spelled number or a text; None for other sides."""
+        if (number := self._spelled_with_and()) is not None:
+            return number
         end = self._boundary()
-        if (spelled := self._spelled_with_and()) is not None:
-            return spelled
         tokens = self.tokens[self.at : end]
-        names = [token for token in tokens if token.kind == "name"]
-        if not names or any(token.kind != "name" and token.text not in ("-", "'", ".", '"') for token in tokens):
+        if not _are_words(tokens):
             return None
-        if tokens[0].kind != "name" and tokens[0].text != '"':
-            return None
-        if not _are_words(names):
-            return None
-        text = words_of(tokens)
-        number = spelled_number(text)
         self.at = end
-        if number is not None:
-            return Number(number)
+        text = words_of(tokens)
+        if (value := spelled_number(text)) is not None:
+            return Number(value)
         return Text(next((same for pattern, same in _SAME_WORDS if pattern.fullmatch(text)), text))
 
     def _set_sign(self, form: Form) -> str | None:
@@ -228,41 +228,49 @@ class Reader(ExpressionReader):
         return Number(number)
 
     def side(self) -> Form:
-        """Read a value with its unit, a union of sets, or a ratio."""
-        start = self.at
+        """Side: (value unit?)+ | set (set_sign set)* | ratio. Several quantities are one: `2 hours 30 minutes`."""
+        first = self._value()
+        if not (isinstance(first, Quantity) and self.peek().kind == "number"):
+            return first
+        quantities: list[Form] = [first]
+        while self.peek().kind == "number":
+            quantities.append(self._value())
+        total = total_of(quantities)
+        if total is None:
+            raise UnreadableError("two numbers side by side")
+        return total
+
+    def _value(self) -> Form:
         while self.peek().kind == "name" and self.peek().text.lower() in ABOUT:
             self.take()
-        if self.peek().text.lower() in ("negative", "minus") and self.peek(1).kind != "name":
-            self.tokens[self.at] = Token("mark", "-")
-        currency = next(
-            (CURRENCY_OF[t.text] for t in self.tokens[self.at : self.at + 2] if t.text in CURRENCY_OF), None
-        )
+        start = self.at
+        first = self.tokens[self.at : self.at + 2]  # of which one may be a sign
+        currency = next((CURRENCY_OF[token.text] for token in first if token.text in CURRENCY_OF), None)
         form = self.sum()
         while (sign := self._set_sign(form)) is not None:
             other = self.sum()
-            form = Combined(
-                sign, (*form.parts, other) if isinstance(form, Combined) and form.sign == sign else (form, other)
-            )
-        if self.peek().text in (":", "to") and isinstance(form, Expression):
-            return self._ratio(form)
-        if isinstance(form, Expression):
-            form = self._with_unit(start, form)
-            if self.peek().text in CURRENCY_OF:
-                currency = CURRENCY_OF[self.take().text]
-            if currency and not isinstance(form, Quantity):
-                form = Quantity(to_expression(form), currency, None)
-        return form
+            parts = form.parts if isinstance(form, Combined) and form.sign == sign else (form,)
+            form = Combined(sign, (*parts, other))
+        if not isinstance(form, Expression):
+            return form
+        if self.peek().text in (":", "to"):
+            return self._ratio(start, form)
+        form = self._with_unit(start, form)
+        if self.peek().text in CURRENCY_OF:
+            currency = CURRENCY_OF[self.take().text]
+        return Quantity(to_expression(form), currency, None) if currency and not isinstance(form, Quantity) else form
 
-    def _ratio(self, first: Form) -> Form:
-        items, texts = [to_expression(first)], [self.tokens[self.at - 1].text]
+    def _ratio(self, start: int, first: Expression) -> Form:
+        """Ratio = sum ((`:` | `to`) sum)+. A whole number and one of two digits may be a time."""
+        items = [first]
         while self.peek().text in (":", "to"):
             self.take()
             items.append(to_expression(self.sum()))
-            texts.append(self.tokens[self.at - 1].text)
-        is_time = (
-            len(texts) == 2 and all(text.isdigit() for text in texts) and len(texts[1]) == 2 and int(texts[0][:4]) <= 24
-        )
-        return Ratio(tuple(items), is_time)
+        match [token.text for token in self.tokens[start : self.at]]:
+            case [hours, _, minutes] if hours.isdigit() and minutes.isdigit():
+                return Ratio(tuple(items), is_time=int(hours[:4]) <= 24 and len(minutes) == 2)
+            case _:
+                return Ratio(tuple(items), is_time=False)
 
     def _with_unit(self, start: int, value: Expression) -> Form:
         """Return a value with the unit that follows it, or with degrees."""
@@ -276,15 +284,7 @@ class Reader(ExpressionReader):
         if not words and not any(token.is_upright for token in self.tokens[self.at : end]):
             product = _product(self.tokens[start:end])
         self.at = end
-        if product is not None and variables(value):
-            return product
-        quantity = Quantity(value, unit, product, words)
-        if self.peek().kind != "number":
-            return quantity
-        total = total_of([quantity, self.side()])  # `2 hours 30 minutes`
-        if total is None:
-            raise UnreadableError("two numbers side by side")
-        return total
+        return product if product is not None and variables(value) else Quantity(value, unit, product, words)
 
     def starts_unit(self) -> bool:
         """Whether the rest of this side is a unit."""
@@ -292,19 +292,11 @@ class Reader(ExpressionReader):
 
     def _measure(self) -> tuple[str, str, int] | None:
         """Return (unit or counted noun, words after it, end) from here on; None if there is no unit or noun."""
+        if self.taken:
+            return None
         end = self._boundary(of_unit=True)
-        first, tail = self.peek(), self.tokens[self.at : end]
-        if first.text == "(" and len(tail) > 2 and tail[-1].text == ")" and all(len(t.text) > 1 for t in tail[1:-1]):
-            tail = [tail[1]._replace(is_spaced=True), *tail[2:-1]]
-            first = tail[0]
-        if not tail or (first.kind != "name" and first.text not in _UNIT_COMMANDS):
-            return None
-        is_apart = first.is_upright or first.is_spaced or _is_prefix(tail, 0)
-        if first.kind == "name" and not (is_apart or len(first.text) > 1):
-            return None
-        if any(
-            not b.is_spaced and a.is_upright != b.is_upright and a.kind == b.kind == "name" for a, b in pairwise(tail)
-        ):
+        tail = _without_brackets(self.tokens[self.at : end])
+        if not tail or not _may_begin_unit(tail):
             return None
         for length in range(len(tail), 0, -1):
             if length < len(tail) and not is_beside_unit(tail[length]):
@@ -313,14 +305,14 @@ class Reader(ExpressionReader):
                 continue
             if (unit := _unit(tail[:length])) is not None:
                 return unit, words_of(tail[length:]), end
-        noun = noun_of(written(tail)) if is_apart and first.kind == "name" else None
+        noun = noun_of(written(tail)) if tail[0].kind == "name" and _is_apart(tail) else None
         return None if noun is None else (noun, "", end)
 
     def bracketed(self) -> Form:
         """Read a tuple, an interval, a set, or an expression in brackets."""
         opening = self.take().text
         closers = {"(": (")", "]"), "[": ("]", ")"), "\\{": ("\\}",), "\\langle": ("\\rangle",)}[opening]
-        before, self.bars = self.bars, 0
+        before, self.in_bars = self.in_bars, False
         condition = self._condition() if opening == "\\{" else None
         if condition is not None:
             form, opening = condition, "\\{:"
@@ -328,7 +320,7 @@ class Reader(ExpressionReader):
             is_empty = opening == "\\{" and self.peek().text in closers
             form = Listing((), ",") if is_empty else self.listing()
         closing = self.expect(*closers).text
-        self.bars = before
+        self.in_bars = before
         items = form.items if isinstance(form, Listing) and condition is None else (form,)
         if len(items) == 1 and (opening, closing) in (("(", ")"), ("[", "]")):
             return items[0]
@@ -352,18 +344,40 @@ class Reader(ExpressionReader):
         return condition
 
 
+def _without_brackets(tokens: Sequence[Token]) -> Sequence[Token]:
+    """Return the tokens of `(m/s)`, where a unit stands in brackets; single letters would be a factor."""
+    if len(tokens) > 2 and tokens[0].text == "(" and tokens[-1].text == ")":
+        inner = tokens[1:-1]
+        return [inner[0]._replace(is_spaced=True), *inner[1:]] if all(len(one.text) > 1 for one in inner) else tokens
+    return tokens
+
+
+def _may_begin_unit(tokens: Sequence[Token]) -> bool:
+    first = tokens[0]
+    if first.kind != "name":
+        return first.text in _UNIT_COMMANDS
+    are_mixed = any(
+        a.kind == b.kind == "name" and a.is_upright != b.is_upright and not b.is_spaced for a, b in pairwise(tokens)
+    )
+    return not are_mixed and (len(first.text) > 1 or _is_apart(tokens))
+
+
+def _is_apart(tokens: Sequence[Token]) -> bool:
+    """Whether the first token is not a letter glued to the value before it."""
+    return tokens[0].is_upright or tokens[0].is_spaced or _is_prefix(tokens, 0)
+
+
 def _unit(tokens: Sequence[Token]) -> str | None:
     """Return the text of the unit that tokens name; None if they name no unit."""
+    if tokens[0].text == "\\degree":
+        return f"°{tokens[1].text}" if len(tokens) == 2 and tokens[1].text in ("C", "F", "K") else None
     text = written(tokens)
-    if re.match(r"\^? *\{?\\(?:circ|degree)", text):
-        text = re.sub(r"^\^? *\{?\\(?:circ|degree) *\}? *", "°", text)
-        return text if text in ("°C", "°F", "°K") else None
     letters = (
         t.text
         for at, t in enumerate(tokens)
         if t.kind == "name" and not t.is_upright and len(t.text) < 4 and not _is_prefix(tokens, at)
     )
-    is_product = tokens[0].text == "^" or (tokens[0].text == "\\Omega" and len(tokens) > 1)
+    is_product = tokens[0].text == "\\Omega" and len(tokens) > 1
     are_units = all(unit_named(text) or text in ("per", "sq") for text in letters)  # `cm`, but not `gh`
     return text if are_units and not is_product and units_of(text) else None
 
@@ -374,21 +388,23 @@ def _is_prefix(tokens: Sequence[Token], at: int) -> bool:
     return len(tokens[at].text) == 1 and any(one.text == "\\Omega" and not one.is_spaced for one in after)
 
 
-def _are_words(names: list[Token]) -> bool:
-    """Whether names are words such as `east`, not letters of a formula such as `mgh`."""
-    if all(len(name.text) == 1 for name in names):
+def _are_words(tokens: Sequence[Token]) -> bool:
+    """Whether tokens are words such as `east`, not letters of a formula such as `mgh`."""
+    names = [token for token in tokens if token.kind == "name"]
+    if not names or any(token.kind != "name" and token.text not in ("-", "'", ".", '"') for token in tokens):
         return False
-    names = [name for name in names if name.text.lower() not in WORDS_OF_FORMULAS]
+    if tokens[0].kind != "name" and tokens[0].text != '"':
+        return False
     return any(
         name.is_upright or name.text in _SHORT_WORDS or not _PRODUCT.fullmatch(name.text)
         for name in names
-        if len(name.text) > 1
+        if len(name.text) > 1 and name.text.lower() not in WORDS_OF_FORMULAS
     )
 
 
-def _product(tokens: list[Token]) -> Expression | None:
+def _product(tokens: Sequence[Token]) -> Expression | None:
     """Return tokens as an expression in which all letters are variables; None if they are no expression."""
-    reader = Reader(tokens, has_units=False)
+    reader = AnswerReader(tokens, has_units=False)
     try:
         form = reader.sum()
     except UnreadableError:

@@ -1,20 +1,36 @@
-"""Numbers as they are written: `1.5e8`, `1011_2`, `5th`, `0.333...`; each refuses digits that it cannot read."""
+"""Numbers as they are written: `1.5e8`, `1011_2`, `5th`, `0.333...`, `forty-two`."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 
 from brorl.verification.domains.formula.expressions import Based, Form, Number
-from brorl.verification.domains.formula.tokens import UnreadableError
-from brorl.verification.domains.formula.words import NUMERALS
+from brorl.verification.domains.formula.tokens import UnreadableError, word_list
+
+_ONES = word_list(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+_TENS = word_list("twenty thirty forty fifty sixty seventy eighty ninety")
+NUMERALS = dict(zip(_ONES, range(20), strict=True)) | dict(zip(_TENS, range(20, 100, 10), strict=True))
+MAGNITUDES = {
+    "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
+}  # fmt: skip
+_DENOMINATORS = {
+    "half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8,
+    "ninth": 9, "tenth": 10, "hundredth": 100, "thousandth": 1_000,
+}  # fmt: skip
+_MAX_EXPONENT = 4_000
 
 
 def number_of(text: str) -> Number:
     """Return the number of digits with a point or an exponent: `1.5e8`."""
     mantissa, _, power = text.lower().partition("e")
-    if abs(int(power or 0)) > 4_000:
+    if abs(int(power or 0)) > _MAX_EXPONENT:
         raise UnreadableError("too large")
     mantissa = mantissa.removesuffix(".")
+    if not mantissa:
+        raise UnreadableError("no digits")
     return Number(Fraction(mantissa) * Fraction(10) ** int(power or 0), not text.removesuffix(".").isdigit())
 
 
@@ -43,3 +59,43 @@ def repeating_of(text: str, period: str) -> Number:
         raise UnreadableError("no period of digits")
     under = (10 ** len(period) - 1) * 10 ** len(fixed)
     return Number(Fraction(int(whole + fixed + period) - int(whole + fixed), under))
+
+
+def spelled_number(text: str) -> Fraction | None:
+    """Return the number that words spell: `forty-two`, `negative three`, `one and a half`, `three quarters`."""
+    words = text.casefold().replace("-", " ").split()
+    if words[:1] in (["negative"], ["minus"]):
+        value = spelled_number(" ".join(words[1:]))
+        return None if value is None else -value
+    denominator = _DENOMINATORS.get(words[-1].removesuffix("s")) if words else None
+    if denominator is None:
+        return _whole(words)
+    *whole, top = words[:-1] or ["a"]
+    if "and" in whole:
+        at = whole.index("and")
+        parts = _whole(whole[:at]), _whole([*whole[at + 1 :], top])
+    else:
+        parts = None if whole else Fraction(0), _whole([top])
+    return None if parts[0] is None or parts[1] is None else parts[0] + parts[1] / denominator
+
+
+def _whole(words: list[str]) -> Fraction | None:
+    """Return the whole number that words spell; None for other words."""
+    if words in (["a"], ["an"]):
+        return Fraction(1)
+    if not words or words[-1] in ("a", "an"):
+        return None
+    total = part = 0
+    last, largest = 1_000, 10**15
+    for at, word in enumerate(words):
+        number = 1 if at == 0 and word in ("a", "an") else NUMERALS.get(word)
+        scale = MAGNITUDES.get(word)
+        if number is not None and number < last and not 10 <= last < 20 and (number < 10 or last >= 100):
+            part, last = part + number, max(number, 1)
+        elif word == "hundred" and 0 < part < 100:
+            part, last = part * 100, 100
+        elif scale and word != "hundred" and part and scale < largest:
+            total, part, last, largest = total + part * scale, 0, 1_000, scale
+        elif not (word == "and" and 0 < at < len(words) - 1):
+            return None
+    return Fraction(total + part)

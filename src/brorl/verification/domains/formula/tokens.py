@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from brorl.verification.domains.marked_answer import LABEL
 
 _GREEK = (
     "alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi phi chi psi omega "
@@ -82,6 +84,7 @@ class Token(NamedTuple):
 
 
 END = Token("end", "")
+ORDINAL_ENDINGS = frozenset({"st", "nd", "rd", "th"})
 
 _SAME = {
     name: same
@@ -136,7 +139,7 @@ _CHOSEN = re.compile(  # a binomial coefficient: `^5C_2`, `5C2`
 )
 _UPRIGHT_O = r"\\(?:text|textrm|mathrm|mbox)\s*\{\s*o\s*\}"
 # Each pattern is replaced before the text is split: `\\quadx`, `5C2`, `triangle ABC`, `7 p. m.`, `{:}`, `\\[4pt]`,
-# `60^o`.
+# `60^o`, `i4`, `60^\\circ`.
 _REWRITTEN = (
     (re.compile(r"\\q?quad(?=[a-zA-Z])"), r"\\quad "),
     (_CHOSEN, r"\\binom{\1\2\3}{\4\5}"),
@@ -149,6 +152,8 @@ _REWRITTEN = (
         re.compile(rf"(?<=\d)\s*\^\s*(?:o(?![a-zA-Z])|{_UPRIGHT_O}|\{{\s*(?:o|{_UPRIGHT_O}|\\rm\s+o)\s*\}})"),
         r"\\degree ",
     ),
+    (re.compile(r"(?<![\\_A-Za-z])(?<!_\{)([ij])(?=\d)"), r"\1*"),
+    (re.compile(r"\^\s*(?:\\circ(?![a-zA-Z])|\{\s*\\circ\s*\})"), r"\\degree "),
 )
 _MAX_TOKENS = 4_000
 
@@ -263,60 +268,60 @@ def written(tokens: Sequence[Token]) -> str:
     ).strip()
 
 
-class TokenReader:
-    """Takes tokens one after the other."""
+_HYPHEN = re.compile(r"(?<=\w)-(?=\w)")
 
-    def __init__(self, tokens: Sequence[Token]) -> None:
-        self.tokens, self.at = list(tokens), 0
 
-    def peek(self, ahead: int = 0) -> Token:
-        """Return a token without taking it."""
-        return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else END
+def words_of(tokens: Sequence[Token]) -> str:
+    """Return tokens as words with one space between them; formulas have no space."""
+    kept = [token for token in tokens if token.text not in ("{", "}", '"')]
+    pairs = zip([END, *kept], kept, strict=False)
+    kept = [one for before, one in pairs if before.kind != "number" or one.text not in ORDINAL_ENDINGS]
+    if all(token.kind in ("name", "number") or token.text in "-'.,!?():" for token in kept):
+        text = _HYPHEN.sub(" ", written(kept)).replace("(", " ").replace(")", " ")
+        text = " ".join(text.split()).strip(" .,!")
+        return text[1:-1] if text[:1] == text[-1:] == "'" else text
+    return "".join(token.text + (" " if token.kind == "command" else "") for token in tokens)
 
-    def take(self) -> Token:
-        """Return the next token, and move past it."""
-        token = self.peek()
-        self.at += 1
-        return token
 
-    def accept(self, *texts: str) -> Token | None:
-        """Take the next token if it is one of these marks or commands."""
-        return self.take() if self.peek().text in texts and self.peek().kind in ("mark", "command") else None
+_INFIX = frozenset({"\\over", "\\choose"})
+_ARROWS = frozenset({"\\therefore", "\\Rightarrow", "\\to"})
+_END_MARKS = frozenset({".", ",", ";", ":"})
+_DONE = frozenset({"\\blacksquare", "\\square", "\\qed", "\\Box", "\\checkmark"})
+_NUMBER_SETS = frozenset({"\\mathbb", "Z", "N", "Q", "R"})
+_LONGEST_LABEL = 6  # tokens
 
-    def expect(self, *texts: str) -> Token:
-        """Take the next token, which must be one of these."""
-        token = self.accept(*texts)
-        if token is None:
-            raise UnreadableError(f"expected {' or '.join(texts)}, got {self.peek().text}")
-        return token
 
-    def outside_brackets(self, most: int | None = None) -> Iterator[tuple[int, Token]]:
-        """Yield (place, token) from here on, without the tokens inside brackets that open after here."""
-        depth = 0
-        for at in range(self.at, len(self.tokens) if most is None else min(self.at + most, len(self.tokens))):
-            text = self.tokens[at].text
-            if depth == 0:
-                yield at, self.tokens[at]
-            depth += (text in ("{", "(", "[", "\\{")) - (text in ("}", ")", "]", "\\}"))
+def without_frame(tokens: list[Token]) -> list[Token]:
+    """Remove braces around an answer, `Answer:` before the answer, and marks after it."""
+    while len(tokens) > 2 and closing_brace(tokens) == len(tokens) - 1 and not any(t.text in _INFIX for t in tokens):
+        tokens = tokens[1:-1]
+    while tokens and tokens[-1].kind == "mark" and tokens[-1].text in _END_MARKS:
+        tokens = tokens[:-1]
+    while tokens and tokens[-1].text in _DONE:
+        tokens = tokens[:-1]
+    tokens = tokens[1:] if tokens and tokens[0].text in _ARROWS else tokens
+    tokens = _with_condition(tokens)
+    for length in range(min(len(tokens) - 1, _LONGEST_LABEL), 0, -1):
+        if LABEL.fullmatch(written(tokens[:length]).strip() + " "):
+            return tokens[length:]
+    return tokens
 
-    def raw(self, whole: bool = False) -> str:
-        """Return the text of a group of braces without spaces, or of one character; with `whole`, of one token."""
-        if self.accept("{"):
-            start, depth = self.at, 1
-            while depth:
-                token = self.take()
-                if token is END:
-                    raise UnreadableError("a group does not close")
-                depth += (token.text == "{") - (token.text == "}")
-            return written(self.tokens[start : self.at - 1]).replace(" ", "")
-        token = self.peek()
-        if token.kind in ("mark", "end") and not whole:
-            raise UnreadableError("no subscript")
-        if token.kind in ("name", "number") and not whole:
-            self.split()
-        return self.take().text
 
-    def split(self) -> None:
-        """Split the next token after its first character."""
-        kind, text, *_ = self.peek()
-        self.tokens[self.at : self.at + 1] = [Token(kind, part) for part in (text[0], text[1:]) if part]
+def _with_condition(tokens: list[Token]) -> list[Token]:
+    r"""Return tokens with a comma before a condition in brackets at their end, as in `2k\pi (k \in \mathbb{Z})`."""
+    start = max((at for at, token in enumerate(tokens) if token.text == "("), default=0)
+    match [token.text for token in tokens[start + 1 :]]:
+        case [_, "\\in", numbers, *_, ")"] if start and numbers in _NUMBER_SETS and tokens[start + 1].kind == "name":
+            return [*tokens[:start], Token("mark", ","), *tokens[start + 1 : -1]]
+        case _:
+            return tokens
+
+
+def closing_brace(tokens: Sequence[Token], start: int = 0) -> int | None:
+    """Return the place of the brace that closes the one at `start`; None if no brace is there, or it stays open."""
+    depth = 0
+    for at in range(start, len(tokens)):
+        depth += (tokens[at].text == "{") - (tokens[at].text == "}")
+        if depth == 0:
+            return at if at > start else None
+    return None

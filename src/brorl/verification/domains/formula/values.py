@@ -17,9 +17,9 @@ from brorl.verification.domains.formula.expressions import (
     Number,
     Symbol,
     UndefinedError,
-    evaluate,
     exact,
     is_decimal,
+    value_at,
     variables,
     walk,
 )
@@ -58,7 +58,7 @@ def _same_number(right: Expression, given: Expression, fixed: Mapping[str, Any])
         return False
     with mp.workdps(_DIGITS):
         pairs = zip(values, (right, given), strict=True)
-        one, other = (_as_decimal(evaluate(form, fixed)) if value is None else value for value, form in pairs)
+        one, other = (_as_decimal(value_at(form, fixed)) if value is None else value for value, form in pairs)
     is_whole = [value.denominator == 1 for value in (one, other)]
     if 0 in (one, other) or (is_whole[0] and not decimals[0]) or (is_whole[1] and not decimals[1]):
         return False
@@ -130,7 +130,7 @@ def _differ(right: Expression, given: Expression, point: Mapping[str, Any]) -> b
     """Whether two values differ clearly. Far from 0 a formula may lose its digits, and an answer may have gaps."""
     with mp.workdps(_DIGITS):
         try:
-            one, other = evaluate(right, point), evaluate(given, point)
+            one, other = value_at(right, point), value_at(given, point)
         except UndefinedError:
             return False
         size = max(abs(one), abs(other))
@@ -141,7 +141,7 @@ def _equal_or_gap(right: Expression, given: Expression, point: Mapping[str, Any]
     """Whether two values are equal; None if one is infinite or undefined, such as at a removable pole."""
     try:
         with mp.workdps(_DIGITS):
-            are_finite = mp.isfinite(evaluate(right, point)) and mp.isfinite(evaluate(given, point))
+            are_finite = mp.isfinite(value_at(right, point)) and mp.isfinite(value_at(given, point))
         return _equal(right, given, point, _DIGITS_AT_POINTS) if are_finite else None
     except UndefinedError:
         return None
@@ -157,7 +157,7 @@ def _is_real(parts: Sequence[Expression], point: Mapping[str, Any]) -> bool | No
     with mp.workdps(_DIGITS):
         for part in parts:
             try:
-                if mp.im(evaluate(part, point)) != 0:
+                if mp.im(value_at(part, point)) != 0:
                     return False
             except UndefinedError:
                 if part is parts[0]:
@@ -168,14 +168,14 @@ def _is_real(parts: Sequence[Expression], point: Mapping[str, Any]) -> bool | No
 def _equal(right: Expression, given: Expression, point: Mapping[str, Any], digits: int) -> bool:
     """Whether two values stay equal, apart from rounding, when they are computed with more digits."""
     with mp.workdps(_DIGITS):
-        one, other = evaluate(right, point), evaluate(given, point)
+        one, other = value_at(right, point), value_at(given, point)
         if mp.isinf(one) or mp.isinf(other):
             return bool(one == other) and len([*walk(given)]) <= _INFINITE_PARTS
         coarse, size = abs(one - other), max(abs(one), abs(other))
         if coarse > size * _CLEAR and size > _TINY:
             return False
     with mp.workdps(digits):
-        one, other = evaluate(right, point), evaluate(given, point)
+        one, other = value_at(right, point), value_at(given, point)
         fine, size = abs(one - other), max(abs(one), abs(other))
         if fine == 0 or fine <= size * mp.mpf(10) ** int(-0.8 * digits):
             return True
@@ -224,7 +224,7 @@ def place_of(form: object) -> tuple[float, ...]:
     if isinstance(form, Number | Symbol | Apply):
         point = {name: Fraction(100 + sum(name.encode()), 83) for name in variables(form)}
         try:
-            value = complex(evaluate(form, {LOG: mp.e, **point}))
+            value = complex(value_at(form, {LOG: mp.e, **point}))
         except (UndefinedError, OverflowError):
             return (inf,)
         return float(f"{value.real:.9e}"), float(f"{value.imag:.9e}")
@@ -236,7 +236,7 @@ def _value(expression: Expression, base: Any = mp.e) -> Any:
     """Return the value of an expression, with a base for plain logarithms; None if it has variables or no value."""
     with mp.workdps(_DIGITS):
         try:
-            return None if variables(expression) else evaluate(expression, {LOG: +base})
+            return None if variables(expression) else value_at(expression, {LOG: +base})
         except UndefinedError:
             return None
 
@@ -256,7 +256,7 @@ def is_multiple(right: Expression, given: Expression, is_positive: bool, is_comp
     """Whether one expression is a constant times the other."""
     point = {name: Fraction(1_009 + 97 * k, 613) for k, name in enumerate(sorted(variables(right)))}
     try:
-        ratio = evaluate(given, point) / evaluate(right, point)
+        ratio = value_at(given, point) / value_at(right, point)
     except (UndefinedError, ZeroDivisionError, KeyError):
         return False
     if ratio == 0 or (is_positive and not ratio > 0):

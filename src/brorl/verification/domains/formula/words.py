@@ -1,69 +1,74 @@
-"""Words beside a number: units (`3 cm`), counted nouns (`3 apples`), magnitudes (`3 million`), spelled numbers."""
+"""Words beside a number: units (`3 cm`), counted nouns (`3 apples`), directions (`5 m up`), and names (`Area = 3`).
+
+The tables are lists of words. A word that no table has is a noun.
+"""
 
 from __future__ import annotations
 
 import re
-from fractions import Fraction
+from itertools import takewhile
 
-from brorl.verification.domains.formula.tokens import END, Token, word_list, written
-from brorl.verification.domains.marked_answer import LABEL
+from brorl.verification.domains.formula.numerals import MAGNITUDES, NUMERALS
+from brorl.verification.domains.formula.tokens import Token, word_list
 from brorl.verification.domains.units import Unit, parse_units
 
-MAGNITUDES = {
-    "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
-}  # fmt: skip
-ABOUT = frozenset(word_list("about approximately roughly around approx exactly precisely"))
-_ONES = word_list(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-)
-_TENS = word_list("zero ten twenty thirty forty fifty sixty seventy eighty ninety")
-NUMERALS = {word: number for number, word in enumerate(_ONES)} | {word: 10 * n for n, word in enumerate(_TENS) if n > 1}
-_DENOMINATORS = {
-    "half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8,
-    "ninth": 9, "tenth": 10, "hundredth": 100, "thousandth": 1_000,
-}  # fmt: skip
-ORDINAL_ENDINGS = frozenset({"st", "nd", "rd", "th"})
+
+def _words(*lines: str) -> frozenset[str]:
+    return frozenset(word_list(" ".join(lines)))
+
+
+ABOUT = _words("about approximately roughly around approx exactly precisely")
 CURRENCIES = {"USD": "dollar", "EUR": "euro", "GBP": "pound", "INR": "rupee"}
-# These words are no counted nouns: operators, numerals, times, hedges, parts of sentences.
-_OTHER_WORDS = word_list(
-    "plus minus times divided over squared cubed mod modulo choose factorial power powers percent pct root "
-    "roots half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths seventh eighth "
-    "eighths ninth tenth tenths hundredth hundredths thousandth thousandths millionth millionths score double "
-    "triple twice am pm noon midnight oclock january february march april may june july august september "
-    "october november december monday tuesday wednesday thursday friday saturday sunday bc ad bce no not nor "
-    "neither never none nothing nobody cannot without except but if unless else otherwise sometimes usually "
-    "rarely seldom or and either versus vs maybe perhaps possible probable likely unlikely doubt doubtful "
-    "unsure uncertain guess think believe hardly nearly almost between than least most more less fewer below "
-    "above under wrong incorrect false untrue invalid mistaken rejected excluded right correct true is are was "
-    "were be isn aren wasn can could may might would should does do don doesn instead rather other another any "
-    "anything some something everything all both to from through until since because so as the this that it "
-    "its which what where when who whom whose we you they he she then there here also too however remainder "
-    "mins infinity pi positive negative even odd prime base binary hex hexadecimal octal inclusive exclusive "
-    "reciprocal inverse opposite complex imaginary undefined unknown approximately about roughly around "
-    "rounded error sure certain definitely surely guessing impossible fake not nope yes inf nan st nd rd th "
-    "off hundreds thousands dozens tens"
+
+# These words are not counted nouns. Those of the first table can still stand in the name of a value.
+_IN_NAMES = _words(
+    "half third quarter score power root roots remainder reciprocal inverse error",  # numerals and operations
+    "positive negative even odd prime base complex",  # kinds of numbers
+    "the this that it both all least most from to between and or is so",  # grammar
+    "true correct right sure certain",  # judgments
 )
-_NO_NOUNS = frozenset(_OTHER_WORDS) | NUMERALS.keys() | MAGNITUDES.keys()
-_NO_NAMES = _NO_NOUNS - frozenset(
-    word_list(
-        "the this that and to of from all both root roots positive negative even odd prime base between power score "
-        "remainder so is true correct right it or sure certain half third quarter least most reciprocal inverse "
-        "complex error"
+_NOT_NOUNS = (
+    _IN_NAMES
+    | NUMERALS.keys()
+    | MAGNITUDES.keys()
+    | _words(
+        # Operators.
+        "plus minus times divided over squared cubed mod modulo choose factorial powers percent pct off double triple "
+        "twice opposite",
+        # Numerals.
+        "halves thirds quarters fourth fourths fifth fifths sixth sixths seventh eighth eighths ninth tenth tenths "
+        "hundredth hundredths thousandth thousandths millionth millionths st nd rd th hundreds thousands dozens tens "
+        "infinity inf nan pi",
+        # Kinds of numbers.
+        "binary hex hexadecimal octal inclusive exclusive imaginary undefined unknown rounded",
+        # Times.
+        "am pm noon midnight oclock january february march april may june july august september october november "
+        "december monday tuesday wednesday thursday friday saturday sunday bc ad bce mins",
+        # Denials and alternatives.
+        "no not nor neither never none nothing nobody cannot without except but if unless else otherwise nope either "
+        "versus vs instead rather",
+        # Hedges and judgments.
+        "sometimes usually rarely seldom maybe perhaps possible probable likely unlikely doubt doubtful unsure "
+        "uncertain guess guessing think believe hardly nearly almost about approximately roughly around wrong "
+        "incorrect false untrue invalid mistaken rejected excluded definitely surely impossible fake yes",
+        # Comparisons.
+        "than more less fewer below above under other another",
+        # Parts of a sentence.
+        "are was were be isn aren wasn can could may might would should does do don doesn any anything some something "
+        "everything through until since because as its which what where when who whom whose we you they he she then "
+        "there here also too however",
     )
 )
-_NO_SUFFIX = re.compile(r".*(?:ly|illions?|fold|teen|n't)")
-_NOUNS = frozenset(word_list("half-life half-lives family fly lily bully jelly assembly supply anomaly"))
-_ADJECTIVES = frozenset(word_list("possible positive negative even odd prime complex other more imaginary whole"))
-_NO_UNITS = frozenset({"M", "G", "k"})
+_NOT_NAMES = _NOT_NOUNS - _IN_NAMES
+_OTHER_ENDINGS = ("ly", "illion", "illions", "fold", "teen", "n't")  # of words that are not nouns
+_NOUNS = _words("half-life half-lives family fly lily bully jelly assembly supply anomaly")  # in spite of these rules
+_ADJECTIVES = _words("possible positive negative even odd prime complex other more imaginary whole")  # before a noun
+_GENERIC = _words("unit square sq cubic cube")  # nouns that say nothing about the value
 _FILLERS = frozenset({"total", "in total", "in all", "altogether", "overall", "only", "exactly", "precisely"})
-_GENERIC = frozenset(word_list("unit square sq cubic cube"))
-_POWER = re.compile(r"\^\{?[23]\}?$")
-_NOUN = re.compile(r"[^\W\d_]{2,}(?:[-'][^\W\d_]+)*\.?")
-_SMALL_WORDS = frozenset(word_list("of per a an in the on by each for out at"))
-_SHOUTED = frozenset(word_list("YES NO TRUE FALSE NONE EVEN ODD DNE NEITHER BOTH AM PM"))
-_ARTICLES = frozenset({"a", "an", "the"})
+_SMALL_WORDS = _words("of per a an in on the by each for out at")
 _PLURALS = {"ies": "y", "sses": "ss", "ches": "ch", "xes": "x", "people": "person", "men": "man", "children": "child"}
+_POWER = re.compile(r"\^\{?[23]\}?$")  # `units^2`
+_NOUN = re.compile(r"a|[^\W\d_]{2,}(?:[-'][^\W\d_]+)*\.?")
 _MAX_WORDS = 6
 
 
@@ -72,27 +77,31 @@ def noun_of(text: str) -> str | None:
     if text in CURRENCIES:
         return CURRENCIES[text]
     base = _POWER.sub("", text)
-    words = base.split()
-    if not 1 <= len(words) <= _MAX_WORDS or not all(_NOUN.fullmatch(word) or word == "a" for word in words):
+    written = [word.rstrip(".") if _NOUN.fullmatch(word) else "" for word in base.split()]
+    words = [word.casefold() for word in written]
+    if not (1 <= len(words) <= _MAX_WORDS and all(words)):
         return None
-    stems = [word.rstrip(".") for word in words]
-    folded = [word.casefold() for word in stems]
-    if base == text and " ".join(folded) in _FILLERS:
+    if base == text and " ".join(words) in _FILLERS:
         return ""
-    head = [word for word in folded if word not in _SMALL_WORDS or len(folded) == 1]
-    if folded[0] in _SMALL_WORDS or not head:
+    if words[0] in _SMALL_WORDS or any(word.isupper() for word in written):
         return None
-    for at, word in enumerate(head):
-        if word in _ADJECTIVES and at < len(head) - 1:
-            continue
-        parts = [word] if word in _NOUNS else re.split(r"[-']", word)
-        if not _NO_NOUNS.isdisjoint(parts) or (_NO_SUFFIX.fullmatch(word) and word not in _NOUNS):
-            return None
-    if any(len(word) < 3 and word not in _GENERIC for word in head) or any(word.isupper() for word in stems):
+    if not all(map(_is_noun, _nouns_of(words))):
         return None
-    phrase = folded[: next((at for at, word in enumerate(folded) if word in _SMALL_WORDS), len(folded))] or folded
-    singular = _singular(phrase[-1])
-    return "" if singular in _GENERIC else singular if base == text else None
+    *_, head = takewhile(lambda word: word not in _SMALL_WORDS, words)
+    noun = _singular(head)
+    return "" if noun in _GENERIC else noun if base == text else None
+
+
+def _nouns_of(words: list[str]) -> list[str]:
+    """Return the words of a phrase that must be nouns: `other red apples in a box` -> `red apples box`."""
+    *others, last = (word for word in words if word not in _SMALL_WORDS)
+    return [*(word for word in others if word not in _ADJECTIVES), last]
+
+
+def _is_noun(word: str) -> bool:
+    if word in _NOUNS or word in _GENERIC:
+        return True
+    return len(word) > 2 and not word.endswith(_OTHER_ENDINGS) and _NOT_NOUNS.isdisjoint(re.split(r"[-']", word))
 
 
 def _singular(word: str) -> str:
@@ -102,25 +111,32 @@ def _singular(word: str) -> str:
     return word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 3 else word
 
 
+_NOT_UNITS = frozenset({"M", "G", "k"})
+
+
 def units_of(text: str) -> tuple[Unit, ...]:
     """Return the units of measurement that a text can mean."""
-    is_word = "%" in text or text in _NO_UNITS or text.replace(".", "").casefold() in _NO_NOUNS
+    is_word = "%" in text or text in _NOT_UNITS or text.replace(".", "").casefold() in _NOT_NOUNS
     return () if is_word else parse_units(text)
 
 
-_FILLERS_OF_UNITS = frozenset(word_list("the a an of in to due toward towards is direction directed and"))
 _WORD_AFTER_UNIT = re.compile(r"(?=.*[aeiouy])[^\W\d_]{3,}|up|in|to|of|it|is|at|on|by|as|so|an?", re.IGNORECASE)
-# Directions belong to a value like a sign: `5 m up`, `a loss of 3`.
-_DIRECTION = re.compile(
-    r"\b(?:(?:up|down|for|back|in|out|left|right|north|south|east|west)(?:wards?|erly)?|(?:north|south)(?:east|west)|clockwise|"
-    r"counterclockwise|anticlockwise|increased?|decreased?|rise|drop|gain|loss|more|less|above|below|before|after|ago)\b"
+_WITHOUT_MEANING = _words("the a an of in to due toward towards is direction directed and")
+_DIRECTIONS = {
+    side + ending
+    for side in word_list("up down for back in out left right north south east west")
+    for ending in ("", "ward", "wards", "erly")
+} | _words("northeast northwest southeast southwest clockwise counterclockwise anticlockwise")
+# A reference with one of these words needs it like a sign: `5 m up`, `a loss of 3`.
+_SIGNS = _DIRECTIONS | _words(
+    "increase increased decrease decreased rise drop gain loss more less above below before after ago"
 )
-# These words belong to the sentence, not to the value: `since it falls`, `downward`, `of water`.
-_BESIDE = re.compile(
-    r"(?:of|in|from|since|because|as|which|where|so|when|for|to|toward|towards|at|on|by|with|after|before|away)\b|"
-    r"(?:(?:up|down|for|back|in|out|left|right|north|south|east|west)(?:wards?)?|(?:north|south)(?:east|west)|"
-    r"long|deep|high|tall|wide|thick|old|apart|each|total|approx\w*|rounded|clockwise|counterclockwise|anticlockwise)\b"
+# These words may follow a value whose reference has none: they belong to the sentence.
+_OF_SENTENCE = _DIRECTIONS | _words(
+    "of from since because as which where so when to toward towards at on by with after before away",
+    "long deep high tall wide thick old apart each total approx approximate approximately rounded",
 )
+_WORD = re.compile(r"\w+")
 
 
 def is_beside_unit(token: Token) -> bool:
@@ -130,138 +146,44 @@ def is_beside_unit(token: Token) -> bool:
 
 def same_beside(right: str, given: str) -> bool:
     """Whether the words after two measured values say the same; a direction in the reference must not be missing."""
+    if not right:
+        first = _WORD.match(given)
+        return first is not None and first[0] in _OF_SENTENCE
     one, other = (
-        [word.rstrip("s") for word in text.casefold().split() if word not in _FILLERS_OF_UNITS]
+        [word.rstrip("s") for word in text.casefold().split() if word not in _WITHOUT_MEANING]
         for text in (right, given)
     )
-    if right:
-        return one == other or (not given and not _DIRECTION.search(right.casefold()))
-    return _BESIDE.match(given) is not None
+    return one == other or (not given and _SIGNS.isdisjoint(_WORD.findall(right.casefold())))
 
 
 def are_names(text: str) -> bool:
     """Whether words can name a value: `Area = 42`, but not `not = 42`."""
-    return _NO_NAMES.isdisjoint(text.casefold().replace("'", " ").split())
+    return _NOT_NAMES.isdisjoint(text.casefold().replace("'", " ").split())
 
 
-def spelled_number(words: str) -> Fraction | None:
-    """Return the number that words spell: `forty-two`, `negative three`, `one and a half`, `three quarters`."""
-    parts = words.casefold().replace("-", " ").split()
-    if parts[:1] in (["negative"], ["minus"]):
-        value = spelled_number(" ".join(parts[1:]))
-        return None if value is None else -value
-    under = _DENOMINATORS.get(parts[-1].removesuffix("s")) if parts else None
-    if under is None:
-        return _whole(parts)
-    *whole, above = parts[:-1] or ["a"]
-    if "and" in whole:
-        at = whole.index("and")
-        whole, above = whole[:at], " ".join([*whole[at + 1 :], above])
-    elif whole:
-        return None
-    top, rest = _whole(above.split()), _whole(whole) if whole else Fraction(0)
-    return None if top is None or rest is None else rest + top / under
+_ARTICLES = frozenset({"a", "an", "the"})
+_SHOUTED = _words("YES NO TRUE FALSE NONE EVEN ODD DNE NEITHER BOTH AM PM")
 
 
-def _whole(words: list[str]) -> Fraction | None:
-    """Return the whole number that words spell; None for other words."""
-    total = part = 0
-    last, largest = 1_000, 10**15
-    for at, word in enumerate(words):
-        number = 1 if at == 0 and word in ("a", "an") else NUMERALS.get(word)
-        scale = MAGNITUDES.get(word)
-        if number is not None and number < last and not 10 <= last < 20 and (number < 10 or last >= 100):
-            part, last = part + number, max(number, 1)
-        elif word == "hundred" and 0 < part < 100:
-            part, last = part * 100, 100
-        elif scale and word != "hundred" and part and scale < largest:
-            total, part, last, largest = total + part * scale, 0, 1_000, scale
-        elif not (word == "and" and 0 < at < len(words) - 1):
-            return None
-    return Fraction(total + part) if (words and words[-1] not in ("a", "an")) or words in (["a"], ["an"]) else None
-
-
-def same_words(right: str, given: str) -> bool:
-    """Whether texts are equal word by word; case counts in letters that are no word, such as `BDAC`."""
+def are_same_words(right: str, given: str) -> bool:
+    """Whether texts are equal word by word; case counts in letters that are not a word, such as `BDAC`."""
     if "\\" in right:
         return right == given
-    words = [text.split() for text in (right, given)]
-    words = [text[1:] if text[0].casefold() in _ARTICLES and len(text) > 1 else text for text in words if text]
-    if len(words) < 2:
+    ours, theirs = (_without_article(text.split()) for text in (right, given))
+    if not (ours and theirs):
         return right == given
-    return len(words[0]) == len(words[1]) and all(
-        one == other or (one.casefold() == other.casefold() and (one in _SHOUTED or one[1:] != one[1:].upper()))
-        for one, other in zip(*words, strict=True)
-    )
+    return len(ours) == len(theirs) and all(map(_is_same_word, ours, theirs))
+
+
+def _without_article(words: list[str]) -> list[str]:
+    return words[1:] if len(words) > 1 and words[0].casefold() in _ARTICLES else words
+
+
+def _is_same_word(right: str, given: str) -> bool:
+    is_word = right in _SHOUTED or right[1:] != right[1:].upper()
+    return right == given or (is_word and right.casefold() == given.casefold())
 
 
 def are_two_factors(right: str, given: str) -> bool:
     """Whether two capitals stand in two orders: `IR` and `RI` are one product, and `AB` and `BA` one segment."""
     return re.fullmatch("[A-Z]{2}", right) is not None and right not in _SHOUTED and right == given[::-1]
-
-
-_CHOICE = re.compile(
-    r"\\(?:text(?:bf|rm|sf|it)?|mathrm|mathbf|mbox) ?\{ ?\(([A-J])\)(?:\\?[ ~])*\}(?:\\[ ,;:]|\\q?quad\b|[ ~:])*"
-    r"([^ ].*)",
-    re.DOTALL,
-)
-_ARROWS = frozenset({"\\therefore", "\\Rightarrow", "\\to"})
-_DONE = frozenset({"\\blacksquare", "\\square", "\\qed", "\\Box", "\\checkmark"})
-_DOMAINS = frozenset({"\\mathbb", "Z", "N", "Q", "R"})
-_HYPHEN = re.compile(r"(?<=\w)-(?=\w)")
-_END_MARKS = frozenset({".", ",", ";", ":"})
-
-
-def labeled(text: str) -> tuple[str, str] | None:
-    r"""Return the letter of a choice and the value after it, as in `\textbf{(B)}\ 12`; None for any other text."""
-    match = _CHOICE.fullmatch(text)
-    return (match[1], match[2]) if match else None
-
-
-def without_frame(tokens: list[Token]) -> list[Token]:
-    """Remove braces around an answer, `Answer:` before the answer, and marks after it."""
-    infix = {"\\over", "\\choose"}
-    while len(tokens) > 2 and _closing(tokens) == len(tokens) - 1 and not any(one.text in infix for one in tokens):
-        tokens = tokens[1:-1]
-    while tokens and tokens[-1].kind == "mark" and tokens[-1].text in _END_MARKS:
-        tokens = tokens[:-1]
-    while tokens and tokens[-1].text in _DONE:
-        tokens = tokens[:-1]
-    tokens = tokens[1:] if tokens and tokens[0].text in _ARROWS else tokens
-    tokens = _with_condition(tokens)
-    for length in range(min(len(tokens), 6), 0, -1):
-        if LABEL.fullmatch(written(tokens[:length]).strip() + " ") and len(tokens) > length:
-            return tokens[length:]
-    return tokens
-
-
-def _with_condition(tokens: list[Token]) -> list[Token]:
-    r"""Return tokens with a comma before a condition in brackets at their end, as in `2k\pi (k \in \mathbb{Z})`."""
-    start = max((at for at, token in enumerate(tokens) if token.text == "("), default=0)
-    is_condition = [token.text for token in tokens[start + 2 : start + 3]] == ["\\in"]
-    is_condition = is_condition and any(token.text in _DOMAINS for token in tokens[start + 3 : start + 4])
-    if not (start and is_condition and tokens[start + 1].kind == "name" and tokens[-1].text == ")"):
-        return tokens
-    return [*tokens[:start], Token("mark", ","), *tokens[start + 1 : -1]]
-
-
-def _closing(tokens: list[Token]) -> int | None:
-    """Return the place of the brace that closes the first token; None if the first token is no brace."""
-    depth = 0
-    for at, token in enumerate(tokens):
-        depth += (token.text == "{") - (token.text == "}")
-        if depth == 0:
-            return at if at else None
-    return None
-
-
-def words_of(tokens: list[Token]) -> str:
-    """Return tokens as words with one space between them; formulas have no space."""
-    kept = [token for token in tokens if token.text not in ("{", "}", '"')]
-    pairs = zip([END, *kept], kept, strict=False)
-    kept = [one for before, one in pairs if before.kind != "number" or one.text not in ORDINAL_ENDINGS]
-    if all(token.kind in ("name", "number") or token.text in "-'.,!?():" for token in kept):
-        text = _HYPHEN.sub(" ", written(kept)).replace("(", " ").replace(")", " ")
-        text = " ".join(text.split()).strip(" .,!")
-        return text[1:-1] if text[:1] == text[-1:] == "'" else text
-    return "".join(token.text + (" " if token.kind == "command" else "") for token in tokens)

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import os
+import pickle
 import resource
 import signal
 import sys
@@ -103,10 +104,15 @@ def scalar(value: Any) -> object:
 
 
 def load(name: str) -> Callable[..., object]:
-    """Import `package.module:function`, found in the current directory too, or `path/to/file.py:function`."""
+    """Import `package.module:function`, found in the current directory too, or `path/to/file.py:function`.
+
+    `path/to/file.pkl:function` is a function that Python code gave to a run; the file holds it alone.
+    """
     module_name, _, attribute = name.rpartition(":")
     if not module_name or not attribute:
         raise ValueError("not of the form package.module:function or path/to/file.py:function")
+    if module_name.endswith(".pkl"):
+        return _load_pickle(Path(module_name))
     if module_name.endswith(".py"):
         module = _load_file(Path(module_name))
     else:
@@ -133,6 +139,16 @@ def _load_file(path: Path) -> Any:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _load_pickle(path: Path) -> Callable[..., object]:
+    """Load a function from the run's own directory. Loading executes code, as importing a file does."""
+    stored = pickle.loads(path.read_bytes())
+    if stored["python"] != sys.version_info[:2]:
+        raise RuntimeError("the function was stored by Python {}.{}; run brorl with it".format(*stored["python"]))
+    sys.path += [folder for folder in stored["folders"] if folder not in sys.path]
+    function: Callable[..., object] = pickle.loads(stored["function"])
+    return function
 
 
 def describe(error: BaseException) -> str:

@@ -1,19 +1,21 @@
-"""Evaluation on held-out prompts during training: samples and verifies trees, counts, and estimates pass@k."""
+"""Evaluation, during training and in `brorl eval`: sample, verify, count, summarize; storing is optional.
+
+Prompts come in batches, one call of the engine each. Counts per prompt go out, and pass@k over any of the prompts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from transformers import PreTrainedModel
 
 from brorl.activity import Observe, Phase, unobserved
 from brorl.algorithms.groups import Group
-from brorl.config.settings import TrainConfig
 from brorl.evaluation.pass_at_k import mean_with_interval, pass_at_k_of_each
 from brorl.format import Estimate
 from brorl.prompts.prompt import Prompt, fingerprint
@@ -24,7 +26,7 @@ from brorl.verification.grade import Grader
 
 
 @dataclass(frozen=True)
-class PromptResult:
+class PromptCounts:
     """Counts over the n responses to one prompt."""
 
     prompt_id: str
@@ -49,6 +51,14 @@ class PromptResult:
 
 
 @dataclass(frozen=True)
+class BatchCounts:
+    """The counts of an evaluated batch."""
+
+    prompts: tuple[PromptCounts, ...]  # one for each prompt
+    seconds: float  # time for sampling and verifying
+
+
+@dataclass(frozen=True)
 class Summary:
     """Results over some prompts."""
 
@@ -65,7 +75,7 @@ class Summary:
     num_distinct: int  # distinct responses
     sampled_tokens: int  # tokens in all responses
     unique_tokens: int  # sampled nodes of all trees: tokens that the engine had to compute
-    seconds: float | None  # time for sampling, verifying and storing; None if it is unknown
+    seconds: float | None  # time for sampling and verifying; None if it is unknown
     num_unverified: int = 0  # responses that infrastructure failures left unverified; they do not count
     left_out: dict[int, int] = field(default_factory=dict)  # k -> number of prompts that do not count, if any
     calling_turns: int = 0  # turns that called tools
@@ -83,10 +93,10 @@ _TOTALS = (
 )  # fmt: skip
 
 
-def count_responses(group: Group) -> PromptResult:
+def count_responses(group: Group) -> PromptCounts:
     """Count a verified group's correct, truncated and distinct responses, and its tokens."""
     prompt, tree, reasons = group.prompt, group.tree, [verdict.reason for verdict in group.verdicts]
-    return PromptResult(
+    return PromptCounts(
         prompt_id=prompt.id,
         data_set=prompt.source,
         domain=prompt.domain,
@@ -104,109 +114,122 @@ def count_responses(group: Group) -> PromptResult:
     )
 
 
-def summarize(results: Sequence[PromptResult], ks: Sequence[int], seconds: float | None) -> Summary:
-    """Summarize the results of prompts, which must have equal numbers of responses."""
-    numbers = {result.num_samples for result in results}
+def summarize(prompts: Sequence[PromptCounts], ks: Sequence[int], seconds: float | None) -> Summary:
+    """Summarize the counts of prompts, which must have equal numbers of responses."""
+    numbers = {prompt.num_samples for prompt in prompts}
     if len(numbers) != 1:
         raise ValueError(
             f"expected prompts with one number of samples, got {sorted(numbers) or 'no prompt'}; summarize prompts of "
             "one evaluation"
         )
     n = numbers.pop()
-    correct_P = np.array([result.num_correct for result in results], np.int64)
-    verified_P = np.array([result.num_verified for result in results], np.int64)
+    correct_P = np.array([prompt.num_correct for prompt in prompts], np.int64)
+    verified_P = np.array([prompt.num_verified for prompt in prompts], np.int64)
     value_KP = {k: pass_at_k_of_each(correct_P, verified_P, k) for k in ks}
 
-    total = {name: sum(getattr(result, name) for result in results) for name in (*_TOTALS, "num_truncated")}
+    total = {name: sum(getattr(prompt, name) for prompt in prompts) for name in (*_TOTALS, "num_truncated")}
     return Summary(
-        num_prompts=len(results),
+        num_prompts=len(prompts),
         num_samples=n,
         pass_at={k: mean_with_interval(value_P) for k, value_P in value_KP.items() if value_P.size},
         solved=int((correct_P > 0).sum()),
-        tokens_per_response=total["sampled_tokens"] / (n * len(results)),
-        truncation_rate=total.pop("num_truncated") / (n * len(results)),
+        tokens_per_response=total["sampled_tokens"] / (n * len(prompts)),
+        truncation_rate=total.pop("num_truncated") / (n * len(prompts)),
         seconds=seconds,
         left_out={k: correct_P.size - value_P.size for k, value_P in value_KP.items() if value_P.size < correct_P.size},
         **total,
     )
 
 
-_SEED_OFFSET = 1_000_003  # evaluation draws other random numbers than training
-_VALUES_OF_A_TENSOR = 65_536
 _RECORDED = (
     "pass_at", "num_prompts", "num_samples", "solved", "truncation_rate", "verifier_timeouts", "verifier_failures",
     "unique_tokens", "sampled_tokens", "seconds",
 )  # fmt: skip
 
 
+def evaluation_record(batch: BatchCounts, ks: Sequence[int]) -> dict[str, Any] | None:
+    """Return the section `evaluation` of the metrics (docs/reference/metrics.md).
+
+    Return None if there is a k for which no prompt has k verified responses.
+    """
+    prompts = batch.prompts
+    summary = summarize(prompts, ks, batch.seconds)
+    if len(summary.pass_at) < len(ks):
+        return None
+    overall = asdict(summary)
+    record = {name: overall[name] for name in _RECORDED}
+    if summary.num_unverified:
+        record |= {"num_unverified": summary.num_unverified, "left_out": summary.left_out}
+    if summary.calling_turns:
+        record |= {"turns": summary.turns, "given_tokens": summary.given_tokens}
+    sources = sorted({prompt.data_set for prompt in prompts})
+    by_source = {s: summarize([p for p in prompts if p.data_set == s], ks, None) for s in sources}
+    pass_at_of = {s: asdict(one)["pass_at"] for s, one in by_source.items() if len(one.pass_at) == len(ks)}
+    record["by_source"] = pass_at_of if len(sources) > 1 else {}
+    counted = ("num_correct", "sampled_tokens", *(("num_unverified",) if summary.num_unverified else ()))
+    record["prompts"] = {name: [getattr(prompt, name) for prompt in prompts] for name in counted}
+    return record
+
+
 @dataclass(frozen=True)
-class Benchmark:
-    """Evaluates on held-out prompts, the same way each time."""
+class PromptBatch:
+    """Some prompts, for one call of the engine."""
 
-    prompts: Sequence[Prompt]
-    grader: Grader
-    sampling: SamplingParams
-    num_rollouts: int  # responses per prompt, n
-    ks: tuple[int, ...]  # values of k for pass@k, each 1 to n
-    seed: int  # sampling seed, the same for every evaluation
-    observe: Observe = unobserved  # called at the start of each phase
-
-    @classmethod
-    def from_recipe(
-        cls, config: TrainConfig, prompts: Sequence[Prompt], grader: Grader, observe: Observe = unobserved
-    ) -> Benchmark | None:
-        """Make the evaluation of a run's held-out prompts; return None if there are none."""
-        if not prompts:
-            return None
-        settings = config.evaluation
-        seed = config.seed + _SEED_OFFSET
-        return cls(
-            prompts, grader, config.evaluated_sampling, settings.rollouts_per_prompt, settings.ks, seed, observe=observe
-        )
+    prompts: tuple[Prompt, ...]
+    seed: int  # seed of the sampling
+    data_set: str = ""  # the dataset of all the prompts; empty for a run's held-out prompts, which may have several
 
     @property
     def fingerprint(self) -> str:
         """Hash of the prompts. Scores on different prompts cannot be compared."""
         return fingerprint(self.prompts)
 
-    def answer(self, sampler: Sampler) -> tuple[list[Group], float]:
-        """Sample and verify responses to all prompts; return the groups, in order, and the wall time in seconds."""
+
+Store: TypeAlias = Callable[[Sequence[Group], BatchCounts], None]  # keeps the responses of a batch
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Samples, verifies and counts responses, in the same way for every batch."""
+
+    grader: Grader
+    sampling: SamplingParams
+    num_rollouts: int  # n responses per prompt
+    observe: Observe = unobserved  # called at the start of each phase
+
+    def evaluate(self, sampler: Sampler, batch: PromptBatch, store: Store | None = None) -> BatchCounts:
+        """Sample, verify and count responses to a batch of prompts, and store them on request."""
         started = perf_counter()
-        self.observe(Phase("evaluating"))
-        token_ids = [p.token_ids for p in self.prompts]
-        trees = sampler.sample(token_ids, self.num_rollouts, self.sampling, self.seed)
+        self.observe(Phase("evaluating", f"{len(batch.prompts)} prompts of {batch.data_set}" if batch.data_set else ""))
+        token_ids = [prompt.token_ids for prompt in batch.prompts]
+        trees = sampler.sample(token_ids, self.num_rollouts, self.sampling, batch.seed)
         self.observe(Phase("evaluating", f"verifying {sum(t.num_responses for t in trees):,} distinct responses"))
-        groups = self.grader.verify(self.prompts, trees)
-        return groups, perf_counter() - started
+        groups = self.grader.verify(batch.prompts, trees)
+        counts = BatchCounts(tuple(map(count_responses, groups)), perf_counter() - started)
+        if store is not None:
+            store(groups, counts)
+        return counts
 
-    def record(self, groups: Sequence[Group], seconds: float) -> dict[str, Any] | None:
-        """Return the section `evaluation` of the metrics (docs/reference/metrics.md).
 
-        Return None if there is a k for which no prompt has k verified responses.
-        """
-        results = list(map(count_responses, groups))
-        summary = summarize(results, self.ks, seconds)
-        overall = asdict(summary)
-        if len(summary.pass_at) < len(self.ks):
-            return None
-        lost = [result.num_unverified for result in results]
-        sources = sorted({result.data_set for result in results})
-        by_source = {s: summarize([r for r in results if r.data_set == s], self.ks, None) for s in sources}
-        by_source = {s: summary for s, summary in by_source.items() if len(summary.pass_at) == len(self.ks)}
-        names = (*_RECORDED, "num_unverified", "left_out") if any(lost) else _RECORDED
-        called = {"turns": summary.turns, "given_tokens": summary.given_tokens} if summary.calling_turns else {}
-        return (
-            {name: overall[name] for name in names}
-            | called
-            | {
-                "by_source": {s: asdict(one)["pass_at"] for s, one in by_source.items()} if len(sources) > 1 else {},
-                "prompts": {
-                    "num_correct": [result.num_correct for result in results],
-                    "sampled_tokens": [result.sampled_tokens for result in results],
-                    **({"num_unverified": lost} if any(lost) else {}),
-                },
-            }
-        )
+_SEED_OFFSET = 1_000_003  # evaluation draws other random numbers than training
+
+
+def held_out_batch(prompts: Sequence[Prompt], seed: int) -> PromptBatch | None:
+    """Return a run's held-out prompts as one batch, the same for every evaluation; None if there are none."""
+    return PromptBatch(tuple(prompts), seed + _SEED_OFFSET) if prompts else None
+
+
+def split_into_batches(prompts_of: Mapping[str, Sequence[Prompt]], size: int, seed: int) -> list[PromptBatch]:
+    """Split the prompts of each dataset into batches. A batch does not depend on later prompts or other datasets."""
+    batches: list[PromptBatch] = []
+    for name, prompts in prompts_of.items():
+        for number, start in enumerate(range(0, len(prompts), size)):
+            digest = blake2b(f"evaluation {seed}, part {number} of {name}".encode(), digest_size=8).digest()
+            batches.append(PromptBatch(tuple(prompts[start : start + size]), int.from_bytes(digest, "little"), name))
+    return batches
+
+
+_VALUES_OF_A_TENSOR = 65_536
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:

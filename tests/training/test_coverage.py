@@ -6,7 +6,7 @@ from math import factorial
 import numpy as np
 import pytest
 
-from brorl.theory.coverage import (
+from brorl.training.coverage import (
     growth_ratios,
     leaving_mass,
     measure_coverage,

@@ -1,21 +1,18 @@
-"""Reads responses from files: the user's JSONL, JSON or Parquet rows, or rollouts and evaluations that brorl stored.
+"""Reads stored responses from the rows of files: the user's own, or the rollouts and evaluations that brorl stored.
 
 A row without a response is an error that names its location.
 """
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from brorl.errors import UserError, option, source_words
-from brorl.prompts.prompt import JSON_NAMES
-from brorl.prompts.rows import Row, cell_of, read_rows
-from brorl.runs.stored_rollouts import stored_steps
-from brorl.storage import exists, is_file
+from brorl.errors import UserError, option
+from brorl.prompts.json_text import JSON_NAMES
+from brorl.prompts.row import Row, cell_of
+from brorl.prompts.row_readers import read_rows
 from brorl.verification.grade import StoredResponse
 
 _IDS = ("prompt_id", "question_id", "id", "task_id", "problem_id")
@@ -34,45 +31,16 @@ class ResponseColumns:
     correct: str | None = None  # stored verdict, true or false
 
 
-def run_of(path: str) -> Path | None:
-    """Return the run directory at a path, or up to two folders above it; None if there is none."""
-    local = Path(path).expanduser()
-    candidates = (local, local.parent, local.parent.parent)
-    return next((folder for folder in candidates if is_file(folder / "config.yaml")), None)
-
-
-def find_responses(path: str) -> str:
-    """Return the file or folder of the responses; for a run directory, the rollouts of its last stored step."""
-    local = Path(path).expanduser()
-    if not path.strip():
-        raise UserError("FILE is empty; name the file or folder of the responses")
-    if not exists(local):
-        if glob.has_magic(path):
-            return path
-        raise UserError(f"there is no file or folder {path} (working folder {Path.cwd()}); fix FILE")
-    if (local / "config.yaml").is_file():
-        steps = stored_steps(local)
-        if not steps:
-            raise UserError(
-                f"the run {path} stored no rollouts; train with {option('store_rollouts_every', 1)}, or give the file "
-                "of an "
-                f"evaluation such as {local / 'evaluations'}"
-            )
-        return str(local / "rollouts" / f"step-{steps[-1]:06d}.parquet")
-    return str(local / "responses") if (local / "responses").is_dir() else str(local)
-
-
 def read_responses(path: str, columns: ResponseColumns) -> Iterator[StoredResponse]:
-    """Yield the responses at a path of `find_responses`; files come in the order of their names."""
+    """Yield the responses in a file, a folder or a pattern of files; files come in the order of their names."""
     named = [columns.response, columns.question_id, columns.correct]
     wanted = {*_IDS, *_QUESTIONS, *_VERDICTS, _REASON, *(name for name in named if name)}
-    with source_words(lambda key, _value: "FILE" if key == "path" else key):
-        for row in read_rows(path, None, "train", wanted):
-            yield _response(row, columns)
+    for row in read_rows(path, None, "train", wanted):
+        yield _response(row, columns)
 
 
 def _response(row: Row, columns: ResponseColumns) -> StoredResponse:
-    """Return the response in a row; reject a text that is no string, and a row that does not name its question."""
+    """Return the response in a row; reject text that is not a string, and a row that does not name its question."""
     text = _named(row, columns.response, f"give {option('response-column')}")
     if not isinstance(text, str):
         kind = _kind(text)

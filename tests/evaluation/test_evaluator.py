@@ -1,4 +1,4 @@
-"""pass@k of a benchmark whose verdicts are known beforehand, against counting all subsets."""
+"""pass@k of held-out prompts whose verdicts are known beforehand, against counting all subsets."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,7 +11,7 @@ import pytest
 from brorl.activity import Activity, Phase
 from brorl.algorithms.settings import RewardShaping
 from brorl.config.reading import make_config, read_recipe
-from brorl.evaluation.benchmark import Benchmark
+from brorl.evaluation.evaluator import BatchCounts, Evaluator, PromptBatch, evaluation_record
 from brorl.prompts.prompt import Prompt
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
@@ -59,6 +59,13 @@ def grader(verifier: Verifier, accept_truncated: bool = False) -> Grader:
 PROMPTS = [Prompt(f"p{i}", f"{i}", (10 + i,), "5", "first") for i in range(3)]
 
 
+BATCH = PromptBatch(tuple(PROMPTS), SEED)
+
+
+def evaluated(verifier: Verifier, accept_truncated: bool = False, batch: PromptBatch = BATCH) -> BatchCounts:
+    return Evaluator(grader(verifier, accept_truncated), SAMPLING, 6).evaluate(FixedEngine(), batch)
+
+
 def test_a_run_is_evaluated_with_the_tokens_that_it_samples() -> None:
     trained = {"top_p": 0.9, "top_k": 7, "min_new_tokens": 2, "max_new_tokens": 20, "temperature": 0.7}
     rows: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
@@ -68,17 +75,15 @@ def test_a_run_is_evaluated_with_the_tokens_that_it_samples() -> None:
     )
     for own, expected in rows:
         given = {f"sampling.{k}": v for k, v in trained.items()} | {f"evaluation.{k}": v for k, v in own.items()}
-        config = make_config(read_recipe("quickstart"), given, "quickstart")
-        benchmark = Benchmark.from_recipe(config, PROMPTS, grader(FirstNumberVerifier()))
-        assert benchmark is not None
-        assert asdict(benchmark.sampling) == {"stop_token_ids": ()} | trained | {"temperature": 1.0} | expected
+        sampling = make_config(read_recipe("quickstart"), given, "quickstart").evaluated_sampling
+        assert asdict(sampling) == {"stop_token_ids": ()} | trained | {"temperature": 1.0} | expected
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_correct_response() -> None:
     reports: list[Activity] = []
-    graded = grader(FirstNumberVerifier())
-    benchmark = Benchmark(PROMPTS, graded, SAMPLING, 6, (1, 2, 3, 6), SEED, observe=reports.append)
-    result = benchmark.record(*benchmark.answer(FixedEngine()))
+    evaluator = Evaluator(grader(FirstNumberVerifier()), SAMPLING, 6, reports.append)
+    result = evaluation_record(evaluator.evaluate(FixedEngine(), BATCH), (1, 2, 3, 6))
+    assert result is not None
     assert list(result["pass_at"]) == [1, 2, 3, 6]
     for k, estimate in result["pass_at"].items():
         fractions = [np.mean([any(chosen) for chosen in combinations(verdicts, k)]) for verdicts in CORRECT]
@@ -107,8 +112,8 @@ def test_verifications_that_failed_are_counted_and_truncated_ones_verified_if_as
     for accept in (False, True):
         texts = {(p, r) for p, r, done in distinct if done or accept}
         reasons = [i % 4 for i in range(len(texts))]
-        benchmark = Benchmark(PROMPTS, grader(Failing(), accept), SAMPLING, 6, (1,), SEED)
-        result = benchmark.record(*benchmark.answer(FixedEngine()))
+        result = evaluation_record(evaluated(Failing(), accept), (1,))
+        assert result is not None
         assert result["verifier_timeouts"] == reasons.count(0)
         assert result["verifier_failures"] == reasons.count(1) + reasons.count(2)
     assert any(not done for _, _, done in distinct)
@@ -130,13 +135,11 @@ class LosingVerifier(FirstNumberVerifier):
 def test_pass_at_k_without_unverified_responses_is_that_of_the_subsets_of_the_others(
     accept_truncated: bool, rng: np.random.Generator
 ) -> None:
-    prompts = [Prompt(f"p{i}", f"{i}", (10 + i,), "5", "first", f"set {i % 2}") for i in range(3)]
+    prompts = tuple(Prompt(f"p{i}", f"{i}", (10 + i,), "5", "first", f"set {i % 2}") for i in range(3))
     for _ in range(10):
         texts = sorted({(f"p{i}", " ".join(map(str, r))) for i, rs in enumerate(ROLLOUTS) for r in rs})
         lost = {pair for pair in texts if rng.random() < 0.4}
-        graded = grader(LosingVerifier(lost), accept_truncated)
-        benchmark = Benchmark(prompts, graded, SAMPLING, 6, (1, 2, 4), SEED)
-        groups, seconds = benchmark.answer(FixedEngine())
+        counts = evaluated(LosingVerifier(lost), accept_truncated, PromptBatch(prompts, SEED))
         left = [
             [
                 r[0] == 5 and (done or accept_truncated)
@@ -146,11 +149,11 @@ def test_pass_at_k_without_unverified_responses_is_that_of_the_subsets_of_the_ot
             for i, (rs, fs) in enumerate(zip(ROLLOUTS, FINISHED, strict=True))
         ]
         num_lost = [6 - len(one) for one in left]
-        assert sum(group.num_unverified for group in groups) == sum(num_lost)
+        assert [prompt.num_unverified for prompt in counts.prompts] == num_lost
         fractions = {
             k: [np.mean([any(s) for s in combinations(one, k)]) for one in left if len(one) >= k] for k in (1, 2, 4)
         }
-        result = benchmark.record(groups, seconds)
+        result = evaluation_record(counts, (1, 2, 4))
         if not all(fractions.values()):
             assert result is None
             continue

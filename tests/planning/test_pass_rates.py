@@ -6,7 +6,7 @@ from scipy import stats
 from scipy.integrate import quad
 from scipy.optimize import brentq
 
-from brorl.theory.pass_rates import (
+from brorl.planning.pass_rates import (
     PassRates,
     fit_pass_rates,
     fit_without_spikes,

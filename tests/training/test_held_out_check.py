@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from brorl.theory.mass_balance import HeldOut, binomial_interval, check_on_held_out
+from brorl.training.held_out_check import HeldOut, binomial_interval, check_on_held_out
 from exact_model import ExactModel
 
 

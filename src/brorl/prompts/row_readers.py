@@ -5,21 +5,21 @@ Everything except a JSON array is streamed. Unreadable data is a `UserError` tha
 
 from __future__ import annotations
 
-import ast
 import csv
 import glob
 import json
 import re
 import sys
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from brorl.errors import UserError, first_line, of_source
-from brorl.prompts.prompt import JSON_NAMES, json_problem
+from brorl.prompts.arrow import arrow_rows
+from brorl.prompts.json_text import JSON_NAMES, json_problem
+from brorl.prompts.row import Row
 from brorl.storage import is_file, is_folder, split_revision
 
 ROW_FORM = '{"COLUMN": VALUE, ...}'
@@ -27,58 +27,6 @@ _PROBE_TIMEOUT_S = 4.0
 _COMPRESSED = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd", ".zip": "unzip"}
 _SHIPPED = {"products": Path(__file__).with_name("products.jsonl")}  # questions of the recipe `calculator`, by name
 _OTHER_SPLITS = ("test", "validation", "valid", "eval", "dev")
-
-
-class Row(NamedTuple):
-    """A row of a data file."""
-
-    location: str  # for messages: `train.jsonl line 7`, or a dataset, its split and the row
-    number: int  # line or row, counted from 1
-    part: str  # file of the row, relative to the folder of all files; empty if there is a single file
-    columns: Sequence[str]  # names of all columns
-    values: Mapping[str, Any]  # column -> value, for at least the wanted columns
-    problem: str | None = None  # why the line or row of a file cannot be read, which then has no values
-
-    @property
-    def key(self) -> str:
-        """`number`, or `file:number` if there are several files."""
-        return f"{self.part}:{self.number}" if self.part else str(self.number)
-
-    def cell(self, column: str) -> Any:
-        """Return the value of a column, or of a key inside a column (`column.key`); None if there is none."""
-        with suppress(KeyError):
-            return cell_of(self.values, column)
-        return None
-
-
-def cell_of(values: Mapping[str, Any], column: str) -> Any:
-    """Return the value of a column, or of a key inside a column (`column.key`); raise a `KeyError` if it is missing."""
-    if column in values:
-        return values[column]
-    value: Any = values
-    for name in column.split("."):
-        if not isinstance(value, Mapping) or name not in value:
-            raise KeyError(column)
-        value = value[name]
-    return value
-
-
-def is_missing(value: Any) -> bool:
-    """Whether the value of a cell is missing, empty or NaN; the code that reads rows decides what follows."""
-    return value is None or (isinstance(value, str) and not value.strip()) or value != value
-
-
-def decoded(value: Any) -> Any:
-    """Turn text such as `["a", "b"]` or `['a', 'b']` into its list or object; return any other value unchanged."""
-    if isinstance(value, str) and value.strip()[:1] + value.strip()[-1:] in ("[]", "{}"):
-        for decode in (json.loads, ast.literal_eval):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # escapes such as \d in the text cause warnings
-                try:
-                    return decode(value.strip())
-                except (ValueError, SyntaxError, MemoryError, RecursionError):
-                    continue
-    return value
 
 
 def _jsonl_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
@@ -179,8 +127,6 @@ def _table_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
 def _parquet_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
     import pyarrow
     from pyarrow import parquet
-
-    from brorl.prompts.arrow import arrow_rows
 
     try:
         with parquet.ParquetFile(path) as file:
@@ -332,8 +278,6 @@ def _is_saved_dataset(folder: Path) -> bool:
 
 def _dataset_rows(path: str, subset: str | None, split: str, wanted: Collection[str] | None) -> Iterator[Row]:
     """Read a dataset of the hub, or a folder that `datasets` saved."""
-    from brorl.prompts.arrow import arrow_rows
-
     local = Path(path).expanduser()
     is_saved = _is_saved_dataset(local)
     try:

@@ -1,0 +1,284 @@
+"""What a comparison found: each finding is a template with its numbers. Nothing is called matched or shown that is not.
+
+`answer_of` and `caveats_of` decide which findings hold; `str` of a finding is its sentence. With two arms, the second
+is measured against the first. With more, the answer names the best arm at the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from brorl.comparison.results import TOLERANCE, ComparisonResults, with_names
+from brorl.comparison.scores import Comparison, score_at
+from brorl.cost import UNIT_WORDS, amount, short_amount
+from brorl.evaluation.paired import PairedDifference
+from brorl.format import Estimate, interval, listed, p_value, signed
+
+_PAIR = "pass@1 is {score_b:.3f} with {b} and {score_a:.3f} with {a}, a difference of {difference}, {seeds}."
+_BEST = "{arm} scored the highest pass@1, {score}, a lead over {second} of {lead}, {seeds}."
+
+# The answer of two arms
+WON = "{winner} won: at {budget} of training each, " + _PAIR
+WON_WITH_ONE_SEED = "{winner} won with {seeds}: at {budget} of training each, " + _PAIR
+SCORED_HIGHER = "{winner} scored higher, but the runs are not matched: at {budget} of training or more, " + _PAIR
+NO_DIFFERENCE = "No difference shown: at {budget} of training each, " + _PAIR
+NO_DIFFERENCE_UNMATCHED = "No difference shown, and the runs are not matched: at {budget} of training or more, " + _PAIR
+# The answer of more arms
+BEST_WON = "{arm} won: at {budget} of training each{left_out}, " + _BEST
+BEST_WON_WITH_ONE_SEED = "{arm} won with {seeds}: at {budget} of training each{left_out}, " + _BEST
+NO_WINNER = "No winner shown: at {budget} of training each{left_out}, " + _BEST
+TIED = "At {budget} of training each{left_out}, {arm} and {second} scored the same pass@1, {score}."
+ONE_ARM_LEFT = "At {budget} of training nothing can be compared: only {arm} kept to it."
+NO_ARM_LEFT = "At {budget} of training nothing can be compared: every arm overshot it."
+LETTERS = "{key}."  # explains the letters that stand for long names
+# The basis
+MATCHED = (
+    "Compute-matched in {unit}: no run spent over {tolerance:.0%} more than {budget}; evaluations are not counted."
+)
+NOT_MATCHED = (
+    "NOT compute-matched: {arm} spent up to {spent}, {excess:.0%} more than {budget} (at most {tolerance:.0%} is "
+    "allowed), because its last step was long; raise the budget, or lower its prompts_per_step."
+)
+# The caveats
+SLOW_RUN = (
+    "Seed {seed} of {arm} made {steps:,} steps in its time; {usual:,.0f} are usual for {arm}. The machine was probably "
+    "busy with other work, so its scores are too low. To repeat it, delete {path} and rerun the command."
+)
+ENDED_EARLY = (
+    "{arm}, seed {seed}, ended early at {spent} of {budget} ({reason}); its last score counts, because it could not "
+    "spend more."
+)
+CHANGES_AT_EQUAL_COST = (
+    "The conclusion changes where all runs had spent exactly the same: at {amount} each, {conclusion}. pass@1 of {b} "
+    "minus {a} is {difference}, on straight lines between evaluations. At their ends the runs had spent {spent}, "
+    "because a run ends with the step that reaches the budget."
+)
+LEFT_OUT = (
+    "{left_out} of {number} held-out prompts are left out: in an evaluation of a run, responses to them could not be "
+    "verified because of an infrastructure failure."
+)
+SEVERAL_SETTINGS = "The arms differ in {settings}: the result is due to all of these together."
+MORE_SETTINGS = "The arms differ in {settings} too: the result is due to all of these together."
+NOTE = "{note}."
+COVERS = "{seeds} an arm: intervals (95%) allow for {covers}."
+ONE_SEED = "With one seed, only these trained models are compared; another seed may reverse the order."
+SEEDS_AHEAD = "{b} was ahead in {ahead} of {number} seeds."
+T_TEST_DISAGREES = (
+    "The t-test over prompts alone would show a difference (two-tailed p = {p}), but it does not allow for other seeds."
+)
+SEEDS_UNKNOWN = "The seeds that a small difference takes are unknown: that needs 2 seeds of each arm, and 2 prompts."
+SEEDS_NEEDED = (
+    "To show a difference of {half_width:g} in pass@1{of_arm}, these {prompts:,} prompts need {seeds:,} seeds an arm."
+)
+PROMPTS_NEEDED = (
+    "To show a difference of {half_width:g} in pass@1{of_arm}, a comparison needs {needed:,} prompts and {seeds:,} "
+    "seeds an arm. These {prompts:,} prompts are too few: the prompts alone take most of that width, or more, with any "
+    "number of seeds."
+)
+SCOPE = (
+    "This holds for this checkpoint ({checkpoint}), this data and this budget{machine}: a longer run may rank the arms "
+    "differently."
+)
+
+_ROLLOUTS = "rollouts_per_prompt"
+_EXPECTED = {_ROLLOUTS, "prompts_per_step"}  # settings that a comparison of N changes
+_SLOW = 0.7  # a run with fewer steps than this fraction of its siblings' steps was disturbed
+_FEWEST_SIBLINGS = 3  # fewer runs of an arm have no meaningful median
+_COVERS = {
+    "prompts and seeds": "other prompts and other seeds",
+    "prompts": "other prompts, not for other seeds",
+    "seeds": "other seeds, not for other prompts",
+    "nothing": "neither other prompts nor other seeds",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A statement as data."""
+
+    template: str  # its sentence, with a place for each value
+    values: Mapping[str, Any]  # names, numbers, and estimates, which are differences
+
+    def __str__(self) -> str:
+        shown = {name: signed(v) if isinstance(v, Estimate) else v for name, v in self.values.items()}
+        return self.template.format(**shown)
+
+
+def found(template: str, **values: Any) -> Finding:
+    """Return a finding."""
+    return Finding(template, values)
+
+
+def answer_of(results: ComparisonResults) -> list[Finding]:
+    """Return whether the second of two arms won, or which of more arms is best; and the key of letters, if any."""
+    key = "; ".join(f"{letter} is {name}" for letter, name in results.key.items())
+    first = _best_arm(results) if results.pair is None else _pair(results, results.pair[1])
+    return [first, *([found(LETTERS, key=key)] if key else [])]
+
+
+def caveats_of(results: ComparisonResults) -> list[list[Finding]]:
+    """Return all limits of the answer by topic, the gravest first: faults of the comparison, then its uncertainty."""
+    topics = [
+        [] if results.matched else match_of(results),
+        _slow_runs(results),
+        _early_ends(results),
+        _change_at_equal_cost(results),
+        unverified_prompts(results.comparison),
+        _settings(results.comparison),
+        (found(NOTE, note=f"{note[0].upper()}{note[1:]}") for note in results.comparison.notes),
+        _certainty(results),
+        [_seeds_needed(results)],
+        [_scope(results.comparison)],
+    ]
+    return [findings for findings in map(list, topics) if findings]
+
+
+def sentences(topics: list[list[Finding]]) -> list[str]:
+    """Return the sentences of each topic as one text."""
+    return [" ".join(map(str, findings)) for findings in topics]
+
+
+def match_of(results: ComparisonResults) -> list[Finding]:
+    """Return the unit in which the arms are matched, or the arms that are not matched, with the fix."""
+    unit, budget = results.comparison.unit, results.budget
+    same = {"tolerance": TOLERANCE, "budget": amount(budget, unit)}
+    over = {
+        name: points[-1].costs[unit].most for name, points in results.at_eval_points.items() if not points[-1].matched
+    }
+    if not over:
+        return [found(MATCHED, unit=UNIT_WORDS[unit], **same)]
+    return [
+        found(NOT_MATCHED, arm=name, spent=amount(spent, unit), excess=spent / budget - 1, **same)
+        for name, spent in over.items()
+    ]
+
+
+def _pair(results: ComparisonResults, difference: PairedDifference) -> Finding:
+    a, b = results.names
+    score_a, score_b = (results.scores.pass_at[name][1].value for name in (a, b))
+    shown = difference.conclusion != "no difference shown"
+    match results.matched, shown:
+        case True, True:
+            template = WON_WITH_ONE_SEED if min(difference.num_seeds) == 1 else WON
+        case True, False:
+            template = NO_DIFFERENCE
+        case False, True:
+            template = SCORED_HIGHER
+        case _:
+            template = NO_DIFFERENCE_UNMATCHED
+    return found(
+        template, a=a, b=b, score_a=score_a, score_b=score_b, difference=difference.difference,
+        winner=b if difference.conclusion == "B leads" else a, seeds=results.seeds_text,
+        budget=amount(results.budget, results.comparison.unit),
+    )  # fmt: skip
+
+
+def _best_arm(results: ComparisonResults) -> Finding:
+    budget = amount(results.budget, results.comparison.unit)
+    over = [name for name, points in results.at_eval_points.items() if not points[-1].matched]
+    best = next((best for best in results.best[1] if best.eval_point == results.budget), None)
+    if best is None:
+        kept = [name for name in results.names if name not in over]
+        return found(ONE_ARM_LEFT, budget=budget, arm=kept[0]) if kept else found(NO_ARM_LEFT, budget=budget)
+    if best.is_tied:
+        template = TIED
+    elif not best.lead_shown:
+        template = NO_WINNER
+    else:
+        template = BEST_WON_WITH_ONE_SEED if results.fewest_seeds == 1 else BEST_WON
+    return found(
+        template, budget=budget, left_out=f" (without {listed(over)}, which overshot it)" if over else "", arm=best.arm,
+        second=best.second, score=interval(results.scores.pass_at[best.arm][1]), lead=best.lead,
+        seeds=results.seeds_text,
+    )  # fmt: skip
+
+
+def _slow_runs(results: ComparisonResults) -> Iterator[Finding]:
+    """Yield runs that made far fewer steps than their siblings in the same seconds, because the machine was busy."""
+    comparison = results.comparison
+    for arm in comparison.arms if comparison.unit == "seconds" else ():
+        runs = [run for run in arm.runs if run.ended_early is None]
+        steps = [score_at(run, "seconds", results.budget).cost.steps for run in runs]
+        usual = median(steps) if len(steps) >= _FEWEST_SIBLINGS else 0
+        for run, made in zip(runs, steps, strict=True):
+            if made < _SLOW * usual:
+                yield found(SLOW_RUN, seed=run.seed, arm=arm.name, steps=made, usual=usual, path=run.path)
+
+
+def _early_ends(results: ComparisonResults) -> Iterator[Finding]:
+    unit = results.comparison.unit
+    for arm in results.comparison.arms:
+        for run in arm.runs:
+            if (spent := run.scores[-1].cost.of(unit)) < results.budget:
+                budget = amount(results.budget, unit)
+                ended = {"spent": amount(spent, unit), "budget": budget, "reason": run.ended_early}
+                yield found(ENDED_EARLY, arm=arm.name, seed=run.seed, **ended)
+
+
+def _change_at_equal_cost(results: ComparisonResults) -> Iterator[Finding]:
+    """Yield a finding if the conclusion would differ at exactly equal spending of all runs."""
+    unit = results.comparison.unit
+    equal = next((equal for equal in results.at_equal_cost if equal.unit == unit), None)
+    if results.pair is None or equal is None or (there := equal.differences[1]) is None:
+        return
+    if there.conclusion != results.pair[1].conclusion:
+        a, b = results.names
+        ends = {name: points[-1].costs[unit].mean for name, points in results.at_eval_points.items()}
+        spent = listed([f"{short_amount(cost, unit)} with {name}" for name, cost in ends.items()])
+        conclusion = with_names(there.conclusion, a, b)
+        at = {"amount": amount(equal.amount, unit), "conclusion": conclusion, "difference": there.difference}
+        yield found(CHANGES_AT_EQUAL_COST, a=a, b=b, spent=spent, **at)
+
+
+def unverified_prompts(comparison: Comparison) -> Iterator[Finding]:
+    """Yield a finding if held-out prompts are left out."""
+    if comparison.num_left_out:
+        number = len(comparison.prompts) + comparison.num_left_out
+        yield found(LEFT_OUT, left_out=comparison.num_left_out, number=number)
+
+
+def _settings(comparison: Comparison) -> Iterator[Finding]:
+    """Yield a finding if several settings differ, and not only N and the prompts per step."""
+    names = sorted({name for arm in comparison.arms for name in arm.differs})
+    others = [name for name in names if name not in _EXPECTED]
+    if others and _ROLLOUTS in names:
+        yield found(MORE_SETTINGS, settings=listed(others))
+    elif others and len(names) > 1:
+        yield found(SEVERAL_SETTINGS, settings=listed(names))
+
+
+def _certainty(results: ComparisonResults) -> Iterator[Finding]:
+    """Yield the seeds, the variation that the intervals cover, and a test that disagrees."""
+    pair, one_seed = None if results.pair is None else results.pair[1], results.fewest_seeds == 1
+    covers = pair.covers if pair else "prompts" if one_seed else "prompts and seeds"
+    yield found(COVERS, seeds=results.seeds_text, covers=_COVERS[covers])
+    if one_seed:
+        yield found(ONE_SEED)
+    elif pair and pair.seeds_ahead is not None:
+        yield found(SEEDS_AHEAD, b=results.names[1], ahead=pair.seeds_ahead, number=pair.num_seeds[0])
+    test = pair.prompt_test if pair and pair.conclusion == "no difference shown" else None
+    if test is not None and test.p_two_sided < 0.05:
+        yield found(T_TEST_DISAGREES, p=p_value(test.p_two_sided))
+
+
+def _seeds_needed(results: ComparisonResults) -> Finding:
+    """Return how many seeds would show a difference of 0.02 in pass@1, for the arm that needs the most."""
+    known = {arm: needed for arm, needed in results.seeds_needed.items() if needed is not None}
+    if not known:
+        return found(SEEDS_UNKNOWN)
+    arm, needed = max(known.items(), key=lambda item: (item[1].prompts, item[1].seeds))
+    first, several = results.names[0], len(results.names) > 2
+    of_arm = f" between {first} and {arm}, which needs the most (without correction for several intervals)"
+    return found(
+        SEEDS_NEEDED if needed.enough_prompts else PROMPTS_NEEDED, half_width=needed.half_width,
+        arm=arm, of_arm=of_arm if several else "", prompts=len(results.comparison.prompts), needed=needed.prompts,
+        seeds=needed.seeds,
+    )  # fmt: skip
+
+
+def _scope(comparison: Comparison) -> Finding:
+    machine = f", and for this machine ({comparison.machine})" if comparison.unit == "seconds" else ""
+    return found(SCOPE, checkpoint=comparison.checkpoint, machine=machine)

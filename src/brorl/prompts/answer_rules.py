@@ -1,0 +1,100 @@
+"""Rules that choose the verifier of a file from its answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from brorl.errors import UserError, of_source
+from brorl.prompts.answer_forms import last_box, surrounds_answer
+from brorl.prompts.countdown import is_countdown_reference
+from brorl.prompts.question import COUNTDOWN_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN
+
+_MOSTLY = 0.9
+_LONGEST_ANSWER = 200  # a text with more characters is a solution, not an answer
+_MOST_WORDS = 6  # a text with more words has many forms
+_MATH_WORDS = {"pi", "sqrt", "frac", "sin", "cos", "tan", "log", "exp", "inf", "and", "or"}
+_DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}([/.-])\d{1,2}\1(?:19|20)\d\d")
+
+
+def looks_mathematical(text: str) -> bool:
+    """Whether an answer is a number, a formula, or the letter of a choice; a date would be a difference."""
+    if _is_solution(text) or _DATE.fullmatch(text):
+        return False
+    if "\\" in text or re.fullmatch(r"\(?[A-J]\)?", text):
+        return True
+    words = {word.lower() for word in re.findall(r"[A-Za-z]{2,}", text)}
+    return words <= _MATH_WORDS and any(character.isdigit() for character in text)
+
+
+def _is_short(text: str) -> bool:
+    """Whether an answer is one that a response can give word for word."""
+    return len(text.split()) <= _MOST_WORDS and len(text) <= _LONGEST_ANSWER and not _DATE.fullmatch(text)
+
+
+def _is_solution(text: str) -> bool:
+    return len(text) > _LONGEST_ANSWER or surrounds_answer(text)
+
+
+class AnswerRule(NamedTuple):
+    """Answers that a verifier reads."""
+
+    domain: str  # of the verifier
+    fits: Callable[[str], bool]  # whether an answer has the form
+    share: float  # at least this fraction of the answers must have it
+    reason: str  # for the user
+    words: tuple[str, ...] = ()  # the only answers that there are
+
+
+def _word_rule(*words: str) -> AnswerRule:
+    reason = f"which compares {' and '.join(words)} as words, in upper or lower case"
+    return AnswerRule(MATH_DOMAIN, lambda text: text.lower() in words, 1.0, reason, words)
+
+
+_RULES = (
+    AnswerRule(COUNTDOWN_DOMAIN, is_countdown_reference, 1.0, "the answers are puzzles such as `3 5 7 -> 22`"),
+    _word_rule("yes", "no"),
+    _word_rule("true", "false"),
+    AnswerRule(MATH_DOMAIN, looks_mathematical, _MOSTLY, "the answers look like numbers or formulas"),
+)
+"""The first rule that fits decides."""
+
+
+def find_domain(
+    path: str, column: str, answers: Sequence[str], given: str | None = None
+) -> tuple[str, str, tuple[str, ...]]:
+    """Return the domain of the answers in a column of a file, the reason for it, and the only words that they are.
+
+    If no rule fits and no domain is given, a `UserError` says what to do.
+    """
+    rule = next(
+        (rule for rule in _RULES if answers and sum(map(rule.fits, answers)) >= rule.share * len(answers)), None
+    )
+    words = rule.words if rule else ()
+    if given:
+        return given, "as given", words
+    if not answers:
+        return MATH_DOMAIN, "there is no answer", ()
+    if rule is None:
+        raise _no_rule(path, column, answers)
+    return rule.domain, rule.reason, words
+
+
+def _no_rule(path: str, column: str, answers: Sequence[str]) -> UserError:
+    """Return the error for answers that no rule fits."""
+    solutions = [text for text in answers if _is_solution(text)]
+    if solutions and all(last_box(text) is not None for text in solutions):
+        return UserError(
+            f"{path}: column {column!r} contains whole solutions with the answer in \\boxed{{}}; write the answers "
+            f"into a different column and name it with {of_source('answer_column')}"
+        )
+    strange = next(text for text in answers if not looks_mathematical(text))
+    are_short = sum(map(_is_short, answers)) >= _MOSTLY * len(answers)
+    science = f"{of_source('domain', SCIENCE_DOMAIN)} to compare short texts, " if are_short else ""
+    return UserError(
+        f"{path}: the answers in column {column!r}, such as {strange[:60]!r}, do not look like numbers or formulas; "
+        f"give {of_source('domain', 'math')} if they are mathematics, {science}{of_source('domain', 'NAME')} with a "
+        f"verifier that you write (docs/how-to/verifiers.md), or name a different column with "
+        f"{of_source('answer_column')}"
+    )

@@ -1,0 +1,52 @@
+"""Reads the JSON text of references strictly, and names JSON values and problems for messages."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from brorl.format import short_repr
+
+FORBID_UNKNOWN_KEYS: Any = {"extra": "forbid"}
+"""The `__pydantic_config__` of a dataclass that `read_json` reads."""
+JSON_NAMES = {
+    list: "a list", dict: "an object", str: "text", int: "a number", float: "a number", bool: "true or false",
+    type(None): "null",
+}  # fmt: skip
+
+
+def read_json(kind: Any, text: str, form: str) -> Any:
+    """Read a dataclass from JSON text, strictly; other text raises a `ValueError` with the problem and the `form`."""
+    try:
+        return _adapter(kind).validate_json(text, strict=True)
+    except ValidationError as errors:
+        error = errors.errors(include_url=False)[0]
+    place, problem = ".".join(map(str, error["loc"])), f"{error['msg'][:1].lower()}{error['msg'][1:]}"
+    match error["type"]:
+        case "value_error":  # the class itself raised it
+            raise ValueError(str(error["ctx"]["error"]))
+        case "json_invalid":
+            found = f"is not JSON text ({error['ctx']['error']})"
+        case "missing" | "missing_argument":
+            found = f"has no {place}"
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            found = f"has the unknown key {place}"
+        case _:
+            found = f"has {short_repr(error['input'])}{place and f' as {place}'} ({problem})"
+    raise ValueError(f"{found}; expected {form}")
+
+
+_adapter = cache(TypeAdapter)
+
+
+def json_problem(error: Exception) -> str:
+    """Return in a few words what `json` found wrong in a text."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at column {error.colno}"
+    return f"a number has more than {sys.get_int_max_str_digits():,} digits; write it as text"

@@ -1,0 +1,91 @@
+"""A `Row` of a data file, and what it asks: the first step of the way to a `Question` and a `Prompt`."""
+
+from __future__ import annotations
+
+import ast
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from brorl.prompts.question import Message
+
+Cells = Mapping[str, Any]  # the values of a row: column -> value
+
+
+class Row(NamedTuple):
+    """A row of a data file."""
+
+    location: str  # for messages: `train.jsonl line 7`, or a dataset, its split and the row
+    number: int  # line or row, counted from 1
+    part: str  # file of the row, relative to the folder of all files; empty if there is a single file
+    columns: Sequence[str]  # names of all columns
+    values: Cells  # for at least the wanted columns
+    problem: str | None = None  # why the line or row of a file cannot be read, which then has no values
+
+    @property
+    def key(self) -> str:
+        """`number`, or `file:number` if there are several files."""
+        return f"{self.part}:{self.number}" if self.part else str(self.number)
+
+    def cell(self, column: str) -> Any:
+        """Return the value of a column, or of a key inside a column (`column.key`); None if there is none."""
+        with suppress(KeyError):
+            return cell_of(self.values, column)
+        return None
+
+
+def cell_of(values: Cells, column: str) -> Any:
+    """Return the value of a column, or of a key inside a column (`column.key`); raise a `KeyError` if it is missing."""
+    if column in values:
+        return values[column]
+    value: Any = values
+    for name in column.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            raise KeyError(column)
+        value = value[name]
+    return value
+
+
+def is_missing(value: Any) -> bool:
+    """Whether the value of a cell is missing, empty or NaN; the code that reads rows decides what follows."""
+    return value is None or (isinstance(value, str) and not value.strip()) or value != value
+
+
+def decoded(value: Any) -> Any:
+    """Turn text such as `["a", "b"]` or `['a', 'b']` into its list or object; return any other value unchanged."""
+    if isinstance(value, str) and value.strip()[:1] + value.strip()[-1:] in ("[]", "{}"):
+        for decode in (json.loads, ast.literal_eval):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # escapes such as \d in the text cause warnings
+                try:
+                    return decode(value.strip())
+                except (ValueError, SyntaxError, MemoryError, RecursionError):
+                    continue
+    return value
+
+
+class DroppedRow(Exception):  # noqa: N818
+    """A row has no question that can be verified. Dropped rows are counted by message, so messages are general."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A row's part of a `Question`, which adds the id, the source and the location."""
+
+    text: str  # the question; empty if `messages` hold it
+    reference: str  # the verifier of `domain` reads this answer
+    domain: str  # name of the verifier
+    messages: tuple[Message, ...] = ()  # a conversation that ends with the user's turn
+
+    def __post_init__(self) -> None:
+        question = self.messages[-1].content if self.messages else self.text
+        for part, missing in ((question, "no question"), (self.reference, "no answer")):
+            if not part.strip():
+                raise DroppedRow(missing)
+            try:
+                part.encode()
+            except UnicodeEncodeError:
+                raise DroppedRow("an unpaired surrogate") from None
