@@ -31,7 +31,7 @@ from brorl.distributed.supervisor import WorkerPoolConfig
 from brorl.distributed.workers import RayRolloutPool
 from brorl.model.forward import choose_forward
 from brorl.rollout.chosen_engine import build_engine
-from brorl.rollout.engine import Engine, PooledEngine
+from brorl.rollout.engine import Engine, PooledEngine, SampleTask
 from brorl.sampling import SamplingParams
 from brorl.training.inputs import prepare_run
 from brorl.training.local_parts import build_model
@@ -54,14 +54,11 @@ def main() -> None:
     size, num_rollouts = options.prompts_per_task, options.num_rollouts
 
     def in_tasks(engine: Engine, seed: int) -> list[RolloutTree]:
-        return [
-            tree
-            for first in range(0, len(prompts), size)
-            for tree in engine.sample(prompts[first : first + size], num_rollouts, sampling, seed, first)
-        ]
+        whole = SampleTask(prompts, num_rollouts, sampling, seed)
+        return [tree for task in whole.split(size) for tree in engine.sample(task)]
 
     def in_one_call(engine: Engine, seed: int) -> list[RolloutTree]:
-        return engine.sample(prompts, num_rollouts, sampling, seed)
+        return engine.sample(SampleTask(prompts, num_rollouts, sampling, seed))
 
     local = quickstart_engine()
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:

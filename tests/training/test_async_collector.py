@@ -224,9 +224,9 @@ def test_prompts_with_one_outcome_are_replaced_while_others_are_still_sampled() 
 
 def test_gives_up_without_mixed_groups_and_keeps_what_it_had() -> None:
     class OneMixed(WordyEngine):
-        def sample(self, *arguments: Any) -> list[RolloutTree]:
+        def sample(self, task: SampleTask) -> list[RolloutTree]:
             self.mixed_fraction = float(not self.sampled)
-            return super().sample(*arguments)
+            return super().sample(task)
 
     collector, _ = virtual_collector(OneMixed(), max_tries=2)
     collector.publish([], 0)
@@ -352,8 +352,8 @@ def test_the_sampler_uses_the_newest_weights_while_training_goes_on() -> None:
     steps_of(collector, pool, 1, 2, [1.0])
     asked = [prompt.token_ids for prompt in prompts_of(5)]
     sampling = SamplingParams(max_new_tokens=8)
-    trees = collector.sampler.sample(asked, [1, 2, 3, 4, 5], sampling, 77)
-    assert trees == engine.sample(asked, [1, 2, 3, 4, 5], sampling, 77)
+    trees = collector.sampler.sample(SampleTask(asked, [1, 2, 3, 4, 5], sampling, 77))
+    assert trees == engine.sample(SampleTask(asked, [1, 2, 3, 4, 5], sampling, 77))
     assert {-float(tree.logprob.max()) for tree in trees} == {2.0}
     assert collector.next_batch(3).groups
 
@@ -370,7 +370,7 @@ def test_an_observer_that_raises_ends_the_wait() -> None:
     collector, _ = virtual_collector(WordyEngine(), observe=observe)
     collector.publish([], 0)
     with pytest.raises(KeyboardInterrupt):
-        collector.sampler.sample([(100,)], 1, SamplingParams(max_new_tokens=8), 5)
+        collector.sampler.sample(SampleTask([(100,)], 1, SamplingParams(max_new_tokens=8), 5))
     assert not collector._asked
     with pytest.raises(KeyboardInterrupt):
         collector.next_batch(1)

@@ -23,7 +23,7 @@ from brorl.errors import LearnerLostError
 from brorl.format import counted
 from brorl.model.device import free_unused, to_host
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.engine import Engine, SampledTask, SampleTask, prompt_seeds, split_prompt_seed
+from brorl.rollout.engine import Engine, SampledTask, SampleTask, split_prompt_seed
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict, unverified_verdict
 from brorl.verification.verifier import TrialResponses, Verifier
@@ -88,7 +88,7 @@ class EngineWorker:
     def sample(self, task: SampleTask) -> tuple[tuple[int, float], list[RolloutTree]]:
         """Sample a task. The receipt is (version of the weights, seconds); the payload is the trees."""
         start = perf_counter()
-        trees = self._engine.sample(task.prompts, task.num_rollouts, task.sampling, task.seed)
+        trees = self._engine.sample(task)
         free_unused(self._shares_gpu)
         return (self._engine.version, perf_counter() - start), trees
 
@@ -140,7 +140,7 @@ class RayRolloutPool:
 
 def _title(task: SampleTask) -> str:
     """Name a task in messages: `sampling prompts 4 to 7 with seed 0`."""
-    seed, first = split_prompt_seed(prompt_seeds(task.seed, len(task.prompts))[0])
+    seed, first = split_prompt_seed(task.seed_P[0])
     last = first + len(task.prompts) - 1
     return f"sampling {f'prompt {first}' if last == first else f'prompts {first} to {last}'} with seed {seed}"
 

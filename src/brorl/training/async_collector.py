@@ -16,9 +16,8 @@ from torch import Tensor
 
 from brorl.activity import Decoding
 from brorl.algorithms.groups import Group
-from brorl.rollout.engine import SampledTask, Sampler, SampleTask, SamplingPool, prompt_seed, sample_tasks
+from brorl.rollout.engine import SampledTask, Sampler, SampleTask, SamplingPool, prompt_seed
 from brorl.runs.checkpoint import CollectorState
-from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.training.backlog import Backlog, PromptStart
 from brorl.training.batch import Batch
@@ -61,17 +60,10 @@ class AsyncCollector(Collector):
         """This collector: it samples other prompts over the same pool, with the newest weights only."""
         return self
 
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_rollouts: int | Sequence[int],
-        sampling: SamplingParams,
-        seed: int | Sequence[int],
-    ) -> list[RolloutTree]:
+    def sample(self, task: SampleTask) -> list[RolloutTree]:
         """Sample with the newest weights; see `Sampler.sample`. Training continues to sample meanwhile."""
-        tasks = sample_tasks(prompts, num_rollouts, sampling, seed, self.config.cluster.prompts_per_task)
         with self._changed:
-            tickets = [self.pool.submit(task) for task in tasks]
+            tickets = [self.pool.submit(part) for part in task.split(self.config.cluster.prompts_per_task)]
             self._asked |= dict.fromkeys(tickets)
             try:
                 while any(self._asked[ticket] is None for ticket in tickets):

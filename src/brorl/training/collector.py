@@ -24,7 +24,7 @@ from brorl.arrays import IntArray
 from brorl.config.settings import TrainConfig
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
-from brorl.rollout.engine import Engine, Sampler
+from brorl.rollout.engine import Engine, Sampler, SampleTask
 from brorl.runs.checkpoint import CollectorState
 from brorl.seeds import derived_seed
 from brorl.training.batch import Batch
@@ -347,8 +347,6 @@ class SyncCollector(Collector):
         """Call the engine with a new seed."""
         batch.rounds += 1
         draw = (batch.attempt << _ROUND_BITS) + batch.rounds
+        seed, number = derived_seed(self.config.seed, step, draw), self.config.rollouts_per_prompt
         with self.clock("generation"):
-            seed = derived_seed(self.config.seed, step, draw)
-            return self.engine.sample(
-                [p.token_ids for p in prompts], self.config.rollouts_per_prompt, self._sampling, seed
-            )
+            return self.engine.sample(SampleTask([p.token_ids for p in prompts], number, self._sampling, seed))
