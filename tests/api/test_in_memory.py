@@ -278,14 +278,14 @@ def test_a_function_of_a_script_needs_no_guard_in_it(tmp_path: Path) -> None:
 
 
 def test_a_function_of_a_package_keeps_its_relative_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    package = tmp_path / "judges"
+    package = tmp_path / "exact_judges"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "same.py").write_text("def same(one, other):\n    return one == other\n")
     (package / "check.py").write_text("from .same import same\ndef check(response, reference):\n"
                                       "    return same(response, reference)\n")  # fmt: skip
     monkeypatch.syspath_prepend(tmp_path)
-    path = path_of(import_module("judges.check").check, tmp_path / "given")
+    path = path_of(import_module("exact_judges.check").check, tmp_path / "given")
     assert in_a_worker(path, "1", "1") is True
 
 

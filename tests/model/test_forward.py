@@ -7,7 +7,7 @@ import torch
 from architectures import EXACT, GROUPED, HEADS_OF_8, HYBRIDS, PATHS, REFUSED, tiny
 from brorl.errors import UserError
 from brorl.model.flat_path import CacheError, FlatForward
-from brorl.model.forward import check_hooks, check_model_cache, check_window, choose_forward
+from brorl.model.forward import check_hooks, check_model_cache, check_sliding_window, choose_forward
 from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
 from brorl.model.tree_attention import HooksError, KVShape, PromptContext, kv_shapes
 from brorl.model.tree_path import TreeForward
@@ -133,10 +133,10 @@ def test_damaged_weights_are_named_as_such() -> None:
 @pytest.mark.parametrize("model_type", ["mistral", "gemma3_text"])
 def test_a_prompt_beyond_a_window_is_checked(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(model_type, {**HEADS_OF_8, "sliding_window": 16}, torch.float64)
-    check_window(model)
+    check_sliding_window(model)
     monkeypatch.setattr(PromptContext, "_mask", lambda *_: None)
     with pytest.raises(HooksError, match="its logits change beyond its sliding window"):
-        check_window(model)
+        check_sliding_window(model)
 
 
 def test_the_check_of_a_cache_takes_few_logits() -> None:

@@ -12,7 +12,7 @@ from brorl.prompts.guess import Guess, guess_meaning
 from brorl.prompts.question import Question
 from brorl.prompts.science import Choices, read_science_reference
 from brorl.prompts.settings import FileSource
-from brorl.verification.domains.choice import choose
+from brorl.verification.domains.choice import chosen_option
 from choice_rows import SCHEMAS, Schema
 from data_files import write_rows
 
@@ -38,7 +38,7 @@ def check_rows(path: str, schema: Schema) -> None:
             assert re.search(rf"(^|\(| ){letter}[.)] {re.escape(option)}$", question.text, re.M) or (
                 f"({letter}) {option}" in question.text
             )
-            chosen = choose(f"So \\boxed{{{letter}}}.", choices)
+            chosen = chosen_option(f"So \\boxed{{{letter}}}.", choices)
             assert (chosen.option == choices.right) == (option == right)
 
 

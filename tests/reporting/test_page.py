@@ -35,7 +35,7 @@ from brorl.reporting.page_rollouts import (
     evenly_spaced,
 )
 from brorl.reporting.summary import COSTS, TOOLS, cost_row, run_notes, steps_done, tools_rows
-from brorl.reporting.tokens import load_tokenizer, token_text
+from brorl.reporting.tokens import token_text, tokenizer_of_run
 from brorl.runs.run_directory import RunDirectory, RunRecord, differing_settings, read_run, read_runs
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
@@ -406,7 +406,7 @@ def unpacked(data: str) -> dict[str, Any]:
 
 def test_rollouts_on_the_page_are_those_stored(tmp_path: Path, rng: np.random.Generator) -> None:
     _, kept = make_run(tmp_path / "one", rng, steps=6)
-    assert load_tokenizer(tmp_path / "one") is None
+    assert tokenizer_of_run(tmp_path / "one") is None
     chosen = choose_rollouts(tmp_path / "one", token_text(None), 10_000_000, 40)
     assert [step.step for step in chosen] == [2, 4, 6]
     for step in chosen:
@@ -538,12 +538,12 @@ def test_tokens_are_named_by_the_saved_tokenizer(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints" / "step-000001"
     folder.mkdir(parents=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    text_of = token_text(load_tokenizer(tmp_path))
+    text_of = token_text(tokenizer_of_run(tmp_path))
     expected = [("</script>", False), (" hi", False), ("\ufffd", False), ("\x1b", False), ("<end>", True)]
     assert [text_of(i) for i in range(5)] == expected
     assert text_of(99) == ("[99]", False)
     (folder / "tokenizer.json").write_text("{")
-    assert load_tokenizer(tmp_path) is None
+    assert tokenizer_of_run(tmp_path) is None
 
 
 @pytest.mark.parametrize(

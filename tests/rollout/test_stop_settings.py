@@ -71,9 +71,9 @@ def test_an_evaluation_ends_its_responses_as_the_run_does(endless: Path) -> None
     settings = config(endless, **{"sampling.stop": STOP})
     ready = prepare_evaluation(EvaluationRequest(settings, (), belongs_to_run=True, own_template=False))
     assert ready.settings["stop"] == STOP
-    evaluated, _ = build_evaluation(ready)
-    (tree,) = evaluated.engine.sample(SampleTask([ready.batches[0].prompts[0].token_ids], 64, ready.sampling, seed=1))
-    assert_stopped(tree, endless, evaluated.grader.decode)
+    engine, evaluator, _ = build_evaluation(ready)
+    (tree,) = engine.sample(SampleTask([ready.batches[0].prompts[0].token_ids], 64, ready.sampling, seed=1))
+    assert_stopped(tree, endless, evaluator.grader.decode)
 
 
 def test_the_tree_of_a_prompt_ends_its_responses(endless: Path) -> None:

@@ -16,7 +16,7 @@ from brorl.seeds import seed_sequence
 from brorl.theory.simulator import (
     Optimizer,
     SimulationSettings,
-    draw,
+    draw_outcomes,
     initial_logits,
     simulate,
     surrogate_gradient,
@@ -157,7 +157,7 @@ def test_a_run_is_that_of_plain_loops_and_torch(rng: np.random.Generator, change
                 improved += p[token] > start[token]
                 worst = min(worst, p[token] - start[token])
             expected.append((step, mass, improved / settings.num_correct, worst))
-        tokens, counts = draw(draws_rng, np.array(p), settings.rollouts)
+        tokens, counts = draw_outcomes(draws_rng, np.array(p), settings.rollouts)
         optimizer.zero_grad()
         loss(logits, np.repeat(tokens, counts).tolist(), settings).backward()
         optimizer.step()
@@ -176,7 +176,9 @@ def test_terms_of_the_first_step_add_up_to_the_gradient_step_of_the_theorem(rng:
     )  # fmt: skip
     logit_V = torch.tensor(initial_logits(settings), requires_grad=True)
     p_V = logit_V.softmax(0)
-    token_K, _ = draw(np.random.default_rng(seed_sequence(settings.seed, 1)), p_V.detach().numpy(), settings.rollouts)
+    token_K, _ = draw_outcomes(
+        np.random.default_rng(seed_sequence(settings.seed, 1)), p_V.detach().numpy(), settings.rollouts
+    )
     reward_K = torch.where(torch.from_numpy(token_K) < 20, 0.75, -0.5)
     (gradient_V,) = torch.autograd.grad(-(reward_K * p_V[token_K]).sum() / 40, logit_V, retain_graph=True)
     (of_mass_V,) = torch.autograd.grad(p_V[:20].sum(), logit_V)
@@ -226,7 +228,7 @@ def test_draws_are_iid_from_p(rng: np.random.Generator, num_draws: int) -> None:
     repeats = 6000
     count_RV = np.zeros((repeats, 12), int)
     for row in count_RV:
-        tokens, counts = draw(rng, p_V, num_draws)
+        tokens, counts = draw_outcomes(rng, p_V, num_draws)
         assert (np.diff(tokens) > 0).all()
         assert (counts > 0).all()
         row[tokens] = counts
@@ -254,14 +256,14 @@ def test_a_quantile_of_0_or_1_falls_on_a_token_that_is_possible(gaps: list[float
             assert size == len(gaps)
             return np.array(gaps)
 
-    tokens, counts = draw(Gaps(), np.array([0.0, 0.25, 0.75, 0.0, 0.0]), 3)  # type: ignore[arg-type]
+    tokens, counts = draw_outcomes(Gaps(), np.array([0.0, 0.25, 0.75, 0.0, 0.0]), 3)  # type: ignore[arg-type]
     assert tokens.tolist() == [token]
     assert counts.tolist() == [3]
 
 
 def test_more_draws_than_memory_holds(rng: np.random.Generator) -> None:
     num_draws, p_V = 10**13, np.array([0.2, 0.5, 0.0, 0.3])
-    tokens, counts = draw(rng, p_V, num_draws)
+    tokens, counts = draw_outcomes(rng, p_V, num_draws)
     assert tokens.tolist() == [0, 1, 3]
     assert counts.sum() == num_draws
     assert counts / num_draws == pytest.approx(p_V[tokens], abs=1e-5)

@@ -19,6 +19,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings, RewardShaping
 from brorl.assemble import build_run
 from brorl.config.reading import make_config, read_recipe
+from brorl.evaluation.evaluator import BatchCounts, Evaluator, PromptBatch, PromptCounts
 from brorl.evaluation.settings import EvaluationSettings
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
@@ -137,7 +138,8 @@ def run_of(learner: Learner, engine: Engine, path: Path, stop_at: int = STEPS, *
         learner=learner,
         schedule=Schedule(config),
         diagnostics=Diagnostics(config, collector.sampler, learner, grader),
-        benchmark=None,
+        evaluator=Evaluator(grader, config.evaluated_sampling, 1),
+        held_out=None,
         directory=RunDirectory(path),
         tokenizer=tokenizer,
         grader=grader,
@@ -218,18 +220,15 @@ def test_an_evaluation_begins_and_ends_with_the_return_of_freed_memory(
     seen = []
 
     class Answers:
-        def answer(self, _: Any) -> tuple[list[Group], float]:
+        def evaluate(self, *_: Any) -> BatchCounts:
             seen.append("answers")
-            return [], 0.0
-
-        def record(self, *_: Any) -> None:
-            return None
+            return BatchCounts((PromptCounts("p", "", "first", 2, 0, 0, 1, 4, 2, 0, 0, num_unverified=2),), 0.0)
 
     engine = Preference(torch.tensor(-1.0), np.random.default_rng(0))
     run = run_of(PreferenceLearner(), engine, tmp_path, store_rollouts_every=0)
-    run = replace(run, benchmark=Answers())  # type: ignore[arg-type]
+    run = replace(run, evaluator=Answers(), held_out=PromptBatch((), 0))  # type: ignore[arg-type]
     monkeypatch.setattr(loop, "return_freed_memory", lambda: seen.append("returned"))
-    assert Recorder(run, 0, StopRequest()).evaluate(0) == {"evaluation_unverified": 0}
+    assert Recorder(run, 0, StopRequest()).evaluate(0) == {"evaluation_unverified": 2}
     assert seen == ["returned", "answers", "returned"]
 
 

@@ -80,7 +80,7 @@ def choose_forward(
                 window = span.tokens
             try:
                 if window is not None:
-                    check_window(model)
+                    check_sliding_window(model)
                 return replace(_tree_forward(model, attention), window=window)
             except HooksError as error:
                 return _flat_forward(model, context, str(error).partition(";")[0])
@@ -175,7 +175,7 @@ def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
     return shapes
 
 
-def check_window(model: PreTrainedModel) -> None:
+def check_sliding_window(model: PreTrainedModel) -> None:
     """Check that a prompt longer than a sliding window has the logits of the model's own attention."""
     window = smallest_window(model.config)
     if window is None or window > _LONGEST_WINDOW:

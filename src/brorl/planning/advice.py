@@ -71,7 +71,7 @@ class PlanResult(Result):
 
     def parts(self) -> Iterator[Any]:
         """Yield the recommendation, the tables, the pilot, the reasons, the file and the commands."""
-        recommendation, *reasons = advice(self)
+        recommendation, *reasons = advice_lines(self)
         yield from (Text(f"\n{recommendation}\n", style="bold"), budget_table(self), "", fraction_table(self), "")
         yield pilot_line(self)
         yield from (f"- {line}" for line in reasons)
@@ -82,7 +82,7 @@ class PlanResult(Result):
             yield f"or measure it: {self.compare_command}"
 
     def __repr__(self) -> str:
-        return f"PlanResult({str(self.path)!r}: {advice(self)[0]})"
+        return f"PlanResult({str(self.path)!r}: {advice_lines(self)[0]})"
 
 
 def pilot_line(result: PlanResult) -> str:
@@ -138,7 +138,7 @@ def budget_table(result: PlanResult) -> Table:
     return Table(title, columns, tuple(rows), tuple(notes), words=frozenset({5}), strong=strong)
 
 
-def advice(result: PlanResult) -> list[str]:
+def advice_lines(result: PlanResult) -> list[str]:
     """Return the recommendation, its reasons and its limits, as sentences."""
     plan, settings = result.plan, result.settings
     row, budget = plan.recommended, f"{seconds_text(plan.budget)} s"
@@ -222,7 +222,7 @@ def plan_record(result: PlanResult) -> dict[str, Any]:
             "prompts_per_step": plan.recommended and plan.recommended.budget_prompts,
             "least_noise": None if plan.best is None else numbers[plan.best],
             "tied": [numbers[i] for i in plan.tied],
-            "lines": advice(result),
+            "lines": advice_lines(result),
         },
         "model": result.model,
         "device": result.device,

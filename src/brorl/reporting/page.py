@@ -33,7 +33,7 @@ from brorl.reporting.summary import (
     tools_rows,
     why_missing,
 )
-from brorl.reporting.tokens import load_tokenizer, token_text
+from brorl.reporting.tokens import token_text, tokenizer_of_run
 from brorl.runs import RUNS
 from brorl.runs.run_directory import REPORT_FILE, RunRecord, differing_settings, number, read_runs
 from brorl.runs.stored_rollouts import step_list, stored_steps
@@ -165,7 +165,7 @@ def _scripts(parts: Sequence[_RunPart], data: Mapping[str, Any]) -> str:
 
 
 def _run_part(run: RunRecord, max_bytes: int, max_steps: int) -> _RunPart:
-    tokenizer = load_tokenizer(run.path)
+    tokenizer = tokenizer_of_run(run.path)
     text_of = token_text(tokenizer)
     evaluations = choose_evaluations(run, text_of, max_bytes // _EVALUATION_FRACTION)
     left = max_bytes - sum(len(step.data) for step in evaluations)

@@ -19,7 +19,7 @@ from brorl.algorithms.groups import Group
 from brorl.arrays import IntArray
 from brorl.errors import option
 from brorl.format import counted, shortened, visible_text
-from brorl.reporting.tokens import load_tokenizer
+from brorl.reporting.tokens import tokenizer_of_run
 from brorl.runs.stored_rollouts import Folder, read_groups, stored_steps
 from brorl.table import Result, Table
 from brorl.verdict import NO_ANSWER, NO_CODE, Verdict
@@ -88,7 +88,7 @@ class Samples(Result):
         if self.group is None or self.number is None:
             yield f"\nno prompt of this step has {_KIND_NAMES[self.kind]}"
         else:
-            tokenizer = load_tokenizer(self.run) if self.group.tree.given.any() else None
+            tokenizer = tokenizer_of_run(self.run) if self.group.tree.given.any() else None
             yield from _responses(self.group, self.number, self.kind, self.limit, tokenizer)
 
     def prompts(self) -> Table:

@@ -16,7 +16,7 @@ TokenText = Callable[[int], tuple[str, bool]]  # the text that a token adds, and
 _FILE = "tokenizer.json"
 
 
-def load_tokenizer(run: Path) -> Any:
+def tokenizer_of_run(run: Path) -> Any:
     """Return the tokenizer of a run's last checkpoint, or before the first checkpoint that of its model.
 
     None if this machine has none of them, or it cannot be read.

@@ -146,7 +146,7 @@ def simulate(settings: SimulationSettings) -> SimulationResult:
     steps, records, first_step = [], [], None
     for step in range(settings.steps + 1):
         if step:
-            token_K, count_K = draw(rng, p_V, settings.rollouts)
+            token_K, count_K = draw_outcomes(rng, p_V, settings.rollouts)
             if step == 1 and settings.reward_correct >= 0 >= settings.reward_wrong:
                 first_step = _terms(p_V, token_K, settings)
             surrogate_gradient(p_V, token_K, count_K, settings, out=gradient_V)
@@ -182,7 +182,7 @@ def initial_logits(settings: SimulationSettings) -> FloatArray:
     return logit_V
 
 
-def draw(rng: np.random.Generator, p_V: FloatArray, num_draws: int) -> tuple[IntArray, IntArray]:
+def draw_outcomes(rng: np.random.Generator, p_V: FloatArray, num_draws: int) -> tuple[IntArray, IntArray]:
     """Draw N tokens i.i.d.: 7, 2, 7 -> tokens [2, 7], counts [1, 2]. A token of probability 0 is never drawn."""
     if num_draws > p_V.size:  # memory and time grow with V, not with N
         count_V = rng.multinomial(num_draws, p_V)

@@ -28,7 +28,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Result:
+class ToolResult:
     """What a call returned."""
 
     text: str  # what the model sees; after a failure `error: ...`

@@ -16,7 +16,7 @@ from brorl.errors import ToolError, UserError, of_source
 from brorl.format import shortened
 from brorl.prompts.question import ENVIRONMENT_DOMAIN
 from brorl.tools.arguments import argument_problem
-from brorl.tools.calls import Call, Failure, Result, Turn
+from brorl.tools.calls import Call, Failure, ToolResult, Turn
 from brorl.tools.inside import readable
 from brorl.tools.settings import ToolSettings
 from brorl.verdict import OUT_OF_MEMORY, RAISED, TIMEOUT, UNVERIFIED, is_unverified
@@ -155,7 +155,7 @@ class Tools:
             calls.append(VerifierCall(self.environment, (row, steps), "brorl.tools.inside:reward", limit_s))
         return self._workers.functions.run(calls)
 
-    def run(self, turns: Sequence[Turn]) -> list[list[tuple[tuple[Result, ...], int]]]:
+    def run(self, turns: Sequence[Turn]) -> list[list[tuple[tuple[ToolResult, ...], int]]]:
         """Run the calls of turns, each distinct call of a deterministic tool once.
 
         Returns:
@@ -169,9 +169,9 @@ class Tools:
         planned = [self._plan(number, turn) for number, turn in enumerate(turns)]
         distinct = dict.fromkeys(work for plan in planned for works, _ in plan for work in works)
         result_of = self._results([*distinct])
-        outcomes: list[list[tuple[tuple[Result, ...], int]]] = []
+        outcomes: list[list[tuple[tuple[ToolResult, ...], int]]] = []
         for plan in planned:
-            counts = Counter[tuple[Result, ...]]()
+            counts = Counter[tuple[ToolResult, ...]]()
             for works, count in plan:
                 counts[tuple(result_of[work] for work in works)] += count
             outcomes.append([*counts.items()])
@@ -203,9 +203,9 @@ class Tools:
             and self._refusal(call) is None
         )  # fmt: skip
 
-    def _results(self, works: Sequence[_Work]) -> dict[_Work, Result]:
+    def _results(self, works: Sequence[_Work]) -> dict[_Work, ToolResult]:
         """Run work in the workers; calls that cannot run have their failure as the result."""
-        result_of: dict[_Work, Result] = {}
+        result_of: dict[_Work, ToolResult] = {}
         for work in works:
             if (refusal := self._refusal(work.call)) is not None:
                 result_of[work] = refusal
@@ -223,7 +223,7 @@ class Tools:
         self._refuse_broken({work: result_of[work] for work in calls})
         return result_of
 
-    def _refusal(self, call: Call) -> Result | None:
+    def _refusal(self, call: Call) -> ToolResult | None:
         """Return the result of a call that cannot run; None for a call that can."""
         if call.problem:
             return self._failure(Failure.UNREADABLE, call.problem)
@@ -247,10 +247,10 @@ class Tools:
         """Return the time limit of a call; an environment may have to play all earlier calls again."""
         return self._timeout_s * (1 + len(work.before))
 
-    def _of_reply(self, work: _Work, reply: Reply) -> Result:
+    def _of_reply(self, work: _Work, reply: Reply) -> ToolResult:
         if reply.failure is None:
             text, failure = reply.value
-            return Result(text, None if failure is None else Failure(failure))
+            return ToolResult(text, None if failure is None else Failure(failure))
         if is_unverified(reply.failure):
             raise _lost(work, reply.failure.removeprefix(f"{UNVERIFIED}: "))
         if reply.failure == TIMEOUT:
@@ -260,18 +260,18 @@ class Tools:
         is_full = reply.failure == OUT_OF_MEMORY
         return self._failure(Failure.CRASHED, OUT_OF_MEMORY if is_full else "the process of the tool ended")
 
-    def _of_program(self, work: _Work, end: Reply | Undecided) -> Result:
+    def _of_program(self, work: _Work, end: Reply | Undecided) -> ToolResult:
         """Return what a program printed, without the last line end, or how it ended."""
         if isinstance(end, JudgeTimeout) or (isinstance(end, Reply) and end.failure == TIMEOUT):
             return self._failure(Failure.TIMEOUT, f"timeout after {self._timeout_s:g} s")
         if isinstance(end, Undecided):
             raise _lost(work, end.reason)
         if end.failure is None:
-            return Result(readable(str(end.value).removesuffix("\n"), self._max_characters))
+            return ToolResult(readable(str(end.value).removesuffix("\n"), self._max_characters))
         return self._failure(Failure.CRASHED if fault_of(end.failure) else Failure.RAISED, end.failure)
 
-    def _failure(self, failure: Failure, problem: str) -> Result:
-        return Result(readable(f"error: {problem}", self._max_characters), failure)
+    def _failure(self, failure: Failure, problem: str) -> ToolResult:
+        return ToolResult(readable(f"error: {problem}", self._max_characters), failure)
 
     def failures(self, calls: Sequence[Call], reply: str) -> list[Failure]:
         """Return the failures of a turn's calls, given the text of the reply to them."""
@@ -281,7 +281,7 @@ class Tools:
         kinds = (next((kind for kind, begins in _BEGINNINGS.items() if begins(e)), Failure.RAISED) for e in errors)
         return [*(refusal.failure for refusal in refusals if refusal.failure), *kinds]
 
-    def _refuse_broken(self, result_of: Mapping[_Work, Result]) -> None:
+    def _refuse_broken(self, result_of: Mapping[_Work, ToolResult]) -> None:
         """End the run if a tool of the user has only failed: it would teach the model not to call it."""
         errors: dict[str, str] = {}
         self._worked |= {work.call.name for work, result in result_of.items() if result.failure is None}

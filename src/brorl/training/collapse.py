@@ -92,7 +92,7 @@ def _coverage_sign(evaluations: Sequence[dict[str, Any]], limits: CollapseLimits
     )
 
 
-def advice(signs: Collection[str]) -> str:
+def remedy_for(signs: Collection[str]) -> str:
     """Return one line of advice for some signs; the most important sign comes first."""
     change = {
         "coverage": "more rollouts_per_prompt or a KL penalty keep coverage",
@@ -127,7 +127,7 @@ class CollapseWatch:
         signs = new_signs([*self._records, self._counting(record)], self._limits)
         if not signs:
             return None
-        return f"step {record['step']}: the model may be collapsing: {'; '.join(signs.values())}. {advice(signs)}"
+        return f"step {record['step']}: the model may be collapsing: {'; '.join(signs.values())}. {remedy_for(signs)}"
 
     def _counting(self, record: Record) -> Record:
         """Return the sections of a record that the signs depend on."""

@@ -156,7 +156,7 @@ def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], No
     toolbox = make_toolbox(config, model_path, tokenizer, tools)
     prompts = build_prompts(config, render_sources(config, sources, tokenizer, toolbox), tokenizer, model_config)
     context = prompts.longest_tokens + max(config.response_limits.values())
-    check_window(config, model_config, context)
+    check_attention_limit(config, model_config, context)
     memory, warning = check_memory(config, model_config, prompts, show)
     set_threads_and_kernels(config, memory.num_weights)
     notes = reading_lines(sources)
@@ -173,7 +173,7 @@ def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], No
     return RunInputs(model_path, tokenizer, context, prompts, grader, toolbox, workers, memory, memory_line, notes)
 
 
-def check_window(config: TrainConfig, model_config: PreTrainedConfig, context: int) -> None:
+def check_attention_limit(config: TrainConfig, model_config: PreTrainedConfig, context: int) -> None:
     """If tree attention is required, check that prompt and response fit into the model's attention window."""
     span = attention_limit(model_config)
     if config.engine.forward == "tree" and span is not None and span.tokens < context:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from brorl.prompts.science import Choices
-from brorl.verification.domains.choice import choose
+from brorl.verification.domains.choice import chosen_option
 from case_tables import table
 from each_row import each_row
 
@@ -15,18 +15,18 @@ TEN = Choices(("one", "two", "three", "four", "five", "six", "seven", "eight", "
 
 
 def letter_of(response: str, choices: Choices = NOBLE) -> str | None:
-    option = choose(response, choices).option
+    option = chosen_option(response, choices).option
     return None if option is None else choices.letters[option]
 
 
 @each_row(*table(__file__, "named_options"))
 def test_named_options(response: str, letter: str) -> None:
-    assert (letter_of(response), choose(response, NOBLE).problem) == (letter, None)
+    assert (letter_of(response), chosen_option(response, NOBLE).problem) == (letter, None)
 
 
 @each_row(*table(__file__, "hedges_and_prose_name_no_option"))
 def test_hedges_and_prose_name_no_option(response: str, problem: str | None) -> None:
-    assert (letter_of(response), choose(response, NOBLE).problem) == (None, problem)
+    assert (letter_of(response), chosen_option(response, NOBLE).problem) == (None, problem)
 
 
 @each_row(
@@ -69,7 +69,7 @@ def test_no_response_is_right_for_two_questions(rng: np.random.Generator) -> Non
     named = 0
     for _ in range(2000):
         response = "".join(chance.choice(pieces) for _ in range(chance.randint(1, 8)))
-        chosen = {choose(response, Choices(NOBLE.options, right)) for right in range(4)}
+        chosen = {chosen_option(response, Choices(NOBLE.options, right)) for right in range(4)}
         assert len(chosen) == 1
         named += chosen.pop().option is not None
     assert named > 120
@@ -98,4 +98,4 @@ def test_no_list_of_two_options_scores(rng: np.random.Generator) -> None:
     for _ in range(3000):
         parts = [chance.choice(forms).format(TEN.letters[at], TEN.options[at]) for at in chance.sample(range(10), 2)]
         response = chance.choice(places).format(chance.choice(joints).join(parts))
-        assert choose(response, TEN).option is None, response
+        assert chosen_option(response, TEN).option is None, response

@@ -79,7 +79,7 @@ class ChosenOption(NamedTuple):
     problem: str | None  # why the statement names no option; None if it does
 
 
-def choose(response: str, choices: Choices) -> ChosenOption:
+def chosen_option(response: str, choices: Choices) -> ChosenOption:
     """Find the option that a response names. The response may be any string; the right option is not read."""
     response = without_next_turn(response)
     box = find_last_box(response)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.science import Choices, MeasuredAnswer, read_science_reference
 from brorl.verdict import CORRECT, NO_ANSWER, TOO_LONG, WRONG, Verdict, verdict_of
-from brorl.verification.domains.choice import choose
+from brorl.verification.domains.choice import chosen_option
 from brorl.verification.domains.formula.tokens import in_latex
 from brorl.verification.domains.math import MAX_ANSWER, MathVerifier, extract_answer, tidy, worker_verdict
 from brorl.verification.domains.units import parse_unit, without_markup
@@ -96,7 +96,7 @@ def _find(prompt: Prompt, response: str) -> Verdict | str:
     """Return the verdict if no worker is needed, otherwise the answer for a worker."""
     reference = read_science_reference(prompt.reference)
     if isinstance(reference, Choices):
-        option, text, problem = choose(response, reference)
+        option, text, problem = chosen_option(response, reference)
         right = CORRECT if option == reference.right else WRONG
         return verdict_of(problem or (NO_ANSWER if option is None else right), text)
     value = tidy(reference.value)

@@ -25,7 +25,7 @@ from brorl.verification.domains.formula.expressions import (
     Text,
     UndefinedError,
     as_quantity,
-    exact,
+    exact_value,
     is_decimal,
     product_of,
     to_expression,
@@ -154,7 +154,7 @@ class FormComparison:
     def _same_residue(self, right: Form, given: Form) -> bool:
         """Compare numbers up to multiples of a modulus; a plain number must be the number that is written."""
         if isinstance(right, Residue) and isinstance(given, Residue):
-            values = [exact(one) for one in (right.value, given.value, right.modulus)]
+            values = [exact_value(one) for one in (right.value, given.value, right.modulus)]
             numbers = [value for value in values if value is not None]
             if len(numbers) == len(values) and numbers[2]:
                 is_congruent = (numbers[0] - numbers[1]) % numbers[2] == 0

@@ -25,7 +25,7 @@ from brorl.verification.domains.formula.expressions import (
     to_expression,
 )
 from brorl.verification.domains.formula.numerals import MAGNITUDES, based_of, number_of, ordinal_of, repeating_of
-from brorl.verification.domains.formula.operations import arguments_in, multiplied, scaled, signed
+from brorl.verification.domains.formula.operations import arguments_in, multiplied, scaled, signed_form
 from brorl.verification.domains.formula.reader import CONSTANT_NAMES, FUNCTION_NAMES, TokenReader
 from brorl.verification.domains.formula.tokens import ORDINAL_ENDINGS, Token, UnreadableError, word_list, written
 
@@ -82,7 +82,7 @@ class ExpressionReader(TokenReader):
         signs = [*iter(self._sign, None)]
         form = read()
         for sign in reversed(signs):
-            form = signed(sign, form)
+            form = signed_form(sign, form)
         return form
 
     def _sign(self) -> str | None:

@@ -121,7 +121,7 @@ def is_decimal(expression: Expression) -> bool:
     return has_digits_alone and any(isinstance(part, Number) and part.is_decimal for part in parts)
 
 
-def exact(expression: Expression, point: Point | None = None) -> Fraction | None:
+def exact_value(expression: Expression, point: Point | None = None) -> Fraction | None:
     """Return the value of a rational expression at a point; None for other expressions or a value too large."""
     try:
         value = _value(expression, point or {})

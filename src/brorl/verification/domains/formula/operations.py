@@ -25,7 +25,7 @@ def arguments_in(form: Form) -> tuple[Expression, ...]:
     return tuple(map(to_expression, form.items if isinstance(form, Bracketed) and is_list else (form,)))
 
 
-def signed(sign: str, form: Form) -> Form:
+def signed_form(sign: str, form: Form) -> Form:
     """Return a form with a sign before it."""
     if sign == "+":
         return form

@@ -20,7 +20,7 @@ from brorl.verification.domains.formula.expressions import (
     INTEGER_FUNCTIONS,
     Apply,
     Expression,
-    exact,
+    exact_value,
     variables,
     walk,
 )
@@ -122,7 +122,7 @@ def _is_even_root(part: Apply) -> bool:
     if part.operation not in ("sqrt", "root", "^"):
         return False
     inner = part.arguments[0]
-    power = exact(inner.arguments[1]) if isinstance(inner, Apply) and inner.operation == "^" else None
+    power = exact_value(inner.arguments[1]) if isinstance(inner, Apply) and inner.operation == "^" else None
     return power is not None and power.denominator == 1 and power % 2 == 0
 
 
@@ -135,7 +135,7 @@ def _changes(part: Apply) -> Iterator[_Change]:
     elif operation in _WITHIN_ONE:
         yield from _if_open(first, _ONE)
     elif operation == "^":
-        power = exact(arguments[1])
+        power = exact_value(arguments[1])
         if power is None or power.denominator != 1:
             yield from _if_open(first, _ZERO)
     elif operation in ("max", "min"):
@@ -144,7 +144,7 @@ def _changes(part: Apply) -> Iterator[_Change]:
     elif operation in _STEPS:
         yield from _if_open(first if operation != "mod" else Apply("/", arguments), _FIRST_STEPS, is_jump=True)
     elif operation in INTEGER_FUNCTIONS:
-        steps = [value for value in map(exact, arguments) if value]
+        steps = [value for value in map(exact_value, arguments) if value]
         for argument in arguments:
             yield from _if_open(argument, tuple(k * step for step in steps for k in (1, 2)), is_jump=True)
 
@@ -181,7 +181,7 @@ def _roots(
 ) -> list[Fraction] | None:
     """Return where a polynomial of degree 0 to 2 has the levels of a change in an interval; None for other formulas."""
     places = _places(low, high)
-    values = [exact(change.argument, {**point, name: place}) for place in places]
+    values = [exact_value(change.argument, {**point, name: place}) for place in places]
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return None

@@ -17,7 +17,7 @@ from brorl.verification.domains.formula.expressions import (
     Number,
     Symbol,
     UndefinedError,
-    exact,
+    exact_value,
     is_decimal,
     value_at,
     variables,
@@ -51,7 +51,7 @@ def same_value(right: Expression, given: Expression, is_complex: bool = False) -
 def _same_number(right: Expression, given: Expression, fixed: Mapping[str, Any]) -> bool:
     """Whether two numbers are equal, or one is a decimal with six decimals of the other; below 1/1000, three digits."""
     right, given = _without_common_terms(right, given)
-    values, decimals = [exact(right), exact(given)], [is_decimal(right), is_decimal(given)]
+    values, decimals = [exact_value(right), exact_value(given)], [is_decimal(right), is_decimal(given)]
     if values[0] == values[1] if None not in values else _equal(right, given, fixed, _MANY_DIGITS):
         return True
     if not any(decimals):
@@ -187,7 +187,7 @@ def within(right: Expression, given: Expression, tolerance: Fraction, are_counts
     values = _value(right, mp.mpf(10)), _value(given, mp.mpf(10))
     if None in values:
         return None
-    first, second = exact(right), exact(given)
+    first, second = exact_value(right), exact_value(given)
     if first is not None and second is not None:
         tolerance = Fraction(0) if are_counts and first.denominator == second.denominator == 1 else tolerance
         return abs(first - second) <= tolerance * abs(first)
@@ -197,12 +197,12 @@ def within(right: Expression, given: Expression, tolerance: Fraction, are_counts
         return bool(mp.isfinite(one) and mp.isfinite(other) and abs(one - other) <= most)
 
 
-def is_rounded(exact_value: Expression, decimal: Expression) -> bool:
+def is_rounded(precise: Expression, decimal: Expression) -> bool:
     r"""Whether a decimal is a number cut or rounded to the decimal's digits: `\pi \approx 3.14`."""
-    one, other = _value(exact_value), _value(decimal)
+    one, other = _value(precise), _value(decimal)
     if one is None or other is None:
         return False
-    value = exact(decimal)
+    value = exact_value(decimal)
     with mp.workdps(_DIGITS):
         difference, size = abs(one - other), abs(other)
         if value is None or value == 0 or isinstance(decimal, Apply):

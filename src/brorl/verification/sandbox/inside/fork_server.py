@@ -74,7 +74,7 @@ def _load_library(level: str, modules: Sequence[str]) -> None:
         sys.meta_path.insert(sys.meta_path.index(PathFinder), _Memory())
 
 
-def readable() -> list[str]:
+def library_folders() -> list[str]:
     """Return the directories from which programs can import: the standard library's and those of installed packages."""
     folders = [path for path in sys.path if path in (_FOLDER, _EXTENSIONS) or path.endswith(_INSTALLED)]
     return [path for path in folders if os.path.isdir(path)]
@@ -185,7 +185,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         _preload(settings)
-        confinement = Confinement(settings["level"], [] if trusted else readable())
+        confinement = Confinement(settings["level"], [] if trusted else library_folders())
     except BaseException as error:
         control.send(json.dumps({"failed": f"{type(error).__name__}: {error}"[:1000]}).encode())
         while control.recv(4096):  # read all: with messages unread, the end would reach the parent before the report
