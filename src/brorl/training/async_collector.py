@@ -98,8 +98,8 @@ class AsyncCollector(Collector):
                     self._wait()
             self._attempts = 0
             batch = self._take_batch()
-            batch.groups, batch.staleness = taken
-            batch.num_carried = batch.staleness.num_ready
+            batch.groups, batch.ahead = taken
+            batch.num_carried = self._backlog.num_ready
             self._fill()
             return batch
 

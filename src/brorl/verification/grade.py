@@ -197,26 +197,6 @@ class RescoredResponse(NamedTuple):
     verdict: Verdict
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """How stored verdicts agree with new ones. Truncated and unverified responses are left out."""
-
-    both_correct: int  # responses that are correct in both verdicts
-    both_incorrect: int  # responses that are incorrect in both verdicts
-    only_stored: int  # responses that are correct only in the stored verdict
-    only_new: int  # responses that are correct only in the new verdict
-
-    @property
-    def number(self) -> int:
-        """Number of compared responses."""
-        return self.both_correct + self.both_incorrect + self.only_stored + self.only_new
-
-    @property
-    def fraction(self) -> float:
-        """Fraction of the compared responses with equal verdicts, 0 to 1; NaN without any."""
-        return (self.both_correct + self.both_incorrect) / self.number if self.number else float("nan")
-
-
 def match_questions(
     responses: Sequence[StoredResponse], questions: Sequence[Question]
 ) -> tuple[list[tuple[StoredResponse, Question]], list[StoredResponse]]:
@@ -274,18 +254,6 @@ def rescore(
     return [
         RescoredResponse(response, question, verdict(response, question)) for response, question in matched
     ], seconds
-
-
-def is_compared(rescored: RescoredResponse) -> bool:
-    """Whether a response has a stored verdict and a new one that can be compared."""
-    response, _, verdict = rescored
-    return response.correct is not None and verdict.reason != TRUNCATED and not verdict.unverified
-
-
-def agreement(rescored: Sequence[RescoredResponse]) -> Agreement:
-    """Compare the stored verdicts with the new ones."""
-    pairs = Counter((bool(item.response.correct), item.verdict.correct) for item in rescored if is_compared(item))
-    return Agreement(pairs[True, True], pairs[False, False], pairs[True, False], pairs[False, True])
 
 
 def _key(response: StoredResponse, question: Question) -> _Key:
