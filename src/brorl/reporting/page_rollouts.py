@@ -110,7 +110,7 @@ def _encode_group(group: Group, text_of: TokenText, max_nodes: int) -> dict[str,
     tree, node_index = whole.select(leaves)
     right_M = whole.sum_below(np.where(group.correct_L, whole.leaf_count, 0)).astype(np.int64)
     verified_M = whole.sum_below(np.where(group.unverified_L, 0, whole.leaf_count)).astype(np.int64)
-    verdicts = [group.verdicts[i] for i in leaves]
+    verdicts = [group.verdicts[i] for i in leaves.tolist()]
     return {
         "id": group.prompt.id,
         "domain": group.prompt.domain,
@@ -141,7 +141,8 @@ def _encode_group(group: Group, text_of: TokenText, max_nodes: int) -> dict[str,
         "score": [v.score for v in verdicts],
         "reward": [None if v.unverified else r for v, r in zip(verdicts, group.reward_L[leaves].tolist(), strict=True)],
         "text": [
-            _text_if_needed(group.texts[i], turns[-1], text_of) for i, turns in zip(leaves, tree.turns(), strict=True)
+            _text_if_needed(group.texts[i], turns[-1], text_of)
+            for i, turns in zip(leaves.tolist(), tree.turns(), strict=True)
         ],
     }
 

@@ -80,6 +80,8 @@ class PolicyLogprobs:
 
     def gathered(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """Return the log-prob (nats) of every node of each tree, shape [M], on every rank."""
+        if not trees:
+            return []
         if self.ranks.size == 1:
             return self.local(trees)
         parts = [(p.tree, *trees[p.tree].select(np.arange(p.start, p.stop))) for p in self.local_pieces(trees)]
@@ -127,7 +129,8 @@ class PolicyLogprobs:
         """Return groups with old log-probs: their own, the engine's, or those of the current weights."""
         if not self.config.recompute_old_logprobs:
             return [replace(group, old_logprob_M=group.tree.logprob) for group in groups]
-        return self._filled(groups, "old_logprob_M")
+        computed = iter(self.gathered([group.tree for group in groups if group.old_logprob_M is None]))
+        return [g if g.old_logprob_M is not None else replace(g, old_logprob_M=next(computed)) for g in groups]
 
     def with_all_logprobs(self, groups: Sequence[Group]) -> list[Group]:
         """Return groups with old log-probs, and with those of the reference if there is one."""
@@ -135,18 +138,12 @@ class PolicyLogprobs:
         if reference is None or all(group.reference_logprob_M is not None for group in with_old):
             return with_old
 
-        def work() -> list[Group]:
+        def work() -> list[FloatArray]:
             self.model.zero_grad(set_to_none=True)  # frees the memory of the last update's gradients
             with reference.in_place():
-                return self._filled(with_old, "reference_logprob_M")
+                return self.gathered([group.tree for group in with_old])
 
-        return self.nodes.run(work)
-
-    def _filled(self, groups: Sequence[Group], name: str) -> list[Group]:
-        """Return groups with the log-probs of the model's weights in a field, where it is None."""
-        trees = [group.tree for group in groups if getattr(group, name) is None]
-        computed = iter(self.gathered(trees) if trees else ())
-        return [g if getattr(g, name) is not None else replace(g, **{name: next(computed)}) for g in groups]
+        return [replace(g, reference_logprob_M=lp) for g, lp in zip(with_old, self.nodes.run(work), strict=True)]
 
 
 def flat_forward(forward: Forward) -> Forward:
