@@ -14,7 +14,7 @@ from rich.console import Console
 from brorl.format import Estimate
 from brorl.planning.advice import (
     PlanResult,
-    advice,
+    advice_lines,
     budget_table,
     format_noise,
     fraction_table,
@@ -104,7 +104,7 @@ def test_tables_fit_into_80_columns() -> None:
 
 
 def test_sentences_say_what_the_numbers_say() -> None:
-    lines = advice(report())
+    lines = advice_lines(report())
     assert lines[0] == "For pass@1, use N = 256 rollouts per prompt."
     assert lines[1] == (
         "With 10 prompts a step takes 1.00 s on this machine, which is the time to spend; the recipe's N = 64 has 20 "
@@ -119,27 +119,27 @@ def test_sentences_say_what_the_numbers_say() -> None:
     assert "not the final result" in lines[4]
     assert "docs/explanation/theory.md" in lines[4]
 
-    alone = advice(report(tied=[1], chosen=1))
+    alone = advice_lines(report(tied=[1], chosen=1))
     assert "N is the recipe's own, which has 16 prompts per step" in alone[1]
     assert "The next is N = 256 with 1.04 [0.94, 1.25] times" in alone[2]
     slow = [replace(one, budget_prompts=0) if one.num_rollouts == 64 else one for one in report().plan.rows]
-    assert "the recipe's N = 64 does not fit" in advice(report(rows=slow))[1]
+    assert "the recipe's N = 64 does not fit" in advice_lines(report(rows=slow))[1]
     assert " - " in shown(budget_table(report(rows=slow)))
 
 
 def test_what_is_uncertain_is_said() -> None:
     unseen = report(p_value=0.3)
-    assert "Uncertain: the mean gradient of 8 prompts is not significantly different from 0" in advice(unseen)[3]
-    assert "pilot_prompts=32" in advice(unseen)[3]
-    assert "3 numbers of rollouts are tied" in advice(report(tied=[0, 1, 2]))[3]
+    assert "Uncertain: the mean gradient of 8 prompts is not significantly different from 0" in advice_lines(unseen)[3]
+    assert "pilot_prompts=32" in advice_lines(unseen)[3]
+    assert "3 numbers of rollouts are tied" in advice_lines(report(tied=[0, 1, 2]))[3]
     rows = report().plan.rows
     wide = replace(rows[2], mixed=Estimate(0.7, 0.5, 0.9))
-    assert "mixed groups at N = 256 is 0.70 [0.50, 0.90]" in advice(report(rows=[*rows[:2], wide, rows[3]]))[3]
+    assert "mixed groups at N = 256 is 0.70 [0.50, 0.90]" in advice_lines(report(rows=[*rows[:2], wide, rows[3]]))[3]
 
 
 def test_nothing_fits() -> None:
     rows = [replace(r, budget_prompts=0) for r in report().plan.rows]
-    (line,) = advice(report(rows=rows, chosen=None, best=None, tied=[]))
+    (line,) = advice_lines(report(rows=rows, chosen=None, best=None, tied=[]))
     assert "No N fits in 1.00 s" in line
     assert "4 prompts" in line
     assert "seconds_per_step" in line

@@ -17,7 +17,7 @@ from brorl.prompts.file_questions import read_source
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.settings import FileSource
 from brorl.prompts.source_questions import split_held_out
-from brorl.tools.calls import Call, Failure, Result, Turn
+from brorl.tools.calls import Call, Failure, ToolResult, Turn
 from brorl.tools.environments import EnvironmentVerifier, calls_text
 from brorl.tools.functions import Tools
 from brorl.tools.of_recipe import environment_verifier
@@ -260,7 +260,7 @@ def test_equal_transcripts_run_once_and_are_seldom_replayed(folder: Path, pile: 
     for number in range(10):
         turn = Turn((call("add", number=number),), 7, history, row(11))
         outcomes = pile.run([turn] * 5)
-        assert outcomes == [[((Result(f"{sum(range(number + 1))} after {[*range(number + 1)]}"),), 7)]] * 5
+        assert outcomes == [[((ToolResult(f"{sum(range(number + 1))} after {[*range(number + 1)]}"),), 7)]] * 5
         history = (*history, *turn.calls)
     assert pile.num_run == before + 10
     assert (folder / "log").read_text().count("new") <= 2  # one per worker; each call on its own would need 10
@@ -351,9 +351,9 @@ def test_failures_of_an_environment(workers: Workers, pile: Tools) -> None:
     ]  # fmt: skip
     results = [outcome[0][0][0] for outcome in tools.run(turns)]
     assert results[:3] == [
-        Result("error: ValueError: thirteen", Failure.RAISED),
-        Result("error: timeout after 0.4 s", Failure.TIMEOUT),
-        Result("error: timeout after 0.8 s", Failure.TIMEOUT),
+        ToolResult("error: ValueError: thirteen", Failure.RAISED),
+        ToolResult("error: timeout after 0.4 s", Failure.TIMEOUT),
+        ToolResult("error: timeout after 0.8 s", Failure.TIMEOUT),
     ]
     assert results[3].text.startswith("error: TypeError: Pile.reset() missing")
-    assert results[4] == Result("0")
+    assert results[4] == ToolResult("0")

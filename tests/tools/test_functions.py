@@ -10,7 +10,7 @@ import pytest
 from transformers.utils import get_json_schema
 
 from brorl.errors import ToolError, UserError
-from brorl.tools.calls import Call, Failure, Result, Turn
+from brorl.tools.calls import Call, Failure, ToolResult, Turn
 from brorl.tools.functions import Tools
 from brorl.tools.settings import ToolSettings
 from brorl.verification.sandbox.pool import Workers
@@ -160,7 +160,7 @@ def tools(folder: Path, loaded: Tools, workers: Workers) -> Tools:
     return Tools(loaded.tools, SETTINGS, workers)
 
 
-def results(tools: Tools, *calls: Call) -> list[Result]:
+def results(tools: Tools, *calls: Call) -> list[ToolResult]:
     """Run each call as a turn of its own."""
     outcomes = tools.run([Turn((one,)) for one in calls])
     assert [[count for _, count in outcome] for outcome in outcomes] == [[1]] * len(calls)
@@ -199,7 +199,7 @@ def test_schemas_are_those_of_transformers(tools: Tools, folder: Path, workers: 
     expected["function"]["name"] = "plus"
     assert renamed.schemas == (expected,)
     assert results(renamed, call("plus", a=1), call("add", a=1)) == [
-        Result("4"), Result("error: there is no tool 'add'; tools: plus", Failure.UNKNOWN_TOOL)
+        ToolResult("4"), ToolResult("error: there is no tool 'add'; tools: plus", Failure.UNKNOWN_TOOL)
     ]  # fmt: skip
 
 
@@ -283,7 +283,7 @@ def test_distinct_calls_run_once_and_counts_add_up(tools: Tools, folder: Path, r
     outcomes = tools.run(turns)
     for turn, outcome in zip(turns, outcomes, strict=True):
         sums = [sum(json.loads(one.arguments).values()) for one in turn.calls]
-        assert outcome == [(tuple(Result(str(value)) for value in sums), turn.count)]
+        assert outcome == [(tuple(ToolResult(str(value)) for value in sums), turn.count)]
     distinct = {tuple(json.loads(one.arguments).values()) for turn in turns for one in turn.calls}
     ran = sorted((a, b) for _, a, b in logged(folder))
     assert ran == sorted(distinct)
@@ -293,7 +293,7 @@ def test_distinct_calls_run_once_and_counts_add_up(tools: Tools, folder: Path, r
 def test_a_tool_that_draws_runs_for_each_rollout_and_equal_results_merge(tools: Tools, folder: Path) -> None:
     turns = [Turn((call("draw", number=2), call("add", a=1)), 40), Turn((call("draw", number=2),) * 2, 30)]
     (first, second) = tools.run(turns)
-    assert {outcome for outcome, _ in first} == {(Result(text), Result("4")) for text in "01"}
+    assert {outcome for outcome, _ in first} == {(ToolResult(text), ToolResult("4")) for text in "01"}
     assert sum(count for _, count in first) == 40
     assert len(second) == len({outcome for outcome, _ in second}) == 4
     assert sum(count for _, count in second) == 30
@@ -330,7 +330,7 @@ def test_results_become_text(tools: Tools, made: Call, text: str) -> None:
     if text == "error":  # UTF-8 has no lone surrogate
         assert result.failure is Failure.RAISED
     else:
-        assert result == Result(text)
+        assert result == ToolResult(text)
 
 
 def test_each_failure_is_told_and_ends_nothing(tools: Tools) -> None:
@@ -365,7 +365,7 @@ def test_each_failure_is_told_and_ends_nothing(tools: Tools) -> None:
         assert result.text.startswith(text), (one, result)
         assert "\n" not in result.text
     assert time.monotonic() - start < 60
-    assert results(tools, call("add", a=1)) == [Result("4")]
+    assert results(tools, call("add", a=1)) == [ToolResult("4")]
     assert tools.num_run == 1 + len(expected) - 2 + 1  # neither the unreadable call nor the unknown tool
 
 
@@ -387,7 +387,7 @@ def test_each_failure_is_told_and_ends_nothing(tools: Tools) -> None:
     ],
 )
 def test_wrong_arguments_are_named(tools: Tools, arguments: str, said: str) -> None:
-    assert results(tools, Call("draw", arguments)) == [Result(f"error: {said}", Failure.WRONG_ARGUMENTS)]
+    assert results(tools, Call("draw", arguments)) == [ToolResult(f"error: {said}", Failure.WRONG_ARGUMENTS)]
     assert tools.num_run == 0
 
 
@@ -416,4 +416,4 @@ def test_a_tool_with_a_result_may_fail(tools: Tools) -> None:
 def test_a_lost_call_ends_the_run_with_the_fix(tools: Tools) -> None:
     with pytest.raises(ToolError, match=r"a call of the tool 'kill' was lost twice \(a worker was lost\); free memory"):
         results(tools, call("kill", number=1))
-    assert results(tools, call("add", a=1)) == [Result("4")]
+    assert results(tools, call("add", a=1)) == [ToolResult("4")]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from brorl.evaluation.settings import EvaluationSettings
-from brorl.training.collapse import CollapseWatch, advice, new_signs
+from brorl.training.collapse import CollapseWatch, new_signs, remedy_for
 from brorl.training.schedule import Evaluations
 from brorl.training.settings import CollapseLimits
 from run_support import SMALL, command, metrics_without_times
@@ -46,8 +46,8 @@ def test_entropy_below_a_share_of_its_start_is_told_once() -> None:
     expected = next(s for s in range(6, 12) if median(entropies[s - 3 : s]) < 0.1 * median(entropies[:3]))
     assert list(found) == [expected] == [8]
     assert found[8] == {"entropy": "the entropy fell from 1.2 to 0.11 nats per token, below 10% of its start"}
-    assert "checkpoints/best" in advice(found[8])
-    assert "optimizer.learning_rate" in advice(found[8])
+    assert "checkpoints/best" in remedy_for(found[8])
+    assert "optimizer.learning_rate" in remedy_for(found[8])
 
 
 def test_a_collapse_is_told_in_one_line() -> None:
@@ -55,7 +55,7 @@ def test_a_collapse_is_told_in_one_line() -> None:
     recall(watch, [update(s, 1.0) for s in range(1, 16)] + [update(s, 0.01) for s in range(16, 21)])
     text = watch.line(update(21, 0.01)) or ""
     assert text.startswith("step 21: the model may be collapsing: the entropy fell")
-    assert text.endswith(advice(["entropy"]))
+    assert text.endswith(remedy_for(["entropy"]))
     assert "\n" not in text
 
 
@@ -128,7 +128,7 @@ def test_several_signs_at_once_and_lines_without_numbers() -> None:
     records[3] = {"step": 3, "update": {"loss": 1.0}}
     found = told(records, CollapseLimits(patience=1), window=2)
     assert [(step, list(signs)) for step, signs in found.items()] == [(6, ["entropy", "reference_kl"])]
-    assert all(word in advice(found[6]) for word in ("KL", "rollouts_per_prompt"))
+    assert all(word in remedy_for(found[6]) for word in ("KL", "rollouts_per_prompt"))
     assert new_signs([], CollapseLimits()) == {}
 
 

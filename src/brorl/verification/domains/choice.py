@@ -13,13 +13,8 @@ from typing import NamedTuple
 
 from brorl.prompts.answer_forms import Box, find_last_box
 from brorl.prompts.science import Choices, places
-from brorl.verification.domains.marked_answer import (
-    ADVERBS,
-    LABEL,
-    denial_after,
-    denial_before,
-    without_next_turn,
-)
+from brorl.verification.domains.denial import denial_after, denial_before
+from brorl.verification.domains.marked_answer import ADVERBS, LABEL, without_next_turn
 from brorl.verification.domains.retraction import retraction
 
 NO_OPTION = "not an option"

@@ -16,12 +16,8 @@ from math import inf
 from brorl.prompts.answer_forms import Box, find_last_box, has_open_box, surrounds_answer
 from brorl.prompts.prompt import Prompt
 from brorl.verdict import CORRECT, NO_ANSWER, TOO_LONG, WRONG, Verdict, is_unverified, verdict_of
-from brorl.verification.domains.marked_answer import (
-    MARKER,
-    denial_after,
-    denial_before,
-    without_next_turn,
-)
+from brorl.verification.domains.denial import denial_after, denial_before
+from brorl.verification.domains.marked_answer import MARKER, without_next_turn
 from brorl.verification.domains.retraction import retraction
 from brorl.verification.domains.units import leading_unit
 from brorl.verification.sandbox.pool import LoadError, WorkerPool
