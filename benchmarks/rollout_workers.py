@@ -27,8 +27,8 @@ import torch
 from harness import Turn, table, timed
 
 from brorl.config.reading import make_config, read_recipe
-from brorl.distributed.supervisor import WorkerPoolConfig
-from brorl.distributed.workers import RayRolloutPool
+from brorl.distributed.actors import RolloutActors
+from brorl.distributed.supervisor import PoolConfig
 from brorl.model.forward import choose_forward
 from brorl.rollout.chosen_engine import build_engine
 from brorl.rollout.engine import Engine, PooledEngine, SampleTask
@@ -88,10 +88,10 @@ def quickstart_engine() -> Engine:
     return build_engine(config, ready.model_path, model, ready.tokenizer, forward, ready.context)
 
 
-def pool_of(number: int) -> RayRolloutPool:
+def pool_of(number: int) -> RolloutActors:
     """Start rollout workers."""
-    pool_config = WorkerPoolConfig("rollout worker", number, lambda _: {"num_cpus": 1}, timeout_s=600.0, max_restarts=0)
-    return RayRolloutPool(quickstart_engine, pool_config, threads=1, echo=lambda line: print(line, file=sys.stderr))
+    pool_config = PoolConfig("rollout worker", number, lambda _: {"num_cpus": 1}, timeout_s=600.0, max_restarts=0)
+    return RolloutActors(quickstart_engine, pool_config, threads=1, echo=lambda line: print(line, file=sys.stderr))
 
 
 def measure(samplers: dict[str, Sample], rounds: int) -> dict[str, list[Turn]]:

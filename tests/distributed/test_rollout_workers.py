@@ -34,12 +34,12 @@ _SAMPLING = SamplingParams(max_new_tokens=20)
 def make_pool(
     build: Callable[[], Engine], number: int, timeout_s: float = 600.0, max_restarts: int = 50
 ) -> tuple[Any, list[str]]:
-    from brorl.distributed.supervisor import WorkerPoolConfig
-    from brorl.distributed.workers import RayRolloutPool
+    from brorl.distributed.actors import RolloutActors
+    from brorl.distributed.supervisor import PoolConfig
 
     lines: list[str] = []
-    pool_config = WorkerPoolConfig("rollout worker", number, lambda _: {"num_cpus": 1}, timeout_s, max_restarts)
-    return RayRolloutPool(build, pool_config, echo=lines.append), lines
+    pool_config = PoolConfig("rollout worker", number, lambda _: {"num_cpus": 1}, timeout_s, max_restarts)
+    return RolloutActors(build, pool_config, echo=lines.append), lines
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ class Owner:
     """Another process that puts weights."""
 
     def put(self, seed: int) -> Any:
-        from brorl.distributed.workers import RemoteWeights
+        from brorl.distributed.actors import RemoteWeights
 
         return RemoteWeights.put(random_weights(seed))
 
@@ -194,7 +194,7 @@ def test_a_worker_that_hangs_is_replaced(rng: np.random.Generator, shared: Any) 
 
 @pytest.mark.slow
 def test_tasks_carry_the_version_of_their_weights(rng: np.random.Generator, shared: Any) -> None:
-    from brorl.distributed.workers import RemoteWeights
+    from brorl.distributed.actors import RemoteWeights
 
     pool, _, _ = shared
     task, local = random_tasks(rng, 1)[0], NativeInBothPrecisions(0)
@@ -220,7 +220,7 @@ def test_an_error_of_the_engine_reaches_the_caller_and_ends_nothing_else(rng: np
     with pytest.raises(OutOfMemoryError, match=r"no row of prompt [23] fits") as caught:
         pooled.sample(SampleTask([[1, 2], [3, 4], LARGE, LARGE, [5, 6]], 4, _SAMPLING, seed=5))
     assert str(caught.value) in ("no row of prompt 2 fits", "no row of prompt 3 fits")
-    assert "In a worker on" in caught.value.__notes__[0]
+    assert "In an actor on" in caught.value.__notes__[0]
     assert "raise OutOfMemoryError" in caught.value.__notes__[0]
     assert pool.done() == []  # the other tasks of the call are discarded
     good = random_tasks(rng, 2)
@@ -333,7 +333,7 @@ def test_an_engine_that_cannot_be_built_is_an_error_at_once() -> None:
 
 @pytest.mark.slow
 def test_weights_are_equal_after_the_object_store(rng: np.random.Generator) -> None:
-    from brorl.distributed.workers import RemoteWeights
+    from brorl.distributed.actors import RemoteWeights
 
     weights = [
         (str(dtype), torch.from_numpy(rng.normal(size=shape)).to(dtype))

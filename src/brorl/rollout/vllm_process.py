@@ -266,7 +266,7 @@ def _arguments(setup: VllmSetup) -> dict[str, Any]:
         "enable_sleep_mode": setup.sleeps,
         "distributed_executor_backend": "uni" if setup.tensor_parallel == 1 else "mp",
         "use_tqdm_on_load": False,
-        "worker_extension_cls": "brorl.rollout.vllm_worker.WorkerMethods",
+        "worker_extension_cls": "brorl.rollout.vllm_extension.VllmExtension",
     }
     if setup.lora:
         rank = next(size for size in VLLM_RANKS if size >= setup.lora.rank)
