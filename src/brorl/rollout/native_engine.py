@@ -44,7 +44,7 @@ class NativeEngine:
     """Samples trees with the model itself.
 
     The memory limit decides which rows are computed together, and thus how their logits are rounded. A draw close to
-    the border between two tokens can then give the other token. The tree is then another sample of the same
+    the border between two tokens can then give the other token. The tree is then a different sample of the same
     distribution, and its log-probs belong to its own tokens, up to rounding.
 
     Args:

@@ -1,4 +1,4 @@
-"""One vLLM engine, in a process of its own or in this one; only this module and its worker import vllm.
+"""One vLLM engine, in a process of its own or in this one; only this module and `vllm_extension` import vllm.
 
 A version whose interfaces were not checked is an error, and so is a model whose attention vLLM does not run on this
 device. vLLM decodes a request of n responses as n separate rows with the seeds seed, seed + 1, ... Through the prefix

@@ -1,7 +1,7 @@
 """Asynchronous sampling: a collector whose pool samples the next groups while the learner learns.
 
 A step gets its groups as soon as enough are done. `Backlog` bounds their staleness and their number. One thread takes
-results from the pool, and another one verifies them and submits tasks. A step takes groups in the order in which they
+results from the pool, and a second one verifies them and submits tasks. A step takes groups in the order in which they
 complete, so a repeated run differs.
 """
 

@@ -125,7 +125,7 @@ class RetryPolicy:
         return [group for group in enough if group.is_mixed or not self._mixed_only]
 
     def add(self, groups: Sequence[Group]) -> None:
-        """Count a round. One that infrastructure failures spoiled says nothing about the prompts."""
+        """Count a round. Infrastructure failures say nothing about the prompts."""
         self._last = groups
         unverified, kept = _num_unverified(groups), any(group.verified for group in groups)
         lost = 2 * unverified > _num_rollouts(groups) or (unverified > 0 and not kept)

@@ -323,7 +323,7 @@ class TreeLearner:
         return {"optimizer": self._optimizer.state_dict(), **state, **snapshots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Learner`. A ValueError says what the state lacks, or that it belongs to another model."""
+        """See `Learner`. A ValueError names what the state lacks, or that it belongs to a different model."""
         state = in_memory(state, self._trained, [snapshot.name for snapshot in self._snapshots])
         for snapshot in self._snapshots:
             if snapshot.name not in state:

@@ -40,7 +40,7 @@ class TrialResponses(NamedTuple):
 
     right: str  # contains the reference answer
     wrong: Sequence[str]  # contain other answers; at least one should be incorrect
-    # Whether the verifier must accept `right`. A user's function may expect another form of response.
+    # Whether the verifier must accept `right`. A user's function may expect a different form of response.
     certain: bool = True
 
 
