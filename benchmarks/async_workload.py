@@ -124,9 +124,8 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
     collector.publish(learner.weights(), 0)
     for step in range(1, args.steps + 1):
         batch = collector.next_batch(step)
-        assert batch.staleness is not None
-        staleness += batch.staleness.updates
-        late += batch.staleness.num_became_late
+        staleness += [step - 1 - group.version for group in batch.groups]
+        late += batch.ahead["prompts_late"]
         samples += batch.summary()["samples"]
         update = learner.learn(batch.groups, advantage_estimator(AdvantageSettings()), derived_seed(seed, step))
         mismatch.append(update.mismatch_kl or 0.0)

@@ -20,6 +20,7 @@ from brorl.config.settings import TrainConfig
 from brorl.model.forward import choose_forward
 from brorl.model.kernels import use_kernels
 from brorl.prompts.prompt import Prompt
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.training.learner import TreeLearner
@@ -41,12 +42,12 @@ def rows(repeats: int) -> Iterator[tuple[object, ...]]:
         learner = TreeLearner(
             model, TrainConfig(optimizer=OptimizerSettings(learning_rate=1e-7, mini_batches=1)), forward=forward
         )
-        tree = engine.sample([prompt], num_rollouts, sampling, 0)[0]
+        tree = engine.sample(SampleTask([prompt], num_rollouts, sampling, 0))[0]
         correct_L = rng.random(tree.num_responses) < 0.3
         group = Group(Prompt("p", "?", tuple(prompt), "a", "d"), tree, correct_L, correct_L.astype(float))
 
         def sample(by: NativeEngine = engine, seed: int = 1) -> list[RolloutTree]:
-            return by.sample([prompt], num_rollouts, sampling, seed)  # noqa: B023
+            return by.sample(SampleTask([prompt], num_rollouts, sampling, seed))  # noqa: B023
 
         calls = {
             ("off", "sampling"): sample,

@@ -19,6 +19,7 @@ from brorl.algorithms.settings import AdvantageSettings, ImportanceCorrection, K
 from brorl.config.settings import TrainConfig
 from brorl.model.load import load_model, load_tokenizer
 from brorl.prompts.prompt import Prompt
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.training.learner import TreeLearner
@@ -59,7 +60,7 @@ def main() -> None:
     end = load_tokenizer("quickstart").eos_token_id
     rng = np.random.default_rng(0)
     prompts = rng.integers(4, 16, (NUM_PROMPTS, PROMPT_TOKENS)).tolist()
-    trees = NativeEngine(model, end).sample(prompts, NUM_ROLLOUTS, SamplingParams(max_new_tokens=12), 0)
+    trees = NativeEngine(model, end).sample(SampleTask(prompts, NUM_ROLLOUTS, SamplingParams(max_new_tokens=12), 0))
     groups = []
     for tree in trees:
         correct_L = rng.random(tree.num_responses) < 0.3

@@ -18,6 +18,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from brorl.rollout.engine import SampleTask
+
 MODELS = {
     "5M": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "vocab_size": 1024},
     "20M": {"hidden_size": 384, "intermediate_size": 1152, "num_hidden_layers": 8, "vocab_size": 8192},
@@ -90,7 +92,7 @@ def measure(name: str, variant: str) -> dict[str, object]:
     for step in range(2):
         bytes_in_use(device)
         reset_peak(device)
-        trees = engine.sample(prompts, num_rollouts, SamplingParams(max_new_tokens=new_tokens), seed=step)
+        trees = engine.sample(SampleTask(prompts, num_rollouts, SamplingParams(max_new_tokens=new_tokens), seed=step))
         sampled = max(sampled, peak_bytes(device) - before)
         if step:
             break

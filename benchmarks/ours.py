@@ -18,6 +18,7 @@ from brorl.algorithms.groups import Group
 from brorl.config.settings import TrainConfig
 from brorl.model.forward import choose_forward
 from brorl.prompts.prompt import Prompt
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.training.learner import TreeLearner
@@ -87,7 +88,7 @@ def measure(job: Job, workload: Workload, turns: Turns) -> None:
 def our_generation(step: Step, prompts: list[Prompt], num_rollouts: int, seed: int) -> Run:
     """Sample one tree per prompt."""
     start, cpu_start = time.perf_counter(), time.process_time()
-    trees = step.engine.sample([p.token_ids for p in prompts], num_rollouts, step.sampling, seed)
+    trees = step.engine.sample(SampleTask([p.token_ids for p in prompts], num_rollouts, step.sampling, seed))
     parts = {"generation": time.perf_counter() - start}
     return tree_run(parts, time.process_time() - cpu_start, trees, {})
 
@@ -100,7 +101,7 @@ def our_step(step: Step, prompts: list[Prompt], num_rollouts: int, seed: int) ->
     """
     cpu_start = time.process_time()
     times = [time.perf_counter()]
-    trees = step.engine.sample([p.token_ids for p in prompts], num_rollouts, step.sampling, seed)
+    trees = step.engine.sample(SampleTask([p.token_ids for p in prompts], num_rollouts, step.sampling, seed))
     times.append(time.perf_counter())
     verifiers = {prompts[0].domain: step.verifier}
     graded = grade(prompts, trees, verifiers, partial(seen_text, decode=step.decode), step.accept_truncated)

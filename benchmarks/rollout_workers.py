@@ -27,11 +27,11 @@ import torch
 from harness import Turn, table, timed
 
 from brorl.config.reading import make_config, read_recipe
-from brorl.distributed.supervisor import WorkerPoolConfig
-from brorl.distributed.workers import RayRolloutPool
+from brorl.distributed.actors import RolloutActors
+from brorl.distributed.supervisor import PoolConfig
 from brorl.model.forward import choose_forward
 from brorl.rollout.chosen_engine import build_engine
-from brorl.rollout.engine import Engine, PooledEngine
+from brorl.rollout.engine import Engine, PooledEngine, SampleTask
 from brorl.sampling import SamplingParams
 from brorl.training.inputs import prepare_run
 from brorl.training.local_parts import build_model
@@ -54,14 +54,11 @@ def main() -> None:
     size, num_rollouts = options.prompts_per_task, options.num_rollouts
 
     def in_tasks(engine: Engine, seed: int) -> list[RolloutTree]:
-        return [
-            tree
-            for first in range(0, len(prompts), size)
-            for tree in engine.sample(prompts[first : first + size], num_rollouts, sampling, seed, first)
-        ]
+        whole = SampleTask(prompts, num_rollouts, sampling, seed)
+        return [tree for task in whole.split(size) for tree in engine.sample(task)]
 
     def in_one_call(engine: Engine, seed: int) -> list[RolloutTree]:
-        return engine.sample(prompts, num_rollouts, sampling, seed)
+        return engine.sample(SampleTask(prompts, num_rollouts, sampling, seed))
 
     local = quickstart_engine()
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
@@ -91,10 +88,10 @@ def quickstart_engine() -> Engine:
     return build_engine(config, ready.model_path, model, ready.tokenizer, forward, ready.context)
 
 
-def pool_of(number: int) -> RayRolloutPool:
+def pool_of(number: int) -> RolloutActors:
     """Start rollout workers."""
-    pool_config = WorkerPoolConfig("rollout worker", number, lambda _: {"num_cpus": 1}, timeout_s=600.0, max_restarts=0)
-    return RayRolloutPool(quickstart_engine, pool_config, threads=1, echo=lambda line: print(line, file=sys.stderr))
+    pool_config = PoolConfig("rollout worker", number, lambda _: {"num_cpus": 1}, timeout_s=600.0, max_restarts=0)
+    return RolloutActors(quickstart_engine, pool_config, threads=1, echo=lambda line: print(line, file=sys.stderr))
 
 
 def measure(samplers: dict[str, Sample], rounds: int) -> dict[str, list[Turn]]:

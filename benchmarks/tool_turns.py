@@ -21,7 +21,7 @@ from brorl.api.arguments import resolve_config
 from brorl.model.forward import choose_forward
 from brorl.model.load import end_tokens, load_model
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.engine import prompt_seeds
+from brorl.rollout.engine import SampleTask, prompt_seed
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tools.calculator import calculator
@@ -72,7 +72,7 @@ def by_tree(task: Task, num_rollouts: int, seed: int) -> Outcome:
     """Sample all rollouts of the prompts as trees."""
     ran, start = task.toolbox.tools.num_run, time.perf_counter()
     engine = with_turns(task.engine, task.toolbox)
-    trees = engine.sample([prompt.token_ids for prompt in task.prompts], num_rollouts, task.sampling, seed)
+    trees = engine.sample(SampleTask([prompt.token_ids for prompt in task.prompts], num_rollouts, task.sampling, seed))
     seconds = time.perf_counter() - start
     tokens = sum(len(prompt.token_ids) for prompt in task.prompts) + sum(tree.num_nodes for tree in trees)
     for tree in trees:  # the next turn of a distinct transcript computes what precedes its result again
@@ -87,7 +87,11 @@ def by_rollout(task: Task, num_rollouts: int, seed: int) -> Outcome:
     start, tokens, made = time.perf_counter(), 0, 0
     rows = [list(prompt.token_ids) for prompt in task.prompts for _ in range(num_rollouts)]
     for turns_left in range(task.toolbox.settings.max_turns - 1, -1, -1):
-        trees = task.engine.sample(rows, 1, task.sampling, prompt_seeds(100 * seed + turns_left, len(rows)))
+        trees = task.engine.sample(
+            SampleTask(
+                rows, 1, task.sampling, [prompt_seed(100 * seed + turns_left, number) for number in range(len(rows))]
+            )
+        )
         tokens += sum(map(len, rows)) + sum(tree.num_nodes for tree in trees)
         longer = []
         for row, tree in zip(rows, trees, strict=True):

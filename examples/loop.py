@@ -28,6 +28,7 @@ from brorl.prompts.countdown import countdown_puzzles, countdown_questions, spli
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.verification.domains.countdown import CountdownVerifier
 
@@ -79,7 +80,7 @@ def main(num_rollouts: int = 512, steps: int = 60) -> None:
     generator = np.random.default_rng(0)
 
     def sample(prompts: Sequence[Prompt], seed: int) -> list[Group]:
-        trees = engine.sample([p.token_ids for p in prompts], num_rollouts, SAMPLING, seed)
+        trees = engine.sample(SampleTask([p.token_ids for p in prompts], num_rollouts, SAMPLING, seed))
         return [verify(prompt, tree, tokenizer) for prompt, tree in zip(prompts, trees, strict=True)]
 
     def evaluate() -> str:

@@ -34,6 +34,7 @@ from brorl.prompts.countdown import (
 )
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.verification.domains.countdown import CountdownVerifier
@@ -188,10 +189,12 @@ def measure(
     prompts = render(countdown_questions(puzzles), PromptFormat(), tokenizer)
     engine = NativeEngine(model, eos_token_id=EOS)
     trees = engine.sample(
-        [list(prompt.token_ids) for prompt in prompts],
-        num_rollouts,
-        SamplingParams(max_new_tokens=16),
-        seed=seed,
+        SampleTask(
+            [list(prompt.token_ids) for prompt in prompts],
+            num_rollouts,
+            SamplingParams(max_new_tokens=16),
+            seed=seed,
+        )
     )
     graded = grade(
         prompts,

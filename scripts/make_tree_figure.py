@@ -22,6 +22,7 @@ from brorl import RolloutTree, SamplingParams
 from brorl.model.load import end_tokens, load_model, load_tokenizer
 from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.prompt import Prompt
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.verification.domains.countdown import CountdownVerifier
 
@@ -43,7 +44,7 @@ def main() -> None:
     prompt = Prompt("puzzle", PUZZLE.text, token_ids, PUZZLE.reference, "countdown")
     engine = NativeEngine(model, end_tokens(model, tokenizer))
     sampling = SamplingParams(max_new_tokens=16)
-    (tree,) = engine.sample([token_ids], num_rollouts=NUM_ROLLOUTS, sampling=sampling, seed=0)
+    (tree,) = engine.sample(SampleTask([token_ids], num_rollouts=NUM_ROLLOUTS, sampling=sampling, seed=0))
     draw(tree, prompt, tokenizer)
     print(f"{tree.num_sampled_tokens} sampled tokens, {tree.num_unique_tokens} computed, {tree.leaf.size} responses")
 

@@ -21,7 +21,7 @@ from brorl.model.forward import Forward
 from brorl.model.logprobs import NextToken
 from brorl.model.tree_path import TreeForward, tree_logprobs
 from brorl.rollout.chosen_engine import build_engine
-from brorl.rollout.engine import Engine
+from brorl.rollout.engine import Engine, SampleTask
 from brorl.runs.run_directory import RunDirectory
 from brorl.sampling import SamplingParams
 from brorl.training.collector import SyncCollector
@@ -92,7 +92,7 @@ def test_a_rounded_copy_samples_and_the_learner_corrects_for_it(tiny: Path) -> N
     def engine(settings: TrainConfig, forward: TreeForward | FlatForward) -> Engine:
         return build_engine(settings, str(tiny), model, inputs.tokenizer, forward, inputs.context)
 
-    (tree,) = engine(settings, forward).sample([(3, 4, 5)], 64, SamplingParams(max_new_tokens=8), seed=0)
+    (tree,) = engine(settings, forward).sample(SampleTask([(3, 4, 5)], 64, SamplingParams(max_new_tokens=8), seed=0))
     with torch.no_grad():
         (exact,) = tree_logprobs(model, [tree])
     error = np.abs(tree.logprob - exact.double().numpy())

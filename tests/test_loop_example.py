@@ -16,6 +16,7 @@ from brorl.model.load import load_model, load_tokenizer
 from brorl.prompts.countdown import countdown_puzzles, countdown_questions
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.training.learner import TreeLearner
 from recipes import recipe
@@ -40,7 +41,7 @@ def test_its_updates_are_those_of_the_learner(loop: ModuleType, rng: np.random.G
     chosen = [puzzles[i] for i in rng.integers(len(puzzles), size=6)]
     prompts = render(countdown_questions(chosen), PromptFormat(), tokenizer)
     trees = NativeEngine(own, tokenizer.eos_token_id).sample(
-        [p.token_ids for p in prompts], 32, loop.SAMPLING, int(rng.integers(2**31))
+        SampleTask([p.token_ids for p in prompts], 32, loop.SAMPLING, int(rng.integers(2**31)))
     )
     groups = [loop.verify(prompt, tree, tokenizer) for prompt, tree in zip(prompts, trees, strict=True)]
     mixed: list[Group] = [group for group in groups if group.is_mixed]

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from brorl.model.load import end_tokens, load_model, load_tokenizer
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 
@@ -114,7 +115,7 @@ def test_untrained_model_loads_chats_and_samples(
 
     (stop,) = end_tokens(model, tokenizer)
     assert tokenizer.decode([stop]) == "<|end|>"
-    tree = NativeEngine(model, stop).sample([ids], 8, SamplingParams(max_new_tokens=12), seed=0)[0]
+    tree = NativeEngine(model, stop).sample(SampleTask([ids], 8, SamplingParams(max_new_tokens=12), seed=0))[0]
     assert tree.num_rollouts == 8
 
 

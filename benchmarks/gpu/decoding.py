@@ -28,6 +28,7 @@ from transformers_generation import generated
 
 from brorl.model.kernels import CompileChoice, use_kernels
 from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native.graphs import GraphChoice
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
@@ -89,7 +90,9 @@ class Decoding:
         engine = NativeEngine(model, NO_END_TOKEN, rows.memory_bytes, graphs=graphs, echo=said.append)
 
         def sample(tokens: int) -> list[RolloutTree]:
-            return engine.sample(self._prompts, rows.num_rollouts, SamplingParams(max_new_tokens=tokens), rows.seed)
+            return engine.sample(
+                SampleTask(self._prompts, rows.num_rollouts, SamplingParams(max_new_tokens=tokens), rows.seed)
+            )
 
         facts = self._facts(model, sample, before)
         profiles = []
@@ -154,7 +157,7 @@ class Decoding:
 
             def sample(tokens: int) -> list[RolloutTree]:
                 sampling = SamplingParams(max_new_tokens=tokens, min_new_tokens=tokens - 1)  # the stop token comes last
-                return engine.sample(self._prompts, rows.num_rollouts, sampling, rows.seed)
+                return engine.sample(SampleTask(self._prompts, rows.num_rollouts, sampling, rows.seed))
 
             try:
                 facts = self._facts(model, sample, 0)

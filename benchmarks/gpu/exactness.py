@@ -39,6 +39,7 @@ from brorl.config.settings import TrainConfig
 from brorl.model.kernels import use_kernels
 from brorl.model.logprobs import PLAIN
 from brorl.prompts.prompt import Prompt
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.rollout.settings import EngineSettings
 from brorl.sampling import SamplingParams
@@ -168,7 +169,7 @@ class Trial:
         """Sample with the native engine."""
         engine = NativeEngine(model, NO_END_TOKEN, forward=FLAT if flat else None)
         sampling = SamplingParams(max_new_tokens=self.max_new_tokens)
-        return engine.sample(self.prompts, self.num_rollouts, sampling, self.seed)
+        return engine.sample(SampleTask(self.prompts, self.num_rollouts, sampling, self.seed))
 
 
 def learner_part(kind: str, precision: Precision, device: Device, trial: Trial) -> Findings:
@@ -239,7 +240,7 @@ def engine_part(kind: str, precision: Precision, device: Device, trial: Trial) -
         engines["without kernels"] = NativeEngine(sampler, NO_END_TOKEN)
     for name, engine in engines.items():
         use_kernels("off" if name == "without kernels" else "auto")
-        others = engine.sample(trial.prompts, trial.num_rollouts, sampling, trial.seed)
+        others = engine.sample(SampleTask(trial.prompts, trial.num_rollouts, sampling, trial.seed))
         got = [torch.tensor(tree.logprob) for tree in others]
         with torch.no_grad():
             errors = logprob_errors(got, [plain_logprobs(reference, tree) for tree in others])
@@ -282,7 +283,9 @@ def _greedy(
     """Compare greedy decoding with `generate`; in bfloat16 compare each token with the reference's best."""
     tokens, device = trial.max_new_tokens, sampler.device
     engine = NativeEngine(sampler, NO_END_TOKEN, forward=FLAT if flat else None)
-    trees = engine.sample(trial.prompts, 2, SamplingParams(temperature=0, max_new_tokens=tokens), trial.seed)
+    trees = engine.sample(
+        SampleTask(trial.prompts, 2, SamplingParams(temperature=0, max_new_tokens=tokens), trial.seed)
+    )
     if precision == "bfloat16":
         gaps = []
         for tree in trees:
@@ -404,7 +407,7 @@ def long_part(device: Device, trial: LongTrial) -> Findings:
     rng = np.random.default_rng(trial.seed)
     prompt = rng.integers(0, config.vocab_size, trial.prompt_tokens).tolist()
     sampling = SamplingParams(max_new_tokens=trial.max_new_tokens)
-    trees = NativeEngine(model, NO_END_TOKEN).sample([prompt], trial.num_rollouts, sampling, trial.seed)
+    trees = NativeEngine(model, NO_END_TOKEN).sample(SampleTask([prompt], trial.num_rollouts, sampling, trial.seed))
     weights = [torch.from_numpy(rng.normal(size=tree.num_unique_tokens)).to(device.name) for tree in trees]
     model.train()
 

@@ -1,4 +1,4 @@
-"""A verdict: what a verifier says of one response, and the reasons that the metrics count."""
+"""A verdict is the result of verifying one response. The metrics count its reasons."""
 
 from dataclasses import dataclass
 from math import isfinite

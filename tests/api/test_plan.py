@@ -112,7 +112,7 @@ def test_a_check_from_python_is_that_of_the_command(capsys: pytest.CaptureFixtur
     for row in table.rows:
         assert all(word in outcome.out.split() for cell in row for word in cell.split())
     assert result.forecast is None
-    assert [trial.right.verdict.correct for trial in result.trials] == [True]
+    assert [trial.right_verdict.correct for trial in result.trials] == [True]
     assert "settings of quickstart: ok" in result._repr_html_()
 
 

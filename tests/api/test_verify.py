@@ -1,6 +1,7 @@
 """`brorl verify`: new verdicts against plain evaluation, agreement against counting, and its errors."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,13 @@ def test_verdicts_and_agreement_against_plain_counting(suffix: str, key: str, rn
     result = verify(write(f"responses{suffix}", rows), data=data, progress=False)
     assert [(r.question.id, r.verdict.correct, r.response.correct) for r in result.rescored] == expected
     pairs = [(stored, now) for _, now, stored in expected]
-    found = result.agreement
-    assert found.both_correct == pairs.count((True, True))
-    assert found.both_incorrect == pairs.count((False, False))
-    assert found.only_stored == pairs.count((True, False))
-    assert found.only_new == pairs.count((False, True))
-    assert found.fraction == pytest.approx(np.mean([stored == now for stored, now in pairs]))
-    assert result.agrees == (found.fraction == 1)
+    counts = {pair: f"{pairs.count(pair):,}" for pair in product((True, False), repeat=2)}
+    assert result.tables[-1].rows == (
+        ("stored correct", counts[True, True], counts[True, False]),
+        ("stored incorrect", counts[False, True], counts[False, False]),
+    )
+    assert result.agreement == pytest.approx(np.mean([stored == now for stored, now in pairs]))
+    assert result.agrees == (result.agreement == 1)
     assert [one.response.location for one in result.disagreements] == [
         one.response.location for one, (stored, now) in zip(result.rescored, pairs, strict=True) if stored != now
     ]
@@ -90,7 +91,7 @@ def test_each_distinct_response_is_verified_once() -> None:
     )
     assert len(Path("calls").read_text().splitlines()) == 6
     assert [one.verdict.correct for one in result.rescored] == [i % 3 == 1 + i % 2 for i in range(24)]
-    assert result.agreement.number == 0
+    assert not result.compared
     assert not result.agrees
     assert "6 distinct responses" in printed(result)
 
@@ -110,7 +111,7 @@ def test_rollouts_and_evaluations_of_a_run_reach_their_verdicts_again() -> None:
     ]
     assert now == [(row["correct"], row["score"], row["extracted"], row["reason"]) for row in table]
     compared = sum(row["reason"] != "truncated" for row in table)
-    assert (result.agreement.fraction, result.agreement.number) == (1.0, compared)
+    assert (result.agreement, len(result.compared)) == (1.0, compared)
     for stored in "run/rollouts", "run/evaluations/step-000001.parquet":
         again = command("verify", stored, "--data=run", "--require-agreement")
         assert (again.code, again.err) == (0, ""), again

@@ -37,6 +37,7 @@ from ours import tree_work
 from torch.utils.flop_counter import FlopCounterMode
 
 from brorl.model.tree_path import TreeForward
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
@@ -123,7 +124,7 @@ def check_decoding(facts: dict[str, Any], ceilings: dict[str, float]) -> None:
     model = rows.model.load(CPU, rows.prompt_tokens + rows.max_new_tokens, rows.seed).to(torch.bfloat16)
     prompts = np.random.default_rng(rows.seed).integers(1, model.config.vocab_size - 1, shape).tolist()
     sampling = SamplingParams(max_new_tokens=rows.max_new_tokens)
-    trees = NativeEngine(model, NO_END_TOKEN).sample(prompts, rows.num_rollouts, sampling, rows.seed)
+    trees = NativeEngine(model, NO_END_TOKEN).sample(SampleTask(prompts, rows.num_rollouts, sampling, rows.seed))
     distinct = [len(prefixes(tree, rows.max_new_tokens)) for tree in trees]
     assert facts["unique_fraction"] == pytest.approx(sum(distinct) / num_tokens)
     fed = [prefix for tree in trees for prefix in prefixes(tree, rows.max_new_tokens - 1)]

@@ -16,11 +16,11 @@ pytest.importorskip("ray")
 from ray._private import worker
 
 from brorl.config.reading import flat_settings, make_config, read_recipe
+from brorl.distributed.actors import EngineActor
 from brorl.distributed.cluster import RayCluster, _send_messages_of_ray, check_versions
 from brorl.distributed.remote_learner import LearnerRank, check_shared
 from brorl.distributed.remote_parts import build_cluster, place_learner, place_pool
 from brorl.distributed.settings import ClusterSettings
-from brorl.distributed.workers import EngineWorker
 from brorl.errors import FirstRankError, UserError
 from brorl.rollout.engine import SampleTask
 from brorl.sampling import SamplingParams
@@ -87,7 +87,7 @@ def test_processes_that_share_a_gpu_are_told_so(placement: str, dtype: str, monk
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr("brorl.distributed.workers.RayRolloutPool", Pool)
+    monkeypatch.setattr("brorl.distributed.actors.RolloutActors", Pool)
     monkeypatch.setattr("brorl.distributed.remote_learner.RemoteLearner", lambda *given: made.update(sent=given[-1]))
     monkeypatch.setattr("brorl.distributed.remote_parts.VllmEngine", lambda settings, *_, **__: settings)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -106,7 +106,7 @@ def test_a_rollout_worker_returns_its_cache_after_a_task_if_it_shares_its_gpu(
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty"))
     engine: Any = SimpleNamespace(version=0, sample=lambda *_: events.append("sample"))
-    worker = EngineWorker(lambda: engine, 1, shares_gpu)
+    worker = EngineActor(lambda: engine, 1, shares_gpu)
     worker.sample(SampleTask([[1]], 1, SamplingParams(max_new_tokens=2), 0))
     assert events == (["sample", "empty"] if shares_gpu else ["sample"])
 

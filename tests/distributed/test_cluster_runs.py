@@ -306,8 +306,8 @@ class _Kills:
     """
 
     def __init__(self, kill_at: dict[str, int], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+        from brorl.distributed.actors import RolloutActors, VerifierActors
         from brorl.distributed.remote_learner import RemoteLearner
-        from brorl.distributed.workers import RayRolloutPool, VerifierWorkers
 
         self.counts = {"learner": 0, "rollout": 0}
         self.done: set[str] = set()
@@ -316,8 +316,8 @@ class _Kills:
         monkeypatch.undo()
         places: list[tuple[str, Any, str, Callable[[Any], int]]] = [
             ("learner", RemoteLearner, "_wait", lambda learner: rng.choice(self._ranks[id(learner)])),
-            ("rollout", RayRolloutPool, "submit", lambda pool: rng.choice([pid for _, pid in pool.supervisor.started])),
-            ("verifier", VerifierWorkers, "verify", lambda workers: workers.supervisor.started[0][1]),
+            ("rollout", RolloutActors, "submit", lambda pool: rng.choice([pid for _, pid in pool.supervisor.started])),
+            ("verifier", VerifierActors, "verify", lambda workers: workers.supervisor.started[0][1]),
         ]
         for kind, owner, method, process in places:
             monkeypatch.setattr(owner, method, self._counting(kind, getattr(owner, method), process))

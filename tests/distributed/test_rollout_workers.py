@@ -16,7 +16,7 @@ from worker_engines import HUNG, LARGE, Fatal, NativeInBothPrecisions, unbuildab
 
 from brorl.activity import Activity, Decoding
 from brorl.errors import LearnerLostError, OutOfMemoryError, WorkersLostError
-from brorl.rollout.engine import Engine, PooledEngine, SampledTask, SampleTask, prompt_seed, prompt_seeds
+from brorl.rollout.engine import Engine, PooledEngine, SampledTask, SampleTask, prompt_seed
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from small_models import small_model
@@ -34,12 +34,12 @@ _SAMPLING = SamplingParams(max_new_tokens=20)
 def make_pool(
     build: Callable[[], Engine], number: int, timeout_s: float = 600.0, max_restarts: int = 50
 ) -> tuple[Any, list[str]]:
-    from brorl.distributed.supervisor import WorkerPoolConfig
-    from brorl.distributed.workers import RayRolloutPool
+    from brorl.distributed.actors import RolloutActors
+    from brorl.distributed.supervisor import PoolConfig
 
     lines: list[str] = []
-    pool_config = WorkerPoolConfig("rollout worker", number, lambda _: {"num_cpus": 1}, timeout_s, max_restarts)
-    return RayRolloutPool(build, pool_config, echo=lines.append), lines
+    pool_config = PoolConfig("rollout worker", number, lambda _: {"num_cpus": 1}, timeout_s, max_restarts)
+    return RolloutActors(build, pool_config, echo=lines.append), lines
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def random_tasks(rng: np.random.Generator, number: int) -> list[SampleTask]:
 
 
 def sampled(local: NativeInBothPrecisions, task: SampleTask) -> list[RolloutTree]:
-    return local.sample(task.prompts, task.num_rollouts, task.sampling, task.seed)
+    return local.sample(task)
 
 
 def all_done(pool: Any, tickets: Iterable[int]) -> dict[int, SampledTask]:
@@ -93,10 +93,15 @@ def test_trees_do_not_depend_on_the_number_of_workers(rng: np.random.Generator, 
             pooled = PooledEngine(pool, prompts_per_task=2)
             pooled.load_weights(weights, version=1)
             for seed in (2 * draw, 2 * draw + 1):
-                cuts, seeds = [slice(i, i + 2) for i in range(0, 9, 2)], prompt_seeds(seed, 9)
-                parts = [local.sample(prompts[cut], rollouts[cut], _SAMPLING, seeds[cut]) for cut in cuts]
-                assert pooled.sample(prompts, rollouts, _SAMPLING, seed) == [tree for part in parts for tree in part]
-        assert pooled.sample([], 3, _SAMPLING, draw) == []
+                cuts, seeds = (
+                    [slice(i, i + 2) for i in range(0, 9, 2)],
+                    [prompt_seed(seed, number) for number in range(9)],
+                )
+                parts = [local.sample(SampleTask(prompts[cut], rollouts[cut], _SAMPLING, seeds[cut])) for cut in cuts]
+                assert pooled.sample(SampleTask(prompts, rollouts, _SAMPLING, seed)) == [
+                    tree for part in parts for tree in part
+                ]
+        assert pooled.sample(SampleTask([], 3, _SAMPLING, draw)) == []
     finally:
         for pool in pools[1:]:
             pool.close()
@@ -106,7 +111,7 @@ class Owner:
     """Another process that puts weights."""
 
     def put(self, seed: int) -> Any:
-        from brorl.distributed.workers import RemoteWeights
+        from brorl.distributed.actors import RemoteWeights
 
         return RemoteWeights.put(random_weights(seed))
 
@@ -189,7 +194,7 @@ def test_a_worker_that_hangs_is_replaced(rng: np.random.Generator, shared: Any) 
 
 @pytest.mark.slow
 def test_tasks_carry_the_version_of_their_weights(rng: np.random.Generator, shared: Any) -> None:
-    from brorl.distributed.workers import RemoteWeights
+    from brorl.distributed.actors import RemoteWeights
 
     pool, _, _ = shared
     task, local = random_tasks(rng, 1)[0], NativeInBothPrecisions(0)
@@ -213,9 +218,9 @@ def test_an_error_of_the_engine_reaches_the_caller_and_ends_nothing_else(rng: np
     lines.clear()
     pooled = PooledEngine(pool)
     with pytest.raises(OutOfMemoryError, match=r"no row of prompt [23] fits") as caught:
-        pooled.sample([[1, 2], [3, 4], LARGE, LARGE, [5, 6]], 4, _SAMPLING, seed=5)
+        pooled.sample(SampleTask([[1, 2], [3, 4], LARGE, LARGE, [5, 6]], 4, _SAMPLING, seed=5))
     assert str(caught.value) in ("no row of prompt 2 fits", "no row of prompt 3 fits")
-    assert "In a worker on" in caught.value.__notes__[0]
+    assert "In an actor on" in caught.value.__notes__[0]
     assert "raise OutOfMemoryError" in caught.value.__notes__[0]
     assert pool.done() == []  # the other tasks of the call are discarded
     good = random_tasks(rng, 2)
@@ -290,13 +295,15 @@ def test_an_observer_can_end_a_call(rng: np.random.Generator, shared: Any) -> No
     hang.touch()
     engine = PooledEngine(pool, observe=stop_after_three)
     with pytest.raises(StoppedError):
-        engine.sample([*prompts, HUNG], 6, _SAMPLING, seed=1)  # the last task never ends
+        engine.sample(SampleTask([*prompts, HUNG], 6, _SAMPLING, seed=1))  # the last task never ends
     hang.unlink()
     assert [one.finished for one in seen] == sorted(one.finished for one in seen)
     assert {one.rollouts for one in seen} == {30}
     assert pool.done() == []
     whole: list[Decoding] = []
-    trees = PooledEngine(pool, prompts_per_task=3, observe=whole.append).sample(prompts, 6, _SAMPLING, seed=1)
+    trees = PooledEngine(pool, prompts_per_task=3, observe=whole.append).sample(
+        SampleTask(prompts, 6, _SAMPLING, seed=1)
+    )
     last = whole[-1]
     assert (last.finished, last.rollouts) == (24, 24)
     assert last.tokens == sum(len(tree.token) for tree in trees)
@@ -326,7 +333,7 @@ def test_an_engine_that_cannot_be_built_is_an_error_at_once() -> None:
 
 @pytest.mark.slow
 def test_weights_are_equal_after_the_object_store(rng: np.random.Generator) -> None:
-    from brorl.distributed.workers import RemoteWeights
+    from brorl.distributed.actors import RemoteWeights
 
     weights = [
         (str(dtype), torch.from_numpy(rng.normal(size=shape)).to(dtype))

@@ -65,14 +65,12 @@ def failing() -> Mapping[str, Verifier]:
 
 
 def make_workers(build: Any = build_verifiers, number: int = 2, batch_size: int = 3) -> tuple[Any, list[str]]:
-    from brorl.distributed.supervisor import WorkerPoolConfig
-    from brorl.distributed.workers import VerifierWorkers
+    from brorl.distributed.actors import VerifierActors
+    from brorl.distributed.supervisor import PoolConfig
 
     lines: list[str] = []
-    pool_config = WorkerPoolConfig(
-        "verifier worker", number, lambda _: {"num_cpus": 1}, timeout_s=600.0, max_restarts=50
-    )
-    return VerifierWorkers(build, pool_config, batch_size, lines.append), lines
+    pool_config = PoolConfig("verifier worker", number, lambda _: {"num_cpus": 1}, timeout_s=600.0, max_restarts=50)
+    return VerifierActors(build, pool_config, batch_size, lines.append), lines
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +85,7 @@ def prompt(reference: str, domain: str) -> Prompt:
 
 
 def remote(workers: Any, domain: str) -> Verifier:
-    from brorl.distributed.workers import RemoteVerifier
+    from brorl.distributed.actors import RemoteVerifier
 
     return RemoteVerifier(build_verifiers()[domain], domain, workers)
 

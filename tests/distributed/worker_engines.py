@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from time import sleep
 
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from brorl.errors import OutOfMemoryError
-from brorl.rollout.engine import prompt_seeds, split_prompt_seed
-from brorl.sampling import SamplingParams
+from brorl.rollout.engine import SampleTask, split_prompt_seed
 from brorl.tree import RolloutTree
 
 HUNG, LARGE = [14], [15]  # prompts of one token that cause faults
@@ -44,19 +43,13 @@ class NativeInBothPrecisions:
         for engine in self._engines:
             engine.load_weights(weights, version)
 
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_rollouts: int | Sequence[int],
-        sampling: SamplingParams,
-        seed: int | Sequence[int],
-    ) -> list[RolloutTree]:
-        call, number = split_prompt_seed(prompt_seeds(seed, len(prompts))[0])
-        while prompts[0] == HUNG and self._hang is not None and self._hang.exists():
+    def sample(self, task: SampleTask) -> list[RolloutTree]:
+        call, number = split_prompt_seed(task.seed_P[0])
+        while task.prompts[0] == HUNG and self._hang is not None and self._hang.exists():
             sleep(0.01)
-        if prompts[0] == LARGE:
+        if task.prompts[0] == LARGE:
             raise OutOfMemoryError(f"no row of prompt {number} fits")
-        return self._engines[call % 2].sample(prompts, num_rollouts, sampling, seed)
+        return self._engines[call % 2].sample(task)
 
 
 class Fatal:

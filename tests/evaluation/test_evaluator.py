@@ -13,6 +13,7 @@ from brorl.algorithms.settings import RewardShaping
 from brorl.config.reading import make_config, read_recipe
 from brorl.evaluation.evaluator import BatchCounts, Evaluator, PromptBatch, evaluation_record
 from brorl.prompts.prompt import Prompt
+from brorl.rollout.engine import SampleTask
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict, unverified_verdict
@@ -32,13 +33,12 @@ CORRECT = [[r[0] == 5 and r[-1] == 1 for r in rollouts] for rollouts in ROLLOUTS
 
 
 class FixedEngine:
-    def sample(
-        self, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
-    ) -> list[RolloutTree]:
-        assert [tuple(p) for p in prompts] == [(10,), (11,), (12,)]
-        assert (num_rollouts, sampling, seed) == (6, SAMPLING, SEED)
+    def sample(self, task: SampleTask) -> list[RolloutTree]:
+        assert [tuple(p) for p in task.prompts] == [(10,), (11,), (12,)]
+        assert (task.num_rollouts, task.sampling, task.seed) == (6, SAMPLING, SEED)
         return [
-            RolloutTree.from_responses(p, r, finished=f) for p, r, f in zip(prompts, ROLLOUTS, FINISHED, strict=True)
+            RolloutTree.from_responses(p, r, finished=f)
+            for p, r, f in zip(task.prompts, ROLLOUTS, FINISHED, strict=True)
         ]
 
 

@@ -17,6 +17,7 @@ from brorl.errors import StorageError, UserError
 from brorl.evaluation.evaluator import BatchCounts, Evaluator, PromptBatch, split_into_batches
 from brorl.evaluation.responses import ResponseStore, evaluate_batches
 from brorl.prompts.prompt import Prompt
+from brorl.rollout.engine import SampleTask
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
@@ -33,14 +34,12 @@ class RandomEngine:
     def __init__(self) -> None:
         self.calls = 0
 
-    def sample(
-        self, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
-    ) -> list[RolloutTree]:
-        assert (num_rollouts, sampling) == (N, SAMPLING)
+    def sample(self, task: SampleTask) -> list[RolloutTree]:
+        assert (task.num_rollouts, task.sampling) == (N, SAMPLING)
         self.calls += 1
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(task.seed)
         trees = []
-        for prompt in prompts:
+        for prompt in task.prompts:
             rollouts = [rng.integers(2, 5, rng.integers(1, 4)).tolist() for _ in range(N)]
             logprobs = [[-float(t) - 0.1 for t in r] for r in rollouts]
             finished = [len(r) < 3 for r in rollouts]

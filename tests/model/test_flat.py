@@ -25,6 +25,7 @@ from brorl.model.forward import ForwardChoice, check_packed, choose_forward
 from brorl.model.logprobs import by_tree
 from brorl.model.tree_attention import HooksError
 from brorl.model.tree_path import TreeForward, tree_logprobs
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
@@ -44,10 +45,10 @@ def test_both_paths_draw_the_same_rollouts(model_type: str, rng: np.random.Gener
     model = tiny(model_type, EXACT[model_type], torch.float64)
     sampling = SamplingParams(0.9, 0.95, max_new_tokens=6)
     prompts, seed = ragged_prompts(rng, 3), int(rng.integers(1 << 60))
-    expected = NativeEngine(model, END).sample(prompts, 32, sampling, seed)
+    expected = NativeEngine(model, END).sample(SampleTask(prompts, 32, sampling, seed))
     for memory_bytes in (1 << 30, 40_000):
         engine = NativeEngine(model, END, memory_bytes, forward=choose_forward(model, "flat"))
-        for tree, other in zip(engine.sample(prompts, 32, sampling, seed), expected, strict=True):
+        for tree, other in zip(engine.sample(SampleTask(prompts, 32, sampling, seed)), expected, strict=True):
             assert tree.responses() == other.responses()
             np.testing.assert_allclose(tree.logprob, other.logprob, rtol=1e-5, atol=1e-5)
 
@@ -116,7 +117,7 @@ def test_chunked_attention_is_the_models_own_beyond_its_chunk(scaled: bool, rng:
     assert forward.reason == "its chunk of attention has 16 tokens, and a context 35"
     prompts = [rng.integers(1, 17, n).tolist() for n in (14, 3, 28)]
     engine = NativeEngine(model, END, forward=forward)
-    trees = engine.sample(prompts, 6, SamplingParams(max_new_tokens=7), seed=int(rng.integers(1 << 60)))
+    trees = engine.sample(SampleTask(prompts, 6, SamplingParams(max_new_tokens=7), seed=int(rng.integers(1 << 60))))
     for tree, rows, scored in zip(trees, flattened_logprobs(model, trees), flat_logprobs(model, trees), strict=True):
         for (_, path), expected in zip(rollouts(tree), rows, strict=True):
             np.testing.assert_allclose(tree.logprob[path], expected.detach(), rtol=1e-4, atol=1e-4)

@@ -13,6 +13,7 @@ from brorl.model.flex_attention import compiled
 from brorl.model.forward import choose_forward
 from brorl.model.logits import RowLogits
 from brorl.model.logprobs import LogprobHead, NextToken, _gradient, _reduce, by_tree, smallest_kept
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from small_models import small_model
@@ -170,7 +171,9 @@ def test_engine_and_learner_keep_the_same_tied_tokens() -> None:
     """Each token ties with one whose sum has a different order, so the last bits differ by path."""
     for seed, kept in enumerate(({"top_p": 0.7}, {"top_k": 5}, {"top_p": 0.9, "top_k": 11})):
         model = tied_model(seed)
-        trees = NativeEngine(model, 31).sample([[1, 2, 3], [4, 5]], 60, SamplingParams(max_new_tokens=6, **kept), seed)
+        trees = NativeEngine(model, 31).sample(
+            SampleTask([[1, 2, 3], [4, 5]], 60, SamplingParams(max_new_tokens=6, **kept), seed)
+        )
         with torch.no_grad():
             chunks = list(
                 choose_forward(model).chunk_logprobs(model, trees, next_token=NextToken(**kept), max_nodes=256)

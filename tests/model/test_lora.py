@@ -26,6 +26,7 @@ from brorl.model.lora import adapter_shapes, add_adapter, put_adapter, read_adap
 from brorl.model.settings import LoraSettings
 from brorl.model.tree_path import tree_logprobs
 from brorl.prompts.prompt import Prompt
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.rollout.vllm_engine import send_adapted
 from brorl.sampling import SamplingParams
@@ -408,7 +409,7 @@ def trained_losses(model: PreTrainedModel, settings: TrainConfig) -> list[float]
     learner = TreeLearner(model, settings)
     fractions = []
     for step in range(9):
-        (tree,) = engine.sample([(3, 4, 5)], 64, SamplingParams(max_new_tokens=3), seed=step)
+        (tree,) = engine.sample(SampleTask([(3, 4, 5)], 64, SamplingParams(max_new_tokens=3), seed=step))
         wanted = np.array([(np.array(tokens) == 7).mean() for tokens, _ in tree.responses()])
         fractions.append(float((wanted * tree.leaf_count).sum() / tree.num_rollouts))
         group = Group(Prompt("id", "text", (3, 4, 5), "", "domain"), tree, wanted > 0, wanted)

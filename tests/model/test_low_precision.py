@@ -10,6 +10,7 @@ from brorl.model.forward import check_hooks
 from brorl.model.load import load_model
 from brorl.model.settings import LoraSettings
 from brorl.model.tree_path import tree_logprobs
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from small_models import ARCHITECTURES, mostly_slow, small_model
@@ -28,7 +29,9 @@ def test_a_bfloat16_sampler_agrees_with_the_float32_learner(
     sampler = load_model(str(tmp_path), CPU, torch.bfloat16, lora).eval()
     master = load_model(str(tmp_path), CPU, torch.float32).eval()
     check_hooks(sampler)
-    (tree,) = NativeEngine(sampler, 0).sample([(3, 4, 5, 9)], 64, SamplingParams(max_new_tokens=12), seed=seed)
+    (tree,) = NativeEngine(sampler, 0).sample(
+        SampleTask([(3, 4, 5, 9)], 64, SamplingParams(max_new_tokens=12), seed=seed)
+    )
     with torch.no_grad():
         (exact,) = tree_logprobs(master, [tree])
         (low,) = tree_logprobs(sampler, [tree])

@@ -13,6 +13,7 @@ from brorl.errors import UserError
 from brorl.model.load import load_model
 from brorl.model.memory_prediction import MemorySettings, Workload, predict_memory
 from brorl.model.settings import LoraSettings
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from path_checks import assert_products_written_out
@@ -49,7 +50,9 @@ def dequantized(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 def test_log_probs_and_gradients_are_those_of_the_dequantized_model(
     quantized: PreTrainedModel, rng: np.random.Generator
 ) -> None:
-    NativeEngine(quantized, 5).sample([(1, 2, 3)], 8, SamplingParams(max_new_tokens=4), seed=1)  # as a run does
+    NativeEngine(quantized, 5).sample(
+        SampleTask([(1, 2, 3)], 8, SamplingParams(max_new_tokens=4), seed=1)
+    )  # as a run does
     scale = SETTINGS.alpha / SETTINGS.rank
     assert_products_written_out(quantized.train(), small_model(), dequantized(quantized), scale, rng, 1e-4)
 

@@ -23,6 +23,7 @@ from brorl.planning.pilot import NoMixedGroupError, PilotCounts, generator_of, m
 from brorl.planning.step_cost import mean_rounds, sample_groups, timing_sizes
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.training.collector import SyncCollector
 from brorl.training.local_parts import LocalParts
@@ -309,9 +310,9 @@ def test_rounds_are_those_of_the_collector(rng: np.random.Generator) -> None:
     class Coins:
         rounds, version = 0, 0
 
-        def sample(self, asked: Sequence[Sequence[int]], *_: object) -> list[RolloutTree]:
+        def sample(self, task: SampleTask) -> list[RolloutTree]:
             self.rounds += 1
-            return [RolloutTree.from_responses(p, [[2 if rng.random() < fraction else 1], [1]]) for p in asked]
+            return [RolloutTree.from_responses(p, [[2 if rng.random() < fraction else 1], [1]]) for p in task.prompts]
 
     engine = Coins()
     parts = make_parts(small_model(vocab_size=4), reference="2")

@@ -119,10 +119,6 @@ class TestQuestions:
         ]
         assert render(countdown_questions(puzzles), PromptFormat(), tokenizer) == expected
 
-    def test_a_prompt_without_tokens_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="no tokens"):
-            Prompt("p", "", (), "", "test")
-
 
 class TestQuickstartModel:
     """The model folder that ships in the package, as far as the prompts go."""

@@ -17,6 +17,7 @@ from brorl.model.tree_path import TreeForward
 from brorl.prompts.question import Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from real_models import real_model_or_skip
@@ -88,7 +89,7 @@ def test_beyond_its_window(
     assert isinstance(forward, FlatForward)
     assert forward.reason == "its sliding window has 512 tokens, and a context 564"
     engine = NativeEngine(model, [model.config.eos_token_id], forward=forward)
-    (tree,) = engine.sample([prompt], 2, SamplingParams(max_new_tokens=4), seed=int(rng.integers(1 << 30)))
+    (tree,) = engine.sample(SampleTask([prompt], 2, SamplingParams(max_new_tokens=4), seed=int(rng.integers(1 << 30))))
     (learned_M,) = by_tree(list(forward.chunk_logprobs(model, [tree])), [tree])
     responses = [tokens for tokens, _ in tree.responses()]
     expected = [last_logprobs(model, prompt, response) for response in responses]

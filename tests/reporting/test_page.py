@@ -411,8 +411,8 @@ def test_rollouts_on_the_page_are_those_stored(tmp_path: Path, rng: np.random.Ge
     assert [step.step for step in chosen] == [2, 4, 6]
     for step in chosen:
         data, stored = unpacked(step.data), kept[step.step]
-        assert step.responses == step.all_responses == sum(g.tree.num_responses for g in stored.groups)
-        for made, group, texts in zip(data["groups"], stored.groups, stored.texts, strict=True):
+        assert step.responses == step.all_responses == sum(g.tree.num_responses for g in stored)
+        for made, group in zip(data["groups"], stored, strict=True):
             tree = group.tree
             assert [data["tokenIds"][i] for i in made["token"]] == tree.token.tolist()
             assert made["depth"] == [len(tree.path(i)) - 1 for i in range(tree.num_unique_tokens)]
@@ -424,7 +424,7 @@ def test_rollouts_on_the_page_are_those_stored(tmp_path: Path, rng: np.random.Ge
             logprob = [None if x == 1 else x / 1000 for x in made["logprob"]]
             for x, y in zip(logprob, tree.logprob.tolist(), strict=True):
                 assert (x is None and np.isnan(y)) or abs(x - y) <= 0.000501
-            assert made["text"] == texts
+            assert made["text"] == group.texts
             assert made["extracted"] == [v.extracted for v in group.verdicts]
             assert made["reason"] == [v.reason for v in group.verdicts]
             np.testing.assert_allclose(made["reward"], group.reward_L, rtol=1e-6)
@@ -434,7 +434,7 @@ def test_rollouts_on_the_page_are_those_stored(tmp_path: Path, rng: np.random.Ge
 def test_the_page_knows_who_wrote_a_token(tmp_path: Path, rng: np.random.Generator) -> None:
     _, stored = make_run(tmp_path / "run", rng, tools=True, num_groups=2, num_rollouts=60)
     groups = unpacked(encode_step(tmp_path / "run", 4, token_text(None), 10_000_000).data)["groups"]
-    for group, kept in zip(groups, stored[4].groups, strict=True):
+    for group, kept in zip(groups, stored[4], strict=True):
         tree = kept.tree
         assert group["given"] == tree.given.tolist()
         assert group["called"] == [tree.num_turns - tree.num_rollouts, len(tree.first_given)]
@@ -451,7 +451,8 @@ def test_a_stored_text_that_is_the_last_turn_is_not_repeated(tmp_path: Path) -> 
     tree = RolloutTree.from_responses((1,), [(5, 6, 7), (5, 6, 8)], given=[[False, True, False]] * 2)
     verdicts = [Verdict(True, 1.0, None, "correct", 0.0)] * 2
     group = Group.of_verdicts(Prompt("p", "text", (1,), "ref", "math"), tree, verdicts)
-    RunDirectory(tmp_path).write_responses("rollouts", 1, [group], [["[7]", "[5][8]"]])
+    stored = replace(group, texts=["[7]", "[5][8]"])
+    RunDirectory(tmp_path).write_responses("rollouts", 1, [stored])
     (encoded,) = unpacked(encode_step(tmp_path, 1, token_text(None), 10_000).data)["groups"]
     assert encoded["text"] == [None, "[5][8]"]
 
@@ -464,16 +465,16 @@ def test_evaluations_on_the_page_are_the_first_the_best_and_the_last(tmp_path: P
         record["evaluation"] = evaluation(rng)
         record["evaluation"]["pass_at"]["1"]["value"] = scores[record["step"]]
     (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    prompts = [group.prompt for group in random_step(rng, 3, 2).groups[:2]]
+    prompts = [group.prompt for group in random_step(rng, 3, 2)[:2]]
     stored = {step: held_out_answers(rng, prompts, 12) for step in scores}
     for step, answers in stored.items():
-        RunDirectory(run).write_responses("evaluations", step, answers.groups, answers.texts)
+        RunDirectory(run).write_responses("evaluations", step, answers)
     chosen = choose_evaluations(read_run(run), token_text(None), 1_000_000)
     assert [step.step for step in chosen] == [0, 2, 4]
     for step in chosen:
         groups = unpacked(step.data)["groups"]
         assert [group["id"] for group in groups] == [prompt.id for prompt in prompts]
-        assert [group["right"] for group in groups] == [group.num_correct for group in stored[step.step].groups]
+        assert [group["right"] for group in groups] == [group.num_correct for group in stored[step.step]]
     labels = [entry["label"] for entry in embedded(make_page([read_run(run)]))["runs"][0]["evaluations"]]
     assert labels == ["before training", "after step 2 (best)", "after step 4"]
     small = make_page([read_run(run)], 12_000)

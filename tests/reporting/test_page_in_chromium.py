@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from brorl.algorithms.groups import Group
 from brorl.format import visible_text
 from brorl.reporting.page import make_page
 from brorl.runs.run_directory import read_runs
 from brorl.runs.stored_rollouts import read_groups
 from chromium import Chromium, chromium_or_skip
-from made_up_runs import HOSTILE, Stored, fruitless_record, make_run
+from made_up_runs import HOSTILE, fruitless_record, make_run
 
 pytestmark = pytest.mark.chromium
 
@@ -80,7 +81,7 @@ def test_results_stand_apart_in_a_browser(tmp_path: Path, rng: np.random.Generat
     _, stored = make_run(tmp_path / "run", rng, num_rollouts=40, store_evaluations=False, tools=True)
     page = tmp_path / "page.html"
     page.write_text(make_page(read_runs([tmp_path / "run"])), "utf-8")
-    tree, finished = stored[4].groups[0].tree, stored[4].groups[0].tree.finished
+    tree, finished = stored[4][0].tree, stored[4][0].tree.finished
     order = sorted(range(tree.num_responses), key=lambda i: -tree.leaf_count[i])[:20]
     with Chromium(chromium_or_skip()) as browser:
         browser.open(page)
@@ -203,7 +204,7 @@ def check_legends(browser: Chromium) -> None:
 
 def check_held_out_prompts(browser: Chromium, run: Path) -> None:
     """The same prompt stands before and after training, each time with its own rollouts."""
-    before, after = ({g.prompt_id: g for g in read_groups(run, step, "evaluations")} for step in (0, 5))
+    before, after = ({g.prompt.id: g for g in read_groups(run, step, "evaluations")} for step in (0, 5))
     assert browser.value("document.getElementById('browser-folder').value") == "evaluations"
     headings = "[...document.querySelectorAll('.side h3:first-child')].map((e) => e.textContent)"
     expected = ["Tree of its rollouts, before training", "Tree of its rollouts, after step 5 (best)"]
@@ -261,13 +262,13 @@ def check_histogram(browser: Chromium, records: Records) -> None:
     browser.wait_for("document.querySelectorAll('.numbers[data-chart=success] tr').length === 13")
 
 
-def check_prompts(browser: Chromium, stored: dict[int, Stored]) -> None:
+def check_prompts(browser: Chromium, stored: dict[int, list[Group]]) -> None:
     rows = "[...document.querySelectorAll('.prompt')]"
     chosen = "document.querySelector('.prompt[aria-selected=true]').id"
     assert browser.value("document.getElementById('browser-step').value") == "4"
     for step in (2, 4):
         browser.choose("browser-step", str(step))
-        expected = sorted(f"{g.num_correct}/{g.tree.num_rollouts}" for g in stored[step].groups)
+        expected = sorted(f"{g.num_correct}/{g.tree.num_rollouts}" for g in stored[step])
         browser.wait_for(f"{rows}.length === 5 && document.getElementById('browser-step').value === '{step}'")
         meters = f"{rows}.map((r) => r.querySelector('.meter').textContent)"
         browser.wait_for(f"JSON.stringify({meters}.sort()) === JSON.stringify({expected!r})")
@@ -283,11 +284,12 @@ def check_prompts(browser: Chromium, stored: dict[int, Stored]) -> None:
     assert browser.value(chosen) == "prompt-1"
     browser.press("ArrowUp")
     assert browser.value(chosen) == "prompt-0"
-    assert shown(stored[4].groups[0].prompt.text) == browser.value("document.querySelector('.prompt-text').textContent")
+    assert shown(stored[4][0].prompt.text) == browser.value("document.querySelector('.prompt-text').textContent")
 
 
-def check_responses(browser: Chromium, stored: dict[int, Stored]) -> None:
-    group, texts = stored[4].groups[0], stored[4].texts[0]
+def check_responses(browser: Chromium, stored: dict[int, list[Group]]) -> None:
+    group = stored[4][0]
+    texts = group.texts
     verdicts = group.verdicts
     order = sorted(range(len(texts)), key=lambda i: -group.tree.leaf_count[i])[:20]
     cards = browser.value(
@@ -323,8 +325,8 @@ def check_responses(browser: Chromium, stored: dict[int, Stored]) -> None:
     assert "log-probs unknown" in browser.value("document.querySelector('.response header').textContent")
 
 
-def check_tree(browser: Chromium, stored: dict[int, Stored]) -> None:
-    tree = stored[4].groups[0].tree
+def check_tree(browser: Chromium, stored: dict[int, list[Group]]) -> None:
+    tree = stored[4][0].tree
     browser.value("document.getElementById('prompt-0').click()")
     counts = "[...document.querySelectorAll('.outline > ul > li')].map((e) => e.querySelector('.count').textContent)"
     roots = sorted((int(c) for c, p in zip(tree.count, tree.parent, strict=True) if p < 0), reverse=True)
@@ -391,7 +393,7 @@ def check_narrow(browser: Chromium) -> None:
     browser.set_width(1400)
 
 
-def check_two_runs(browser: Chromium, stored: dict[int, Stored]) -> None:
+def check_two_runs(browser: Chromium, stored: dict[int, list[Group]]) -> None:
     names = browser.value("document.getElementById('chart-pass1').data.map((t) => t.name)")
     assert names[0] == "other"
     assert "&lt;script&gt;" in names[1]

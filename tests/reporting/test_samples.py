@@ -11,15 +11,16 @@ import pytest
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models
 
+from brorl.algorithms.groups import Group
 from brorl.api.stored_runs import samples
 from brorl.errors import UserError
 from brorl.format import visible_text
 from brorl.reporting.samples import MAX_PROMPTS, Kind
 from brorl.runs.run_directory import RunDirectory
-from made_up_runs import Stored, held_out_answers, make_run, random_step
+from made_up_runs import held_out_answers, make_run, random_step
 from small_models import with_given
 
-Run = tuple[Path, dict[int, Stored]]
+Run = tuple[Path, dict[int, list[Group]]]
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def shown(
 
 def test_the_last_step_and_its_most_mixed_prompt_by_default(run: Run) -> None:
     path, stored = run
-    groups = stored[4].groups
+    groups = stored[4]
     found = samples(path)
     assert found.step == 4
     assert not found.chosen
@@ -61,7 +62,7 @@ def test_the_last_step_and_its_most_mixed_prompt_by_default(run: Run) -> None:
 @pytest.mark.parametrize("kind", ["all", "right", "wrong"])
 def test_responses_by_count_with_what_was_said_of_them(run: Run, kind: Kind) -> None:
     path, stored = run
-    for number, (group, texts) in enumerate(zip(stored[2].groups, stored[2].texts, strict=True), 1):
+    for number, group in enumerate(stored[2], 1):
         chosen = [i for i, v in enumerate(group.verdicts) if kind == "all" or v.correct == (kind == "right")]
         chosen.sort(key=lambda i: -group.tree.leaf_count[i])
         text = shown(path, step=2, prompt=str(number), kind=kind, limit=3, width=4000)
@@ -79,7 +80,7 @@ def test_responses_by_count_with_what_was_said_of_them(run: Run, kind: Kind) -> 
                 f"{len(nodes)} token{'s' * (len(nodes) > 1)}  {known}\n"
             )
             place = text.index(line, place) + len(line)
-            shown_text = visible_text(texts[i]).expandtabs()
+            shown_text = visible_text(group.texts[i]).expandtabs()
             assert text[place:].startswith(shown_text.partition("\n")[0].rstrip())
         assert len(re.findall(r"^\d+x ", text, re.MULTILINE)) == min(len(chosen), 3)
         if len(chosen) > 3:
@@ -87,12 +88,12 @@ def test_responses_by_count_with_what_was_said_of_them(run: Run, kind: Kind) -> 
         assert shown(path, 2, str(number), kind, limit=1000, width=4000).count("  reward ") == len(chosen)
 
 
-def a_run_with_tools(path: Path, rng: np.random.Generator, checkpoint: bool) -> Stored:
+def a_run_with_tools(path: Path, rng: np.random.Generator, checkpoint: bool) -> list[Group]:
     """Two groups whose rollouts called tools, and one whose rollouts did not."""
     step = random_step(rng, 3, 40)
-    groups = [replace(g, tree=with_given(g.tree, rng)) for g in step.groups[:2]]
-    made = Stored([*groups, step.groups[2]], step.texts)
-    RunDirectory(path).write_responses("rollouts", 1, made.groups, made.texts)
+    groups = [replace(g, tree=with_given(g.tree, rng)) for g in step[:2]]
+    made = [*groups, step[2]]
+    RunDirectory(path).write_responses("rollouts", 1, made)
     (path / "config.yaml").touch()
     if checkpoint:
         folder = path / "checkpoints" / "step-000001"
@@ -112,7 +113,7 @@ def save_letters(folder: Path) -> None:
 def test_a_margin_says_who_wrote_each_line(tmp_path: Path, rng: np.random.Generator) -> None:
     made = a_run_with_tools(tmp_path, rng, checkpoint=True)
     texts = ["@", "\nb", "c", "d", "<end>"]
-    for number, group in enumerate(made.groups[:2], 1):
+    for number, group in enumerate(made[:2], 1):
         tree, text = group.tree, shown(tmp_path, 1, str(number), limit=1000, width=4000)
         expected = []
         for i, parts in enumerate(tree.parts()):
@@ -134,7 +135,7 @@ def test_a_margin_says_who_wrote_each_line(tmp_path: Path, rng: np.random.Genera
         assert f"distinct responses, {called} turns with calls, {tree.first_given.size} of them distinct" in text
     assert "\u2502" not in shown(tmp_path, 1, "3", limit=1000)
     assert "turns with calls" not in shown(tmp_path, 1, "3")
-    mean = made.groups[0].tree.num_turns / 40
+    mean = made[0].tree.num_turns / 40
     assert re.search(rf"^1 .* {mean:.2f}  ", shown(tmp_path, 1, width=300), re.MULTILINE)
 
 
@@ -142,9 +143,9 @@ def test_the_stored_text_is_shown_where_no_tokenizer_is_known(tmp_path: Path, rn
     made = a_run_with_tools(tmp_path, rng, checkpoint=False)
     text = shown(tmp_path, 1, "1", limit=1000, width=4000)
     assert "\u2502" not in text
-    responses = made.groups[0].tree.num_responses
+    responses = made[0].tree.num_responses
     assert text.count("the tokenizer that shows all turns is missing") == responses
-    assert all(visible_text(one).expandtabs().partition("\n")[0].rstrip() in text for one in made.texts[0])
+    assert all(visible_text(one).expandtabs().partition("\n")[0].rstrip() in text for one in made[0].texts)
 
 
 def test_before_a_checkpoint_the_tokenizer_is_that_of_the_model(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -161,11 +162,11 @@ def test_before_a_checkpoint_the_tokenizer_is_that_of_the_model(tmp_path: Path, 
 
 def test_a_prompt_by_its_name(run: Run) -> None:
     path, stored = run
-    found = samples(path, step=4, prompt=stored[4].groups[1].prompt.id)
+    found = samples(path, step=4, prompt=stored[4][1].prompt.id)
     assert found.number == 2  # of two groups of one prompt the first
     assert found.chosen
     assert found.group is not None
-    assert found.group.tree.num_unique_tokens == stored[4].groups[1].tree.num_unique_tokens
+    assert found.group.tree.num_unique_tokens == stored[4][1].tree.num_unique_tokens
 
 
 def test_nothing_acts_on_the_terminal(run: Run) -> None:
@@ -181,7 +182,7 @@ def test_nothing_acts_on_the_terminal(run: Run) -> None:
 def test_tables_fit_a_terminal(run: Run, rng: np.random.Generator) -> None:
     path, _ = run
     step = random_step(rng, 60, 12, long=500)
-    RunDirectory(path).write_responses("rollouts", 50, step.groups, step.texts)
+    RunDirectory(path).write_responses("rollouts", 50, step)
     lines = shown(path).splitlines()
     table = [line for line in lines if re.match(r" *\d+ +\d+/\d+ ", line)]
     assert len(table) == MAX_PROMPTS
@@ -192,10 +193,10 @@ def test_tables_fit_a_terminal(run: Run, rng: np.random.Generator) -> None:
 
 def test_the_list_shows_questions_without_what_stands_around_them(tmp_path: Path, rng: np.random.Generator) -> None:
     step = random_step(rng, 3, 8)
-    RunDirectory(tmp_path).write_responses("rollouts", 1, step.groups, step.texts)
+    RunDirectory(tmp_path).write_responses("rollouts", 1, step)
     (tmp_path / "config.yaml").touch()
     listed, _, responses = shown(tmp_path, width=300).partition("\nprompt ")
-    for group in step.groups:
+    for group in step:
         assert visible_text(group.prompt.question.strip(), one_line=True) in listed
     assert "You are told this" not in listed
     assert "You are told this before every question." in responses  # a prompt's responses stand below all of it
@@ -203,8 +204,8 @@ def test_the_list_shows_questions_without_what_stands_around_them(tmp_path: Path
 
 def test_kinds_that_do_not_occur(tmp_path: Path, rng: np.random.Generator) -> None:
     step = random_step(rng, 2, 8)
-    groups = [replace(g, verdicts=[replace(v, correct=False) for v in g.verdicts]) for g in step.groups]
-    RunDirectory(tmp_path).write_responses("rollouts", 1, groups, step.texts)
+    groups = [replace(g, verdicts=[replace(v, correct=False) for v in g.verdicts]) for g in step]
+    RunDirectory(tmp_path).write_responses("rollouts", 1, groups)
     (tmp_path / "config.yaml").touch()
     assert "no prompt of this step has correct responses" in shown(tmp_path, kind="right")
     assert "no correct responses" in shown(tmp_path, prompt="2", kind="right")
@@ -232,15 +233,15 @@ def test_what_is_not_there_is_named_with_what_is(run: Run, tmp_path: Path) -> No
 
 def test_the_responses_to_held_out_prompts(run: Run, rng: np.random.Generator) -> None:
     path, _ = run
-    answers = held_out_answers(rng, [group.prompt for group in random_step(rng, 2, 2).groups], 30)
-    RunDirectory(path).write_responses("evaluations", 3, answers.groups, answers.texts)
+    answers = held_out_answers(rng, [group.prompt for group in random_step(rng, 2, 2)], 30)
+    RunDirectory(path).write_responses("evaluations", 3, answers)
     found = samples(path, step=3, held_out=True)
-    assert [row.num_correct for row in found.rows] == [group.num_correct for group in answers.groups]
-    assert [row.prompt_id for row in found.rows] == [group.prompt.id for group in answers.groups]
+    assert [row.num_correct for row in found.rows] == [group.num_correct for group in answers]
+    assert [row.prompt_id for row in found.rows] == [group.prompt.id for group in answers]
     console = Console(file=io.StringIO(), width=200)
     console.print(found, soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
-    rollouts = sum(group.tree.num_rollouts for group in answers.groups)
+    rollouts = sum(group.tree.num_rollouts for group in answers)
     first = console.file.getvalue().splitlines()[0]
     assert first.startswith("held-out prompts at step 3 of ")
     assert f"2 prompts, {rollouts} rollouts" in first
@@ -256,5 +257,5 @@ def test_a_notebook_shows_the_text_of_the_terminal_and_no_markup_of_the_model(ru
         assert "<script" not in page
         assert "<img" not in page
         text = html.unescape(re.sub(r"<[^>]+>", "", page))
-        for count in stored[4].groups[number - 1].tree.leaf_count:
+        for count in stored[4][number - 1].tree.leaf_count:
             assert f"{count}x " in text

@@ -16,6 +16,7 @@ from brorl.evaluation.datasets import EvaluationRequest
 from brorl.evaluation.preparation import prepare_evaluation
 from brorl.model.load import end_tokens, load_tokenizer
 from brorl.rollout.chosen_engine import build_engine
+from brorl.rollout.engine import SampleTask
 from brorl.training.inputs import prepare_run
 from brorl.training.local_parts import build_forward, build_model
 from brorl.training.policy_logprobs import next_token
@@ -62,7 +63,7 @@ def test_a_run_of_a_model_without_an_end_token(endless: Path) -> None:
     next_token(settings, ())  # no stop token is forbidden in the first tokens
     engine = build_engine(settings, str(endless), model, inputs.tokenizer, forward, inputs.context)
     prompts = [prompt.token_ids for prompt in inputs.prompts.held_out]
-    for tree in engine.sample(prompts, 64, settings.sampling.params, seed=1):
+    for tree in engine.sample(SampleTask(prompts, 64, settings.sampling.params, seed=1)):
         assert_stopped(tree, endless, inputs.grader.decode, minimum=2)
 
 
@@ -71,7 +72,7 @@ def test_an_evaluation_ends_its_responses_as_the_run_does(endless: Path) -> None
     ready = prepare_evaluation(EvaluationRequest(settings, (), belongs_to_run=True, own_template=False))
     assert ready.settings["stop"] == STOP
     engine, evaluator, _ = build_evaluation(ready)
-    (tree,) = engine.sample([ready.batches[0].prompts[0].token_ids], 64, ready.sampling, seed=1)
+    (tree,) = engine.sample(SampleTask([ready.batches[0].prompts[0].token_ids], 64, ready.sampling, seed=1))
     assert_stopped(tree, endless, evaluator.grader.decode)
 
 

@@ -23,7 +23,7 @@ from brorl.errors import UserError
 from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
 from brorl.rollout import vllm_process
-from brorl.rollout.engine import prompt_seeds
+from brorl.rollout.engine import SampleTask, prompt_seed
 from brorl.rollout.vllm_engine import VllmEngine, check_sampling, publish, split_request
 from brorl.rollout.vllm_process import Completion, Request, VllmSetup, check_installed
 from brorl.sampling import SamplingParams, StopStrings
@@ -100,7 +100,7 @@ def test_trees_hold_the_responses_of_their_prompt(rng: np.random.Generator) -> N
     seed, counts = int(rng.integers(2**63)), [int(n) for n in rng.integers(1, 9, 3)]
     seen: list[Activity] = []
     engine, fake = started(seen=seen)
-    trees = engine.sample([[1, 2], [3], [4]], counts, SAMPLING, seed)
+    trees = engine.sample(SampleTask([[1, 2], [3], [4]], counts, SAMPLING, seed))
     assert [tree.num_rollouts for tree in trees] == counts
     of_prompt: dict[tuple[int, ...], list[Completion]] = {}
     for request in fake.requests:
@@ -118,34 +118,33 @@ def test_trees_hold_the_responses_of_their_prompt(rng: np.random.Generator) -> N
 def test_parts_of_a_batch_have_the_draws_of_the_whole(rng: np.random.Generator) -> None:
     seed, prompts = int(rng.integers(2**63)), [[1], [2], [1]]
     engine, _ = started()
-    seeds = prompt_seeds(seed, 3)
-    whole = engine.sample(prompts, [5, 2, 5], SAMPLING, seed)
-    parts = engine.sample(prompts[:1], 5, SAMPLING, seeds[:1]) + engine.sample(prompts[1:], [2, 5], SAMPLING, seeds[1:])
+    seeds = [prompt_seed(seed, number) for number in range(3)]
+    whole = engine.sample(SampleTask(prompts, [5, 2, 5], SAMPLING, seed))
+    parts = engine.sample(SampleTask(prompts[:1], 5, SAMPLING, seeds[:1])) + engine.sample(
+        SampleTask(prompts[1:], [2, 5], SAMPLING, seeds[1:])
+    )
     assert whole == parts
     assert whole[0] != whole[2]  # the same prompt, another number
 
 
 def test_greedy_decodes_once(rng: np.random.Generator) -> None:
     engine, fake = started()
-    (tree,) = engine.sample([[1]], 7, replace(SAMPLING, temperature=0.0), int(rng.integers(2**63)))
+    (tree,) = engine.sample(SampleTask([[1]], 7, replace(SAMPLING, temperature=0.0), int(rng.integers(2**63))))
     assert [request.num_responses for request in fake.requests] == [1]
     assert (tree.num_rollouts, tree.num_responses) == (7, 1)
 
 
 def test_every_stop_token_ends_a_response() -> None:
     engine, fake = started()
-    engine.sample([[1]], 1, replace(SAMPLING, stop_token_ids=(3,)), 0)
+    engine.sample(SampleTask([[1]], 1, replace(SAMPLING, stop_token_ids=(3,)), 0))
     assert fake.stops == [0, 3]
 
 
 def test_ways_of_sampling_that_vllm_lacks_are_rejected() -> None:
-    engine, fake = started()
+    engine, _ = started()
     with pytest.raises(ValueError, match=r"between 0 and 0\.01"):
         check_sampling(replace(SAMPLING, temperature=0.005))
-    with pytest.raises(ValueError, match="at least one token"):
-        engine.sample([[]], 2, SAMPLING, 0)
-    assert not fake.calls
-    assert engine.sample([], 2, SAMPLING, 0) == []
+    assert engine.sample(SampleTask([], 2, SAMPLING, 0)) == []
 
 
 def test_an_engine_with_several_processes_reads_a_file() -> None:
@@ -215,11 +214,11 @@ def test_the_file_of_weights_is_removed() -> None:
 def test_an_engine_that_sleeps_is_awake_while_it_samples_alone(separate: bool) -> None:
     """Between an update and the next samples the learner measures and saves: the memory is the learner's."""
     engine, fake = started(replace(SETTINGS, sleeps=True, separate=separate))
-    engine.sample([[1]], 2, SAMPLING, 0)
+    engine.sample(SampleTask([[1]], 2, SAMPLING, 0))
     engine.load_weights([("w", torch.ones(1))], 1)
     engine.load_weights(iter([("w", torch.ones(1) * 2)]), 2)
     assert (fake.calls, engine.version) == (["complete", "sleep"], 2)
-    engine.sample([[1]], 2, SAMPLING, 0)
+    engine.sample(SampleTask([[1]], 2, SAMPLING, 0))
     assert fake.calls == ["complete", "sleep", "wake", "load", "complete", "sleep"]
     assert torch.equal(fake.weights["w"], torch.ones(1) * 2)
 
@@ -241,9 +240,9 @@ def test_this_process_returns_its_cache_before_an_engine_on_the_same_gpu_allocat
 
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty"))
     engine = VllmEngine(replace(SETTINGS, sleeps=sleeps), (0,), start=start)
-    engine.sample([[1]], 2, SAMPLING, 0)
+    engine.sample(SampleTask([[1]], 2, SAMPLING, 0))
     engine.load_weights([("w", torch.ones(1))], 1)
-    engine.sample([[1]], 2, SAMPLING, 0)
+    engine.sample(SampleTask([[1]], 2, SAMPLING, 0))
     before = [previous for previous, event in pairwise(["", *events]) if event in ("start", "wake")]
     assert before == (["empty"] * 2 if sleeps else [""])
     assert ("empty" in events) == sleeps
@@ -303,7 +302,7 @@ def test_responses_are_cut_at_their_first_stop_string(rng: np.random.Generator) 
     stop, started_with = StopStrings(TOKENIZER, ["\n\n"]), []
     engine = VllmEngine(SETTINGS, (0,), start=lambda given: started_with.append(given) or Late(), stop=stop)
     assert [given.stop for given in started_with] == [("\n\n",)]
-    (tree,) = engine.sample([[1, 2]], 12, SAMPLING, int(rng.integers(2**60)))
+    (tree,) = engine.sample(SampleTask([[1, 2]], 12, SAMPLING, int(rng.integers(2**60))))
     assert tree.finished.all()
     for leaf, (tokens, _) in zip(tree.leaf, tree.responses(), strict=True):
         assert TOKENIZER.decode(list(tokens)).endswith("\n\n")

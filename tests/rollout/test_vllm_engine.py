@@ -28,7 +28,7 @@ from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
 from brorl.model.source import find_model
 from brorl.model.tree_path import tree_logprobs
-from brorl.rollout.engine import prompt_seeds
+from brorl.rollout.engine import SampleTask, prompt_seed
 from brorl.rollout.native_engine import NativeEngine
 from brorl.rollout.vllm_engine import VllmEngine
 from brorl.rollout.vllm_process import Request, VllmProcess, VllmSetup
@@ -114,8 +114,8 @@ def test_greedy_equals_the_native_engine_also_after_updates(pair: Pair, rng: np.
     responses = []
     for _ in range(3):
         pair.update(rng)
-        got = pair.engine.sample(prompts, 2, greedy, seed=0)
-        for tree, expected in zip(got, pair.native.sample(prompts, 2, greedy, seed=0), strict=True):
+        got = pair.engine.sample(SampleTask(prompts, 2, greedy, seed=0))
+        for tree, expected in zip(got, pair.native.sample(SampleTask(prompts, 2, greedy, seed=0)), strict=True):
             assert_same_greedy(pair.model, tree, expected)
             assert tree.num_rollouts == 2
             assert np.abs(tree.logprob - tree_logprobs(pair.model, [tree])[0].detach().numpy()).max() < LOGPROB_BOUND
@@ -178,7 +178,7 @@ def test_logprobs_are_those_of_the_learner(
     pair.update(rng)
     sampling = SamplingParams(temperature, max_new_tokens=8, min_new_tokens=min_new_tokens, **kept)  # type: ignore[arg-type]
     prompts, counts = prompts_of(rng), [1, 50, 97]
-    trees = pair.engine.sample(prompts, counts, sampling, seed=int(rng.integers(2**63)))
+    trees = pair.engine.sample(SampleTask(prompts, counts, sampling, seed=int(rng.integers(2**63))))
     next_token = NextToken(temperature, min_new_tokens, (STOP,), **kept)  # type: ignore[arg-type]
     for tree, prompt, count, expected in zip(
         trees, prompts, counts, tree_logprobs(pair.model, trees, next_token=next_token), strict=True
@@ -207,7 +207,7 @@ def test_samples_have_the_distribution_of_the_model(
     first_V = kept_masses(pair.model, prompt, sampling)
     second = {a: kept_masses(pair.model, [*prompt, a], sampling) for a in range(VOCABULARY) if a != STOP}
     expected = number * np.array([first_V[STOP], *(first_V[a] * second[a][b] for a, b in pairs)])
-    (tree,) = pair.engine.sample([prompt], number, sampling, seed=int(rng.integers(2**63)))
+    (tree,) = pair.engine.sample(SampleTask([prompt], number, sampling, seed=int(rng.integers(2**63))))
     counts = dict(tree.responses())
     observed = np.array([counts.get(response, 0) for response in responses])
     assert observed[expected > 0].sum() == number
@@ -237,14 +237,14 @@ def kept_masses(model: PreTrainedModel, ids: list[int], sampling: SamplingParams
 def test_draws_depend_on_the_seed_and_the_number_of_the_prompt(pair: Pair, rng: np.random.Generator) -> None:
     """Of 60 rollouts of 6 tokens at most a few may differ: a draw on the border between two tokens."""
     sampling, prompts, seed = SamplingParams(max_new_tokens=6), prompts_of(rng), int(rng.integers(2**63))
-    whole = pair.engine.sample(prompts, 60, sampling, seed)
-    seeds = prompt_seeds(seed, len(prompts))
+    whole = pair.engine.sample(SampleTask(prompts, 60, sampling, seed))
+    seeds = [prompt_seed(seed, number) for number in range(len(prompts))]
     parts = [
         tree
         for part in (slice(1), slice(1, None))
-        for tree in pair.engine.sample(prompts[part], 60, sampling, seeds[part])
+        for tree in pair.engine.sample(SampleTask(prompts[part], 60, sampling, seeds[part]))
     ]
-    other = pair.engine.sample(prompts, 60, sampling, seed + 1)
+    other = pair.engine.sample(SampleTask(prompts, 60, sampling, seed + 1))
     for one, part, differs in zip(whole, parts, other, strict=True):
         assert shared(one, part) >= 55
         assert shared(one, differs) < 55
@@ -339,7 +339,9 @@ def test_adapters_are_followed_from_update_to_update(separate: bool, tmp_path: P
                         weight = merged.get_submodule(name).weight
                         weight.copy_(plain.get_submodule(name).weight + lora.alpha / lora.rank * change)
             engine.load_weights(model.named_parameters(), number)
-            trees = engine.sample(prompts, 40, SamplingParams(max_new_tokens=8), seed=int(rng.integers(2**60)))
+            trees = engine.sample(
+                SampleTask(prompts, 40, SamplingParams(max_new_tokens=8), seed=int(rng.integers(2**60)))
+            )
             references = [tree_logprobs(one, trees) for one in (model, merged, plain)]
             errors = [
                 max(np.abs(tree.logprob - mine.detach().numpy()).max() for tree, mine in zip(trees, one, strict=True))
@@ -438,14 +440,14 @@ def test_stop_strings_end_responses_as_in_the_native_engine(tmp_path: Path, rng:
     engine = VllmEngine(settings, (STOP,), stop=stop)
     try:
         greedy = SamplingParams(temperature=0.0, max_new_tokens=20)
-        expected = NativeEngine(model, STOP, stop=stop).sample(prompts, 1, greedy, seed=0)
-        for tree, other in zip(engine.sample(prompts, 1, greedy, seed=0), expected, strict=True):
+        expected = NativeEngine(model, STOP, stop=stop).sample(SampleTask(prompts, 1, greedy, seed=0))
+        for tree, other in zip(engine.sample(SampleTask(prompts, 1, greedy, seed=0)), expected, strict=True):
             assert_same_greedy(model, tree, other)
             if tree.responses() == other.responses():
                 assert tree.finished.tolist() == other.finished.tolist()
         for minimum in (0, 3):
             sampling = SamplingParams(max_new_tokens=20, min_new_tokens=minimum)
-            (tree,) = engine.sample(prompts[:1], 200, sampling, seed=int(rng.integers(2**60)))
+            (tree,) = engine.sample(SampleTask(prompts[:1], 200, sampling, seed=int(rng.integers(2**60))))
             for (tokens, _), finished in zip(tree.responses(), tree.finished, strict=True):
                 ends = [n for n in range(minimum + 1, len(tokens) + 1) if stop.end_with(tokens[:n])]
                 assert ends in ([], [len(tokens)])

@@ -26,7 +26,7 @@ LOGPROBS = {(5,): -0.1, (5, 1): -0.25, (5, 6): -1.5, (5, 6, 1): -2.25, (6,): -3.
 LOGPROBS |= {(6, 6, 6): -0.75, (6, 6, 6, 6): -0.125}
 
 
-def stored_group() -> tuple[Group, list[str]]:
+def stored_group() -> Group:
     logprobs = [[LOGPROBS[tuple(r[: i + 1])] for i in range(len(r))] for r in RESPONSES]
     tree = RolloutTree.from_responses((2, 3), RESPONSES, logprobs, [r[-1] == 1 for r in RESPONSES])
     verdicts = [
@@ -36,7 +36,7 @@ def stored_group() -> tuple[Group, list[str]]:
     ]
     prompt = Prompt("p-1", "2 3:", (2, 3), "2 3 -> 5", "countdown")
     reward_L = np.array([v.score - 0.5 for v in verdicts])
-    return replace(Group.of_verdicts(prompt, tree, verdicts), reward_L=reward_L), ["5", "5+6", "6666"]
+    return replace(Group.of_verdicts(prompt, tree, verdicts), reward_L=reward_L, texts=["5", "5+6", "6666"])
 
 
 def test_metrics_are_read_back_and_a_torn_last_line_is_not(tmp_path: Path) -> None:
@@ -53,13 +53,13 @@ def test_metrics_are_read_back_and_a_torn_last_line_is_not(tmp_path: Path) -> No
 
 def test_a_long_reference_is_not_repeated_in_every_row(tmp_path: Path, rng: np.random.Generator) -> None:
     """Files grow with the beginning of a long reference, not with its length, and still tell references apart."""
-    group, texts = stored_group()
+    group = stored_group()
     directory = RunDirectory(tmp_path)
     sizes, stored = [], []
     for place, length in enumerate((2_000, 1_000_000, 1_000_000)):
         reference = "".join(map(chr, rng.integers(97, 123, length)))
         prompt = replace(group.prompt, reference=reference)
-        directory.write_responses("rollouts", place, [replace(group, prompt=prompt)], [texts])
+        directory.write_responses("rollouts", place, [replace(group, prompt=prompt)])
         directory.write_held_out([prompt])
         rows = pq.read_table(tmp_path / f"rollouts/step-{place:06d}.parquet").to_pylist()
         (held_out,) = directory.read_held_out()
@@ -76,12 +76,12 @@ def test_a_long_reference_is_not_repeated_in_every_row(tmp_path: Path, rng: np.r
 
 def test_rewind_removes_what_came_after(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
-    group, texts = stored_group()
+    group = stored_group()
     for step in range(5):
         directory.append_metrics({"step": step, "x": 0.1})
-        directory.write_responses("rollouts", step, [group], [texts])
+        directory.write_responses("rollouts", step, [group])
         if step % 2 == 0:
-            directory.write_responses("evaluations", step, [group], [texts])
+            directory.write_responses("evaluations", step, [group])
     with directory.metrics_file.open("a") as file:
         file.write('{"step": 5')
     for folder in ("rollouts", "evaluations"):
@@ -109,7 +109,7 @@ def test_what_cannot_be_written_is_a_storage_error_that_names_the_file(tmp_path:
         directory.append_metrics({"step": 0})
     directory.rollouts.write_text("a file")
     with pytest.raises(StorageError, match=r"could not write .*rollouts"):
-        directory.write_responses("rollouts", 1, [], [])
+        directory.write_responses("rollouts", 1, [])
     (tmp_path / "env.json").mkdir()
     with pytest.raises(StorageError, match=r"could not write .*env\.json"):
         directory.write_environment("cpu")

@@ -21,6 +21,7 @@ from brorl.algorithms.groups import Group
 from brorl.model import flex_attention
 from brorl.model.tree_path import TreeForward
 from brorl.prompts.prompt import Prompt
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.training.learner import TreeLearner
@@ -66,7 +67,7 @@ def decoding(
 
     def sampled(tokens: int) -> Counter[str]:
         sampling = SamplingParams(temperature, max_new_tokens=tokens)
-        return counted(lambda: engine.sample(PROMPTS[:num_prompts], 4, sampling, seed=0))
+        return counted(lambda: engine.sample(SampleTask(PROMPTS[:num_prompts], 4, sampling, seed=0)))
 
     return of_one(sampled(first), sampled(last), last - first)
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
-from brorl.rollout.engine import SampleTask, SamplingPool, prompt_seeds, rollouts_of_prompts, split_prompt_seed
-from brorl.sampling import SamplingParams
+from brorl.rollout.engine import SampleTask, SamplingPool, split_prompt_seed
 from brorl.training.async_collector import AsyncCollector
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
@@ -44,16 +43,9 @@ class WordyEngine:
     version: int = 0
     sampled: list[tuple[tuple[int, ...], int]] = field(default_factory=list)  # prompt and version
 
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_rollouts: int | Sequence[int],
-        sampling: SamplingParams,
-        seed: int | Sequence[int],
-    ) -> list[RolloutTree]:
+    def sample(self, task: SampleTask) -> list[RolloutTree]:
         trees = []
-        rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
-        for prompt, number, own in zip(prompts, rollouts_P, prompt_seeds(seed, len(prompts)), strict=True):
+        for prompt, number, own in zip(task.prompts, task.rollouts_P, task.seed_P, strict=True):
             draws = np.random.default_rng(split_prompt_seed(own))
             self.sampled.append((tuple(prompt), self.version))
             mixed = draws.random() < self.mixed_fraction
@@ -61,7 +53,7 @@ class WordyEngine:
             for i in range(number):
                 begin = [] if prompt[-1] in (MORE, RIGHT, WRONG) else [RIGHT if mixed and i % 2 else WRONG]
                 body = begin + [MORE] * min(int(draws.pareto(1.0)), self.longest) + [END]
-                responses.append(body[: sampling.max_new_tokens])
+                responses.append(body[: task.sampling.max_new_tokens])
             trees.append(
                 RolloutTree.from_responses(
                     prompt,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,6 @@ HOSTILE = (
 REASONS = ("correct", "wrong value 7", "truncated", "timeout", "<i>verifier raised</i> \x1b[1m")
 
 
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """What was stored of a step."""
-
-    groups: list[Group]
-    texts: list[list[str]]
-
-
 def random_tree(rng: np.random.Generator, num_rollouts: int, unknown: bool, vocabulary: int = 5) -> RolloutTree:
     """Short responses over few tokens, so that prefixes and whole responses repeat; some cut; log-probs if known."""
     responses = [rng.integers(1, vocabulary, rng.integers(1, 6)).tolist() for _ in range(num_rollouts)]
@@ -66,9 +58,9 @@ def tools_record(rng: np.random.Generator, trees: Sequence[RolloutTree]) -> dict
     }  # fmt: skip
 
 
-def random_step(rng: np.random.Generator, num_groups: int, num_rollouts: int, long: int = 0) -> Stored:
+def random_step(rng: np.random.Generator, num_groups: int, num_rollouts: int, long: int = 0) -> list[Group]:
     """Groups with random verdicts and hostile texts; of 3 two are of one prompt, of 4 one has no log-probs."""
-    groups, texts = [], []
+    groups: list[Group] = []
     for g in range(num_groups):
         name = HOSTILE[g % len(HOSTILE)]
         if num_groups > 2 and g == 2:
@@ -86,15 +78,16 @@ def random_step(rng: np.random.Generator, num_groups: int, num_rollouts: int, lo
             )
             for i, correct in enumerate(correct_L)
         ]  # fmt: skip
-        groups.append(Group(prompt, tree, correct_L, rng.normal(size=tree.num_responses), verdicts=made))
-        texts.append([f"{HOSTILE[(g + i) % len(HOSTILE)]}{i}" for i in range(tree.num_responses)])
-    return Stored(groups, texts)
+        reward_L = rng.normal(size=tree.num_responses)
+        texts = [f"{HOSTILE[(g + i) % len(HOSTILE)]}{i}" for i in range(tree.num_responses)]
+        groups.append(Group(prompt, tree, correct_L, reward_L, verdicts=made, texts=texts))
+    return groups
 
 
-def step_record(rng: np.random.Generator, step: int, stored: Stored) -> dict[str, Any]:
+def step_record(rng: np.random.Generator, step: int, stored: Sequence[Group]) -> dict[str, Any]:
     """A metrics record, made by the code that makes real ones where there is any."""
-    groups = [g for g in stored.groups if np.isfinite(g.tree.logprob).all()]
-    batch = Batch(sampled=stored.groups, rounds=1)
+    groups = [g for g in stored if np.isfinite(g.tree.logprob).all()]
+    batch = Batch(sampled=list(stored), rounds=1)
     names = (
         "loss", "grad_norm", "clip_fraction", "old_policy_kl", "entropy", "learning_rate", "clip_low_fraction",
         "clip_high_fraction", "reference_kl", "masked_fraction",
@@ -103,7 +96,7 @@ def step_record(rng: np.random.Generator, step: int, stored: Stored) -> dict[str
     seconds = {phase: float(rng.random()) for phase in phases}
     record = {
         "step": step,
-        "sampling": batch.summary() | dropped_record(stored.groups),
+        "sampling": batch.summary() | dropped_record(stored),
         "kept": {"groups": batch.num_mixed, "carried": 0, "samples": 7},
         "update": {name: float(rng.random()) for name in names} | {"out_of_memory_retries": 0, "nodes_per_pass": 9},
         "coverage": coverage_record(groups),
@@ -124,20 +117,18 @@ def dropped_record(groups: Sequence[Group]) -> dict[str, int]:
 
 def fruitless_record(rng: np.random.Generator, step: int) -> dict[str, Any]:
     """The last line of a run that found no correct rollout: sampled, verified, and no update."""
-    stored = random_step(rng, 4, 12)
     wrong = Verdict(False, 0.0, None, "no answer", 0.0)
-    groups = [Group.of_verdicts(g.prompt, g.tree, [wrong] * g.tree.num_responses) for g in stored.groups]
-    record = step_record(rng, step, Stored(groups, stored.texts))
+    groups = [Group.of_verdicts(g.prompt, g.tree, [wrong] * g.tree.num_responses) for g in random_step(rng, 4, 12)]
+    record = step_record(rng, step, groups)
     for section in ("update", "coverage"):
         del record[section]
     return record | {"ended": "no group had both", "kept": {"groups": 0, "carried": 0, "samples": 0}}
 
 
-def held_out_answers(rng: np.random.Generator, prompts: Sequence[Prompt], num_rollouts: int) -> Stored:
+def held_out_answers(rng: np.random.Generator, prompts: Sequence[Prompt], num_rollouts: int) -> list[Group]:
     """Responses to held-out prompts, the same prompts each time."""
     made = random_step(rng, len(prompts), num_rollouts)
-    groups = [replace(group, prompt=prompt) for group, prompt in zip(made.groups, prompts, strict=True)]
-    return Stored(groups, made.texts)
+    return [replace(group, prompt=prompt) for group, prompt in zip(made, prompts, strict=True)]
 
 
 def evaluation(rng: np.random.Generator, num_samples: int = 8, ks: Sequence[int] = (1, 4, 8)) -> dict[str, Any]:
@@ -174,7 +165,7 @@ def make_run(
     store_evaluations: bool = True,
     tools: bool = False,
     settings: str = "steps: 5\nrollouts_per_prompt: 12\nprompts_per_step: 4\nloss: {kind: ppo, clip_high: 0.27}\n",
-) -> tuple[list[dict[str, Any]], dict[int, Stored]]:
+) -> tuple[list[dict[str, Any]], dict[int, list[Group]]]:
     """Write a run directory; return the lines of its metrics, and what was stored at which step.
 
     With `tools`, some tokens of every group are results, and the metrics count calls.
@@ -190,12 +181,12 @@ def make_run(
     for step in range(1, steps + 1):
         stored = random_step(rng, num_groups, num_rollouts)
         if tools:
-            stored = Stored([replace(g, tree=with_given(g.tree, rng)) for g in stored.groups], stored.texts)
+            stored = [replace(g, tree=with_given(g.tree, rng)) for g in stored]
         records.append(step_record(rng, step, stored))
         if tools:
-            records[-1]["tools"] = tools_record(rng, [group.tree for group in stored.groups])
+            records[-1]["tools"] = tools_record(rng, [group.tree for group in stored])
         if step % store_every == 0:
-            directory.write_responses("rollouts", step, stored.groups, stored.texts)
+            directory.write_responses("rollouts", step, stored)
             kept[step] = stored
     records[2]["reference_reset"] = "2 steps since the last reset"
     records[3]["held_out_check"] = {
@@ -212,5 +203,5 @@ def make_run(
         prompts = [Prompt(f"held out {i}", f"{HOSTILE[i]}\n{i}", (3, 4), "ref", "held out") for i in range(3)]
         for step in (0, steps):
             answers = held_out_answers(rng, prompts, num_rollouts)
-            directory.write_responses("evaluations", step, answers.groups, answers.texts)
+            directory.write_responses("evaluations", step, answers)
     return records, kept

@@ -13,6 +13,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gem
 from brorl.model.forward import Forward
 from brorl.model.logprobs import ChunkLogprobs
 from brorl.model.tree_path import tree_logprobs
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
@@ -31,7 +32,7 @@ def assert_exact(
     """Compare samples, log-probs and gradients with the flattened batch, which goes through `plain` if it is given."""
     prompts = [rng.integers(1, 16, n).tolist() for n in (7, 1, 11)]
     engine = NativeEngine(model, EOS, forward=forward)
-    trees = engine.sample(prompts, 8, SamplingParams(max_new_tokens=5), seed=int(rng.integers(1 << 60)))
+    trees = engine.sample(SampleTask(prompts, 8, SamplingParams(max_new_tokens=5), seed=int(rng.integers(1 << 60))))
     plain = plain or model
     plain.zero_grad(set_to_none=True)
     logprobs, weights, total = [], [], torch.zeros((), dtype=torch.float64)
@@ -59,7 +60,7 @@ def assert_greedy_equals_generate(
 ) -> None:
     """Compare three greedy rollouts of each prompt with those of transformers, by `plain` if it is given."""
     engine = NativeEngine(model, EOS, forward=forward)
-    trees = engine.sample(prompts, 3, SamplingParams(temperature=0, max_new_tokens=10), seed=0)
+    trees = engine.sample(SampleTask(prompts, 3, SamplingParams(temperature=0, max_new_tokens=10), seed=0))
     for prompt, tree in zip(prompts, trees, strict=True):
         ids = torch.tensor([prompt])
         options = {"do_sample": False, "max_new_tokens": 10, "eos_token_id": EOS, "pad_token_id": EOS}

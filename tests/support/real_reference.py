@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from brorl.model.forward import Forward
 from brorl.model.logprobs import by_tree
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from small_models import assert_same_gradients, gradients, plain_logprobs
@@ -25,7 +26,7 @@ GRADIENT_BOUND = 1e-3  # of the norm of each parameter's gradient
 def greedy_tokens(model: PreTrainedModel, prompts: Sequence[Sequence[int]], end: Sequence[int], **options: Any) -> list:
     """Return the most likely responses by the engine, and check that all rollouts are the same one."""
     sampling = SamplingParams(temperature=0, max_new_tokens=options.pop("max_new_tokens"))
-    trees = NativeEngine(model, end, **options).sample(prompts, 2, sampling, seed=0)
+    trees = NativeEngine(model, end, **options).sample(SampleTask(prompts, 2, sampling, seed=0))
     assert [tree.num_responses for tree in trees] == [1] * len(prompts)
     return [list(tree.responses()[0][0]) for tree in trees]
 
@@ -47,7 +48,7 @@ def assert_trees_equal_rows(
 ) -> None:
     """Sample trees; compare log-probs of engine and learner, and the learner's gradient, with one padded row each."""
     engine = NativeEngine(model, end, forward=forward)
-    trees = engine.sample(prompts, 6, SamplingParams(max_new_tokens=8), seed=seed)
+    trees = engine.sample(SampleTask(prompts, 6, SamplingParams(max_new_tokens=8), seed=seed))
     weights = [np.random.default_rng([seed, i]).normal(size=tree.num_responses) for i, tree in enumerate(trees)]
     model.zero_grad()
     total = torch.zeros(())

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import chisquare
 from transformers import PreTrainedModel
 
-from brorl.rollout.engine import Engine
+from brorl.rollout.engine import Engine, SampleTask
 from brorl.sampling import SamplingParams
 from brorl.tools.calls import Call, Turn
 from brorl.tools.settings import ToolSettings
@@ -130,7 +130,7 @@ def assert_transcripts_follow_the_model(
     """Compare counts by chi-square, and log-probs, with the enumeration; each distinct call ran once."""
     reader = CountingReader(calling=calling)
     settings = ToolSettings(calculator=True, max_turns=max_turns, max_response_tokens=max_tokens)
-    trees = TurnEngine(engine, reader, settings).sample(prompts, num_rollouts, sampling, seed)
+    trees = TurnEngine(engine, reader, settings).sample(SampleTask(prompts, num_rollouts, sampling, seed))
     enumeration = Enumeration(model, sampling, reader.calling, max_turns, max_tokens - sampling.max_new_tokens)
     for prompt, tree in zip(prompts, trees, strict=True):
         check_tree(tree)

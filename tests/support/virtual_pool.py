@@ -93,7 +93,7 @@ class VirtualPool:
         """Start queued tasks on free workers."""
         while self._queue and len(self._running) < self.num_workers:
             ticket, task = self._queue.popleft()
-            trees = self._engine.sample(task.prompts, task.num_rollouts, task.sampling, task.seed)
+            trees = self._engine.sample(task)
             seconds = self._duration(task, trees)
             self.busy_seconds += seconds
             sampled = SampledTask(ticket, trees, self._engine.version, seconds)

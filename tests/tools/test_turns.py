@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tools.calls import Turn
@@ -43,11 +44,13 @@ def test_a_prompt_samples_the_same_whatever_is_sampled_beside_it(rng: np.random.
     engine = TurnEngine(engine_of(rng), CountingReader(), settings_of())
     prompts, counts = [(2,), (3, 4), (2,)], [50, 70, 50]
     seeds = [int(seed) << 30 for seed in rng.integers(2**60, size=3)]
-    together = engine.sample(prompts, counts, SAMPLING, seeds)
-    alone = [engine.sample([p], n, SAMPLING, [own])[0] for p, n, own in zip(prompts, counts, seeds, strict=True)]
+    together = engine.sample(SampleTask(prompts, counts, SAMPLING, seeds))
+    alone = [
+        engine.sample(SampleTask([p], n, SAMPLING, [own]))[0] for p, n, own in zip(prompts, counts, seeds, strict=True)
+    ]
     assert_same_trees(together, alone)  # up to rounding: rows that are computed together
     assert together[0] != together[2]  # the same prompt, a different seed
-    assert together == engine.sample(prompts, counts, SAMPLING, seeds)
+    assert together == engine.sample(SampleTask(prompts, counts, SAMPLING, seeds))
 
 
 def test_later_turns_have_their_own_draws(rng: np.random.Generator) -> None:
@@ -58,11 +61,11 @@ def test_later_turns_have_their_own_draws(rng: np.random.Generator) -> None:
     class Recorded:
         version = 0
 
-        def sample(self, prompts: Any, counts: Any, sampling: Any, seed: Any) -> list[RolloutTree]:
-            seen.append(list(seed))
-            return inner.sample(prompts, counts, sampling, seed)
+        def sample(self, task: SampleTask) -> list[RolloutTree]:
+            seen.append(list(task.seed))
+            return inner.sample(task)
 
-    TurnEngine(Recorded(), CountingReader(), settings_of()).sample([(2,), (2,)], 200, SAMPLING, 7)  # type: ignore[arg-type]
+    TurnEngine(Recorded(), CountingReader(), settings_of()).sample(SampleTask([(2,), (2,)], 200, SAMPLING, 7))  # type: ignore[arg-type]
     seeds = [seed for of_turn in seen for seed in of_turn]
     assert len(seen) == 3, seen
     assert len({*seeds}) == len(seeds) > 6
@@ -76,13 +79,13 @@ def test_responses_without_a_call_are_those_of_the_engine(rng: np.random.Generat
 
     engine = engine_of(rng, vocab_size=17)
     prompts = [rng.integers(1, 17, 4).tolist() for _ in range(3)]
-    got = TurnEngine(engine, Silent(), settings_of()).sample(prompts, 30, SAMPLING, 5)
-    assert got == engine.sample(prompts, 30, SAMPLING, 5)
+    got = TurnEngine(engine, Silent(), settings_of()).sample(SampleTask(prompts, 30, SAMPLING, 5))
+    assert got == engine.sample(SampleTask(prompts, 30, SAMPLING, 5))
 
 
 def test_rollouts_fork_by_the_results_of_a_tool_that_is_not_deterministic(rng: np.random.Generator) -> None:
     engine = TurnEngine(engine_of(rng), CountingReader(outcomes=3), settings_of(max_turns=2))
-    (tree,) = engine.sample([(2,)], 3000, SAMPLING, int(rng.integers(2**60)))
+    (tree,) = engine.sample(SampleTask([(2,)], 3000, SAMPLING, int(rng.integers(2**60))))
     check_tree(tree)
     replies = Counter[tuple[tuple[int, ...], tuple[int, ...]]]()
     for (tokens, given, _), (count, _) in transcripts_of(tree).items():
@@ -105,9 +108,11 @@ def test_the_last_turn_and_a_turn_that_does_not_fit_end_with_their_calls(rng: np
 
     reader = Unread()
     engine = engine_of(rng)
-    (tree,) = TurnEngine(engine, reader, settings_of(max_response_tokens=3)).sample([(2,)], 500, SAMPLING, 3)
+    (tree,) = TurnEngine(engine, reader, settings_of(max_response_tokens=3)).sample(
+        SampleTask([(2,)], 500, SAMPLING, 3)
+    )
     assert not tree.given.any()  # a second turn of 3 tokens never fits
-    (alone,) = engine.sample([(2,)], 500, SAMPLING, 3)
+    (alone,) = engine.sample(SampleTask([(2,)], 500, SAMPLING, 3))
     cut = [1 in response for response, _ in alone.responses()]
     assert [r for r, _ in tree.responses()] == [r for r, _ in alone.responses()]
     assert (tree.finished == alone.finished & ~np.array(cut)).all()
@@ -117,7 +122,7 @@ def test_the_last_turn_and_a_turn_that_does_not_fit_end_with_their_calls(rng: np
 def test_weights_and_version_are_those_of_the_engine(rng: np.random.Generator) -> None:
     inner = engine_of(rng)
     engine = TurnEngine(inner, CountingReader(), settings_of())
-    before = engine.sample([(2,)], 50, SAMPLING, 3)
+    before = engine.sample(SampleTask([(2,)], 50, SAMPLING, 3))
     engine.load_weights([(name, torch.randn_like(p)) for name, p in inner.model.named_parameters()], version=4)
     assert engine.version == inner.version == 4
-    assert engine.sample([(2,)], 50, SAMPLING, 3) != before
+    assert engine.sample(SampleTask([(2,)], 50, SAMPLING, 3)) != before

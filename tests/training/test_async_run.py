@@ -18,7 +18,7 @@ from brorl.assemble import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
-from brorl.rollout.engine import SampledTask
+from brorl.rollout.engine import SampledTask, SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.runs.checkpoint import TrainerState
 from brorl.runs.run_directory import Record, RunDirectory
@@ -79,8 +79,8 @@ def test_a_run_in_a_thread_learns(rng: np.random.Generator) -> None:
             collector.publish(learner.weights(), step)
             fractions.append(sum(g.num_correct for g in batch.groups) / (3 * 32))
             mismatch.append(update.mismatch_mean)
-        (tree,) = collector.sampler.sample([(1, 5)], 16, SamplingParams(max_new_tokens=1), 0)
-        own = NativeEngine(model, EOS).sample([(1, 5)], 16, SamplingParams(max_new_tokens=1), 0)
+        (tree,) = collector.sampler.sample(SampleTask([(1, 5)], 16, SamplingParams(max_new_tokens=1), 0))
+        own = NativeEngine(model, EOS).sample(SampleTask([(1, 5)], 16, SamplingParams(max_new_tokens=1), 0))
         assert tree.responses() == own[0].responses()  # the sampler has the newest weights
     finally:
         collector.close()

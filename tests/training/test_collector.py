@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from math import ceil, comb
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
+from brorl.rollout.engine import SampleTask
 from brorl.runs.checkpoint import CollectorState
 from brorl.sampling import SamplingParams
 from brorl.training.batch import Batch
@@ -39,16 +39,14 @@ class ScriptedEngine:
         self.calls: list[tuple[int, int]] = []  # prompts and seed of each call
         self.trees: list[tuple[RolloutTree, int]] = []  # every tree with its number of correct rollouts
 
-    def sample(
-        self, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
-    ) -> list[RolloutTree]:
-        assert num_rollouts == NUM_ROLLOUTS
-        assert sampling == SamplingParams(max_new_tokens=3)
-        self.calls.append((len(prompts), seed))
+    def sample(self, task: SampleTask) -> list[RolloutTree]:
+        assert task.num_rollouts == NUM_ROLLOUTS
+        assert task.sampling == SamplingParams(max_new_tokens=3)
+        self.calls.append((len(task.prompts), task.seed))
         trees = []
-        for prompt in prompts:
+        for prompt in task.prompts:
             correct = next(self._num_correct)
-            responses = [[RIGHT, END]] * correct + [[WRONG, WRONG, END]] * (num_rollouts - correct)
+            responses = [[RIGHT, END]] * correct + [[WRONG, WRONG, END]] * (task.num_rollouts - correct)
             trees.append(RolloutTree.from_responses(prompt, responses))
             self.trees.append((trees[-1], correct))
         return trees
@@ -98,8 +96,8 @@ def test_every_round_reports_the_groups_and_the_cut_rollouts_of_the_step_so_far(
     """With the groups that were carried; all wrong rollouts are cut."""
 
     class CuttingEngine(ScriptedEngine):
-        def sample(self, *arguments: Any) -> list[RolloutTree]:
-            return [replace(tree, finished=tree.length < 3) for tree in super().sample(*arguments)]
+        def sample(self, task: SampleTask) -> list[RolloutTree]:
+            return [replace(tree, finished=tree.length < 3) for tree in super().sample(task)]
 
     engine = CuttingEngine([int(c) for c in rng.choice([0, 0, 3], 400)])
     reports: list[tuple[Activity, int]] = []
@@ -200,8 +198,8 @@ def test_the_message_says_why_nothing_is_mixed(
             return right if right.correct else verdict
 
     class CutEngine(ScriptedEngine):
-        def sample(self, *arguments: Any) -> list[RolloutTree]:
-            trees = super().sample(*arguments)
+        def sample(self, task: SampleTask) -> list[RolloutTree]:
+            trees = super().sample(task)
             return [replace(t, finished=np.full(t.num_responses, finished)) for t in trees]
 
     one = collector(CutEngine(script * 100))
@@ -362,7 +360,7 @@ def test_only_groups_that_wait_are_given_old_logprobs() -> None:
         asked.append(list(groups))
         return [replace(g, old_logprob_M=np.zeros(g.tree.num_unique_tokens)) for g in groups]
 
-    one = replace(collector(engine, per_step=3), keep_old_logprobs=keep)
+    one = replace(collector(engine, per_step=3), with_old_logprobs=keep)
     one.load_state(CollectorState(carried=tuple(collect(collector(engine, per_step=8), 1)[0])))
     groups, waiting, _ = collect(one, 2)
     assert [g.old_logprob_M is None for g in groups] == [True] * 3

@@ -15,6 +15,7 @@ import brorl.training.diagnostics as diagnostics_module
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.training.coverage import leaving_mass, measure_coverage, unsampled_correct_at
@@ -75,7 +76,7 @@ def diagnostics(model: PreTrainedModel, every: int = 5, rollouts: int = 9, **cha
 def sampled_groups(model: PreTrainedModel, rng: np.random.Generator, num_prompts: int = 3) -> list[Group]:
     prompts = [rng.integers(1, 17, rng.integers(1, 6)).tolist() for _ in range(num_prompts)]
     sampling = SamplingParams(temperature=TEMPERATURE, max_new_tokens=4)
-    trees = NativeEngine(model, EOS).sample(prompts, 12, sampling, seed=1)
+    trees = NativeEngine(model, EOS).sample(SampleTask(prompts, 12, sampling, seed=1))
     return [group_of(t, np.array([len(r) % 2 == 0 for r, _ in t.responses()]), f"p{i}") for i, t in enumerate(trees)]
 
 
@@ -215,7 +216,7 @@ def test_the_diagnostics_are_those_of_the_policy_among_the_kept_tokens(
     model = small_model(seed=int(rng.integers(1000)))
     measure = diagnostics(model, max_new_tokens=2, **kept)
     sampling = measure.config.sampling.params
-    trees = NativeEngine(model, EOS).sample([[1, 2], [3]], 3000, sampling, seed=int(rng.integers(1 << 60)))
+    trees = NativeEngine(model, EOS).sample(SampleTask([[1, 2], [3]], 3000, sampling, seed=int(rng.integers(1 << 60))))
     groups = [group_of(t, np.array([len(r) % 2 == 0 for r, _ in t.responses()]), f"p{i}") for i, t in enumerate(trees)]
     record = measure.record(groups, groups, measure.hold_out(5, groups))
     assert record["coverage"]["pooled"]["unsampled"] < 0.01

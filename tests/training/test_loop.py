@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from brorl.prompts.countdown import countdown_puzzles, split_countdown
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.training.schedule import Evaluations
 from brorl.tree import RolloutTree
@@ -38,9 +39,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     evaluated: list[list[RolloutTree]] = []
     sample = NativeEngine.sample
 
-    def recording(self: NativeEngine, prompts: Any, num_rollouts: int, *rest: Any) -> list[RolloutTree]:
-        trees = sample(self, prompts, num_rollouts, *rest)
-        (rounds if num_rollouts == N else evaluated).append(trees)
+    def recording(self: NativeEngine, task: SampleTask) -> list[RolloutTree]:
+        trees = sample(self, task)
+        (rounds if task.num_rollouts == N else evaluated).append(trees)
         return trees
 
     with pytest.MonkeyPatch.context() as patch:

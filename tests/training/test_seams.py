@@ -23,10 +23,9 @@ from brorl.evaluation.evaluator import BatchCounts, Evaluator, PromptBatch, Prom
 from brorl.evaluation.settings import EvaluationSettings
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
-from brorl.rollout.engine import Engine
+from brorl.rollout.engine import Engine, SampleTask
 from brorl.runs.checkpoint import INITIAL_STATE, is_checkpoint, last_checkpoint, read_state
 from brorl.runs.run_directory import RunDirectory
-from brorl.sampling import SamplingParams
 from brorl.training import loop
 from brorl.training.batch import Batch
 from brorl.training.collector import SyncCollector
@@ -62,18 +61,16 @@ class Preference:
     version: int = 0
     trained: list[list[Group]] = field(default_factory=list)
 
-    def sample(
-        self, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
-    ) -> list[RolloutTree]:
-        assert sampling.max_new_tokens == 2
-        draws, fraction = np.random.default_rng(seed), float(torch.sigmoid(self.log_odds))
-        correct_P = draws.binomial(num_rollouts, fraction, len(prompts))
-        lines = [[RIGHT, END]] * num_rollouts + [[WRONG, END]] * num_rollouts
+    def sample(self, task: SampleTask) -> list[RolloutTree]:
+        assert task.sampling.max_new_tokens == 2
+        draws, fraction = np.random.default_rng(task.seed), float(torch.sigmoid(self.log_odds))
+        correct_P = draws.binomial(task.num_rollouts, fraction, len(task.prompts))
+        lines = [[RIGHT, END]] * task.num_rollouts + [[WRONG, END]] * task.num_rollouts
         logprobs = {RIGHT: np.log(fraction), WRONG: np.log1p(-fraction)}
         return [
             RolloutTree.from_responses(p, rows, [[logprobs[r[0]], 0.0] for r in rows])
-            for p, c in zip(prompts, correct_P, strict=True)
-            for rows in [lines[num_rollouts - c : 2 * num_rollouts - c]]
+            for p, c in zip(task.prompts, correct_P, strict=True)
+            for rows in [lines[task.num_rollouts - c : 2 * task.num_rollouts - c]]
         ]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -295,9 +292,9 @@ def test_only_the_source_holds_an_engine(tmp_path: Path) -> None:
         engine = collector.engine  # type: ignore[attr-defined]
         sampled = engine.sample
 
-        def sample(*arguments: Any) -> Any:
-            versions.append((engine.version, arguments[1]))
-            return sampled(*arguments)
+        def sample(task: SampleTask) -> Any:
+            versions.append((engine.version, task.num_rollouts))
+            return sampled(task)
 
         engine.sample = sample
         assert run.diagnostics.sampler is collector.sampler

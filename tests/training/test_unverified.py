@@ -13,7 +13,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings, CosineLength, RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
-from brorl.sampling import SamplingParams
+from brorl.rollout.engine import SampleTask
 from brorl.training.batch import Batch
 from brorl.training.collector import NoMixedGroupsError, RetryPolicy, SyncCollector, UnverifiedError
 from brorl.tree import RolloutTree
@@ -173,15 +173,13 @@ class CoinEngine:
         self.drawn: list[tuple[int, list[tuple[int, int]]]] = []
         self.num_calls = 0
 
-    def sample(
-        self, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
-    ) -> list[RolloutTree]:
-        assert sampling.max_new_tokens == 2
-        assert seed
+    def sample(self, task: SampleTask) -> list[RolloutTree]:
+        assert task.sampling.max_new_tokens == 2
+        assert task.seed
         self.num_calls += 1
         trees = []
-        for (prompt,) in prompts:
-            drawn = [(int(n), 0) for n in self._rng.choice(self._numbers[prompt], num_rollouts)]
+        for (prompt,) in task.prompts:
+            drawn = [(int(n), 0) for n in self._rng.choice(self._numbers[prompt], task.num_rollouts)]
             self.drawn.append((prompt, drawn))
             trees.append(RolloutTree.from_responses((prompt,), drawn))
         return trees

@@ -65,7 +65,7 @@ def test_a_run_leaves_out_and_shows_the_responses_that_end_their_worker(
         if groups:
             fraction = sum(g.num_correct for g in groups) / (sampling["samples"] - lost)
             assert sampling["accuracy"] == pytest.approx(fraction)
-        complete = [g.prompt_id for g in groups if g.num_verified == 16]
+        complete = [g.prompt.id for g in groups if g.num_verified == 16]
         # A step whose new prompts all lost a response, or that trains carried groups alone, has no coverage.
         assert record.get("coverage", {}).get("prompts", {}).get("id", []) == complete
         lost_in_all += lost

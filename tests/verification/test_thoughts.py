@@ -110,7 +110,7 @@ def test_a_trial_answers_without_a_thought() -> None:
     ]
     prompts = [Prompt(str(n), OPENED, (1,), f"6 {n} -> {6 * n}", "countdown", "", f"6 times {n}?") for n in (7, 8)]
     trial = try_verifier(verifier, prompts)
-    assert trial.right.verdict.correct
+    assert trial.right_verdict.correct
     assert [verdict.correct for _, verdict in trial.answers] == [True, True]
 
 

@@ -33,8 +33,8 @@ def test_every_puzzle_is_solved_as_the_verifier_wants_it(num_numbers: int, rng: 
     for i in rng.choice(len(puzzles), min(40, len(puzzles)), replace=False):
         puzzle = puzzles[int(i)]
         trial = try_verifier(CountdownVerifier(), prompts("countdown", puzzle.reference))
-        assert trial.right.verdict.correct, (puzzle, trial.right)
-        assert not trial.wrong.verdict.correct, (puzzle, trial.wrong)
+        assert trial.right_verdict.correct, (puzzle, trial.right)
+        assert not trial.wrong_verdict.correct, (puzzle, trial.wrong)
 
 
 def test_a_puzzle_without_a_solution_has_none() -> None:
@@ -47,8 +47,8 @@ def test_a_puzzle_without_a_solution_has_none() -> None:
 )
 def test_mathematical_answers(reference: str, others: list[str], pool: WorkerPool) -> None:
     trial = try_verifier(MathVerifier(pool), prompts("math", reference, *others))
-    assert trial.right.verdict.correct
-    assert not trial.wrong.verdict.correct  # equal answers of other prompts are passed over
+    assert trial.right_verdict.correct
+    assert not trial.wrong_verdict.correct  # equal answers of other prompts are passed over
     check_trial(trial)
 
 
@@ -72,9 +72,9 @@ def test_functions_of_the_user(pool: WorkerPool, tmp_path: Path) -> None:
         for name in ("same", "strict", "fails")
     }
     same, strict = trials["same"], trials["strict"]
-    assert (same.right.response, same.right.verdict.correct) == ("a", True)
-    assert (same.wrong.response, same.wrong.verdict.correct) == ("b", False)
-    assert not strict.right.verdict.correct
+    assert (same.right, same.right_verdict.correct) == ("a", True)
+    assert (same.wrong, same.wrong_verdict.correct) == ("b", False)
+    assert not strict.right_verdict.correct
     check_trial(same)
     check_trial(strict)  # it may want more than the reference answer
     with pytest.raises(

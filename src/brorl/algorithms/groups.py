@@ -1,4 +1,8 @@
-"""A group: one prompt's rollout tree with verdicts, rewards, log-probs and advantages, from verifier to gradient."""
+"""A group: one prompt's rollout tree with verdicts, rewards, log-probs and advantages, from verifier to gradient.
+
+A response is unverified if an infrastructure failure kept the verifier from a verdict. It is neither correct nor
+incorrect, has no reward, and is not trained on.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,7 @@ class Group:
     prompt: Prompt
     tree: RolloutTree  # the N rollouts
     correct_L: BoolArray  # raw verdicts, before any shaping of rewards, shape [L]
-    # reward of each distinct response, shape [L]; NaN where an infrastructure failure left it unverified
-    reward_L: FloatArray
+    reward_L: FloatArray  # reward of each distinct response, shape [L]; NaN if unverified
     # log-probs (nats) of the nodes, computed by the learner with the weights that sampled them, shape [M]. None if the
     # learner still has these weights, if the engine's log-probs are the old ones, or in asynchronous training, where
     # the old policy is the policy before the step.
@@ -38,6 +41,7 @@ class Group:
     advantage_L: FloatArray | None = None  # advantage of each distinct response, shape [L]
     # 1 / probability that the response was chosen for back-propagation, shape [L]; None if all responses are used
     factor_L: FloatArray | None = None
+    texts: Sequence[str] = ()  # text of each distinct response, L of them; only for stored rollouts
 
     def __post_init__(self) -> None:
         expected = (self.tree.num_responses,)
@@ -57,8 +61,19 @@ class Group:
     def of_verdicts(cls, prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict]) -> Group:
         """Make the group of a prompt from its verdicts. Rewards are 1 if correct, 0 if incorrect, NaN if unverified."""
         correct_L = np.array([verdict.correct for verdict in verdicts], np.bool_)
-        reward_L = np.where([verdict.unverified for verdict in verdicts], np.nan, correct_L)
-        return cls(prompt, tree, correct_L, reward_L, verdicts=verdicts)
+        group = cls(prompt, tree, correct_L, correct_L.astype(np.float64), verdicts=verdicts)
+        return group.with_rewards(group.reward_L)
+
+    def with_rewards(self, reward_L: FloatArray) -> Group:
+        """Return the group with these rewards, shape [L]; unverified responses get none."""
+        return replace(self, reward_L=np.where(self.unverified_L, np.nan, reward_L))
+
+    @cached_property
+    def unverified_L(self) -> BoolArray:
+        """Whether each distinct response is unverified, shape [L]. A group without verdicts has no such response."""
+        if not self.verdicts:
+            return np.zeros(self.tree.num_responses, np.bool_)
+        return np.array([verdict.unverified for verdict in self.verdicts], np.bool_)
 
     @property
     def num_correct(self) -> int:
@@ -67,31 +82,33 @@ class Group:
 
     @property
     def num_unverified(self) -> int:
-        """Number of rollouts that could not be verified because of an infrastructure failure."""
-        return int(self.tree.leaf_count[np.isnan(self.reward_L)].sum())
+        """Number of unverified rollouts."""
+        return int(self.tree.leaf_count[self.unverified_L].sum())
+
+    @property
+    def num_verified(self) -> int:
+        """Number of verified rollouts."""
+        return self.tree.num_rollouts - self.num_unverified
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some verified rollouts are correct and some are not: 0 < number correct < N.
+        """Whether some verified rollouts are correct and some are not: 0 < number correct < number verified.
 
         Dynamic sampling trains on mixed groups only. The raw verdict decides, before any shaping of rewards.
 
         Source: BroRL (arXiv 2510.01180), after DAPO (arXiv 2503.14476, Eq. 11).
         """
-        return 0 < self.num_correct < self.tree.num_rollouts - self.num_unverified
+        return 0 < self.num_correct < self.num_verified
 
     @cached_property
     def verified(self) -> Group | None:
-        """The verified rollouts as a group: this group if all are verified, else one with a smaller N.
+        """The verified rollouts as a group, whose N is smaller if some rollouts are unverified.
 
         None if no rollout was verified, or only one of several, which has nothing to be compared with.
         """
-        verified_L = ~np.isnan(self.reward_L)
-        if verified_L.all():
+        if not self.unverified_L.any():
             return self
-        if self.tree.leaf_count[verified_L].sum() < 2:
-            return None
-        return self.select(np.flatnonzero(verified_L))
+        return self.select(np.flatnonzero(~self.unverified_L)) if self.num_verified > 1 else None
 
     def select(self, leaf_K: IntArray) -> Group:
         """Keep only some distinct responses, K of them in ascending order, K >= 1."""
@@ -103,6 +120,7 @@ class Group:
             self,
             tree=tree,
             verdicts=[self.verdicts[i] for i in leaf_K] if self.verdicts else (),
+            texts=[self.texts[i] for i in leaf_K] if self.texts else (),
             terms_L={name: value_L[leaf_K] for name, value_L in self.terms_L.items()},
             **kept,
         )

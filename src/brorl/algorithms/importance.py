@@ -25,36 +25,25 @@ from brorl.tree import RolloutTree
 _LARGEST_LOG_WEIGHT = 20.0  # keeps exp and its sums finite; any useful bound is far inside
 
 
-def mismatch_sums(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -> FloatArray:
-    """Return four numbers over all sampled tokens: count, sum of w, maximum of w, sum of w - 1 - log w; shape [4].
-
-    At a given node w is 1, and its count is 0.
-
-    Args:
-        trees: Rollouts with the sampler's log-probs, which must be known; every rollout counts.
-        old_logprobs: For each tree the log-probs of the old policy, shape [M].
-    """
-    if not trees:
-        return np.zeros(4)
-    log_ratio = np.concatenate([_log_ratio(t, old) for t, old in zip(trees, old_logprobs, strict=True)])
-    count, ratio = np.concatenate([t.sampled_count for t in trees]), np.exp(log_ratio)
-    return np.array([count.sum(), count @ ratio, ratio.max(), count @ (np.expm1(log_ratio) - log_ratio)])
-
-
-def mismatch(parts: Sequence[FloatArray]) -> dict[str, float]:
-    """Return how far the old policy is from the sampler; `parts` are the `mismatch_sums` of the parts of a batch.
+def mismatch(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -> dict[str, float]:
+    """Return how far the old policy is from the sampler, over all sampled tokens; a given token does not count.
 
     The mean of w is 1 if the sampler's log-probs are right. The mean of w - 1 - log w estimates KL(sampler || old) in
     nats per token, if the mean of w is 1. With top-p and top-k, both policies must keep the same tokens for that.
 
+    Args:
+        trees: Rollouts with the sampler's log-probs, which must be known; every rollout counts.
+        old_logprobs: For each tree the log-probs of the old policy, shape [M].
+
     Source: the k3 estimator of Schulman, "Approximating KL divergence" (2020).
     """
-    num_tokens, ratios, _, divergences = np.sum(parts, axis=0).tolist()
-    largest = float(np.max(parts, axis=0)[2])
+    log_ratio = np.concatenate([_log_ratio(t, old) for t, old in zip(trees, old_logprobs, strict=True)])
+    count, ratio = np.concatenate([t.sampled_count for t in trees]), np.exp(log_ratio)
+    num_tokens = float(count.sum())
     return {
-        "mismatch_mean": ratios / num_tokens,
-        "mismatch_max": largest,
-        "mismatch_kl": divergences / num_tokens,
+        "mismatch_mean": float(count @ ratio) / num_tokens,
+        "mismatch_max": float(ratio.max()),
+        "mismatch_kl": float(count @ (np.expm1(log_ratio) - log_ratio)) / num_tokens,
     }
 
 

@@ -37,8 +37,8 @@ from brorl.prompts.settings import FileSource
 from brorl.sampling import decode_tokens
 from brorl.table import Result, Table
 from brorl.trackers import require_package
-from brorl.verdict import is_failure, is_timeout
-from brorl.verification.verifier import Trial, VerifiedResponse, try_verifier
+from brorl.verdict import Verdict, is_failure, is_timeout
+from brorl.verification.verifier import Trial, try_verifier
 
 if TYPE_CHECKING:
     from brorl.algorithms.groups import Group
@@ -190,19 +190,19 @@ def _show_source(source: str, inputs: RunInputs, report: _Report) -> list[Prompt
 def check_trial(trial: Trial) -> None:
     """Reject a verifier that fails, and a built-in verifier that calls the reference answer incorrect."""
     prompt = trial.prompt
-    for verified in (trial.right, trial.wrong):
-        reason = verified.verdict.reason
+    for response, verdict in ((trial.right, trial.right_verdict), (trial.wrong, trial.wrong_verdict)):
+        reason = verdict.reason
         if is_timeout(reason) or is_failure(reason):
             raise UserError(
-                f"the verifier of the domain {prompt.domain!r} failed on the response {quoted(verified.response)} to "
+                f"the verifier of the domain {prompt.domain!r} failed on the response {quoted(response)} to "
                 f"question {prompt.id}: {reason}; it must return a verdict for every text"
             )
     # tests can be right although this one solution is wrong
     others_pass = prompt.domain == CODE_DOMAIN and any(verdict.correct for _, verdict in trial.answers)
-    if not trial.right.verdict.correct and trial.certain and not others_pass:
+    if not trial.right_verdict.correct and trial.certain and not others_pass:
         raise UserError(
-            f"question {prompt.id}: a response with the reference answer, {quoted(trial.right.response)}, gets the "
-            f"verdict {trial.right.verdict.reason!r}, so no response can be correct; fix the row's answer"
+            f"question {prompt.id}: a response with the reference answer, {quoted(trial.right)}, gets the "
+            f"verdict {trial.right_verdict.reason!r}, so no response can be correct; fix the row's answer"
         )
 
 
@@ -212,18 +212,18 @@ def _trial_lines(trial: Trial, is_own: bool) -> list[str]:
     lines = [f"verified as {prompt.domain}, question {prompt.id} with the {reference} {quoted(prompt.reference)}:"]
     known = trial.certain or (is_own and not prompt.reference.startswith("{"))  # "{" starts a row, not an answer
     if known:
-        lines.append(_verified_line(right, trial.right))
+        lines.append(_verdict_line(right, trial.right, trial.right_verdict))
     else:
         lines.append(f"  no {right}: no response to this question is known to be correct")
-    lines.append(_verified_line("another answer", trial.wrong))
+    lines.append(_verdict_line("another answer", trial.wrong, trial.wrong_verdict))
     if len(trial.answers) > 1:
         accepted = sum(verdict.correct for _, verdict in trial.answers)
         lines.append(f"  {right}s of {len(trial.answers)} questions: {accepted} accepted")
-    if is_own and known and not trial.right.verdict.correct:
+    if is_own and known and not trial.right_verdict.correct:
         lines.append(
             "  warning: your function rejects the reference answer; that is right only if it also checks other things"
         )
-    if trial.wrong.verdict.correct:
+    if trial.wrong_verdict.correct:
         lines.append(f"  warning: {verifier} accepts another answer")
     rejected = [f"{one.id} ({verdict.reason})" for one, verdict in trial.answers if not verdict.correct]
     if rejected:
@@ -232,12 +232,11 @@ def _trial_lines(trial: Trial, is_own: bool) -> list[str]:
     return lines
 
 
-def _verified_line(name: str, verified: VerifiedResponse) -> str:
-    verdict = verified.verdict
+def _verdict_line(name: str, response: str, verdict: Verdict) -> str:
     outcome = "correct" if verdict.correct else "incorrect"
     reason = "" if verdict.reason == outcome else f", {shortened(verdict.reason)}"
     extracted = "" if verdict.extracted is None else f" (extracted {quoted(verdict.extracted)})"
-    return f"  {name}, as the response {quoted(verified.response)}: {outcome}{reason}{extracted}"
+    return f"  {name}, as the response {quoted(response)}: {outcome}{reason}{extracted}"
 
 
 def _forecast(config: TrainConfig, inputs: RunInputs, max_seconds: float, echo: Echo) -> StepForecast:

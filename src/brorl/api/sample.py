@@ -189,6 +189,7 @@ def _sampled(
     from brorl.model.load import check_vocabulary, load_tokenizer
     from brorl.model.source import find_model, read_config
     from brorl.rollout.chosen_engine import load_engine
+    from brorl.rollout.engine import SampleTask
 
     merged = config.model_copy(update={"lora": LoraSettings()})  # adapters are merged
     trees, sampling = [], config.sampling.params
@@ -205,7 +206,7 @@ def _sampled(
     with workers:
         for _, name in models:
             engine = with_turns(load_engine(merged, name, tokenizer, context)[1], toolbox)
-            (tree,) = engine.sample([prompt.token_ids], rollouts, sampling, seed)
+            (tree,) = engine.sample(SampleTask([prompt.token_ids], rollouts, sampling, seed))
             trees.append(tree)
         if question.domain:
             environment = environment_verifier(tools)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Literal
 from brorl.errors import UserError, option
 from brorl.reporting.samples import PromptRow, Samples, of_kind, one_line
 from brorl.runs.run_directory import check_run, read_run
-from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
+from brorl.runs.stored_rollouts import Folder, read_groups, stored_steps
 
 if TYPE_CHECKING:
+    from brorl.algorithms.groups import Group
     from brorl.reporting.page import Report
 
 
@@ -81,14 +82,14 @@ def samples(
         raise UserError(f"{path} contains no {folder}: {why_missing(read_run(path), folder)}")
     step = steps[-1] if step is None else step
     rows: list[PromptRow] = []
-    nearest: tuple[float, int | None, StoredGroup | None] = inf, None, None  # (distance to the choice, number, group)
+    nearest: tuple[float, int | None, Group | None] = inf, None, None  # (distance to the choice, number, group)
     for index, group in enumerate(read_groups(path, step, folder), 1):
         rows.append(PromptRow.of(index, group))
         if name is None:
             distance = abs(rows[-1].pass_rate - 0.5) if of_kind(group, kind).size else inf
         else:
             # A number takes precedence over a name that looks like a number, so every prompt can be reached.
-            distance = 0.0 if name == str(index) else 1.0 if name == group.prompt_id else inf
+            distance = 0.0 if name == str(index) else 1.0 if name == group.prompt.id else inf
         if distance < nearest[0]:
             nearest = distance, index, group
     if not rows:

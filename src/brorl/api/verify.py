@@ -29,13 +29,11 @@ from brorl.runs.stored_rollouts import stored_steps
 from brorl.storage import exists, is_file, is_folder, replace_file, storage_errors
 from brorl.table import Result, Table
 from brorl.tools.of_recipe import environment_verifier, load_tools
+from brorl.verdict import TRUNCATED
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.grade import (
-    Agreement,
     RescoredResponse,
     StoredResponse,
-    agreement,
-    is_compared,
     match_questions,
     rescore,
 )
@@ -64,16 +62,23 @@ class VerifyResult(Result):
     is_required: bool = False  # whether the command fails unless the verdicts agree
 
     @cached_property
-    def agreement(self) -> Agreement:
-        """The stored verdicts against the new ones."""
-        return agreement(self.rescored)
+    def compared(self) -> tuple[RescoredResponse, ...]:
+        """Responses with a stored verdict, without truncated and unverified ones."""
+        return tuple(
+            item
+            for item in self.rescored
+            if item.response.correct is not None and item.verdict.reason != TRUNCATED and not item.verdict.unverified
+        )
 
     @cached_property
     def disagreements(self) -> tuple[RescoredResponse, ...]:
-        """Responses whose new verdict differs from the stored one."""
-        return tuple(
-            item for item in self.rescored if is_compared(item) and item.response.correct != item.verdict.correct
-        )
+        """Compared responses whose new verdict differs from the stored one."""
+        return tuple(item for item in self.compared if item.response.correct != item.verdict.correct)
+
+    @property
+    def agreement(self) -> float:
+        """Fraction of the compared responses with equal verdicts, 0 to 1; NaN without any."""
+        return 1 - len(self.disagreements) / len(self.compared) if self.compared else float("nan")
 
     @cached_property
     def num_unverified(self) -> int:
@@ -83,7 +88,7 @@ class VerifyResult(Result):
     @property
     def agrees(self) -> bool:
         """Whether every stored verdict was reached again; False without stored verdicts."""
-        return bool(self.agreement.number) and not self.disagreements and not self.num_unverified
+        return bool(self.compared) and not self.disagreements and not self.num_unverified
 
     @property
     def tables(self) -> list[Table]:
@@ -104,10 +109,11 @@ class VerifyResult(Result):
         notes = ("# stands for a number",) if any("#" in row[1] for row in rows) else ()
         columns = ("domain", "reason", "responses", "share")
         tables = [Table("verdicts", columns, tuple(rows), notes, words=frozenset({0, 1}))]
-        if found := self.agreement.number and self.agreement:
-            stored = (
-                ("stored correct", f"{found.both_correct:,}", f"{found.only_stored:,}"),
-                ("stored incorrect", f"{found.only_new:,}", f"{found.both_incorrect:,}"),
+        if self.compared:
+            pairs = Counter((item.response.correct, item.verdict.correct) for item in self.compared)
+            stored = tuple(
+                (f"stored {name}", f"{pairs[before, True]:,}", f"{pairs[before, False]:,}")
+                for name, before in (("correct", True), ("incorrect", False))
             )
             tables.append(Table("stored verdicts", ("", "now correct", "now incorrect"), stored))
         return tables
@@ -134,9 +140,9 @@ class VerifyResult(Result):
         if self.num_unverified:
             number = counted(self.num_unverified, "response")
             lines.append(f"warning: {number} could not be verified because of infrastructure failures")
-        if self.agreement.number:
-            number = counted(self.agreement.number, "stored verdict")
-            lines.append(f"agreement with {number}: {self.agreement.fraction:.2%}")
+        if self.compared:
+            number = counted(len(self.compared), "stored verdict")
+            lines.append(f"agreement with {number}: {self.agreement:.2%}")
         distinct = {(item.question.id, item.response.text): item for item in self.rescored}
         rate = f", {len(distinct) / self.seconds:,.0f} per second" if self.seconds > 0 else ""
         lines.append(f"{counted(len(distinct), 'distinct response')} in {self.seconds:.2f} s{rate}")
@@ -155,7 +161,7 @@ class VerifyResult(Result):
                 yield from _disagreement(item)
 
     def __repr__(self) -> str:
-        agreement = f", {self.agreement.fraction:.2%} as stored" if self.agreement.number else ""
+        agreement = f", {self.agreement:.2%} as stored" if self.compared else ""
         correct = sum(item.verdict.correct for item in self.rescored)
         responses = counted(len(self.rescored), "response")
         return f"VerifyResult({self.path!r}: {correct:,} of {responses} correct{agreement})"
@@ -225,7 +231,7 @@ def verify(
         with storage_errors(target, "rerun the command"):
             text = "".join(json.dumps(record) + "\n" for record in result.records())
             replace_file(target, text.encode())
-    if require_agreement and not result.agreement.number:
+    if require_agreement and not result.compared:
         raise UserError(
             f"{option('require-agreement')}: the file contains no stored verdicts; add them, or give "
             f"{option('correct-column')}"

@@ -1,7 +1,7 @@
 """The machines of a run: starts or joins Ray, checks the machines, and reserves CPUs and GPUs for each process.
 
 Missing machines, CPUs and GPUs are errors before anything is loaded. `close` ends every process of the run; a cluster
-that the run has joined goes on.
+that the run has joined keeps running.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if not sys.stdin.read(1):
 class RayCluster:
     """Connects to Ray, and decides where each process runs.
 
-    `echo` receives lines for the user, `note` receives Ray's messages, and `advice` says how to go on if Ray dies.
+    `echo` receives lines for the user, `note` receives Ray's messages, and `advice` says how to continue if Ray dies.
     """
 
     def __init__(

@@ -25,8 +25,8 @@ from brorl.activity import Activity, Echo, Observe
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.arrays import FloatArray
+from brorl.distributed.actors import RemoteWeights, stored_form
 from brorl.distributed.cluster import POLL_S, RayCluster
-from brorl.distributed.workers import RemoteWeights, stored_form
 from brorl.errors import FirstRankError, LearnerLostError, UserError
 from brorl.model.device import free_unused
 from brorl.storage import storage_errors

@@ -41,10 +41,10 @@ from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
 
 if TYPE_CHECKING:
+    from brorl.distributed.actors import RolloutActors
     from brorl.distributed.cluster import RayCluster
     from brorl.distributed.remote_learner import RemoteLearner
-    from brorl.distributed.supervisor import WorkerPoolConfig
-    from brorl.distributed.workers import RayRolloutPool
+    from brorl.distributed.supervisor import PoolConfig
 
 
 def build_cluster(
@@ -107,13 +107,13 @@ def place_engine(cluster: RayCluster, config: TrainConfig, context: int, observe
     return PooledEngine(place_pool(cluster, config, context), config.cluster.prompts_per_task, observe)
 
 
-def place_pool(cluster: RayCluster, config: TrainConfig, context: int) -> RayRolloutPool:
+def place_pool(cluster: RayCluster, config: TrainConfig, context: int) -> RolloutActors:
     """Start the rollout workers; see `place_engine`."""
-    from brorl.distributed.workers import RayRolloutPool
+    from brorl.distributed.actors import RolloutActors
 
     settings, shares_gpus = config.cluster, cluster.settings.shares_gpus
     recipe = partial(_make_engine, _on(config, settings.gpus_per_rollout_worker), context, shares_gpus)
-    pool = RayRolloutPool(
+    pool = RolloutActors(
         recipe, _pool_config(cluster, config, "rollout"), settings.cpus_per_worker, cluster.echo, shares_gpus
     )
     cluster.on_release(pool.close)
@@ -131,20 +131,20 @@ def place_verifiers(
     """Start the verifier workers, and return verifiers that use them. Without such workers, return `verifiers`."""
     if not config.cluster.verifier_workers:
         return verifiers
-    from brorl.distributed.workers import RemoteVerifier, VerifierWorkers
+    from brorl.distributed.actors import RemoteVerifier, VerifierActors
 
     recipe = partial(_make_verifiers, config, tuple(verifiers), Path.cwd())
-    workers = VerifierWorkers(recipe, _pool_config(cluster, config, "verifier"), echo=cluster.echo)
-    cluster.on_release(workers.close)
-    return {domain: RemoteVerifier(local, domain, workers) for domain, local in verifiers.items()}
+    actors = VerifierActors(recipe, _pool_config(cluster, config, "verifier"), echo=cluster.echo)
+    cluster.on_release(actors.close)
+    return {domain: RemoteVerifier(local, domain, actors) for domain, local in verifiers.items()}
 
 
-def _pool_config(cluster: RayCluster, config: TrainConfig, kind: Literal["rollout", "verifier"]) -> WorkerPoolConfig:
+def _pool_config(cluster: RayCluster, config: TrainConfig, kind: Literal["rollout", "verifier"]) -> PoolConfig:
     """Return the number, the placement and the limits of the workers of a kind."""
-    from brorl.distributed.supervisor import WorkerPoolConfig
+    from brorl.distributed.supervisor import PoolConfig
 
     settings = config.cluster
-    return WorkerPoolConfig(
+    return PoolConfig(
         kind=f"{kind} worker",
         number=settings.rollout_workers if kind == "rollout" else settings.verifier_workers,
         options=partial(cluster.options, kind),

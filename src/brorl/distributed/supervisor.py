@@ -1,6 +1,6 @@
-"""Supervises workers of one kind, which are Ray actors: starts them, gives out calls, and replaces lost workers.
+"""Supervises Ray actors of one kind: starts them, gives out calls, and replaces lost ones.
 
-A free worker takes the oldest call. A worker that dies, or gives no answer in time, is killed and replaced, and its
+A free actor takes the oldest call. An actor that dies, or gives no answer in time, is killed and replaced, and its
 call is given out next. All of this happens in the caller's thread, in the calls of `Supervisor`. Ray could restart
 actors and repeat tasks itself, but it has no time limit, and a restarted actor would lack its weights.
 """
@@ -29,26 +29,26 @@ from brorl.errors import WorkersLostError, first_line
 
 
 @dataclass(frozen=True)
-class WorkerPoolConfig:
-    """How many workers there are, where they run, and their limits."""
+class PoolConfig:
+    """How many actors there are, where they run, and their limits."""
 
-    kind: str  # the name of a worker in messages: `rollout worker`
-    number: int  # number of workers, 1 or more
-    # index of a worker, 0 to `number` - 1 -> options of its Ray actor
+    kind: str  # the name of an actor in messages: `rollout worker`
+    number: int  # number of actors, 1 or more
+    # index of an actor, 0 to `number` - 1 -> its options for Ray
     options: Callable[[int], Mapping[str, Any]]
-    timeout_s: float  # a call that takes longer means that the worker is lost
-    max_restarts: int  # lost workers that are replaced; one more is an error
-    start_timeout_s: float = 1800.0  # a start that takes longer means that the worker is lost
+    timeout_s: float  # a call that takes longer means that the actor is lost
+    max_restarts: int  # lost actors that are replaced; one more is an error
+    start_timeout_s: float = 1800.0  # a start that takes longer means that the actor is lost
 
 
 @dataclass(frozen=True)
-class WorkerCall:
-    """A method call that any worker can do."""
+class ActorCall:
+    """A method call that any actor can do."""
 
     method: str
     arguments: tuple[Any, ...]
     title: str  # what messages call the work: `sampling prompt 3`
-    max_losses: int | None = None  # repeats after a lost worker, before the call is given up; None for no limit
+    max_losses: int | None = None  # repeats after a lost actor, before the call is given up; None for no limit
 
 
 class FinishedCall(NamedTuple):
@@ -61,7 +61,7 @@ class FinishedCall(NamedTuple):
 
 
 class StartReceipt(NamedTuple):
-    """Says where a worker has started."""
+    """Where an actor started."""
 
     host: str  # name and address of the machine
     pid: int  # its process id there
@@ -73,24 +73,24 @@ class FailedCall(NamedTuple):
     error: Exception
 
 
-class WorkerHost:
-    """Runs in a worker's process: makes the worker, then calls its methods; Ray makes this class an actor.
+class ActorHost:
+    """The class of Ray's actors: makes an object in its process, and calls the object's methods.
 
-    Every method of the worker returns a receipt and a payload.
+    Every method returns a receipt and a payload.
     """
 
     def start(self, make: bytes) -> StartReceipt | FailedCall:
-        """Make the worker. In an actor's constructor, an exception would lose its type."""
+        """Make the object. In an actor's constructor, an exception would lose its type."""
         try:
-            self._worker = pickle.loads(make)()
+            self._object = pickle.loads(make)()
             return StartReceipt(f"{socket.gethostname()} at {ray.util.get_node_ip_address()}", os.getpid())
         except Exception as error:
             return _raised(error)
 
     def call(self, method: str, *arguments: Any) -> tuple[Any, Any]:
-        """Call a method of the worker; return its receipt and payload, or `FailedCall` and None."""
+        """Call a method of the object; return its receipt and payload, or `FailedCall` and None."""
         try:
-            receipt, payload = getattr(self._worker, method)(*arguments)
+            receipt, payload = getattr(self._object, method)(*arguments)
         except Exception as error:
             return _raised(error), None
         return receipt, payload
@@ -98,46 +98,46 @@ class WorkerHost:
 
 def _raised(error: Exception) -> FailedCall:
     """Wrap an exception for the way to the driver. Pickling drops the traceback, so a note keeps its text."""
-    error.add_note(f"In a worker on {socket.gethostname()}:\n{''.join(traceback.format_exception(error))}")
+    error.add_note(f"In an actor on {socket.gethostname()}:\n{''.join(traceback.format_exception(error))}")
     return FailedCall(error)
 
 
-_Host = ray.remote(WorkerHost)
+_Host = ray.remote(ActorHost)
 
 
 @dataclass(eq=False)
-class _Worker:
-    """A worker process, and the answer that it owes."""
+class _Actor:
+    """An actor, and the answer that it owes."""
 
     index: int
-    actor: Any
-    answer: list[Any]  # Ray's references to the receipt and the payload; empty if the worker is free
-    deadline: float  # the worker is lost if it gives no answer until then
+    handle: Any
+    answer: list[Any]  # Ray's references to the receipt and the payload; empty if the actor is free
+    deadline: float  # the actor is lost if it gives no answer until then
     ticket: int | None = None  # the call that it works on
     prepared: int = 0  # number of its last preparation
     started: StartReceipt | None = None
 
 
 class Supervisor:
-    """Gives calls to workers. Only one thread may use it; `echo` gets a line for each lost worker.
+    """Gives calls to actors. Only one thread may use it; `echo` gets a line for each lost actor.
 
-    `make` makes a worker in its process, and must be picklable. If it fails, or too many workers are lost, the start
-    fails.
+    `make` makes the object of an actor in its process, and must be picklable. If it fails, or too many actors are
+    lost, the start fails.
     """
 
-    def __init__(self, make: Callable[[], object], pool_config: WorkerPoolConfig, echo: Echo = lambda _: None) -> None:
-        self._make = cloudpickle.dumps(make)  # workers unpickle it in `start`, where an error keeps its type
+    def __init__(self, make: Callable[[], object], pool_config: PoolConfig, echo: Echo = lambda _: None) -> None:
+        self._make = cloudpickle.dumps(make)  # actors unpickle it in `start`, where an error keeps its type
         self._config, self._echo = pool_config, echo
         self._tickets = count()
-        self._open: dict[int, WorkerCall] = {}  # ticket -> a call that is not finished
-        self._waiting: deque[int] = deque()  # tickets that no worker has
-        self._losses: Counter[int] = Counter()  # ticket -> workers that were lost with the call
+        self._open: dict[int, ActorCall] = {}  # ticket -> a call that is not finished
+        self._waiting: deque[int] = deque()  # tickets that no actor has
+        self._losses: Counter[int] = Counter()  # ticket -> actors that were lost with the call
         self._finished: list[FinishedCall] = []
-        self._preparation: tuple[int, WorkerCall | None] = (0, None)
+        self._preparation: tuple[int, ActorCall | None] = (0, None)
         self._restarts = 0
-        self._failure: BaseException | None = None  # what ended the work of all workers
+        self._failure: BaseException | None = None  # what ended the work of all actors
         self._all_started = False
-        self._workers = [self._start(index) for index in range(pool_config.number)]
+        self._actors = [self._start(index) for index in range(pool_config.number)]
         try:
             while not self._all_started:
                 self._advance(POLL_S)
@@ -148,10 +148,10 @@ class Supervisor:
 
     @property
     def started(self) -> list[StartReceipt]:
-        """The receipts of the workers that have started, by index."""
-        return [worker.started for worker in self._workers if worker.started is not None]
+        """The receipts of the actors that have started, by index."""
+        return [actor.started for actor in self._actors if actor.started is not None]
 
-    def submit(self, call: WorkerCall) -> int:
+    def submit(self, call: ActorCall) -> int:
         """Queue a call; return its ticket. Tickets rise from call to call."""
         self._check()
         ticket = next(self._tickets)
@@ -160,8 +160,8 @@ class Supervisor:
         self._give_out()
         return ticket
 
-    def prepare(self, call: WorkerCall) -> None:
-        """Have each worker do a call once, before its next ticket. It replaces the previous preparation."""
+    def prepare(self, call: ActorCall) -> None:
+        """Have each actor do a call once, before its next ticket. It replaces the previous preparation."""
         self._check()
         self._preparation = self._preparation[0] + 1, call
         self._give_out()
@@ -183,7 +183,7 @@ class Supervisor:
         return done
 
     def discard(self, tickets: Iterable[int]) -> None:
-        """Forget calls. A worker that is doing one finishes it, and the result is dropped."""
+        """Forget calls. An actor that is doing one finishes it, and the result is dropped."""
         tickets = {*tickets}
         for ticket in tickets:
             self._open.pop(ticket, None)
@@ -191,49 +191,49 @@ class Supervisor:
         self._finished = [call for call in self._finished if call.ticket not in tickets]
 
     def close(self) -> None:
-        """Kill all workers."""
-        self._failure = self._failure or RuntimeError("the workers have been closed")
-        for worker in self._workers if ray.is_initialized() else ():
-            ray.kill(worker.actor)
+        """Kill all actors."""
+        self._failure = self._failure or RuntimeError("the actors have been closed")
+        for actor in self._actors if ray.is_initialized() else ():
+            ray.kill(actor.handle)
 
     def _check(self) -> None:
-        """Raise the failure that ended the work of all workers, if there is one."""
+        """Raise the failure that ended the work of all actors, if there is one."""
         if self._failure is not None:
             raise self._failure
 
     def _fail(self, failure: BaseException) -> NoReturn:
-        """End all workers with a failure."""
+        """End all actors with a failure."""
         self._failure = failure
         self.close()
         raise failure
 
-    def _start(self, index: int) -> _Worker:
+    def _start(self, index: int) -> _Actor:
         options = {**self._config.options(index), "max_restarts": 0, "max_task_retries": 0}
-        actor: Any = _Host.options(**options).remote()
-        return _Worker(index, actor, [actor.start.remote(self._make)], monotonic() + self._config.start_timeout_s)
+        handle: Any = _Host.options(**options).remote()
+        return _Actor(index, handle, [handle.start.remote(self._make)], monotonic() + self._config.start_timeout_s)
 
     def _give_out(self) -> None:
-        """Give each free worker its preparation or the next call; the worker with the oldest call comes first."""
-        for worker in sorted(self._workers, key=lambda one: one.deadline):
+        """Give each free actor its preparation or the next call; the actor with the oldest call comes first."""
+        for actor in sorted(self._actors, key=lambda one: one.deadline):
             number, preparation = self._preparation
-            if worker.answer:
+            if actor.answer:
                 continue
-            if worker.prepared < number:
+            if actor.prepared < number:
                 assert preparation is not None
-                worker.prepared, call = number, preparation
+                actor.prepared, call = number, preparation
             elif self._waiting:
-                worker.ticket = self._waiting.popleft()
-                call = self._open[worker.ticket]
+                actor.ticket = self._waiting.popleft()
+                call = self._open[actor.ticket]
             else:
                 continue
-            worker.answer = worker.actor.call.options(num_returns=2).remote(call.method, *call.arguments)
-            worker.deadline = monotonic() + self._config.timeout_s
+            actor.answer = actor.handle.call.options(num_returns=2).remote(call.method, *call.arguments)
+            actor.deadline = monotonic() + self._config.timeout_s
 
     def _advance(self, timeout_s: float) -> None:
-        """Give out calls, wait until a worker answers, and take all answers; replace workers that are too late."""
+        """Give out calls, wait until an actor answers, and take all answers; replace actors that are too late."""
         self._check()
         self._give_out()
-        owing = {worker.answer[0]: worker for worker in self._workers if worker.answer}
+        owing = {actor.answer[0]: actor for actor in self._actors if actor.answer}
         ray.wait([*owing], timeout=timeout_s)
         answered, missing = ray.wait([*owing], num_returns=len(owing), timeout=0)
         for receipt in answered:
@@ -244,10 +244,10 @@ class Supervisor:
                 self._lose(owing[receipt], f"it gave no answer for {limit_s:g} seconds")
         self._give_out()
 
-    def _take(self, worker: _Worker) -> None:
-        """Take the answer of a worker, or replace the worker."""
+    def _take(self, actor: _Actor) -> None:
+        """Take the answer of an actor, or replace the actor."""
         try:
-            receipt, *payload = ray.get(worker.answer)
+            receipt, *payload = ray.get(actor.answer)
         except RayTaskError as error:  # the result could not be pickled
             receipt, payload = FailedCall(error.cause), []
         except RayError as error:
@@ -255,31 +255,31 @@ class Supervisor:
         if isinstance(receipt, FailedCall) and isinstance(receipt.error, RayError):
             lines = [line.strip() for line in str(receipt.error).splitlines() if line.strip()]
             last = lines[-1] if lines else type(receipt.error).__name__
-            self._lose(worker, last.split(" Some common causes include")[0].rstrip("."))
-        elif worker.started is None and isinstance(receipt, FailedCall) and self._all_started:
-            self._lose(worker, f"it could not be started: {first_line(receipt.error)}")  # others could, so try again
-        elif worker.ticket is None and isinstance(receipt, FailedCall):
+            self._lose(actor, last.split(" Some common causes include")[0].rstrip("."))
+        elif actor.started is None and isinstance(receipt, FailedCall) and self._all_started:
+            self._lose(actor, f"it could not be started: {first_line(receipt.error)}")  # others could, so try again
+        elif actor.ticket is None and isinstance(receipt, FailedCall):
             self._fail(receipt.error)
         else:
-            if worker.started is None:
-                worker.started = receipt
-            elif worker.ticket is not None:
-                self._finish(FinishedCall(worker.ticket, receipt, *payload))
-            worker.answer, worker.ticket = [], None
+            if actor.started is None:
+                actor.started = receipt
+            elif actor.ticket is not None:
+                self._finish(FinishedCall(actor.ticket, receipt, *payload))
+            actor.answer, actor.ticket = [], None
 
     def _finish(self, call: FinishedCall) -> None:
         """Note a finished call, unless it was discarded."""
         if self._open.pop(call.ticket, None) is not None:
             self._finished.append(call)
 
-    def _lose(self, worker: _Worker, reason: str) -> None:
-        """Replace a worker; put its call back, before all others, unless it was discarded or lost too often."""
-        ray.kill(worker.actor)
-        process = "" if worker.started is None else f" ({worker.started.host}, process {worker.started.pid})"
-        ticket, limit = worker.ticket, self._config.max_restarts
+    def _lose(self, actor: _Actor, reason: str) -> None:
+        """Replace an actor; put its call back, before all others, unless it was discarded or lost too often."""
+        ray.kill(actor.handle)
+        process = "" if actor.started is None else f" ({actor.started.host}, process {actor.started.pid})"
+        ticket, limit = actor.ticket, self._config.max_restarts
         call = None if ticket is None else self._open.get(ticket)
         work = "" if call is None else f" while {call.title}"
-        lost = f"{self._config.kind} {worker.index + 1}{process} was lost{work}: {reason}"
+        lost = f"{self._config.kind} {actor.index + 1}{process} was lost{work}: {reason}"
         if self._restarts == limit:
             self._fail(
                 WorkersLostError(
@@ -290,7 +290,7 @@ class Supervisor:
         self._restarts += 1
         remedy = "it is replaced" if call is None else "it is replaced, and its work is repeated"
         self._echo(f"{lost}; {remedy} (restart {self._restarts:,} of at most {limit:,})")
-        self._workers[worker.index] = self._start(worker.index)
+        self._actors[actor.index] = self._start(actor.index)
         if ticket is not None and call is not None:
             self._losses[ticket] += 1
             if call.max_losses is not None and self._losses[ticket] > call.max_losses:

@@ -19,7 +19,7 @@ from brorl.algorithms.groups import Group
 from brorl.evaluation.pass_at_k import mean_with_interval, pass_at_k_of_each
 from brorl.format import Estimate
 from brorl.prompts.prompt import Prompt, fingerprint
-from brorl.rollout.engine import Sampler
+from brorl.rollout.engine import Sampler, SampleTask
 from brorl.sampling import SamplingParams
 from brorl.verdict import is_failure, is_timeout
 from brorl.verification.grade import Grader
@@ -202,7 +202,7 @@ class Evaluator:
         started = perf_counter()
         self.observe(Phase("evaluating", f"{len(batch.prompts)} prompts of {batch.data_set}" if batch.data_set else ""))
         token_ids = [prompt.token_ids for prompt in batch.prompts]
-        trees = sampler.sample(token_ids, self.num_rollouts, self.sampling, batch.seed)
+        trees = sampler.sample(SampleTask(token_ids, self.num_rollouts, self.sampling, batch.seed))
         self.observe(Phase("evaluating", f"verifying {sum(t.num_responses for t in trees):,} distinct responses"))
         groups = self.grader.verify(batch.prompts, trees)
         counts = BatchCounts(tuple(map(count_responses, groups)), perf_counter() - started)

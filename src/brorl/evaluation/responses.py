@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -131,7 +131,8 @@ class ResponseStore:
         """Store a batch on disk; one of which most responses could not be verified is an error, and is not stored."""
         _check_verified(groups)
         metadata = {"results": [asdict(prompt) for prompt in counts.prompts], "seconds": counts.seconds}
-        table = responses_table(number, groups, list(map(grader.texts, groups))).drop_columns(["step", "reward"])
+        with_texts = [replace(group, texts=grader.texts(group)) for group in groups]
+        table = responses_table(number, with_texts).drop_columns(["step", "reward"])
         table = table.add_column(0, "data_set", pa.array([data_set] * len(table), pa.string()))
         table = table.replace_schema_metadata({_METADATA: json.dumps(metadata).encode()})
         file = self.file_of(number)

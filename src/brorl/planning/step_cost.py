@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from brorl.algorithms.settings import AdvantageSettings
 from brorl.arrays import FloatArray
 from brorl.errors import UnverifiedResponsesError
 from brorl.prompts.prompt import Prompt
+from brorl.rollout.engine import SampleTask
 from brorl.runs.run_directory import RunDirectory
 from brorl.training.collector import KEPT_DECAY, prompts_of_round
 from brorl.training.diagnostics import coverage_record
@@ -156,7 +157,8 @@ def sample_groups(parts: LocalParts, prompts: Sequence[Prompt], num_rollouts: in
     """
     clock = Stopwatch(now=parts.config.engine.now)
     with clock("generation"):
-        trees = parts.engine.sample([p.token_ids for p in prompts], num_rollouts, parts.config.sampling.params, seed)
+        token_ids, sampling = [prompt.token_ids for prompt in prompts], parts.config.sampling.params
+        trees = parts.engine.sample(SampleTask(token_ids, num_rollouts, sampling, seed))
     with clock("verification"):
         groups = parts.grader.verify(prompts, trees)
     complete = [parts.grader.rewarded(group, step=1) for group in groups if not group.num_unverified]
@@ -208,8 +210,8 @@ class StepTimer:
             metrics = self.learner.learn(repeated, advantage_estimator(AdvantageSettings()), seed=0)
         if self._parts.config.store_rollouts_every:
             with clock("storing"):
-                texts = [self._parts.grader.texts(group) for group in groups]
-                self._directory.write_responses("rollouts", 0, groups, texts)
+                with_texts = [replace(group, texts=self._parts.grader.texts(group)) for group in groups]
+                self._directory.write_responses("rollouts", 0, with_texts)
         with clock("diagnostics"):
             coverage_record(groups)
         work = Work(

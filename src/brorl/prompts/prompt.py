@@ -42,17 +42,11 @@ class Prompt:
 
     id: str  # unique name, the same in all runs
     text: str  # the model reads this text: the question with system prompt and template
-    token_ids: tuple[int, ...]  # `text` as token ids, at least one
+    token_ids: tuple[int, ...]  # `text` as token ids; empty in stored rollouts, which nothing samples again
     reference: str  # the verifier of `domain` reads this answer
     domain: str  # name of the verifier
     source: str = ""  # name of the question's data, for results by source
     question: str = ""  # the question without system prompt and template, for lists; empty if unknown
-
-    def __post_init__(self) -> None:
-        if not self.token_ids:
-            raise ValueError(
-                f"prompt {self.id!r} has no tokens (text {self.text!r}); give it a text of at least one token"
-            )
 
 
 def stored_reference(reference: str) -> str:

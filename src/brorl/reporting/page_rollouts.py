@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from brorl.algorithms.groups import Group
 from brorl.reporting.frame import compressed
 from brorl.reporting.summary import best_evaluation
 from brorl.reporting.tokens import TokenText
 from brorl.runs.run_directory import RunRecord
-from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
+from brorl.runs.stored_rollouts import Folder, read_groups, stored_steps
 
 _BYTES_PER_NODE = 5  # of compressed data, roughly; the true size is measured
 _FEWEST_PROMPTS = 16  # a step's bytes are divided among at least this many prompts
@@ -98,7 +99,7 @@ def _spread(groups: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
     return [groups[i] for i in sorted(evenly_spaced(order, number))]
 
 
-def _encode_group(group: StoredGroup, text_of: TokenText, max_nodes: int) -> dict[str, Any]:
+def _encode_group(group: Group, text_of: TokenText, max_nodes: int) -> dict[str, Any]:
     """Return a group as plain values with as many of its most frequent responses as fit, at least one."""
     whole = group.tree
     leaves = np.arange(whole.num_responses)
@@ -109,11 +110,11 @@ def _encode_group(group: StoredGroup, text_of: TokenText, max_nodes: int) -> dic
     tree, node_index = whole.select(leaves)
     right_M = whole.sum_below(np.where(group.correct_L, whole.leaf_count, 0)).astype(np.int64)
     verified_M = whole.sum_below(np.where(group.unverified_L, 0, whole.leaf_count)).astype(np.int64)
-    verdicts = [group.verdicts[i] for i in leaves]
+    verdicts = [group.verdicts[i] for i in leaves.tolist()]
     return {
-        "id": group.prompt_id,
-        "domain": group.domain,
-        "prompt": group.prompt,
+        "id": group.prompt.id,
+        "domain": group.prompt.domain,
+        "prompt": group.prompt.text,
         "rollouts": whole.num_rollouts,
         "verified": group.num_verified,
         "right": group.num_correct,
@@ -140,7 +141,8 @@ def _encode_group(group: StoredGroup, text_of: TokenText, max_nodes: int) -> dic
         "score": [v.score for v in verdicts],
         "reward": [None if v.unverified else r for v, r in zip(verdicts, group.reward_L[leaves].tolist(), strict=True)],
         "text": [
-            _text_if_needed(group.texts[i], turns[-1], text_of) for i, turns in zip(leaves, tree.turns(), strict=True)
+            _text_if_needed(group.texts[i], turns[-1], text_of)
+            for i, turns in zip(leaves.tolist(), tree.turns(), strict=True)
         ],
     }
 

@@ -15,11 +15,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from rich.text import Text
 
+from brorl.algorithms.groups import Group
 from brorl.arrays import IntArray
 from brorl.errors import option
 from brorl.format import counted, shortened, visible_text
 from brorl.reporting.tokens import tokenizer_of_run
-from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
+from brorl.runs.stored_rollouts import Folder, read_groups, stored_steps
 from brorl.table import Result, Table
 from brorl.verdict import NO_ANSWER, NO_CODE, Verdict
 
@@ -44,11 +45,11 @@ class PromptRow(NamedTuple):
     num_turns: int  # turns of all rollouts
 
     @classmethod
-    def of(cls, number: int, group: StoredGroup) -> PromptRow:
+    def of(cls, number: int, group: Group) -> PromptRow:
         """Return the row of a group."""
         tree = group.tree
         counts = tree.num_rollouts, group.num_verified, tree.num_responses, tree.num_truncated, tree.num_turns
-        return cls(number, group.prompt_id, group.question, group.num_correct, *counts)
+        return cls(number, group.prompt.id, group.prompt.question, group.num_correct, *counts)
 
     @property
     def pass_rate(self) -> float:
@@ -64,7 +65,7 @@ class Samples(Result):
     step: int
     rows: tuple[PromptRow, ...]
     number: int | None  # the prompt whose responses are shown; None if no prompt has responses of the kind
-    group: StoredGroup | None  # rollouts of that prompt
+    group: Group | None  # rollouts of that prompt
     chosen: bool  # whether the caller chose the prompt; then the list of prompts is left out
     folder: Folder
     kind: Kind
@@ -113,7 +114,7 @@ class Samples(Result):
         return Table("", columns, rows, notes, words=frozenset({len(columns) - 1}))
 
 
-def of_kind(group: StoredGroup, kind: Kind) -> IntArray:
+def of_kind(group: Group, kind: Kind) -> IntArray:
     """Return the indices of the distinct responses of a kind."""
     if kind == "all":
         return np.arange(group.correct_L.size)
@@ -135,19 +136,19 @@ def unsolved_examples(run: Path, step: int, number: int = 2) -> list[str]:
             i = int(np.argmax(group.tree.leaf_count))
             answer = f"{answer}; " if (answer := _answer(group.verdicts[i])) else ""
             lines += [
-                f"\nexample {index}, prompt: {_end(group.prompt, _PROMPT)}",
+                f"\nexample {index}, prompt: {_end(group.prompt.text, _PROMPT)}",
                 f"response ({group.tree.leaf_count[i]} of {group.tree.num_rollouts} rollouts): "
                 f"{_end(group.texts[i], _RESPONSE)}",
-                f"{answer}reference answer: {_beginning(group.reference)}; verdict: {group.verdicts[i].reason}",
+                f"{answer}reference answer: {_beginning(group.prompt.reference)}; verdict: {group.verdicts[i].reason}",
             ]
     return [*lines, f"\nmore of them: brorl samples {run} --step {step}"] if lines else []
 
 
-def _responses(group: StoredGroup, number: int, kind: Kind, limit: int, tokenizer: Any) -> Iterator[str | Text]:
+def _responses(group: Group, number: int, kind: Kind, limit: int, tokenizer: Any) -> Iterator[str | Text]:
     """Yield a prompt and its most frequent responses; with a tokenizer all turns of those that called tools."""
     tree, kind_name, chosen = group.tree, _KIND_NAMES[kind], of_kind(group, kind)
     order = chosen[np.argsort(-tree.leaf_count[chosen], kind="stable")]
-    head = f"prompt {number}, {one_line(group.prompt_id)} ({one_line(group.domain)})"
+    head = f"prompt {number}, {one_line(group.prompt.id)} ({one_line(group.prompt.domain)})"
     lost = tree.num_rollouts - group.num_verified
     verified = f"{group.num_verified} verified" if lost else f"{tree.num_rollouts}"
     facts = f": {group.num_correct} of {verified} rollouts correct, {tree.num_responses} distinct responses"
@@ -155,8 +156,8 @@ def _responses(group: StoredGroup, number: int, kind: Kind, limit: int, tokenize
     if tree.given.any():
         facts += f", {tree.num_turns - tree.num_rollouts} turns with calls, {tree.first_given.size} of them distinct"
     yield Text.assemble("\n", (head, "bold"), facts)
-    yield Text(visible_text(group.prompt), style="cyan")
-    yield Text(f"reference {_beginning(group.reference)}", style="cyan")
+    yield Text(visible_text(group.prompt.text), style="cyan")
+    yield Text(f"reference {_beginning(group.prompt.reference)}", style="cyan")
     parts_L = tree.parts() if tree.given.any() else None
     for i in order[:limit].tolist():
         yield from _response(group, i, parts_L[i] if parts_L else None, tokenizer)
@@ -167,9 +168,10 @@ def _responses(group: StoredGroup, number: int, kind: Kind, limit: int, tokenize
         yield f"\n{order.size - limit} more {kind_name} ({left} rollouts); {option('limit', order.size)} shows all"
 
 
-def _response(group: StoredGroup, i: int, parts: _Parts | None, tokenizer: Any) -> Iterator[str | Text]:
+def _response(group: Group, i: int, parts: _Parts | None, tokenizer: Any) -> Iterator[str | Text]:
     """Yield the line about a response, and its text, or its turns and results if there are some in the group."""
-    verdict, tree, logprob = group.verdicts[i], group.tree, float(group.mean_logprob_L[i])
+    verdict, tree = group.verdicts[i], group.tree
+    logprob = float(tree.prefix_logprob[tree.leaf[i]] / tree.length[i])
     style = "green" if verdict.correct else "red" if tree.finished[i] and not verdict.unverified else "yellow"
     answer = f"{answer}  " if (answer := _answer(verdict)) else ""
     reward = "none" if verdict.unverified else f"{group.reward_L[i]:g}"

@@ -15,43 +15,11 @@ from brorl.activity import Decoding, Observe, unobserved
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 
-
-class Sampler(Protocol):
-    """Samples N rollouts of each prompt with the weights that were published last."""
-
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_rollouts: int | Sequence[int],
-        sampling: SamplingParams,
-        seed: int | Sequence[int],
-    ) -> list[RolloutTree]:
-        """Return one tree per prompt, in order.
-
-        Args:
-            prompts: Token ids of P prompts.
-            num_rollouts: Rollouts of each prompt, N; one number for all, or P numbers.
-            sampling: Temperature, truncation, length limits.
-            seed: Seed of the draws, or P seeds as `prompt_seeds` makes them. A prompt draws by its own seed and its
-                number of rollouts, so parts of a batch can be sampled in separate calls.
-        """
-        ...
-
-
-def rollouts_of_prompts(num_rollouts: int | Sequence[int], num_prompts: int) -> list[int]:
-    """Return the number of rollouts of each of P prompts, given one number for all or one for each."""
-    if isinstance(num_rollouts, int):
-        return [num_rollouts] * num_prompts
-    if len(num_rollouts) != num_prompts:
-        raise ValueError(f"got {len(num_rollouts)} rollout counts for {num_prompts} prompts; pass one per prompt")
-    return list(num_rollouts)
-
-
 _WORD = 2**32
 
 
 def prompt_seed(seed: int, number: int) -> int:
-    """Return the seed of a prompt, 0 to 2**96 - 1, from the seed of a call, and the prompt's number in it."""
+    """Return the seed of a prompt, 0 to 2**96 - 1, from the seed of a task, and the prompt's number in it."""
     return (seed % _WORD**2) * _WORD + number
 
 
@@ -60,13 +28,56 @@ def split_prompt_seed(prompt_seed: int) -> tuple[int, int]:
     return divmod(prompt_seed, _WORD)
 
 
-def prompt_seeds(seed: int | Sequence[int], num_prompts: int) -> list[int]:
-    """Return the seeds of P prompts, which are given or follow from the seed of a call."""
-    if isinstance(seed, int):
-        return [prompt_seed(seed, number) for number in range(num_prompts)]
-    if len(seed) != num_prompts:
-        raise ValueError(f"got {len(seed)} seeds for {num_prompts} prompts; pass one per prompt, or one for all")
-    return list(seed)
+@dataclass(frozen=True)
+class SampleTask:
+    """What one call of a sampler draws: N rollouts of each of P prompts.
+
+    A prompt draws by its own seed and its number of rollouts, so parts of a task can be sampled in separate calls.
+
+    Raises:
+        ValueError: If a prompt has no tokens or no rollouts, or the numbers of prompts, counts and seeds differ.
+    """
+
+    prompts: Sequence[Sequence[int]]  # token ids of P prompts
+    num_rollouts: int | Sequence[int]  # rollouts of each prompt, N; one number for all, or P numbers
+    sampling: SamplingParams  # temperature, truncation, length limits
+    seed: int | Sequence[int]  # seed of the draws, or P seeds as `prompt_seed` makes them
+
+    def __post_init__(self) -> None:
+        for name, value_P in (("rollout counts", self.num_rollouts), ("seeds", self.seed)):
+            if not isinstance(value_P, int) and len(value_P) != len(self.prompts):
+                raise ValueError(
+                    f"got {len(value_P)} {name} for {len(self.prompts)} prompts; pass one per prompt, or one for all"
+                )
+        if min(self.rollouts_P, default=1) < 1 or not all(len(prompt) for prompt in self.prompts):
+            raise ValueError("every prompt needs at least one token and num_rollouts must be >= 1")
+
+    @property
+    def rollouts_P(self) -> list[int]:
+        """Number of rollouts of each prompt."""
+        number = self.num_rollouts
+        return [number] * len(self.prompts) if isinstance(number, int) else list(number)
+
+    @property
+    def seed_P(self) -> list[int]:
+        """Seed of each prompt."""
+        if isinstance(self.seed, int):
+            return [prompt_seed(self.seed, number) for number in range(len(self.prompts))]
+        return list(self.seed)
+
+    def split(self, size: int) -> list[SampleTask]:
+        """Cut the task into tasks of at most `size` prompts, in order: of five prompts, size 2 gives 2, 2 and 1."""
+        rollouts_P, seed_P = self.rollouts_P, self.seed_P
+        parts = [slice(start, start + size) for start in range(0, len(self.prompts), size)]
+        return [SampleTask(self.prompts[part], rollouts_P[part], self.sampling, seed_P[part]) for part in parts]
+
+
+class Sampler(Protocol):
+    """Samples N rollouts of each prompt with the weights that were published last."""
+
+    def sample(self, task: SampleTask) -> list[RolloutTree]:
+        """Return one tree per prompt, in order."""
+        ...
 
 
 class Engine(Sampler, Protocol):
@@ -87,33 +98,6 @@ class Engine(Sampler, Protocol):
 
 
 _POLL_S = 0.2  # the observer gets a report this often, and can end the call on Ctrl-C
-
-
-@dataclass(frozen=True)
-class SampleTask:
-    """One call of an engine; see `Sampler.sample`."""
-
-    prompts: Sequence[Sequence[int]]  # token ids of P prompts
-    num_rollouts: int | Sequence[int]  # rollouts of each prompt
-    sampling: SamplingParams  # temperature, truncation, length limits
-    seed: int | Sequence[int]  # seed of the draws, or of each prompt's
-
-
-def sample_tasks(
-    prompts: Sequence[Sequence[int]],
-    num_rollouts: int | Sequence[int],
-    sampling: SamplingParams,
-    seed: int | Sequence[int],
-    size: int,
-) -> list[SampleTask]:
-    """Cut a call of `Sampler.sample` into tasks of at most `size` prompts, in order.
-
-    Five prompts with size 2 give tasks of 2, 2 and 1 prompts. A task is one call of an engine, so its trees depend on
-    no worker and no other task. A task whose worker is lost is sampled again, with the same seed.
-    """
-    rollouts_P, seed_P = rollouts_of_prompts(num_rollouts, len(prompts)), prompt_seeds(seed, len(prompts))
-    parts = [slice(start, start + size) for start in range(0, len(prompts), size)]
-    return [SampleTask(prompts[part], rollouts_P[part], sampling, seed_P[part]) for part in parts]
 
 
 class SampledTask(NamedTuple):
@@ -165,22 +149,15 @@ class PooledEngine:
     def close(self) -> None:
         """Do nothing: the workers end with their cluster."""
 
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_rollouts: int | Sequence[int],
-        sampling: SamplingParams,
-        seed: int | Sequence[int],
-    ) -> list[RolloutTree]:
+    def sample(self, task: SampleTask) -> list[RolloutTree]:
         """Sample N rollouts of each prompt; see `Sampler`.
 
-        If the observer or a worker raises, all tasks of the call are discarded.
+        Trees depend on no worker and no other task: if a worker is lost, its part is sampled again, with the same seed.
+        If the observer or a worker raises, all parts are discarded.
         """
-        tasks = sample_tasks(prompts, num_rollouts, sampling, seed, self._prompts_per_task)
         trees_of: dict[int, list[RolloutTree]] = {}
-        tickets = [self._pool.submit(task) for task in tasks]
-        num_all = sum(rollouts_of_prompts(num_rollouts, len(prompts)))
-        progress = Decoding(finished=0, rollouts=num_all, tokens=0, depth=0)
+        tickets = [self._pool.submit(part) for part in task.split(self._prompts_per_task)]
+        progress = Decoding(finished=0, rollouts=sum(task.rollouts_P), tokens=0, depth=0)
         try:
             while len(trees_of) < len(tickets):
                 for done in self._pool.done(_POLL_S):

@@ -23,7 +23,7 @@ from brorl.model.kernels import TRITON_DEVICES, KernelsError, kernels_choice, ke
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.tree_attention import ModelPass
 from brorl.model.tree_path import TreeForward
-from brorl.rollout.engine import prompt_seeds, rollouts_of_prompts
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native.decoder import Decoder, ModelCacheDecoder, RowMemory
 from brorl.rollout.native.draw import Uniforms
 from brorl.rollout.native.graphs import GraphChoice, graphs_on
@@ -44,7 +44,7 @@ class NativeEngine:
     """Samples trees with the model itself.
 
     The memory limit decides which rows are computed together, and thus how their logits are rounded. A draw close to
-    the border between two tokens can then give the other token. The tree is then another sample of the same
+    the border between two tokens can then give the other token. The tree is then a different sample of the same
     distribution, and its log-probs belong to its own tokens, up to rounding.
 
     Args:
@@ -160,23 +160,15 @@ class NativeEngine:
         """Do nothing: this engine samples in the process of its caller."""
 
     @torch.no_grad()
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_rollouts: int | Sequence[int],
-        sampling: SamplingParams,
-        seed: int | Sequence[int],
-    ) -> list[RolloutTree]:
+    def sample(self, task: SampleTask) -> list[RolloutTree]:
         """Sample N rollouts of each prompt; see `Sampler.sample`.
 
         The uniform numbers of a rollout depend only on the prompt's seed, N and its own number. Other prompts do not
         matter. Logits that are not finite are an error, and so is memory for less than one row.
         """
-        rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
-        if min(rollouts_P, default=1) < 1 or not all(len(p) for p in prompts):
-            raise ValueError("every prompt needs at least one token and num_rollouts must be >= 1")
-        if not prompts:
+        if not task.prompts:
             return []
+        sampling, rollouts_P = task.sampling, task.rollouts_P
         sampling = replace(sampling, stop_token_ids=(*self.stop_token_ids, *sampling.stop_token_ids))
         was_training = self.model.training
         if was_training:
@@ -184,7 +176,7 @@ class NativeEngine:
         try:
             decoder = self._decoder(sum(rollouts_P), sampling)
             growth = Growth(
-                prompts, rollouts_P, decoder, sampling, Uniforms(prompt_seeds(seed, len(prompts)), rollouts_P),
+                task.prompts, rollouts_P, decoder, sampling, Uniforms(task.seed_P, rollouts_P),
                 stop=self._stop, shares_prefixes=self._share_prefixes, observe=self._observe,
             )  # fmt: skip
             with using_triton(self._uses_kernels(decoder)):

@@ -36,7 +36,7 @@ from brorl.model.load import choose_device
 from brorl.model.lora import saved_adapter
 from brorl.model.settings import LoraSettings
 from brorl.model.source import find_model, read_config
-from brorl.rollout.engine import prompt_seeds, rollouts_of_prompts, split_prompt_seed
+from brorl.rollout.engine import SampleTask, split_prompt_seed
 from brorl.rollout.vllm_process import (
     Completion,
     Request,
@@ -98,33 +98,25 @@ class VllmEngine:
             self._process.load(sent)
         self.version = version
 
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_rollouts: int | Sequence[int],
-        sampling: SamplingParams,
-        seed: int | Sequence[int],
-    ) -> list[RolloutTree]:
+    def sample(self, task: SampleTask) -> list[RolloutTree]:
         """Sample N rollouts of each prompt; see `Sampler.sample`."""
-        rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
-        if min(rollouts_P, default=1) < 1 or not all(len(p) for p in prompts):
-            raise ValueError("every prompt needs at least one token and num_rollouts must be >= 1")
+        sampling, rollouts_P = task.sampling, task.rollouts_P
         check_sampling(sampling)
-        if not prompts:
+        if not task.prompts:
             return []
         greedy = sampling.temperature == 0
         requests_P = [
             split_request(
                 prompt, 1 if greedy else count, derived_seed(*split_prompt_seed(own)), self._setup.responses_per_request
             )
-            for prompt, count, own in zip(prompts, rollouts_P, prompt_seeds(seed, len(prompts)), strict=True)
+            for prompt, count, own in zip(task.prompts, rollouts_P, task.seed_P, strict=True)
         ]
         stop_token_ids = [*self.stop_token_ids, *sampling.stop_token_ids]
         requests = [request for requests in requests_P for request in requests]
         self._wake()
         answers = iter(self._process.complete(requests, sampling, stop_token_ids))
         trees = []
-        for prompt, count, parts in zip(prompts, rollouts_P, requests_P, strict=True):
+        for prompt, count, parts in zip(task.prompts, rollouts_P, requests_P, strict=True):
             completions = [self._cut(completion, sampling) for _ in parts for completion in next(answers)]
             if greedy:
                 completions *= count

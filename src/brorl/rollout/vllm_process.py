@@ -1,4 +1,4 @@
-"""One vLLM engine, in a process of its own or in this one; only this module and its worker import vllm.
+"""One vLLM engine, in a process of its own or in this one; only this module and `vllm_extension` import vllm.
 
 A version whose interfaces were not checked is an error, and so is a model whose attention vLLM does not run on this
 device. vLLM decodes a request of n responses as n separate rows with the seeds seed, seed + 1, ... Through the prefix
@@ -266,7 +266,7 @@ def _arguments(setup: VllmSetup) -> dict[str, Any]:
         "enable_sleep_mode": setup.sleeps,
         "distributed_executor_backend": "uni" if setup.tensor_parallel == 1 else "mp",
         "use_tqdm_on_load": False,
-        "worker_extension_cls": "brorl.rollout.vllm_worker.WorkerMethods",
+        "worker_extension_cls": "brorl.rollout.vllm_extension.VllmExtension",
     }
     if setup.lora:
         rank = next(size for size in VLLM_RANKS if size >= setup.lora.rank)

@@ -96,18 +96,12 @@ class RunDirectory:
                     if name and (name[1] is None or int(name[1]) > step):
                         file.unlink()
 
-    def write_responses(
-        self,
-        folder: Folder,
-        step: int,
-        groups: Sequence[Group],
-        texts: Sequence[Sequence[str]],
-    ) -> None:
-        """Store every distinct response of a step (its group kept or not) or of an evaluation, with its text."""
+    def write_responses(self, folder: Folder, step: int, groups: Sequence[Group]) -> None:
+        """Store groups with texts: all that a step sampled, kept or not, or those of an evaluation."""
         target = self.path / folder / f"step-{step:06d}.parquet"
         with storage_errors(target):
             target.parent.mkdir(exist_ok=True)
-            replace_file(target, parquet_bytes(responses_table(step, groups, texts)))
+            replace_file(target, parquet_bytes(responses_table(step, groups)))
 
     def write_held_out(self, prompts: Sequence[Prompt]) -> None:
         """Write `held_out.json`, the prompts to evaluate on, in order."""

@@ -1,4 +1,6 @@
-"""Stored rollouts: the table that a step writes, and its groups, read back with tree, texts, verdicts and rewards.
+"""Stored rollouts: groups with texts become a table, and are read back.
+
+A file has no tokens of prompts, no seconds of verdicts, and only the beginning of a long reference answer.
 
 Groups are read one after the other, so only one has to fit into memory. Steps that are not stored and damaged files are
 rejected. Responses to held-out prompts (`evaluations/step-*.parquet`) have the same format.
@@ -8,8 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brorl.algorithms.groups import Group
-from brorl.arrays import BoolArray, FloatArray
 from brorl.errors import UserError
-from brorl.prompts.prompt import stored_reference
+from brorl.prompts.prompt import Prompt, stored_reference
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
 
@@ -39,48 +39,8 @@ StoredRow = dict[str, Any]
 Folder = Literal["rollouts", "evaluations"]
 
 
-@dataclass(frozen=True, eq=False)
-class StoredGroup:
-    """All rollouts of one prompt in one step. Files store the texts of responses, but not the prompt's tokens."""
-
-    prompt_id: str
-    domain: str
-    prompt: str  # the text that the model read
-    question: str  # the question alone
-    tree: RolloutTree  # the rollouts; `prompt_ids` is empty, because files do not store it
-    texts: tuple[str, ...]  # text of each distinct response, L of them
-    verdicts: tuple[Verdict, ...]  # verdict of each distinct response; seconds are not stored and are 0
-    reward_L: FloatArray  # reward of each distinct response, shape [L]; NaN for unverified ones
-    reference: str  # the reference answer; only the beginning of a long one
-
-    @cached_property
-    def correct_L(self) -> BoolArray:
-        """Whether each distinct response is correct, shape [L]."""
-        return np.array([verdict.correct for verdict in self.verdicts], np.bool_)
-
-    @cached_property
-    def unverified_L(self) -> BoolArray:
-        """Whether an infrastructure failure left each distinct response unverified, shape [L]."""
-        return np.array([verdict.unverified for verdict in self.verdicts], np.bool_)
-
-    @property
-    def num_verified(self) -> int:
-        """Number of verified rollouts, the denominator of the fraction correct."""
-        return int(self.tree.leaf_count[~self.unverified_L].sum())
-
-    @property
-    def num_correct(self) -> int:
-        """Number of correct rollouts."""
-        return int(self.tree.leaf_count[self.correct_L].sum())
-
-    @cached_property
-    def mean_logprob_L(self) -> FloatArray:
-        """Mean log-prob (nats) of the tokens of each distinct response, shape [L]; NaN where one is unknown."""
-        return self.tree.prefix_logprob[self.tree.leaf] / self.tree.length
-
-
-def responses_table(step: int, groups: Sequence[Group], texts: Sequence[Sequence[str]]) -> pa.Table:
-    """Return a step's groups as a table with one row per distinct response; see `RunDirectory.write_responses`."""
+def responses_table(step: int, groups: Sequence[Group]) -> pa.Table:
+    """Return a step's groups, which have texts, as a table with one row per distinct response."""
     import pyarrow as pa
 
     trees = [group.tree for group in groups]
@@ -108,7 +68,7 @@ def responses_table(step: int, groups: Sequence[Group], texts: Sequence[Sequence
         ("prompt", pa.string(), of_groups(group.prompt.text for group in groups)),
         ("question", pa.string(), of_groups(group.prompt.question for group in groups)),
         ("reference", pa.string(), of_groups(stored_reference(group.prompt.reference) for group in groups)),
-        ("response", pa.string(), [text for of_group in texts for text in of_group]),
+        ("response", pa.string(), [text for group in groups for text in group.texts]),
         ("token_ids", None, along_responses("token", np.int32)),
         ("logprobs", None, along_responses("logprob", np.float32)),
         (_GIVEN, None, along_responses("given", np.bool_)),
@@ -131,7 +91,7 @@ def stored_steps(run: Path, folder: Folder = "rollouts") -> list[int]:
     return sorted(int(name[1]) for name in names if name)
 
 
-def read_groups(run: Path, step: int, folder: Folder = "rollouts") -> Iterator[StoredGroup]:
+def read_groups(run: Path, step: int, folder: Folder = "rollouts") -> Iterator[Group]:
     """Yield the groups of a stored step, in the order in which they were sampled."""
     file = run / folder / f"step-{step:06d}.parquet"
     if not file.is_file():
@@ -166,7 +126,7 @@ def step_list(steps: Sequence[int]) -> str:
     return f"steps {', '.join(shown)}"
 
 
-def _group(file: Path, rows: Sequence[StoredRow]) -> StoredGroup:
+def _group(file: Path, rows: Sequence[StoredRow]) -> Group:
     """Return the group of L rows, one per distinct response; reject rows that are not in the order of their tree."""
     first = rows[0]
     try:
@@ -183,17 +143,10 @@ def _group(file: Path, rows: Sequence[StoredRow]) -> StoredGroup:
     written = [(tuple(r["token_ids"].tolist()), r["finished"]) for r in rows]
     if written != [(t, done) for (t, _), done in zip(tree.responses(), tree.finished.tolist(), strict=True)]:
         raise _damaged(file, f"the responses of prompt {first['prompt_id']!r} are not in the order of their tree")
-    return StoredGroup(
-        prompt_id=first["prompt_id"],
-        domain=first["domain"],
-        prompt=first["prompt"],
-        question=first["question"],
-        tree=tree,
-        texts=tuple(r["response"] for r in rows),
-        verdicts=verdicts,
-        reward_L=np.array([np.nan if r["reward"] is None else r["reward"] for r in rows]),
-        reference=first["reference"],
-    )
+    prompt = Prompt(first["prompt_id"], first["prompt"], (), first["reference"], first["domain"], "", first["question"])
+    rewards = [np.nan if row["reward"] is None else row["reward"] for row in rows]
+    group = Group.of_verdicts(prompt, tree, verdicts)
+    return replace(group, reward_L=np.array(rewards), texts=tuple(row["response"] for row in rows))
 
 
 def _rows(file: Path) -> Iterator[StoredRow]:

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from brorl.arrays import BoolArray, FloatArray, IntArray
 from brorl.prompts.prompt import row_of
-from brorl.rollout.engine import Engine, prompt_seeds, rollouts_of_prompts
-from brorl.sampling import SamplingParams
+from brorl.rollout.engine import Engine, SampleTask
 from brorl.tools.calls import Call, Turn
 from brorl.tools.settings import ToolSettings
 from brorl.tree import RolloutTree
@@ -126,44 +125,36 @@ class TurnEngine:
         """End the processes of the engine."""
         self._engine.close()
 
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_rollouts: int | Sequence[int],
-        sampling: SamplingParams,
-        seed: int | Sequence[int],
-    ) -> list[RolloutTree]:
+    def sample(self, task: SampleTask) -> list[RolloutTree]:
         """Sample N rollouts of each prompt, of one or several turns; see `Sampler.sample`.
 
-        `sampling.max_new_tokens` limits each turn.
+        `max_new_tokens` limits each turn.
         """
-        seed_P, counts = prompt_seeds(seed, len(prompts)), rollouts_of_prompts(num_rollouts, len(prompts))
-        room = self._settings.total_tokens(sampling.max_new_tokens) - sampling.max_new_tokens
-        live, ended = [_Transcript.empty(prompt, count) for prompt, count in enumerate(counts)], []
+        room = self._settings.total_tokens(task.sampling.max_new_tokens) - task.sampling.max_new_tokens
+        live, ended = [_Transcript.empty(prompt, count) for prompt, count in enumerate(task.rollouts_P)], []
         for turns_left in range(self._settings.max_turns - 1, -1, -1):
-            longer = self._sampled(live, prompts, sampling, seed_P)
+            longer = self._sampled(live, task)
             ended += [one for one in longer if not one.calls]
             calling = [one for one in longer if one.calls]
-            live, cut = self._replied(calling, prompts, room) if turns_left else ([], [one.cut() for one in calling])
+            if turns_left:
+                live, cut = self._replied(calling, task.prompts, room)
+            else:
+                live, cut = [], [one.cut() for one in calling]
             ended += cut
             if not live:
                 break
-        return _trees(prompts, ended)
+        return _trees(task.prompts, ended)
 
-    def _sampled(
-        self,
-        live: Sequence[_Transcript],
-        prompts: Sequence[Sequence[int]],
-        sampling: SamplingParams,
-        seed_P: Sequence[int],
-    ) -> list[_Transcript]:
+    def _sampled(self, live: Sequence[_Transcript], task: SampleTask) -> list[_Transcript]:
         """Sample a turn of each transcript, and read its calls."""
-        trees = self._engine.sample(
-            [[*prompts[one.prompt], *one.token.tolist()] for one in live],
+        seed_P = task.seed_P
+        turns = SampleTask(
+            [[*task.prompts[one.prompt], *one.token.tolist()] for one in live],
             [one.count for one in live],
-            sampling,
+            task.sampling,
             [one.seed(seed_P[one.prompt]) for one in live],
         )
+        trees = self._engine.sample(turns)
         return [longer for one, tree in zip(live, trees, strict=True) for longer in one.followed_by(tree, self._reader)]
 
     def _replied(

@@ -1,7 +1,7 @@
 """Asynchronous sampling: a collector whose pool samples the next groups while the learner learns.
 
 A step gets its groups as soon as enough are done. `Backlog` bounds their staleness and their number. One thread takes
-results from the pool, and another one verifies them and submits tasks. A step takes groups in the order in which they
+results from the pool, and a second one verifies them and submits tasks. A step takes groups in the order in which they
 complete, so a repeated run differs.
 """
 
@@ -16,9 +16,8 @@ from torch import Tensor
 
 from brorl.activity import Decoding
 from brorl.algorithms.groups import Group
-from brorl.rollout.engine import SampledTask, Sampler, SampleTask, SamplingPool, prompt_seed, sample_tasks
+from brorl.rollout.engine import SampledTask, Sampler, SampleTask, SamplingPool, prompt_seed
 from brorl.runs.checkpoint import CollectorState
-from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.training.backlog import Backlog, PromptStart
 from brorl.training.batch import Batch
@@ -61,17 +60,10 @@ class AsyncCollector(Collector):
         """This collector: it samples other prompts over the same pool, with the newest weights only."""
         return self
 
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_rollouts: int | Sequence[int],
-        sampling: SamplingParams,
-        seed: int | Sequence[int],
-    ) -> list[RolloutTree]:
+    def sample(self, task: SampleTask) -> list[RolloutTree]:
         """Sample with the newest weights; see `Sampler.sample`. Training continues to sample meanwhile."""
-        tasks = sample_tasks(prompts, num_rollouts, sampling, seed, self.config.cluster.prompts_per_task)
         with self._changed:
-            tickets = [self.pool.submit(task) for task in tasks]
+            tickets = [self.pool.submit(part) for part in task.split(self.config.cluster.prompts_per_task)]
             self._asked |= dict.fromkeys(tickets)
             try:
                 while any(self._asked[ticket] is None for ticket in tickets):
@@ -106,8 +98,8 @@ class AsyncCollector(Collector):
                     self._wait()
             self._attempts = 0
             batch = self._take_batch()
-            batch.groups, batch.staleness = taken
-            batch.num_carried = batch.staleness.num_ready
+            batch.groups, batch.ahead = taken
+            batch.num_carried = self._backlog.num_ready
             self._fill()
             return batch
 

@@ -14,7 +14,6 @@ from typing import Any
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
-from brorl.training.batch import Staleness
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,8 @@ class Backlog:
         if start.serial in self._under_way:
             self._under_way[start.serial] = start
 
-    def take(self, step: int) -> tuple[list[Group], Staleness] | None:
-        """Return the groups of a step; None if there are too few.
+    def take(self, step: int) -> tuple[list[Group], dict[str, float]] | None:
+        """Return the groups of a step, and metrics of how far sampling is ahead; None if there are too few.
 
         Groups from the oldest weights are chosen first, and among equals the group that was done first.
         """
@@ -137,11 +136,17 @@ class Backlog:
         groups = [self._ready[serial] for serial in chosen]
         self._ready = rest
         self._steps_taken = step
-        updates = tuple(self._version - group.version for group in groups)
-        num_above = sum(number > self.max_staleness for number in updates)
-        staleness = Staleness(updates, num_above, len(self._ready), len(self._under_way), self._num_late)
+        staleness_G = [self._version - group.version for group in groups]
+        ahead = {
+            "staleness_mean": sum(staleness_G) / len(groups),
+            "staleness_max": max(staleness_G),
+            "groups_late": sum(staleness > self.max_staleness for staleness in staleness_G),
+            "groups_ready": len(self._ready),
+            "prompts_under_way": len(self._under_way),
+            "prompts_late": self._num_late,
+        }
         self.report()
-        return groups, staleness
+        return groups, ahead
 
     def report(self) -> None:
         """Note that a step has reported everything that is done."""

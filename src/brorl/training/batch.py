@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from brorl.algorithms.groups import Group
 from brorl.tree import fraction_cut
 from brorl.verdict import CUT_OFF, TRUNCATED, is_failure, is_timeout
-
-
-class Staleness(NamedTuple):
-    """How far sampling runs ahead of the learner, at one step of asynchronous training."""
-
-    # for each trained group, its staleness: 2 if the weights had two updates after they sampled it
-    updates: tuple[int, ...]
-    num_late: int  # trained groups whose staleness is above the bound
-    num_ready: int  # finished groups that are carried to a later step
-    num_under_way: int  # prompts that are being sampled
-    num_became_late: int  # prompts that became too stale for the bound since the last step
 
 
 @dataclass
@@ -37,7 +26,7 @@ class Batch:
     attempt: int = 0  # earlier attempts at this step that found no mixed group
     keeps_all: bool = False  # True trains on all groups; False on mixed ones only (dynamic sampling)
     worker_seconds: float = 0.0  # sampling time of all asynchronous workers together
-    staleness: Staleness | None = None  # None in synchronous training
+    ahead: Mapping[str, float] = field(default_factory=dict)  # metrics of asynchronous training; see `Backlog.take`
 
     @property
     def verified(self) -> list[Group]:
@@ -47,7 +36,7 @@ class Batch:
     @property
     def complete(self) -> list[Group]:
         """The sampled groups without an unverified rollout."""
-        return [group for group in self.sampled if group.verified is group]
+        return [group for group in self.sampled if not group.num_unverified]
 
     @property
     def num_mixed(self) -> int:
@@ -141,18 +130,7 @@ class Batch:
 
     def _ahead(self) -> dict[str, Any]:
         """Return how far asynchronous sampling was ahead; nothing in synchronous training."""
-        if self.staleness is None:
-            return {}
-        updates = self.staleness.updates
-        return {
-            "staleness_mean": sum(updates) / len(updates),
-            "staleness_max": max(updates),
-            "groups_late": self.staleness.num_late,
-            "groups_ready": self.staleness.num_ready,
-            "prompts_under_way": self.staleness.num_under_way,
-            "prompts_late": self.staleness.num_became_late,
-            "worker_seconds": self.worker_seconds,
-        }
+        return {**self.ahead, "worker_seconds": self.worker_seconds} if self.ahead else {}
 
 
 def _outcomes(groups: Sequence[Group]) -> dict[str, float]:

@@ -24,7 +24,7 @@ from brorl.arrays import IntArray
 from brorl.config.settings import TrainConfig
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
-from brorl.rollout.engine import Engine, Sampler
+from brorl.rollout.engine import Engine, Sampler, SampleTask
 from brorl.runs.checkpoint import CollectorState
 from brorl.seeds import derived_seed
 from brorl.training.batch import Batch
@@ -125,7 +125,7 @@ class RetryPolicy:
         return [group for group in enough if group.is_mixed or not self._mixed_only]
 
     def add(self, groups: Sequence[Group]) -> None:
-        """Count a round. One that infrastructure failures spoiled says nothing about the prompts."""
+        """Count a round. Infrastructure failures say nothing about the prompts."""
         self._last = groups
         unverified, kept = _num_unverified(groups), any(group.verified for group in groups)
         lost = 2 * unverified > _num_rollouts(groups) or (unverified > 0 and not kept)
@@ -259,8 +259,8 @@ class SyncCollector(Collector):
     """Samples when it is called, verifies, and keeps mixed groups."""
 
     engine: Engine  # samples trees
-    # called for groups that are carried to a later step: adds their old log-probs
-    keep_old_logprobs: Callable[[Sequence[Group]], list[Group]] = list
+    # gives groups that are carried to a later step their old log-probs; see `Learner`
+    with_old_logprobs: Callable[[Sequence[Group]], list[Group]] = list
 
     @classmethod
     def of_run(
@@ -276,7 +276,7 @@ class SyncCollector(Collector):
         """Make the collector of a run."""
         return cls(
             config=config, stream=stream, grader=grader, clock=clock, observe=observe,
-            engine=engine, keep_old_logprobs=learner.with_old_logprobs,
+            engine=engine, with_old_logprobs=learner.with_old_logprobs,
         )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -325,7 +325,7 @@ class SyncCollector(Collector):
         self._seen = (KEPT_DECAY * (kept_before + batch.num_mixed), KEPT_DECAY * (sampled_before + len(batch.verified)))
         batch.groups, surplus = groups[:per_step], groups[per_step:]
         with self.clock("training"):
-            self._carried, self._attempts = tuple(self.keep_old_logprobs(surplus)), 0
+            self._carried, self._attempts = tuple(self.with_old_logprobs(surplus)), 0
         batch.num_carried = len(self._carried)
         return batch
 
@@ -347,8 +347,6 @@ class SyncCollector(Collector):
         """Call the engine with a new seed."""
         batch.rounds += 1
         draw = (batch.attempt << _ROUND_BITS) + batch.rounds
+        seed, number = derived_seed(self.config.seed, step, draw), self.config.rollouts_per_prompt
         with self.clock("generation"):
-            seed = derived_seed(self.config.seed, step, draw)
-            return self.engine.sample(
-                [p.token_ids for p in prompts], self.config.rollouts_per_prompt, self._sampling, seed
-            )
+            return self.engine.sample(SampleTask([p.token_ids for p in prompts], number, self._sampling, seed))

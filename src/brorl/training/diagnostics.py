@@ -18,7 +18,7 @@ from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.engine import Sampler
+from brorl.rollout.engine import Sampler, SampleTask
 from brorl.runs.run_directory import is_due
 from brorl.seeds import derived_seed
 from brorl.training.coverage import Coverage, leaving_mass, measure_coverage, unsampled_correct_at
@@ -58,7 +58,7 @@ class Diagnostics:
     def _draw(self, step: int, prompts: Sequence[Prompt]) -> list[Group | None]:
         number, sampling = self.config.diagnostics.held_out_rollouts, self.config.sampling.params
         seed = derived_seed(self.config.seed, step, _SEED_TAG)
-        trees = self.sampler.sample([p.token_ids for p in prompts], number, sampling, seed)
+        trees = self.sampler.sample(SampleTask([p.token_ids for p in prompts], number, sampling, seed))
         groups = [self.grader.rewarded(group, step).verified for group in self.grader.verify(prompts, trees)]
         if not self.config.recompute_old_logprobs:  # else the old log-probs are the learner's
             return groups

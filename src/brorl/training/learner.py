@@ -90,7 +90,7 @@ class Learner(Protocol):
     """
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
-        """Add to groups that are carried to a later step the old log-probs that this step will need."""
+        """Return groups that are carried to a later step with the old log-probs that it will need."""
         ...
 
     def learn(
@@ -217,10 +217,7 @@ class TreeLearner:
 
         is_fresh = [group.old_logprob_M is None for group in groups]
         if config.kl.is_in_reward:
-            gathered = self._logprobs.gathered
-            groups = self._logprobs.with_old_logprobs(groups, gathered)
-            groups = self._logprobs.with_reference_logprobs(groups, gathered)
-            groups = [penalized_group(group, config.kl) for group in groups]
+            groups = [penalized_group(group, config.kl) for group in self._logprobs.with_all_logprobs(groups)]
         advantages = self._ranks.call_on_first_rank(lambda: estimate_advantages(groups))
         groups = [replace(group, advantage_L=a_L) for group, a_L in zip(groups, advantages, strict=True)]
         batches, found = prepare_mini_batches(groups, is_fresh, self._logprobs, np.random.default_rng(seed))
@@ -258,10 +255,8 @@ class TreeLearner:
                 self._echo(line)
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
-        """Add the log-probs of the current weights to groups that wait: their clip will compare with these weights."""
-        if not self._config.recompute_old_logprobs:
-            return list(groups)
-        return self._logprobs.with_old_logprobs(groups, self._logprobs.gathered)
+        """See `Learner`. The clip of groups that wait will compare with the current weights."""
+        return self._logprobs.with_old_logprobs(groups)
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """See `Learner`."""
@@ -328,7 +323,7 @@ class TreeLearner:
         return {"optimizer": self._optimizer.state_dict(), **state, **snapshots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Learner`. A ValueError says what the state lacks, or that it belongs to another model."""
+        """See `Learner`. A ValueError names what the state lacks, or that it belongs to a different model."""
         state = in_memory(state, self._trained, [snapshot.name for snapshot in self._snapshots])
         for snapshot in self._snapshots:
             if snapshot.name not in state:

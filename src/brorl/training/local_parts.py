@@ -104,7 +104,7 @@ def build_forward(
 
 
 def _explain_flat_path(forward: Forward, echo: Echo) -> None:
-    """Tell the user if the flat path runs, why, and what it costs."""
+    """Explain to the user why the flat path runs, if it does, and its cost."""
     if isinstance(forward, FlatForward):
         echo(
             f"the flat path runs, because {forward.reason}; a pass has a row with its prompt for each distinct "

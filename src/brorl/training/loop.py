@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
 from typing import Literal
@@ -262,7 +262,8 @@ class Recorder:
         self._store("evaluations", step, [self._run.grader.rewarded(answered[i], step) for i in chosen])
 
     def _store(self, folder: Literal["rollouts", "evaluations"], step: int, groups: Sequence[Group]) -> None:
-        self._run.directory.write_responses(folder, step, groups, [self._run.grader.texts(group) for group in groups])
+        with_texts = [replace(group, texts=self._run.grader.texts(group)) for group in groups]
+        self._run.directory.write_responses(folder, step, with_texts)
 
     def _save(self, regular: bool = True) -> None:
         """Write a checkpoint of the last step, and mark it if it is the best one."""

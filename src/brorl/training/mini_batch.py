@@ -23,7 +23,6 @@ from brorl.algorithms.importance import (
     choose_responses,
     importance_factors,
     mismatch,
-    mismatch_sums,
 )
 from brorl.algorithms.losses import (
     PolicyLoss,
@@ -170,72 +169,36 @@ def prepare_mini_batches(
         generator: Chooses the groups of each mini-batch, and the responses to train on if not all are.
     """
     config, size = logprobs.config, logprobs.config.optimizer.max_responses_per_outcome
-    indices_of_batch = np.array_split(generator.permutation(len(groups)), config.optimizer.mini_batches)
-    chosen_of_batch = [
-        [(i, choose_trained(groups[i], size, config.loss.mask_truncated, generator)) for i in indices]
-        for indices in indices_of_batch
-    ]
-    trained_of_batch = [[(is_fresh[i], group) for i, group in chosen if group] for chosen in chosen_of_batch]
-    all_trained = [pair for trained in trained_of_batch for pair in trained]
+    index_of_batch = np.array_split(generator.permutation(len(groups)), config.optimizer.mini_batches)
+    chosen = {
+        i: choose_trained(groups[i], size, config.loss.mask_truncated, generator)
+        for i in np.concatenate(index_of_batch).tolist()
+    }
+    trained = {i: group for i, group in chosen.items() if group}
     if config.importance.correction != "none":
-        check_sampler_logprobs([group.tree for _, group in all_trained])
-    local_groups, origins = _local_pieces(trained_of_batch, logprobs)
-    if not config.kl.is_in_reward:  # else the penalty has computed all log-probs
-        local_groups = logprobs.with_old_logprobs(local_groups, logprobs.local)
-        local_groups = logprobs.with_reference_logprobs(local_groups, logprobs.local)
+        check_sampler_logprobs([group.tree for group in trained.values()])
+    trained = dict(zip(trained, logprobs.with_all_logprobs(list(trained.values())), strict=True))
+
     batches, tensor = [], partial(to_tensor, logprobs.model)
-    for number, indices in enumerate(indices_of_batch):
-        trees, fraction = [groups[i].tree for i in indices], len(indices) * len(indices_of_batch) / len(groups)
-        of_this_batch = [
-            group for group, (batch_number, _) in zip(local_groups, origins, strict=True) if batch_number == number
-        ]
-        batches.append(make_mini_batch(trees, of_this_batch, config, fraction, tensor))
-    mismatches = _mismatch_metrics(
-        [group.tree for fresh, group in all_trained if fresh],
-        [group for group, (_, fresh) in zip(local_groups, origins, strict=True) if fresh],
-        logprobs,
-    )
-    num_tokens = sum(group.tree.num_sampled_tokens for _, group in all_trained)
+    for index in index_of_batch:
+        whole = [groups[i].tree for i in index]
+        local = logprobs.local_groups([trained[i] for i in index if i in trained])
+        batches.append(make_mini_batch(whole, local, config, len(index) * len(index_of_batch) / len(groups), tensor))
+    num_tokens = sum(group.tree.num_sampled_tokens for group in trained.values())
     kept = sum(logprobs.ranks.gather(sum(batch.kept_tokens for batch in batches)))
     return batches, {
-        "trained_nodes": sum(group.tree.num_nodes for _, group in all_trained),
-        **mismatches,
+        "trained_nodes": sum(group.tree.num_nodes for group in trained.values()),
+        **_mismatch_metrics([group for i, group in trained.items() if is_fresh[i]], config),
         "masked_fraction": 1.0 - kept / num_tokens if num_tokens else 0.0,
     }
 
 
-def _local_pieces(
-    trained_of_batch: Sequence[Sequence[tuple[bool, Group]]], logprobs: PolicyLogprobs
-) -> tuple[list[Group], list[tuple[int, bool]]]:
-    """Return this rank's pieces of groups, and for each piece: (number of its mini-batch, whether it is fresh).
-
-    `trained_of_batch` has for each mini-batch its groups, and whether each is fresh.
-    """
-    pieces, origins = [], []
-    for number, trained in enumerate(trained_of_batch):
-        for piece in logprobs.local_pieces([group.tree for _, group in trained]):
-            fresh, group = trained[piece.tree]
-            is_whole = (piece.start, piece.stop) == (0, group.tree.num_responses)
-            pieces.append(group if is_whole else group.select(np.arange(piece.start, piece.stop)))
-            origins.append((number, fresh))
-    return pieces, origins
-
-
-def _mismatch_metrics(
-    fresh_trees: Sequence[RolloutTree], fresh_pieces: Sequence[Group], logprobs: PolicyLogprobs
-) -> Mapping[str, float | None]:
-    """Return how far the old policy is from the sampler; None if that is unknown. Collective.
-
-    Args:
-        fresh_trees: The fresh trees of the whole step.
-        fresh_pieces: This rank's pieces of them, with old log-probs.
-        logprobs: Has the recipe and the ranks.
-    """
-    is_known = logprobs.config.recompute_old_logprobs and fresh_trees
-    if not is_known or any(np.isnan(tree.logprob).any() for tree in fresh_trees):
+def _mismatch_metrics(fresh: Sequence[Group], config: TrainConfig) -> Mapping[str, float | None]:
+    """Return how far the old policy is from the sampler, over the fresh groups; None if that is unknown."""
+    trees = [group.tree for group in fresh]
+    if not (config.recompute_old_logprobs and trees) or any(np.isnan(tree.logprob).any() for tree in trees):
         return dict.fromkeys(("mismatch_mean", "mismatch_max", "mismatch_kl"))
-    sums = mismatch_sums([group.tree for group in fresh_pieces], [known(group.old_logprob_M) for group in fresh_pieces])
-    return mismatch(logprobs.ranks.gather(sums))
+    return mismatch(trees, [known(group.old_logprob_M) for group in fresh])
 
 
 def no_sums(device: torch.device) -> Tensor:

@@ -32,8 +32,6 @@ from brorl.training.ranks import Ranks, deal
 from brorl.tree import RolloutTree
 
 LITTLE_SHARED = 0.8  # rows can be faster if trees have more than this fraction of the rows' tokens, prompts included
-Compute = Callable[[Sequence[RolloutTree]], list[FloatArray]]
-"""From trees to the log-probs (nats) of their nodes, for each tree shape [M]."""
 
 
 def next_token(config: TrainConfig, stop_token_ids: tuple[int, ...]) -> NextToken:
@@ -82,6 +80,8 @@ class PolicyLogprobs:
 
     def gathered(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """Return the log-prob (nats) of every node of each tree, shape [M], on every rank."""
+        if not trees:
+            return []
         if self.ranks.size == 1:
             return self.local(trees)
         parts = [(p.tree, *trees[p.tree].select(np.arange(p.start, p.stop))) for p in self.local_pieces(trees)]
@@ -118,25 +118,32 @@ class PolicyLogprobs:
         costs = [self.forward.response_costs(tree, per_position) for tree in trees]
         return deal(costs, self.ranks.size)[self.ranks.rank]
 
-    def with_old_logprobs(self, groups: Sequence[Group], compute: Compute) -> list[Group]:
-        """Return groups with old log-probs: from the engine, from an earlier step, or from the current weights."""
+    def local_groups(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the part of each group's responses that this rank works on; groups without any are left out."""
+        if self.ranks.size == 1:
+            return list(groups)
+        pieces = self.local_pieces([group.tree for group in groups])
+        return [groups[piece.tree].select(np.arange(piece.start, piece.stop)) for piece in pieces]
+
+    def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
+        """Return groups with old log-probs: their own, the engine's, or those of the current weights."""
         if not self.config.recompute_old_logprobs:
             return [replace(group, old_logprob_M=group.tree.logprob) for group in groups]
-        fresh = iter(compute([group.tree for group in groups if group.old_logprob_M is None]))
-        return [g if g.old_logprob_M is not None else replace(g, old_logprob_M=next(fresh)) for g in groups]
+        computed = iter(self.gathered([group.tree for group in groups if group.old_logprob_M is None]))
+        return [g if g.old_logprob_M is not None else replace(g, old_logprob_M=next(computed)) for g in groups]
 
-    def with_reference_logprobs(self, groups: Sequence[Group], compute: Compute) -> list[Group]:
-        """Return groups with the log-probs of the reference, if there is one."""
-        if self.reference is None:
-            return list(groups)
-        reference = self.reference
+    def with_all_logprobs(self, groups: Sequence[Group]) -> list[Group]:
+        """Return groups with old log-probs, and with those of the reference if there is one."""
+        with_old, reference = self.with_old_logprobs(groups), self.reference
+        if reference is None or all(group.reference_logprob_M is not None for group in with_old):
+            return with_old
 
         def work() -> list[FloatArray]:
             self.model.zero_grad(set_to_none=True)  # frees the memory of the last update's gradients
             with reference.in_place():
-                return compute([group.tree for group in groups])
+                return self.gathered([group.tree for group in with_old])
 
-        return [replace(g, reference_logprob_M=lp) for g, lp in zip(groups, self.nodes.run(work), strict=True)]
+        return [replace(g, reference_logprob_M=lp) for g, lp in zip(with_old, self.nodes.run(work), strict=True)]
 
 
 def flat_forward(forward: Forward) -> Forward:

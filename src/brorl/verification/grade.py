@@ -99,7 +99,7 @@ class Grader:
             max_new_tokens=self.max_new_tokens,
             terms_L=terms_L,
         )
-        return replace(group, reward_L=np.where(np.isnan(group.reward_L), np.nan, reward_L), terms_L=terms_L)
+        return replace(group, terms_L=terms_L).with_rewards(reward_L)
 
     def texts(self, group: Group) -> list[str]:
         """Return the text of each distinct response that verifiers see."""
@@ -197,26 +197,6 @@ class RescoredResponse(NamedTuple):
     verdict: Verdict
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """How stored verdicts agree with new ones. Truncated and unverified responses are left out."""
-
-    both_correct: int  # responses that are correct in both verdicts
-    both_incorrect: int  # responses that are incorrect in both verdicts
-    only_stored: int  # responses that are correct only in the stored verdict
-    only_new: int  # responses that are correct only in the new verdict
-
-    @property
-    def number(self) -> int:
-        """Number of compared responses."""
-        return self.both_correct + self.both_incorrect + self.only_stored + self.only_new
-
-    @property
-    def fraction(self) -> float:
-        """Fraction of the compared responses with equal verdicts, 0 to 1; NaN without any."""
-        return (self.both_correct + self.both_incorrect) / self.number if self.number else float("nan")
-
-
 def match_questions(
     responses: Sequence[StoredResponse], questions: Sequence[Question]
 ) -> tuple[list[tuple[StoredResponse, Question]], list[StoredResponse]]:
@@ -276,26 +256,14 @@ def rescore(
     ], seconds
 
 
-def is_compared(rescored: RescoredResponse) -> bool:
-    """Whether a response has a stored verdict and a new one that can be compared."""
-    response, _, verdict = rescored
-    return response.correct is not None and verdict.reason != TRUNCATED and not verdict.unverified
-
-
-def agreement(rescored: Sequence[RescoredResponse]) -> Agreement:
-    """Compare the stored verdicts with the new ones."""
-    pairs = Counter((bool(item.response.correct), item.verdict.correct) for item in rescored if is_compared(item))
-    return Agreement(pairs[True, True], pairs[False, False], pairs[True, False], pairs[False, True])
-
-
 def _key(response: StoredResponse, question: Question) -> _Key:
     return question.id, response.prompt, response.text
 
 
 def _prompt(question: Question, text: str | None) -> Prompt:
-    """Return a question as a prompt with one dummy token: verifiers read no tokens."""
+    """Return a question as a prompt without tokens, which verifiers do not read."""
     asked = question.last_turn
-    return Prompt(question.id, text or asked, (0,), question.reference, question.domain, question.source, asked)
+    return Prompt(question.id, text or asked, (), question.reference, question.domain, question.source, asked)
 
 
 def _unambiguous(pairs: Sequence[tuple[str, Question]]) -> dict[str, Question]:

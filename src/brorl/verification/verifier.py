@@ -40,7 +40,7 @@ class TrialResponses(NamedTuple):
 
     right: str  # contains the reference answer
     wrong: Sequence[str]  # contain other answers; at least one should be incorrect
-    # Whether the verifier must accept `right`. A user's function may expect another form of response.
+    # Whether the verifier must accept `right`. A user's function may expect a different form of response.
     certain: bool = True
 
 
@@ -170,19 +170,14 @@ _MAX_TRIED = 32  # at most this many prompts have their right response tried
 _NO_ANSWER = "I do not know."
 
 
-class VerifiedResponse(NamedTuple):
-    """One text with the decision about it."""
-
-    response: str
-    verdict: Verdict
-
-
 class Trial(NamedTuple):
     """The verdicts on two responses to a prompt."""
 
     prompt: Prompt
-    right: VerifiedResponse  # contains the reference answer
-    wrong: VerifiedResponse  # contains another answer; an incorrect response if there was any
+    right: str  # a response with the reference answer
+    right_verdict: Verdict
+    wrong: str  # a response with a different answer; an incorrect one if there was any
+    wrong_verdict: Verdict
     certain: bool  # whether the verifier must accept `right`
     # Verdicts on responses that must be accepted, one per prompt, for prompts spread evenly over the data. Prompts
     # without such a response are left out.
@@ -200,14 +195,14 @@ def try_verifier(verifier: Verifier, prompts: Sequence[Prompt]) -> Trial:
     made = verifier.trial_responses(prompt.reference, list(others)[:_MAX_WRONG])
     responses = [made.right, *dict.fromkeys(r for r in (*made.wrong, _NO_ANSWER) if r != made.right)]
     verdicts = verifier.verify_all([(prompt, response) for response in responses])
-    right, *wrong = (VerifiedResponse(*pair) for pair in zip(responses, verdicts, strict=True))
-    incorrect = next((response for response in wrong if not response.verdict.correct), wrong[0])
+    right, *wrong = zip(responses, verdicts, strict=True)
+    incorrect = next((pair for pair in wrong if not pair[1].correct), wrong[0])
     spread = [prompts[index * len(prompts) // _MAX_TRIED] for index in range(_MAX_TRIED)]
     tried = [(other, verifier.trial_responses(other.reference, ())) for other in dict.fromkeys(spread)]
     answers = [(other, made.right) for other, made in tried if made.certain]
     accepted = verifier.verify_all(answers)
     of_answers = [(other, verdict) for (other, _), verdict in zip(answers, accepted, strict=True)]
-    return Trial(prompt, right, incorrect, made.certain, of_answers)
+    return Trial(prompt, *right, *incorrect, made.certain, of_answers)
 
 
 _ONLY_JSON = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN)

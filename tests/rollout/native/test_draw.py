@@ -8,7 +8,7 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from brorl.model import logprobs as logprobs_module
 from brorl.model.logprobs import smallest_kept
-from brorl.rollout.engine import prompt_seeds
+from brorl.rollout.engine import prompt_seed
 from brorl.rollout.native import draw
 from brorl.rollout.native.draw import Uniforms, draw_tokens
 from brorl.sampling import SamplingParams
@@ -40,7 +40,7 @@ def test_uniforms_are_uniform_and_never_shared() -> None:
     numbers = []
     prompt, rollout = (a.ravel() for a in np.indices((40, 50)))
     for seed in (3, 4):
-        uniforms = Uniforms(prompt_seeds(seed, 40), [50] * 40)
+        uniforms = Uniforms([prompt_seed(seed, number) for number in range(40)], [50] * 40)
         numbers += [uniforms.at(position, prompt, rollout) for position in range(33)]
     drawn = np.concatenate(numbers)
     assert np.unique(drawn).size == drawn.size

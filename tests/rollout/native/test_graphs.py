@@ -12,6 +12,7 @@ from torch import Tensor
 
 import brorl.rollout.native_engine as native
 from brorl.errors import UserError
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native import graphs
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.rollout.native_engine import NativeEngine
@@ -48,8 +49,10 @@ def test_recorded_steps_are_kept_and_see_new_weights(
 
     def compare() -> int:
         before = capture.captures
-        got = engine.sample(prompts, 4, sampling, seed=3)
-        expected = lockstep(monkeypatch, lambda: NativeEngine(model, EOS).sample(prompts, 4, sampling, seed=3))
+        got = engine.sample(SampleTask(prompts, 4, sampling, seed=3))
+        expected = lockstep(
+            monkeypatch, lambda: NativeEngine(model, EOS).sample(SampleTask(prompts, 4, sampling, seed=3))
+        )
         assert_same_trees(got, expected)
         return capture.captures - before
 
@@ -71,7 +74,7 @@ def test_recorded_steps_are_kept_and_see_new_weights(
 def test_a_step_that_cannot_be_recorded_runs_eagerly(rng: np.random.Generator) -> None:
     model, prompts = small_model(seed=int(rng.integers(1 << 30))), ragged_prompts(rng, 3)
     sampling = SamplingParams(max_new_tokens=8)
-    expected = NativeEngine(model, EOS).sample(prompts, 8, sampling, seed=2)
+    expected = NativeEngine(model, EOS).sample(SampleTask(prompts, 8, sampling, seed=2))
 
     def refuse(step: Callable[[], None]) -> Callable[[], None]:
         step()
@@ -79,13 +82,13 @@ def test_a_step_that_cannot_be_recorded_runs_eagerly(rng: np.random.Generator) -
 
     engine, lines = recording(model, refuse)
     for _ in range(2):
-        assert_same_trees(engine.sample(prompts, 8, sampling, seed=2), expected)
+        assert_same_trees(engine.sample(SampleTask(prompts, 8, sampling, seed=2)), expected)
     said = "RuntimeError: operation not permitted when stream is capturing"
     assert lines == [f"decoding starts its kernels one by one, without CUDA graphs: {said}"]
     assert engine._reusable_decoder is None  # it keeps no memory for graphs
     engine, _ = recording(model, refuse, "on")
     with pytest.raises(UserError, match=rf"engine.cuda_graphs = on, and .*{said}; set engine.cuda_graphs: auto"):
-        engine.sample(prompts, 8, sampling, seed=2)
+        engine.sample(SampleTask(prompts, 8, sampling, seed=2))
 
 
 def read_a_number(x: Tensor) -> Tensor:
@@ -109,11 +112,11 @@ def test_a_step_in_which_the_host_waits_is_not_recorded(
     """A recorded step would repeat what the host decided once."""
     model, prompts = small_model("hooked", seed=int(rng.integers(1 << 30))), ragged_prompts(rng, 3)
     sampling = SamplingParams(max_new_tokens=8)
-    expected = NativeEngine(model, EOS).sample(prompts, 8, sampling, seed=2)
+    expected = NativeEngine(model, EOS).sample(SampleTask(prompts, 8, sampling, seed=2))
     model.model.layers[1].mlp.register_forward_hook(lambda _module, _inputs, output: waits(output))
     capture = RecordedSteps()
     engine, lines = recording(model, capture)
-    assert_same_trees(engine.sample(prompts, 8, sampling, seed=2), expected)
+    assert_same_trees(engine.sample(SampleTask(prompts, 8, sampling, seed=2)), expected)
     assert capture.captures == 0
     assert lines == [f"decoding starts its kernels one by one, without CUDA graphs: {name} lets the host wait"]
 
@@ -122,9 +125,9 @@ def test_a_step_in_which_the_host_waits_is_not_recorded(
 def test_a_replay_with_other_logits_is_not_taken(change: float, rng: np.random.Generator) -> None:
     model, prompts = small_model(seed=int(rng.integers(1 << 30))), ragged_prompts(rng, 3)
     sampling = SamplingParams(max_new_tokens=8)
-    expected = NativeEngine(model, EOS).sample(prompts, 8, sampling, seed=2)
+    expected = NativeEngine(model, EOS).sample(SampleTask(prompts, 8, sampling, seed=2))
     engine, lines = recording(model, RecordedSteps(lambda: engine._reusable_decoder._logits.mul_(change)))
-    assert_same_trees(engine.sample(prompts, 8, sampling, seed=2), expected)
+    assert_same_trees(engine.sample(SampleTask(prompts, 8, sampling, seed=2)), expected)
     assert lines == ["decoding starts its kernels one by one, without CUDA graphs: its logits change"]
 
 
@@ -138,10 +141,10 @@ def test_slots_without_a_row_forget_the_positions_of_an_earlier_call(rng: np.ran
     """A row in 8 slots, 7 of which had a long prompt before: that and the new tokens are beyond all rotations."""
     model = small_model(seed=int(rng.integers(1 << 30)), scale=0.1)
     engine, lines = recording(model, RecordedSteps())
-    engine.sample([rng.integers(1, 17, 200).tolist()], 8, SamplingParams(max_new_tokens=2), seed=0)
+    engine.sample(SampleTask([rng.integers(1, 17, 200).tolist()], 8, SamplingParams(max_new_tokens=2), seed=0))
     sampling = SamplingParams(temperature=0, max_new_tokens=80)
-    got = engine.sample([[1, 2]], 8, sampling, seed=1)
-    assert_same_trees(got, NativeEngine(model, EOS).sample([[1, 2]], 8, sampling, seed=1))
+    got = engine.sample(SampleTask([[1, 2]], 8, sampling, seed=1))
+    assert_same_trees(got, NativeEngine(model, EOS).sample(SampleTask([[1, 2]], 8, sampling, seed=1)))
     assert not lines
 
 
@@ -153,11 +156,11 @@ def test_graphs_for_tensors_in_other_memory_have_a_new_pool(rng: np.random.Gener
     engine._graphs = StepGraphs("on", print, lambda: captures.append(RecordedSteps()) or captures[-1])
     for _ in range(2):
         for _ in range(2):
-            engine.sample(ragged_prompts(rng, 2), 4, SamplingParams(max_new_tokens=8), seed=3)
+            engine.sample(SampleTask(ragged_prompts(rng, 2), 4, SamplingParams(max_new_tokens=8), seed=3))
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
     number = len(captures)
-    engine.sample([[1, 2]], 4, SamplingParams(max_new_tokens=8), seed=3)
+    engine.sample(SampleTask([[1, 2]], 4, SamplingParams(max_new_tokens=8), seed=3))
     assert len(captures) == number + 1
     assert all(capture.captures for capture in captures)
 
@@ -210,6 +213,6 @@ def test_calls_of_other_sizes_keep_the_memory_and_the_graphs(rng: np.random.Gene
     engine._graphs = StepGraphs("on", print, lambda: captures.append(RecordedSteps()) or captures[-1])
     prompts, sampling = [[1, 2, 3], [4, 5, 6]], SamplingParams(max_new_tokens=16)
     for num_rollouts in (40, 6, 40, 12, 24, 5):
-        trees = engine.sample(prompts, num_rollouts, sampling, seed=1)
-        assert_same_trees(trees, NativeEngine(model, EOS).sample(prompts, num_rollouts, sampling, seed=1))
+        trees = engine.sample(SampleTask(prompts, num_rollouts, sampling, seed=1))
+        assert_same_trees(trees, NativeEngine(model, EOS).sample(SampleTask(prompts, num_rollouts, sampling, seed=1)))
     assert len(captures) == 1

@@ -12,6 +12,7 @@ from brorl.model import kernels
 from brorl.model.fused_ops import Angles, Linear, Norm, add_joined_mlp, query_key_value
 from brorl.model.kernels import KernelsError
 from brorl.model.tree_attention import KVShape, PromptCache
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native import draw
 from brorl.rollout.native.decoder import RowMemory
 from brorl.rollout.native.draw import draw_tokens
@@ -194,11 +195,11 @@ def test_an_engine_with_the_kernels_samples_what_one_without_them_does(
     engine = engine_of(architecture, rng, monkeypatch, torch.float32)
     prompts, sampling = ragged_prompts(rng, 2), SamplingParams(temperature=0.8, max_new_tokens=18)
     with np.errstate(all="ignore"):
-        trees = engine.sample(prompts, 3, sampling, seed=1)
+        trees = engine.sample(SampleTask(prompts, 3, sampling, seed=1))
     assert engine._use_kernels
     other = NativeEngine(engine.model, EOS)
     other._use_kernels = False
-    for tree, expected in zip(trees, other.sample(prompts, 3, sampling, seed=1), strict=True):
+    for tree, expected in zip(trees, other.sample(SampleTask(prompts, 3, sampling, seed=1)), strict=True):
         assert tree.responses() == expected.responses()
         np.testing.assert_allclose(tree.logprob, expected.logprob, rtol=0, atol=1e-5)
 
@@ -212,7 +213,7 @@ def test_kernels_with_other_numbers_are_an_error(
     monkeypatch.setattr(kernel, wrong)
     what = "logits" if "rotate" in kernel else "draws"
     with np.errstate(all="ignore"), pytest.raises(KernelsError, match=f"cannot decode: {what} change; set engine.comp"):
-        engine.sample([[1, 2], [3]], 3, SamplingParams(max_new_tokens=4), seed=1)
+        engine.sample(SampleTask([[1, 2], [3]], 3, SamplingParams(max_new_tokens=4), seed=1))
 
 
 def test_kernels_that_cannot_be_compiled_are_an_error(
@@ -225,18 +226,18 @@ def test_kernels_that_cannot_be_compiled_are_an_error(
 
     monkeypatch.setattr("brorl.model.triton_kernels.attend", fails)
     with pytest.raises(KernelsError, match="cannot decode: RuntimeError: Failed to find C compiler; set"):
-        engine.sample([[1, 2], [3]], 3, SamplingParams(max_new_tokens=4), seed=1)
+        engine.sample(SampleTask([[1, 2], [3]], 3, SamplingParams(max_new_tokens=4), seed=1))
 
 
 def test_kernels_that_fail_their_trial_are_not_used(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of("llama", rng, monkeypatch, torch.float32)
     prompts, sampling, said = [[1, 2], [3]], SamplingParams(max_new_tokens=4), []
     monkeypatch.setattr(kernels, "_choice", "off")
-    expected = [tree.responses() for tree in engine.sample(prompts, 3, sampling, seed=1)]
+    expected = [tree.responses() for tree in engine.sample(SampleTask(prompts, 3, sampling, seed=1))]
     assert not engine._use_kernels
     monkeypatch.setattr(kernels, "_choice", "auto")
     monkeypatch.setattr("brorl.model.triton_kernels.attend", None)
     engine = NativeEngine(engine.model, EOS, echo=said.append)
-    assert [tree.responses() for tree in engine.sample(prompts, 3, sampling, seed=1)] == expected
+    assert [tree.responses() for tree in engine.sample(SampleTask(prompts, 3, sampling, seed=1))] == expected
     [line] = said
     assert line.startswith("decoding with PyTorch's operations, without kernels in Triton: TypeError: 'NoneType'")

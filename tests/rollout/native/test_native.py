@@ -15,6 +15,7 @@ from brorl.model.kernels import kernels
 from brorl.model.logprobs import NextToken
 from brorl.model.tree_attention import HooksError
 from brorl.model.tree_path import tree_logprobs
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from engine_checks import EOS, assert_same_trees, ragged_prompts, room_for
@@ -27,7 +28,9 @@ every_architecture = pytest.mark.parametrize("architecture", mostly_slow(ARCHITE
 def test_greedy_equals_generate(architecture: str, rng: np.random.Generator) -> None:
     model = small_model(architecture, seed=int(rng.integers(1 << 30)))
     prompts = ragged_prompts(rng, 8)
-    trees = NativeEngine(model, EOS).sample(prompts, 3, SamplingParams(temperature=0, max_new_tokens=12), seed=0)
+    trees = NativeEngine(model, EOS).sample(
+        SampleTask(prompts, 3, SamplingParams(temperature=0, max_new_tokens=12), seed=0)
+    )
     for prompt, tree in zip(prompts, trees, strict=True):
         ids = torch.tensor([prompt])
         out = model.generate(
@@ -50,7 +53,7 @@ def test_memory_that_was_never_written_has_no_influence(
     """New memory may hold anything. Here it holds NaN, and rows that waited come back to slots that grew meanwhile."""
     model = small_model(seed=int(rng.integers(1 << 30)))
     prompts, sampling = ragged_prompts(rng, 3), SamplingParams(max_new_tokens=20)
-    expected = NativeEngine(model, EOS).sample(prompts, 12, sampling, seed=9)
+    expected = NativeEngine(model, EOS).sample(SampleTask(prompts, 12, sampling, seed=9))
     empty = torch.empty
 
     def poisoned(*args: object, **options: object) -> Tensor:
@@ -59,7 +62,7 @@ def test_memory_that_was_never_written_has_no_influence(
 
     monkeypatch.setattr(torch, "empty", poisoned)
     engine = NativeEngine(model, EOS, memory_bytes=room_for(model, rows, 20, prompts))
-    assert_same_trees(engine.sample(prompts, 12, sampling, seed=9), expected)
+    assert_same_trees(engine.sample(SampleTask(prompts, 12, sampling, seed=9)), expected)
 
 
 @pytest.mark.parametrize("architecture", mostly_slow(["qwen2", "qwen3"], "qwen3"))
@@ -69,7 +72,7 @@ def test_log_probs_in_float32_are_those_of_the_model_in_float64(architecture: st
     exact = copy.deepcopy(model).double()
     prompts, sampling = ragged_prompts(rng, 3), SamplingParams(max_new_tokens=40, temperature=0.8)
     for memory in (1 << 30, room_for(model, 20, 40, prompts)):
-        trees = NativeEngine(model, EOS, memory).sample(prompts, 24, sampling, seed=4)
+        trees = NativeEngine(model, EOS, memory).sample(SampleTask(prompts, 24, sampling, seed=4))
         assert max(tree.depth.max() for tree in trees) > 2 * 16
         with torch.no_grad():
             expected = tree_logprobs(exact, trees, next_token=NextToken(temperature=0.8))
@@ -84,7 +87,7 @@ def test_every_prefix_is_fed_once_however_many_rollouts_share_it(rng: np.random.
     engine = NativeEngine(model, EOS)
     fed.clear()  # the engine tries the hooks when it is made
     prompts = ragged_prompts(rng, 3)
-    trees = engine.sample(prompts, 500, SamplingParams(temperature=0.5, max_new_tokens=10), seed=6)
+    trees = engine.sample(SampleTask(prompts, 500, SamplingParams(temperature=0.5, max_new_tokens=10), seed=6))
     inner = sum(np.unique(t.parent[t.parent >= 0]).size for t in trees)
     assert sum(fed) == sum(map(len, prompts)) + inner
     assert inner < sum(t.num_sampled_tokens for t in trees) / 3
@@ -95,11 +98,11 @@ def test_the_model_is_left_as_it_was(rng: np.random.Generator) -> None:
     before = {name: p.clone() for name, p in model.named_parameters()}
     implementation = model.config._attn_implementation
     prompts = ragged_prompts(rng, 2)
-    trees = NativeEngine(model, EOS).sample(prompts, 5, SamplingParams(max_new_tokens=4), seed=0)
+    trees = NativeEngine(model, EOS).sample(SampleTask(prompts, 5, SamplingParams(max_new_tokens=4), seed=0))
     assert model.training
     assert model.config._attn_implementation == implementation
     assert all(torch.equal(before[name], p) and p.grad is None for name, p in model.named_parameters())
-    again = NativeEngine(model.eval(), EOS).sample(prompts, 5, SamplingParams(max_new_tokens=4), seed=0)
+    again = NativeEngine(model.eval(), EOS).sample(SampleTask(prompts, 5, SamplingParams(max_new_tokens=4), seed=0))
     assert trees == again  # dropout did not touch the sampling
 
 
@@ -110,7 +113,7 @@ def test_reports_follow_the_rollouts(rows: int, rng: np.random.Generator) -> Non
     prompts = ragged_prompts(rng, 6)
     reports: list[Activity] = []
     engine = NativeEngine(model, EOS, room_for(model, rows, 9, prompts), observe=reports.append)
-    trees = engine.sample(prompts, 7, SamplingParams(max_new_tokens=9), seed=int(rng.integers(1 << 30)))
+    trees = engine.sample(SampleTask(prompts, 7, SamplingParams(max_new_tokens=9), seed=int(rng.integers(1 << 30))))
     assert {type(report) for report in reports} == {Decoding}
     nodes = sum(len(t.token) for t in trees)
     assert (reports[-1].finished, reports[-1].rollouts, reports[-1].tokens) == (6 * 7, 6 * 7, nodes)
@@ -128,7 +131,7 @@ def test_reports_follow_the_rollouts(rows: int, rng: np.random.Generator) -> Non
 def test_an_observer_may_end_the_work_and_the_model_is_left_as_it_was(rng: np.random.Generator) -> None:
     model = small_model("llama", seed=int(rng.integers(1 << 30))).train()
     prompts = ragged_prompts(rng, 4)
-    expected = NativeEngine(model, EOS).sample(prompts, 5, SamplingParams(max_new_tokens=6), seed=3)
+    expected = NativeEngine(model, EOS).sample(SampleTask(prompts, 5, SamplingParams(max_new_tokens=6), seed=3))
 
     def stop(activity: Activity) -> None:
         if isinstance(activity, Decoding) and activity.depth == 2:
@@ -136,30 +139,27 @@ def test_an_observer_may_end_the_work_and_the_model_is_left_as_it_was(rng: np.ra
 
     engine = NativeEngine(model, EOS, observe=stop)
     with pytest.raises(ZeroDivisionError):
-        engine.sample(prompts, 5, SamplingParams(max_new_tokens=6), seed=3)
+        engine.sample(SampleTask(prompts, 5, SamplingParams(max_new_tokens=6), seed=3))
     assert model.training
-    assert_same_trees(NativeEngine(model, EOS).sample(prompts, 5, SamplingParams(max_new_tokens=6), seed=3), expected)
+    assert_same_trees(
+        NativeEngine(model, EOS).sample(SampleTask(prompts, 5, SamplingParams(max_new_tokens=6), seed=3)), expected
+    )
 
 
 def test_load_weights_samples_with_the_new_weights(rng: np.random.Generator) -> None:
     old, new = small_model(seed=1), small_model(seed=2)
     prompts, sampling = ragged_prompts(rng, 2), SamplingParams(max_new_tokens=5)
-    expected = NativeEngine(new, EOS).sample(prompts, 30, sampling, seed=0)
+    expected = NativeEngine(new, EOS).sample(SampleTask(prompts, 30, sampling, seed=0))
     engine = NativeEngine(old, EOS)
-    assert engine.sample(prompts, 30, sampling, seed=0) != expected
+    assert engine.sample(SampleTask(prompts, 30, sampling, seed=0)) != expected
     engine.load_weights(new.named_parameters(), version=3)
     assert engine.version == 3
-    assert engine.sample(prompts, 30, sampling, seed=0) == expected
+    assert engine.sample(SampleTask(prompts, 30, sampling, seed=0)) == expected
 
 
-def test_refusals_and_nothing_to_do() -> None:
-    engine, sampling = NativeEngine(small_model(), EOS), SamplingParams(max_new_tokens=3)
-    assert engine.sample([], 4, sampling, seed=0) == []
-    with pytest.raises(ValueError, match="2 rollout counts for 3 prompts"):
-        engine.sample([[1], [2], [3]], [4, 5], sampling, seed=0)
-    for prompts, num_rollouts in ([[1], []], 4), ([[1]], 0), ([[1], [2]], [4, -1]):
-        with pytest.raises(ValueError, match="at least one token and num_rollouts must be >= 1"):
-            engine.sample(prompts, num_rollouts, sampling, seed=0)
+def test_no_prompts_give_no_trees() -> None:
+    task = SampleTask([], 4, SamplingParams(max_new_tokens=3), seed=0)
+    assert NativeEngine(small_model(), EOS).sample(task) == []
 
 
 def test_a_sliding_window_is_allowed_until_it_bites_in_the_compiled_kernels(rng: np.random.Generator) -> None:
@@ -167,7 +167,7 @@ def test_a_sliding_window_is_allowed_until_it_bites_in_the_compiled_kernels(rng:
     model = small_model("mistral", sliding_window=16, seed=int(rng.integers(1 << 30)))
     engine, prompt = NativeEngine(model, 99), rng.integers(1, 17, 10).tolist()
     for max_new_tokens in (7, 20):
-        (tree,) = engine.sample([prompt], 10, SamplingParams(max_new_tokens=max_new_tokens), seed=0)
+        (tree,) = engine.sample(SampleTask([prompt], 10, SamplingParams(max_new_tokens=max_new_tokens), seed=0))
         with torch.no_grad():
             plain = plain_logprobs(model, [prompt] * tree.num_responses, [r for r, _ in tree.responses()])
         for leaf, expected in zip(tree.leaf, plain, strict=True):
@@ -175,9 +175,9 @@ def test_a_sliding_window_is_allowed_until_it_bites_in_the_compiled_kernels(rng:
         assert sum(1 for _ in rollouts(tree)) == 10
     if kernels() is not None:
         engine = NativeEngine(model.float(), 99)
-        engine.sample([prompt], 10, SamplingParams(max_new_tokens=7), seed=0)
+        engine.sample(SampleTask([prompt], 10, SamplingParams(max_new_tokens=7), seed=0))
         with pytest.raises(HooksError, match=r"MistralAttention has a sliding window of 16 tokens.* 17"):
-            engine.sample([prompt], 10, SamplingParams(max_new_tokens=8), seed=0)
+            engine.sample(SampleTask([prompt], 10, SamplingParams(max_new_tokens=8), seed=0))
 
 
 def rope_model(rope_type: str, max_position_embeddings: int, **settings: object) -> PreTrainedModel:
@@ -193,7 +193,7 @@ def test_rescaled_positions_equal_a_plain_forward_pass(
 ) -> None:
     model = rope_model(rope_type, 64, original_max_position_embeddings=16, **settings)
     prompts = [rng.integers(1, 17, n).tolist() for n in (3, 30)]
-    for tree in NativeEngine(model, EOS).sample(prompts, 5, SamplingParams(max_new_tokens=6), seed=0):
+    for tree in NativeEngine(model, EOS).sample(SampleTask(prompts, 5, SamplingParams(max_new_tokens=6), seed=0)):
         for leaf, (response, _) in zip(tree.leaf, tree.responses(), strict=True):
             with torch.no_grad():
                 (expected,) = plain_logprobs(model, [tree.prompt_ids], [response])
@@ -207,7 +207,7 @@ def test_positions_that_depend_on_the_longest_sequence_are_refused(rope_type: st
     model = rope_model(rope_type, 16 if rope_type == "dynamic" else 64, **(factors if rope_type == "longrope" else {}))
     prompts = [rng.integers(1, 17, n).tolist() for n in (3, 30)]
     with pytest.raises(HooksError, match=rope_type):
-        NativeEngine(model, EOS).sample(prompts, 5, SamplingParams(max_new_tokens=6), seed=0)
+        NativeEngine(model, EOS).sample(SampleTask(prompts, 5, SamplingParams(max_new_tokens=6), seed=0))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -218,4 +218,4 @@ def test_a_model_that_diverged_is_an_error_that_names_the_token(value: float) ->
     weights["model.norm.weight"][0] = value
     engine.load_weights(weights.items(), version=1)
     with pytest.raises(DivergedError, match=r"the logits of token 1 of a response .* earlier checkpoint"):
-        engine.sample([[5, 6]], 8, SamplingParams(max_new_tokens=4), seed=0)
+        engine.sample(SampleTask([[5, 6]], 8, SamplingParams(max_new_tokens=4), seed=0))

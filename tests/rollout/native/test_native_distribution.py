@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from brorl.model.logprobs import NextToken
 from brorl.model.tree_path import tree_logprobs
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
@@ -63,7 +64,7 @@ def test_log_probs_and_the_policy_gradient_are_those_of_the_truncated_policy(
     model = small_model("qwen2", vocab_size=VOCABULARY, seed=int(rng.integers(1 << 30)))
     sampling = SamplingParams(max_new_tokens=LENGTH, **settings)
     expected = {r: p for r, p in enumerate_responses(model, sampling).items() if p > 0}
-    (sampled,) = NativeEngine(model, EOS).sample([PROMPT], 3_000, sampling, seed=int(rng.integers(1 << 60)))
+    (sampled,) = NativeEngine(model, EOS).sample(SampleTask([PROMPT], 3_000, sampling, seed=int(rng.integers(1 << 60))))
     leaf_p = dict(zip((r for r, _ in sampled.responses()), np.exp(sampled.prefix_logprob[sampled.leaf]), strict=True))
     assert leaf_p == pytest.approx({r: expected[r] for r in leaf_p}, rel=1e-9)
 

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from brorl.model.flat_path import FlatForward
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams, StopStrings
 from brorl.tree import RolloutTree
@@ -50,16 +51,18 @@ def test_responses_are_those_without_stop_strings_cut_at_the_first(
     prompts = [rng.integers(2, len(tokenizer), n).tolist() for n in (3, 7)]
     sampling = SamplingParams(temperature=1.5, max_new_tokens=12, min_new_tokens=minimum)
     seed = int(rng.integers(2**60))
-    whole = NativeEngine(model, 0).sample(prompts, 16, sampling, seed)
+    whole = NativeEngine(model, 0).sample(SampleTask(prompts, 16, sampling, seed))
     stops = STOPS[name]
     expected = [cut(tree, tokenizer, stops, minimum) for tree in whole]
     assert sum(tree.num_unique_tokens for tree in expected) < sum(tree.num_unique_tokens for tree in whole)
     stop, depths = StopStrings(tokenizer, stops), []
     for ways in ({}, {"share_prefixes": False}, {"forward": FlatForward("a test")}):
-        assert_same_trees(NativeEngine(model, 0, stop=stop, **ways).sample(prompts, 16, sampling, seed), expected)
+        assert_same_trees(
+            NativeEngine(model, 0, stop=stop, **ways).sample(SampleTask(prompts, 16, sampling, seed)), expected
+        )
     memory = 4 * (12 * 512 + 3 * 8 * model.config.vocab_size) + 2 * 14 * 512  # 4 rows and twice the prompts, in float64
     engine = NativeEngine(model, 0, memory, observe=lambda seen: depths.append(seen.depth), stop=stop)
-    assert_same_trees(engine.sample(prompts, 16, sampling, seed), expected)
+    assert_same_trees(engine.sample(SampleTask(prompts, 16, sampling, seed)), expected)
     assert depths != sorted(depths)  # rows waited
 
 
@@ -70,11 +73,11 @@ def test_greedy_equals_generate(rng: np.random.Generator) -> None:
     for _ in range(4):
         prompt = [*rng.integers(2, len(tokenizer), 4).tolist(), *digit]  # no stop string begins in it
         greedy = SamplingParams(0.0, max_new_tokens=8)
-        (tree,) = NativeEngine(model, 0).sample([prompt], 1, greedy, seed=0)
+        (tree,) = NativeEngine(model, 0).sample(SampleTask([prompt], 1, greedy, seed=0))
         text = tokenizer.decode(list(tree.responses()[0][0]), skip_special_tokens=True)
         readable = re.findall(r"[ -~\n]{1,3}", text)
         stop = StopStrings(tokenizer, [*readable[len(readable) // 2 :][:1], "zz"])
-        (tree,) = NativeEngine(model, 0, stop=stop).sample([prompt], 2, greedy, seed=0)
+        (tree,) = NativeEngine(model, 0, stop=stop).sample(SampleTask([prompt], 2, greedy, seed=0))
         ids = torch.tensor([prompt])
         out = model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8, eos_token_id=0, pad_token_id=0,

@@ -13,7 +13,7 @@ import brorl.rollout.native_engine as native
 from brorl.errors import OutOfMemoryError
 from brorl.model import logprobs
 from brorl.model.lora import LoraSettings, add_adapter
-from brorl.rollout.engine import prompt_seed
+from brorl.rollout.engine import SampleTask, prompt_seed
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams, StopStrings
@@ -185,10 +185,10 @@ def check_random_trees(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
             room = int(rng.integers(2, 12)) * (longest * per_token // 4 + 24 * vocabulary)
             engine._memory_bytes = room + 2 * len(prompts) * 26 * per_token
         try:
-            trees = engine.sample(prompts, rollouts, sampling, seeds)
+            trees = engine.sample(SampleTask(prompts, rollouts, sampling, seeds))
         except OutOfMemoryError:
             engine._memory_bytes = memory
-            trees = engine.sample(prompts, rollouts, sampling, seeds)
+            trees = engine.sample(SampleTask(prompts, rollouts, sampling, seeds))
         stop_ids = {*end_ids, *sampling.stop_token_ids}
         for number, (tree, prompt) in enumerate(zip(trees, prompts, strict=True)):
             check_tree(tree)

@@ -10,6 +10,7 @@ from torch import Tensor
 import brorl.rollout.native.growth as native_growth
 import brorl.rollout.native_engine as native
 from brorl.errors import DivergedError
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
@@ -35,7 +36,7 @@ def test_the_host_sees_rows_with_one_rollout_every_16_positions(
     collect, draw_tokens = native.SlotDecoder.collect_drawn, native_growth.draw_tokens
     monkeypatch.setattr(native.SlotDecoder, "collect_drawn", lambda decoder: (looks.append(0), collect(decoder))[1])
     monkeypatch.setattr(native_growth, "draw_tokens", lambda *args: (draws.append(0), draw_tokens(*args))[1])
-    (tree,) = NativeEngine(model, 99).sample([[3, 4]], 6, SamplingParams(max_new_tokens=40), seed=1)
+    (tree,) = NativeEngine(model, 99).sample(SampleTask([[3, 4]], 6, SamplingParams(max_new_tokens=40), seed=1))
     assert len(looks) == 3  # after 16, 32 and 40 tokens
     shared = tree.depth[tree.count > 1].max(initial=-1) + 1  # tokens after which no two rollouts agree
     assert len(draws) == shared + 1
@@ -45,7 +46,7 @@ def test_numbers_that_are_not_finite_are_found_at_the_next_look(rng: np.random.G
     """A weight breaks between two calls; with the old one the engine samples again what it did before."""
     model = small_model(seed=int(rng.integers(1 << 30)), scale=0.1)
     engine, sampling = NativeEngine(model, 99), SamplingParams(max_new_tokens=40)
-    expected = engine.sample([[5, 6], [7, 8, 9]], 1, sampling, seed=0)
+    expected = engine.sample(SampleTask([[5, 6], [7, 8, 9]], 1, sampling, seed=0))
     position = 20  # which only rows with one rollout reach
     rotary, forward = model.model.rotary_emb, model.model.rotary_emb.forward
 
@@ -55,6 +56,6 @@ def test_numbers_that_are_not_finite_are_found_at_the_next_look(rng: np.random.G
 
     rotary.forward = broken
     with pytest.raises(DivergedError, match=r"the logits of token (1[789]|2\d) of a response .* earlier checkpoint"):
-        NativeEngine(model, 99, forward=engine._forward).sample([[5, 6], [7, 8, 9]], 1, sampling, seed=0)
+        NativeEngine(model, 99, forward=engine._forward).sample(SampleTask([[5, 6], [7, 8, 9]], 1, sampling, seed=0))
     rotary.forward = forward
-    assert_same_trees(engine.sample([[5, 6], [7, 8, 9]], 1, sampling, seed=0), expected)
+    assert_same_trees(engine.sample(SampleTask([[5, 6], [7, 8, 9]], 1, sampling, seed=0)), expected)

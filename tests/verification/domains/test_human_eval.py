@@ -41,8 +41,8 @@ def test_the_answer_and_the_test_code_find_the_other_function(verifier: CodeVeri
     assert verifier.check_references([prompt.reference]) == {}
     trial = try_verifier(verifier, [prompt])
     assert trial.certain
-    assert trial.right.verdict.correct
-    assert not trial.wrong.verdict.correct
+    assert trial.right_verdict.correct
+    assert not trial.wrong_verdict.correct
     signature = row["prompt"][row["prompt"].index(f"def {row['entry_point']}(") :]
     alone = f"```python\n{signature}{row['canonical_solution']}```"  # an answer without the function of the prompt
     wrong = f"```python\n{signature}    return s if 's' in locals() else 0.0\n```"

@@ -41,7 +41,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 class CudaCapture:
     """Records CUDA graphs that share one pool of memory, since they are replayed one after the other.
 
-    A pool ends with its last graph, so later graphs need another pool.
+    A pool ends with its last graph, so later graphs need a new pool.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -49,7 +49,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Step) -> Step:
-        """Warm up on another stream, as libraries allocate at first use, then record the kernels of the step."""
+        """Warm up on a different stream, as libraries allocate at first use, then record the kernels of the step."""
         with torch.cuda.device(self._device):
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):  # restores the caller's stream even if the capture fails

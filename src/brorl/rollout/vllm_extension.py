@@ -1,4 +1,4 @@
-"""Code that runs in vLLM's workers. They import `WorkerMethods` by its name; nothing else imports this module."""
+"""Code that runs in the processes of vLLM. They import `VllmExtension` by its name; nothing else does."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 
-class WorkerMethods:
-    """Added to vLLM's worker class (`worker_extension_cls`)."""
+class VllmExtension:
+    """Methods that vLLM adds to its own worker class (`worker_extension_cls`)."""
 
     model_runner: Any
     vllm_config: Any
@@ -27,7 +27,7 @@ class WorkerMethods:
     def receive_weights(self, weights: str | Iterable[tuple[str, Tensor]]) -> None:
         """Load new weights from the folder of `model.safetensors`, or in this process from named tensors.
 
-        They have Hugging Face's names. vLLM keeps only this worker's part.
+        They have Hugging Face's names. vLLM keeps only this process's part.
         """
         model = self.model_runner.get_model()
         if isinstance(weights, str):

@@ -1,4 +1,4 @@
-"""Rollout workers and verifier workers as Ray actors, and the weights that they read from the object store.
+"""The rollout workers and verifier workers of a cluster, which are Ray actors, and the weights that they read.
 
 Weights are put there once. On the machine that stores them, the tensors share the store's memory.
 """
@@ -18,12 +18,12 @@ from ray.exceptions import ObjectLostError
 from torch import Tensor
 
 from brorl.activity import Echo
-from brorl.distributed.supervisor import Supervisor, WorkerCall, WorkerPoolConfig
+from brorl.distributed.supervisor import ActorCall, PoolConfig, Supervisor
 from brorl.errors import LearnerLostError
 from brorl.format import counted
 from brorl.model.device import free_unused, to_host
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.engine import Engine, SampledTask, SampleTask, prompt_seeds, split_prompt_seed
+from brorl.rollout.engine import Engine, SampledTask, SampleTask, split_prompt_seed
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict, unverified_verdict
 from brorl.verification.verifier import TrialResponses, Verifier
@@ -73,8 +73,8 @@ def _bytes(tensor: Tensor) -> Any:
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
-class EngineWorker:
-    """The engine in one worker process. A learner rank may use the same GPU between two calls."""
+class EngineActor:
+    """The engine in one actor. A learner rank may use the same GPU between two calls."""
 
     def __init__(self, build: Callable[[], Engine], threads: int, shares_gpu: bool = False) -> None:
         torch.set_num_threads(threads)
@@ -88,31 +88,31 @@ class EngineWorker:
     def sample(self, task: SampleTask) -> tuple[tuple[int, float], list[RolloutTree]]:
         """Sample a task. The receipt is (version of the weights, seconds); the payload is the trees."""
         start = perf_counter()
-        trees = self._engine.sample(task.prompts, task.num_rollouts, task.sampling, task.seed)
+        trees = self._engine.sample(task)
         free_unused(self._shares_gpu)
         return (self._engine.version, perf_counter() - start), trees
 
 
-class RayRolloutPool:
+class RolloutActors:
     """Samples tasks on rollout workers; see `SamplingPool`.
 
-    `build` makes the same engine in every worker's process, and must be picklable. Workers get their next task in the
+    `build` makes the same engine in every actor, and must be picklable. Actors get their next task in the
     calls of this pool. A caller that samples ahead must limit its number of open tickets.
     """
 
     def __init__(
         self,
         build: Callable[[], Engine],
-        pool_config: WorkerPoolConfig,
+        pool_config: PoolConfig,
         threads: int = 1,
         echo: Echo = lambda _: None,
         shares_gpus: bool = False,
     ) -> None:
-        self.supervisor = Supervisor(partial(EngineWorker, build, threads, shares_gpus), pool_config, echo)
+        self.supervisor = Supervisor(partial(EngineActor, build, threads, shares_gpus), pool_config, echo)
 
     def submit(self, task: SampleTask) -> int:
         """Queue a task; see `SamplingPool`."""
-        return self.supervisor.submit(WorkerCall("sample", (task,), _title(task)))
+        return self.supervisor.submit(ActorCall("sample", (task,), _title(task)))
 
     def done(self, timeout_s: float | None = None) -> list[SampledTask]:
         """Wait for tasks; see `SamplingPool`. The list is empty if no task is open, or after the timeout.
@@ -128,19 +128,19 @@ class RayRolloutPool:
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample with these weights from now on; see `SamplingPool`.
 
-        Free workers load them at once, busy workers after their task. `RemoteWeights` are not copied again.
+        Free actors load them at once, busy ones after their task. `RemoteWeights` are not copied again.
         """
         remote = weights if isinstance(weights, RemoteWeights) else RemoteWeights.put(weights)
-        self.supervisor.prepare(WorkerCall("load", (remote, version), f"loading the weights of version {version}"))
+        self.supervisor.prepare(ActorCall("load", (remote, version), f"loading the weights of version {version}"))
 
     def close(self) -> None:
-        """End all workers."""
+        """End all actors."""
         self.supervisor.close()
 
 
 def _title(task: SampleTask) -> str:
     """Name a task in messages: `sampling prompts 4 to 7 with seed 0`."""
-    seed, first = split_prompt_seed(prompt_seeds(task.seed, len(task.prompts))[0])
+    seed, first = split_prompt_seed(task.seed_P[0])
     last = first + len(task.prompts) - 1
     return f"sampling {f'prompt {first}' if last == first else f'prompts {first} to {last}'} with seed {seed}"
 
@@ -148,8 +148,8 @@ def _title(task: SampleTask) -> str:
 _LOST = "a verifier worker was lost"
 
 
-class VerifierWorker:
-    """The verifiers in one worker process, by domain. Their processes end with it."""
+class VerifierActor:
+    """The verifiers in one actor, by domain. Their processes end with it."""
 
     def __init__(self, build: Callable[[], Mapping[str, Verifier]]) -> None:
         self._verifiers = build()
@@ -159,23 +159,23 @@ class VerifierWorker:
         return None, self._verifiers[domain].verify_all(items)
 
 
-class VerifierWorkers:
-    """Verifies on several workers. Each worker keeps verdicts for later responses with the same answer.
+class VerifierActors:
+    """Verifies on several actors. Each one keeps verdicts for later responses with the same answer.
 
-    The responses are cut into batches, and a free worker takes the next batch. If the worker of a batch is lost, the
+    The responses are cut into batches, and a free actor takes the next batch. If the actor of a batch is lost, the
     batch is verified again; after a second loss, its responses are unverified. `build` makes the verifiers by domain in
-    a worker's process, and must be picklable.
+    an actor, and must be picklable.
     """
 
     def __init__(
         self,
         build: Callable[[], Mapping[str, Verifier]],
-        pool_config: WorkerPoolConfig,
+        pool_config: PoolConfig,
         batch_size: int = 64,
         echo: Echo = lambda _: None,
     ) -> None:
         self._batch_size = batch_size
-        self.supervisor = Supervisor(partial(VerifierWorker, build), pool_config, echo)
+        self.supervisor = Supervisor(partial(VerifierActor, build), pool_config, echo)
 
     def verify(self, domain: str, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses of one domain, no pair twice; see `Verifier.verify_all`."""
@@ -193,21 +193,21 @@ class VerifierWorkers:
         return [verdict for ticket in batch_of for verdict in verdicts_of[ticket]]
 
     def close(self) -> None:
-        """End all workers and their processes."""
+        """End all actors and their processes."""
         self.supervisor.close()
 
 
 @dataclass(frozen=True)
 class RemoteVerifier:
-    """Verifies responses in one domain, on workers."""
+    """Verifies responses in one domain, on actors."""
 
-    local: Verifier  # the verifier in this process; it checks references before the workers start
+    local: Verifier  # the verifier in this process; it checks references before the actors start
     domain: str
-    workers: VerifierWorkers  # their verifier for the domain is made like `local`
+    actors: VerifierActors  # their verifier for the domain is made like `local`
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses on the workers; see `Verifier`."""
-        return self.workers.verify(self.domain, items)
+        """Verify responses on the actors; see `Verifier`."""
+        return self.actors.verify(self.domain, items)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find references that no response can match, in this process; see `Verifier`."""
@@ -218,8 +218,8 @@ class RemoteVerifier:
         return self.local.trial_responses(reference, others)
 
 
-def _job(domain: str, batch: Sequence[tuple[Prompt, str]]) -> WorkerCall:
+def _job(domain: str, batch: Sequence[tuple[Prompt, str]]) -> ActorCall:
     ids = sorted({prompt.id for prompt, _ in batch})
     more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
     title = f"verifying {counted(len(batch), 'response')} to prompt {ids[0]!r}{more}"
-    return WorkerCall("verify", (domain, batch), title, max_losses=1)
+    return ActorCall("verify", (domain, batch), title, max_losses=1)
