@@ -125,7 +125,7 @@ def test_the_command_writes_nothing_and_rejects_bad_options(recipe: dict[str, An
     assert outcome.out.count(", reference: ") == 3
     assert sorted(tmp_path.rglob("*")) == before
     assert "`show`: expected a number of at least 0, not -1" in command("data", "mine.yaml", "--show=-1").err
-    with pytest.raises(UserError, match="layout: 'deepscale'.* is not a layout; did you mean deepscaler"):
+    with pytest.raises(UserError, match=r"layout: 'deepscale'.* is not a layout; did you mean deepscaler"):
         data({**recipe, "data": {"sources": {"path": "public.jsonl", "layout": "deepscale"}}})
 
 
