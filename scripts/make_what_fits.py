@@ -101,34 +101,35 @@ INTRODUCTION = f"""\
 # What fits on a GPU
 
 !!! warning "Predictions"
-    The figures of this page are [predictions](memory.md#how-well-it-holds), not measured. `brorl check mine.yaml`
+    The numbers on this page are [predictions](memory.md#accuracy), not measurements. `brorl check mine.yaml`
     predicts the memory of your own run on your GPU.
 
-The table has the ways to train, and how each fits on a GPU: the predicted peak, the responses of full length that are
-decoded together, and further settings that leave what is learned as it is. All runs
-have `dtype: bfloat16`, the native engine on the same GPU, AdamW, and no KL penalty. They sample N = {ROLLOUTS} rollouts
-of {PROMPTS} prompts of up to {PROMPT} tokens, with responses of up to {RESPONSE:,} tokens, and make {MINI_BATCHES}
-mini-batches. {USABLE:.0%} of the GPU's memory count as usable: the CUDA context, libraries and fragments take the rest.
-24 GB is an L4 or an RTX 4090, 32 GB an RTX 5090, and 80 GB an A100 or an H100. The models have the shapes of
-Qwen2.5-0.5B, 1.5B and 7B.
+The table shows the ways to train and how each one fits on a GPU: the predicted peak, the number of full-length
+responses decoded together, and further settings that don't change what is learned. All runs have `dtype: bfloat16`,
+the native engine on the same GPU, AdamW, and no KL penalty. They sample N = {ROLLOUTS} rollouts for each of {PROMPTS}
+prompts. Prompts have up to {PROMPT} tokens, responses have up to {RESPONSE:,} tokens, and each step has {MINI_BATCHES}
+mini-batches. {USABLE:.0%} of the GPU's memory counts as usable: the CUDA context, libraries, and fragmentation take the
+rest. 24 GB is an L4 or an RTX 4090, 32 GB is an RTX 5090, and 80 GB is an A100 or an H100. The models have the shapes
+of Qwen2.5-0.5B, 1.5B, and 7B.
 """
 COLUMNS = ("model", "settings", "AdamW (GB)", "kept (GB)", *(f"{size} GB" for size in CARDS_GB))
 END = """\
 
-- **AdamW**: its two moments. `optimizer.states: 8bit` rounds them, and `host` leaves the updates as they are
+- **AdamW**: its two moments. `optimizer.states: 8bit` rounds them, and `host` doesn't change the updates
   ([Fit a run into memory](memory.md#adamws-moments)).
-- **Kept**: weights, gradients, AdamW's moments, and the copy in bfloat16 that samples. Training all weights takes
-  16 bytes per weight, 2 for the copy, and 2 for the weights of the maps that the engine joins. With adapters the
-  base takes 2 bytes per weight, or about half a byte in 4 bits.
-- **Rows**: others wait, so a run with few rows is slow. Shorter responses, and rollouts that share prefixes, take less.
-- `engine.memory_gib` is the largest whole number that fits. Learning takes turns with sampling; it has as many nodes
-  per pass as fit beside the engine's cache, which CUDA graphs keep.
+- **Kept**: weights, gradients, AdamW's moments, and the bfloat16 sampling copy. Training all weights takes 16 bytes per
+  weight, 2 for the copy, and 2 for the weights of the maps that the engine joins. With adapters, the base takes 2 bytes
+  per weight, or about half a byte in 4 bits.
+- **Rows**: responses beyond these rows wait, so a run with few rows is slow. Shorter responses, and rollouts that share
+  prefixes, need less memory.
+- `engine.memory_gib` is the largest whole number that fits. Learning takes turns with sampling. It has as many nodes
+  per pass as fit next to the engine's cache, which CUDA graphs keep.
 
-A run that does not fit on one GPU can shard the learner ([Train on several processes and machines](cluster.md)). Its
-ranks need gradient checkpointing here, and the rollout workers take other GPUs with `cluster.placement: apart`.
+A run that doesn't fit on one GPU can shard the learner ([Train on several processes and machines](cluster.md)). Its
+ranks need gradient checkpointing here, and the rollout workers use other GPUs with `cluster.placement: apart`.
 
-vLLM has its own weights and cache, and the prediction counts a file of the weights too. `engine.vllm.placement: apart`
-gives it a GPU of its own ([Sample with vLLM](vllm.md)).
+vLLM has its own weights and cache, and the prediction also counts a file with the weights.
+`engine.vllm.placement: apart` gives it its own GPU ([Sample with vLLM](vllm.md)).
 
 Longer responses need more memory for learning, because [a response is never split](memory.md#long-responses).
 [Fit a run into memory](memory.md) has the formula, and the settings in the order to try them.
