@@ -128,7 +128,7 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
         assert result.train_command == f"brorl train {result.recipe}"
     again = brorl.tune(str(folder), jobs=2, progress=False)
     assert again.answer == result.answer
-    with pytest.raises(UserError, match="is a tuning already, and seeds would change it"):
+    with pytest.raises(UserError, match="is a tuning already, and `seeds` would change it"):
         brorl.tune(str(folder), seeds=9, progress=False)
 
 

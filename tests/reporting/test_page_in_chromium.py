@@ -220,7 +220,7 @@ def check_held_out_prompts(browser: Chromium, run: Path) -> None:
             assert said.startswith(f"{group.num_correct} of {group.tree.num_rollouts} rollouts correct")
         meters = f"[...document.querySelectorAll('#prompt-{place} .meter')].map((e) => e.textContent)"
         assert browser.value(meters) == [f"{g.num_correct}/{g.tree.num_rollouts}" for g in pair]
-        assert browser.value("document.querySelector('.prompt-text').textContent") == shown(pair[0].prompt)
+        assert browser.value("document.querySelector('.prompt-text').textContent") == shown(pair[0].prompt.text)
         most = [max(g.tree.leaf_count.tolist()) for g in pair]
         firsts = "[...document.querySelectorAll('.side')].map((e) => e.querySelector('.response b').textContent)"
         assert browser.value(firsts) == [f"\u00d7{count}" for count in most]

@@ -54,7 +54,7 @@ def test_a_run_leaves_out_and_shows_the_responses_that_end_their_worker(
             for text, verdict, count, done, reward in zip(
                 group.texts, group.verdicts, group.tree.leaf_count, group.tree.finished, group.reward_L, strict=True
             ):
-                expected = bool(done) and losing_function.is_lost(text, str(group.reference))
+                expected = bool(done) and losing_function.is_lost(text, group.prompt.reference)
                 assert verdict.unverified == expected == bool(np.isnan(reward))
                 if expected:
                     lost += int(count)
