@@ -126,7 +126,7 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
         batch = collector.next_batch(step)
         staleness += [step - 1 - group.version for group in batch.groups]
         late += batch.ahead["prompts_late"]
-        samples += batch.summary()["samples"]
+        samples += batch.summary().samples
         update = learner.learn(batch.groups, advantage_estimator(AdvantageSettings()), derived_seed(seed, step))
         mismatch.append(update.mismatch_kl or 0.0)
         pool.advance(args.learn_s)

@@ -48,11 +48,12 @@ def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
         train_run(*build(first, 1))  # what is imported or set up once is no part of a step
         train_run(*build(second, steps))
-        records = [r for r in RunDirectory(Path(second)).read_metrics() if r["step"] > 2]
-    total = {n: sum(r["sampling"][n] for r in records) for n in ("groups", "unique_tokens", "sampled_tokens")}
-    phases = sorted({n for r in records for n in r["seconds"]})
+        records = [r for r in RunDirectory(Path(second)).read_metrics() if r.step > 2]
+    names = ("groups", "unique_tokens", "sampled_tokens")
+    total = {n: sum(getattr(r.sampling, n) for r in records) for n in names}
+    phases = ("diagnostics", "generation", "storing", "total", "training", "verification")
     return {
-        "seconds": {n: sum(r["seconds"].get(n, 0.0) for r in records) / len(records) for n in phases},
+        "seconds": {n: sum(getattr(r.seconds, n) or 0.0 for r in records) / len(records) for n in phases},
         "unique_tokens": total["unique_tokens"] / total["groups"],
         "groups_per_step": total["groups"] / len(records),
     }

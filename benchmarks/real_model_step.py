@@ -8,6 +8,7 @@ of 5 steps after a first one, by `brorl train`'s own metrics. It takes about 6 m
 """
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -36,10 +37,11 @@ def step(num_rollouts: int, num_prompts: int) -> tuple[str, ...]:
     }
     with TemporaryDirectory() as scratch:
         done = train(str(RECIPE), progress=False, output_dir=f"{scratch}/run", **settings)
-    counted = [record for record in done.metrics if "update" in record][1:]
-    seconds = [median(record["seconds"][part] for record in counted) for part in _PARTS]
-    sampled, distinct = (median(r["sampling"][name] for r in counted) for name in ("sampled_tokens", "unique_tokens"))
-    print(json.dumps({"N": num_rollouts, "seconds": [r["seconds"] for r in counted]}), flush=True)
+    counted = [record for record in done.metrics if record.update][1:]
+    seconds = [median(getattr(record.seconds, part) for record in counted) for part in _PARTS]
+    totals = ("sampled_tokens", "unique_tokens")
+    sampled, distinct = (median(getattr(r.sampling, name) for r in counted) for name in totals)
+    print(json.dumps({"N": num_rollouts, "seconds": [asdict(r.seconds) for r in counted]}), flush=True)
     times = (f"{value:.2f} s" for value in seconds)
     return (f"{num_rollouts} x {num_prompts}", *times, f"{sampled:,.0f}", f"{distinct:,.0f}")
 

@@ -7,10 +7,11 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from fnmatch import fnmatch
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from ruamel.yaml import YAML
@@ -21,9 +22,11 @@ from brorl.cli import COMMANDS, make_parser
 from brorl.config.reading import parse_yaml, setting_fields
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from brorl.format import Estimate
 from brorl.reporting.page import make_page
 from brorl.reporting.summary import COSTS, SCORES, TOOLS
 from brorl.runs.run_directory import read_runs
+from brorl.runs.step_record import KEYS, StepRecord, to_json
 from brorl.storage import dotted_items
 from brorl.tools.calls import Failure
 from brorl.verification.domains.table import DOMAINS
@@ -127,7 +130,7 @@ def written(runs: list[Path]) -> dict[str, set[bool]]:
     )
     collector.publish([], 0)
     for step in range(1, 5):  # an asynchronous step writes these, too
-        line = json.dumps({"sampling": collector.next_batch(step).summary()})
+        line = json.dumps(to_json(StepRecord(step=step, sampling=collector.next_batch(step).summary())))
         for key, value in keys_of(json.loads(line)):
             found.setdefault(key, set()).add(value is None)
         pool.advance(1.0)
@@ -147,6 +150,30 @@ def test_every_documented_key_of_the_metrics_is_written(written: dict[str, set[b
     documented = first_cells("reference/metrics.md")
     assert len(documented) == len(set(documented))
     assert set(documented) - set(written) == set()
+
+
+def documented_fields(record: type[Any], prefix: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Yield the keys of a record with their unit (or when they are written) and meaning, as the fields say."""
+    for name, hint in get_type_hints(record, include_extras=True).items():
+        texts = [text for text in getattr(hint, "__metadata__", ()) if isinstance(text, str)]
+        plain = get_args(hint)[0] if texts else hint
+        key = f"{prefix}{KEYS.get(name, name)}"
+        if texts:
+            yield key, texts
+        for inner in (plain, *get_args(plain)):
+            if is_dataclass(inner) and inner is not Estimate:
+                yield from documented_fields(inner, f"{key}.")  # type: ignore[arg-type]
+
+
+def test_the_page_of_the_metrics_says_what_the_fields_say() -> None:
+    page = re.sub(r" \(\[[^]]*\]\([^)]*\)\)", "", (DOCS / "reference/metrics.md").read_text("utf-8"))  # without links
+    rows: dict[str, list[str]] = {}
+    for keys, unit, meaning in re.findall(r"^\| (`[^|]*`) \|([^|]*)\| ([^|]*) \|$", page, re.MULTILINE):
+        for key in re.findall("`([^`]+)`", keys):
+            rows.setdefault(key.partition(".*")[0], [unit.strip(), meaning])
+    fields = {key: texts for key, texts in documented_fields(StepRecord) if not key.startswith("ema_evaluation.")}
+    assert len(fields) > 100
+    assert {key: rows.get(key) for key in fields} == fields
 
 
 @pytest.mark.slow

@@ -17,44 +17,37 @@ import pytest
 
 from brorl import trackers as module
 from brorl.errors import UserError
+from brorl.runs.step_record import StepRecord, from_json, to_json
 from brorl.trackers import flat_numbers, open_trackers
 
 needs_tensorboard = pytest.mark.skipif(not find_spec("tensorboard"), reason="pip install 'brorl[tensorboard]'")
 
 
-def record(step: int, rng: np.random.Generator) -> dict[str, Any]:
+def record(step: int, rng: np.random.Generator) -> StepRecord:
     """A metrics record; a later line of the same step differs."""
     line: dict[str, Any] = {
         "step": step,
-        "sampling": {"reward": float(rng.random()), "groups": int(rng.integers(9)), "truncated": True},
+        "sampling": {"reward": float(rng.random()), "groups": int(rng.integers(9))},
         "update": {"loss": float(rng.normal()), "reference_kl": None, "grad_norm": math.inf},
         "coverage": {"pooled": {"q_pos": float(rng.random())}, "prompts": {"id": ["a", "b"], "q_pos": [0.1, 0.2]}},
-        "note": "text",
     }
     if step % 2 == 0:
         line["evaluation"] = {"pass_at": {16: {"value": float(rng.random()), "low": 0.0, "high": 1.0}}, "solved": 3}
-    return line if step else {"step": 0, "evaluation": line["evaluation"]}
+    return from_json(line if step else {"step": 0, "evaluation": line["evaluation"]})
 
 
-def expected(records: Sequence[dict[str, Any]]) -> dict[str, dict[int, float]]:
-    """Return the expected numbers by name and step, spelled out for the records made here."""
+def expected(records: Sequence[StepRecord]) -> dict[str, dict[int, float]]:
+    """Return the expected numbers by name and step: those of the lines that the file would have."""
     table: dict[str, dict[int, float]] = {}
-    for line in records:
-        found = {}
-        if "sampling" in line:
-            found = {
-                "sampling/reward": line["sampling"]["reward"],
-                "sampling/groups": line["sampling"]["groups"],
-                "sampling/truncated": 1.0,
-                "update/loss": line["update"]["loss"],
-                "coverage/pooled/q_pos": line["coverage"]["pooled"]["q_pos"],
-            }
-        if "evaluation" in line:
-            at = line["evaluation"]["pass_at"]
-            found |= {f"evaluation/pass_at/16/{key}": number for key, number in at.get(16, at.get("16")).items()}
-            found["evaluation/solved"] = 3.0
-        for name, number in found.items():
-            table.setdefault(name, {})[line["step"]] = number
+    for line in map(to_json, records):
+        left = [("", line)]
+        while left:
+            above, values = left.pop()
+            for key, value in values.items():
+                if isinstance(value, dict):
+                    left.append((f"{above}{key}/", value))
+                elif isinstance(value, int | float) and math.isfinite(value) and above:
+                    table.setdefault(f"{above}{key}", {})[line["step"]] = float(value)
     return table
 
 
@@ -70,7 +63,7 @@ def read_tensorboard(directory: Path) -> dict[str, dict[int, float]]:
     return table
 
 
-def assert_same(got: Mapping[str, Mapping[int, float]], records: Sequence[dict[str, Any]], rel: float) -> None:
+def assert_same(got: Mapping[str, Mapping[int, float]], records: Sequence[StepRecord], rel: float) -> None:
     wanted = expected(records)
     assert set(got) == set(wanted)
     for name, at in wanted.items():
@@ -79,8 +72,11 @@ def assert_same(got: Mapping[str, Mapping[int, float]], records: Sequence[dict[s
 
 def test_names_and_numbers_of_a_record(rng: np.random.Generator) -> None:
     line = record(4, rng)
-    assert flat_numbers(line) == {name: at[4] for name, at in expected([line]).items()}
-    assert all(type(number) is float for number in flat_numbers(line).values())
+    numbers = flat_numbers(to_json(line))
+    assert numbers == {name: at[4] for name, at in expected([line]).items()}
+    assert all(type(number) is float for number in numbers.values())
+    assert numbers["sampling/reward"] == line.sampling.reward
+    assert flat_numbers({"sampling": {"cut": True, "note": "text"}}) == {"sampling/cut": 1.0}
     assert flat_numbers({"step": 3, "pilot": {"step": 2}, "nan": math.nan}) == {"pilot/step": 2.0}
 
 
@@ -94,7 +90,7 @@ def test_tensorboard_after_a_kill_and_a_step_back(tmp_path: Path, rng: np.random
         killed.log(line)
     assert_same(read_tensorboard(tmp_path), first, rel=1e-6)  # nothing waits in memory
 
-    history = json.loads(json.dumps(first[:5]))  # as read from the file
+    history = [from_json(json.loads(json.dumps(to_json(line)))) for line in first[:5]]  # as read from the file
     second = [record(step, rng) for step in range(5, 10)]
     resumed = open_trackers(["tensorboard"], "project", "run", {"seed": 1}, tmp_path, said.append, history)
     for line in second:
@@ -116,7 +112,7 @@ def test_tensorboard_after_a_kill_and_a_step_back(tmp_path: Path, rng: np.random
 def test_an_attempt_without_an_update_does_not_hide_its_step(tmp_path: Path, rng: np.random.Generator) -> None:
     """An attempt has the number of the step that it could not make; a resumed run makes that step."""
     done = [record(step, rng) for step in range(3)]
-    attempt = {"step": 3, "attempt": 0, "sampling": {"reward": 0.0}}
+    attempt = from_json({"step": 3, "attempt": 0, "sampling": {"reward": 0.0}})
     stopped = open_trackers(["tensorboard"], "project", "run", {}, tmp_path, print)
     for line in (*done, attempt):
         stopped.log(line)
@@ -164,14 +160,16 @@ OFFLINE = """
 import json, sys
 from importlib.util import find_spec
 from pathlib import Path
+from brorl.runs.step_record import from_json
 from brorl.trackers import open_trackers
 first, history, second, directory = json.loads(sys.argv[1]), *map(json.loads, sys.argv[2:4]), Path(sys.argv[4])
 said = []
 names = ["wandb", "trackio", "wandb"]
 for lines, told in ((first, []), (second, history)):
-    opened = open_trackers(names, "words", "my run", {"loss": {"clip": 0.2}}, directory, said.append, told)
+    read = [*map(from_json, told)]
+    opened = open_trackers(names, "words", "my run", {"loss": {"clip": 0.2}}, directory, said.append, read)
     for line in lines:
-        opened.log(line)
+        opened.log(from_json(line))
     opened.close()
 assert not said, said
 """
@@ -185,8 +183,9 @@ def test_wandb_and_trackio_offline(tmp_path: Path, rng: np.random.Generator) -> 
     first = [record(step, rng) for step in range(6)]
     second = [record(step, rng) for step in range(4, 9)]
     whole = [*first, *second[2:]]  # the first version of steps 4 and 5 stays
+    texts = (json.dumps([*map(to_json, lines)]) for lines in (first, first[:4], second))
     done = subprocess.run(
-        [sys.executable, "-c", OFFLINE, *map(json.dumps, (first, first[:4], second)), str(tmp_path)],
+        [sys.executable, "-c", OFFLINE, *texts, str(tmp_path)],
         env={
             "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1",
             "TRACKIO_DIR": str(tmp_path / "trackio"), "OMP_NUM_THREADS": "1",

@@ -218,15 +218,16 @@ def train_steps(step: RealStep, workload: Workload, steps: Steps) -> list[str]:
     recipe = step.recipe(workload)
     output = str(Path(workload.folder) / "run")
     result = train("quickstart" if workload.domain == "countdown" else {}, progress=False, output_dir=output, **recipe)
-    if not any("update" in record for record in result.metrics):
+    if not any(record.update for record in result.metrics):
         raise RuntimeError(f"brorl train made no update: {result.message}")
     for record in result.metrics:
-        if "update" in record:
-            sampling, seconds = record["sampling"], dict(record["seconds"])
-            facts = {"rounds": sampling["rounds"], "mean_reward": sampling["reward"]}
+        if record.update:
+            sampling = record.sampling
+            seconds = {name: value for name, value in asdict(record.seconds).items() if value is not None}
+            facts = {"rounds": sampling.rounds, "mean_reward": sampling.reward}
             steps.reply(
                 Run(
-                    seconds.pop("total"), float("nan"), sampling["sampled_tokens"], sampling["unique_tokens"],
+                    seconds.pop("total"), float("nan"), sampling.sampled_tokens, sampling.unique_tokens,
                     parts=seconds, facts=facts,
                 )
             )  # fmt: skip

@@ -34,7 +34,7 @@ from brorl.arrays import FloatArray
 from brorl.comparison.results import costs_at, coverage_change, equal_amount, scores_at_cost
 from brorl.comparison.scores import Arm, Comparison, FinishedRun, Score, scores_at, start_scores
 from brorl.config.reading import parse_yaml
-from brorl.cost import Cost, Unit, cost_of_step, short_amount
+from brorl.cost import Cost, Unit, short_amount
 from brorl.evaluation.paired import (
     conclusion_of,
     corrected_level,
@@ -140,20 +140,20 @@ def result_of(folder: Path, name: str, seed: int, settings: Settings) -> Setting
     """Return what the tables need of a finished run: the cost and the counts of each evaluation."""
     cost, evaluations, groups, mixed, correct = Cost(), [], 0, 0, 0.0
     for record in RunDirectory(folder).read_metrics():
-        cost += cost_of_step(record)
-        if sampling := record.get("sampling"):
-            groups += sampling["groups"]
-            mixed += sampling["groups_mixed"]
-            correct += sampling["accuracy"] * sampling["samples"]
-        if "evaluation" not in record:
+        cost += record.cost
+        if sampling := record.sampling:
+            groups += sampling.groups
+            mixed += sampling.groups_mixed
+            correct += sampling.accuracy * sampling.samples
+        if record.evaluation is None:
             continue
         spent = {"steps": cost.steps, "seconds": cost.seconds, "samples": cost.samples, "tokens": cost.unique_tokens}
         scores = {
-            kind: {k: estimate["value"] for k, estimate in record[key]["pass_at"].items()}
-            for kind, key in (("pass_at", "evaluation"), ("ema_pass_at", "ema_evaluation"))
-            if key in record
+            kind: {str(k): estimate.value for k, estimate in evaluation.pass_at.items()}
+            for kind, evaluation in (("pass_at", record.evaluation), ("ema_pass_at", record.ema_evaluation))
+            if evaluation
         }
-        counts = record["evaluation"]["prompts"]["num_correct"]
+        counts = record.evaluation.prompts.num_correct
         sampled = {"mixed": mixed, "groups": groups, "correct": round(correct)}
         evaluations.append({**spent, **scores, **sampled, "num_correct": counts})
     return {"arm": name, "seed": seed, "settings": settings, "evaluations": evaluations}

@@ -16,7 +16,8 @@ from brorl.model.settings import LoraSettings
 from brorl.rollout.chosen_engine import OnEnd, load_engine
 from brorl.rollout.engine import Engine
 from brorl.runs.checkpoint import TrainerState, discard_unfinished
-from brorl.runs.run_directory import Record, RunDirectory
+from brorl.runs.run_directory import RunDirectory
+from brorl.runs.step_record import StepRecord
 from brorl.tools.of_recipe import with_turns
 from brorl.training.collector import Collector, SyncCollector
 from brorl.training.diagnostics import Diagnostics
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 def build_run(
     config: TrainConfig,
     directory: RunDirectory,
-    report: Callable[[Record], None],
+    report: Callable[[StepRecord], None],
     echo: Echo = lambda _: None,
     observe: Observe = unobserved,
     cluster: RayCluster | None = None,
@@ -47,7 +48,7 @@ def build_run(
     Args:
         config: The run's settings.
         directory: The run's files.
-        report: Receives every metrics record.
+        report: Receives the record of every step.
         echo: Receives lines for the user.
         observe: Receives the activity of the parts.
         cluster: Where the engine and the learner work; None for this process. It starts after the cheap checks.

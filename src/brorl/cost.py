@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from brorl.format import short, short_time
 
@@ -31,23 +30,6 @@ class Cost:
     def of(self, unit: Unit) -> float:
         """Return the cost in one unit."""
         return float(getattr(self, unit))
-
-
-def cost_of_step(record: Mapping[str, Any]) -> Cost:
-    """Return the cost of a step from its metrics record; the record of the start costs nothing.
-
-    A step without mixed groups made no update. It counts in every unit except steps.
-    """
-    if "sampling" not in record:
-        return Cost()
-    sampling = record["sampling"]
-    tokens = sampling["sampled_tokens"], sampling["unique_tokens"]
-    return Cost(int("attempt" not in record), record["seconds"]["total"], sampling["samples"], *tokens)
-
-
-def total_cost(records: Iterable[Mapping[str, Any]]) -> Cost:
-    """Return the cost of the steps of a run's metrics."""
-    return sum(map(cost_of_step, records), Cost())
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from brorl.section import AsList, Section
 from brorl.storage import replace_file, storage_errors
 
 if TYPE_CHECKING:
-    from brorl.runs.run_directory import Record
+    from brorl.runs.step_record import StepRecord
 
 TrackerName = Literal["wandb", "tensorboard", "trackio"]
 _STATE_FILE = "trackers.json"
@@ -69,11 +69,13 @@ class Trackers:
         self.open: dict[str, _Tracker] = {}
         self.state = _read_state(state_file)
 
-    def log(self, record: Record) -> None:
+    def log(self, record: StepRecord) -> None:
         """Send a record's numbers to every tracker that lacks its step; a record of an attempt is not sent."""
-        if "attempt" in record:
+        from brorl.runs.step_record import to_json
+
+        if record.attempt is not None:
             return
-        step, numbers = int(record["step"]), flat_numbers(record)
+        step, numbers = record.step, flat_numbers(to_json(record))
         behind = [name for name in self.open if self.state[name]["told"] < step]
         for name in behind:
             try:
@@ -116,7 +118,7 @@ def open_trackers(
     config: Mapping[str, Any],
     directory: Path,
     echo: Echo,
-    history: Sequence[Record] = (),
+    history: Sequence[StepRecord] = (),
 ) -> Trackers:
     """Open the trackers of a new or resumed run, and send them the steps that they lack.
 
@@ -127,7 +129,7 @@ def open_trackers(
     for name in names:
         require_package(name)
     trackers = Trackers(directory / _STATE_FILE, echo)
-    last_step = int(history[-1]["step"]) if history else _NO_STEP
+    last_step = history[-1].step if history else _NO_STEP
     for name in dict.fromkeys(names):
         earlier = trackers.state.get(name)
         entry = earlier or {"id": _new_id(name, run_name), "told": _NO_STEP}

@@ -201,11 +201,13 @@ def test_a_run_holds_its_rows_and_functions_and_is_resumed_from_them(monkeypatch
     assert "brorl-given-" not in stored
     assert str(Path("run/given").absolute()) in stored
     for record in run.metrics[1:]:
-        sampling = record["sampling"]
-        assert 0 < sampling["terms"]["brief"] <= 1
-        assert sampling["reward"] == pytest.approx(sampling["accuracy"] + 0.5 * sampling["terms"]["brief"])
+        assert record.sampling is not None
+        brevity = (record.sampling.terms or {})["brief"]
+        assert brevity is not None
+        assert 0 < brevity <= 1
+        assert record.sampling.reward == pytest.approx(record.sampling.accuracy + 0.5 * brevity)
     more = brorl.train("run", resume=True, steps=3, progress=False)
-    assert [record["step"] for record in more.metrics] == [0, 1, 2, 3]
+    assert [record.step for record in more.metrics] == [0, 1, 2, 3]
     others = [{"answer": "0", **row} for row in PUZZLES[:5]]
     stored_rows, _ = rows_to_evaluate(others, run.path)
     assert json.loads(stored_rows)["domain"] == "own"  # the verifier of the run

@@ -19,6 +19,7 @@ from brorl.api.training_session import TrainingResult
 from brorl.config.reading import parse_yaml
 from brorl.console.progress import TrainingProgress
 from brorl.errors import EngineLostError, LearnerLostError, UserError
+from brorl.runs.step_record import to_json
 from brorl.training.loop import Ending, Recorder
 from run_support import SMALL, assert_same_run, command, metrics_without_times
 
@@ -107,7 +108,7 @@ def test_the_result_holds_and_shows_the_numbers_of_the_files(capfd: pytest.Captu
     assert capfd.readouterr() == ("", "")
     assert f"finished {STEPS} steps" in Path("run/run.log").read_text()
     records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
-    assert list(result.metrics) == records
+    assert json.loads(json.dumps(list(map(to_json, result.metrics)))) == records
     samples = sum(record["sampling"]["samples"] for record in records[1:])
     seconds = sum(record["seconds"]["total"] for record in records[1:])
     assert (result.cost.steps, result.cost.samples) == (STEPS, samples)

@@ -32,10 +32,11 @@ from brorl.comparison.scores import PlannedRun, progress_of
 from brorl.comparison.spec import Arguments, arm_folders, read_comparison, spec_for, spec_in
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
-from brorl.cost import Budget, total_cost
+from brorl.cost import Budget
 from brorl.errors import UserError
 from brorl.format import counted
 from brorl.runs.run_directory import RunDirectory
+from brorl.runs.step_record import total_cost
 from case_tables import table
 from run_support import SMALL, Outcome, command, refused
 

@@ -22,9 +22,11 @@ from brorl.comparison.results import (
     use_of_samples,
 )
 from brorl.comparison.scores import Arm, Comparison, FinishedRun, score_at
-from brorl.cost import UNITS, Budget, Cost, Unit, cost_of_step, total_cost
+from brorl.cost import UNITS, Budget, Cost, Unit
 from brorl.evaluation.paired import paired_difference
 from brorl.evaluation.pass_at_k import pass_at_k
+from brorl.runs.step_record import total_cost
+from made_up_runs import typed
 
 
 def random_costs(rng: np.random.Generator, number: int) -> list[Cost]:
@@ -88,9 +90,9 @@ def test_costs_of_steps_add_up_without_the_start(rng: np.random.Generator) -> No
         samples, sampled, unique = (int(v) for v in rng.integers(1, 1000, 3))
         sampling = {"samples": samples, "sampled_tokens": sampled, "unique_tokens": unique}
         records.append({"step": step + 1, "sampling": sampling, "seconds": {"total": float(rng.uniform(0.1, 2))}})
-    found = total_cost(records)
+    found = total_cost(typed(records))
     steps = [r for r in records if "sampling" in r]
-    assert cost_of_step(records[0]) == Cost()
+    assert typed(records)[0].cost == Cost()
     assert found.steps == 5
     assert found.seconds == pytest.approx(sum(r["seconds"]["total"] for r in steps), rel=1e-14)  # type: ignore[index]
     for name in ("samples", "sampled_tokens", "unique_tokens"):

@@ -17,8 +17,9 @@ from brorl.console.progress import StepLines, TrainingProgress, step_notes, warn
 from brorl.console.screen import Screen
 from brorl.console.tables import cost_table, coverage_table, held_out_check_lines, outcome_table
 from brorl.cost import Budget
+from brorl.runs.step_record import from_json
 from brorl.training.loop import Ending
-from made_up_runs import random_step, step_record
+from made_up_runs import random_step, step_record, typed
 
 
 def step(number: int, *, samples: int, sampled: int, unique: int, distinct: int, groups: int) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def finish(records: list[dict[str, Any]], path: Path, message: str, hints: tuple
     """Show the end of a run, also in its log."""
     screen = Screen()
     screen.log_to(path / "run.log")
-    TrainingResult(path, Ending.FINISHED, message, tuple(records), (), None, None, hints).show_on(screen)
+    TrainingResult(path, Ending.FINISHED, message, typed(records), (), None, None, hints).show_on(screen)
 
 
 @pytest.fixture
@@ -92,29 +93,29 @@ CALLED = {
 
 
 def test_the_cost_of_a_run_with_tools(records: list[dict[str, Any]]) -> None:
-    plain = cost_table(records).rows
+    plain = cost_table(typed(records)).rows
     none = CALLED | {"turns": 1.0, "calls": 0, "distinct_calls": 0, "given_tokens": 0, "failures": {}}
     for record, called in zip(records[1:], (CALLED, none, CALLED | {"failures": {"raised": 10}}), strict=True):
         record["tools"] = called
-    rows = {row[0]: row[1:] for row in cost_table(records).rows}
+    rows = {row[0]: row[1:] for row in cost_table(typed(records)).rows}
     turns = (1000 * 2.5 + 600 + 400 * 2.5) / 2000
     assert rows["calls"] == ("3,000", f"24 distinct: 125.0x fewer; {turns:.2f} turns per rollout")
     assert rows["failed"] == ("24", "calls: raised 15, timeout 9")
     assert rows["tokens"] == ("16,000", "3,000 computed: 5.3x fewer; 140 given")
-    assert [row for row in cost_table(records).rows if row[0] not in ("calls", "failed", "tokens")] == [
+    assert [row for row in cost_table(typed(records)).rows if row[0] not in ("calls", "failed", "tokens")] == [
         row for row in plain if row[0] != "tokens"
     ]
     for record in records[1:]:
         record["tools"] = none
-    rows = {row[0]: row[1:] for row in cost_table(records).rows}
+    rows = {row[0]: row[1:] for row in cost_table(typed(records)).rows}
     assert rows["calls"] == ("0", "0 distinct; 1.00 turns per rollout")
     assert "failed" not in rows
 
 
 def test_the_last_evaluation_of_a_stopped_run_has_its_step(records: list[dict[str, Any]]) -> None:
-    assert outcome_table(records).columns == ("", "before", "after", "change")
+    assert outcome_table(typed(records)).columns == ("", "before", "after", "change")
     stopped = [*records, step(4, samples=400, sampled=1600, unique=1000, distinct=100, groups=2)]
-    table = outcome_table(stopped)
+    table = outcome_table(typed(stopped))
     assert table.columns == ("", "before", "after step 3", "change")
     assert "step 3 of 4 is the last one with an evaluation" in " ".join(table.notes)
 
@@ -123,7 +124,7 @@ def test_a_source_without_verdicts_at_the_end_has_no_row(records: list[dict[str,
     first, last = records[0]["evaluation"], records[3]["evaluation"]
     first["by_source"] = {"lost": first["pass_at"], "kept": first["pass_at"]}
     last["by_source"] = {"kept": last["pass_at"]}
-    names = [name.strip() for name, *_ in outcome_table(records).rows]
+    names = [name.strip() for name, *_ in outcome_table(typed(records)).rows]
     assert names == ["pass@1", "pass@8", "kept pass@1", "kept pass@8", "solved of 50"]
 
 
@@ -131,7 +132,7 @@ def test_line_of_a_step(records: list[dict[str, Any]], tmp_path: Path, capsys: p
     records[1]["kept"]["carried"] = 1
     progress = progress_into(tmp_path / "run.log")
     for record in records:
-        progress.show(record)
+        progress.show(from_json(record))
     out = capsys.readouterr().out
     assert out == (tmp_path / "run.log").read_text()
     lines = [" ".join(line.split()) for line in out.splitlines()]
@@ -149,8 +150,8 @@ def test_turns_have_a_column_where_there_are_tools(
 ) -> None:
     progress, plain = progress_into(tmp_path / "run.log"), progress_into(tmp_path / "plain.log")
     for record in records:
-        plain.show(record)
-        progress.show(record | {"tools": CALLED} if "sampling" in record else record)
+        plain.show(from_json(record))
+        progress.show(from_json(record | {"tools": CALLED} if "sampling" in record else record))
     lines = (tmp_path / "run.log").read_text().splitlines()
     at = lines[2].index("  turns") + len("  turns")
     assert [line[at - 6 : at] for line in lines[3:]] == ["  2.50"] * 3
@@ -166,7 +167,7 @@ def test_columns_stand_under_their_heads_and_fit(width: int, records: list[dict[
     for record in records[1:]:
         record["step"] += 9_000
         record["kept"]["groups"] = 512
-        line = lines.line(record, 100, "23h59m").plain
+        line = lines.line(from_json(record), 100, "23h59m").plain
         assert len(line) <= width
         rate = f"{record['sampling']['samples'] / 5:,.0f}"
         for head, value in (("step", str(record["step"])), ("groups", "512 (100 carried)"), ("rollouts/s", rate)):
@@ -192,8 +193,8 @@ def test_a_step_that_sampled_nothing_has_a_line(tmp_path: Path, capsys: pytest.C
     before = step(4, samples=40, sampled=90, unique=80, distinct=30, groups=5)
     before["kept"]["carried"] = 7
     progress = progress_into(tmp_path / "run.log")
-    progress.recall([before])  # as when a run is resumed
-    progress.show(empty)
+    progress.recall(typed([before]))  # as when a run is resumed
+    progress.show(from_json(empty))
     assert re.search(r"^ +5 +0\.312 +2 \(2 carried\) +0 +0% +0\.0%", capsys.readouterr().out, re.MULTILINE)
 
 
@@ -215,15 +216,15 @@ def test_cut_rollouts_are_named_at_most_once_in_ten_steps(tmp_path: Path, capsys
     progress = progress_into(tmp_path / "run.log")
     counts = []
     for n in (4, 5, 6, 8, 15, 16):
-        progress.show(step(n, samples=16, sampled=90, unique=80, distinct=30, groups=2))
+        progress.show(from_json(step(n, samples=16, sampled=90, unique=80, distinct=30, groups=2)))
         counts.append(capsys.readouterr().out.count("cut off at sampling.max_new_tokens"))
     assert counts == [0, 0, 1, 0, 0, 1]  # 6 of 16 is the first above a third
 
 
 def test_limits_of_turns_are_named_where_there_are_tools() -> None:
     record = step(8, samples=16, sampled=90, unique=80, distinct=30, groups=2)
-    assert "tools.max_turns" not in str(warnings(record)["cut"])
-    assert str(warnings(record | {"tools": CALLED})["cut"]).endswith(
+    assert "tools.max_turns" not in str(warnings(from_json(record))["cut"])
+    assert str(warnings(from_json(record | {"tools": CALLED}))["cut"]).endswith(
         "; tools.max_turns and tools.max_response_tokens cut rollouts too"
     )
 
@@ -232,7 +233,7 @@ def test_cut_rollouts_are_named_while_a_step_refills(tmp_path: Path, capsys: pyt
     progress = progress_into(tmp_path / "run.log")
     for number in range(1, 7):
         progress.observe(Round(16, number, 0, 4, 0.3 if number < 4 else 0.5))
-    progress.show(step(16, samples=16, sampled=90, unique=80, distinct=30, groups=2))
+    progress.show(from_json(step(16, samples=16, sampled=90, unique=80, distinct=30, groups=2)))
     out = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert lines[:2] == [f"step 16: round {n}, 0 of 4 mixed groups so far" for n in (3, 4)]
@@ -246,12 +247,12 @@ def test_time_left_by_the_budget_alone(records: list[dict[str, Any]], tmp_path: 
     screen = Screen()
     screen.log_to(tmp_path / "run.log")
     progress = TrainingProgress(None, Budget("samples", 3200), screen)
-    progress.show(records[0])
+    progress.show(from_json(records[0]))
     progress._start = 0.0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("brorl.console.progress.perf_counter", lambda: 100.0)
         for record in records[1:3]:
-            progress.show(record)
+            progress.show(from_json(record))
     assert "1m40s" in (tmp_path / "run.log").read_text().splitlines()[-1]
 
 
@@ -269,7 +270,7 @@ def test_nothing_done_is_no_table_and_names_with_brackets_are_shown_as_they_are(
 def covered(
     informative: dict[int, float] | None, unsampled: dict[int, float] | None, q_pos: float | None, groups: int = 4
 ) -> Any:
-    pooled = {"informative_fraction_at": informative, "unsampled_correct_at": unsampled, "q_pos": q_pos}
+    pooled = {"informative_fraction_at": informative or {}, "unsampled_correct_at": unsampled, "q_pos": q_pos}
     record = {"step": 1, "sampling": {"groups": groups}, "coverage": {"pooled": pooled}}
     return json.loads(json.dumps(record))  # as read from the file
 
@@ -278,7 +279,7 @@ def test_coverage_table() -> None:
     steps = [covered({16: 0.9, 64: 0.9}, {16: 0.9, 64: 0.9, 256: 0.9}, 0.9)] * 3  # too old to count
     steps += [covered({16: 0.5, 64: 0.8}, {16: 0.3, 64: 0.2, 256: 0.1}, 0.4)] * 20
     steps += [covered({16: 0.25, 64: 0.4}, {16: 0.1, 64: 0.05, 256: 0.0}, 0.1, groups=8)] * 5
-    table = coverage_table(steps)
+    table = coverage_table(typed(steps))
     assert "last 25 steps" in table.title
     assert table.columns == ("N =", "16", "64", "256*")
     assert "mixed groups: groups with correct and incorrect rollouts" in " ".join(table.notes)
@@ -290,13 +291,13 @@ def test_coverage_table() -> None:
 
 
 def test_coverage_table_without_an_estimate() -> None:
-    table = coverage_table([covered({16: 0.5}, None, None)])
+    table = coverage_table(typed([covered({16: 0.5}, None, None)]))
     assert len(table.rows) == 1
     assert "all responses were unique" in " ".join(table.notes)
-    nothing_solved = coverage_table([covered({16: 0.0}, {16: 0.0, 64: 0.0}, 0.0)])
+    nothing_solved = coverage_table(typed([covered({16: 0.0}, {16: 0.0, 64: 0.0}, 0.0)]))
     assert "no correct response was sampled" in " ".join(nothing_solved.notes)
-    assert coverage_table([covered(None, None, None)]).rows == ()
-    assert coverage_table([{"step": 1, "sampling": {}}]).rows == ()
+    assert coverage_table(typed([covered(None, None, None)])).rows == ()
+    assert coverage_table(typed([{"step": 1, "sampling": {}}])).rows == ()
 
 
 def checked(change: float, half: float, risen: int, correct: int, drop: float | None) -> dict[str, Any]:
@@ -308,7 +309,7 @@ def checked(change: float, half: float, risen: int, correct: int, drop: float | 
 
 
 def test_held_out_checks_are_pooled() -> None:
-    assert held_out_check_lines([{"step": 1, "sampling": {}}]) == []
+    assert held_out_check_lines(typed([{"step": 1, "sampling": {}}])) == []
     records = [
         checked(0.02, 0.003, 6, 10, -0.004),
         checked(-0.01, 0.004, 30, 30, -0.5),
@@ -316,25 +317,25 @@ def test_held_out_checks_are_pooled() -> None:
         {"step": 4, "sampling": {}, "update": {}},
         {"step": 5, "sampling": {}, "attempt": 0},  # no update
     ]
-    (line,) = held_out_check_lines(records)
+    (line,) = held_out_check_lines(typed(records))
     mean, half = 0.01 / 3, 0.005 / 3
     assert "3 of 4 updates" in line
     assert f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]" in line
     assert "90% of the correct mass rose" in line
     assert "was 0.5" in line
-    assert "mass" not in held_out_check_lines(records[2:])[0]
-    assert "no sampled response dropped" in held_out_check_lines([checked(0.1, 0.01, 3, 3, 0.0)])[0]
-    assert held_out_check_lines([{"step": 1, "sampling": {}, "held_out_check": {"change": None}}]) == []
+    assert "mass" not in held_out_check_lines(typed(records[2:]))[0]
+    assert "no sampled response dropped" in held_out_check_lines(typed([checked(0.1, 0.01, 3, 3, 0.0)]))[0]
+    assert held_out_check_lines(typed([{"step": 1, "sampling": {}, "held_out_check": {"change": None}}])) == []
 
 
 def test_unusual_events_of_a_step_have_notes() -> None:
     record = step(3, samples=10, sampled=20, unique=10, distinct=5, groups=2)
-    assert step_notes(record) == []
+    assert step_notes(from_json(record)) == []
     record["sampling"] |= {"verifier_timeouts": 4, "verifier_failures": 1}
     record["evaluation"] = evaluation(0.1, 0.2, 3) | {"verifier_timeouts": 0, "verifier_failures": 7}
     record["update"] |= {"out_of_memory_retries": 1, "nodes_per_pass": 512, "old_policy_kl": 3.25}
     record |= {"reference_reset": "for a reason", "collapse": "it collapses"}
-    lines = step_notes(record)
+    lines = step_notes(from_json(record))
     assert [line.split()[0] for line in lines] == ["4", "0", "out", "warning:", "reference", "warning:"]
     assert "4 verifications timed out and 1 failed" in lines[0]
     assert "0 verifications timed out and 7 failed" in lines[1]
@@ -348,21 +349,21 @@ def test_unusual_events_of_a_step_have_notes() -> None:
 def test_an_attempt_costs_and_is_no_step(records: list[dict[str, Any]]) -> None:
     attempt = step(4, samples=500, sampled=900, unique=90, distinct=9, groups=2) | {"attempt": 0}
     del attempt["update"]
-    rows = {row[0]: row[1:] for row in cost_table([*records, attempt]).rows}
+    rows = {row[0]: row[1:] for row in cost_table(typed([*records, attempt])).rows}
     assert (rows["steps"][0], rows["rollouts"][0]) == ("3", "2,500")
 
 
 def test_dropped_rollouts_are_part_of_the_cost(records: list[dict[str, Any]]) -> None:
     for number, record in enumerate(records[1:], 1):
         record["sampling"] |= {"samples_dropped": 100 * number, "unique_tokens_dropped": 7 * number}
-    rows = {row[0]: row[1:] for row in cost_table(records).rows}
+    rows = {row[0]: row[1:] for row in cost_table(typed(records)).rows}
     dropped = 100 + 200 + 300
     assert rows["dropped"][0] == str(dropped)
     assert f"not mixed: {dropped / 2000:.0%}, " in rows["dropped"][1]
     assert f", {7 * 6} tokens computed" in rows["dropped"][1]
     for record in records[1:]:
         record["sampling"]["samples_dropped"] = 0
-    assert "dropped" not in {row[0] for row in cost_table(records).rows}
+    assert "dropped" not in {row[0] for row in cost_table(typed(records)).rows}
 
 
 def test_tables_fit_80_columns(records: list[dict[str, Any]]) -> None:
@@ -377,7 +378,7 @@ def test_tables_fit_80_columns(records: list[dict[str, Any]]) -> None:
             record["coverage"] = {"pooled": pooled}
         if "evaluation" in record:
             record["evaluation"]["by_source"] = {"a source with a name": record["evaluation"]["pass_at"]}
-    tables = [outcome_table(records), coverage_table(records), cost_table(records)]
+    tables = [outcome_table(typed(records)), coverage_table(typed(records)), cost_table(typed(records))]
     out = io.StringIO()
     console = Console(file=out, width=80)
     for table in tables:
@@ -402,12 +403,12 @@ def test_warnings_of_a_step(rng: np.random.Generator) -> None:
     """The warnings are about more than one percent of the rollouts, and about programs that were cut off."""
     record = step_record(rng, 1, random_step(rng, 2, 8))
     for lost in (0, 10, 11, 1000):
-        note = warnings(lossy(record, lost)).get("unverified")
+        note = warnings(from_json(lossy(record, lost))).get("unverified")
         assert (note is not None) == (lost > 10)
         assert note is None or note.startswith(f"warning: {lost:,} of 1,000 rollouts could not be verified")
         assert note is None or REASON in note
     record = record | {"sampling": record["sampling"] | {"verifier_cut_offs": 12}}
-    note = warnings(record)["programs"]
+    note = warnings(from_json(record))["programs"]
     assert note is not None
     assert note.startswith("warning: 12 responses had used")
     assert "verification.batch_timeout_s" in note
@@ -420,7 +421,7 @@ def test_a_warning_comes_at_most_once_in_ten_steps(rng: np.random.Generator) -> 
     lossy_steps = {2, 3, 4, 11, 12, 13, 30}
     for step in range(1, 32):
         record = step_record(rng, step, random_step(rng, 2, 8))
-        shown.show(lossy(record, 100) if step in lossy_steps else record)
+        shown.show(from_json(lossy(record, 100) if step in lossy_steps else record))
     assert isinstance(screen.console.file, io.StringIO)
     lines = screen.console.file.getvalue().splitlines()
     warned, step = [], 0
@@ -434,7 +435,7 @@ def test_a_warning_comes_at_most_once_in_ten_steps(rng: np.random.Generator) -> 
 
 def test_lost_evaluations_are_named() -> None:
     evaluation = {"num_prompts": 10, "num_samples": 8, "num_unverified": 3, "pass_at": {}}
-    (line,) = step_notes({"step": 0, "evaluation": evaluation})
+    (line,) = step_notes(from_json({"step": 0, "evaluation": evaluation}))
     assert line.startswith("warning: 3 of 80 responses to held-out prompts could not be verified")
-    (line,) = step_notes({"step": 0, "evaluation_unverified": 80})
+    (line,) = step_notes(from_json({"step": 0, "evaluation_unverified": 80}))
     assert line.startswith("warning: no evaluation: 80 responses could not be verified")

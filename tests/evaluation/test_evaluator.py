@@ -84,16 +84,16 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_response() -> None:
     evaluator = Evaluator(grader(FirstNumberVerifier()), SAMPLING, 6, reports.append)
     result = evaluation_record(evaluator.evaluate(FixedEngine(), BATCH), (1, 2, 3, 6))
     assert result is not None
-    assert list(result["pass_at"]) == [1, 2, 3, 6]
-    for k, estimate in result["pass_at"].items():
+    assert list(result.pass_at) == [1, 2, 3, 6]
+    for k, estimate in result.pass_at.items():
         fractions = [np.mean([any(chosen) for chosen in combinations(verdicts, k)]) for verdicts in CORRECT]
-        assert estimate["value"] == pytest.approx(np.mean(fractions))
-        assert estimate["low"] <= estimate["value"] <= estimate["high"]
-    assert (result["num_prompts"], result["num_samples"], result["solved"]) == (3, 6, 2)
-    assert result["truncation_rate"] == pytest.approx(2 / 18)
-    assert result["sampled_tokens"] == sum(len(r) for rollouts in ROLLOUTS for r in rollouts)
+        assert estimate.value == pytest.approx(np.mean(fractions))
+        assert estimate.low <= estimate.value <= estimate.high
+    assert (result.num_prompts, result.num_samples, result.solved) == (3, 6, 2)
+    assert result.truncation_rate == pytest.approx(2 / 18)
+    assert result.sampled_tokens == sum(len(r) for rollouts in ROLLOUTS for r in rollouts)
     distinct_prefixes = [{tuple(r[:i]) for r in rollouts for i in range(1, len(r) + 1)} for rollouts in ROLLOUTS]
-    assert result["unique_tokens"] == sum(map(len, distinct_prefixes))
+    assert result.unique_tokens == sum(map(len, distinct_prefixes))
     distinct = sum(len({tuple(r) for r in rollouts}) for rollouts in ROLLOUTS)
     assert reports == [Phase("evaluating"), Phase("evaluating", f"verifying {distinct} distinct responses")]
 
@@ -114,8 +114,8 @@ def test_verifications_that_failed_are_counted_and_truncated_ones_verified_if_as
         reasons = [i % 4 for i in range(len(texts))]
         result = evaluation_record(evaluated(Failing(), accept), (1,))
         assert result is not None
-        assert result["verifier_timeouts"] == reasons.count(0)
-        assert result["verifier_failures"] == reasons.count(1) + reasons.count(2)
+        assert result.verifier_timeouts == reasons.count(0)
+        assert result.verifier_failures == reasons.count(1) + reasons.count(2)
     assert any(not done for _, _, done in distinct)
 
 
@@ -158,21 +158,21 @@ def test_pass_at_k_without_unverified_responses_is_that_of_the_subsets_of_the_ot
             assert result is None
             continue
         assert result is not None
-        assert result["num_samples"] == 6
+        assert result.num_samples == 6
         for k, found in fractions.items():
-            assert result["pass_at"][k]["value"] == pytest.approx(np.mean(found))
+            assert result.pass_at[k].value == pytest.approx(np.mean(found))
         if sum(num_lost):
-            assert result["num_unverified"] == sum(num_lost)
-            assert result["prompts"]["num_unverified"] == num_lost
-            assert result["left_out"] == {k: 3 - len(found) for k, found in fractions.items() if len(found) < 3}
+            assert result.num_unverified == sum(num_lost)
+            assert [*(result.prompts.num_unverified or ())] == num_lost
+            assert result.left_out == {k: 3 - len(found) for k, found in fractions.items() if len(found) < 3}
         else:
-            assert "num_unverified" not in result
-            assert "num_unverified" not in result["prompts"]
-        assert result["prompts"]["num_correct"] == [sum(one) for one in left]
+            assert result.num_unverified is None
+            assert result.prompts.num_unverified is None
+        assert [*result.prompts.num_correct] == [sum(one) for one in left]
         own = [[left[0], left[2]], [left[1]]]
         for name, group in zip(("set 0", "set 1"), own, strict=True):
             if all(any(len(one) >= k for one in group) for k in (1, 2, 4)):
                 fractions_of = [np.mean([any(s) for s in combinations(one, 2)]) for one in group if len(one) >= 2]
-                assert result["by_source"][name][2]["value"] == pytest.approx(np.mean(fractions_of))
+                assert result.by_source[name][2].value == pytest.approx(np.mean(fractions_of))
             else:
-                assert name not in result["by_source"]
+                assert name not in result.by_source

@@ -26,7 +26,7 @@ from brorl.format import visible_text
 from brorl.prompts.prompt import Prompt
 from brorl.reporting import charts as page_charts
 from brorl.reporting.charts import Chart
-from brorl.reporting.frame import compressed, fill, resource, to_json
+from brorl.reporting.frame import compressed, fill, page_json, resource
 from brorl.reporting.page import ROLLOUT_BYTES, event_marks, left_out, make_page
 from brorl.reporting.page_rollouts import (
     choose_evaluations,
@@ -36,16 +36,16 @@ from brorl.reporting.page_rollouts import (
 )
 from brorl.reporting.summary import COSTS, TOOLS, cost_row, run_notes, steps_done, tools_rows
 from brorl.reporting.tokens import token_text, tokenizer_of_run
-from brorl.runs.run_directory import RunDirectory, RunRecord, differing_settings, read_run, read_runs
+from brorl.runs.run_directory import RunDirectory, StoredRun, differing_settings, read_run, read_runs
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
 from comparison.comparisons import synthetic
-from made_up_runs import HOSTILE, evaluation, held_out_answers, make_run, random_step, run_of, step_record
+from made_up_runs import HOSTILE, evaluation, held_out_answers, make_run, random_step, run_of, step_record, typed
 
 Records = list[dict[str, Any]]
 
 
-def charts_of(*runs: RunRecord) -> dict[str, Chart]:
+def charts_of(*runs: StoredRun) -> dict[str, Chart]:
     made = [chart for some in page_charts.charts_of(runs).values() for chart in some]
     assert len({chart.name for chart in made}) == len(made)
     return {chart.name: chart for chart in made}
@@ -57,12 +57,12 @@ def embedded(page: str) -> Any:
 
 
 @pytest.fixture
-def made(tmp_path: Path, rng: np.random.Generator) -> tuple[RunRecord, Records]:
+def made(tmp_path: Path, rng: np.random.Generator) -> tuple[StoredRun, Records]:
     records, _ = make_run(tmp_path / "one", rng)
     return read_run(tmp_path / "one"), records
 
 
-def test_lines_hold_the_numbers_of_the_metrics(made: tuple[RunRecord, Records]) -> None:
+def test_lines_hold_the_numbers_of_the_metrics(made: tuple[StoredRun, Records]) -> None:
     run, records = made
     charts = charts_of(run)
     steps = [(at, r) for at, r in enumerate(records) if "sampling" in r]
@@ -118,7 +118,7 @@ def test_the_chart_and_the_table_of_calls(tmp_path: Path, rng: np.random.Generat
     assert "turns per rollout" not in make_page([plain])
 
 
-def test_x_values_are_what_was_spent(made: tuple[RunRecord, Records]) -> None:
+def test_x_values_are_what_was_spent(made: tuple[StoredRun, Records]) -> None:
     run, records = made
     x = embedded(make_page([run], 1000))["runs"][0]["x"]
     spent = {"step": 0, "seconds": 0.0, "samples": 0, "unique_tokens": 0}
@@ -131,7 +131,7 @@ def test_x_values_are_what_was_spent(made: tuple[RunRecord, Records]) -> None:
         assert {unit: x[unit][at] for unit in x} == pytest.approx(spent, rel=1e-6)
 
 
-def test_points_with_intervals(made: tuple[RunRecord, Records]) -> None:
+def test_points_with_intervals(made: tuple[StoredRun, Records]) -> None:
     run, records = made
     charts = charts_of(run)
     for name, rows in (
@@ -147,7 +147,7 @@ def test_points_with_intervals(made: tuple[RunRecord, Records]) -> None:
         np.testing.assert_allclose([y - d for y, d in zip(trace["y"], down, strict=True)], [v[low] for _, v in rows])
 
 
-def test_pass_at_k_curves_are_means_over_all_draws(made: tuple[RunRecord, Records]) -> None:
+def test_pass_at_k_curves_are_means_over_all_draws(made: tuple[StoredRun, Records]) -> None:
     run, records = made
     traces = charts_of(run)["passk"].traces
     evaluations = [r["evaluation"] for r in records if "evaluation" in r]
@@ -167,7 +167,7 @@ def test_pass_at_k_curves_are_means_over_all_draws(made: tuple[RunRecord, Record
             assert y == pytest.approx(float(np.mean(hit)), abs=1e-12)
 
 
-def test_held_out_prompts_before_and_after(made: tuple[RunRecord, Records]) -> None:
+def test_held_out_prompts_before_and_after(made: tuple[StoredRun, Records]) -> None:
     run, records = made
     (trace,) = charts_of(run)["held-out"].traces
     first, last = records[0]["evaluation"]["prompts"], records[-1]["evaluation"]["prompts"]
@@ -179,7 +179,7 @@ def test_held_out_prompts_before_and_after(made: tuple[RunRecord, Records]) -> N
     assert not any("<" in text or "\x1b" in text or "\u202e" in text for text in shown)
 
 
-def test_a_point_shows_questions_without_their_template(made: tuple[RunRecord, Records]) -> None:
+def test_a_point_shows_questions_without_their_template(made: tuple[StoredRun, Records]) -> None:
     run, _ = made
     texts = tuple(f"system\nWhat is {3 + i} + 4? Answer in a box.\nassistant" for i in range(12))
     (trace,) = charts_of(replace(run, held_out=texts))["held-out"].traces
@@ -215,7 +215,7 @@ def test_fractions_at_other_n_weigh_groups_alike(rng: np.random.Generator) -> No
 
 def test_the_bold_reward_is_the_moving_mean(rng: np.random.Generator) -> None:
     rewards = rng.normal(size=30)
-    records = [{"step": i, "sampling": {"reward": float(r)}} for i, r in enumerate(rewards)]
+    records = [{"step": i, "sampling": {"reward": float(r), "samples": 1}} for i, r in enumerate(rewards)]
     thin, bold = charts_of(run_of(records))["reward"].traces
     assert thin["y"] == rewards.tolist()
     np.testing.assert_allclose(bold["y"], [rewards[max(i - 2, 0) : i + 3].mean() for i in range(30)])
@@ -254,7 +254,7 @@ def test_several_runs_overlay_and_differ(tmp_path: Path, rng: np.random.Generato
     assert len({t["meta"]["color"] for t in charts["entropy"].traces}) == 2
     bars = charts["seconds"].traces
     for trace in bars:
-        means = [np.mean([r["seconds"][trace["name"]] for r in run.steps]) for run in runs]
+        means = [np.mean([getattr(r.seconds, trace["name"]) for r in run.steps]) for run in runs]
         np.testing.assert_allclose(trace["y"], means)
     page = make_page(runs)
     assert page.count("<tr class=differs>") == len(expected)
@@ -273,7 +273,7 @@ def test_what_was_not_measured_is_said_and_not_drawn() -> None:
     assert "The metrics hold no such number." in page
 
 
-def test_summary_adds_up(made: tuple[RunRecord, Records]) -> None:
+def test_summary_adds_up(made: tuple[StoredRun, Records]) -> None:
     run, records = made
     row = dict(zip(COSTS, cost_row(run), strict=True))
     steps = [r for r in records if "sampling" in r]
@@ -287,16 +287,16 @@ def test_summary_adds_up(made: tuple[RunRecord, Records]) -> None:
     assert row["steps"] == "5"
 
 
-def test_phases_are_marked_and_noted(made: tuple[RunRecord, Records]) -> None:
+def test_phases_are_marked_and_noted(made: tuple[StoredRun, Records]) -> None:
     records = made[1]
     for step, record in enumerate(r for r in records if "update" in r):
         record["objective"] = {"phase": 1 + (step >= 3), "name": "<b>sharpen" if step >= 3 else "broaden"}
         if step in (0, 3):
             record["objective"]["begins"] = f"phase {record['objective']['phase']} of 2"
     run = run_of(records)
-    at = next(i for i, r in enumerate(run.records) if r.get("objective", {}).get("phase") == 2)
+    at = next(i for i, r in enumerate(run.records) if r.objective and r.objective.phase == 2)
     assert event_marks(run)[-1] == {"at": at, "label": "&lt;b&gt;sharpen begins"}
-    assert f"From step {run.records[at]['step']}: phase 2 of 2." in run_notes(run)
+    assert f"From step {run.records[at].step}: phase 2 of 2." in run_notes(run)
     charts = charts_of(run)
     assert charts["pass1"].marks
     assert charts["coverage"].marks
@@ -318,12 +318,12 @@ def test_embedded_json_is_the_value_and_never_markup(rng: np.random.Generator) -
     for _ in range(50):
         text = "".join(rng.choice(characters, 12).tolist())
         value = {text: [text, 3, None, True, {"x": 0.25}]}
-        made = to_json(value)
+        made = page_json(value)
         assert json.loads(made) == value
         assert made.isascii()
         assert not set("<>&'") & set(made)
         assert json.loads(gzip.decompress(base64.b64decode(compressed(value)))) == value
-    assert to_json([nan, float("inf"), 1 / 3]) == "[null,null,0.3333333]"
+    assert page_json([nan, float("inf"), 1 / 3]) == "[null,null,0.3333333]"
 
 
 def test_parts_are_filled_in_once() -> None:
@@ -568,7 +568,7 @@ def test_what_is_not_a_run_is_refused(tmp_path: Path, files: dict[str, str], sai
 def test_a_run_is_read_while_it_is_written(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "x": NaN}\n{"step": 1, "samp')
     run = read_run(tmp_path)
-    assert [r["step"] for r in run.records] == [0]
+    assert [r.step for r in run.records] == [0]
     with pytest.raises(UserError, match="given twice"):
         read_runs([tmp_path, tmp_path / "."])
     with pytest.raises(UserError, match="there is no run directory"):
@@ -577,7 +577,9 @@ def test_a_run_is_read_while_it_is_written(tmp_path: Path) -> None:
 
 def test_a_budget_stands_in_place_of_a_number_of_steps(tmp_path: Path) -> None:
     settings = {"budget.limit": "30000.0", "budget.unit": "unique_tokens", "steps": "1000000"}
-    run = RunRecord(tmp_path, "run", settings, {}, ({"step": 0}, {"step": 7, "update": {}}, {"step": 8, "ended": "x"}))
+    run = StoredRun(
+        tmp_path, "run", settings, {}, typed([{"step": 0}, {"step": 7, "update": {}}, {"step": 8, "ended": "x"}])
+    )
     assert steps_done(run) == "7, budget 30,000 unique tokens"
     assert steps_done(replace(run, settings={"budget.limit": "null", "steps": "9"})) == "7 of 9"
 

@@ -14,7 +14,7 @@ from brorl.reporting.page import evaluations_shown, left_out, make_page
 from brorl.reporting.page_rollouts import choose_evaluations
 from brorl.reporting.summary import reason, why_missing
 from brorl.reporting.tokens import token_text
-from brorl.runs.run_directory import RunRecord, read_run
+from brorl.runs.run_directory import StoredRun, read_run
 from made_up_runs import complete_steps, evaluation, fruitless_record, make_run, run_of
 
 Records = list[dict[str, Any]]
@@ -23,7 +23,7 @@ HELD_OUT_CHECK = {"held_out_check", "improved"}
 UPDATE = {"entropy", "kl", "clip", "gradient"}
 
 
-def reasons(run: RunRecord) -> dict[str, str]:
+def reasons(run: StoredRun) -> dict[str, str]:
     """The reason of each chart that is empty; every one is on the page."""
     charts = [chart for some in charts_of([run]).values() for chart in some]
     page = make_page([run])

@@ -11,13 +11,13 @@ from scipy import stats
 
 from brorl.reporting.page import make_page
 from brorl.reporting.summary import COSTS, best_evaluation, cost_row, run_notes, score_change, score_rows
-from brorl.runs.run_directory import RunRecord
+from brorl.runs.run_directory import StoredRun
 from made_up_runs import complete_steps, evaluation, fruitless_record, run_of
 
 Records = list[dict[str, Any]]
 
 
-def shown(run: RunRecord) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+def shown(run: StoredRun) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
     """The cells of each score, and those of the cost by their heading; all of them are on the page."""
     scores, cost, page = score_rows(run), cost_row(run), make_page([run])
     assert all(f">{cell}<" in page for row in (*scores, cost) for cell in row)
@@ -103,7 +103,7 @@ def test_the_best_evaluation_is_named_where_it_is_not_the_last(rng: np.random.Ge
         record["evaluation"]["pass_at"]["1"]["value"] = scores[record["step"]]
     best = best_evaluation(run_of(records))
     assert best is not None
-    assert best["step"] == 20
+    assert best.step == 20
     scores, _ = shown(run_of(records))
     assert [row[-1] for row in scores.values()] == ["0.500 after step 20", "–", "–"]  # noqa: RUF001
     assert best_evaluation(run_of(records[:1])) is None
@@ -112,7 +112,7 @@ def test_the_best_evaluation_is_named_where_it_is_not_the_last(rng: np.random.Ge
     by_8 = run_of(records, **{"evaluation.best_k": "8"})
     best = best_evaluation(by_8)
     assert best is not None
-    assert best["step"] == 30
+    assert best.step == 30
     assert [row[-1] for row in score_rows(by_8)] == ["–", "–", "0.300 after step 30"]  # noqa: RUF001
 
 
@@ -123,7 +123,7 @@ def test_the_best_evaluation_is_not_that_of_untrained_weights(rng: np.random.Gen
         record["evaluation"]["pass_at"]["1"]["value"] = score
     best = best_evaluation(run_of(records))
     assert best is not None
-    assert best["step"] == 2
+    assert best.step == 2
 
 
 UNFINISHED = "The metrics end here: the run is not finished, or it was stopped."

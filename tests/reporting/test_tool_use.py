@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.reporting.tool_use import ToolUse
-from made_up_runs import random_tree, tools_record
+from brorl.reporting.tool_use import failed_calls, tool_use_line, total_tool_use
+from brorl.runs.step_record import ToolUse
+from made_up_runs import random_tree, tools_record, typed
 from small_models import with_given
 
 
@@ -18,7 +19,7 @@ def test_the_sums_are_over_all_rollouts_of_the_steps_with_tools(rng: np.random.G
     for number, trees in enumerate(steps, 1):
         samples = sum(tree.num_rollouts for tree in trees)
         records.append({"step": number, "sampling": {"samples": samples}, "tools": tools_record(rng, trees)})
-    use = ToolUse.of(records)
+    use = total_tool_use(typed(records))
     assert use is not None
     rollouts = [parts for trees in steps for tree in trees for parts, count in zip(
         tree.parts(), tree.leaf_count.tolist(), strict=True) for _ in range(count)]  # fmt: skip
@@ -30,19 +31,20 @@ def test_the_sums_are_over_all_rollouts_of_the_steps_with_tools(rng: np.random.G
     for kind in set().union(*failures):
         assert use.failures[kind] == sum(one.get(kind, 0) for one in failures)
     most = max(use.failures, key=lambda kind: use.failures[kind])
-    assert use.failed.startswith(f"{most} {use.failures[most]}")
+    assert failed_calls(use).startswith(f"{most} {use.failures[most]}")
 
 
 def test_a_run_without_tools_and_a_step_that_sampled_nothing() -> None:
-    assert ToolUse.of([{"step": 0}, {"step": 1, "sampling": {"samples": 9}}]) is None
+    assert total_tool_use(typed([{"step": 0}, {"step": 1, "sampling": {"samples": 9}}])) is None
     idle = {"turns": 1.0, "calls": 0, "distinct_calls": 0, "given_tokens": 0, "failures": {}}
-    use = ToolUse.of([{"step": 1, "sampling": {"samples": 0}, "tools": idle}])
-    assert str(use) == "1.00 turns per rollout; 0 calls"
+    use = total_tool_use(typed([{"step": 1, "sampling": {"samples": 0}, "tools": idle}]))
+    assert use is not None
+    assert tool_use_line(use) == "1.00 turns per rollout; 0 calls"
 
 
 def test_the_line_about_calls() -> None:
-    use = ToolUse(2.0625, 1700, 17, 1, {"timeout": 2, "raised": 1200})
-    assert str(use) == (
+    use = ToolUse(turns=2.0625, calls=1700, distinct_calls=17, given_tokens=1, failures={"timeout": 2, "raised": 1200})
+    assert tool_use_line(use) == (
         "2.06 turns per rollout; 1,700 calls, 17 distinct: 100.0x fewer; 1 token given; 1,202 calls failed: raised "
         "1,200, timeout 2"
     )

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import brorl
 from brorl.runs.checkpoint import find_damage
 from brorl.runs.model_card import model_card, upload_command
-from brorl.runs.run_directory import RunRecord
+from brorl.runs.run_directory import StoredRun
+from made_up_runs import typed
 from run_support import SMALL, command
 
 STEPS = 3  # with an evaluation of every second one, and averaged weights
@@ -56,8 +57,8 @@ def cells(text: str, first: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")]
 
 
-def made_up(records: list[dict[str, Any]], environment: dict[str, Any] | None = None, **settings: str) -> RunRecord:
-    return RunRecord(Path("run"), "run", SETTINGS | settings, environment or {}, tuple(records))
+def made_up(records: list[dict[str, Any]], environment: dict[str, Any] | None = None, **settings: str) -> StoredRun:
+    return StoredRun(Path("run"), "run", SETTINGS | settings, environment or {}, typed(records))
 
 
 @pytest.mark.parametrize("folder", ["", "ema"])

@@ -9,14 +9,15 @@ import numpy as np
 
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
-from brorl.training.learner import Learner, StepMetrics
+from brorl.runs.step_record import UpdateRecord
+from brorl.training.learner import Learner
 from brorl.tree import RolloutTree
 from small_models import random_tree
 
 
 def learn(
     learner: Learner, groups: Sequence[Group], advantages: Sequence[Any], seed: int = 0, lr_scale: float = 1.0
-) -> StepMetrics:
+) -> UpdateRecord:
     return learner.learn(groups, lambda _: list(advantages), seed, lr_scale)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import numpy as np
 from brorl.algorithms.groups import Group
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.prompts.prompt import Prompt
-from brorl.runs.run_directory import RunDirectory, RunRecord
+from brorl.runs.run_directory import RunDirectory, StoredRun
+from brorl.runs.step_record import StepRecord, from_json, to_json
 from brorl.training.batch import Batch
 from brorl.training.diagnostics import coverage_record
 from brorl.tree import RolloutTree
@@ -94,12 +95,13 @@ def step_record(rng: np.random.Generator, step: int, stored: Sequence[Group]) ->
     )  # fmt: skip
     phases = ("generation", "verification", "training", "diagnostics", "storing")
     seconds = {phase: float(rng.random()) for phase in phases}
+    made = to_json(StepRecord(step=step, sampling=batch.summary(), coverage=coverage_record(groups)))
     record = {
         "step": step,
-        "sampling": batch.summary() | dropped_record(stored),
+        "sampling": made["sampling"] | dropped_record(stored),
         "kept": {"groups": batch.num_mixed, "carried": 0, "samples": 7},
         "update": {name: float(rng.random()) for name in names} | {"out_of_memory_retries": 0, "nodes_per_pass": 9},
-        "coverage": coverage_record(groups),
+        "coverage": made["coverage"],
         "seconds": {**seconds, "total": sum(seconds.values()) + 0.01},
     }
     return json.loads(json.dumps(record))
@@ -146,8 +148,13 @@ def evaluation(rng: np.random.Generator, num_samples: int = 8, ks: Sequence[int]
     }  # fmt: skip
 
 
-def run_of(records: Sequence[dict[str, Any]], **settings: str) -> RunRecord:
-    return RunRecord(Path("run"), "run", settings, {}, tuple(records))
+def typed(records: Iterable[dict[str, Any]]) -> tuple[StepRecord, ...]:
+    """The records of some lines of the metrics."""
+    return tuple(map(from_json, records))
+
+
+def run_of(records: Sequence[dict[str, Any]], **settings: str) -> StoredRun:
+    return StoredRun(Path("run"), "run", settings, {}, typed(records))
 
 
 def complete_steps(rng: np.random.Generator, number: int) -> list[dict[str, Any]]:
@@ -198,7 +205,7 @@ def make_run(
         "collapse": f"step {steps}: the model may be collapsing: {HOSTILE[0]}",
     }
     for record in records:
-        directory.append_metrics(record)
+        directory.append_metrics(from_json(record))
     if store_evaluations:
         prompts = [Prompt(f"held out {i}", f"{HOSTILE[i]}\n{i}", (3, 4), "ref", "held out") for i in range(3)]
         for step in (0, steps):

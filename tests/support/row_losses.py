@@ -100,7 +100,7 @@ def flat(
     reference: Rows | None = None,
     factors: list[np.ndarray] | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss of the rows, and what `StepMetrics` should say; `factors` are those of chosen responses, else 0."""
+    """The loss of the rows, and what `UpdateRecord` should say; `factors` are those of chosen responses, else 0."""
     tally, loss, penalty = Tally(), settings.loss, settings.kl if settings.kl.coefficient else None
     factor_sum, num_rows = 0.0, sum(group.tree.num_rollouts for group in batch[0])
     for p, (group, advantage_L) in enumerate(zip(*batch, strict=True)):

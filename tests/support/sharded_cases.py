@@ -24,8 +24,9 @@ from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
 from brorl.model.sharding import full_tensor, shard
 from brorl.model.tree_attention import enable_gradient_checkpointing
+from brorl.runs.step_record import UpdateRecord
 from brorl.training.inputs import prepare_run
-from brorl.training.learner import StepMetrics, TreeLearner
+from brorl.training.learner import TreeLearner
 from brorl.training.local_parts import build_rank
 from brorl.training.ranks import ALONE, Ranks, load_on_first_rank
 from small_models import small_model, use_exact_norms
@@ -51,7 +52,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    updates: list[StepMetrics]
+    updates: list[UpdateRecord]
     gradients: dict[str, np.ndarray]
     weights: dict[str, np.ndarray]
 
@@ -96,7 +97,7 @@ def train(ranks: Ranks, case: Case) -> Result:
     return result(learner, steps(learner, case))
 
 
-def steps(learner: TreeLearner, case: Case, first: int = 0) -> list[StepMetrics]:
+def steps(learner: TreeLearner, case: Case, first: int = 0) -> list[UpdateRecord]:
     updates = []
     for seed, (groups, advantages) in enumerate(case.steps[first:], first):
 
@@ -108,7 +109,7 @@ def steps(learner: TreeLearner, case: Case, first: int = 0) -> list[StepMetrics]
     return updates
 
 
-def result(learner: TreeLearner, updates: list[StepMetrics]) -> Result:
+def result(learner: TreeLearner, updates: list[UpdateRecord]) -> Result:
     gradients = {name: array(full_tensor(p.grad)) for name, p in learner.model.named_parameters() if p.grad is not None}
     return Result(updates, gradients, {name: array(w) for name, w in learner.weights()})
 

@@ -122,7 +122,7 @@ def test_without_staleness_the_groups_are_those_of_sampling_in_turn(
         assert [g.tree for g in ours.groups] == [g.tree for g in theirs.groups]
         assert [g.version for g in ours.groups] == [g.version for g in theirs.groups] == [step - 1] * 3
         assert [g.reward_L.tolist() for g in ours.groups] == [g.reward_L.tolist() for g in theirs.groups]
-        assert ours.summary()["samples"] == theirs.summary()["samples"]
+        assert ours.summary().samples == theirs.summary().samples
         pool.advance(learning[step % len(learning)])
         ahead.publish([], step)
         in_turn.publish([], step)
@@ -155,7 +155,7 @@ def test_a_straggler_blocks_no_step_and_trains_late() -> None:
             else:
                 assert step - 1 - group.version <= 1
         summary = batch.summary()
-        assert summary["groups_late"] == (late[-1][0] == step if late else 0)
+        assert summary.groups_late == (late[-1][0] == step if late else 0)
     assert len(late) >= 2
     assert all(step - 1 - version > 10 for step, version, _ in late)
     assert 200 <= late[0][2] < 220  # the step after it was done
@@ -220,7 +220,7 @@ def test_prompts_with_one_outcome_are_replaced_while_others_are_still_sampled() 
     assert len({id(g.tree) for g in sampled}) == len(sampled)  # each is reported once
     unmixed = sum(not g.is_mixed for g in sampled)
     assert unmixed > 15
-    assert sum(batch.summary()["samples_dropped"] for batch in batches) == unmixed * N
+    assert sum(batch.summary().samples_dropped for batch in batches) == unmixed * N
 
 
 def test_gives_up_without_mixed_groups_and_keeps_what_it_had() -> None:
@@ -302,7 +302,7 @@ def test_a_late_group_that_waits_is_counted_once_by_a_resumed_run() -> None:
     resumed.publish([], 3)
     for one in (collector, resumed):
         summary = one.next_batch(4).summary()
-        assert (summary["groups_late"], summary["prompts_late"]) == (1, 1)
+        assert (summary.groups_late, summary.prompts_late) == (1, 1)
 
 
 def test_a_step_that_is_undone_is_sampled_again() -> None:
@@ -334,9 +334,9 @@ def test_a_step_that_needs_no_new_samples_has_the_outcomes_of_its_groups() -> No
     again = collector.next_batch(1)
     assert [g.prompt.id for g in again.groups] == [g.prompt.id for g in first.groups]
     summary = again.summary()
-    assert summary["samples"] == 0
+    assert summary.samples == 0
     correct = sum(int(g.tree.leaf_count[g.correct_L].sum()) for g in first.groups)
-    assert summary["accuracy"] == summary["reward"] == correct / (3 * N) > 0
+    assert summary.accuracy == summary.reward == correct / (3 * N) > 0
 
 
 def test_steps_follow_the_weights() -> None:

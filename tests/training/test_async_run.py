@@ -21,7 +21,8 @@ from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import SampledTask, SampleTask
 from brorl.rollout.native_engine import NativeEngine
 from brorl.runs.checkpoint import TrainerState
-from brorl.runs.run_directory import Record, RunDirectory
+from brorl.runs.run_directory import RunDirectory
+from brorl.runs.step_record import StepRecord
 from brorl.sampling import SamplingParams
 from brorl.training.async_collector import AsyncCollector
 from brorl.training.learner import TreeLearner
@@ -122,8 +123,8 @@ class KilledError(Exception):
 def async_run(path: Path, die_at: int = 0) -> tuple[TrainingRun, TrainerState]:
     """Make a run of the shipped model with a collector over a virtual pool; a kill comes after a step's metrics."""
 
-    def report(record: Record) -> None:
-        if record["step"] == die_at and die_at:
+    def report(record: StepRecord) -> None:
+        if record.step == die_at and die_at:
             raise KilledError
 
     path.mkdir(exist_ok=True)

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.cost import Budget, Cost, cost_of_step, total_cost
+from brorl.cost import Budget, Cost
+from brorl.runs.step_record import total_cost
+from made_up_runs import typed
 from run_support import SMALL, command
 
 QUIET = ("--evaluation.every=0", "--diagnostics.held_out_check_every=0", "--checkpoint_every=2", "--steps=50")
@@ -149,12 +151,13 @@ def test_costs_add_up(rng: np.random.Generator) -> None:
         samples, sampled, unique = (int(n) for n in rng.integers(1, 1000, 3))
         sampling = {"samples": samples, "sampled_tokens": sampled, "unique_tokens": unique}
         records.append({"step": step, "sampling": sampling, "seconds": {"total": float(rng.random()), "training": 9.0}})
-    total = total_cost(records)
+    steps = typed(records)
+    total = total_cost(steps)
     assert total.steps == 5
     assert total.samples == sum(r["sampling"]["samples"] for r in records[1:])
     assert total.unique_tokens == sum(r["sampling"]["unique_tokens"] for r in records[1:])
     assert total.seconds == pytest.approx(sum(r["seconds"]["total"] for r in records[1:]))
-    assert cost_of_step(records[0]) == Cost()
+    assert steps[0].cost == Cost()
 
 
 def test_marks_are_passed_once() -> None:

@@ -11,16 +11,19 @@ import numpy as np
 import pytest
 
 from brorl.evaluation.settings import EvaluationSettings
+from brorl.runs.step_record import from_json
 from brorl.training.collapse import CollapseWatch, new_signs, remedy_for
 from brorl.training.schedule import Evaluations
 from brorl.training.settings import CollapseLimits
+from made_up_runs import typed
 from run_support import SMALL, command, metrics_without_times
 
 SHORT = CollapseLimits(patience=2)
 
 
 def update(step: int, entropy: float | None = None, kl: float | None = None) -> dict[str, Any]:
-    return {"step": step, "update": {"loss": 0.1, "entropy": entropy, "reference_kl": kl}}
+    measured = {} if entropy is None else {"entropy": entropy}
+    return {"step": step, "update": {"loss": 0.1, "reference_kl": kl} | measured}
 
 
 def evaluation(step: int, one: float, many: float, key: type = int) -> dict[str, Any]:
@@ -31,12 +34,12 @@ def evaluation(step: int, one: float, many: float, key: type = int) -> dict[str,
 
 def recall(watch: CollapseWatch | Evaluations, records: Sequence[dict[str, Any]]) -> None:
     for record in records:
-        watch.add(record)
+        watch.add(from_json(record))
 
 
 def told(records: Sequence[dict[str, Any]], limits: CollapseLimits, window: int = 3) -> dict[int, dict[str, str]]:
     """What a run would have been told, after each of its steps."""
-    found = {r["step"]: new_signs(records[: i + 1], limits, window) for i, r in enumerate(records)}
+    found = {r["step"]: new_signs(typed(records[: i + 1]), limits, window) for i, r in enumerate(records)}
     return {step: collapse for step, collapse in found.items() if collapse}
 
 
@@ -53,7 +56,7 @@ def test_entropy_below_a_share_of_its_start_is_told_once() -> None:
 def test_a_collapse_is_told_in_one_line() -> None:
     watch = CollapseWatch(SHORT, 10)
     recall(watch, [update(s, 1.0) for s in range(1, 16)] + [update(s, 0.01) for s in range(16, 21)])
-    text = watch.line(update(21, 0.01)) or ""
+    text = watch.line(from_json(update(21, 0.01))) or ""
     assert text.startswith("step 21: the model may be collapsing: the entropy fell")
     assert text.endswith(remedy_for(["entropy"]))
     assert "\n" not in text
@@ -129,7 +132,7 @@ def test_several_signs_at_once_and_lines_without_numbers() -> None:
     found = told(records, CollapseLimits(patience=1), window=2)
     assert [(step, list(signs)) for step, signs in found.items()] == [(6, ["entropy", "reference_kl"])]
     assert all(word in remedy_for(found[6]) for word in ("KL", "rollouts_per_prompt"))
-    assert new_signs([], CollapseLimits()) == {}
+    assert new_signs(typed([]), CollapseLimits()) == {}
 
 
 def test_the_file_of_a_run_says_the_same_as_its_memory(rng: np.random.Generator) -> None:
@@ -149,10 +152,10 @@ def watched(every: int, records: Sequence[dict[str, Any]]) -> list[int]:
     for n, record in enumerate(records):
         resumed = CollapseWatch(limits, every)
         recall(resumed, records[:n])
-        sign = watch.line(record)
-        assert resumed.line(record) == sign
+        sign = watch.line(from_json(record))
+        assert resumed.line(from_json(record)) == sign
         seen += [record["step"]] if sign else []
-        watch.add(record)
+        watch.add(from_json(record))
     return seen
 
 
@@ -174,11 +177,11 @@ def test_evaluations_of_attempts_without_a_group_do_not_count() -> None:
 
 def test_the_best_evaluation_of_a_step_that_found_nothing_is_that_of_the_weights_before_it() -> None:
     evaluations = Evaluations(EvaluationSettings(every=1))
-    evaluations.add(evaluation(0, 0.9, 0.9))
-    evaluations.add(update(1) | evaluation(1, 0.3, 0.9))
-    evaluations.add(update(2) | evaluation(2, 0.2, 0.9))
+    evaluations.add(from_json(evaluation(0, 0.9, 0.9)))
+    evaluations.add(from_json(update(1) | evaluation(1, 0.3, 0.9)))
+    evaluations.add(from_json(update(2) | evaluation(2, 0.2, 0.9)))
     assert evaluations.best_step == 1
-    evaluations.add(evaluation(3, 0.5, 0.9))  # no update: the weights are those of step 2
+    evaluations.add(from_json(evaluation(3, 0.5, 0.9)))  # no update: the weights are those of step 2
     assert evaluations.best_step == 2
 
 
@@ -198,7 +201,7 @@ def test_regular_evaluations_without_a_new_best_end_the_run() -> None:
     for step, score in scores:
         assert evaluations.why_over() is None, step
         records.append(update(step) | evaluation(step, 0.9, score))
-        evaluations.add(records[-1])
+        evaluations.add(from_json(records[-1]))
     assert evaluations.why_over() == "2 evaluations in a row without a pass@64 above 0.700 (evaluation.patience = 2)"
     resumed = Evaluations(settings)
     recall(resumed, json.loads(json.dumps(records)))
@@ -206,7 +209,7 @@ def test_regular_evaluations_without_a_new_best_end_the_run() -> None:
     again = Evaluations(settings)  # resumed after its end: it goes on for as long as before
     recall(again, [*records[:-1], records[-1] | {"ended": evaluations.why_over()}])
     for step, stalls in ((45, False), (50, False), (55, False), (60, True)):
-        again.add(update(step) | evaluation(step, 0.9, 0.6))
+        again.add(from_json(update(step) | evaluation(step, 0.9, 0.6)))
         assert (again.why_over() is not None) == stalls, step
     never = Evaluations(EvaluationSettings(every=10))
     recall(never, records)
@@ -219,9 +222,9 @@ def test_a_best_at_the_end_of_a_run_counts_after_it_is_resumed() -> None:
         evaluations,
         [update(10) | evaluation(10, 0.3, 0.9), update(20) | evaluation(20, 0.8, 0.9) | {"ended": "collapse"}],
     )
-    evaluations.add(update(30) | evaluation(30, 0.5, 0.9))
+    evaluations.add(from_json(update(30) | evaluation(30, 0.5, 0.9)))
     assert evaluations.why_over() is None
-    evaluations.add(update(40) | evaluation(40, 0.5, 0.9))
+    evaluations.add(from_json(update(40) | evaluation(40, 0.5, 0.9)))
     assert evaluations.why_over() == "2 evaluations in a row without a pass@1 above 0.800 (evaluation.patience = 2)"
 
 

@@ -130,7 +130,7 @@ def test_every_mixed_group_is_trained_on_once_and_in_order(per_step: int) -> Non
         assert groups[: len(before)] == before[:per_step]  # the oldest first
         trained += groups
         ever_carried += len(carried)
-        assert sum(g.tree.num_rollouts for g in batch.verified) == batch.summary()["samples"]
+        assert sum(g.tree.num_rollouts for g in batch.verified) == batch.summary().samples
     expected = [tree for tree, correct in engine.trees if 0 < correct < NUM_ROLLOUTS]
     seen = [g.tree for g in trained + carried]
     assert len(seen) == len(expected)
@@ -151,9 +151,9 @@ def test_surplus_that_fills_a_step_samples_nothing() -> None:
     assert not engine.calls
     assert batch.rounds == 0
     summary = batch.summary()
-    assert summary["samples"] == summary["sampled_tokens"] == 0
+    assert summary.samples == summary.sampled_tokens == 0
     rollouts = sum(g.tree.num_rollouts for g in groups)
-    assert summary["accuracy"] == sum(g.num_correct for g in groups) / rollouts > 0
+    assert summary.accuracy == sum(g.num_correct for g in groups) / rollouts > 0
 
 
 def test_gives_up_after_max_tries_without_a_mixed_group_and_keeps_what_it_had() -> None:
@@ -311,7 +311,7 @@ def test_programs_that_were_cut_off_are_timeouts_with_a_count_of_their_own() -> 
         replace(p, verdicts=[v if v.correct else replace(v, reason=CUT_OFF) for v in p.verdicts]) for p in batch.sampled
     ]
     summary = batch.summary()
-    assert summary["verifier_cut_offs"] == summary["verifier_timeouts"] == 3  # distinct incorrect responses
+    assert summary.verifier_cut_offs == summary.verifier_timeouts == 3  # distinct incorrect responses
 
 
 def test_a_group_has_the_version_of_the_weights_that_sampled_it(rng: np.random.Generator) -> None:

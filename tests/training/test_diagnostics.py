@@ -17,6 +17,7 @@ from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.engine import SampleTask
 from brorl.rollout.native_engine import NativeEngine
+from brorl.runs.step_record import StepRecord, to_json
 from brorl.sampling import SamplingParams
 from brorl.training.coverage import leaving_mass, measure_coverage, unsampled_correct_at
 from brorl.training.diagnostics import Diagnostics, coverage_record
@@ -87,23 +88,25 @@ def test_pooled_numbers_are_means_over_the_prompts(rng: np.random.Generator) -> 
     groups = groups_of(rng, [20, 20, 20])
     record = coverage_record(groups)
     measured = [measure_coverage(g.tree, g.correct_L) for g in groups]
-    pooled, prompts = record["pooled"], record["prompts"]
+    pooled, prompts = record.pooled, record.prompts
     names = ("p_pos", "p_neg", "unsampled", "a_2", "b_2", "s_r", "entropy", "duplicate_rate")
     for name in (*names, "q_pos", "unsampled_correct", "u_pos_2", "u_neg_2"):
-        assert pooled[name] == pytest.approx(np.mean([getattr(m, name) for m in measured]), rel=1e-12), name
+        assert getattr(pooled, name) == pytest.approx(np.mean([getattr(m, name) for m in measured]), rel=1e-12), name
     for name in (*names[:-1], "q_pos", "unsampled_correct", "u_pos_2", "u_neg_2", "num_rollouts", "num_distinct"):
-        assert prompts[name] == pytest.approx([getattr(m, name) for m in measured], rel=1e-3), name
-    assert prompts["id"] == ["p0", "p1", "p2"]
-    assert prompts["num_correct"] == [g.num_correct for g in groups]
-    for n, value in pooled["unsampled_correct_at"].items():
+        assert getattr(prompts, name) == pytest.approx([getattr(m, name) for m in measured], rel=1e-3), name
+    assert [*prompts.id] == ["p0", "p1", "p2"]
+    assert [*prompts.num_correct] == [g.num_correct for g in groups]
+    for n, value in (pooled.unsampled_correct_at or {}).items():
         each = [unsampled_correct_at(g.tree, g.correct_L, [n])[0] for g in groups]
         assert value == pytest.approx(np.mean(each), rel=1e-12)
-        assert prompts["unsampled_correct_at"][n] == pytest.approx(each, rel=1e-3)
-    for last, value in pooled["leaves_tree_at"].items():
+        assert prompts.unsampled_correct_at[n] == pytest.approx(each, rel=1e-3)
+    for last, value in pooled.leaves_tree_at.items():
         each = [leaving_mass(g.tree)[last // 2 : last].sum() for g in groups]
         assert value == pytest.approx(np.mean(each), abs=1e-12)
-        assert prompts["leaves_tree_at"][last] == pytest.approx(each, rel=1e-3)
-    assert json.loads(json.dumps(record))["prompts"]["p_pos"] == prompts["p_pos"]
+        assert prompts.leaves_tree_at[last] == pytest.approx(each, rel=1e-3)
+    assert json.loads(json.dumps(to_json(StepRecord(step=1, coverage=record))))["coverage"]["prompts"]["p_pos"] == [
+        *prompts.p_pos
+    ]
 
 
 def test_coupling_is_the_third_term_of_theorem_1_over_the_first_two(rng: np.random.Generator) -> None:
@@ -116,7 +119,7 @@ def test_coupling_is_the_third_term_of_theorem_1_over_the_first_two(rng: np.rand
         s_r = r_c * m.p_pos + r_w * m.p_neg
         first_two += (r_c - s_r) * (1 - q) * m.a_2 + (s_r - r_w) * q * m.b_2
         third += s_r * (q * m.u_neg_2 - (1 - q) * m.u_pos_2)
-    assert coverage_record(groups)["pooled"]["coupling"] == pytest.approx(third / first_two)
+    assert coverage_record(groups).pooled.coupling == pytest.approx(third / first_two)
 
 
 def test_informative_share_at_smaller_n_is_the_mean_over_all_subsets(
@@ -124,7 +127,7 @@ def test_informative_share_at_smaller_n_is_the_mean_over_all_subsets(
 ) -> None:
     monkeypatch.setattr(diagnostics_module, "SUBSET_SIZES", (2, 3, 5, 64))
     groups = groups_of(rng, [7, 7, 7])
-    found = coverage_record(groups)["pooled"]["informative_fraction_at"]
+    found = coverage_record(groups).pooled.informative_fraction_at
     assert list(found) == [2, 3, 5, 7]
     for n, fraction in found.items():
         each = []
@@ -139,14 +142,14 @@ def test_where_all_responses_are_unique_nothing_is_estimated(rng: np.random.Gene
     assert len(set(sequences)) == 5
     unique = RolloutTree.from_responses((1,), sequences, [[-3.0] * 12] * 5)
     group = group_of(unique, np.arange(5) < 2)
-    pooled = coverage_record([group, group])["pooled"]
-    assert pooled["groups_all_unique"] == 2
+    pooled = coverage_record([group, group]).pooled
+    assert pooled.groups_all_unique == 2
     names = ("q_pos", "unsampled_correct", "u_pos_2", "u_neg_2", "coupling", "unsampled_correct_at")
-    assert [pooled[n] for n in names] == [None] * 6
-    assert pooled["unsampled"] == pytest.approx(1)
-    mixed = coverage_record([group, *groups_of(rng, [60])])["pooled"]
-    assert mixed["groups_all_unique"] == 1
-    assert all(mixed[n] is not None for n in names)
+    assert [getattr(pooled, n) for n in names] == [None] * 6
+    assert pooled.unsampled == pytest.approx(1)
+    mixed = coverage_record([group, *groups_of(rng, [60])]).pooled
+    assert mixed.groups_all_unique == 1
+    assert all(getattr(mixed, n) is not None for n in names)
 
 
 # --- held-out check -------------------------------------------------------------------------------------------------
@@ -173,7 +176,8 @@ def test_the_held_out_check_equals_plain_transformers_before_and_after_the_updat
     before = logprobs()
     learn(measure.learner, groups, [rng.normal(size=g.tree.num_responses) for g in groups], seed=0)
     after = logprobs()
-    found = measure.record(groups, groups, held_out)["held_out_check"]
+    _, found = measure.record(groups, groups, held_out)
+    assert found is not None
 
     means = []
     for seen, group, old, new in zip(groups, held_out, before, after, strict=True):
@@ -184,9 +188,9 @@ def test_the_held_out_check_equals_plain_transformers_before_and_after_the_updat
         ]
         values = [t * (np.exp(n - o) - 1) for t, o, n in zip(terms, old, new, strict=True)]
         means.append(np.average(values, weights=group.tree.leaf_count))
-    assert found["change"] == pytest.approx(np.mean(means), rel=1e-7)
-    assert abs(found["change"]) > 1e-4
-    assert found["num_rollouts"] == 27
+    assert found.change == pytest.approx(np.mean(means), rel=1e-7)
+    assert abs(found.change) > 1e-4
+    assert found.num_rollouts == 27
 
 
 def test_held_out_rollouts_are_fresh(rng: np.random.Generator) -> None:
@@ -218,12 +222,14 @@ def test_the_diagnostics_are_those_of_the_policy_among_the_kept_tokens(
     sampling = measure.config.sampling.params
     trees = NativeEngine(model, EOS).sample(SampleTask([[1, 2], [3]], 3000, sampling, seed=int(rng.integers(1 << 60))))
     groups = [group_of(t, np.array([len(r) % 2 == 0 for r, _ in t.responses()]), f"p{i}") for i, t in enumerate(trees)]
-    record = measure.record(groups, groups, measure.hold_out(5, groups))
-    assert record["coverage"]["pooled"]["unsampled"] < 0.01
+    coverage, check = measure.record(groups, groups, measure.hold_out(5, groups))
+    assert coverage is not None
+    assert check is not None
+    assert coverage.pooled.unsampled < 0.01
     accuracy = np.mean([g.num_correct / 3000 for g in groups])
-    assert record["coverage"]["pooled"]["p_pos"] == pytest.approx(accuracy, abs=0.05)
-    assert record["held_out_check"]["change"] == pytest.approx(0, abs=1e-9)
-    assert record["held_out_check"]["effective_fraction"] == pytest.approx(1)
+    assert coverage.pooled.p_pos == pytest.approx(accuracy, abs=0.05)
+    assert check.change == pytest.approx(0, abs=1e-9)
+    assert check.effective_fraction == pytest.approx(1)
 
 
 @pytest.mark.slow

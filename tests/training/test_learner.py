@@ -25,7 +25,7 @@ SETTINGS = recipe(row_losses.SETTINGS, max_grad_norm=1.0, loss=PolicyLossSetting
 def plain_update(
     model: PreTrainedModel, optimizer: torch.optim.AdamW, batch: Batch, max_grad_norm: float, weight_of_batch: float = 1
 ) -> dict[str, float]:
-    """One update on all rollouts, row by row; returns what `StepMetrics` should say."""
+    """One update on all rollouts, row by row; returns what `UpdateRecord` should say."""
     trees = [group.tree for group in batch[0]]
     loss, told = flat(batch, SETTINGS, rows_of(model, trees), sampler_rows(trees))
     optimizer.zero_grad()

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 import brorl.training.mini_batch as mini_batch_module
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.config.settings import TrainConfig
-from brorl.training.learner import StepMetrics, TreeLearner
+from brorl.runs.step_record import UpdateRecord
+from brorl.training.learner import TreeLearner
 from brorl.training.mini_batch import choose_trained
 from brorl.tree import RolloutTree
 from learner_support import group_of, learn, penalized_groups
@@ -52,7 +53,7 @@ def assert_step_equals_rows(
     batch: Batch,
     reference_model: PreTrainedModel | None = None,
     factors: list[np.ndarray] | None = None,
-) -> StepMetrics:
+) -> UpdateRecord:
     """Take a step with one mini-batch; its gradient and its update are those of the rows."""
     plain, trees = deepcopy(learner.model), [g.tree for g in batch[0]]
     plain.zero_grad()

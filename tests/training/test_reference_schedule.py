@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from brorl.evaluation.settings import EvaluationSettings
+from brorl.runs.step_record import from_json
 from brorl.training.schedule import Evaluations, ReferenceSchedule
 from brorl.training.settings import ReferenceSettings
 
@@ -25,14 +26,16 @@ def resets(schedule: ReferenceSchedule, rows: Sequence[Row]) -> dict[int, str]:
     found = {}
     for step, kl, score in rows:
         record = record_of(step, kl, score)
-        if why := schedule.why_reset(record):
+        if why := schedule.why_reset(from_json(record)):
             found[step] = record["reference_reset"] = why
-        schedule.add(record)
+        schedule.add(from_json(record))
     return found
 
 
 def record_of(step: int, kl: float | None, score: float | None) -> dict[str, Any]:
-    evaluation = {} if score is None else {"evaluation": {"pass_at": {"1": {"value": score}}}}
+    evaluation = (
+        {} if score is None else {"evaluation": {"pass_at": {"1": {"value": score, "low": score, "high": score}}}}
+    )
     return {"step": step, "update": {"reference_kl": kl}, **evaluation}
 
 
@@ -86,7 +89,7 @@ def test_interrupted_at_every_step_equals_uninterrupted(rng: np.random.Generator
         schedule = schedule_of(**settings)
         for step, kl, score in rows[:at]:
             record = record_of(step, kl, score) | ({"reference_reset": ""} if step in whole else {})
-            schedule.add(json.loads(json.dumps(record)))
+            schedule.add(from_json(json.loads(json.dumps(record))))
         assert resets(schedule, rows[at:]) == {step: why for step, why in whole.items() if step > at}
 
 

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from brorl.cost import total_cost
 from brorl.runs.checkpoint import load_state
 from brorl.runs.run_directory import RunDirectory
+from brorl.runs.step_record import total_cost
 from child_runs import ChildRuns, Harm
 from run_support import (
     SMALL,

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,17 @@ from brorl.algorithms.settings import AdvantageSettings
 from brorl.comparison.arm_recipes import ArmRecipe, run_config
 from brorl.comparison.scores import read_scores
 from brorl.config.reading import first_change, fixed_settings, make_config
-from brorl.cost import Budget, Cost, total_cost
+from brorl.cost import Budget, Cost
 from brorl.errors import UserError
 from brorl.evaluation.settings import EvaluationSettings
 from brorl.prompts.prompt import Prompt
+from brorl.runs.step_record import StepRecord, from_json, to_json, total_cost
 from brorl.training.schedule import Objective, Schedule
 from brorl.training.settings import PhaseSettings
 from brorl.tree import RolloutTree
 from case_tables import table
 from child_runs import ChildRuns, Harm
+from made_up_runs import typed
 from recipes import recipe
 from run_support import SMALL, assert_same_run, command
 
@@ -39,7 +42,8 @@ def phase(name: str, until: float = 1.0, patience: int | None = None) -> PhaseSe
 
 
 def evaluation(step: int, coverage: float) -> dict[str, Any]:
-    return {"step": step, "evaluation": {"pass_at": {"1": {"value": 1 - coverage}, "16": {"value": coverage}}}}
+    pass_at = {str(k): {"value": v, "low": v, "high": v} for k, v in ((1, 1 - coverage), (16, coverage))}
+    return {"step": step, "evaluation": {"pass_at": pass_at}}
 
 
 def names(objective: Objective, fractions: Sequence[float]) -> list[str]:
@@ -83,7 +87,7 @@ def test_a_phase_ends_when_coverage_stalls() -> None:
     for step, coverage, name in (
         (0, 0.5, "a"), (10, 0.6, "a"), (20, 0.6, "a"), (25, 0.1, "a"), (30, 0.7, "a"), (40, 0.6, "a"), (50, 0.7, "b"),
     ):  # fmt: skip
-        objective.add(evaluation(step, coverage))
+        objective.add(from_json(evaluation(step, coverage)))
         objective.begin_step(0.01)
         assert objective.phase.name == name, step
 
@@ -94,12 +98,13 @@ def test_recalled_metrics_rebuild_the_state(rng: np.random.Generator) -> None:
     for step in range(12):
         if step:
             objective.begin_step(step / 100)
-        line = evaluation(step, float(rng.choice([0.3, 0.4, 0.5]))) | (objective.section() if step else {})
+        line = from_json(evaluation(step, float(rng.choice([0.3, 0.4, 0.5]))))
+        line = replace(line, objective=objective.record()) if step else line
         objective.add(line)
-        lines.append(line)
+        lines.append(to_json(line))
         again = phases_of(*phases, evaluate_every=1)
         for past in json.loads(json.dumps(lines)):
-            again.add(past)
+            again.add(from_json(past))
         again.begin_step((step + 1) / 100)
         expected = phases_of(*phases, evaluate_every=1)
         expected.__dict__.update(objective.__dict__)
@@ -207,7 +212,7 @@ def test_each_phase_has_its_estimator_and_its_learning_rate() -> None:
 def test_a_larger_budget_keeps_the_phase_and_progress_within_bounds() -> None:
     objective = phases_of(phase("a", 0.5), phase("b"))
     objective.begin_step(0.6)
-    line = {"step": 1, **objective.section()}
+    line = StepRecord(step=1, objective=objective.record())
     again = phases_of(phase("a", 0.5), phase("b"))
     again.add(line)
     for fraction, progress in (
@@ -223,17 +228,17 @@ def test_a_larger_budget_keeps_the_phase_and_progress_within_bounds() -> None:
 
 def test_an_attempt_without_an_update_is_no_regular_evaluation() -> None:
     objective = phases_of(phase("a", 0.9, patience=1), phase("b"), evaluate_every=1)
-    objective.add(evaluation(0, 0.5))
-    objective.add(evaluation(1, 0.4) | {"attempt": 0})
+    objective.add(from_json(evaluation(0, 0.5)))
+    objective.add(from_json(evaluation(1, 0.4) | {"attempt": 0}))
     objective.begin_step(0.1)
     assert objective.phase.name == "a"
-    objective.add(evaluation(1, 0.4))
+    objective.add(from_json(evaluation(1, 0.4)))
     objective.begin_step(0.1)
     assert objective.phase.name == "b"
 
 
 def test_a_constant_objective_leaves_no_trace_in_the_metrics() -> None:
-    assert objective_of().section() == {}
+    assert objective_of().record() is None
 
 
 @pytest.mark.parametrize(*table(__file__, "contradictions_are_named"))
@@ -272,7 +277,7 @@ def test_a_killed_run_with_phases_equals_an_uninterrupted_one(tmp_path: Path) ->
     read = read_scores(whole, 0, Budget("steps", 5))
     assert read is not None
     title = "sharpen (phase 2 of 2, grpo, learning rate 1.0e-04)"
-    assert read[0].phase_begins == {title: total_cost(lines[:4])}
+    assert read[0].phase_begins == {title: total_cost(typed(lines[:4]))}
 
     for missing in (0, -1):
         lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]

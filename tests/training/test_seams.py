@@ -21,16 +21,18 @@ from brorl.assemble import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.evaluation.evaluator import BatchCounts, Evaluator, PromptBatch, PromptCounts
 from brorl.evaluation.settings import EvaluationSettings
+from brorl.format import Estimate
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import Engine, SampleTask
 from brorl.runs.checkpoint import INITIAL_STATE, is_checkpoint, last_checkpoint, read_state
 from brorl.runs.run_directory import RunDirectory
+from brorl.runs.step_record import EvaluationRecord, SamplingRecord, SecondsRecord, StepRecord, UpdateRecord
 from brorl.training import loop
 from brorl.training.batch import Batch
 from brorl.training.collector import SyncCollector
 from brorl.training.diagnostics import Diagnostics
-from brorl.training.learner import Learner, StepMetrics
+from brorl.training.learner import Learner
 from brorl.training.loop import Ending, Recorder, train_run
 from brorl.training.mini_batch import NUM_SUMS, means, no_sums
 from brorl.training.run import TrainingRun, restore
@@ -87,14 +89,14 @@ class PreferenceLearner:
 
     def learn(
         self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
-    ) -> StepMetrics:
+    ) -> UpdateRecord:
         assert seed >= 0
         advantages = estimate_advantages(groups)
         assert lr_scale == 1
         self.trained.append(list(groups))
         gain = sum(float(g.tree.leaf_count @ (a * g.correct_L)) for g, a in zip(groups, advantages, strict=True))
         self.log_odds = self.log_odds + 0.01 * gain
-        return StepMetrics(-gain, gain, *[0.0] * 4, len(groups), 0.0, 0.0, *[None] * 5, 0.0, 1, 0)
+        return UpdateRecord(loss=-gain, grad_norm=gain, trained_nodes=len(groups), nodes_per_pass=1)
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[Any]:
         raise AssertionError(f"no check of {len(trees)} trees is due")
@@ -147,6 +149,10 @@ def run_of(learner: Learner, engine: Engine, path: Path, stop_at: int = STEPS, *
     )
 
 
+def evaluation_of(score: float) -> EvaluationRecord:
+    return EvaluationRecord(pass_at={1: Estimate(score, score, score)})
+
+
 def test_a_step_of_carried_groups_alone_stores_no_rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a collector that samples ahead: the readers of stored rollouts need at least one."""
     run = run_of(PreferenceLearner(), Preference(torch.tensor(-1.0), np.random.default_rng(0)), tmp_path)
@@ -166,9 +172,9 @@ def test_a_pause_that_an_attempt_has_passed_comes_with_the_next_update(tmp_path:
     """An attempt without an update ends the process; the run that is resumed pauses after the step that it makes."""
     engine = Preference(torch.tensor(-1.0), np.random.default_rng(0))
     run = run_of(PreferenceLearner(), engine, tmp_path, budget=BudgetSettings(limit=1e6, pause_at=50.0))
-    cost = {"samples": 100, "sampled_tokens": 200, "unique_tokens": 50}
-    run.directory.append_metrics({"step": 0})
-    run.directory.append_metrics({"step": 1, "attempt": 0, "sampling": cost, "seconds": {"total": 1.0}})
+    cost = SamplingRecord(samples=100, sampled_tokens=200, unique_tokens=50)
+    run.directory.append_metrics(StepRecord(step=0))
+    run.directory.append_metrics(StepRecord(step=1, attempt=0, sampling=cost, seconds=SecondsRecord(total=1.0)))
     assert train_run(run, INITIAL_STATE) == (Ending.PAUSED, "paused after step 1 (budget.pause_at = 50)")
 
 
@@ -182,8 +188,8 @@ def test_the_loop_needs_the_protocols_only(tmp_path: Path) -> None:
     assert engine.version == STEPS
     assert float(engine.log_odds) == float(learner.log_odds) > -1.0
     records = run.directory.read_metrics()
-    assert [r["step"] for r in records] == list(range(STEPS + 1))
-    assert [r["update"]["loss"] < 0 for r in records[1:]] == [True] * STEPS
+    assert [r.step for r in records] == list(range(STEPS + 1))
+    assert [bool(r.update and r.update.loss < 0) for r in records[1:]] == [True] * STEPS
     checkpoint = last_checkpoint(run.directory.checkpoints)
     assert checkpoint is not None
     assert is_checkpoint(checkpoint)
@@ -200,7 +206,7 @@ def test_a_stop_request_around_the_decision_on_a_checkpoint_loses_no_step_and_sa
     seen: list[object] = []
     run = replace(run, observe=seen.append)
 
-    def request(recorder: Recorder, record: dict[str, Any]) -> None:
+    def request(recorder: Recorder, record: StepRecord) -> None:
         stop.requested = before  # no checkpoint is due after step 1
         save_if_due(recorder, record)
         stop.requested = True
@@ -228,7 +234,7 @@ def test_an_evaluation_begins_and_ends_with_the_return_of_freed_memory(
     run = run_of(PreferenceLearner(), engine, tmp_path, store_rollouts_every=0)
     run = replace(run, evaluator=Answers(), held_out=PromptBatch((), 0))  # type: ignore[arg-type]
     monkeypatch.setattr(loop, "return_freed_memory", lambda: seen.append("returned"))
-    assert Recorder(run, 0, StopRequest()).evaluate(0) == {"evaluation_unverified": 2}
+    assert Recorder(run, 0, StopRequest()).evaluated(StepRecord(step=0)) == StepRecord(step=0, evaluation_unverified=2)
     assert seen == ["returned", "answers", "returned"]
 
 
@@ -241,13 +247,14 @@ def test_a_run_that_stops_at_a_collapse_is_evaluated_once_after_its_last_step(
     engine = Preference(torch.tensor(-1.0), np.random.default_rng(0))
     run, steps = run_of(PreferenceLearner(), engine, tmp_path, evaluation=evaluation), []
 
-    def evaluate(_: Recorder, step: int) -> dict[str, Any]:
-        steps.append(step)
-        return {"evaluation_unverified": 3} if evaluated == "evaluation_unverified" else {"evaluation": scores}
+    def evaluate(_: Recorder, record: StepRecord) -> StepRecord:
+        steps.append(record.step)
+        if evaluated == "evaluation_unverified":
+            return replace(record, evaluation_unverified=3)
+        return replace(record, evaluation=evaluation_of(0.5))
 
-    scores = {"pass_at": {1: {"value": 0.5}}}
-    monkeypatch.setattr(Recorder, "evaluate", evaluate)
-    monkeypatch.setattr(run.schedule.collapse, "line", lambda record: "a sign" if record["step"] == 2 else None)
+    monkeypatch.setattr(Recorder, "evaluated", evaluate)
+    monkeypatch.setattr(run.schedule.collapse, "line", lambda record: "a sign" if record.step == 2 else None)
     assert train_run(run, INITIAL_STATE) == (Ending.COLLAPSED, "stopped after step 2: a sign")
     assert steps == ([0, 1, 2] if evaluated else [0, 2])
 
@@ -256,7 +263,9 @@ def test_the_evaluation_of_step_0_is_the_first_to_beat_also_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     score = {0: 0.5, 1: 0.4, 2: 0.4, 3: 0.4}
-    monkeypatch.setattr(Recorder, "evaluate", lambda _, step: {"evaluation": {"pass_at": {1: {"value": score[step]}}}})
+    monkeypatch.setattr(
+        Recorder, "evaluated", lambda _, record: replace(record, evaluation=evaluation_of(score[record.step]))
+    )
     monkeypatch.setattr(PreferenceLearner, "reset_reference", lambda *_, **__: None)
 
     def run_with_reference(path: Path, stop_at: int) -> TrainingRun:
@@ -268,7 +277,7 @@ def test_the_evaluation_of_step_0_is_the_first_to_beat_also_after_a_resume(
         return run
 
     def resets(run: TrainingRun) -> list[int]:
-        return [r["step"] for r in run.directory.read_metrics() if "reference_reset" in r]
+        return [r.step for r in run.directory.read_metrics() if r.reference_reset]
 
     whole = run_with_reference(tmp_path / "whole", 3)
     train_run(whole, INITIAL_STATE)

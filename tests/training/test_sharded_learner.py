@@ -17,7 +17,7 @@ import sharded_cases
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.config.settings import TrainConfig
-from brorl.training.learner import StepMetrics
+from brorl.runs.step_record import UpdateRecord
 from brorl.training.ranks import ALONE
 from learner_support import group_of
 from rank_processes import RankProcesses
@@ -63,7 +63,7 @@ def case_of(rng: np.random.Generator, settings: TrainConfig, shape: str = "ragge
     return Case(settings, int(rng.integers(1 << 30)), [batch(rng, shape) for _ in range(steps)])
 
 
-def assert_same_update(got: StepMetrics, expected: StepMetrics, tolerance: float = 1e-9) -> None:
+def assert_same_update(got: UpdateRecord, expected: UpdateRecord, tolerance: float = 1e-9) -> None:
     for name, value in asdict(expected).items():
         found = getattr(got, name)
         assert found == (value if value is None else pytest.approx(value, rel=tolerance, abs=tolerance / 100)), name

@@ -228,26 +228,26 @@ def check_against_draws(batch: Batch, engine: CoinEngine, lost: set[int]) -> Non
     all_kept = [r for rs in alive.values() for r in rs]
     odd = [n % 2 == 1 for n, _ in all_kept]
     summary = batch.summary()
-    assert summary["samples"] == sum(map(len, draws.values()))
-    assert summary["sampled_tokens"] == 2 * summary["samples"]
-    assert summary["distinct_responses"] == sum(len(set(drawn)) for drawn in draws.values())
-    assert summary.get("samples_unverified", 0) == num_lost
-    assert summary.get("groups_unverified", 0) == len(draws) - len(alive)
-    assert summary.get("unverified_reasons", {}) == ({REASON: num_lost} if num_lost else {})
-    assert summary["groups"] == len(alive)
+    assert summary.samples == sum(map(len, draws.values()))
+    assert summary.sampled_tokens == 2 * summary.samples
+    assert summary.distinct_responses == sum(len(set(drawn)) for drawn in draws.values())
+    assert (summary.samples_unverified or 0) == num_lost
+    assert (summary.groups_unverified or 0) == len(draws) - len(alive)
+    assert (summary.unverified_reasons or {}) == ({REASON: num_lost} if num_lost else {})
+    assert summary.groups == len(alive)
     mixed = [p for p, rs in alive.items() if 0 < sum(n % 2 for n, _ in rs) < len(rs)]
-    assert summary["groups_mixed"] == len(mixed)
-    assert summary["groups_all_correct"] == sum(all(n % 2 for n, _ in rs) for rs in alive.values())
-    assert summary["accuracy"] == summary["reward"] == pytest.approx(sum(odd) / max(len(odd), 1))
+    assert summary.groups_mixed == len(mixed)
+    assert summary.groups_all_correct == sum(all(n % 2 for n, _ in rs) for rs in alive.values())
+    assert summary.accuracy == summary.reward == pytest.approx(sum(odd) / max(len(odd), 1))
     dropped = [rs for p, rs in alive.items() if p not in mixed]
     gone = () if batch.keeps_all else dropped
-    assert summary["samples_dropped"] == sum(map(len, gone))
-    assert summary["sampled_tokens_dropped"] == 2 * sum(map(len, gone))
-    assert summary["unique_tokens_dropped"] == sum(2 * len(set(rs)) for rs in gone)
-    for name, one in summary.get("by_source", {}).items():
+    assert summary.samples_dropped == sum(map(len, gone))
+    assert summary.sampled_tokens_dropped == 2 * sum(map(len, gone))
+    assert summary.unique_tokens_dropped == sum(2 * len(set(rs)) for rs in gone)
+    for name, one in (summary.by_source or {}).items():
         rows = [rs for p, rs in alive.items() if f"s{p % 2}" == name]
-        assert one["groups"] == len(rows)
-        assert one["accuracy"] == pytest.approx(np.mean([n % 2 for rs in rows for n, _ in rs]))
+        assert one.groups == len(rows)
+        assert one.accuracy == pytest.approx(np.mean([n % 2 for rs in rows for n, _ in rs]))
     assert len(batch.sampled) == len(draws)
     for group in batch.sampled:
         drawn = draws[group.prompt.token_ids[0]]
@@ -298,8 +298,7 @@ def test_nothing_changes_where_all_responses_were_verified(rng: np.random.Genera
     batches = [collector(numbers, LosingVerifier(once=once), seed).next_batch(1) for once in ((), texts)]
     summaries = [batch.summary() for batch in batches]
     assert summaries[0] == summaries[1]
-    assert list(summaries[0]) == list(summaries[1])
-    assert "samples_unverified" not in summaries[0]
+    assert summaries[0].samples_unverified is None
     for a, b in zip(*(batch.groups for batch in batches), strict=True):
         assert a.tree == b.tree
         assert a.reward_L.tolist() == b.reward_L.tolist()
@@ -316,7 +315,7 @@ def test_a_machine_that_verifies_nothing_ends_the_run(
     with pytest.raises(UnverifiedError, match="most often: unverified: a worker was lost") as raised:
         list(map(one.next_batch, steps))
     assert not isinstance(raised.value, NoMixedGroupsError)
-    assert raised.value.batch.summary()["samples_unverified"] > 0
+    assert (raised.value.batch.summary().samples_unverified or 0) > 0
     assert one.state().attempts == 1
     assert engine_of(one).num_calls == 3  # rounds, in one step or in several
 
@@ -352,7 +351,7 @@ def test_a_machine_that_recovers_does_not_end_the_run(rng: np.random.Generator) 
         verifier.bad, verifier.asked["calls"] = True, 0
         batch = one.next_batch(step)
         assert len(batch.groups) == 6
-        assert batch.summary()["groups_unverified"] == 6
+        assert batch.summary().groups_unverified == 6
 
 
 def test_fruitless_rounds_name_the_machine_if_most_verifications_were_lost(rng: np.random.Generator) -> None:

@@ -21,7 +21,8 @@ from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.question import COUNTDOWN_DOMAIN, Question
 from brorl.prompts.settings import FileSource
 from brorl.reporting.outline import Branch, lines_of, outline_of
-from brorl.reporting.tool_use import ToolUse
+from brorl.reporting.tool_use import tool_use_line
+from brorl.runs.step_record import ToolUse
 from brorl.table import Result, Table
 from brorl.tools.of_recipe import environment_verifier, load_tools, make_toolbox, rendered, with_turns
 from brorl.training.questions import build_questions
@@ -93,7 +94,7 @@ class SampledTree(Result):
                 f"{unique:,} computed: {sampled / unique:.1f}x fewer"
             )
         for name, use in zip(self.names, self.called, strict=False):
-            yield f"{name}: {use}"
+            yield f"{name}: {tool_use_line(use)}"
         if self.verdicts is None:
             yield f"no verdicts: the prompt is not in the data; give its reference answer with {option('reference')}"
 

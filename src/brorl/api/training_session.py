@@ -19,7 +19,7 @@ from brorl.config.settings import TrainConfig
 from brorl.console.progress import TrainingProgress
 from brorl.console.screen import Screen, in_notebook
 from brorl.console.tables import held_out_check_lines, result_tables
-from brorl.cost import Cost, total_cost
+from brorl.cost import Cost
 from brorl.distributed.settings import ClusterSettings
 from brorl.errors import STOPPED, EngineLostError, LearnerLostError, UserError
 from brorl.evaluation.evaluator import coverage_note
@@ -35,7 +35,8 @@ from brorl.runs.checkpoint import (
     read_step,
 )
 from brorl.runs.model_card import upload_command
-from brorl.runs.run_directory import REPORT_FILE, Record, RunDirectory
+from brorl.runs.run_directory import REPORT_FILE, RunDirectory
+from brorl.runs.step_record import StepRecord, total_cost
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table
 from brorl.trackers import open_trackers, require_package
@@ -59,7 +60,7 @@ class TrainingResult(Result):
     path: Path  # the run directory
     ending: Ending  # why the run ended
     message: str  # a sentence: why the run ended, and after how many steps
-    metrics: tuple[Record, ...]  # the lines of metrics.jsonl; step 0 is the evaluation before training
+    metrics: tuple[StepRecord, ...]  # the lines of metrics.jsonl; step 0 is the evaluation before training
     checkpoints: tuple[Path, ...]  # complete checkpoints, oldest first; each loads with transformers
     best_checkpoint: Path | None  # has the best held-out pass@k; None if no checkpoint was kept
     report: Path | None  # HTML file; None if the run has no report
@@ -73,16 +74,15 @@ class TrainingResult(Result):
     @property
     def first_evaluation(self) -> dict[int, Estimate]:
         """Held-out pass@k at the first evaluation, k -> value with a 95% interval; empty without an evaluation."""
-        return next(iter(self._evaluations()), {})
+        return next(iter(self._pass_at()), {})
 
     @property
     def last_evaluation(self) -> dict[int, Estimate]:
         """Held-out pass@k at the last evaluation, k -> value with a 95% interval; empty without an evaluation."""
-        return next(reversed(self._evaluations()), {})
+        return next(reversed(self._pass_at()), {})
 
-    def _evaluations(self) -> list[dict[int, Estimate]]:
-        evaluations = [record["evaluation"]["pass_at"] for record in self.metrics if record.get("evaluation")]
-        return [{int(k): Estimate(**estimate) for k, estimate in pass_at.items()} for pass_at in evaluations]
+    def _pass_at(self) -> list[dict[int, Estimate]]:
+        return [dict(record.evaluation.pass_at) for record in self.metrics if record.evaluation]
 
     def figure(self) -> ResultFigure:
         """Return a matplotlib figure: the mean reward, held-out pass@k, and the fraction of mixed groups, by step."""
@@ -97,7 +97,7 @@ class TrainingResult(Result):
         """Yield the tables of a run, why it ended, and what to do next, with commands to copy."""
         yield from result_tables(self.metrics)
         yield f"\n{self.message}; run directory: {self.path}"
-        evaluations = [record["evaluation"] for record in self.metrics if "evaluation" in record]
+        evaluations = [record.evaluation for record in self.metrics if record.evaluation]
         yield from (*held_out_check_lines(self.metrics), *coverage_note(evaluations), *self.hints)
 
     def show_on(self, screen: Screen) -> None:
@@ -224,7 +224,7 @@ class TrainingSession:
             open_trackers(tracking.to, tracking.project, name, settings, path, self.screen.echo, past)
         ) as trackers:
 
-            def report(record: Record) -> None:
+            def report(record: StepRecord) -> None:
                 progress.show(record)
                 trackers.log(record)
 
@@ -286,13 +286,13 @@ class TrainingSession:
             return f"no report: {error}"
         return f"charts and rollouts: open {report.path} in a browser"
 
-    def _examples(self, last: Record) -> list[str]:
+    def _examples(self, last: StepRecord) -> list[str]:
         """Return responses of the last step, if none was correct."""
         if self.config.store_rollouts_every:
             from brorl.reporting.samples import unsolved_examples  # only for a run without a correct response
 
-            return unsolved_examples(self.directory.path, last["step"])
-        if last["sampling"]["accuracy"]:
+            return unsolved_examples(self.directory.path, last.step)
+        if last.sampling and last.sampling.accuracy:
             return []
         return ["store_rollouts_every: 1 stores the rollouts, and `brorl samples` shows them"]
 

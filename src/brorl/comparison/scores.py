@@ -10,17 +10,17 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from brorl.arrays import FloatArray, IntArray
-from brorl.cost import Budget, Cost, Unit, amount, cost_of_step
+from brorl.cost import Budget, Cost, Unit, amount
 from brorl.errors import UserError
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.runs.run_directory import RunDirectory
+from brorl.runs.step_record import EvaluationRecord, StepRecord, from_json
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,33 +212,34 @@ def read_scores(path: Path, seed: int, budget: Budget) -> tuple[FinishedRun, Set
     """
     records = RunDirectory(path).read_metrics()
     cost, scores, begins = Cost(), [], dict[str, Cost]()
-    ended = records[-1].get("ended") if records else None
+    ended = records[-1].ended if records else None
     for record in records:
-        if (begin := record.get("objective", {}).get("begins")) and record["objective"]["phase"] > 1:
-            begins[begin] = cost
-        cost += cost_of_step(record)
-        if "evaluation" in record:
-            scores.append(_score(cost, record["evaluation"]))
+        if record.objective and record.objective.begins and record.objective.phase > 1:
+            begins[record.objective.begins] = cost
+        cost += record.cost
+        if record.evaluation:
+            scores.append(_score(cost, record.evaluation))
     if not scores or (ended is None and not budget.is_spent(cost)):
         return None
-    if "evaluation" not in records[0] or (ended is None and not budget.is_spent(scores[-1].cost)):
+    if records[0].evaluation is None or (ended is None and not budget.is_spent(scores[-1].cost)):
         raise UserError(
             f"in {path} the evaluation at the start or at the budget has no score, because its responses could not be "
             f"verified (an infrastructure failure); delete {path} and rerun the command"
         )
-    last = next(r["evaluation"] for r in reversed(records) if "evaluation" in r)
-    setup = RunDirectory(path).read_held_out(), last["num_samples"], tuple(sorted(int(k) for k in last["pass_at"]))
-    steps = [r for r in records if "sampling" in r]
+    last = next(record.evaluation for record in reversed(records) if record.evaluation)
+    setup = RunDirectory(path).read_held_out(), last.num_samples, tuple(sorted(last.pass_at))
+    sampled = [record.sampling for record in records if record.sampling]
     phase_seconds: Counter[str] = Counter()
-    for record in steps:
-        phase_seconds.update({name: value for name, value in record["seconds"].items() if name != "total"})
+    for record in records:
+        seconds = asdict(record.seconds) if record.seconds else {}
+        phase_seconds.update({name: value for name, value in seconds.items() if value is not None and name != "total"})
     run = FinishedRun(
         seed=seed,
         scores=tuple(scores),
         cost=cost,
         phase_seconds=dict(phase_seconds),
-        groups=sum(r["sampling"]["groups"] for r in steps),
-        groups_mixed=sum(r["sampling"]["groups_mixed"] for r in steps),
+        groups=sum(step.groups for step in sampled),
+        groups_mixed=sum(step.groups_mixed for step in sampled),
         ended_early=ended,
         path=str(path),
         phase_begins=begins,
@@ -246,10 +247,11 @@ def read_scores(path: Path, seed: int, budget: Budget) -> tuple[FinishedRun, Set
     return run, setup
 
 
-def _score(cost: Cost, evaluation: Mapping[str, Any]) -> Score:
-    correct, tokens = (np.array(evaluation["prompts"][name], np.int64) for name in ("num_correct", "sampled_tokens"))
-    lost = evaluation["prompts"].get("num_unverified")
-    return Score(cost, correct, tokens, evaluation["truncation_rate"], None if lost is None else np.array(lost))
+def _score(cost: Cost, evaluation: EvaluationRecord) -> Score:
+    prompts = evaluation.prompts
+    correct, tokens = (np.array(counts, np.int64) for counts in (prompts.num_correct, prompts.sampled_tokens))
+    lost = prompts.num_unverified
+    return Score(cost, correct, tokens, evaluation.truncation_rate, None if lost is None else np.array(lost))
 
 
 @dataclass(frozen=True)
@@ -304,17 +306,17 @@ class RunProgress:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                self._take(json.loads(line))
+                self._take(from_json(json.loads(line)))
 
-    def _take(self, record: dict[str, Any]) -> None:
-        cost = cost_of_step(record)
+    def _take(self, record: StepRecord) -> None:
+        cost = record.cost
         self.spent += cost
         if cost.samples:
             self.steps.append(cost)
-        if "evaluation" in record:
-            self.score = {int(k): e["value"] for k, e in record["evaluation"]["pass_at"].items()}
+        if record.evaluation:
+            self.score = {k: estimate.value for k, estimate in record.evaluation.pass_at.items()}
             self.first = self.first or self.score
-        self.ended_early = "ended" in record
+        self.ended_early = record.ended is not None
         self.ended = self.ended_early or self.run.budget.is_spent(self.spent)
 
 

@@ -12,9 +12,9 @@ from rich.text import Text
 from brorl.activity import Activity, Round
 from brorl.console import tables
 from brorl.console.screen import Screen, join_fitting
-from brorl.cost import Budget, Cost, cost_of_step, fraction_spent, total_cost
+from brorl.cost import Budget, Cost, fraction_spent
 from brorl.format import counted, duration
-from brorl.runs.run_directory import Record
+from brorl.runs.step_record import KeptRecord, SamplingRecord, SecondsRecord, StepRecord, total_cost
 
 _LARGE_STEP = 0.5  # nats per token; PPO's clip keeps it near 0.01
 _LINES_PER_HEADER = 25
@@ -38,10 +38,10 @@ class TrainingProgress:
         self._num_lines = 0
         self._warned: dict[str, int] = {}  # kind of warning -> step at which it was shown last
 
-    def recall(self, past: Sequence[Record]) -> None:
+    def recall(self, past: Sequence[StepRecord]) -> None:
         """Take over the metrics of the steps before a resume."""
         self._spent = total_cost(past)
-        self._carried = next((r["kept"]["carried"] for r in reversed(past) if "kept" in r), 0)
+        self._carried = next((record.kept.carried for record in reversed(past) if record.kept), 0)
 
     def observe(self, activity: Activity) -> None:
         """Update the status line; at rounds 3, 4, 6, 10, ... of a step also write a line."""
@@ -51,36 +51,36 @@ class TrainingProgress:
             self._screen.echo(Text(f"step {activity.step}: round {activity.number}, {so_far}", style="dim"))
             self._warn(activity.step, {"cut": cut_warning(activity.fraction_cut)})
 
-    def show(self, record: Record) -> None:
+    def show(self, record: StepRecord) -> None:
         """Write the line of a step or of an evaluation, and notes on anything unusual in it."""
-        self._spent += cost_of_step(record)
+        self._spent += record.cost
         if self._start is None:
             self._start, self._fraction_at_start = perf_counter(), self._fraction_done()
-        if "update" in record:
-            if begins := record.get("objective", {}).get("begins"):
-                self._screen.echo(Text(f"begins: {begins}", style="bold"))
+        if record.update:
+            if record.objective and record.objective.begins:
+                self._screen.echo(Text(f"begins: {record.objective.begins}", style="bold"))
             self._show_step(record)
             indent = _INDENT
-        elif "evaluation" in record or "evaluation_unverified" in record:
-            when = "at the end" if record["step"] else "before training"
-            if "evaluation" in record:
-                self._screen.echo(f"held-out prompts {when}: {tables.pass_at_line(record['evaluation'])}")
+        elif record.evaluation or record.evaluation_unverified:
+            if record.evaluation:
+                when = "at the end" if record.step else "before training"
+                self._screen.echo(f"held-out prompts {when}: {tables.pass_at_line(record.evaluation)}")
             indent = ""
         else:
             return
         for note in step_notes(record):
             self._screen.echo(Text(f"{indent}{note}", style="yellow"))
-        self._warn(record["step"], warnings(record))
+        self._warn(record.step, warnings(record))
 
-    def _show_step(self, record: Record) -> None:
+    def _show_step(self, record: StepRecord) -> None:
         if self._num_lines == 0:
-            self._step_lines = StepLines(self._screen.console.width, tools="tools" in record)
+            self._step_lines = StepLines(self._screen.console.width, tools=record.tools is not None)
             self._screen.echo(Text(self._step_lines.legend, style="dim"))
         if self._num_lines % _LINES_PER_HEADER == 0:
             self._screen.echo(Text(self._step_lines.header, style="dim"))
         self._num_lines += 1
-        carried = min(self._carried, record["kept"]["groups"])
-        self._carried = record["kept"]["carried"]
+        kept = record.kept or KeptRecord()
+        carried, self._carried = min(self._carried, kept.groups), kept.carried
         self._screen.echo(self._step_lines.line(record, carried, self._time_left()))
 
     def _warn(self, step: int, lines: Mapping[str, str | None]) -> None:
@@ -101,49 +101,56 @@ class TrainingProgress:
         return duration((perf_counter() - self._start) / (fraction - self._fraction_at_start) * max(1 - fraction, 0.0))
 
 
-def step_notes(record: Record) -> list[str]:
+def step_notes(record: StepRecord) -> list[str]:
     """Return a line on each unusual event of a step."""
-    lines = []
-    for name, where in (("sampling", "their reasons are in rollouts/"), ("evaluation", "this was during evaluation")):
-        late, failed = (record.get(name, {}).get(f"verifier_{what}", 0) for what in ("timeouts", "failures"))
-        if late or failed:
-            lines.append(f"{late} verifications timed out and {failed} failed; they count as incorrect, and {where}")
-    evaluation = record.get("evaluation", {})
-    if lost := record.get("evaluation_unverified"):
+    lines, evaluation = [], record.evaluation
+    for measured, where in (
+        (record.sampling, "their reasons are in rollouts/"),
+        (evaluation, "this was during evaluation"),
+    ):
+        if measured and (measured.verifier_timeouts or measured.verifier_failures):
+            lines.append(
+                f"{measured.verifier_timeouts} verifications timed out and {measured.verifier_failures} failed; they "
+                f"count as incorrect, and {where}"
+            )
+    if lost := record.evaluation_unverified:
         lines.append(
             f"warning: no evaluation: {lost:,} responses could not be verified because of infrastructure failures"
         )
-    elif lost := evaluation.get("num_unverified"):
+    elif evaluation and evaluation.num_unverified:
         lines.append(
-            f"warning: {lost:,} of {evaluation['num_prompts'] * evaluation['num_samples']:,} responses to held-out "
-            "prompts could not be verified because of infrastructure failures; they do not count"
+            f"warning: {evaluation.num_unverified:,} of {evaluation.num_prompts * evaluation.num_samples:,} responses "
+            "to held-out prompts could not be verified because of infrastructure failures; they do not count"
         )
-    update = record.get("update")
-    if update and update["out_of_memory_retries"]:
-        lines.append(f"out of memory: from now on {update['nodes_per_pass']} nodes per forward pass, same gradients")
-    if update and update["old_policy_kl"] > _LARGE_STEP:
+    update = record.update
+    if update and update.out_of_memory_retries:
+        lines.append(f"out of memory: from now on {update.nodes_per_pass} nodes per forward pass, same gradients")
+    if update and update.old_policy_kl > _LARGE_STEP:
         lines.append(
-            f"warning: the updates of this step moved the policy by {update['old_policy_kl']:.2g} nats per token; "
+            f"warning: the updates of this step moved the policy by {update.old_policy_kl:.2g} nats per token; "
             "lower optimizer.learning_rate"
         )
-    if "reference_reset" in record:
-        lines.append(f"reference policy reset: {record['reference_reset']}")
-    if "collapse" in record:
-        lines.append(f"warning: {record['collapse']}")
+    if record.reference_reset is not None:
+        lines.append(f"reference policy reset: {record.reference_reset}")
+    if record.collapse is not None:
+        lines.append(f"warning: {record.collapse}")
     return lines
 
 
-def warnings(record: Record) -> dict[str, str | None]:
+def warnings(record: StepRecord) -> dict[str, str | None]:
     """Return warnings: rollouts that were cut, more than 1% unverified ones, and programs that were cut off."""
-    sampling = record.get("sampling", {})
-    lost, rollouts = sampling.get("samples_unverified", 0), sampling.get("samples", 0)
-    lines = {"cut": cut_warning(_fraction_cut(record), "tools" in record)}
-    if lost > _UNVERIFIED_FRACTION * rollouts:
+    sampling = record.sampling
+    if sampling is None:
+        return {}
+    lost = sampling.samples_unverified or 0
+    lines = {"cut": cut_warning(sampling.truncation_rate, record.tools is not None)}
+    if lost > _UNVERIFIED_FRACTION * sampling.samples:
         lines["unverified"] = (
-            f"warning: {lost:,} of {rollouts:,} rollouts could not be verified because of infrastructure failures "
-            f"(most often: {next(iter(sampling['unverified_reasons']))}); they were taken out of their groups"
+            f"warning: {lost:,} of {sampling.samples:,} rollouts could not be verified because of infrastructure "
+            f"failures (most often: {next(iter(sampling.unverified_reasons or {}), 'unknown')}); they were taken out "
+            "of their groups"
         )
-    if cut_off := sampling.get("verifier_cut_offs", 0):
+    if cut_off := sampling.verifier_cut_offs:
         lines["programs"] = (
             f"warning: {counted(cut_off, 'response')} had used the equal part of the time of all programs when it was "
             "over, and counted as incorrect; raise verification.batch_timeout_s or verification.workers if they are "
@@ -154,17 +161,13 @@ def warnings(record: Record) -> dict[str, str | None]:
 
 def cut_warning(fraction: float, tools: bool = False) -> str | None:
     """Return a warning if more than a third of some rollouts were cut at the length limit."""
-    if fraction <= _CUT_FRACTION:
+    if not fraction > _CUT_FRACTION:
         return None
     of_tools = "; tools.max_turns and tools.max_response_tokens cut rollouts too" if tools else ""
     return (
         f"warning: {fraction:.0%} of the rollouts were cut off at sampling.max_new_tokens; raise it, or make the model "
         f"answer sooner (docs/how-to/thinking_models.md){of_tools}"
     )
-
-
-def _fraction_cut(record: Record) -> float:
-    return float(record.get("sampling", {}).get("truncation_rate", 0.0))
 
 
 class _Column(NamedTuple):
@@ -192,24 +195,24 @@ _COLUMNS = (
 )
 
 
-def _cells(record: Record, carried: int, left: str) -> list[str]:
+def _cells(record: StepRecord, carried: int, left: str) -> list[str]:
     """Return the text of every column for one step."""
-    sampling, seconds, groups = record["sampling"], record["seconds"], record["kept"]["groups"]
-    pass_at = record.get("evaluation", {}).get("pass_at", {})
-    one = pass_at.get(1, pass_at.get("1"))
-    phases = (seconds.get(name, 0.0) for name in ("generation", "verification", "training"))
+    sampling, kept = record.sampling or SamplingRecord(), record.kept or KeptRecord()
+    seconds = record.seconds or SecondsRecord()
+    one = record.evaluation.pass_at.get(1) if record.evaluation else None
+    phases = (seconds.generation, seconds.verification, seconds.training)
     return [
-        str(record["step"]),
-        f"{sampling['reward']:.3f}",
-        f"{one['value']:.3f} [{one['low']:.2f}, {one['high']:.2f}]" if one else "",
-        f"{groups} ({carried} carried)" if carried else str(groups),
-        f"{sampling['groups']:,}",
-        f"{_fraction_cut(record):.0%}",
-        f"{record['tools']['turns']:.2f}" if "tools" in record else "",
-        f"{sampling['unique_tokens'] / max(sampling['sampled_tokens'], 1):.1%}",
-        f"{sampling['samples'] / seconds['total']:,.0f}",
-        f"{seconds['total']:.2f}s" if seconds["total"] < 100 else duration(seconds["total"]),
-        "/".join(f"{s:.2f}" if s < 100 else f"{s:.0f}" for s in phases),
+        str(record.step),
+        f"{sampling.reward:.3f}",
+        f"{one.value:.3f} [{one.low:.2f}, {one.high:.2f}]" if one else "",
+        f"{kept.groups} ({carried} carried)" if carried else str(kept.groups),
+        f"{sampling.groups:,}",
+        f"{sampling.truncation_rate:.0%}",
+        f"{record.tools.turns:.2f}" if record.tools else "",
+        f"{sampling.unique_tokens / max(sampling.sampled_tokens, 1):.1%}",
+        f"{sampling.samples / seconds.total:,.0f}",
+        f"{seconds.total:.2f}s" if seconds.total < 100 else duration(seconds.total),
+        "/".join(f"{s:.2f}" if s < 100 else f"{s:.0f}" for s in (phase or 0.0 for phase in phases)),
         left,
     ]
 
@@ -229,7 +232,7 @@ class StepLines:
         self.header = _GAP.join(c.head.rjust(c.width) for c in shown)
         self.legend = join_fitting([c.legend for c in shown if c.legend] or [""], width, "; ")
 
-    def line(self, record: Record, carried: int, left: str) -> Text:
+    def line(self, record: StepRecord, carried: int, left: str) -> Text:
         """Return the line of a step; `carried` of its groups come from earlier steps."""
         cells = zip(_COLUMNS, _cells(record, carried, left), strict=True)
         return Text(_GAP).join(Text(text.rjust(c.width), style=c.style) for c, text in cells if c in self._shown)

@@ -7,165 +7,153 @@ from math import sqrt
 from statistics import fmean
 
 from brorl.console.screen import PHASE_NAMES
-from brorl.format import Estimate, interval
-from brorl.reporting.tool_use import ToolUse
-from brorl.runs.run_directory import Record, total
+from brorl.format import interval
+from brorl.reporting.tool_use import failed_calls, sharing, total_tool_use
+from brorl.runs.step_record import EvaluationRecord, StepRecord, total_cost
 from brorl.table import Table
 
 _LAST_STEPS = 25
 
 
-def result_tables(records: Sequence[Record]) -> list[Table]:
+def result_tables(records: Sequence[StepRecord]) -> list[Table]:
     """Make the tables of a run, leaving out empty ones."""
     return [table for table in (outcome_table(records), coverage_table(records), cost_table(records)) if table.rows]
 
 
-def outcome_table(records: Sequence[Record]) -> Table:
+def outcome_table(records: Sequence[StepRecord]) -> Table:
     """Return the held-out results before and after training, with 95% intervals; no rows without two evaluations."""
-    evaluations, rows = _evaluations(records), []
+    evaluations, rows = [record.evaluation for record in records if record.evaluation], []
     columns, notes = (
         ["", "before", "after", "change"],
         ["pass@k: probability that one of k responses is correct [95% interval]"],
     )
     if len(evaluations) > 1:
         first, last = evaluations[0], evaluations[-1]
-        evaluated = max(r["step"] for r in records if "evaluation" in r)
-        if evaluated < (done := max(r["step"] for r in records)):
+        evaluated = max(record.step for record in records if record.evaluation)
+        if evaluated < (done := max(record.step for record in records)):
             columns[2] = f"after step {evaluated}"
             notes.append(f"step {evaluated} of {done} is the last one with an evaluation")
-        compared = [(f"pass@{k}", before, last["pass_at"][k]) for k, before in first["pass_at"].items()]
-        for source, before_at in first["by_source"].items():
-            ks = dict.fromkeys((min(before_at, key=int), max(before_at, key=int)))
-            if source in last["by_source"]:  # missing if too few of the source's responses were verified
-                compared += [(f"  {source} pass@{k}", before_at[k], last["by_source"][source][k]) for k in ks]
-        averages = [r["ema_evaluation"]["pass_at"] for r in records if "ema_evaluation" in r]
+        compared = [(f"pass@{k}", before, last.pass_at[k]) for k, before in first.pass_at.items()]
+        for source, before_at in first.by_source.items():
+            ks = dict.fromkeys((min(before_at), max(before_at)))
+            if source in last.by_source:  # missing if too few of the source's responses were verified
+                compared += [(f"  {source} pass@{k}", before_at[k], last.by_source[source][k]) for k in ks]
+        averages = [record.ema_evaluation.pass_at for record in records if record.ema_evaluation]
         for k, after in averages[-1].items() if averages else ():
-            compared.append((f"  averaged weights pass@{k}", first["pass_at"][k], after))
+            compared.append((f"  averaged weights pass@{k}", first.pass_at[k], after))
         rows = [
-            (
-                name,
-                interval(Estimate(**before)),
-                interval(Estimate(**after)),
-                f"{after['value'] - before['value']:+.3f}",
-            )
+            (name, interval(before), interval(after), f"{after.value - before.value:+.3f}")
             for name, before, after in compared
         ]
-        solved = f"{last['solved'] - first['solved']:+d}"
-        rows.append((f"solved of {last['num_prompts']}", str(first["solved"]), str(last["solved"]), solved))
+        solved = f"{last.solved - first.solved:+d}"
+        rows.append((f"solved of {last.num_prompts}", str(first.solved), str(last.solved), solved))
     return Table("Held-out prompts", tuple(columns), tuple(rows), tuple(notes))
 
 
-def coverage_table(records: Sequence[Record]) -> Table:
+def coverage_table(records: Sequence[StepRecord]) -> Table:
     """Return a table that estimates, from the run's last rollouts, the mixed fraction and the coverage at other N.
 
     The table has no rows if no step has an estimate.
     """
-    steps = [r for r in records if "coverage" in r][-_LAST_STEPS:]
-    pooled = [r["coverage"]["pooled"] for r in steps]
+    steps = [(r.sampling, r.coverage.pooled) for r in records if r.sampling and r.coverage][-_LAST_STEPS:]
+    pooled = [coverage for _, coverage in steps]
     title = f"Other numbers of rollouts per prompt (last {len(steps)} steps)"
-    mixed = [
-        (r["sampling"]["groups"], p["informative_fraction_at"])
-        for r, p in zip(steps, pooled, strict=True)
-        if p["informative_fraction_at"]
-    ]
+    mixed = [(s.groups, p.informative_fraction_at) for s, p in steps if p.informative_fraction_at]
     if not mixed:
         return Table(title, ("N =",), ())
-    covered = [p for p in pooled if p["unsampled_correct_at"] and p["q_pos"] > 0]
-    own = max(int(n) for n in mixed[-1][1])
-    known = {int(n) for at in (mixed[-1][1], *(p["unsampled_correct_at"] for p in covered)) for n in at}
+    covered = [(p.q_pos, p.unsampled_correct_at) for p in pooled if p.unsampled_correct_at and p.q_pos]
+    own = max(mixed[-1][1])
+    known = {*mixed[-1][1], *(n for _, at in covered for n in at)}
     numbers = sorted(known & {16, 64, 256, own, 4 * own})
     groups = sum(size for size, _ in mixed)
-    fractions = [sum(size * at[str(n)] for size, at in mixed) / groups if n <= own else None for n in numbers]
+    fractions = [sum(size * at[n] for size, at in mixed) / groups if n <= own else None for n in numbers]
     rows = [("mixed groups", *("-" if fraction is None else _percent(fraction) for fraction in fractions))]
     notes = ["mixed groups: groups with correct and incorrect rollouts"]
     if None in fractions:
         notes[0] += f"; -: not known beyond the {own} rollouts per prompt of the run"
     if covered:
-        mass = sum(p["q_pos"] for p in covered)
-        unsampled = [sum(p["unsampled_correct_at"][str(n)] for p in covered) for n in numbers]
+        mass = sum(q_pos for q_pos, _ in covered)
+        unsampled = [sum(at[n] for _, at in covered) for n in numbers]
         rows.append(("correct responses sampled", *(_percent(1 - missed / mass) for missed in unsampled)))
         notes.append("correct responses are weighted by their probability")
         if numbers[-1] > own:
             notes.append(f"* estimated from the same {own} rollouts per prompt")
-    elif any(p["unsampled_correct_at"] for p in pooled):
+    elif any(p.unsampled_correct_at for p in pooled):
         notes.append("no correct response was sampled in these steps")
     else:
         notes.append("all responses were unique; the fraction of unsampled responses cannot be estimated")
     return Table(title, ("N =", *(f"{n}*" if n > own else str(n) for n in numbers)), tuple(rows), tuple(notes))
 
 
-def _num_updates(records: Sequence[Record]) -> int:
+def _num_updates(records: Sequence[StepRecord]) -> int:
     """Count the steps with an update; an attempt without a mixed group makes none."""
-    return sum("update" in record for record in records)
+    return sum(record.update is not None for record in records)
 
 
-def cost_table(records: Sequence[Record]) -> Table:
+def cost_table(records: Sequence[StepRecord]) -> Table:
     """Return a table of samples, tokens saved by the tree, and seconds per phase; no rows without a step."""
-    steps = [r for r in records if "sampling" in r]
+    steps = [record.sampling for record in records if record.sampling]
     if not steps:
         return Table("Cost", ("", "", ""), ())
-
-    def sampling(name: str) -> float:
-        return total(steps, "sampling", name)
-
-    samples, tokens = sampling("samples"), sampling("sampled_tokens")
-    distinct, unique = sampling("distinct_responses"), sampling("unique_tokens")
-    kept = f"{total(steps, 'kept', 'groups'):,.0f} groups in updates, {sampling('groups'):,.0f} sampled"
+    cost = total_cost(records)
+    distinct = sum(step.distinct_responses for step in steps)
+    learned = sum(record.kept.groups for record in records if record.kept)
     rows = [
-        ("steps", f"{_num_updates(records):,}", kept),
-        ("rollouts", f"{samples:,.0f}", f"{distinct:,.0f} verified: {samples / distinct:.1f}x fewer"),
-        ("tokens", f"{tokens:,.0f}", f"{unique:,.0f} computed: {tokens / unique:.1f}x fewer"),
+        ("steps", f"{cost.steps:,}", f"{learned:,} groups in updates, {sum(s.groups for s in steps):,} sampled"),
+        ("rollouts", f"{cost.samples:,}", f"{distinct:,} verified: {cost.samples / distinct:.1f}x fewer"),
+        (
+            "tokens",
+            f"{cost.sampled_tokens:,}",
+            f"{cost.unique_tokens:,} computed: {cost.sampled_tokens / cost.unique_tokens:.1f}x fewer",
+        ),
     ]
-    if (use := ToolUse.of(steps)) is not None:
-        rows[-1] = ("tokens", f"{tokens:,.0f}", f"{rows[-1][2]}; {use.given_tokens:,} given")
-        rows.append(("calls", f"{use.calls:,}", f"{use.sharing}; {use.turns:.2f} turns per rollout"))
+    if (use := total_tool_use(records)) is not None:
+        rows[-1] = (*rows[-1][:2], f"{rows[-1][2]}; {use.given_tokens:,} given")
+        rows.append(("calls", f"{use.calls:,}", f"{sharing(use)}; {use.turns:.2f} turns per rollout"))
         if use.failures:
-            rows.append(("failed", f"{sum(use.failures.values()):,}", f"calls: {use.failed}"))
-    if dropped := sampling("samples_dropped"):
-        computed = f"{dropped / samples:.0%}, {sampling('unique_tokens_dropped'):,.0f} tokens computed"
-        rows.append(("dropped", f"{dropped:,.0f}", f"rollouts of groups that were not mixed: {computed}"))
-    timeouts, failures = sampling("verifier_timeouts"), sampling("verifier_failures")
+            rows.append(("failed", f"{sum(use.failures.values()):,}", f"calls: {failed_calls(use)}"))
+    if dropped := sum(step.samples_dropped for step in steps):
+        tokens = sum(step.unique_tokens_dropped for step in steps)
+        part = f"{dropped / cost.samples:.0%}, {tokens:,} tokens computed"
+        rows.append(("dropped", f"{dropped:,}", f"rollouts of groups that were not mixed: {part}"))
+    timeouts, failures = (sum(step.verifier_timeouts for step in steps), sum(step.verifier_failures for step in steps))
     if timeouts or failures:
-        lost = f"without a verdict: {timeouts:,.0f} timed out, {failures:,.0f} failed"
-        rows.append(("verifications", f"{timeouts + failures:,.0f}", lost))
-    if unverified := sampling("samples_unverified"):
-        lost = f"rollouts, infrastructure failures: {unverified / samples:.1%}"
-        rows.append(("unverified", f"{unverified:,.0f}", lost))
-    phases = ", ".join(f"{name} {total(steps, 'seconds', phase):.1f}" for phase, name in PHASE_NAMES.items())
-    rows.append(("seconds", f"{total(steps, 'seconds', 'total'):.1f}", phases))
+        lost = f"without a verdict: {timeouts:,} timed out, {failures:,} failed"
+        rows.append(("verifications", f"{timeouts + failures:,}", lost))
+    if unverified := sum(step.samples_unverified or 0 for step in steps):
+        lost = f"rollouts, infrastructure failures: {unverified / cost.samples:.1%}"
+        rows.append(("unverified", f"{unverified:,}", lost))
+    times = [record.seconds for record in records if record.sampling and record.seconds]
+    phases = (f"{word} {sum(getattr(t, name) or 0.0 for t in times):.1f}" for name, word in PHASE_NAMES.items())
+    rows.append(("seconds", f"{cost.seconds:.1f}", ", ".join(phases)))
     return Table("Cost", ("", "", ""), tuple(rows), words=frozenset({0, 2}))
 
 
-def held_out_check_lines(records: Sequence[Record]) -> list[str]:
+def held_out_check_lines(records: Sequence[StepRecord]) -> list[str]:
     """Return a line on how the checked updates changed the probability of correct responses, if any was checked."""
-    checks = [r["held_out_check"] for r in records if r.get("held_out_check", {}).get("change") is not None]
+    checks = [check for record in records if (check := record.held_out_check) and check.change is not None]
     if not checks:
         return []
     number = f"{len(checks)} of {_num_updates(records)} updates"
-    change = fmean(c["change"] for c in checks)
-    half = sqrt(sum((c["change_high"] - c["change"]) ** 2 for c in checks)) / len(checks)
+    change = fmean(check.change or 0.0 for check in checks)
+    half_widths = [(check.change_high or 0.0) - (check.change or 0.0) for check in checks]
+    half = sqrt(sum(width**2 for width in half_widths)) / len(checks)
     line = (
         f"held-out check of {number}: one update changed the probability of a correct response "
         f"by {change:+.4f} [{change - half:+.4f}, {change + half:+.4f}]"
     )
-    with_correct = [c for c in checks if c["num_correct"]]
-    if with_correct:
-        correct = sum(c["num_correct"] for c in with_correct)
-        risen = sum(c["fraction_improved"] * c["num_correct"] for c in with_correct)
-        drop = min(c["worst_drop"] for c in with_correct)
+    if correct := sum(check.num_correct for check in checks):
+        risen = sum((check.fraction_improved or 0.0) * check.num_correct for check in checks)
+        drop = min(check.worst_drop or 0.0 for check in checks)
         largest = f"the largest drop of one response was {-drop:.2g}" if drop < 0 else "no sampled response dropped"
         line += f"; {risen / correct:.0%} of the correct mass rose; {largest}"
     return [line]
 
 
-def pass_at_line(evaluation: Record) -> str:
+def pass_at_line(evaluation: EvaluationRecord) -> str:
     """Return all pass@k of an evaluation on one line."""
-    parts = [f"pass@{k} {interval(Estimate(**estimate))}" for k, estimate in evaluation["pass_at"].items()]
-    return f"{', '.join(parts)} ({evaluation['num_prompts']} prompts x {evaluation['num_samples']} samples)"
-
-
-def _evaluations(records: Sequence[Record]) -> list[Record]:
-    return [r["evaluation"] for r in records if "evaluation" in r]
+    parts = [f"pass@{k} {interval(estimate)}" for k, estimate in evaluation.pass_at.items()]
+    return f"{', '.join(parts)} ({evaluation.num_prompts} prompts x {evaluation.num_samples} samples)"
 
 
 def _percent(value: float) -> str:

@@ -29,8 +29,9 @@ from brorl.distributed.actors import RemoteWeights, stored_form
 from brorl.distributed.cluster import POLL_S, RayCluster
 from brorl.errors import FirstRankError, LearnerLostError, UserError
 from brorl.model.device import free_unused
+from brorl.runs.step_record import UpdateRecord
 from brorl.storage import storage_errors
-from brorl.training.learner import Learner, StepMetrics
+from brorl.training.learner import Learner
 from brorl.tree import RolloutTree
 
 _GRACE_S = 5.0  # after a rank has lost its connection, the death of another one becomes known within this time
@@ -185,9 +186,9 @@ class RemoteLearner:
 
     def learn(
         self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
-    ) -> StepMetrics:
+    ) -> UpdateRecord:
         """See `Learner`."""
-        metrics: StepMetrics = self._call("learn", _without_verdicts(groups), estimate_advantages, seed, lr_scale)
+        metrics: UpdateRecord = self._call("learn", _without_verdicts(groups), estimate_advantages, seed, lr_scale)
         return metrics
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:

@@ -6,10 +6,10 @@ Prompts come in batches, one call of the engine each. Counts per prompt go out, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -20,6 +20,7 @@ from brorl.evaluation.pass_at_k import mean_with_interval, pass_at_k_of_each
 from brorl.format import Estimate
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.rollout.engine import Sampler, SampleTask
+from brorl.runs.step_record import EvaluatedPrompts, EvaluationRecord
 from brorl.sampling import SamplingParams
 from brorl.verdict import is_failure, is_timeout
 from brorl.verification.grade import Grader
@@ -141,34 +142,37 @@ def summarize(prompts: Sequence[PromptCounts], ks: Sequence[int], seconds: float
     )
 
 
-_RECORDED = (
-    "pass_at", "num_prompts", "num_samples", "solved", "truncation_rate", "verifier_timeouts", "verifier_failures",
-    "unique_tokens", "sampled_tokens", "seconds",
-)  # fmt: skip
-
-
-def evaluation_record(batch: BatchCounts, ks: Sequence[int]) -> dict[str, Any] | None:
-    """Return the section `evaluation` of the metrics (docs/reference/metrics.md).
-
-    Return None if there is a k for which no prompt has k verified responses.
-    """
+def evaluation_record(batch: BatchCounts, ks: Sequence[int]) -> EvaluationRecord | None:
+    """Return the record of an evaluation; None if there is a k for which no prompt has k verified responses."""
     prompts = batch.prompts
     summary = summarize(prompts, ks, batch.seconds)
     if len(summary.pass_at) < len(ks):
         return None
-    overall = asdict(summary)
-    record = {name: overall[name] for name in _RECORDED}
-    if summary.num_unverified:
-        record |= {"num_unverified": summary.num_unverified, "left_out": summary.left_out}
-    if summary.calling_turns:
-        record |= {"turns": summary.turns, "given_tokens": summary.given_tokens}
+    lost = tuple(prompt.num_unverified for prompt in prompts)
     sources = sorted({prompt.data_set for prompt in prompts})
-    by_source = {s: summarize([p for p in prompts if p.data_set == s], ks, None) for s in sources}
-    pass_at_of = {s: asdict(one)["pass_at"] for s, one in by_source.items() if len(one.pass_at) == len(ks)}
-    record["by_source"] = pass_at_of if len(sources) > 1 else {}
-    counted = ("num_correct", "sampled_tokens", *(("num_unverified",) if summary.num_unverified else ()))
-    record["prompts"] = {name: [getattr(prompt, name) for prompt in prompts] for name in counted}
-    return record
+    by_source = {s: summarize([p for p in prompts if p.data_set == s], ks, None).pass_at for s in sources}
+    return EvaluationRecord(
+        pass_at=summary.pass_at,
+        num_prompts=summary.num_prompts,
+        num_samples=summary.num_samples,
+        solved=summary.solved,
+        truncation_rate=summary.truncation_rate,
+        verifier_timeouts=summary.verifier_timeouts,
+        verifier_failures=summary.verifier_failures,
+        unique_tokens=summary.unique_tokens,
+        sampled_tokens=summary.sampled_tokens,
+        seconds=batch.seconds,
+        num_unverified=summary.num_unverified if any(lost) else None,
+        left_out=summary.left_out if any(lost) else None,
+        turns=summary.turns if summary.calling_turns else None,
+        given_tokens=summary.given_tokens if summary.calling_turns else None,
+        by_source={s: at for s, at in by_source.items() if len(at) == len(ks)} if len(sources) > 1 else {},
+        prompts=EvaluatedPrompts(
+            num_correct=tuple(prompt.num_correct for prompt in prompts),
+            sampled_tokens=tuple(prompt.sampled_tokens for prompt in prompts),
+            num_unverified=lost if any(lost) else None,
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -242,16 +246,16 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
-def coverage_note(evaluations: Sequence[dict[str, Any]]) -> list[str]:
+def coverage_note(evaluations: Sequence[EvaluationRecord]) -> list[str]:
     """Return a sentence if pass@k of the largest k fell, and the intervals before and after do not overlap."""
     if len(evaluations) < 2:
         return []
-    before_at, after_at = evaluations[0]["pass_at"], evaluations[-1]["pass_at"]
-    k = max((k for k in before_at if k in after_at), key=int, default=1)
-    if int(k) == 1 or after_at[k]["high"] >= before_at[k]["low"]:
+    before_at, after_at = evaluations[0].pass_at, evaluations[-1].pass_at
+    k = max((k for k in before_at if k in after_at), default=1)
+    if k == 1 or after_at[k].high >= before_at[k].low:
         return []
     return [
-        f"Coverage fell: held-out pass@{k} went from {before_at[k]['value']:.3f} to {after_at[k]['value']:.3f}, beyond "
+        f"Coverage fell: held-out pass@{k} went from {before_at[k].value:.3f} to {after_at[k].value:.3f}, beyond "
         "the intervals. To keep more of it, lower optimizer.learning_rate, train for fewer steps, or count rare "
         "successes more (docs/how-to/broaden.md)."
     ]

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from math import isfinite
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +20,8 @@ from brorl.evaluation.pass_at_k import pass_at_k_of_each
 from brorl.format import counted, visible_text
 from brorl.reporting.frame import resource
 from brorl.reporting.summary import reason
-from brorl.runs.run_directory import Record, RunRecord, number
+from brorl.runs.run_directory import StoredRun
+from brorl.runs.step_record import EvaluationRecord, PooledCoverage, StepRecord
 
 LAST_STEPS = 25
 _DASHES = ("solid", "dot", "dash", "dashdot")
@@ -29,12 +31,13 @@ _PROMPTS_SHOWN = 3  # of a point, when the reader points at it
 _FEW_ROLLOUTS = 32  # up to this N, each number of correct rollouts has its own bar in the histogram
 
 Trace = dict[str, Any]
-# The name of a number in the metrics, two for a ratio, three for a value and its interval; parts of a name are dotted,
-# or a tuple where they hold dots themselves.
-Quantity = str | Sequence[str | tuple[str, ...]]
+# The path of a number in a record, two for a ratio, three for a value and its interval; its parts are dotted, or a
+# tuple where they hold dots themselves or are numbers.
+Path = str | tuple[str | int, ...]
+Quantity = str | Sequence[Path]
 
 
-def metric_lines(runs: Sequence[RunRecord], quantities: Mapping[str, Quantity]) -> tuple[Trace, ...]:
+def metric_lines(runs: Sequence[StoredRun], quantities: Mapping[str, Quantity]) -> tuple[Trace, ...]:
     """Return a line for each run and each quantity that its metrics hold; the keys are labels for the legend."""
     traces = []
     for i, run in enumerate(runs):
@@ -48,15 +51,16 @@ def metric_lines(runs: Sequence[RunRecord], quantities: Mapping[str, Quantity]) 
     return tuple(traces)
 
 
-def _values(record: Record, quantity: Quantity) -> list[float]:
+def _values(record: StepRecord, quantity: Quantity) -> list[float]:
     """Return a quantity, with the ends of its interval if it has one; empty if the record lacks a part of it.
 
     A step that used carried groups alone has sampled nothing, so it has no means over rollouts.
     """
     names = [quantity] if isinstance(quantity, str) else quantity
-    if number(record, "sampling", "samples") == 0 and any(str(name).startswith("sampling.") for name in names):
+    nothing_sampled = record.sampling is not None and record.sampling.samples == 0
+    if nothing_sampled and any(str(name).startswith("sampling.") for name in names):
         return []
-    numbers = [number(record, *(name.split(".") if isinstance(name, str) else name)) for name in names]
+    numbers = [_number(record, name.split(".") if isinstance(name, str) else name) for name in names]
     values = [value for value in numbers if value is not None]
     if len(values) < len(numbers):
         return []
@@ -65,7 +69,15 @@ def _values(record: Record, quantity: Quantity) -> list[float]:
     return values
 
 
-def run_line(runs: Sequence[RunRecord], i: int, label: str, j: int, points: Sequence[tuple[int, float]]) -> Trace:
+def _number(record: StepRecord, path: Sequence[str | int]) -> float | None:
+    """Return the number at a path of fields and keys; None if it is missing or not finite."""
+    value: Any = record
+    for part in path:
+        value = value.get(part) if isinstance(value, Mapping) else getattr(value, str(part), None)
+    return float(value) if isinstance(value, int | float) and isfinite(value) else None
+
+
+def run_line(runs: Sequence[StoredRun], i: int, label: str, j: int, points: Sequence[tuple[int, float]]) -> Trace:
     """Return a line of quantity `j` over the course of run `i`, at some of its metrics records."""
     several = len(runs) > 1
     return {
@@ -91,7 +103,7 @@ def _with_bars(trace: Trace, ends: Sequence[Sequence[float]]) -> Trace:
     return {**trace, "mode": "lines+markers", "error_y": error_y}
 
 
-def smoothed(runs: Sequence[RunRecord], traces: Sequence[Trace]) -> tuple[Trace, ...]:
+def smoothed(runs: Sequence[StoredRun], traces: Sequence[Trace]) -> tuple[Trace, ...]:
     """Return each line thin and pale, with its moving mean in bold; lines of few points stay unchanged."""
     made: list[Trace] = []
     for trace in traces:
@@ -108,7 +120,7 @@ def smoothed(runs: Sequence[RunRecord], traces: Sequence[Trace]) -> tuple[Trace,
     return tuple(made)
 
 
-def pass_at_curves(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
+def pass_at_curves(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
     """Return pass@k curves: evenly spaced evaluations of one run, the first and the last of several."""
     traces = []
     for i, run in enumerate(runs):
@@ -118,17 +130,18 @@ def pass_at_curves(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
             record, name, color, dash = run.evaluations[index], "", sequence_color(c, len(indices)), "solid"
             if len(runs) > 1:
                 name, color, dash = f"{run.name} · ", f"run:{i}", "solid" if index == indices[-1] else "dot"
-            traces += _pass_at_curve(record["evaluation"], f"{name}step {record['step']}", color, dash)
+            assert record.evaluation is not None
+            traces += _pass_at_curve(record.evaluation, f"{name}step {record.step}", color, dash)
     return tuple(traces)
 
 
-def _pass_at_curve(evaluation: Record, name: str, color: str, dash: str) -> list[Trace]:
+def _pass_at_curve(evaluation: EvaluationRecord, name: str, color: str, dash: str) -> list[Trace]:
     """Return points with intervals at the reported k, and if counts are stored, a line through more k."""
-    rows = sorted((int(k), v["value"], v["low"], v["high"]) for k, v in evaluation["pass_at"].items())
+    rows = sorted((k, one.value, one.low, one.high) for k, one in evaluation.pass_at.items())
     shared = {"line": {"width": 2, "dash": dash}, "legendgroup": plotly_text(name)}
     points = _scatter(name, [r[0] for r in rows], [r[1] for r in rows], color) | shared
     points = _with_bars(points, [r[2:] for r in rows])
-    correct = (evaluation.get("prompts") or {}).get("num_correct")
+    correct = evaluation.prompts.num_correct
     if not correct:
         return [points]
     verified = _verified(evaluation)
@@ -137,22 +150,22 @@ def _pass_at_curve(evaluation: Record, name: str, color: str, dash: str) -> list
     return [{**points, "mode": "markers", "showlegend": False}, _scatter(name, ks, means, color, "lines") | shared]
 
 
-def _verified(evaluation: Record) -> NDArray[np.int64]:
+def _verified(evaluation: EvaluationRecord) -> NDArray[np.int64]:
     """Return the number of verified responses to each held-out prompt, shape [P]."""
-    prompts = evaluation["prompts"]
-    lost = prompts.get("num_unverified") or [0] * len(prompts["num_correct"])
-    return np.asarray(evaluation["num_samples"] - np.array(lost, np.int64))
+    prompts = evaluation.prompts
+    lost = prompts.num_unverified or [0] * len(prompts.num_correct)
+    return np.asarray(evaluation.num_samples - np.array(lost, np.int64))
 
 
-def held_out_points(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
+def held_out_points(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
     """Return each held-out prompt's fraction of correct responses at the first and at the last evaluation.
 
     Prompts with the same two fractions are one point, whose area is the number of prompts.
     """
     traces = []
     for i, run in enumerate(runs):
-        ends = [r["evaluation"] for r in (*run.evaluations[:1], *run.evaluations[-1:])]
-        correct = [(e.get("prompts") or {}).get("num_correct") or [] for e in ends]
+        ends = [r.evaluation for r in (*run.evaluations[:1], *run.evaluations[-1:]) if r.evaluation]
+        correct = [evaluation.prompts.num_correct for evaluation in ends]
         if len(run.evaluations) < 2 or not all(correct) or len(correct[0]) != len(correct[1]):
             continue
         x, y = ((np.array(c) / np.maximum(_verified(e), 1)).tolist() for c, e in zip(correct, ends, strict=True))
@@ -191,12 +204,13 @@ def _prompts_text(questions: Sequence[str], prompts: Sequence[int]) -> str:
     return "<br>".join(lines + ["..."] * (0 < len(shown) < len(prompts)))
 
 
-def mixed_lines(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
+def mixed_lines(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
     """Return the fraction of mixed groups by step, and the fractions that smaller N would have found."""
     several = len(runs) > 1
     traces = list(metric_lines(runs, {"" if several else "all rollouts": ("sampling.groups_mixed", "sampling.groups")}))
     for i, run in enumerate(runs):
-        by_number = [_by_number(r, "informative_fraction_at") for r in run.records]
+        pooled = [record.coverage.pooled if record.coverage else PooledCoverage() for record in run.records]
+        by_number = [one.informative_fraction_at for one in pooled]
         smaller = sorted(set().union(*by_number))[:-1]
         for n in {16} if several else (16, 64, 256):
             if n in smaller:
@@ -215,17 +229,12 @@ def sequence_color(place: int, number: int) -> str:
     return f"sequence:{(place - 1) / (number - 1) if number > 1 else 1.0:.3f}"
 
 
-def _by_number(record: Record, name: str) -> dict[int, float]:
-    """Return a pooled number of the coverage by N, if there is one."""
-    by_number = (record.get("coverage") or {}).get("pooled", {}).get(name) or {}
-    return {int(n): float(value) for n, value in by_number.items()}
-
-
-def against_n(runs: Sequence[RunRecord], name: str, label: str) -> tuple[Trace, ...]:
+def against_n(runs: Sequence[StoredRun], name: str, label: str) -> tuple[Trace, ...]:
     """Return the means of a pooled number of the coverage over the groups of the last steps, by N."""
     traces = []
     for i, run in enumerate(runs):
-        last = [(r["sampling"]["groups"], values) for r in run.steps if (values := _by_number(r, name))][-LAST_STEPS:]
+        steps = [(r.sampling.groups, getattr(r.coverage.pooled, name)) for r in run.steps if r.sampling and r.coverage]
+        last = [(groups, values) for groups, values in steps if values][-LAST_STEPS:]
         if last:
             numbers = sorted(set.intersection(*(set(values) for _, values in last)))
             weight = sum(groups for groups, _ in last)
@@ -235,16 +244,16 @@ def against_n(runs: Sequence[RunRecord], name: str, label: str) -> tuple[Trace, 
     return tuple(traces)
 
 
-def success_histogram(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
+def success_histogram(runs: Sequence[StoredRun]) -> dict[str, Any] | None:
     """Count the prompts of each step by their number or fraction of correct rollouts; None if nothing was measured.
 
     The B bars have `labels`; each run has `steps`, and `counts` of shape [steps, B].
     """
     measured = [
         [
-            (r["step"], np.array(prompts["num_correct"]), np.array(prompts["num_rollouts"]))
+            (r.step, np.array(r.coverage.prompts.num_correct), np.array(r.coverage.prompts.num_rollouts))
             for r in run.steps
-            if (prompts := r.get("coverage", {}).get("prompts")) and prompts["num_rollouts"]
+            if r.coverage and r.coverage.prompts.num_rollouts
         ]
         for run in runs
     ]
@@ -290,7 +299,7 @@ class Chart:
     histogram: dict[str, Any] | None = None  # counts by step; a slider chooses the step
 
 
-def charts_of(runs: Sequence[RunRecord]) -> dict[str, list[Chart]]:
+def charts_of(runs: Sequence[StoredRun]) -> dict[str, list[Chart]]:
     """Return the charts of some runs by the section of the page, as `charts.toml` lists them."""
     sections: dict[str, list[Chart]] = {}
     for name, texts in tomllib.loads(resource("charts.toml")).items():
@@ -300,9 +309,8 @@ def charts_of(runs: Sequence[RunRecord]) -> dict[str, list[Chart]]:
     return sections
 
 
-def _chart(runs: Sequence[RunRecord], name: str, texts: Mapping[str, Any]) -> Chart:
-    evaluations = [r["evaluation"] for run in runs for r in run.evaluations]
-    k = max((int(k) for e in evaluations for k in e["pass_at"]), default=1)
+def _chart(runs: Sequence[StoredRun], name: str, texts: Mapping[str, Any]) -> Chart:
+    k = max((k for run in runs for r in run.evaluations if r.evaluation for k in r.evaluation.pass_at), default=1)
     drawn, histogram = _traces(runs, name, texts, k), success_histogram(runs) if name == "success" else None
     empty = reason(runs, texts.get("needs", "step"))
     if name == "held-out" and any(run.evaluations for run in runs):
@@ -326,29 +334,29 @@ def _chart(runs: Sequence[RunRecord], name: str, texts: Mapping[str, Any]) -> Ch
     return Chart(name, title, explanation, drawn, empty, layout, by_progress, texts.get("marks", False), histogram)
 
 
-def _traces(runs: Sequence[RunRecord], name: str, texts: Mapping[str, Any], k: int) -> tuple[Trace, ...]:
+def _traces(runs: Sequence[StoredRun], name: str, texts: Mapping[str, Any], k: int) -> tuple[Trace, ...]:
     """Return the traces of a chart: the lines that `charts.toml` names, or the traces of a special chart."""
     match name:
         case "reward":
             return smoothed(runs, metric_lines(runs, texts["lines"]))
         case "terms":
-            sampled = [record.get("sampling", {}) for run in runs for record in run.records]
-            names = sorted({term for one in sampled for term in one.get("terms", {})})
+            sampled = [record.sampling for run in runs for record in run.records if record.sampling]
+            names = sorted({term for one in sampled for term in one.terms or {}})
             return metric_lines(runs, {term: f"sampling.terms.{term}" for term in names})
         case "calls":
             return _calls(runs)
         case "pass1":
-            return metric_lines(runs, _pass_at(runs, "1"))
+            return metric_lines(runs, _pass_at(runs, 1))
         case "coverage":
-            return metric_lines(runs, _pass_at(runs, str(k))) if k > 1 else ()
+            return metric_lines(runs, _pass_at(runs, k)) if k > 1 else ()
         case "passk":
             return pass_at_curves(runs)
         case "held-out":
             return held_out_points(runs)
         case "sources":
-            found = [r["evaluation"].get("by_source") or {} for run in runs for r in run.evaluations]
+            found = [r.evaluation.by_source for run in runs for r in run.evaluations if r.evaluation]
             sources = sorted({source for by_source in found for source in by_source})
-            return metric_lines(runs, {source: _estimate("by_source", source, "1") for source in sources})
+            return metric_lines(runs, {source: _estimate("by_source", source, 1) for source in sources})
         case "informative":
             return mixed_lines(runs)
         case "informative-n":
@@ -361,18 +369,18 @@ def _traces(runs: Sequence[RunRecord], name: str, texts: Mapping[str, Any], k: i
             return metric_lines(runs, texts.get("lines", {}))
 
 
-def _calls(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
+def _calls(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
     """Return the calls and the failed calls per rollout of a step."""
     drawn: list[Trace] = []
     for i, run in enumerate(runs):
-        sizes = ((at, r.get("tools"), number(r, "sampling", "samples")) for at, r in enumerate(run.records))
-        steps = [(at, tools["calls"] / n, sum(tools["failures"].values()) / n) for at, tools, n in sizes if tools and n]
+        sizes = ((at, r.tools, r.sampling.samples if r.sampling else 0) for at, r in enumerate(run.records))
+        steps = [(at, tools.calls / n, sum(tools.failures.values()) / n) for at, tools, n in sizes if tools and n]
         for j, label in enumerate(("calls", "failed calls") if steps else ()):
             drawn.append(run_line(runs, i, label, j, [(at, values[j]) for at, *values in steps]))
     return tuple(drawn)
 
 
-def _seconds(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
+def _seconds(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
     """Return the seconds of each phase: stacked over the steps of one run, or as means of several runs."""
     drawn: list[Trace] = []
     timed = [run for run in runs if run.steps]
@@ -380,25 +388,25 @@ def _seconds(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
         meta = {"color": f"phase:{j}"}
         if len(runs) == 1:
             records = enumerate(runs[0].records)
-            points = [(at, number(r, "seconds", phase) or 0.0) for at, r in records if "sampling" in r]
+            points = [(at, _number(r, ("seconds", phase)) or 0.0) for at, r in records if r.sampling]
             if any(value for _, value in points):
                 trace = run_line(runs, 0, phase, 0, points)
                 drawn.append({**trace, "stackgroup": "seconds", "line": {"width": 0.5}, "meta": trace["meta"] | meta})
         elif timed:
             names = [plotly_text(run.name) for run in timed]
-            means = [fmean([number(r, "seconds", phase) or 0.0 for r in run.steps]) for run in timed]
+            means = [fmean([_number(r, ("seconds", phase)) or 0.0 for r in run.steps]) for run in timed]
             drawn.append({"type": "bar", "name": phase, "x": names, "y": means, "meta": meta})
     return tuple(drawn)
 
 
-def _pass_at(runs: Sequence[RunRecord], k: str) -> dict[str, Quantity]:
-    """Return the places in a metrics record of pass@k of the weights, and of averaged weights if there are any."""
+def _pass_at(runs: Sequence[StoredRun], k: int) -> dict[str, Quantity]:
+    """Return the paths in a record of pass@k of the weights, and of averaged weights if there are any."""
     found = {f"pass@{k} with 95% interval": _estimate("pass_at", k)}
-    if any("ema_evaluation" in record for run in runs for record in run.records):
+    if any(record.ema_evaluation for run in runs for record in run.records):
         found["averaged weights"] = _estimate("pass_at", k, of="ema_evaluation")
     return found
 
 
-def _estimate(*path: str, of: str = "evaluation") -> Quantity:
-    """Return the places in a metrics record of the value and the ends of an estimate."""
+def _estimate(*path: str | int, of: str = "evaluation") -> Quantity:
+    """Return the paths in a record of the value and the ends of an estimate."""
     return [(of, *path, end) for end in ("value", "low", "high")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil
+from math import ceil, isfinite, nan
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from scipy.optimize import isotonic_regression
 from brorl.arrays import FloatArray
 from brorl.cost import UNIT_WORDS, Unit, short_amount
 from brorl.reporting.frame import resource
-from brorl.runs.run_directory import Record, number
+from brorl.runs.step_record import SamplingRecord, StepRecord
 
 PNG: dict[str, Any] = {"dpi": 130, "facecolor": "white"}  # options of `Figure.savefig`
 _THEME = json.loads(resource("colors.json"))["light"]
@@ -141,15 +141,15 @@ def axis_label(unit: Unit) -> str:
     return "training time, without evaluations" if unit == "seconds" else f"{UNIT_WORDS[unit]} of training"
 
 
-def run_figure(records: Sequence[Record]) -> ResultFigure:
+def run_figure(records: Sequence[StepRecord]) -> ResultFigure:
     """Draw the metrics of a run by step; a panel without a number says so."""
     figure = ResultFigure(figsize=(11, 3.2), layout="constrained")
     reward, held_out, mixed = figure.subplots(1, 3)
-    _draw_line(reward, records, lambda record: number(record, "sampling", "reward"))
+    _draw_line(reward, records, lambda sampled: sampled.reward)
     reward.set_title("mean reward of the rollouts", fontsize=10, color=INK, loc="left")
-    _draw_evaluations(held_out, [record for record in records if "evaluation" in record])
+    _draw_evaluations(held_out, records)
     held_out.set_title("held-out prompts, with 95% intervals", fontsize=10, color=INK, loc="left")
-    _draw_line(mixed, records, _mixed_fraction)
+    _draw_line(mixed, records, lambda sampled: sampled.groups_mixed / sampled.groups if sampled.groups else nan)
     mixed.set_title("mixed groups, of the sampled ones", fontsize=10, color=INK, loc="left")
     mixed.set_ylim(0, 1.02)
     for axis in (reward, held_out, mixed):
@@ -161,28 +161,20 @@ def run_figure(records: Sequence[Record]) -> ResultFigure:
     return figure
 
 
-def _draw_line(axis: Axes, records: Sequence[Record], value_of: Callable[[Record], float | None]) -> None:
+def _draw_line(axis: Axes, records: Sequence[StepRecord], value_of: Callable[[SamplingRecord], float]) -> None:
     """Draw a number of the steps that sampled."""
-    sampled = [record for record in records if number(record, "sampling", "samples")]
-    points = [(record["step"], value) for record in sampled if (value := value_of(record)) is not None]
+    sampled = [(record.step, record.sampling) for record in records if record.sampling and record.sampling.samples]
+    points = [(step, value) for step, sampling in sampled if isfinite(value := value_of(sampling))]
     if points:
         draw_curve(axis, *np.array(points, float).T, color=COLORS[0], small=True)
 
 
-def _mixed_fraction(record: Record) -> float | None:
-    mixed, groups = number(record, "sampling", "groups_mixed"), number(record, "sampling", "groups")
-    return None if mixed is None or not groups else mixed / groups
-
-
-def _draw_evaluations(axis: Axes, records: Sequence[Record]) -> None:
+def _draw_evaluations(axis: Axes, records: Sequence[StepRecord]) -> None:
     """Draw pass@1 and pass@k of the largest k."""
-    ks = sorted({int(k) for record in records for k in record["evaluation"]["pass_at"]})
+    evaluations = [(record.step, record.evaluation.pass_at) for record in records if record.evaluation]
+    ks = sorted({k for _, pass_at in evaluations for k in pass_at})
     for k, color in zip(dict.fromkeys((*ks[:1], *ks[-1:])), COLORS, strict=False):
-        rows = []
-        for record in records:
-            estimates = {int(name): one for name, one in record["evaluation"]["pass_at"].items()}
-            if one := estimates.get(k):
-                rows.append((record["step"], one["value"], one["low"], one["high"]))
+        rows = [(step, at[k].value, at[k].low, at[k].high) for step, at in evaluations if k in at]
         step_M, value_M, low_M, high_M = np.array(rows, float).T
         draw_curve(axis, step_M, value_M, color=color, label=f"pass@{k}", band=(low_M, high_M), small=True)
     if ks:

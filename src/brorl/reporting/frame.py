@@ -27,7 +27,7 @@ class PageSection:
     body: str  # HTML
 
 
-def to_json(value: Any) -> str:
+def page_json(value: Any) -> str:
     r"""Return a value as JSON in ASCII without `<`, `>`, `&` and `'`, which could end the element around it.
 
     Numbers have 7 significant digits; those that are not finite become null. Lone surrogates stay as `\ud800`.

@@ -15,11 +15,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from brorl.cost import cost_of_step
 from brorl.errors import UserError, option
 from brorl.format import visible_text
 from brorl.reporting.charts import Chart, charts_of, plotly_text
-from brorl.reporting.frame import PageSection, fill, framed_page, resource, to_json
+from brorl.reporting.frame import PageSection, fill, framed_page, page_json, resource
 from brorl.reporting.page_rollouts import StepRollouts, choose_evaluations, choose_rollouts
 from brorl.reporting.summary import (
     COSTS,
@@ -35,7 +34,7 @@ from brorl.reporting.summary import (
 )
 from brorl.reporting.tokens import token_text, tokenizer_of_run
 from brorl.runs import RUNS
-from brorl.runs.run_directory import REPORT_FILE, RunRecord, differing_settings, number, read_runs
+from brorl.runs.run_directory import REPORT_FILE, StoredRun, differing_settings, read_runs
 from brorl.runs.stored_rollouts import step_list, stored_steps
 from brorl.storage import replace_file, storage_errors
 
@@ -101,13 +100,13 @@ def write_report(runs: Sequence[Path], output: Path | None = None) -> Report:
 class _RunPart:
     """A run with the rollouts and the responses of evaluations that are on the page."""
 
-    run: RunRecord
+    run: StoredRun
     rollouts: tuple[StepRollouts, ...]
     evaluations: tuple[StepRollouts, ...]
     tokens_known: bool
 
 
-def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> str:
+def make_page(runs: Sequence[StoredRun], rollout_bytes: int = ROLLOUT_BYTES) -> str:
     """Make the report of at least one run, with at most `rollout_bytes` of compressed rollouts over all runs."""
     parts = [_run_part(run, rollout_bytes // len(runs), max(_MAX_STEPS // len(runs), 2)) for run in runs]
     charts = charts_of(runs)
@@ -159,12 +158,12 @@ def _scripts(parts: Sequence[_RunPart], data: Mapping[str, Any]) -> str:
     themes = f"const THEMES = {resource('colors.json')};"
     own = "\n".join([themes, *map(resource, ("charts.js", "rollouts.js", "tree.js", "responses.js", "page.js"))])
     return (
-        f'<script type="application/json" id="data">{to_json(data)}</script>\n{rollouts}\n'
+        f'<script type="application/json" id="data">{page_json(data)}</script>\n{rollouts}\n'
         f'<script>\n{plotly}\n</script>\n<script>\n"use strict";\n(() => {{\n{own}\n}})();\n</script>'
     )
 
 
-def _run_part(run: RunRecord, max_bytes: int, max_steps: int) -> _RunPart:
+def _run_part(run: StoredRun, max_bytes: int, max_steps: int) -> _RunPart:
     tokenizer = tokenizer_of_run(run.path)
     text_of = token_text(tokenizer)
     evaluations = choose_evaluations(run, text_of, max_bytes // _EVALUATION_FRACTION)
@@ -186,7 +185,7 @@ def _card(chart: Chart) -> str:
     )
 
 
-def _summary(runs: Sequence[RunRecord]) -> str:
+def _summary(runs: Sequence[StoredRun]) -> str:
     """Return the tables of held-out scores, of costs, and of calls if there are tools."""
     scores = [score_rows(run) for run in runs]
     learned = f'<p class="empty">{escape(reason(runs, "evaluation"))}</p>'
@@ -197,7 +196,7 @@ def _summary(runs: Sequence[RunRecord]) -> str:
     return learned + costs + (_by_run(runs, TOOLS, called) + _note(_TOOLS_NOTE) if any(called) else "")
 
 
-def _by_run(runs: Sequence[RunRecord], headings: Sequence[str], rows: Sequence[Sequence[Sequence[str]]]) -> str:
+def _by_run(runs: Sequence[StoredRun], headings: Sequence[str], rows: Sequence[Sequence[Sequence[str]]]) -> str:
     """Return a table with the rows of each run; of several, the first column has the name and the color of the run."""
     if len(runs) == 1:
         return _table(headings, [list(map(escape, row)) for row in rows[0]])
@@ -210,12 +209,12 @@ def _note(text: str) -> str:
     return f'<p class="explanation">{escape(text)}</p>'
 
 
-def _notes(runs: Sequence[RunRecord]) -> str:
+def _notes(runs: Sequence[StoredRun]) -> str:
     items = _items(runs, [list(map(visible_text, run_notes(run))) for run in runs])
     return f'<div class="notes" role="note"><h2>Notes</h2><ul>{items}</ul></div>' if items else ""
 
 
-def _items(runs: Sequence[RunRecord], texts: Sequence[Sequence[str]]) -> str:
+def _items(runs: Sequence[StoredRun], texts: Sequence[Sequence[str]]) -> str:
     """Return the items of a list from the texts of each run; the items of several runs begin with the run's name."""
     return "".join(
         f"<li>{f'<b>{escape(run.name)}</b>: ' if len(runs) > 1 else ''}{escape(text)}</li>"
@@ -224,12 +223,12 @@ def _items(runs: Sequence[RunRecord], texts: Sequence[Sequence[str]]) -> str:
     )
 
 
-def evaluations_shown(run: RunRecord, chosen: Sequence[StepRollouts]) -> str:
+def evaluations_shown(run: StoredRun, chosen: Sequence[StepRollouts]) -> str:
     """Return the evaluations and the number of prompts on the page, or the reason if there are none."""
     if not chosen:
         return f"Held-out prompts: {why_missing(run, 'evaluations')}"
-    num_prompts = number(run.evaluations[-1], "evaluation", "num_prompts") if run.evaluations else None
-    of_all = f" of {num_prompts:,.0f}" if num_prompts else ""
+    last = run.evaluations[-1].evaluation if run.evaluations else None
+    of_all = f" of {last.num_prompts:,}" if last and last.num_prompts else ""
     return (
         f"Held-out prompts: the responses to {max(step.all_prompts for step in chosen)}{of_all} prompts, chosen by "
         f"their place in the list, at {step_list([step.step for step in chosen])}. In the terminal: "
@@ -237,7 +236,7 @@ def evaluations_shown(run: RunRecord, chosen: Sequence[StepRollouts]) -> str:
     )
 
 
-def left_out(run: RunRecord, chosen: Sequence[StepRollouts]) -> str:
+def left_out(run: StoredRun, chosen: Sequence[StepRollouts]) -> str:
     """Return which of a run's rollouts are on the page, which were left out, and the command that shows them."""
     stored = stored_steps(run.path)
     if not stored:
@@ -255,11 +254,11 @@ def left_out(run: RunRecord, chosen: Sequence[StepRollouts]) -> str:
     return f"{text}. In the terminal, complete: {_samples_command(run)} --step {(shown or stored)[-1]}"
 
 
-def _samples_command(run: RunRecord) -> str:
+def _samples_command(run: StoredRun) -> str:
     return f"brorl samples {shlex.quote(str(run.path))}"
 
 
-def _settings(runs: Sequence[RunRecord]) -> str:
+def _settings(runs: Sequence[StoredRun]) -> str:
     """Return the table of differences between runs, and the folded table of all settings."""
     rows = {
         name: [f"<code>{escape(cell)}</code>" for cell in (name, *(_shown(run.settings.get(name)) for run in runs))]
@@ -276,7 +275,7 @@ def _settings(runs: Sequence[RunRecord]) -> str:
     return f"{differences}<details><summary>All {len(rows)} settings</summary>{table}</details>"
 
 
-def _machine(runs: Sequence[RunRecord]) -> str:
+def _machine(runs: Sequence[StoredRun]) -> str:
     """Return the table of each run's machine, versions and command."""
     rows = []
     for run in runs:
@@ -324,10 +323,10 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], marked: Itera
 
 def _run_data(part: _RunPart) -> dict[str, Any]:
     run = part.run
-    costs = list(accumulate(map(cost_of_step, run.records)))  # evaluations cost nothing
+    costs = list(accumulate(record.cost for record in run.records))  # evaluations cost nothing
     best = best_evaluation(run)
     progress: dict[str, list[float]] = {
-        "step": [r["step"] for r in run.records],
+        "step": [record.step for record in run.records],
         "seconds": [c.seconds for c in costs],
         "samples": [c.samples for c in costs],
         "unique_tokens": [c.unique_tokens for c in costs],
@@ -342,7 +341,7 @@ def _run_data(part: _RunPart) -> dict[str, Any]:
             {
                 "step": step.step,
                 "label": (f"after step {step.step}" if step.step else "before training")
-                + (" (best)" if best and best["step"] == step.step else ""),
+                + (" (best)" if best and best.step == step.step else ""),
             }
             for step in part.evaluations
         ],
@@ -351,9 +350,9 @@ def _run_data(part: _RunPart) -> dict[str, Any]:
     }
 
 
-def event_marks(run: RunRecord) -> list[dict[str, Any]]:
-    """Return the metrics records at which the reference was reset or a phase began, with a label."""
-    marks = [(at, "reset of the reference") for at, r in enumerate(run.records) if "reference_reset" in r]
-    begins = [(at, r["objective"]["name"]) for at, r in enumerate(run.records) if "begins" in r.get("objective", {})]
+def event_marks(run: StoredRun) -> list[dict[str, Any]]:
+    """Return the places of the records at which the reference was reset or a phase began, with a label."""
+    marks = [(at, "reset of the reference") for at, r in enumerate(run.records) if r.reference_reset]
+    begins = [(at, r.objective.name) for at, r in enumerate(run.records) if r.objective and r.objective.begins]
     marks += [(at, plotly_text(f"{name} begins")) for at, name in begins[1:]]
     return [{"at": at, "label": label} for at, label in marks]

@@ -18,7 +18,7 @@ from brorl.algorithms.groups import Group
 from brorl.reporting.frame import compressed
 from brorl.reporting.summary import best_evaluation
 from brorl.reporting.tokens import TokenText
-from brorl.runs.run_directory import RunRecord
+from brorl.runs.run_directory import StoredRun
 from brorl.runs.stored_rollouts import Folder, read_groups, stored_steps
 
 _BYTES_PER_NODE = 5  # of compressed data, roughly; the true size is measured
@@ -59,11 +59,11 @@ def choose_rollouts(run: Path, text_of: TokenText, max_bytes: int, max_steps: in
     return ()
 
 
-def choose_evaluations(run: RunRecord, text_of: TokenText, max_bytes: int) -> tuple[StepRollouts, ...]:
+def choose_evaluations(run: StoredRun, text_of: TokenText, max_bytes: int) -> tuple[StepRollouts, ...]:
     """Choose the stored responses of the first, the best and the last evaluation, with equal parts of the bytes."""
     stored = stored_steps(run.path, "evaluations")
     best = best_evaluation(run)
-    chosen = sorted({*stored[:1], *stored[-1:], *([best["step"]] if best else [])} & set(stored))
+    chosen = sorted({*stored[:1], *stored[-1:], *([best.step] if best else [])} & set(stored))
     made = [encode_step(run.path, step, text_of, max_bytes // len(chosen), "evaluations") for step in chosen]
     return tuple(step for step in made if step.prompts)
 

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from brorl.cost import UNITS, total_cost
+from brorl.cost import UNITS
 from brorl.evaluation.evaluator import coverage_note
 from brorl.evaluation.paired import Conclusion, conclusion_of, paired_difference
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate, duration, interval, signed
-from brorl.reporting.tool_use import ToolUse
-from brorl.runs.run_directory import Record, RunRecord, total
+from brorl.reporting.tool_use import failed_calls, total_tool_use
+from brorl.runs.run_directory import StoredRun
+from brorl.runs.step_record import EvaluationRecord, SamplingRecord, StepRecord, total_cost
 from brorl.runs.stored_rollouts import step_list
 
 SCORES = ("score", "first evaluation", "last evaluation", "change", "conclusion", "best evaluation")
@@ -33,7 +34,7 @@ _DIRECTIONS: dict[Conclusion, Direction] = {
 }  # fmt: skip
 
 
-def score_rows(run: RunRecord) -> list[tuple[str, ...]]:
+def score_rows(run: StoredRun) -> list[tuple[str, ...]]:
     """Return the cells of `SCORES` for each held-out pass@k of a run."""
     best, rows = best_evaluation(run), []
     for k, ends in _scores(run).items():
@@ -44,149 +45,168 @@ def score_rows(run: RunRecord) -> list[tuple[str, ...]]:
             direction, difference = score_change(run, k)
             change = _NONE if difference is None else signed(difference)
         elsewhere = best is not None and best is not run.evaluations[-1] and k == _best_k(run, best)
-        at_best = f"{_score(best, k).value:.3f} {_when(best)}" if best is not None and elsewhere else _NONE
+        at_best = f"{_pass_at(best)[k].value:.3f} {_when(best)}" if best is not None and elsewhere else _NONE
         rows.append((f"pass@{k}", *cells, *[_NONE] * (2 - len(cells)), change, direction, at_best))
     return rows
 
 
-def cost_row(run: RunRecord) -> tuple[str, ...]:
+def cost_row(run: StoredRun) -> tuple[str, ...]:
     """Return the cells of `COSTS` for a run."""
-    cost, dropped = total_cost(run.records), total(run.steps, "sampling", "samples_dropped")
+    cost, sampled = total_cost(run.records), _sampled(run)
+    dropped = sum(one.samples_dropped for one in sampled)
     return (
         steps_done(run),
         _batch(run),
         f"{cost.samples:,}",
-        f"{dropped:,.0f} ({_fraction(dropped, cost.samples)})",
-        f"{total(run.steps, 'sampling', 'distinct_responses'):,.0f}",
+        f"{dropped:,} ({_fraction(dropped, cost.samples)})",
+        f"{sum(one.distinct_responses for one in sampled):,}",
         f"{cost.sampled_tokens:,}",
         f"{cost.unique_tokens:,} ({_fraction(cost.unique_tokens, cost.sampled_tokens)})",
         duration(cost.seconds),
-        duration(total(run.evaluations, "evaluation", "seconds")),
+        duration(sum(one.seconds for one in _evaluations(run))),
     )
 
 
-def tools_rows(run: RunRecord) -> list[tuple[str, ...]]:
+def tools_rows(run: StoredRun) -> list[tuple[str, ...]]:
     """Return the cells of `TOOLS` for a run; no row without tools."""
-    use = ToolUse.of(run.records)
+    use = total_tool_use(run.records)
     if use is None:
         return []
     failed = sum(use.failures.values())
-    kinds = f"{failed:,} ({_fraction(failed, use.calls)}): {use.failed}" if failed else "0"
+    kinds = f"{failed:,} ({_fraction(failed, use.calls)}): {failed_calls(use)}" if failed else "0"
     distinct = f"{use.distinct_calls:,} ({_fraction(use.distinct_calls, use.calls)})"
     return [(f"{use.turns:.2f}", f"{use.calls:,}", distinct, kinds, f"{use.given_tokens:,}")]
 
 
-def run_notes(run: RunRecord) -> list[str]:
+def _sampled(run: StoredRun) -> list[SamplingRecord]:
+    return [record.sampling for record in run.records if record.sampling]
+
+
+def _evaluations(run: StoredRun) -> list[EvaluationRecord]:
+    return [record.evaluation for record in run.records if record.evaluation]
+
+
+def run_notes(run: StoredRun) -> list[str]:
     """Return sentences on unusual events in a run."""
-    lines = [f"Sign of collapse at {r['collapse']}" for r in run.records if "collapse" in r]
+    return [*_events(run), *_lost_verdicts(run), *_ends(run), *coverage_note(_evaluations(run))]
+
+
+def _events(run: StoredRun) -> list[str]:
+    """Return signs of collapse, early ends, resets of the reference, and begins of phases."""
+    lines = [f"Sign of collapse at {record.collapse}" for record in run.records if record.collapse]
     for record in run.records:
-        if "ended" in record:  # a run with later lines was resumed
-            when = "after" if "update" in record else "at"
+        if record.ended is not None:  # a run with later lines was resumed
+            when = "after" if record.update else "at"
             resumed = "" if record is run.records[-1] else " and was resumed later"
-            lines.append(f"The run ended early {when} step {record['step']}{resumed}: {record['ended']}")
-    if resets := [r["step"] for r in run.records if "reference_reset" in r]:
+            lines.append(f"The run ended early {when} step {record.step}{resumed}: {record.ended}")
+    if resets := [record.step for record in run.records if record.reference_reset]:
         times = "once" if len(resets) == 1 else f"{len(resets)} times"
         lines.append(f"The reference policy was reset {times}, after {step_list(resets)}.")
-    begins = [(r["step"], r["objective"]["begins"]) for r in run.steps if "begins" in r.get("objective", {})]
-    lines += [f"From step {step}: {text}." for step, text in begins]
-    for what, name in (("timed out", "verifier_timeouts"), ("failed", "verifier_failures")):
-        training, evaluating = total(run.steps, "sampling", name), total(run.evaluations, "evaluation", name)
+    phases = [(record.step, record.objective) for record in run.steps if record.objective]
+    return lines + [f"From step {step}: {phase.begins}." for step, phase in phases if phase.begins]
+
+
+def _lost_verdicts(run: StoredRun) -> list[str]:
+    """Return how many verifications timed out or failed, and how many rollouts have no verdict."""
+    lines, sampled, evaluated = [], _sampled(run), _evaluations(run)
+    counts = {
+        "timed out": [sum(one.verifier_timeouts for one in some) for some in (sampled, evaluated)],
+        "failed": [sum(one.verifier_failures for one in some) for some in (sampled, evaluated)],
+    }
+    for what, (training, evaluating) in counts.items():
         if training or evaluating:
             lines.append(
-                f"{training:,.0f} verifications in training and {evaluating:,.0f} in evaluations {what}. They count as "
+                f"{training:,} verifications in training and {evaluating:,} in evaluations {what}. They count as "
                 "incorrect."
             )
-    if lost := total(run.steps, "sampling", "samples_unverified"):
+    if lost := sum(one.samples_unverified or 0 for one in sampled):
         reasons: Counter[str] = Counter()
-        for record in run.steps:
-            reasons.update(record["sampling"].get("unverified_reasons", {}))
+        for one in sampled:
+            reasons.update(one.unverified_reasons or {})
         lines.append(
-            f"{lost:,.0f} of {total(run.steps, 'sampling', 'samples'):,.0f} rollouts could not be verified because of "
-            f"the machine. They were taken out of their groups. Most often: {reasons.most_common(1)[0][0]}."
+            f"{lost:,} of {sum(one.samples for one in sampled):,} rollouts could not be verified because of the "
+            f"machine. They were taken out of their groups. Most often: {reasons.most_common(1)[0][0]}."
         )
-    if lost := total(run.evaluations, "evaluation", "num_unverified"):
-        lines.append(f"{lost:,.0f} responses in evaluations could not be verified because of infrastructure failures.")
-    stops = [r for r in run.records if "stopped" in r]
-    lines += [f"An infrastructure failure stopped the run at step {r['step']}: {r['stopped']}." for r in stops]
-    if retries := total(run.steps, "update", "out_of_memory_retries"):
-        lines.append(f"Memory ran out {retries:.0f} times. Smaller passes with the same gradients followed.")
-    if not {"stopped", "ended"} & set(run.records[-1]) and _is_unfinished(run):
+    if lost := sum(one.num_unverified or 0 for one in evaluated):
+        lines.append(f"{lost:,} responses in evaluations could not be verified because of infrastructure failures.")
+    return lines
+
+
+def _ends(run: StoredRun) -> list[str]:
+    """Return failures of the infrastructure, lost memory, and whether the run is unfinished."""
+    stops = [record for record in run.records if record.stopped]
+    lines = [f"An infrastructure failure stopped the run at step {record.step}: {record.stopped}." for record in stops]
+    if retries := sum(record.update.out_of_memory_retries for record in run.records if record.update):
+        lines.append(f"Memory ran out {retries} times. Smaller passes with the same gradients followed.")
+    last = run.records[-1]
+    if last.stopped is None and last.ended is None and _is_unfinished(run):
         lines.append("The metrics end here: the run is not finished, or it was stopped.")
-    return lines + coverage_note([record["evaluation"] for record in run.evaluations])
+    return lines
 
 
-def steps_done(run: RunRecord) -> str:
+def steps_done(run: StoredRun) -> str:
     """Return the number of steps of a run, with the planned number or the budget."""
-    last, planned = (run.updates or run.records[:1])[-1]["step"], run.settings.get("steps")
+    last, planned = (run.updates or run.records[:1])[-1].step, run.settings.get("steps")
     limit = run.settings.get("budget.limit")
     if limit not in (None, "null"):
         return f"{last:,}, budget {float(limit):,.6g} {run.settings.get('budget.unit', '').replace('_', ' ')}"
     return f"{last:,}" if planned in (None, str(last)) else f"{last:,} of {planned}"
 
 
-def best_evaluation(run: RunRecord) -> Record | None:
-    """Return the record of the best evaluation of trained weights by `evaluation.best_k`; of equal ones the earliest.
-
-    A record without an update has an evaluation of the weights of the step before.
-    """
-    trained = [r for r in run.evaluations if r["step"] - ("update" not in r) > 0 and _best_k(run, r) in _ks(r)]
-    return max(trained, key=lambda record: _score(record, _best_k(run, record)).value, default=None)
+def best_evaluation(run: StoredRun) -> StepRecord | None:
+    """Return the record of the best evaluation of trained weights by `evaluation.best_k`, the earliest of equals."""
+    trained = [r for r in run.evaluations if r.weights_step > 0 and _best_k(run, r) in _pass_at(r)]
+    return max(trained, key=lambda record: _pass_at(record)[_best_k(run, record)].value, default=None)
 
 
-def score_change(run: RunRecord, k: int) -> tuple[Direction, Estimate | None]:
+def score_change(run: StoredRun, k: int) -> tuple[Direction, Estimate | None]:
     """Return how pass@k changed from the first to the last evaluation, and the difference with its 95% interval.
 
     The interval is over the prompts that were verified in both evaluations; without counts of prompts there is none.
     A score rose or fell if this interval excludes 0, or, without one, if the intervals of both scores do not overlap.
     """
-    ends = [run.evaluations[index]["evaluation"] for index in (0, -1)]
-    prompts = [end.get("prompts") or {} for end in ends]
-    correct = [each.get("num_correct") or [] for each in prompts]
-    lost = [each["num_unverified"] for each in prompts if "num_unverified" in each]
+    evaluations = _evaluations(run)
+    ends = evaluations[0], evaluations[-1]
+    correct = [end.prompts.num_correct for end in ends]
+    lost = [end.prompts.num_unverified for end in ends if end.prompts.num_unverified]
     kept = [i for i in range(len(correct[0])) if not any(each[i] for each in lost)]
-    before, after = (_score(run.evaluations[index], k) for index in (0, -1))
+    before, after = (end.pass_at[k] for end in ends)
     if len(correct[0]) != len(correct[1]) or not kept:
         bounds = Estimate(after.value - before.value, after.low - before.high, after.high - before.low)
         return _DIRECTIONS[conclusion_of(bounds)], None
-    a, b = (pass_at_k([c[i] for i in kept], e["num_samples"], k)[None] for c, e in zip(correct, ends, strict=True))
+    a, b = (pass_at_k([c[i] for i in kept], e.num_samples, k)[None] for c, e in zip(correct, ends, strict=True))
     found = paired_difference(a, b, seeds_paired=True)
     return _DIRECTIONS[found.conclusion], found.difference
 
 
-def _best_k(run: RunRecord, record: Record) -> int:
+def _best_k(run: StoredRun, record: StepRecord) -> int:
     """Return the k of the pass@k that decides which evaluation is the best."""
     k = run.settings.get("evaluation.best_k", "null")
-    return min(_ks(record)) if k == "null" else int(k)
+    return min(_pass_at(record)) if k == "null" else int(k)
 
 
-def _ks(record: Record) -> list[int]:
-    return list(map(int, record["evaluation"]["pass_at"]))
+def _pass_at(record: StepRecord) -> Mapping[int, Estimate]:
+    return record.evaluation.pass_at if record.evaluation else {}
 
 
-def _score(record: Record, k: int) -> Estimate:
-    """Return pass@k of an evaluation, with its interval."""
-    estimate = record["evaluation"]["pass_at"][str(k)]
-    return Estimate(*(float(estimate[name]) for name in ("value", "low", "high")))
-
-
-def _scores(run: RunRecord) -> dict[int, list[Estimate]]:
+def _scores(run: StoredRun) -> dict[int, list[Estimate]]:
     """Return each pass@k of the first and the last evaluation, or of the only one, in the order of k."""
-    ends = run.evaluations[:1] + run.evaluations[1:][-1:]
-    ks = sorted(k for k in _ks(ends[0]) if k in _ks(ends[-1])) if ends else []
-    return {k: [_score(record, k) for record in ends] for k in ks}
+    ends = [_pass_at(record) for record in (*run.evaluations[:1], *run.evaluations[1:][-1:])]
+    ks = sorted(k for k in ends[0] if k in ends[-1]) if ends else []
+    return {k: [pass_at[k] for pass_at in ends] for k in ks}
 
 
-def _is_unfinished(run: RunRecord) -> bool:
+def _is_unfinished(run: StoredRun) -> bool:
     """Return whether the run has not reached the end that its settings give."""
     planned, limit, unit = (run.settings.get(name, "null") for name in ("steps", "budget.limit", "budget.unit"))
-    done, spent = run.records[-1]["step"], total_cost(run.records)
+    done, spent = run.records[-1].step, total_cost(run.records)
     left = [done < int(planned)] if planned != "null" else []
     if limit != "null":
         left += [spent.of(name) < float(limit) for name in UNITS if name == unit]
     return bool(left) and all(left)
 
 
-def _batch(run: RunRecord) -> str:
+def _batch(run: StoredRun) -> str:
     """Return the prompts of a step times the rollouts of a prompt."""
     prompts, rollouts = (run.settings.get(n) for n in ("prompts_per_step", "rollouts_per_prompt"))
     return f"{prompts or '?'} x {rollouts or '?'}"
@@ -196,8 +216,8 @@ def _fraction(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else _NONE
 
 
-def _when(record: Record) -> str:
-    return f"after step {record['step']:,}" if record["step"] else "before training"
+def _when(record: StepRecord) -> str:
+    return f"after step {record.step:,}" if record.step else "before training"
 
 
 Missing = Literal["step", "update", "check", "evaluation", "rollouts", "evaluations"]
@@ -210,7 +230,7 @@ _SWITCHES: Mapping[Missing, str] = {
 }
 
 
-def reason(runs: Sequence[RunRecord], what: Missing) -> str:
+def reason(runs: Sequence[StoredRun], what: Missing) -> str:
     """Return why no run has a number: one sentence if all runs have the same reason, else one for each run."""
     whys = [why_missing(run, what) for run in runs]
     if len(set(whys)) == 1:
@@ -218,7 +238,7 @@ def reason(runs: Sequence[RunRecord], what: Missing) -> str:
     return " ".join(f"{run.name}: {text}" for run, text in zip(runs, whys, strict=True))
 
 
-def why_missing(run: RunRecord, what: Missing) -> str:
+def why_missing(run: StoredRun, what: Missing) -> str:
     """Return why a run has no number of its steps, updates, checks or evaluations, or why a folder has no responses."""
     setting = _SWITCHES.get(what, "")
     every = run.settings.get(setting, "")
@@ -227,7 +247,7 @@ def why_missing(run: RunRecord, what: Missing) -> str:
     if run.steps and not run.updates and what in ("update", "check", "rollouts"):
         return _why_no_update(run)
     if run.updates and what in ("check", "rollouts") and every.isdecimal():
-        done = run.updates[-1]["step"]
+        done = run.updates[-1].step
         if done < int(every):
             return f"The first is due at step {every} ({setting}), and the run is at step {done}."
     if not (run.steps or run.updates or what.startswith("evaluation")):
@@ -237,10 +257,12 @@ def why_missing(run: RunRecord, what: Missing) -> str:
     return "The metrics hold no such number."
 
 
-def _why_no_update(run: RunRecord) -> str:
+def _why_no_update(run: StoredRun) -> str:
     """Return why no step of a run made an update."""
-    names = ("groups", "groups_mixed", "groups_all_correct")
-    groups, mixed, correct = (int(total(run.steps, "sampling", name)) for name in names)
+    sampled = _sampled(run)
+    groups, mixed, correct = (
+        sum(counts) for counts in zip(*((s.groups, s.groups_mixed, s.groups_all_correct) for s in sampled), strict=True)
+    )
     if mixed:
         return f"No update was made: only {mixed:,} of {groups:,} groups were mixed (correct and incorrect rollouts)."
     outcome = {0: " No rollout was correct.", groups: " Every rollout was correct."}.get(correct, "") if groups else ""

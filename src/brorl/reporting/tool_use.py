@@ -3,53 +3,47 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from brorl.format import counted
-from brorl.runs.run_directory import Record, number, total
+from brorl.runs.step_record import StepRecord, ToolUse
 
 
-@dataclass(frozen=True)
-class ToolUse:
-    """The calls of some rollouts, and the tokens that results gave them; see docs/reference/metrics.md."""
+def total_tool_use(records: Sequence[StepRecord]) -> ToolUse | None:
+    """Return the sums over the steps of a run; None without tools."""
+    steps = [(record.tools, record.sampling.samples if record.sampling else 0) for record in records if record.tools]
+    if not steps:
+        return None
+    rollouts, failures = sum(samples for _, samples in steps), Counter[str]()
+    for use, _ in steps:
+        failures.update(use.failures)
+    return ToolUse(
+        turns=sum(use.turns * samples for use, samples in steps) / rollouts if rollouts else 1.0,
+        calls=sum(use.calls for use, _ in steps),
+        distinct_calls=sum(use.distinct_calls for use, _ in steps),
+        given_tokens=sum(use.given_tokens for use, _ in steps),
+        failures=failures,
+    )
 
-    turns: float  # mean number of turns of a rollout
-    calls: int
-    distinct_calls: int
-    given_tokens: int
-    failures: Mapping[str, int]  # failed calls by kind
 
-    @classmethod
-    def of(cls, records: Sequence[Record]) -> ToolUse | None:
-        """Return the sums over the steps of a run; None without tools."""
-        steps = [record for record in records if "tools" in record]
-        if not steps:
-            return None
-        rollouts, failures = [number(record, "sampling", "samples") or 0 for record in steps], Counter[str]()
-        for record in steps:
-            failures.update(record["tools"]["failures"])
-        turns = sum(record["tools"]["turns"] * count for record, count in zip(steps, rollouts, strict=True))
-        calls, distinct, given = (int(total(steps, "tools", n)) for n in ("calls", "distinct_calls", "given_tokens"))
-        return cls(turns / sum(rollouts) if sum(rollouts) else 1.0, calls, distinct, given, failures)
+def sharing(use: ToolUse) -> str:
+    """Return the distinct calls, and how many rollouts share one: `15 distinct: 13.1x fewer`."""
+    fewer = f": {use.calls / use.distinct_calls:.1f}x fewer" if use.distinct_calls else ""
+    return f"{use.distinct_calls:,} distinct{fewer}"
 
-    @property
-    def sharing(self) -> str:
-        """The distinct calls, and how many rollouts share one: `15 distinct: 13.1x fewer`."""
-        fewer = f": {self.calls / self.distinct_calls:.1f}x fewer" if self.distinct_calls else ""
-        return f"{self.distinct_calls:,} distinct{fewer}"
 
-    @property
-    def failed(self) -> str:
-        """The failed calls by kind, the most frequent kind first: `raised 7, timeout 5`."""
-        by_count = sorted(self.failures.items(), key=lambda item: -item[1])
-        return ", ".join(f"{kind} {count:,}" for kind, count in by_count)
+def failed_calls(use: ToolUse) -> str:
+    """Return the failed calls by kind, the most frequent kind first: `raised 7, timeout 5`."""
+    by_count = sorted(use.failures.items(), key=lambda item: -item[1])
+    return ", ".join(f"{kind} {count:,}" for kind, count in by_count)
 
-    def __str__(self) -> str:
-        parts = [f"{self.turns:.2f} turns per rollout", counted(self.calls, "call")]
-        if self.calls:
-            parts[1] += f", {self.sharing}"
-            parts.append(f"{counted(self.given_tokens, 'token')} given")
-        if self.failures:
-            parts.append(f"{counted(sum(self.failures.values()), 'call')} failed: {self.failed}")
-        return "; ".join(parts)
+
+def tool_use_line(use: ToolUse) -> str:
+    """Return turns, calls, given tokens and failures on one line."""
+    parts = [f"{use.turns:.2f} turns per rollout", counted(use.calls, "call")]
+    if use.calls:
+        parts[1] += f", {sharing(use)}"
+        parts.append(f"{counted(use.given_tokens, 'token')} given")
+    if use.failures:
+        parts.append(f"{counted(sum(use.failures.values()), 'call')} failed: {failed_calls(use)}")
+    return "; ".join(parts)

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from brorl.cost import total_cost
-from brorl.format import Estimate, counted, interval
+from brorl.format import counted, interval
 from brorl.runs.checkpoint import CARD, EMA, FOR_RESUMING
-from brorl.runs.run_directory import Record, RunRecord, read_run
+from brorl.runs.run_directory import StoredRun, read_run
+from brorl.runs.step_record import EvaluationRecord, total_cost
 from brorl.storage import replace_file
 
 _LICENSE = "# license: yours to choose; those of the base model and of the data must allow it"
@@ -27,7 +27,7 @@ _RECIPE = (
 _USERS = "rewards.terms"  # functions, with their paths
 _UNSET = ("null", "[]", "{}")
 
-Weights = Literal["evaluation", "ema_evaluation"]  # the key of their scores in a metrics record
+Weights = Literal["evaluation", "ema_evaluation"]  # the key of their scores in a record of a step
 
 
 def write_card(folder: Path, run: Path, step: int, weights: Weights = "evaluation") -> None:
@@ -45,11 +45,11 @@ def upload_command(checkpoint: Path) -> str:
     return shlex.join(["hf", "upload", "NAME/MODEL", str(checkpoint), ".", *excluded])
 
 
-def model_card(run: RunRecord, step: int, weights: Weights = "evaluation") -> str:
+def model_card(run: StoredRun, step: int, weights: Weights = "evaluation") -> str:
     """Return the card of the weights after a step; `ema_evaluation` means the averaged weights."""
     base, revision = _base(run)
     ending = ", averaged weights" if weights == "ema_evaluation" else ""
-    cost = total_cost(record for record in run.records if record["step"] <= step)
+    cost = total_cost(record for record in run.records if record.step <= step)
     rows = {
         "base model": _linked(base, revision),
         "training data": ", ".join(map(_source, _sources(run, "data.sources"))),
@@ -74,7 +74,7 @@ def model_card(run: RunRecord, step: int, weights: Weights = "evaluation") -> st
     )
 
 
-def _metadata(run: RunRecord, base: str) -> str:
+def _metadata(run: StoredRun, base: str) -> str:
     """Return the metadata as YAML. It names only models and datasets on the hub."""
     from huggingface_hub import ModelCardData
 
@@ -91,7 +91,7 @@ def _metadata(run: RunRecord, base: str) -> str:
     return f"{data.to_yaml()}\n{relation if _is_hub_id(base) else _BASE_MODEL}\n{_LICENSE}"
 
 
-def _base(run: RunRecord) -> tuple[str, str | None]:
+def _base(run: StoredRun) -> tuple[str, str | None]:
     """Return the name and the revision of the model that training began from, possibly several runs ago."""
     name, environment = run.settings["model"], run.environment
     while before := environment.get("continued_from"):
@@ -113,7 +113,7 @@ def _linked(name: str, revision: str | None = None, kind: str = "") -> str:
     return f"[{name}](https://huggingface.co/{kind}{name}){f' at `{revision}`' if revision else ''}"
 
 
-def _sources(run: RunRecord, setting: str) -> list[dict[str, Any]]:
+def _sources(run: StoredRun, setting: str) -> list[dict[str, Any]]:
     sources: list[dict[str, Any]] = json.loads(run.settings.get(setting, "[]"))
     return sources
 
@@ -130,7 +130,7 @@ def _source(source: Mapping[str, Any]) -> str:
             return f"{source.get('task', 'puzzles')} puzzles"
 
 
-def _estimators(run: RunRecord) -> Iterator[str]:
+def _estimators(run: StoredRun) -> Iterator[str]:
     """Yield the estimator of each phase."""
     phases = json.loads(run.settings.get("phases", "[]"))
     yield from [phase["advantage"]["estimator"] for phase in phases] or [run.settings["advantage.estimator"]]
@@ -140,7 +140,7 @@ def _one_line(value: str) -> str:
     return json.dumps(value) if "\n" in value else value
 
 
-def _evaluation(run: RunRecord, step: int, weights: Weights) -> str:
+def _evaluation(run: StoredRun, step: int, weights: Weights) -> str:
     """Return the scores before training and of these weights, with their intervals."""
     ends = {"before training": _scores(run, 0, "evaluation"), f"after step {step:,}": _scores(run, step, weights)}
     measured = {title: scores for title, scores in ends.items() if scores is not None}
@@ -148,11 +148,11 @@ def _evaluation(run: RunRecord, step: int, weights: Weights) -> str:
         return "These weights were not evaluated."
     *_, last = measured.values()
     lines = [("", *measured), ("---",) * (1 + len(measured))]
-    places = [(source, k) for source in ("", *last["by_source"]) for k in last["pass_at"]]
+    places = [(source, k) for source in ("", *last.by_source) for k in last.pass_at]
     for source, k in places:
         lines += [(f"{source} pass@{k}".lstrip(), *(_cell(scores, source, k) for scores in measured.values()))]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    prompts, responses = counted(last["num_prompts"], "prompt"), counted(last["num_samples"], "response")
+    prompts, responses = counted(last.num_prompts, "prompt"), counted(last.num_samples, "response")
     temperature, (top_p, top_k, least, longest) = (
         run.settings["evaluation.temperature"],
         (_evaluated(run, name) for name in ("top_p", "top_k", "min_new_tokens", "max_new_tokens")),
@@ -166,25 +166,25 @@ def _evaluation(run: RunRecord, step: int, weights: Weights) -> str:
     )
 
 
-def _evaluated(run: RunRecord, name: str) -> str:
+def _evaluated(run: StoredRun, name: str) -> str:
     """Return a setting of the evaluation, which is that of the sampling where it is not set."""
     settings = (run.settings.get(f"{section}.{name}", "null") for section in ("evaluation", "sampling"))
     return next((value for value in settings if value not in _UNSET), "0")
 
 
-def _held_out(run: RunRecord) -> str:
+def _held_out(run: StoredRun) -> str:
     """Return where the held-out prompts are from."""
     own = ["held out of the training data"] if float(run.settings["data.held_out_fraction"]) else []
     return ", ".join([*own, *map(_source, _sources(run, "evaluation.sources"))])
 
 
-def _cell(scores: Record, source: str, k: str) -> str:
+def _cell(scores: EvaluationRecord, source: str, k: int) -> str:
     """Return pass@k with its interval, over all prompts or those of a source; "-" if it was not measured."""
-    estimate = (scores["by_source"].get(source, {}) if source else scores["pass_at"]).get(k)
-    return interval(Estimate(**estimate)) if estimate else "-"
+    estimate = (scores.by_source.get(source, {}) if source else scores.pass_at).get(k)
+    return interval(estimate) if estimate else "-"
 
 
-def _scores(run: RunRecord, step: int, weights: Weights) -> Record | None:
-    """Return the evaluation of the weights after a step. A line without an update evaluates the step before it."""
-    lines = [r for r in run.records if r["step"] - ("update" not in r and "sampling" in r) == step]
-    return next((r[weights] for r in lines if r.get(weights)), None)
+def _scores(run: StoredRun, step: int, weights: Weights) -> EvaluationRecord | None:
+    """Return the evaluation of the weights after a step."""
+    found = (getattr(record, weights) for record in run.records if record.weights_step == step)
+    return next((evaluation for evaluation in found if evaluation), None)

@@ -1,4 +1,4 @@
-"""The files of a run: `RunDirectory` writes them, `RunRecord` is their content, read back.
+"""The files of a run: `RunDirectory` writes them, `StoredRun` is their content, read back.
 
 The files stay readable after a kill at any instant. A line of `metrics.jsonl` is on disk before the checkpoint that
 follows it. A file of responses gets its final name when it is complete. A return to a checkpoint removes later lines
@@ -12,11 +12,10 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,9 @@ import brorl
 from brorl.algorithms.groups import Group
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt, stored_reference
+from brorl.runs.step_record import StepRecord, from_json, to_json
 from brorl.runs.stored_rollouts import Folder, responses_table
 from brorl.storage import dotted_items, lock, parquet_bytes, replace_file, storage_errors, to_disk
-
-Record = dict[str, Any]
 
 
 class RunDirectory:
@@ -43,18 +41,20 @@ class RunDirectory:
         # a resumed run checks it: the settings and the files that cannot change, and whether there was a checkpoint
         self.begun_file = path / "begun.json"
 
-    def write_begun(self, settings: Record, has_checkpoint: bool, files: Mapping[str, str] | None = None) -> None:
+    def write_begun(
+        self, settings: dict[str, Any], has_checkpoint: bool, files: Mapping[str, str] | None = None
+    ) -> None:
         """Write `begun.json`; `files` are the fingerprints of the files that a resumed run reads again."""
         content = {"settings": settings, "has_checkpoint": has_checkpoint, "files": dict(files or {})}
         with storage_errors(self.begun_file):
             replace_file(self.begun_file, json.dumps(content, indent=1).encode())
 
-    def read_begun(self) -> Record:
+    def read_begun(self) -> dict[str, Any]:
         """Return the content of `begun.json`; empty if the run has not begun."""
         if not self.begun_file.is_file():
             return {}
         try:
-            begun: Record = json.loads(self.begun_file.read_text("utf-8"))
+            begun: dict[str, Any] = json.loads(self.begun_file.read_text("utf-8"))
         except ValueError as error:
             raise UserError(f"{self.begun_file} is not JSON; restore it from a backup, or start a new run") from error
         return begun
@@ -65,15 +65,15 @@ class RunDirectory:
         if not begun.get("has_checkpoint"):
             self.write_begun(begun.get("settings", {}), has_checkpoint=True, files=begun.get("files"))
 
-    def append_metrics(self, record: Record) -> None:
+    def append_metrics(self, record: StepRecord) -> None:
         """Add a line to the metrics; it is on disk when this returns."""
         with storage_errors(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(to_json(record)) + "\n")
             file.flush()
             to_disk(self.metrics_file, file.fileno())
 
-    def read_metrics(self) -> list[Record]:
-        """Return all complete metrics records."""
+    def read_metrics(self) -> list[StepRecord]:
+        """Return the records of all complete lines."""
         return read_metrics(self.metrics_file)
 
     def rewind(self, step: int, attempts: int = 0) -> None:
@@ -82,13 +82,13 @@ class RunDirectory:
         The first `attempts` attempts at the next step, which found no mixed group, keep their lines, and so their cost.
         """
 
-        def stays(record: Record) -> bool:
-            tried = "update" not in record and record["step"] == step + 1 and record.get("attempt", 0) < attempts
-            return record["step"] <= step or tried
+        def stays(record: StepRecord) -> bool:
+            tried = record.update is None and record.step == step + 1 and (record.attempt or 0) < attempts
+            return record.step <= step or tried
 
-        kept = [r for r in self.read_metrics() if stays(r)]
+        kept = [line for line, record in _lines(self.metrics_file) if stays(record)]
         with storage_errors(self.metrics_file):
-            replace_file(self.metrics_file, "".join(json.dumps(r) + "\n" for r in kept).encode())
+            replace_file(self.metrics_file, "".join(f"{line}\n" for line in kept).encode())
         for folder in (self.rollouts, self.evaluations):
             with storage_errors(folder):
                 for file in folder.glob("*step-*.parquet*"):
@@ -153,13 +153,13 @@ class RunDirectory:
         )
 
     def write_environment(
-        self, device: str, continued_from: Record | None = None, model_commit: str | None = None
+        self, device: str, continued_from: dict[str, Any] | None = None, model_commit: str | None = None
     ) -> None:
         """Write `env.json`: versions, machine, threads, arithmetic, the model's commit, the continued checkpoint."""
         import torch  # not above: reports read runs without it
 
         target = self.path / "env.json"
-        before: Record = {}
+        before: dict[str, Any] = {}
         if target.is_file():  # the model may be gone when a run is resumed
             with suppress(ValueError):
                 before = json.loads(target.read_text("utf-8"))
@@ -220,7 +220,7 @@ _GIVE = "give the directory that `brorl train` printed"
 
 
 @dataclass(frozen=True, eq=False)
-class RunRecord:
+class StoredRun:
     """The contents of a run directory, apart from weights and rollouts."""
 
     path: Path  # the directory
@@ -228,26 +228,26 @@ class RunRecord:
     # `config.yaml` by dotted name, as text: {"optimizer.learning_rate": "2e-06", ...}; empty if it is missing
     settings: Mapping[str, str]
     environment: Mapping[str, Any]  # `env.json`; empty if it is missing
-    records: tuple[Record, ...]  # the complete metrics records, steps ascending
+    records: tuple[StepRecord, ...]  # steps ascending
     held_out: tuple[str, ...] = ()  # texts of the held-out prompts, in order; empty if they were not stored
 
     @property
-    def steps(self) -> tuple[Record, ...]:
+    def steps(self) -> tuple[StepRecord, ...]:
         """The records of steps, without step 0. The last step has no update if it found no mixed group."""
-        return tuple(r for r in self.records if "sampling" in r)
+        return tuple(record for record in self.records if record.sampling)
 
     @property
-    def updates(self) -> tuple[Record, ...]:
+    def updates(self) -> tuple[StepRecord, ...]:
         """The records with an update."""
-        return tuple(r for r in self.records if "update" in r)
+        return tuple(record for record in self.records if record.update)
 
     @property
-    def evaluations(self) -> tuple[Record, ...]:
+    def evaluations(self) -> tuple[StepRecord, ...]:
         """The records with an evaluation."""
-        return tuple(r for r in self.records if r.get("evaluation"))
+        return tuple(record for record in self.records if record.evaluation)
 
 
-def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
+def read_runs(paths: Sequence[Path]) -> list[StoredRun]:
     """Read different run directories. Names are ends of the paths, long enough to differ: `a/seed-0`, `b/seed-0`."""
     resolved = [path.resolve() for path in paths]
     for path, full in zip(paths, resolved, strict=True):
@@ -257,7 +257,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
     return [_read_run(path, name) for path, name in zip(paths, names, strict=True)]
 
 
-def read_run(path: Path) -> RunRecord:
+def read_run(path: Path) -> StoredRun:
     """Read one run directory; see `read_runs`."""
     return read_runs([path])[0]
 
@@ -276,13 +276,13 @@ def check_run(path: Path) -> None:
     raise UserError(f"{path} is not a run directory (no config.yaml, no metrics.jsonl); {_GIVE}")
 
 
-def differing_settings(runs: Sequence[RunRecord]) -> list[str]:
+def differing_settings(runs: Sequence[StoredRun]) -> list[str]:
     """Return the names of the settings that differ between runs, in order, without `output_dir`."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
     return [name for name in names if name != "output_dir" and len({run.settings.get(name) for run in runs}) > 1]
 
 
-def _read_run(path: Path, name: str) -> RunRecord:
+def _read_run(path: Path, name: str) -> StoredRun:
     """Return the record of a run under a name; reject a run without metrics."""
     check_run(path)
     records = read_metrics(path / "metrics.jsonl")
@@ -290,7 +290,7 @@ def _read_run(path: Path, name: str) -> RunRecord:
         raise UserError(f"{path} contains no metrics yet (metrics.jsonl); wait for the run's first line")
     environment = _read_json(path / "env.json")
     held_out = _read_json(path / "held_out.json")
-    return RunRecord(
+    return StoredRun(
         path,
         name,
         read_settings(path / "config.yaml"),
@@ -300,21 +300,23 @@ def _read_run(path: Path, name: str) -> RunRecord:
     )
 
 
-def read_metrics(file: Path) -> list[Record]:
+def read_metrics(file: Path) -> list[StepRecord]:
     """Return the records in all complete lines of a metrics file; none if it is missing. A damaged line is an error."""
-    if not file.is_file():
-        return []
-    records = []
+    return [record for _, record in _lines(file)]
+
+
+def _lines(file: Path) -> list[tuple[str, StepRecord]]:
+    """Return the complete lines of a metrics file with their records."""
     # The text after the last line end is incomplete: the run is writing it, or was killed.
-    for number, line in enumerate(_text(file).split("\n")[:-1], 1):
+    lines = _text(file).split("\n")[:-1] if file.is_file() else []
+    found = []
+    for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
+            found.append((line, from_json(json.loads(line))))
         except ValueError as error:
-            raise UserError(f"{file} line {number} is not JSON; remove the line, then rerun the command") from error
-        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-            raise UserError(f"{file} line {number} is not a metrics record; remove the line, then rerun the command")
-        records.append(record)
-    return records
+            kind = "JSON" if isinstance(error, json.JSONDecodeError) else "a metrics record"
+            raise UserError(f"{file} line {number} is not {kind}; remove the line, then rerun the command") from error
+    return found
 
 
 def read_settings(file: Path) -> dict[str, str]:
@@ -358,37 +360,3 @@ def _names(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [str(path) for path in paths]
-
-
-def is_due(step: int, every: int) -> bool:
-    """Return whether a step is a multiple of `every`; 0 is never due."""
-    return every > 0 and step % every == 0
-
-
-def is_regular(record: Record, every: int) -> bool:
-    """Return whether an evaluation in a metrics record is regular: only such an evaluation may change the training.
-
-    An attempt that found no group is repeated, so its evaluation is not regular.
-    """
-    return "attempt" not in record and is_due(record["step"], every)
-
-
-def estimate_of(evaluation: dict[str, Any], k: int) -> Any:
-    """Return the estimate of pass@k; None if there is none. The key is 16 in memory, and "16" from a file."""
-    estimates = evaluation["pass_at"]
-    return estimates.get(k, estimates.get(str(k)))
-
-
-def number(record: Mapping[str, Any], *keys: str) -> float | None:
-    """Return `record[key][key]...` as a number; None if it is missing or not finite."""
-    value: Any = record
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        return None
-    return float(value)
-
-
-def total(records: Iterable[Mapping[str, Any]], *keys: str) -> float:
-    """Add up `number` over metrics records; missing numbers count as 0."""
-    return sum(number(record, *keys) or 0.0 for record in records)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from brorl.algorithms.groups import Group
+from brorl.runs.step_record import SamplingRecord, SourceRecord
 from brorl.tree import fraction_cut
 from brorl.verdict import CUT_OFF, TRUNCATED, is_failure, is_timeout
 
@@ -48,7 +49,7 @@ class Batch:
         """Fraction of the sampled rollouts that were cut at the length limit; 0 without a rollout."""
         return fraction_cut([group.tree for group in self.sampled])
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> SamplingRecord:
         """Return the sums over the sampled groups, for the metrics.
 
         Costs and lengths count all rollouts. Outcomes count the verified ones, or the step's groups if nothing was
@@ -60,29 +61,29 @@ class Batch:
         of_outcomes = groups or self.groups
         scored = max(sum(g.tree.num_rollouts for g in of_outcomes), 1)
         reasons = [verdict.reason for group in self.sampled for verdict in group.verdicts]
-        return {
-            "rounds": self.rounds,
-            "groups": len(groups),
-            "groups_mixed": self.num_mixed,
-            "groups_all_correct": sum(g.num_correct == g.tree.num_rollouts for g in groups),
-            "samples": rollouts,
-            "sampled_tokens": sum(t.num_sampled_tokens for t in trees),
-            "unique_tokens": sum(t.num_unique_tokens for t in trees),
-            "distinct_responses": sum(t.num_responses for t in trees),
-            "mean_length": sum(int((t.leaf_count * t.length).sum()) for t in trees) / max(rollouts, 1),
-            "reward": sum(float((g.tree.leaf_count * g.reward_L).sum()) for g in of_outcomes) / scored,
-            "accuracy": sum(g.num_correct for g in of_outcomes) / scored,
-            "truncation_rate": self.fraction_cut,
-            "responses_truncated": reasons.count(TRUNCATED),
-            "verifier_timeouts": sum(map(is_timeout, reasons)),
-            "verifier_cut_offs": reasons.count(CUT_OFF),
-            "verifier_failures": sum(is_failure(reason) for reason in reasons),
+        return SamplingRecord(
+            rounds=self.rounds,
+            groups=len(groups),
+            groups_mixed=self.num_mixed,
+            groups_all_correct=sum(g.num_correct == g.tree.num_rollouts for g in groups),
+            samples=rollouts,
+            sampled_tokens=sum(t.num_sampled_tokens for t in trees),
+            unique_tokens=sum(t.num_unique_tokens for t in trees),
+            distinct_responses=sum(t.num_responses for t in trees),
+            mean_length=sum(int((t.leaf_count * t.length).sum()) for t in trees) / max(rollouts, 1),
+            reward=sum(float((g.tree.leaf_count * g.reward_L).sum()) for g in of_outcomes) / scored,
+            accuracy=sum(g.num_correct for g in of_outcomes) / scored,
+            truncation_rate=self.fraction_cut,
+            responses_truncated=reasons.count(TRUNCATED),
+            verifier_timeouts=sum(map(is_timeout, reasons)),
+            verifier_cut_offs=reasons.count(CUT_OFF),
+            verifier_failures=sum(is_failure(reason) for reason in reasons),
             **self._terms(),
             **self._unverified(),
             **self._dropped(),
             **self._by_data_source(),
             **self._ahead(),
-        }
+        )
 
     def _terms(self) -> dict[str, Any]:
         """Return the mean of each further term of the reward, over the rollouts that have a value."""
@@ -111,7 +112,7 @@ class Batch:
             "unverified_reasons": dict(counts.most_common()),
         }
 
-    def _dropped(self) -> dict[str, int]:
+    def _dropped(self) -> dict[str, Any]:
         """Count the rollouts and tokens that dynamic sampling dropped; carried groups are not dropped."""
         trees = [g.tree for g in self.verified if not (self.keeps_all or g.is_mixed)]
         return {
@@ -133,10 +134,10 @@ class Batch:
         return {**self.ahead, "worker_seconds": self.worker_seconds} if self.ahead else {}
 
 
-def _outcomes(groups: Sequence[Group]) -> dict[str, float]:
+def _outcomes(groups: Sequence[Group]) -> SourceRecord:
     samples = sum(g.tree.num_rollouts for g in groups)
-    return {
-        "groups": len(groups),
-        "groups_mixed": sum(g.is_mixed for g in groups),
-        "accuracy": sum(g.num_correct for g in groups) / samples,
-    }
+    return SourceRecord(
+        groups=len(groups),
+        groups_mixed=sum(g.is_mixed for g in groups),
+        accuracy=sum(g.num_correct for g in groups) / samples,
+    )

@@ -7,18 +7,16 @@ rises. The signs depend on the metrics only, so a resumed run sees the same ones
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from math import isfinite
+from math import isfinite, isnan
 from statistics import fmean, median
-from typing import Any
 
-from brorl.runs.run_directory import Record, estimate_of, is_regular
+from brorl.runs.step_record import EvaluationRecord, StepRecord
 from brorl.training.settings import CollapseLimits
 
-_SECTIONS = ("step", "update", "evaluation")
 WINDOW = 10  # the first and the last level are medians over this many steps: no single step gives a sign
 
 
-def new_signs(records: Sequence[Record], limits: CollapseLimits, window: int = WINDOW) -> dict[str, str]:
+def new_signs(records: Sequence[StepRecord], limits: CollapseLimits, window: int = WINDOW) -> dict[str, str]:
     """Return the signs of collapse that are new with the last record: name -> the measured values as text.
 
     A sign that disappears and returns is reported again. A level is the median over `window` steps.
@@ -27,19 +25,16 @@ def new_signs(records: Sequence[Record], limits: CollapseLimits, window: int = W
     return {sign: finding for sign, finding in now.items() if finding and not before[sign]}
 
 
-def _signs(records: Sequence[Record], limits: CollapseLimits, window: int) -> dict[str, str | None]:
+def _signs(records: Sequence[StepRecord], limits: CollapseLimits, window: int) -> dict[str, str | None]:
     """Return for each sign its measured values as text, or None if the records do not show the sign."""
+    updates = [record.update for record in records if record.update]
     return {
-        "entropy": _entropy_sign(_update_values(records, "entropy"), limits, window),
-        "reference_kl": _reference_sign(_update_values(records, "reference_kl"), limits, window),
-        "coverage": _coverage_sign([r["evaluation"] for r in records if r.get("evaluation")], limits),
+        "entropy": _entropy_sign([u.entropy for u in updates if not isnan(u.entropy)], limits, window),
+        "reference_kl": _reference_sign(
+            [u.reference_kl for u in updates if u.reference_kl is not None], limits, window
+        ),
+        "coverage": _coverage_sign([r.evaluation for r in records if r.evaluation], limits),
     }
-
-
-def _update_values(records: Sequence[Record], name: str) -> list[float]:
-    """Return one metric of the updates, from the records that have it."""
-    values = [(r.get("update") or {}).get(name) for r in records]
-    return [float(v) for v in values if v is not None]
 
 
 def _entropy_sign(entropies: Sequence[float], limits: CollapseLimits, window: int) -> str | None:
@@ -63,7 +58,7 @@ def _reference_sign(kls: Sequence[float], limits: CollapseLimits, window: int) -
     return f"the KL to the reference is {last:.3g} nats per token, above {limits.reference_kl:g}"
 
 
-def _coverage_sign(evaluations: Sequence[dict[str, Any]], limits: CollapseLimits) -> str | None:
+def _coverage_sign(evaluations: Sequence[EvaluationRecord], limits: CollapseLimits) -> str | None:
     """Tell whether pass@k fell in each of the last `patience` evaluations, while pass@1 did not rise.
 
     pass@k fell where its interval over prompts lies wholly below that of the best evaluation. pass@1 still rises if its
@@ -72,22 +67,22 @@ def _coverage_sign(evaluations: Sequence[dict[str, Any]], limits: CollapseLimits
     patience = limits.patience
     if not evaluations:
         return None
-    largest = max((int(k) for k in evaluations[-1]["pass_at"]), default=1)
-    pass_at_largest, pass_at_1 = ([estimate_of(e, k) for e in evaluations] for k in (largest, 1))
+    largest = max(evaluations[-1].pass_at, default=1)
+    pass_at_largest, pass_at_1 = ([evaluation.pass_at.get(k) for evaluation in evaluations] for k in (largest, 1))
     recent = pass_at_largest[-patience:]
     measured = [estimate for estimate in pass_at_largest if estimate]
     if largest == 1 or not all(recent):
         return None
-    best = max(measured, key=lambda estimate: estimate["value"])
-    if not all(estimate and estimate["high"] < best["low"] for estimate in recent):
+    best = max(measured, key=lambda estimate: estimate.value)
+    if not all(estimate and estimate.high < best.low for estimate in recent):
         return None
-    pass_at_1_values = [estimate["value"] for estimate in pass_at_1 if estimate]
+    pass_at_1_values = [estimate.value for estimate in pass_at_1 if estimate]
     earlier = pass_at_1_values[-2 * patience : -patience]
     if not earlier or fmean(pass_at_1_values[-patience:]) > fmean(earlier):
         return None
-    last = measured[-1]["value"]
+    last = measured[-1].value
     return (
-        f"pass@{largest} fell from {best['value']:.3f} [{best['low']:.3f}, {best['high']:.3f}] to {last:.3f} over "
+        f"pass@{largest} fell from {best.value:.3f} [{best.low:.3f}, {best.high:.3f}] to {last:.3f} over "
         f"{patience} evaluations while pass@1 no longer rose"
     )
 
@@ -116,20 +111,20 @@ class CollapseWatch:
 
     def __init__(self, limits: CollapseLimits, evaluate_every: int) -> None:
         self._limits, self._every = limits, evaluate_every
-        self._records: list[Record] = []
+        self._records: list[StepRecord] = []
 
-    def add(self, record: Record) -> None:
+    def add(self, record: StepRecord) -> None:
         """Take the next line of the metrics."""
         self._records.append(self._counting(record))
 
-    def line(self, record: Record) -> str | None:
+    def line(self, record: StepRecord) -> str | None:
         """Return one line about the signs that are new with a metrics record; None if there are none."""
         signs = new_signs([*self._records, self._counting(record)], self._limits)
         if not signs:
             return None
-        return f"step {record['step']}: the model may be collapsing: {'; '.join(signs.values())}. {remedy_for(signs)}"
+        return f"step {record.step}: the model may be collapsing: {'; '.join(signs.values())}. {remedy_for(signs)}"
 
-    def _counting(self, record: Record) -> Record:
-        """Return the sections of a record that the signs depend on."""
-        counts = is_regular(record, self._every)
-        return {name: record[name] for name in _SECTIONS if name in record and (counts or name != "evaluation")}
+    def _counting(self, record: StepRecord) -> StepRecord:
+        """Return the parts of a record that the signs depend on."""
+        evaluation = record.evaluation if record.is_regular(self._every) else None
+        return StepRecord(step=record.step, update=record.update, evaluation=evaluation)

@@ -7,7 +7,7 @@ with fresh rollouts. Nothing here changes the training: the fresh rollouts have 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from brorl.config.settings import TrainConfig
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.engine import Sampler, SampleTask
-from brorl.runs.run_directory import is_due
+from brorl.runs.step_record import CoverageRecord, HeldOutCheck, PooledCoverage, PromptCoverage, is_due
 from brorl.seeds import derived_seed
 from brorl.training.coverage import Coverage, leaving_mass, measure_coverage, unsampled_correct_at
 from brorl.training.held_out_check import HeldOut, check_on_held_out
@@ -69,19 +69,16 @@ class Diagnostics:
 
     def record(
         self, sampled: Sequence[Group], trained: Sequence[Group], held_out: Sequence[Group | None]
-    ) -> dict[str, Any]:
-        """Return the two sections of the metrics; `held_out` is the result of `hold_out` for the trained groups.
+    ) -> tuple[CoverageRecord | None, HeldOutCheck | None]:
+        """Return what was measured; `held_out` is the result of `hold_out` for the trained groups.
 
         `sampled` has no group with unverified rollouts: without all rollouts, a sample does not show how much
         probability the policy has elsewhere.
         """
-        record: dict[str, Any] = {}
-        if sampled:
-            record["coverage"] = coverage_record(sampled)
+        coverage = coverage_record(sampled) if sampled else None
         both = zip(held_out, trained, strict=True) if held_out else ()
-        if pairs := [(fresh, of_step) for fresh, of_step in both if fresh is not None]:
-            record["held_out_check"] = asdict(check_on_held_out(self._compare(pairs)))
-        return record
+        pairs = [(fresh, of_step) for fresh, of_step in both if fresh is not None]
+        return coverage, check_on_held_out(self._compare(pairs)) if pairs else None
 
     def _compare(self, pairs: Sequence[tuple[Group, Group]]) -> list[HeldOut]:
         """Return the input of the check, from pairs of a held-out group and the trained group of the same prompt."""
@@ -99,8 +96,8 @@ class Diagnostics:
         ]
 
 
-def coverage_record(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return the section `coverage` of the metrics: the mass that rollouts sampled and missed, per prompt and pooled.
+def coverage_record(groups: Sequence[Group]) -> CoverageRecord:
+    """Measure the mass that rollouts sampled and missed, per prompt and pooled.
 
     Numbers per prompt are rounded to 4 digits. The pooled estimates of the unsampled mass are None if no prompt has two
     equal responses.
@@ -122,12 +119,12 @@ def coverage_record(groups: Sequence[Group]) -> dict[str, Any]:
         pooled |= dict.fromkeys((*_ESTIMATED, "coupling", "unsampled_correct_at"))
     pooled["informative_fraction_at"] = _informative_fraction_at(measured)
 
-    prompts: dict[str, Any] = {"id": [g.prompt.id for g in groups]}
-    prompts |= {name: [getattr(m, name) for m in measured] for name in _COUNTS}
+    prompts: dict[str, Any] = {"id": tuple(g.prompt.id for g in groups)}
+    prompts |= {name: tuple(getattr(m, name) for m in measured) for name in _COUNTS}
     prompts |= {name: _rounded(value_G) for name, value_G in zip(names, value_GK.T, strict=True)}
     prompts["unsampled_correct_at"] = {n: _rounded(value_G) for n, value_G in curve.items()}
     prompts["leaves_tree_at"] = {last: _rounded(value_G) for last, value_G in leaving.items()}
-    return {"pooled": pooled, "prompts": prompts}
+    return CoverageRecord(pooled=PooledCoverage(**pooled), prompts=PromptCoverage(**prompts))
 
 
 def _coupling(measured: Sequence[Coverage]) -> float | None:
@@ -165,5 +162,5 @@ def _leaving(groups: Sequence[Group]) -> dict[int, FloatArray]:
     return {1 << i: value_G for i, value_G in enumerate(value_GB.T)}
 
 
-def _rounded(value_G: FloatArray) -> list[float]:
-    return [float(f"{value:.4g}") for value in value_G.tolist()]
+def _rounded(value_G: FloatArray) -> tuple[float, ...]:
+    return tuple(float(f"{value:.4g}") for value in value_G.tolist())

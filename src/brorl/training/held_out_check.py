@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brorl.arrays import FloatArray
+from brorl.runs.step_record import HeldOutCheck
 
 _NORMAL_95 = 1.959963984540054
 
@@ -22,28 +23,6 @@ class HeldOut:
     old_logprob_L: FloatArray  # log-prob (nats) of each whole response under the policy that sampled it, shape [L]
     new_logprob_L: FloatArray  # log-prob (nats) of each whole response after the update, shape [L]
     baseline: float  # any number that does not depend on these rollouts; the pass rate makes the variance small
-
-
-@dataclass(frozen=True)
-class HeldOutCheck:
-    """The effect of an update on the probability of correct responses; intervals are 95%."""
-
-    # estimate of the change of Q_pos, mean over the prompts; None where a weight is too large for a float
-    change: float | None
-    change_low: float | None  # lower end of the interval of `change` (normal, from the variance within each prompt)
-    change_high: float | None  # upper end; both ends are None if `change` is
-    fraction_improved: float | None  # fraction of the correct mass that rose; None without a correct held-out rollout
-    fraction_improved_low: float  # lower end of the interval of `fraction_improved` (exact binomial)
-    fraction_improved_high: float  # upper end
-    worst_drop: float | None  # largest fall of a correct held-out response's probability, <= 0; None without one
-    # smallest log(new / old probability) of a correct held-out response; None without one
-    worst_log_ratio: float | None
-    num_prompts: int
-    num_rollouts: int  # held-out rollouts of all prompts
-    num_correct: int  # correct held-out rollouts
-    # (sum w)^2 / (H sum w^2) of the weights w = new / old over all held-out rollouts. Far below 1, a few
-    # rollouts dominate the estimate, and its interval is not reliable.
-    effective_fraction: float
 
 
 def check_on_held_out(held_out: Sequence[HeldOut]) -> HeldOutCheck:

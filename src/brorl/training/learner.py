@@ -8,7 +8,7 @@ and make the same update as one process: denominators cover the whole mini-batch
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +31,7 @@ from brorl.model.load import check_saved
 from brorl.model.sharding import full_tensor, save_whole
 from brorl.model.tree_path import TreeForward
 from brorl.runs.checkpoint import EMA
+from brorl.runs.step_record import UpdateRecord
 from brorl.training.adamw import AdamW
 from brorl.training.learner_state import (
     AveragedWeights,
@@ -54,34 +55,6 @@ from brorl.training.ranks import ALONE, Ranks
 from brorl.tree import RolloutTree
 
 
-@dataclass(frozen=True)
-class StepMetrics:
-    """What the learner measured in a step; means over its mini-batches unless noted."""
-
-    loss: float  # policy loss, without the KL penalty
-    grad_norm: float  # global gradient norm before clipping
-    clip_fraction: float  # part of the summed |advantage| that lost its gradient to the clip (CISPO: was bounded)
-    # mean over sampled tokens of old minus new log-prob, during the updates (the k1 estimate, nats)
-    old_policy_kl: float
-    entropy: float  # minus the mean log-prob of the sampled tokens when they were sampled, nats per token
-    learning_rate: float  # in the last mini-batch
-    trained_nodes: int  # tree nodes that went through the loss
-    clip_low_fraction: float  # the part of `clip_fraction` at the lower bound
-    clip_high_fraction: float  # the part of `clip_fraction` at the upper bound
-    # estimated KL to the reference during the updates, nats per sampled token; None without a reference
-    reference_kl: float | None
-    # entropy of the next-token distribution during the updates, nats, mean over sampled tokens; None without a bonus
-    bonus_entropy: float | None
-    # mean of exp(old - sampler) over the trained tokens that this step sampled; None if it trained on none of them, if
-    # old log-probs are not recomputed, or if the engine returns no log-probs
-    mismatch_mean: float | None
-    mismatch_max: float | None  # largest exp(old - sampler)
-    mismatch_kl: float | None  # estimate of KL(sampler || old), nats per token
-    masked_fraction: float  # fraction of the trained tokens whose weight the importance correction set to 0
-    nodes_per_pass: int  # most nodes in one forward pass, after the step
-    out_of_memory_retries: int  # times `nodes_per_pass` was halved since the end of the last step
-
-
 class Learner(Protocol):
     """Updates a model from groups.
 
@@ -95,7 +68,7 @@ class Learner(Protocol):
 
     def learn(
         self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
-    ) -> StepMetrics:
+    ) -> UpdateRecord:
         """Make the updates of one step.
 
         Args:
@@ -201,7 +174,7 @@ class TreeLearner:
 
     def learn(
         self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
-    ) -> StepMetrics:
+    ) -> UpdateRecord:
         """See `Learner`. A mini-batch is one update, and rank 0 estimates the advantages.
 
         Raises:
@@ -232,7 +205,7 @@ class TreeLearner:
         if not config.loss.entropy_coefficient:
             metrics["bonus_entropy"] = None
         retries, self._nodes.retries = self._nodes.retries, 0
-        return StepMetrics(
+        return UpdateRecord(
             **metrics,
             entropy=-_mean_sampled_logprob([g.tree for g in groups]),
             learning_rate=self._learning_rate(lr_scale),
@@ -351,7 +324,7 @@ class TreeLearner:
         return factor * (rate * min(1.0, self._updates / warmup) if warmup else rate)
 
     def _update(self, batch: MiniBatch, lr_scale: float) -> dict[str, float]:
-        """Accumulate the gradient of one mini-batch and apply it; return its entries of `StepMetrics`."""
+        """Accumulate the gradient of one mini-batch and apply it; return its entries of `UpdateRecord`."""
         optimizer, local = self._config.optimizer, self._nodes.run(lambda: self._accumulate(batch))
         sums = self._ranks.sum(local)
         grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(self._parameters, optimizer.max_grad_norm))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Literal
@@ -17,16 +17,14 @@ import numpy as np
 
 from brorl.activity import Phase, Step
 from brorl.algorithms.groups import Group
-from brorl.cost import cost_of_step, total_cost
 from brorl.evaluation.evaluator import BatchCounts, evaluation_record
 from brorl.model.device import return_freed_memory
 from brorl.runs.checkpoint import EMA, TrainerState, mark_best, save_checkpoint
 from brorl.runs.model_card import write_card
-from brorl.runs.run_directory import Record, is_due
+from brorl.runs.step_record import KeptRecord, SecondsRecord, StepRecord, ToolUse, UpdateRecord, is_due, total_cost
 from brorl.seeds import derived_seed
 from brorl.training.batch import Batch
 from brorl.training.collector import NoGroupsError, UnverifiedError
-from brorl.training.learner import StepMetrics
 from brorl.training.run import TrainingRun
 from brorl.training.stop_request import StopNow, StopRequest
 
@@ -59,17 +57,16 @@ def train_run(run: TrainingRun, state: TrainerState, stop: StopRequest | None = 
 
                 with run.clock("training"):
                     seed = derived_seed(run.config.seed, step)
-                    metrics = learner.learn(batch.groups, objective.estimate_advantages, seed, objective.lr_scale)
+                    update = learner.learn(batch.groups, objective.estimate_advantages, seed, objective.lr_scale)
                 collector.publish(learner.weights(), version=step)
 
-                step_record = recorder.record(step, batch, held_out, metrics)
+                record = recorder.record(step, batch, held_out, update)
                 if recorder.evaluation_is_due(step):
-                    step_record |= recorder.evaluate(step)
-                if why := schedule.reference.why_reset(step_record):
+                    record = recorder.evaluated(record)
+                if why := schedule.reference.why_reset(record):
                     learner.reset_reference(run.config.reference.reset_optimizer)
-                    step_record["reference_reset"] = why
-                recorder.write(step_record)
-                recorder.save_if_due(step_record)
+                    record = replace(record, reference_reset=why)
+                recorder.save_if_due(recorder.write(record))
         except (NoGroupsError, StopNow) as reason:
             return recorder.end_early(reason)
     return recorder.end()
@@ -97,7 +94,7 @@ class Recorder:
         self._run, self._config, self._stop = run, run.config, stop
         self._step = step
         records = run.directory.read_metrics()
-        updates = max((at for at, record in enumerate(records, 1) if "attempt" not in record), default=0)
+        updates = max((at for at, record in enumerate(records, 1) if record.attempt is None), default=0)
         self._spent = total_cost(records)
         # the cost up to the last update: attempts at the next step that found no group come after it
         self._spent_before = total_cost(records[:updates])
@@ -108,7 +105,7 @@ class Recorder:
         if self._run.schedule.has_begun:
             return
         with self._stop.discarding():
-            record = {"step": 0, **self.evaluate(0)}
+            record = self.evaluated(StepRecord(step=0))
         self.write(record)
 
     def steps(self) -> Iterator[int]:
@@ -121,59 +118,62 @@ class Recorder:
             yield self._step + 1
             self._spent_before = self._spent
 
-    def record(self, step: int, batch: Batch, held_out: Sequence[Group | None], metrics: StepMetrics) -> Record:
-        """Return the metrics record of a step; store the step's rollouts when due."""
+    def record(self, step: int, batch: Batch, held_out: Sequence[Group | None], update: UpdateRecord) -> StepRecord:
+        """Return the record of a step; store the step's rollouts when due."""
         run, clock = self._run, self._run.clock
         with clock("storing"):
             if is_due(step, self._config.store_rollouts_every):
                 self._store_rollouts(step, batch)
         with clock("diagnostics"):
-            measured = run.diagnostics.record(batch.complete, batch.groups, held_out)
+            coverage, held_out_check = run.diagnostics.record(batch.complete, batch.groups, held_out)
         samples = sum(g.tree.num_rollouts for g in batch.groups)
-        step_record = {
-            "step": step,
-            "sampling": batch.summary(),
-            **({"tools": run.toolbox.metrics([group.tree for group in batch.sampled])} if run.toolbox else {}),
-            "kept": {"groups": len(batch.groups), "carried": batch.num_carried, "samples": samples},
-            "update": asdict(metrics),
-            **run.schedule.objective.section(),
-            **measured,
-            "seconds": clock.seconds(),
-        }
-        self._spent += cost_of_step(step_record)
-        return step_record
+        trees = [group.tree for group in batch.sampled]
+        record = StepRecord(
+            step=step,
+            sampling=batch.summary(),
+            tools=ToolUse(**run.toolbox.metrics(trees)) if run.toolbox else None,
+            kept=KeptRecord(groups=len(batch.groups), carried=batch.num_carried, samples=samples),
+            update=update,
+            objective=run.schedule.objective.record(),
+            coverage=coverage,
+            held_out_check=held_out_check,
+            seconds=SecondsRecord(**clock.seconds()),
+        )
+        self._spent += record.cost
+        return record
 
     def evaluation_is_due(self, step: int) -> bool:
         """Return whether this step is followed by an evaluation."""
         return self._run.schedule.evaluates(step, self._spent_before, self._spent)
 
-    def write(self, record: Record) -> None:
-        """Write a metrics record. First note in it a new sign of collapse, and why the run ends if it ends here."""
+    def write(self, record: StepRecord) -> StepRecord:
+        """Write a record, and return it with a new sign of collapse, and with why the run ends if it ends here."""
         run, schedule = self._run, self._run.schedule
         if sign := schedule.collapse.line(record):
-            record["collapse"] = sign
+            record = replace(record, collapse=sign)
             if self._config.collapse.stop:
-                record["ended"] = sign
-                if not {"evaluation", "evaluation_unverified"} & record.keys():
-                    record |= self.evaluate(record["step"])
+                record = replace(record, ended=sign)
+                if record.evaluation is None and record.evaluation_unverified is None:
+                    record = self.evaluated(record)
         schedule.add(record)
-        if "ended" not in record and (why := schedule.evaluations.why_over()):
-            record["ended"] = why
+        if record.ended is None and (why := schedule.evaluations.why_over()):
+            record = replace(record, ended=why)
         run.directory.append_metrics(record)
         run.report(record)
+        return record
 
-    def save_if_due(self, record: Record) -> None:
+    def save_if_due(self, record: StepRecord) -> None:
         """Save a checkpoint when due. End a run that collapsed, stalled, pauses or was asked to stop."""
-        config, schedule, self._step = self._config, self._run.schedule, record["step"]
+        config, schedule, self._step = self._config, self._run.schedule, record.step
         over = schedule.is_over(self._step, self._spent)
         pauses = schedule.pauses(self._spent_before, self._spent) and not over
         stopped = self._stop.requested and not over  # a later request ends the run before the next update
-        due = is_due(self._step, config.checkpoint_every) or over or pauses or stopped or "ended" in record
+        due = is_due(self._step, config.checkpoint_every) or over or pauses or stopped or record.ended is not None
         if due or schedule.evaluations.best_step == self._step:
             self._save(regular=due)
-        if "ended" in record:
-            ending = Ending.COLLAPSED if "collapse" in record and config.collapse.stop else Ending.STALLED
-            self._ending = ending, f"stopped after step {self._step}: {record['ended']}"
+        if record.ended is not None:
+            ending = Ending.COLLAPSED if record.collapse and config.collapse.stop else Ending.STALLED
+            self._ending = ending, f"stopped after step {self._step}: {record.ended}"
         elif pauses:
             at = config.budget.pause_at
             self._ending = Ending.PAUSED, f"paused after step {self._step} (budget.pause_at = {at:g})"
@@ -198,44 +198,43 @@ class Recorder:
         self._save()
         return Ending.INTERRUPTED, f"stopped after step {self._step}"
 
-    def _record_without_update(self, error: NoGroupsError) -> Record:
-        """Return the line of a step that did not get its groups: the reason, the cost and an evaluation."""
-        return {
-            "step": self._step + 1,
-            "attempt": error.batch.attempt,
-            # "stopped": the infrastructure failed, so a comparison continues the run; "ended": the run is over
-            "stopped" if isinstance(error, UnverifiedError) else "ended": str(error),
-            "sampling": error.batch.summary(),
-            "kept": {"groups": 0, "carried": len(self._run.collector.state().carried), "samples": 0},
-            "seconds": self._run.clock.seconds(),
-            **self.evaluate(self._step + 1, version=self._step),
-        }
+    def _record_without_update(self, error: NoGroupsError) -> StepRecord:
+        """Return the record of a step that did not get its groups: the reason, the cost and an evaluation."""
+        # "stopped": the infrastructure failed, so a comparison continues the run; "ended": the run is over
+        lost = isinstance(error, UnverifiedError)
+        record = StepRecord(
+            step=self._step + 1,
+            attempt=error.batch.attempt,
+            ended=None if lost else str(error),
+            stopped=str(error) if lost else None,
+            sampling=error.batch.summary(),
+            kept=KeptRecord(carried=len(self._run.collector.state().carried)),
+            seconds=SecondsRecord(**self._run.clock.seconds()),
+        )
+        return self.evaluated(record)
 
-    def evaluate(self, step: int, version: int | None = None) -> Record:
-        """Evaluate on the held-out prompts, if any. Store the responses to a few of them.
-
-        The weights are those after the step, or after the step `version` if the step had no update.
-        """
+    def evaluated(self, record: StepRecord) -> StepRecord:
+        """Return a record with an evaluation on the held-out prompts, if any. Store the responses to a few of them."""
         run, held_out, ks = self._run, self._run.held_out, self._config.evaluation.ks
         if held_out is None:
-            return {}
+            return record
 
         def store(groups: Sequence[Group], _: BatchCounts) -> None:
             if self._config.store_rollouts_every:
-                self._store_answers(step, groups)
+                self._store_answers(record.step, groups)
 
         return_freed_memory()  # of the learner: an evaluation samples more rollouts than a step
         counts = run.evaluator.evaluate(run.collector.sampler, held_out, store)
         return_freed_memory()
         found = evaluation_record(counts, ks)
         if found is None:
-            return {"evaluation_unverified": sum(prompt.num_unverified for prompt in counts.prompts)}
-        version = step if version is None else version
+            return replace(record, evaluation_unverified=sum(prompt.num_unverified for prompt in counts.prompts))
+        version = record.weights_step
         if self._config.optimizer.ema_decay is None or not version:
-            return {"evaluation": found}
+            return replace(record, evaluation=found)
         with self._average_in_place(version):
             of_average = evaluation_record(run.evaluator.evaluate(run.collector.sampler, held_out), ks)
-        return {"evaluation": found} | ({} if of_average is None else {"ema_evaluation": of_average})
+        return replace(record, evaluation=found, ema_evaluation=of_average)
 
     @contextmanager
     def _average_in_place(self, version: int) -> Iterator[None]:

@@ -160,7 +160,7 @@ def make_mini_batch(
 def prepare_mini_batches(
     groups: Sequence[Group], is_fresh: Sequence[bool], logprobs: PolicyLogprobs, generator: np.random.Generator
 ) -> tuple[list[MiniBatch], dict[str, Any]]:
-    """Return this rank's part of each mini-batch of a step, and entries of `StepMetrics`.
+    """Return this rank's part of each mini-batch of a step, and entries of `UpdateRecord`.
 
     Args:
         groups: The groups of the step, with advantages.
@@ -207,7 +207,7 @@ def no_sums(device: torch.device) -> Tensor:
 
 
 def means(sums_S: Tensor, totals_3: Tensor) -> dict[str, float]:
-    """Divide sums by the weights and tokens of the mini-batch; see `MiniBatch.totals` and `StepMetrics`."""
+    """Divide sums by the weights and tokens of the mini-batch; see `MiniBatch.totals` and `UpdateRecord`."""
     loss, clipped, clipped_low, clipped_high, old_policy_kl, reference_kl, entropy = sums_S.unbind()
     weight, sampled, count = totals_3[0].clamp(min=1e-30), totals_3[1].clamp(min=1), totals_3[2].clamp(min=1)
     found = {

@@ -28,7 +28,8 @@ from brorl.runs.checkpoint import (
     read_state,
     read_step,
 )
-from brorl.runs.run_directory import Record, RunDirectory
+from brorl.runs.run_directory import RunDirectory
+from brorl.runs.step_record import StepRecord
 from brorl.training.collector import Collector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
@@ -57,7 +58,7 @@ class TrainingRun:
     directory: RunDirectory  # the run's files
     tokenizer: PreTrainedTokenizerBase  # saved with every checkpoint
     grader: Grader  # decodes and rewards the responses that are stored
-    report: Callable[[Record], None]  # receives every metrics record
+    report: Callable[[StepRecord], None]  # receives the record of every step
     toolbox: Toolbox | None = None  # reads the calls of responses; None without tools
     observe: Observe = unobserved  # is told when a step, or a phase of it, begins
     # adds up the seconds of each phase of a step; the parts share it
@@ -137,7 +138,7 @@ def _check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: P
             f"back to resume, or start a new run: {_start_anew(directory)}. These settings can change: "
             f"{', '.join(CHANGEABLE_ON_RESUME)}"
         )
-    if checkpoint is None and begun.get("has_checkpoint", any(line["step"] for line in directory.read_metrics())):
+    if checkpoint is None and begun.get("has_checkpoint", any(record.step for record in directory.read_metrics())):
         raise UserError(
             f"{directory.checkpoints} no longer has a complete checkpoint; restore the checkpoints to resume, or "
             f"start a new run: {_start_anew(directory)}"
@@ -151,7 +152,7 @@ def _check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: P
             f"with to resume, or start a new run: {_start_anew(directory)}"
         )
     step = read_step(checkpoint)
-    missing = {*range(step + 1)} - {r["step"] for r in directory.read_metrics() if "attempt" not in r}
+    missing = {*range(step + 1)} - {record.step for record in directory.read_metrics() if record.attempt is None}
     if missing:
         raise UserError(
             f"{directory.metrics_file} has no line of step {min(missing)}, although {checkpoint} was saved after it; "

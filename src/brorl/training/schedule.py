@@ -18,7 +18,7 @@ from brorl.config.settings import TrainConfig
 from brorl.cost import UNIT_WORDS, Cost, fraction_spent
 from brorl.evaluation.settings import EvaluationSettings
 from brorl.format import counted
-from brorl.runs.run_directory import Record, estimate_of, is_due, is_regular
+from brorl.runs.step_record import ObjectiveRecord, StepRecord, is_due
 from brorl.training.collapse import CollapseWatch
 from brorl.training.settings import PhaseSettings, ReferenceSettings
 
@@ -55,27 +55,26 @@ class Evaluations:
         """Step with the best evaluation, the earliest of equals, not step 0; None if there is none to keep."""
         return self._best[1] if self._best and self._settings.keep_best else None
 
-    def score(self, record: Record) -> float | None:
+    def score(self, record: StepRecord) -> float | None:
         """Return the score of an evaluation: pass@k of `best_k`; None without an evaluation."""
-        evaluation = record.get("evaluation")
-        if not evaluation:
+        if not record.evaluation:
             return None
-        estimate = estimate_of(evaluation, self._settings.best_k or min(map(int, evaluation["pass_at"])))
-        return float(estimate["value"]) if estimate else None
+        pass_at = record.evaluation.pass_at
+        estimate = pass_at.get(self._settings.best_k or min(pass_at))
+        return estimate.value if estimate else None
 
-    def regular_score(self, record: Record) -> float | None:
+    def regular_score(self, record: StepRecord) -> float | None:
         """Return the score of a regular evaluation; None without one."""
-        return self.score(record) if is_regular(record, self._settings.every) else None
+        return self.score(record) if record.is_regular(self._settings.every) else None
 
-    def add(self, record: Record) -> None:
+    def add(self, record: StepRecord) -> None:
         """Take the next line of the metrics."""
-        score = self.score(record)
-        step = record["step"] if "update" in record else record["step"] - 1  # no update: old weights
+        score, step = self.score(record), record.weights_step
         if score is not None and step > 0 and (self._best is None or score > self._best[0]):
             self._best = (score, step)
         if (regular := self.regular_score(record)) is not None:
             self._stall = self._stall.after(regular)
-        if "ended" in record:  # a run that is resumed after its end goes on until it stalls again
+        if record.ended is not None:  # a run that is resumed after its end goes on until it stalls again
             self._stall = Stall(self._stall.best)
 
     def why_over(self) -> str | None:
@@ -105,7 +104,7 @@ class ReferenceSchedule:
     """
 
     def __init__(
-        self, settings: ReferenceSettings, score: Callable[[Record], float | None], cooldown: int = 20
+        self, settings: ReferenceSettings, score: Callable[[StepRecord], float | None], cooldown: int = 20
     ) -> None:
         self._settings, self._score, self._cooldown = settings, score, cooldown
         self._start_again(0)
@@ -114,9 +113,9 @@ class ReferenceSchedule:
         self._last_reset, self._stall = step, Stall()
         self._kls: list[float] = []
 
-    def why_reset(self, record: Record) -> str | None:
+    def why_reset(self, record: StepRecord) -> str | None:
         """Return why the reference is reset after the step of a metrics record; None for no reset."""
-        settings, since, (kls, stall) = self._settings, record["step"] - self._last_reset, self._with(record)
+        settings, since, (kls, stall) = self._settings, record.step - self._last_reset, self._with(record)
         if settings.reset_every and since >= settings.reset_every:
             return f"{since} steps since the last reset (reference.reset_every = {settings.reset_every})"
         if since <= self._cooldown:
@@ -135,15 +134,15 @@ class ReferenceSchedule:
             )
         return None
 
-    def add(self, record: Record) -> None:
+    def add(self, record: StepRecord) -> None:
         """Take the next line of the metrics."""
         self._kls, self._stall = self._with(record)
-        if "reference_reset" in record:
-            self._start_again(record["step"])
+        if record.reference_reset is not None:
+            self._start_again(record.step)
 
-    def _with(self, record: Record) -> tuple[list[float], Stall]:
+    def _with(self, record: StepRecord) -> tuple[list[float], Stall]:
         """Return the last KLs and the stall, with those of a record."""
-        kl, score = record.get("update", {}).get("reference_kl"), self._score(record)
+        kl, score = record.update.reference_kl if record.update else None, self._score(record)
         kls = self._kls if kl is None else [*self._kls, kl if isfinite(kl) else inf][-SPIKE_STEPS:]
         return kls, self._stall if score is None else self._stall.after(score)
 
@@ -159,7 +158,7 @@ class Schedule:
         self.collapse = CollapseWatch(config.collapse, config.evaluation.every)
         self.objective = Objective(config)
 
-    def add(self, record: Record) -> None:
+    def add(self, record: StepRecord) -> None:
         """Take the next line of the metrics: of this program, or from before it started."""
         self.has_begun = True
         for part in (self.evaluations, self.reference, self.collapse, self.objective):
@@ -209,7 +208,7 @@ class Objective:
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
         self._phases = config.phases or (PhaseSettings(name="train", advantage=config.advantage),)
-        self._index, self._begun_at, self._fraction = 0, 0.0, 0.0
+        self._index, self._began_at, self._fraction = 0, 0.0, 0.0
         self._recorded: int | None = None  # the last phase with a line in the metrics
         self._stall = Stall()  # counts evaluations in this phase
 
@@ -221,8 +220,8 @@ class Objective:
     @property
     def progress(self) -> float:
         """Progress in the current phase, 0 to 1."""
-        length = self.phase.until - self._begun_at
-        return min(max((self._fraction - self._begun_at) / length, 0.0), 1.0) if length > 0 else 1.0
+        length = self.phase.until - self._began_at
+        return min(max((self._fraction - self._began_at) / length, 0.0), 1.0) if length > 0 else 1.0
 
     @property
     def lr_scale(self) -> float:
@@ -242,27 +241,29 @@ class Objective:
         while self._index + 1 < len(self._phases) and self._is_over:
             self._enter(self._index + 1, fraction)
 
-    def section(self) -> Record:
-        """Return the section `objective` of a step's metrics; nothing if the run has one phase.
-
-        `begins` is only in the first line of each phase.
-        """
+    def record(self) -> ObjectiveRecord | None:
+        """Return the record of the current phase; None if the run has one phase."""
         if len(self._phases) == 1:
-            return {}
-        now = {"phase": self._index + 1, "name": self.phase.name, "from": self._begun_at, "progress": self.progress}
-        if self._recorded != self._index:
-            now["begins"] = f"{self.phase.name} (phase {self._index + 1} of {len(self._phases)}, {self.phase.title})"
-        return {"objective": now}
+            return None
+        number, name = self._index + 1, self.phase.name
+        title = f"{name} (phase {number} of {len(self._phases)}, {self.phase.title})"
+        return ObjectiveRecord(
+            phase=number,
+            name=name,
+            began_at=self._began_at,
+            progress=self.progress,
+            begins=title if self._recorded != self._index else None,
+        )
 
-    def add(self, record: Record) -> None:
+    def add(self, record: StepRecord) -> None:
         """Take the next line of the metrics: its phase, and a regular evaluation for the patience of the phase."""
-        if objective := record.get("objective"):
-            if objective["phase"] != self._index + 1:
-                self._enter(objective["phase"] - 1, objective["from"])
+        if objective := record.objective:
+            if objective.phase != self._index + 1:
+                self._enter(objective.phase - 1, objective.began_at)
             self._recorded = self._index
-        estimates = record.get("evaluation", {}).get("pass_at")
-        if estimates and is_regular(record, self._config.evaluation.every):
-            self._stall = self._stall.after(float(estimates[max(estimates, key=int)]["value"]))
+        if record.evaluation and record.is_regular(self._config.evaluation.every):
+            pass_at = record.evaluation.pass_at
+            self._stall = self._stall.after(pass_at[max(pass_at)].value)
 
     @property
     def _is_over(self) -> bool:
@@ -270,7 +271,7 @@ class Objective:
         return self._fraction >= self.phase.until or (patience is not None and self._stall.length >= patience)
 
     def _enter(self, index: int, fraction: float) -> None:
-        self._index, self._begun_at, self._stall = index, fraction, Stall()
+        self._index, self._began_at, self._stall = index, fraction, Stall()
 
 
 def annealed(settings: AdvantageSettings, progress: float, num_rollouts: int) -> AdvantageSettings:

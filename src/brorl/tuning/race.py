@@ -118,9 +118,9 @@ def take_pilot(
         check_time(least, evaluation_seconds)
         if found is None:
             raise UserError("the start could not be evaluated on the held-out prompts; run: brorl check")
-        start = {int(k): Estimate(**estimate) for k, estimate in found["pass_at"].items()}
+        start = dict(found.pass_at)
         scores = ", ".join(f"pass@{k} {interval(estimate)}" for k, estimate in start.items())
-        number = len(found["prompts"]["num_correct"])
+        number = len(found.prompts.num_correct)
         screen.echo(f"the start, on {number} held-out prompts: {scores}")
         pilot = min(64, parts.stream.num_prompts), 64
         try:
