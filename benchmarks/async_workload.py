@@ -141,7 +141,7 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
 def score(run, engine) -> float:
     """Return pass@1 on the held-out prompts."""
     counts = run.evaluator.evaluate(engine, run.held_out)
-    return evaluation_record(counts, [1])["pass_at"][1]["value"]
+    return evaluation_record(counts, [1]).pass_at[1].value
 
 
 def at(points: Sequence[Point], quantity: str, value: float) -> float:

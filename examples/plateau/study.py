@@ -247,9 +247,7 @@ def _scores_of(run: Settings) -> FinishedRun:
         for e in run["evaluations"]
     ]  # fmt: skip
     end = run["evaluations"][-1]
-    return FinishedRun(
-        run["seed"], tuple(scores), scores[-1].cost, {}, end["groups"], end["mixed"], end["mixed"], None, run["arm"]
-    )
+    return FinishedRun(run["seed"], tuple(scores), scores[-1].cost, {}, end["groups"], end["mixed"], None, run["arm"])
 
 
 def verdict_tables(task: str, stage: str, verdict: Comparison) -> Iterator[Table]:

@@ -19,7 +19,7 @@ from brorl.api.training_session import TrainingResult
 from brorl.config.reading import parse_yaml
 from brorl.console.progress import TrainingProgress
 from brorl.errors import EngineLostError, LearnerLostError, UserError
-from brorl.runs.step_record import to_json
+from brorl.runs.step_record import StepRecord, to_json
 from brorl.training.loop import Ending, Recorder
 from run_support import SMALL, assert_same_run, command, metrics_without_times
 
@@ -50,9 +50,9 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int, times: int = 1) -> 
     """Send SIGINT to this process when a step is shown, as a notebook's interrupt does."""
     show = TrainingProgress.show
 
-    def showing(self: TrainingProgress, record: dict[str, Any]) -> None:
+    def showing(self: TrainingProgress, record: StepRecord) -> None:
         show(self, record)
-        if record["step"] == step:
+        if record.step == step:
             for _ in range(times):
                 os.kill(os.getpid(), signal.SIGINT)
 
@@ -173,7 +173,7 @@ def test_other_threads_train_without_signal_handlers(monkeypatch: pytest.MonkeyP
     handlers: list[Any] = []
     show = TrainingProgress.show
 
-    def showing(self: TrainingProgress, record: dict[str, Any]) -> None:
+    def showing(self: TrainingProgress, record: StepRecord) -> None:
         handlers.extend(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM))
         show(self, record)
 

@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import brorl
 from brorl import RolloutTree
 from brorl.api.sample import SampledTree
-from brorl.reporting.tool_use import ToolUse
+from brorl.reporting.tool_use import tool_use_line
+from brorl.runs.step_record import ToolUse
 from run_support import command, refused, save_tiny_model
 from small_models import mostly_slow
 
@@ -53,7 +54,7 @@ def test_results_have_a_mark_and_a_color() -> None:
     tree = RolloutTree.from_responses(
         (1,), [(2, 3, 4), (2, 3, 5), (2, 6)], given=[[False, True, False]] * 2 + [[False] * 2]
     )
-    use = ToolUse(5 / 3, 2, 1, 1, {})
+    use = ToolUse(turns=5 / 3, calls=2, distinct_calls=1, given_tokens=1, failures={})
     sampled = SampledTree("a", ("m",), (tree,), None, str, 9, lambda tokens: f"so {list(tokens)}", (use,))
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="standard")
     console.print(sampled)
@@ -62,7 +63,7 @@ def test_results_have_a_mark_and_a_color() -> None:
     (result,) = (line for line in lines if "result: so [3]" in line)
     assert [line for line in lines if "\x1b[36m" in line] == [result]
     assert re.sub(r"\x1b\[\d+m", "", result).split() == ["├", "result:", "so", "[3]", "2"]  # no probability
-    assert any(line.endswith(f"m: {use}") for line in lines)
+    assert any(line.endswith(f"m: {tool_use_line(use)}") for line in lines)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from brorl.runs.checkpoint import (
     save_checkpoint,
 )
 from brorl.runs.run_directory import RunDirectory
+from brorl.runs.step_record import StepRecord
 from brorl.storage import TemporaryFolder, storage_errors
 from each_row import each_row
 from run_support import SMALL, assert_same_run, command
@@ -48,7 +49,7 @@ def test_checkpoints_their_best_and_locks(
         patch.setattr(storage, "_said", set())
         take_away(patch, code)
         with directory.locked(), directory.locked():  # nothing can tell
-            directory.append_metrics({"step": 0})
+            directory.append_metrics(StepRecord(step=0))
             for step in (1, 2, 3):
                 saved(directory.checkpoints, step)
                 mark_best(directory.checkpoints, min(step, 2))

@@ -82,7 +82,7 @@ def test_rewind_removes_what_came_after(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     group = stored_group()
     for step in range(5):
-        directory.append_metrics({"step": step, "x": 0.1})
+        directory.append_metrics(StepRecord(step=step, evaluation_unverified=2))
         directory.write_responses("rollouts", step, [group])
         if step % 2 == 0:
             directory.write_responses("evaluations", step, [group])
@@ -93,7 +93,8 @@ def test_rewind_removes_what_came_after(tmp_path: Path) -> None:
     kept = [p.read_bytes() for p in sorted((tmp_path / "rollouts").glob("step-00000[012].parquet"))]
 
     directory.rewind(2)
-    assert directory.metrics_file.read_text() == "".join(f'{{"step": {i}, "x": 0.1}}\n' for i in range(3))
+    lines = directory.metrics_file.read_text().splitlines()
+    assert lines == [f'{{"step": {i}, "evaluation_unverified": 2}}' for i in range(3)]
     names = sorted(p.name for p in (tmp_path / "rollouts").iterdir())
     assert names == [f"step-00000{i}.parquet" for i in range(3)]
     assert [p.read_bytes() for p in sorted((tmp_path / "rollouts").iterdir())] == kept
@@ -110,7 +111,7 @@ def test_what_cannot_be_written_is_a_storage_error_that_names_the_file(tmp_path:
     directory = RunDirectory(tmp_path)
     directory.metrics_file.mkdir()
     with pytest.raises(StorageError, match=r"could not write .*metrics\.jsonl: Is a directory"):
-        directory.append_metrics({"step": 0})
+        directory.append_metrics(StepRecord(step=0))
     directory.rollouts.write_text("a file")
     with pytest.raises(StorageError, match=r"could not write .*rollouts"):
         directory.write_responses("rollouts", 1, [])

@@ -15,6 +15,7 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.runs.checkpoint import INITIAL_STATE, save_checkpoint
 from brorl.runs.run_directory import RunDirectory
+from brorl.runs.step_record import StepRecord
 from brorl.training.run import find_start
 from brorl.training.source_files import fingerprints
 from each_row import each_row
@@ -74,7 +75,7 @@ def begun(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Be
         patch.setattr(sys, "path", [*sys.path, str(folder)])
         config = make_config(settings, {}, "test")
         directory.write_begun(fixed_settings(config), False, fingerprints(config, config.model))
-        directory.append_metrics({"step": 0})
+        directory.append_metrics(StepRecord(step=0))
         checkpoint = save_checkpoint(directory.checkpoints, INITIAL_STATE, save, Mock())
         directory.note_checkpoint()
         yield Begun(config, directory, checkpoint)
