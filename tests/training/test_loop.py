@@ -285,7 +285,7 @@ def test_checkpoints_of_new_best_evaluations_do_not_replace_regular_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every step is a new best; steps 2 and 4 and the end are the regular checkpoints."""
-    monkeypatch.setattr(Evaluations, "score", lambda _, record: record["step"] if "evaluation" in record else None)
+    monkeypatch.setattr(Evaluations, "score", lambda _, record: record.step if record.evaluation else None)
     few = ("--steps=5", "--checkpoint_every=2", "--keep_checkpoints=3", "--evaluation.every=1")
     outcome = command("train", *SMALL, *few, "--evaluation.keep_best=true", "--output_dir", tmp_path / "run")
     assert outcome.code == 0, outcome.err
