@@ -253,7 +253,7 @@ def test_weights_that_are_saved_wrongly_are_an_error_at_the_first_save(
 ) -> None:
     model = load_model(str(base), CPU, torch.float32, lora)
     learner = TreeLearner(model, recipe(learning_rate=1e-3))
-    save, kind = model.save_pretrained, "model" if lora is None else "adapters"
+    save, kind = model.save_pretrained, "model" if lora is None else "adapter"
 
     def altered(folder: Path, **options: object) -> None:
         save(folder, **options)
@@ -264,7 +264,7 @@ def test_weights_that_are_saved_wrongly_are_an_error_at_the_first_save(
 
     with monkeypatch.context() as patch:
         patch.setattr(model, "save_pretrained", altered)
-        with pytest.raises(UserError, match=rf"the {kind} that was saved differs from the LlamaFor.*1 differences"):
+        with pytest.raises(UserError, match=rf"the saved {kind} differs from the trained LlamaFor.*1 differences"):
             learner.save_pretrained(tmp_path / "altered")
     learner.save_pretrained(tmp_path / "same")
 

@@ -19,7 +19,7 @@ class ClusterSettings(Section):
         "process, without a cluster",
     )  # fmt: skip
     address: str | None = Field(
-        None, description="Ray cluster to join: HOST:PORT, or auto for one already running on this machine; null starts "
+        None, description="Ray cluster to join: HOST:PORT, or auto for one that runs on this machine; null starts "
         "one here, which other machines can join with `ray start`",
     )  # fmt: skip
     rollout_workers: int = Field(1, ge=1, le=4096, description="processes that sample, each with its own engine")
