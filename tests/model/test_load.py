@@ -405,7 +405,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("auto") == torch.device("cuda")
     assert choose_device("cuda") == torch.device("cuda")
     assert choose_device("cuda:1") == torch.device("cuda", 1)
-    with pytest.raises(UserError, match=r"cuda:2 needs 3 CUDA devices, and torch finds 2; set device: cuda"):
+    with pytest.raises(UserError, match=r"cuda:2 needs 3 CUDA devices, but torch finds 2; set device: cuda"):
         choose_device("cuda:2")
 
 
