@@ -150,7 +150,7 @@ def building_model() -> Iterator[None]:
     """Let transformers make a model, in one thread at a time and without progress bars and tables.
 
     While it does, `PreTrainedModel.tie_weights`, functions of `torch.nn.init` and torch's default dtype are replaced
-    for the whole process. Two threads would restore each other's replacements, and leave them there for good.
+    for the whole process. Two threads would restore each other's replacements, and leave them there permanently.
     """
     with _BUILDING:
         verbosity = transformers_logging.get_verbosity()
