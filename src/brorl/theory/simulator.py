@@ -102,7 +102,7 @@ class SimulationSettings:
             raise ValueError(f"weight_decay must be at least 0, got {self.decay}")
         if (self.init == "normal") != (self.init_spread > 0) or self.init_spread < 0:
             needed = "above 0 with init normal, 0 with init seeded"
-            raise ValueError(f"init_spread must be {needed}, got {self.init_spread} with init {self.init}")
+            raise ValueError(f"init_spread must be {needed}; got {self.init_spread} with init {self.init}")
         if self.reward_correct <= self.reward_wrong:
             raise ValueError(
                 f"reward_correct must be above reward_wrong, got {self.reward_correct} and {self.reward_wrong}"
