@@ -216,7 +216,7 @@ def test_a_model_that_cannot_be_used_is_named(tiny: Path, tmp_path: Path) -> Non
             (tmp_path / "empty", ["no config.json"]),
             (endless, ["no end-of-sequence token", "set sampling.stop"]),
             (wordless, ["cannot encode the prompt '1 1 1 -> ", "it has no token for '->'"]),
-            (changed(tiny, tmp_path / "few", vocab_size=20), ["token ':' with id 21, and the model's embedding ha"]),
+            (changed(tiny, tmp_path / "few", vocab_size=20), ["token ':' with id 21, but the model's embedding ha"]),
             (damaged, ["are damaged"]),
         ]
     ):

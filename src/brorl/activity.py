@@ -1,6 +1,6 @@
 """Activities: what the engine, the collector, the learner and the loop report while they work.
 
-An activity never changes the results. A function that observes returns quickly; it may raise to end the work.
+An activity never changes results. An observer must return quickly; it may raise to end the work.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Round:
 
     step: int
     number: int  # counts the step's rounds from 1; later rounds replace prompts that dynamic sampling dropped
-    groups: int  # the step has this many groups so far, including those carried from earlier steps
-    wanted: int  # the step needs this many groups
-    fraction_cut: float = 0.0  # 0 to 1: rollouts so far in this step that were cut at the length limit
+    groups: int  # groups in the step so far, including those carried from earlier steps
+    wanted: int  # groups that the step needs
+    fraction_cut: float = 0.0  # 0 to 1: share of the rollouts so far in this step that were truncated
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """A call of the engine has made progress; the numbers are over all prompts of the call.
+    """An engine call has made progress; the numbers cover all prompts of the call.
 
     It is reported after each position (native engine), after tasks (pooled) or after the call (vLLM).
     """
@@ -68,7 +68,7 @@ def unobserved(_: Activity) -> None:
 
 
 class Stopwatch:
-    """Adds up the seconds of named phases: `with clock("generation"): ...`; `now` returns the time in seconds."""
+    """Accumulates the seconds of named phases: `with clock("generation"): ...`; `now` returns the time in seconds."""
 
     def __init__(self, observe: Observe = unobserved, now: Callable[[], float] = perf_counter) -> None:
         self._observe, self._now = observe, now

@@ -1,7 +1,6 @@
-"""Builds a run or an evaluation from its settings. This file lists the parts in order; each part makes itself.
+"""Builds a run or an evaluation from its settings. Each part constructs itself.
 
-Cheap checks come first: the data's rows, the verifiers, the tokenizer and the prompts, the memory. The model's weights
-are loaded last.
+Cheap checks come first: data rows, verifiers, tokenizer, prompts, memory. The model's weights are loaded last.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def build_run(
     cluster: RayCluster | None = None,
     on_end: OnEnd = lambda _: None,
 ) -> tuple[TrainingRun, TrainerState]:
-    """Make the parts of a run, at its last checkpoint or at its start.
+    """Build a run at its last checkpoint, or at its start.
 
     Args:
         config: The run's settings.
@@ -52,10 +51,10 @@ def build_run(
         echo: Receives lines for the user.
         observe: Receives the activity of the parts.
         cluster: Where the engine and the learner work; None for this process. It starts after the cheap checks.
-        on_end: Receives the function that ends the engine, if the engine is in this process.
+        on_end: Receives the function that ends the engine, if the engine runs in this process.
 
     Returns:
-        The run, and the state that its parts hold.
+        The run, and the state that its parts are in.
 
     Raises:
         UserError: If the data, the model, the tokenizer or the machine's memory does not fit.
@@ -106,10 +105,10 @@ def build_evaluation(
     on_end: OnEnd = lambda _: None,
     echo: Echo = lambda _: None,
 ) -> tuple[Engine, Evaluator, str]:
-    """Load the model of an evaluation; see `build_run` for the arguments.
+    """Load an evaluation's model; see `build_run` for the arguments.
 
     Returns:
-        The engine of the model, the evaluator of its responses, and a fingerprint of its weights.
+        The model's engine, the evaluator of its responses, and a fingerprint of its weights.
 
     Raises:
         UserError: If the model cannot be loaded.

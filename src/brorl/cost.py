@@ -1,4 +1,4 @@
-"""The cost of training steps in several units, and budgets. No cost includes evaluations."""
+"""Costs of training steps in several units, and budgets. Costs never include evaluations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Cost:
     unique_tokens: int = 0  # sampled tree nodes: tokens that were computed, a shared prefix counted once
 
     def __add__(self, other: Cost) -> Cost:
-        """Return the cost of both."""
+        """Return the sum of two costs."""
         return Cost(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def of(self, unit: Unit) -> float:
@@ -34,7 +34,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Budget:
-    """The budget of a run, and the amounts at which it is evaluated."""
+    """A run's budget, and the amounts at which it is evaluated."""
 
     unit: Unit
     limit: float  # the run ends with the step that reaches this amount
@@ -57,13 +57,13 @@ class Budget:
 
 
 def fraction_spent(steps: int | None, budget: Budget, spent_steps: int, spent: Cost) -> float:
-    """Return the fraction of a number of steps (None: no limit) or of a budget that is spent, whichever is larger."""
+    """Return the spent fraction of a step limit (None: no limit) or of a budget, whichever is larger."""
     of_budget = spent.of(budget.unit) / budget.limit
     return of_budget if steps is None else max(spent_steps / steps, of_budget)
 
 
 def amount(value: float, unit: Unit) -> str:
-    """Return an amount with its unit in full: 40 seconds, 12.5 minutes, 150 steps, 1,200,000 unique tokens."""
+    """Return an amount with its unit spelled out: 40 seconds, 12.5 minutes, 150 steps, 1,200,000 unique tokens."""
     if unit != "seconds":
         words = UNIT_WORDS[unit]
         return f"{value:,.0f} {words.removesuffix('s') if value == 1 else words}"

@@ -1,4 +1,4 @@
-"""Errors that a user can fix: one line says what was expected, what came, and what to do.
+"""Errors that a user can fix: one line says what was expected, what was found, and what to do.
 
 Messages name arguments and settings, whose names are the same in a shell, in Python and in a recipe.
 """
@@ -16,7 +16,7 @@ class UserError(Exception):
     """An error that the user can fix. Its message names the fix and is printed without a traceback.
 
     Attributes:
-        exit_code: Exit code of the command: 2 for an error before the work starts, 1 for one that ends a run.
+        exit_code: Exit code of the command: 2 for an error before the work starts, 1 for an error that ends a run.
     """
 
     exit_code = 2
@@ -65,7 +65,7 @@ class LearnerLostError(UserError):
 
 
 class EngineLostError(UserError):
-    """The engine that samples has died; the run can continue from its last checkpoint."""
+    """The sampling engine died; the run can continue from its last checkpoint."""
 
     exit_code = 1
 
@@ -86,9 +86,9 @@ def first_line(error: BaseException) -> str:
 
 
 def nearest(word: str, names: Collection[str]) -> str:
-    """Suggest the nearest name, as `; did you mean NAME?`; empty if no name is near.
+    """Return `; did you mean NAME?` with the closest name; empty if no name is close.
 
-    A name is near if its spelling or the start of its last part is similar: `rolouts` for `rollouts_per_prompt`.
+    A name is close if its spelling or the start of its last part is similar: `rolouts` for `rollouts_per_prompt`.
     """
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if not close:
@@ -99,11 +99,11 @@ def nearest(word: str, names: Collection[str]) -> str:
 
 
 def option(name: str, value: object = None) -> str:
-    """Return an argument as messages name it: `jobs` or `jobs=4`, which a shell spells `--jobs=4`."""
+    """Format an argument for a message: `jobs` or `jobs=4`, which a shell spells `--jobs=4`."""
     argument = name.replace("-", "_")
     return f"`{argument}`" if value is None else f"`{argument}={value}`"
 
 
 def of_source(key: str, value: object = None) -> str:
-    """Return the setting of a data source as messages name it: `path`, or `domain: math`."""
+    """Format a data source's setting for a message: `path`, or `domain: math`."""
     return f"`{key}`" if value is None else f"`{key}: {value}`"

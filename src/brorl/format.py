@@ -19,11 +19,11 @@ from pathlib import Path
 class Estimate:
     """A number with a 95% interval. The function that computes the interval documents its method and coverage.
 
-    A single evaluation has intervals over prompts (`brorl.evaluation.pass_at_k`). A comparison mostly has t intervals
+    A single evaluation has intervals over prompts (`brorl.evaluation.pass_at_k`). A comparison usually has t intervals
     over prompts and seeds (`brorl.evaluation.paired`).
     """
 
-    value: float  # mostly a mean over prompts
+    value: float  # usually a mean over prompts
     low: float
     high: float
 
@@ -31,8 +31,8 @@ class Estimate:
 def interval(estimate: Estimate, digits: int = 3, *, sign: str = "", end_digits: int | None = None) -> str:
     """Return a value with its interval, with `digits` decimals: 0.412 [0.380, 0.444].
 
-    A value that is not finite gives "-". If an end is NaN, the value stands alone. An infinite upper end reads
-    "no end". With sign="+", positive numbers also show their sign.
+    A non-finite value becomes "-". If an end is NaN, the interval is omitted. An infinite upper end becomes "no end".
+    With sign="+", positive numbers also show their sign.
     """
     if not isfinite(estimate.value):
         return "-"
@@ -45,12 +45,12 @@ def interval(estimate: Estimate, digits: int = 3, *, sign: str = "", end_digits:
 
 
 def signed(estimate: Estimate, digits: int = 3) -> str:
-    """Return a difference with its interval and with signs: +0.031 [-0.002, +0.064]."""
+    """Return a signed difference with its interval: +0.031 [-0.002, +0.064]."""
     return interval(estimate, digits, sign="+")
 
 
 def plain(value: float, digits: int = 3) -> str:
-    """Return a number without an exponent, to `digits` significant digits; a whole part is never rounded.
+    """Return a number without an exponent, to `digits` significant digits; the integer part is never rounded.
 
     Examples: 1,120; 40; 12.5; 0.351; 0.0000123.
     """
@@ -62,7 +62,7 @@ def plain(value: float, digits: int = 3) -> str:
 
 
 def exact(value: float) -> str:
-    """Return a number as a command line takes it: all its digits, no exponent, no separators."""
+    """Return a number for a command line: all digits, no exponent, no separators."""
     return f"{Decimal(repr(float(value))):f}".removesuffix(".0")
 
 
@@ -88,7 +88,7 @@ def short_repr(value: object) -> str:
 
 
 def shortened(text: str, length: int = 100) -> str:
-    """Return text on one line, cut to a length, with its control characters written out."""
+    """Return text on one line, truncated to a length, with control characters escaped."""
     return visible_text(text if len(text) <= length else f"{text[: length - 3]}...", one_line=True)
 
 
@@ -103,7 +103,7 @@ def duration(seconds: float) -> str:
 
 
 def in_seconds(text: str | float) -> float | None:
-    """Return the seconds of a time such as 90, 90s, 30m or 8h; None for any other text."""
+    """Return a time such as 90, 90s, 30m or 8h in seconds; None for any other text."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([smh]?)\s*", str(text))
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else None
 
@@ -118,7 +118,7 @@ def short_time(seconds: float) -> str:
 
 
 def memory_size(num_bytes: float) -> str:
-    """Return a size of memory: 120 MiB, 1.5 GiB."""
+    """Return a memory size: 120 MiB, 1.5 GiB."""
     return f"{num_bytes / 2**20:,.0f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:,.1f} GiB"
 
 
@@ -140,7 +140,7 @@ def p_value(p: float) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Return words as a list in a sentence: a, b and c."""
+    """Join words for a sentence: a, b and c."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
@@ -148,7 +148,7 @@ _ACTING = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, formats (directions, zero 
 
 
 def visible_text(text: str, one_line: bool = False) -> str:
-    r"""Return text with its control characters written out; `one_line` also writes line ends and tabs: `\n`, `\t`."""
+    r"""Return text with control characters escaped; `one_line` also escapes line ends and tabs: `\n`, `\t`."""
     kept = "" if one_line else "\n\t"
     return "".join(
         c.encode("unicode_escape").decode() if unicodedata.category(c) in _ACTING and c not in kept else c for c in text
@@ -156,7 +156,7 @@ def visible_text(text: str, one_line: bool = False) -> str:
 
 
 def shell_command(*arguments: object) -> str:
-    """Return a line that runs a command of this installation, such as `brorl resume 'my run'`, for a shell."""
+    """Return a shell line that runs a command of this installation, such as `brorl resume 'my run'`."""
     return " ".join([command_name(), *(shlex.quote(str(argument)) for argument in arguments)])
 
 

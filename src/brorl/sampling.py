@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LOWEST_TEMPERATURE = 1e-6
-"""Lowest temperature above 0: logits that are divided by it are finite in float32."""
+"""Lowest temperature above 0: logits divided by it stay finite in float32."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class SamplingParams:
     """Settings of one sampling run."""
 
     temperature: float = 1.0  # divisor of the logits; 0 is greedy decoding (all rollouts of a prompt agree)
-    # Keep the fewest most probable tokens whose mass reaches top_p, with ties of the last one; 1 keeps all.
+    # Keep the smallest set of most probable tokens whose mass reaches top_p, plus ties with the last one; 1 keeps all.
     top_p: float = 1.0
-    top_k: int = 0  # first keep this many most probable tokens, with ties of the last one; 0 keeps all
-    # A response has at most this many tokens, its end token included; one that reaches the limit unfinished is cut.
+    top_k: int = 0  # applied first: keep this many most probable tokens, plus ties with the last one; 0 keeps all
+    # Maximum tokens per response, including the end token. A response that reaches the limit unfinished is truncated.
     max_new_tokens: int = 256
     # These tokens end a response, in addition to the engine's end-of-sequence tokens.
     stop_token_ids: tuple[int, ...] = ()
-    # No stop token is drawn before a response has this many tokens: until then, the distribution and the log-probs
-    # are over the other tokens.
+    # No stop token is sampled before a response has this many tokens. Until then, the distribution and the log-probs
+    # exclude stop tokens.
     min_new_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -63,12 +63,12 @@ class SamplingSettings(Section):
 
     temperature: float = Field(1.0, ge=LOWEST_TEMPERATURE, description="sampling temperature")
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; the trained policy is the truncated one")
-    top_k: int = Field(0, ge=0, description="sample from the k most likely tokens, 0 for all; as with `top_p`")
+    top_k: int = Field(0, ge=0, description="sample from the k most likely tokens, 0 for all; see `top_p`")
     max_new_tokens: int = Field(256, ge=1, description="maximum length of a response, in tokens")
     min_new_tokens: int = Field(0, ge=0, description="minimum length of a response, in tokens")
     stop: Names = Field(
-        (), description="texts that end a response, beside the tokenizer's end token: its other special tokens, or any "
-        'text, such as ["\\n\\n", "Question:"], which verifiers do not see',
+        (), description="texts that end a response in addition to the tokenizer's end token: its other special tokens, "
+        'or any text, such as ["\\n\\n", "Question:"]; verifiers do not see them',
     )  # fmt: skip
 
     @model_validator(mode="after")
@@ -76,7 +76,7 @@ class SamplingSettings(Section):
         if self.min_new_tokens >= self.max_new_tokens:
             raise ValueError(
                 f"sampling.min_new_tokens = {self.min_new_tokens} must be below sampling.max_new_tokens = "
-                f"{self.max_new_tokens}, or every response is cut off; lower it"
+                f"{self.max_new_tokens}, or every response is truncated; lower it"
             )
         return self
 
@@ -93,20 +93,20 @@ class SamplingSettings(Section):
 
     @property
     def params(self) -> SamplingParams:
-        """The parameters with which training draws its rollouts."""
+        """Sampling parameters of the training rollouts."""
         return SamplingParams(**self.model_dump(exclude={"stop"}))
 
 
 def decode_tokens(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], special: bool = False) -> str:
-    """Return the text of tokens, with or without special tokens, as the tokenizer's own decoder writes it.
+    """Decode tokens to text, with or without special tokens.
 
-    The setting `clean_up_tokenization_spaces` of a tokenizer would remove spaces before punctuation: "3 !" to "3!".
+    The tokenizer's `clean_up_tokenization_spaces` is ignored, because it would turn "3 !" into "3!".
     """
     text = tokenizer.decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
     return str(text)
 
 
-Decode: TypeAlias = Callable[[Sequence[int]], str]  # turns the tokens of a response into its text
+Decode: TypeAlias = Callable[[Sequence[int]], str]  # maps a response's tokens to its text
 _PART = "\N{REPLACEMENT CHARACTER}"  # tokenizers decode the bytes of an incomplete character to this
 
 
@@ -115,18 +115,18 @@ class StopStrings:
 
     A response ends with the first token that completes a stop string, even if the string ends inside the token. Its
     text ends before the stop string, or before the first one if the token completes several. With the stop string
-    "###", a response of the tokens "12", " #", "##." ends at the third, and its text is "12 ". The prompt's text does
-    not count.
+    "###", a response with the tokens "12", " #", "##." ends at the third, and its text is "12 ". Stop strings in the
+    prompt are ignored.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> None:
         self._tokenizer = tokenizer
         self.texts = tuple(text for text in stop if special_token(tokenizer, text) is None)
-        # Tokenizers add and remove spaces between tokens. Without spaces, the texts of tokens add up.
+        # Tokenizers add and remove spaces between tokens. Without spaces, the texts of tokens concatenate.
         parts = [text.replace(" ", "") for text in self.texts]
         self.pieces = _Pieces(tokenizer)
         self.longest = max((len(part.encode()) for part in parts), default=0) or 1
-        # The texts of tokens that split a character have one or more replacement characters in its place.
+        # Where tokens split a character, their texts have one or more replacement characters in its place.
         patterns = ["".join(re.escape(c) if c.isascii() else f"(?:{c}|{_PART}+)" for c in part) for part in parts]
         self.likely_in = re.compile("|".join(patterns)).search
 
@@ -134,17 +134,17 @@ class StopStrings:
         return bool(self.texts)
 
     def text(self, token_ids: Sequence[int], decode: Decode | None = None) -> str:
-        """Return the text of a response without the stop string at its end; by default without special tokens."""
+        """Return a response's text without its final stop string and, by default, without special tokens."""
         decode = decode or self._decode
         text = decode(token_ids)
         return text[: self._end(text, token_ids, decode)]
 
     def end_with(self, token_ids: Sequence[int]) -> bool:
-        """Return whether the last token completes a stop string; there is at least one token."""
+        """Return whether the last token completes a stop string. `token_ids` must not be empty."""
         return self._end(self._decode(token_ids), token_ids, self._decode) is not None
 
     def length(self, token_ids: Sequence[int], minimum: int) -> int | None:
-        """Return the number of tokens up to the first that completes a stop string, after the first `minimum`."""
+        """Return the number of tokens through the first one after `minimum` that completes a stop string, if any."""
         tail = ""
         for number, token in enumerate(token_ids, 1):
             text = tail + self.pieces[token]
@@ -154,7 +154,7 @@ class StopStrings:
         return None
 
     def _end(self, text: str, token_ids: Sequence[int], decode: Decode) -> int | None:
-        """Return where the first of the stop strings begins that the last token completes, if any."""
+        """Return the start of the first stop string that the last token completes, if any."""
         if not any(stop in text for stop in self.texts):
             return None
         before = decode(token_ids[:-1])
@@ -167,20 +167,20 @@ class StopStrings:
 
 
 class _Pieces(dict[int, str]):
-    """Maps a token to the text that it adds, without spaces; computed when the token first occurs."""
+    """Maps a token to the text it adds, without spaces; computed on first use."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
 
     def __missing__(self, token: int) -> str:
-        # A token can decode differently alone than inside a text. A second copy shows the text that it adds inside.
+        # A token can decode differently alone and inside a text. A second copy shows what it adds inside a text.
         once, twice = (decode_tokens(self._tokenizer, [token] * n) for n in (1, 2))
         self[token] = (twice[len(once) :] if twice.startswith(once) else once).replace(" ", "")
         return self[token]
 
 
 def special_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
-    """Return the special token with this text, or None. A response's text leaves special tokens out."""
+    """Return the special token with this text, or None. A response's text omits special tokens."""
     token = tokenizer.get_added_vocab().get(text)
     return None if token is None or not _is_left_out(tokenizer, token) else int(token)
 
@@ -190,7 +190,7 @@ def _is_left_out(tokenizer: PreTrainedTokenizerBase, token: int) -> bool:
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> tuple[int, ...]:
-    """Return the ids of those texts in `sampling.stop` that are special tokens."""
+    """Return the ids of the special tokens in `sampling.stop`."""
     return tuple(token for text in stop if (token := special_token(tokenizer, text)) is not None)
 
 
@@ -204,10 +204,10 @@ def check_stop(name: str, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str
             continue
         if inside := next((token for token in special if token in text), None):
             raise UserError(
-                f"sampling.stop has {text!r}, and {inside!r} is a special token of {name}, which is not part of a "
+                f"sampling.stop has {text!r}, but {inside!r} is a special token of {name}, which never appears in a "
                 f"response's text; set sampling.stop to {inside!r} alone"
             )
-        # Try three spellings: a tokenizer can drop a leading space, or have tokens that it never encodes a text to.
+        # Try three spellings: a tokenizer can drop a leading space, or have tokens that encoding never produces.
         spelled = [tokenizer.encode(before + text, add_special_tokens=False) for before in ("", "a")]
         own = tokenizer.get_vocab().get(text)
         spellings = [*spelled, [] if own is None else [own]]

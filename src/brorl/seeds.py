@@ -1,6 +1,6 @@
-"""Derives the seeds of random generators from a run's seed and two counters, such as a step and a call.
+"""Derives random generator seeds from a run's seed and two counters, such as a step and a call.
 
-Every combination has its own seed. Numbers out of range are rejected.
+Each combination gets a different seed. Out-of-range numbers are rejected.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _WORD = 2**32
 def seed_sequence(seed: int, first: int, second: int = 0) -> np.random.SeedSequence:
     """Return the seed sequence of a seed and two counters.
 
-    A numpy seed sequence mixes four words of 32 bits. Here they are (low half of the seed, first, second, high half of
-    the seed), so different arguments never have equal words. numpy's `SeedSequence([seed, step])` gives two words to a
-    large seed: seed 5 + 2**32 with step 0 equals seed 5 with step 1.
+    A numpy seed sequence mixes four 32-bit words. Here they are (low half of the seed, first, second, high half of the
+    seed), so different arguments never have equal words. numpy's `SeedSequence([seed, step])` splits a large seed into
+    two words: seed 5 + 2**32 with step 0 equals seed 5 with step 1.
 
     Args:
         seed: 0 to 2**64 - 1.

@@ -1,8 +1,8 @@
-"""Reads the user's paths and writes files. After a kill at any moment, a file has its old or its new content.
+"""Checks paths and writes files atomically: after a kill at any moment, a file has its old or its new content.
 
-A failed write is a `StorageError` that names the file. Operations that the file system lacks (links, permissions,
-locks, fsync) are left out with one line. A later process removes the `TemporaryFolder` of a killed one. A path with a
-name of more than 255 bytes counts as missing here; `pathlib` would raise an OSError.
+A failed write raises a `StorageError` that names the file. Operations that the file system does not support (links,
+permissions, locks, fsync) are skipped with a one-line warning. A later process removes the `TemporaryFolder` of a
+killed one. A path with a name longer than 255 bytes counts as missing; `pathlib` would raise an OSError.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ _log = logging.getLogger(__name__)
 
 
 def exists(path: str | Path) -> bool:
-    """Return whether there is a file or a folder."""
+    """Return whether the path is a file or a folder."""
     return _holds(Path(path).exists)
 
 
 def is_file(path: str | Path) -> bool:
-    """Return whether there is a file."""
+    """Return whether the path is a file."""
     return _holds(Path(path).is_file)
 
 
 def is_folder(path: str | Path) -> bool:
-    """Return whether there is a folder."""
+    """Return whether the path is a folder."""
     return _holds(Path(path).is_dir)
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """Split `id@revision` into hub id and revision (branch, tag or commit), which is None for a path that exists."""
+    """Split `id@revision` into a hub id and a revision (branch, tag or commit), which is None for an existing path."""
     path, at, revision = name.partition("@")
     return (path, revision) if at and revision and not exists(Path(name).expanduser()) else (name, None)
 
 
 def function_path(path: str) -> str:
-    """Make the file in `file.py:function` absolute; `package.module:function` stays as it is."""
+    """Make the file in `file.py:function` absolute; leave `package.module:function` unchanged."""
     file, _, name = path.rpartition(":")
     local = Path(file).expanduser()
     return f"{local.absolute()}:{name}" if is_file(local) else path
@@ -63,7 +63,7 @@ def function_file(path: str) -> Path | None:
         return Path(name) if is_file(name) else None
     top, *inner = name.split(".")
     places = [Path(folder, top, *inner) for folder in (str(Path.cwd()), *sys.path)]
-    with suppress(ImportError, ValueError):  # a package that is installed in a way of its own
+    with suppress(ImportError, ValueError):  # a package with an unusual installation
         if (spec := find_spec(top)) is not None:
             places += [Path(folder, *inner) for folder in spec.submodule_search_locations or ()]
     files = (file for place in places for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"))
@@ -90,21 +90,21 @@ def _holds(check: Callable[[], bool]) -> bool:
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-_WORKING = (*_FULL, errno.EIO, errno.EAGAIN)  # errors of an operation that the file system has
+_WORKING = (*_FULL, errno.EIO, errno.EAGAIN)  # errors of operations that the file system supports
 _BLOCK = 1 << 22  # bytes per read
 _LONGEST_NAME = 255  # bytes
 
 
 @contextmanager
 def optional(what: str, folder: Path, without: str) -> Iterator[None]:
-    """Run a block that some file systems do not support, such as Drive, GCS FUSE or CIFS: say so once, and go on.
+    """Run a block that some file systems (Drive, GCS FUSE, CIFS) do not support: warn once, and continue.
 
-    The error is raised if the disk is full or damaged, and if the block waits for a lock.
+    The error still propagates if the disk is full or damaged, or if another process holds a lock.
 
     Args:
         what: What the block needs: "symbolic links".
         folder: A folder on the file system.
-        without: What happens without it.
+        without: The consequence of continuing without it.
     """
     try:
         yield
@@ -114,17 +114,17 @@ def optional(what: str, folder: Path, without: str) -> Iterator[None]:
         key = (what, folder.stat().st_dev)
         if key not in _said:
             _said.add(key)
-            line = f"the file system of {folder} has no {what} ({error.strerror or error}): {without}"
+            line = f"the file system of {folder} does not support {what} ({error.strerror or error}): {without}"
             _log.warning("%s", line)
 
 
-_said: set[tuple[str, int]] = set()  # lines of `optional` that the user has read: the operation and the device
+_said: set[tuple[str, int]] = set()  # warnings already issued by `optional`: (operation, device)
 
 
 def to_disk(path: Path, descriptor: int | None = None) -> None:
-    """Force a file or the entries of a folder to the disk; `descriptor` is given if it is open."""
+    """Flush a file or a folder's entries to disk; pass `descriptor` if it is already open."""
     what, folder = ("fsync of files", path.parent) if path.is_file() else ("fsync of folders", path)
-    with optional(what, folder, "a power cut can lose what was just written"):
+    with optional(what, folder, "a power failure can lose the latest writes"):
         opened = os.open(path, os.O_RDONLY) if descriptor is None else descriptor
         try:
             os.fsync(opened)
@@ -134,10 +134,10 @@ def to_disk(path: Path, descriptor: int | None = None) -> None:
 
 
 def point_at(link: Path, name: str) -> None:
-    """Make a link to a file or a folder beside it, or a file with its name where there are no links; atomically."""
+    """Atomically link to a sibling file or folder; without link support, write a file that contains its name."""
     temporary = link.with_name(f".{link.name}.tmp")
     temporary.unlink(missing_ok=True)
-    with optional("symbolic links", link.parent, f"{link.name} is a file with the name of the folder that it means"):
+    with optional("symbolic links", link.parent, f"{link.name} is a file that contains the folder's name"):
         temporary.symlink_to(name)  # relative: the folder can be moved
     if not temporary.is_symlink():
         temporary.write_text(name, "utf-8")
@@ -146,7 +146,7 @@ def point_at(link: Path, name: str) -> None:
 
 
 def followed(link: Path) -> Path:
-    """Return the folder that a path means by a link, or by a file of `point_at`; any other path stays as it is."""
+    """Resolve a link, or a file written by `point_at`, to its folder; return any other path unchanged."""
     with suppress(OSError, ValueError):  # a ValueError: the text is not a name
         if link.is_symlink():
             return link.with_name(link.readlink().name)
@@ -157,28 +157,28 @@ def followed(link: Path) -> Path:
 
 
 def lock(descriptor: int, path: Path) -> bool:
-    """Lock an open file or folder until it is closed; a BlockingIOError if another process holds its lock.
+    """Lock an open file or folder until it is closed; return whether locking is supported.
 
-    Return whether there are locks: none are on Windows and on some file systems.
+    Windows and some file systems do not support it. Raise a BlockingIOError if another process holds the lock.
     """
     try:
         import fcntl
     except ImportError:  # on Windows
         return False
     is_locked = False
-    with optional("locks", path, "do not start a second process that works on it"):
+    with optional("locks", path, "do not start a second process on it"):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_locked = True
     return is_locked  # noqa: RET504  # the block may have ended early
 
 
 _LOCK = "used"
-_GRACE_S = 60.0  # a younger folder may not have its lock yet, or its processes may still be ending
+_GRACE_S = 60.0  # a newer folder may not have its lock yet, or its processes may still be exiting
 
 
 @contextmanager
 def storage_errors(target: Path, then: str = "resume the run") -> Iterator[None]:
-    """Turn an OSError of the block into a `StorageError` that names the file and the command to run after the fix."""
+    """Turn an OSError in the block into a `StorageError` that names the file and the command to run after the fix."""
     try:
         yield
     except OSError as error:
@@ -189,13 +189,13 @@ def storage_errors(target: Path, then: str = "resume the run") -> Iterator[None]
 
 @contextmanager
 def output_folder(path: Path) -> Iterator[Path]:
-    """Make the folder of `--output-dir` for the block. If the block fails, remove a new folder that is still empty."""
+    """Create the `--output-dir` folder. If the block fails, remove the folder if it is new and still empty."""
     is_new = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"cannot write to {option('output-dir', path)} ({error.strerror}); choose a folder that you may write to"
+            f"cannot write to {option('output-dir', path)} ({error.strerror}); choose a writable folder"
         ) from error
     try:
         yield path
@@ -207,7 +207,7 @@ def output_folder(path: Path) -> Iterator[Path]:
 
 
 def replace_file(target: Path, content: bytes) -> None:
-    """Write a file under a temporary name, force it to disk, and rename it."""
+    """Write a file under a temporary name, flush it to disk, and rename it."""
     temporary = target.with_name(f".{target.name}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -221,14 +221,14 @@ def replace_file(target: Path, content: bytes) -> None:
 
 
 def remedy(error: OSError) -> str:
-    """Return what to do about a failed write."""
+    """Return the fix for a failed write."""
     if error.errno in _FULL:
         return "free disk space"
     return "fix the permissions" if error.errno in _FORBIDDEN else "check the file system"
 
 
 def parquet_bytes(table: Any) -> bytes:
-    """Return a pyarrow table as the content of a Parquet file."""
+    """Serialize a pyarrow table to the bytes of a Parquet file."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -239,7 +239,7 @@ def parquet_bytes(table: Any) -> bytes:
 
 
 def json_ready(value: Any) -> Any:
-    """Return a value that JSON can represent: dataclasses as objects, keys as text, non-finite numbers as null."""
+    """Convert a value for JSON: dataclasses to objects, keys to text, non-finite numbers to null."""
     if is_dataclass(value) and not isinstance(value, type):
         return json_ready({name: getattr(value, name) for name in value.__dataclass_fields__})
     if isinstance(value, Mapping):
@@ -262,7 +262,7 @@ def dotted_items(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class TemporaryFolder:
-    """A folder whose lock marks it as used until this process ends, even if it is killed."""
+    """A folder that a lock marks as in use until this process ends, even if it is killed."""
 
     path: Path
     descriptor: int | None  # open file that holds the lock; None on a system without file locks
@@ -284,7 +284,7 @@ class TemporaryFolder:
 def remove_abandoned(parent: Path, prefix: str) -> None:
     """Remove the temporary folders `parent/prefix...` whose processes ended without removing them.
 
-    Folders of other users and folders without a lock file stay.
+    Leave other users' folders and folders without a lock file alone.
     """
     for folder in parent.glob(f"{prefix}*"):
         with suppress(OSError):
@@ -296,7 +296,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def _lock(file: Path, flags: int = 0) -> int | None:
-    """Lock a file and return its descriptor; None where there are no locks."""
+    """Lock a file and return its descriptor, or None if locks are not supported."""
     descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
     try:
         if lock(descriptor, file.parent):

@@ -1,7 +1,7 @@
-"""Tables and results of commands as values that show in a terminal (rich), on GitHub and in a notebook.
+"""Tables and command results that render in a terminal (rich), on GitHub and in a notebook.
 
-A table has a title, columns, rows of text, and notes. Columns of numbers are never cut on a terminal; columns of words
-may take several lines.
+A table has a title, columns, rows of text, and notes. A terminal never truncates columns of numbers; columns of words
+may wrap.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 _WIDTH = 80  # characters per terminal line
 _PART = '<pre style="font-family:monospace; line-height:1.2; margin:0; WRAP">{code}</pre>'
 _WRAPPED, _SCROLLED = "white-space:pre-wrap; overflow-wrap:anywhere", "white-space:pre; overflow-x:auto"
-_UNBROKEN = 24  # no word with up to this many characters is broken
-_HEADING = 9  # a heading longer than this many characters is broken into lines, unless the cells are as long
+_UNBROKEN = 24  # words of up to this many characters are never broken
+_HEADING = 9  # headings longer than this many characters wrap, unless the cells are as long
 
 
 class Result:
-    """The result of a command: its `parts` are text on a terminal and HTML in a notebook."""
+    """A command's result: its `parts` are text in a terminal and HTML in a notebook."""
 
     @property
     def exit_code(self) -> int:
@@ -30,7 +30,7 @@ class Result:
         return 0
 
     def parts(self) -> Iterable[Any]:
-        """Return the lines and tables in the order of reading."""
+        """Return the lines and tables in reading order."""
         raise NotImplementedError
 
     def __rich__(self) -> Any:
@@ -62,10 +62,10 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]  # each row has one text per column
     notes: tuple[str, ...] = ()  # lines below the table
-    # Indices of columns that hold words. They are aligned to the left and folded on a narrow terminal.
+    # Indices of columns of words. They are left-aligned and wrap on a narrow terminal.
     words: frozenset[int] = frozenset({0})
-    strong: frozenset[int] = frozenset()  # indices of the rows in bold
-    colored: frozenset[int] = frozenset()  # indices of the rows in a color of their own, on a terminal
+    strong: frozenset[int] = frozenset()  # indices of bold rows
+    colored: frozenset[int] = frozenset()  # indices of rows with a distinct color in a terminal
 
     def __post_init__(self) -> None:
         wrong = next((row for row in self.rows if len(row) != len(self.columns)), None)

@@ -1,9 +1,8 @@
 """Experiment trackers: copies of the metrics in Weights & Biases, TensorBoard or trackio.
 
-`metrics.jsonl` is always written. A tracker gets its finite numbers under names such as `sampling/reward`, with the
-step as the x axis. Lists, which are per prompt, are left out. A tracker that fails is closed with one message, and the
-run continues. A resumed run sends the missing steps. An attempt without an update is not sent, because its step is
-still to come.
+`metrics.jsonl` is always written. A tracker receives its finite numbers under names such as `sampling/reward`, with the
+step as the x axis. Per-prompt lists are omitted. A failing tracker is closed with one message, and the run continues. A
+resumed run sends the missing steps. An attempt without an update is not sent, because its step is not complete yet.
 """
 
 from __future__ import annotations
@@ -32,25 +31,23 @@ _STATE_FILE = "trackers.json"
 _NO_STEP = -1
 _START_HINTS: dict[TrackerName, str] = {
     "wandb": "run `wandb login`, or set WANDB_MODE=offline",
-    "tensorboard": "make the folder tensorboard in the run directory writable",
+    "tensorboard": "make the tensorboard folder in the run directory writable",
     "trackio": "set TRACKIO_DIR to a writable folder",
 }
 
 
 class TrackingSettings(Section):
-    """Trackers that get the metrics in addition to metrics.jsonl."""
+    """Trackers that receive the metrics in addition to metrics.jsonl."""
 
     to: Annotated[tuple[TrackerName, ...], AsList, Field(strict=False)] = Field(
         (), description="wandb, tensorboard or trackio (each an extra of the package), or a list"
     )
-    project: str = Field("brorl", min_length=1, description="project of the run in the tracker")
-    run_name: str | None = Field(
-        None, description="name of the run in the tracker; null uses the name of the run directory"
-    )
+    project: str = Field("brorl", min_length=1, description="the run's project in the tracker")
+    run_name: str | None = Field(None, description="the run's name in the tracker; null uses the run directory's name")
 
 
 class _Tracker(NamedTuple):
-    """An open run of one tracker."""
+    """An open run in one tracker."""
 
     log: Callable[[int, dict[str, float]], None]  # takes a step and its numbers: 12, {"sampling/reward": 0.4}
     close: Callable[[], None]  # flushes and closes
@@ -59,7 +56,7 @@ class _Tracker(NamedTuple):
 class Trackers:
     """The open trackers of a run; made by `open_trackers`.
 
-    `trackers.json` holds, for each tracker, the run's name there (`id`) and the last step sent (`told`), so that no
+    For each tracker, `trackers.json` stores the run's name there (`id`) and the last step sent (`told`), so that no
     step is sent twice.
     """
 
@@ -70,7 +67,7 @@ class Trackers:
         self.state = _read_state(state_file)
 
     def log(self, record: StepRecord) -> None:
-        """Send a record's numbers to every tracker that lacks its step; a record of an attempt is not sent."""
+        """Send a record's numbers to every tracker that lacks its step, unless it records an attempt."""
         from brorl.runs.step_record import to_json
 
         if record.attempt is not None:
@@ -120,7 +117,7 @@ def open_trackers(
     echo: Echo,
     history: Sequence[StepRecord] = (),
 ) -> Trackers:
-    """Open the trackers of a new or resumed run, and send them the steps that they lack.
+    """Open the trackers of a new or resumed run, and send them the steps they lack.
 
     A run that went back to a checkpoint repeats some steps. TensorBoard replaces these steps; Weights & Biases and
     trackio keep the first version. In bitwise reproducible runs only the times differ. `history` holds all metrics
@@ -165,10 +162,10 @@ def require_package(name: TrackerName) -> None:
 
 
 def flat_numbers(record: Mapping[Any, Any], prefix: str = "") -> dict[str, float]:
-    """Return the finite numbers of a metrics record by their path.
+    """Return the finite numbers of a metrics record by path.
 
     {"step": 3, "sampling": {"reward": 0.4, "done": True}} gives {"sampling/reward": 0.4, "sampling/done": 1.0}. Only
-    the top level leaves the step out.
+    the top-level step is omitted.
     """
     numbers: dict[str, float] = {}
     for key, value in record.items():
@@ -187,7 +184,7 @@ def _read_state(file: Path) -> dict[str, dict[str, Any]]:
         state = json.loads(file.read_text("utf-8"))
         return {name: {"id": str(entry["id"]), "told": int(entry["told"])} for name, entry in state.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file} is damaged; remove it, and the trackers start again") from error
+        raise UserError(f"{file} is damaged; remove it to restart the trackers") from error
 
 
 def _new_id(name: str, run_name: str) -> str:
@@ -196,7 +193,7 @@ def _new_id(name: str, run_name: str) -> str:
 
 
 def _open_wandb(project: str, run_name: str, run_id: str, config: Mapping[str, Any], directory: Path) -> _Tracker:
-    """Open a run of Weights & Biases; WANDB_MODE and WANDB_ENTITY apply."""
+    """Open a Weights & Biases run; WANDB_MODE and WANDB_ENTITY apply."""
     import wandb
 
     run: Any = wandb.init(
@@ -228,7 +225,7 @@ def _open_tensorboard(folder: Path, config: Mapping[str, Any], first_step: int) 
 
 
 def _open_trackio(project: str, run_id: str, config: Mapping[str, Any], resumed: bool) -> _Tracker:
-    """Open a run of trackio in its local store; TRACKIO_DIR applies."""
+    """Open a trackio run in its local store; TRACKIO_DIR applies."""
     import trackio
 
     run: Any = trackio.init(

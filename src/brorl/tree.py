@@ -1,7 +1,7 @@
 """The rollout tree: N rollouts of one prompt, stored once per distinct prefix, with counts.
 
-A node is a distinct token prefix of a response. Its count says how many of the N rollouts pass through it. Nodes are
-in depth-first preorder, siblings sorted by token. Rollouts [5 7], [5 7], [5 8 9] give 4 nodes:
+A node is a distinct token prefix of a response. Its count is the number of rollouts that pass through it. Nodes are in
+depth-first preorder, with siblings sorted by token. Rollouts [5 7], [5 7], [5 8 9] give 4 nodes:
 
     token  [5, 7, 8, 9]    parent [-1, 0, 0, 2]    count [3, 2, 1, 1]
     leaf   [1, 3]          leaf_count [2, 1]
@@ -9,9 +9,9 @@ in depth-first preorder, siblings sorted by token. Rollouts [5 7], [5 7], [5 8 9
 Two trees are equal exactly when their rollouts are equal as multisets. In preorder, every subtree and every run of
 consecutive responses is a slice. An empty response is an error.
 
-Some nodes can be *given*: the result of a tool wrote them, and no policy sampled them. Their log-prob is 0, so sums
-along a path are the log-probs of what was sampled, and ratios and divergences of given tokens are 1 and 0. They never
-count as sampled tokens. A leaf is never given.
+A node can be *given*: it comes from a tool's result, and no policy sampled it. Its log-prob is 0, so a sum along a path
+is the log-prob of the sampled tokens, and a given token has ratio 1 and divergence 0. Given nodes never count as
+sampled tokens. A leaf is never given.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class RolloutTree:
     parent: IntArray
     count: IntArray  # number of rollouts that pass through each node, shape [M]
     # Log-probability (nats) of each node's token given its prefix, shape [M]; NaN where unknown. The distribution is
-    # the one sampled from: at the sampling temperature, among the tokens that top-p and top-k keep. 0 if given.
+    # the one sampled from: at the sampling temperature, over the tokens that top-p and top-k keep. 0 if given.
     logprob: FloatArray
     leaf: IntArray  # last node of each distinct response, in preorder, shape [L]
     leaf_count: IntArray  # number of rollouts that gave each distinct response, shape [L]
-    finished: BoolArray  # True if the response ended, False if it was cut at a limit, shape [L]
-    # Whether a result wrote the node's token, shape [M]; an empty array means that every node was sampled.
+    finished: BoolArray  # True if the response ended, False if it was truncated, shape [L]
+    # Whether each node is given, shape [M]; an empty array means that every node was sampled.
     given: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))
 
     def __post_init__(self) -> None:
@@ -94,10 +94,10 @@ class RolloutTree:
 
         Args:
             prompt_ids: Token ids of the prompt.
-            responses: N non-empty sequences of token ids, the stop token included where there is one.
-            logprobs: Log-probability (nats) of every token of each response. If rollouts share a node, the response
-                that sorts first gives the value.
-            finished: Whether each response ended and was not cut; all True by default.
+            responses: N non-empty sequences of token ids, including the stop token if there is one.
+            logprobs: Log-probability (nats) of every token of each response. If rollouts share a node, it takes the
+                value from the response that sorts first.
+            finished: Whether each response ended without being truncated; all True by default.
             given: Whether each token of each response was given, not sampled; none by default. The last token never is.
             counts: The number of rollouts that gave each response; 1 each by default.
 
@@ -106,6 +106,10 @@ class RolloutTree:
 
         Raises:
             ValueError: If there is no response, one is empty, a token is negative or lengths do not match.
+
+        Example:
+            >>> RolloutTree.from_responses([1, 2], [[5, 7], [5, 7], [5, 8, 9]])
+            RolloutTree(3 rollouts, 2 distinct responses, 4 nodes, prompt of 2 tokens)
         """
         token_NT, length_N = _padded(responses)
         logprob_NT = _padded_like("logprobs", logprobs, length_N, np.full(token_NT.shape, np.nan))
@@ -125,10 +129,10 @@ class RolloutTree:
         """Merge trees of one prompt into the tree of all their rollouts.
 
         Args:
-            trees: At least one tree, all of the same prompt.
+            trees: At least one tree, all for the same prompt.
 
         Returns:
-            The tree that `from_responses` makes of all rollouts, one input tree after the other.
+            The tree that `from_responses` would build from all rollouts, in the order of the input trees.
 
         Raises:
             ValueError: If there is no tree, or the prompts differ.
@@ -191,7 +195,7 @@ class RolloutTree:
 
     @property
     def num_truncated(self) -> int:
-        """Number of rollouts that were cut at the length limit."""
+        """Number of rollouts that were truncated at the length limit."""
         return int(self.leaf_count[~self.finished].sum())
 
     @property
@@ -216,22 +220,22 @@ class RolloutTree:
 
     @property
     def num_given_tokens(self) -> int:
-        """Number of given nodes: tokens of results, each once per distinct transcript."""
+        """Number of given nodes: tokens of tool results, counted once per distinct transcript."""
         return int(self.given.sum())
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Number of sampled tokens of all N rollouts; a shared prefix counts once per rollout."""
+        """Number of sampled tokens in all N rollouts; a shared prefix counts once per rollout."""
         return int(self.sampled_count.sum())
 
     @property
     def num_turns(self) -> int:
-        """Number of turns of all N rollouts: one each, and one more after every reply."""
+        """Number of turns in all N rollouts: one per rollout, plus one after each reply."""
         return self.num_rollouts + int(self.count[self.first_given].sum())
 
     @cached_property
     def first_given(self) -> IntArray:
-        """First node of every stretch of given nodes: of the reply to each distinct turn that called."""
+        """First node of each run of given nodes: one per reply to a distinct turn that called a tool."""
         return np.flatnonzero(self.given & ~self.given[self.parent])
 
     @cached_property
@@ -261,7 +265,7 @@ class RolloutTree:
 
     @cached_property
     def total_length(self) -> IntArray:
-        """Number of tokens of each distinct response with the given ones, shape [L]."""
+        """Number of tokens of each distinct response, including given ones, shape [L]."""
         return self.depth[self.leaf] + 1
 
     def responses(self) -> list[tuple[tuple[int, ...], int]]:
@@ -271,7 +275,7 @@ class RolloutTree:
         return [(tuple(r[:n]), c) for r, n, c in zip(rows, lengths, counts, strict=True)]
 
     def turns(self) -> list[list[tuple[int, ...]]]:
-        """Return the token ids of each turn of the distinct responses, in the order of `leaf`; no given token."""
+        """Return the token ids of each turn of the distinct responses, in the order of `leaf`, without given tokens."""
         if not self.given.any():
             return [[tokens] for tokens, _ in self.responses()]
         return [[tokens for tokens, given in parts if not given] for parts in self.parts()]
@@ -327,7 +331,7 @@ class RolloutTree:
     def token_weights(self, value_L: NDArray[Any]) -> FloatArray:
         """For each node, sum a value over the distinct responses that sampled its token, shape [M]; 0 if it is given.
 
-        These are the weights of tokens in a loss, where `sum_below` gives the weights of prefixes.
+        These are the token weights of a loss; `sum_below` returns prefix weights.
         """
         return np.where(self.given, 0.0, self.sum_below(value_L))
 
@@ -390,7 +394,7 @@ class RolloutTree:
 
 
 def fraction_cut(trees: Sequence[RolloutTree]) -> float:
-    """Return the fraction of rollouts that were cut at the length limit; 0 without a tree."""
+    """Return the fraction of rollouts that were truncated at the length limit; 0 without trees."""
     return sum(tree.num_truncated for tree in trees) / max(sum(tree.num_rollouts for tree in trees), 1)
 
 
@@ -398,11 +402,11 @@ def subtree_ends(depth_M: IntArray) -> IntArray:
     """Return the end of each node's subtree, shape [M]: the index of the next node in preorder that is not deeper.
 
     Args:
-        depth_M: Depth of each node, shape [M]; trees may follow one another.
+        depth_M: Depth of each node, shape [M]; several trees may be concatenated.
     """
     num_nodes = depth_M.size
     end_M = np.empty(num_nodes, np.int64)
-    # A chain is a stretch of nodes along which the depth rises: depths [0 1 2 1 2] are the chains [0 1 2] and [1 2].
+    # A chain is a run of nodes of increasing depth: depths [0 1 2 1 2] are the chains [0 1 2] and [1 2].
     starts = np.flatnonzero(np.diff(depth_M, prepend=depth_M[:1]) <= 0)
     stops = np.append(starts, num_nodes)[1:]
     depths, ends = [-1], [num_nodes]  # stack: later chain starts that can close a subtree, nearest last
@@ -431,7 +435,7 @@ def _padded(responses: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
 
 
 def _padded_like(name: str, values: Sequence[Sequence[Any]] | None, length_N: IntArray, padded: _Array) -> _Array:
-    """Write the values of each response, if there are any, into an array of the padding, shape [N, T]."""
+    """Write each response's values, if any, into the array `padded`, shape [N, T]."""
     if values is None:
         return padded
     if [len(v) for v in values] != length_N.tolist():

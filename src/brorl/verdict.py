@@ -22,17 +22,17 @@ _SEPARATOR = ": "
 
 
 def is_timeout(reason: str) -> bool:
-    """Whether a verdict's reason is that the verification took too long."""
+    """Return whether a verdict's reason is that verification took too long."""
     return reason in (TIMEOUT, CUT_OFF)
 
 
 def is_failure(reason: str) -> bool:
-    """Whether a verdict's reason is a failure of the verifier, not of the response; timeouts are counted separately."""
+    """Return whether the verifier failed, not the response; timeouts are counted separately."""
     return reason in (OUT_OF_MEMORY, CRASHED) or reason.startswith((f"{RAISED} ", f"{RETURNED} "))
 
 
 def is_unverified(reason: str) -> bool:
-    """Whether an infrastructure failure, and not the response, kept the verifier from a verdict."""
+    """Return whether an infrastructure failure, not the response, prevented a verdict."""
     return reason == UNVERIFIED or reason.startswith(UNVERIFIED + _SEPARATOR)
 
 
@@ -41,14 +41,14 @@ class Verdict:
     """The result of verifying one response.
 
     Args:
-        correct: The raw outcome. Dynamic sampling and pass@k use it.
-        score: A finite number; the reward uses it. Without partial credit it is 1.0 or 0.0.
-        extracted: The answer that was found in the response, or None.
-        reason: `correct`, or the problem in a few words. `unverified: ...` names the infrastructure failure
-            that kept the verifier from a verdict; such a response is neither correct nor incorrect.
-        seconds: Wall time, 0 or more. It adds up finding the answer in this process, the worker or the programs, and
-            the comparison. If an earlier verdict was reused, only finding the answer counts.
-        terms: Values of the reward's further terms, in the order of the settings; None if a term does not apply. Empty
+        correct: The raw outcome, used by dynamic sampling and pass@k.
+        score: A finite number, used by the reward; 1.0 or 0.0 without partial credit.
+        extracted: The answer found in the response, or None.
+        reason: `correct`, or the problem in a few words. `unverified: ...` names the infrastructure failure that
+            prevented a verdict; such a response is neither correct nor incorrect.
+        seconds: Wall time, 0 or more: finding the answer in this process, running the worker or the programs, and
+            comparing. If an earlier verdict was reused, only finding the answer counts.
+        terms: Values of the additional reward terms, in the order of the settings; None if a term does not apply. Empty
             if the response was not verified.
 
     Raises:
@@ -69,18 +69,18 @@ class Verdict:
             raise ValueError(f"a verdict's seconds must be 0 or more, got {self.seconds}")
         if self.unverified and (self.correct or self.score):
             raise ValueError(
-                f"a verdict with the reason {self.reason!r} must not be correct and must have the score 0, "
+                f"a verdict with the reason {self.reason!r} must not be correct and must have score 0, "
                 f"got correct={self.correct}, score={self.score}"
             )
 
     @property
     def unverified(self) -> bool:
-        """Whether an infrastructure failure kept the verifier from a decision: the response must not be scored."""
+        """Whether an infrastructure failure prevented a verdict: the response must not be scored."""
         return is_unverified(self.reason)
 
 
 def verdict_of(reason: str, extracted: str | None = None, seconds: float = 0.0) -> Verdict:
-    """Return a verdict without partial credit: it is correct exactly if the reason is `correct`."""
+    """Return a verdict without partial credit: it is correct if and only if the reason is `correct`."""
     return Verdict(reason == CORRECT, float(reason == CORRECT), extracted, reason, seconds)
 
 

@@ -68,7 +68,7 @@ def test_gspo_ratios_that_overflow_count_only_where_they_are_not_clipped() -> No
 def test_a_dual_clip_that_cannot_work_is_refused() -> None:
     for wrong, message in (
         ({"dual_clip": 1.28}, r"above 1 \+ loss.clip_high = 1.28, got 1.28; 3 is usual"),
-        ({"dual_clip": 3.0, "kind": "cispo"}, "part of the ppo loss, and loss.kind = cispo"),
+        ({"dual_clip": 3.0, "kind": "cispo"}, "only with loss.kind = ppo, not with cispo"),
     ):
         with pytest.raises(ValueError, match=message):
             PolicyLossSettings(**wrong)  # type: ignore[arg-type]

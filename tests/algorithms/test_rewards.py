@@ -94,7 +94,7 @@ def test_further_terms_are_added_before_the_factors() -> None:
     three = (np.array([True, False, True]), np.ones(3), np.array([3, 3, 3]), np.array([False, False, True]))
     got = shaped_rewards(*three, "math", 1, shaping, max_new_tokens=16, terms_L=values)
     np.testing.assert_allclose(got, [(1 + 0.2) * 3, -2.0 * 3, (1 + 0.5) * 0.5 * 3])
-    with pytest.raises(ValueError, match="the term rude of the reward needs a value of each response"):
+    with pytest.raises(ValueError, match="the reward term rude needs a value for each response"):
         shaped_rewards(*three, "math", 1, shaping, max_new_tokens=16, terms_L={"brief": values["brief"]})
 
 

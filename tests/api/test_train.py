@@ -64,7 +64,7 @@ def test_a_learner_that_is_lost_before_the_first_line_leaves_a_run_that_resumes(
     reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error of such a run says to resume it. The directory of any other run without metrics is removed."""
-    begin, errors = Recorder.begin, [UserError("no memory"), LearnerLostError("a process of the learner died")]
+    begin, errors = Recorder.begin, [UserError("no memory"), LearnerLostError("a learner process died")]
 
     def lose(recorder: Recorder) -> None:
         if errors:

@@ -119,7 +119,7 @@ def test_a_start_of_ray_that_takes_too_long_is_an_error(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("ray.init", too_slow)
     cluster = RayCluster(ClusterSettings(nodes=1))
-    with pytest.raises(UserError, match="Ray does not start: The current node timed out"):
+    with pytest.raises(UserError, match="Ray did not start: The current node timed out"):
         cluster.connect()
     cluster.close()
 
@@ -151,15 +151,15 @@ def test_the_exit_message_of_a_process_that_is_ended(end: str, expected: str) ->
     [
         (
             {"python": "3.11.7", "torch": "2.12.0"},
-            "m1 has torch 2.12.0, and this machine has torch 2.13.0; run there: pip ",
+            "m1 has torch 2.12.0, but this machine has torch 2.13.0; run there: pip ",
         ),
         (
             {"python": "3.11.7"},
-            "m1 has no torch, and this machine has torch 2.13.0; run there: pip install torch==2.13.0",
+            "m1 has no torch, but this machine has torch 2.13.0; run there: pip install torch==2.13.0",
         ),
         (
             {"python": "3.12.1", "torch": "2.13.0"},
-            "m1 has python 3.12.1, and .*; make its environment with Python 3.11.7",
+            "m1 has python 3.12.1, but .*; recreate its environment with Python 3.11.7",
         ),
     ],
 )
@@ -172,7 +172,7 @@ def test_other_versions_are_named(versions: dict[str, str], expected: str) -> No
 
 def test_another_folder_with_the_path_of_the_run_directory_is_not_shared(tmp_path: Path) -> None:
     token = tmp_path / "run" / "token"
-    for error in ("m1 has a learner rank and cannot access the run directory", "another folder with the same path"):
+    for error in ("m1 has a learner rank but cannot access the run directory", "different folder with the same path"):
         with pytest.raises(UserError, match=error):
             check_shared(token, "m1")
         token.parent.mkdir(exist_ok=True)

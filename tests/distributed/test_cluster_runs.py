@@ -99,7 +99,7 @@ def test_the_loss_of_processes_leaves_no_trace(
     outcome = command("train", *_RUN, *settings, "--output_dir", disturbed)
     assert outcome.code == 0, outcome.said
     assert kills.done == {*kill_at}, kills.counts
-    assert re.search(r"a process of the learner died .*; continuing from .* \(restart 1 of at most 10\)", outcome.said)
+    assert re.search(r"a learner process died .*; continuing from .* \(restart 1 of at most 10\)", outcome.said)
     assert_same_run(disturbed, undisturbed)
 
 
@@ -126,7 +126,7 @@ def test_an_asynchronous_run_survives_ctrl_c_and_losses(
     assert outcome.code == 0, outcome.said
     assert kills.done == {"rollout", "learner"}
     assert re.search(r"rollout worker \d \(.*\) was lost", outcome.said)
-    assert re.search(r"a process of the learner died .*; continuing from step-\d+ \(restart 1 of", outcome.said)
+    assert re.search(r"a learner process died .*; continuing from step-\d+ \(restart 1 of", outcome.said)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if "sampling" in record]
     assert [record["step"] for record in steps] == [1, 2, 3, 4]

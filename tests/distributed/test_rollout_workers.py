@@ -138,7 +138,7 @@ def test_weights_that_are_lost_are_a_loss_of_the_learner(rng: np.random.Generato
             read_until_lost(weights.ref)
         pool.publish(weights, version=1)
         pool.submit(random_tasks(rng, 1)[0])
-        with pytest.raises(LearnerLostError, match="the weights of the learner were lost with its machine"):
+        with pytest.raises(LearnerLostError, match="the learner's weights were lost with its machine"):
             pool.done()
         assert lines == []
     finally:
@@ -189,7 +189,7 @@ def test_a_worker_that_hangs_is_replaced(rng: np.random.Generator, shared: Any) 
     local = NativeInBothPrecisions(0)
     local.load_weights(weights, version=4)
     assert [found[ticket].trees for ticket in tickets] == [sampled(local, task) for task in tasks]
-    assert "was lost while sampling prompt 7 with seed 11: it gave no answer for 10 seconds" in lines[0]
+    assert "was lost while sampling prompt 7 with seed 11: it did not answer for 10 seconds" in lines[0]
 
 
 @pytest.mark.slow

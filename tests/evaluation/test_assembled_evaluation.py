@@ -107,7 +107,7 @@ def test_what_does_not_fit_into_memory_is_refused_before_the_weights_are_loaded(
     ready = prepare_evaluation(request())
     assert sum(len(batch.prompts) for batch in ready.batches) == 3
     monkeypatch.setattr("brorl.evaluation.preparation.available_bytes", lambda _: 300_000)
-    with pytest.raises(UserError, match=r"needs .* of memory, and 0 MiB are available: .*weights"):
+    with pytest.raises(UserError, match=r"needs .* of memory, but 0 MiB are available: .*weights"):
         prepare_evaluation(request())
 
 

@@ -125,7 +125,7 @@ def test_chunked_attention_is_the_models_own_beyond_its_chunk(scaled: bool, rng:
     with pytest.raises(HooksError, match="Llama4ForCausalLM has a chunk of attention of 16 tokens"):
         check_packed(model, TreeForward(packed=True))
     if not scaled:
-        with pytest.raises(HooksError, match="has a chunk of attention of 16 tokens, and this context has"):
+        with pytest.raises(HooksError, match="has a chunk of attention of 16 tokens, but this context has"):
             tree_logprobs(model, trees)
 
 

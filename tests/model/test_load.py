@@ -208,7 +208,7 @@ def test_weights_that_are_missing_or_damaged_are_named(folder: Path) -> None:
     whole = weights.read_bytes()
     for content, message in [
         (whole[: len(whole) // 2], "are damaged"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "pointer of Git LFS and not the weights"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer, not the weights"),
     ]:
         weights.write_bytes(content)
         with pytest.raises(UserError, match=message):
@@ -281,7 +281,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
         ("me/adapter", "'me/adapter' on the hub has no config.json; if it is an adapter, run: hf download me/adapter"),
         ("me/failing", r"the hub cannot be reached \(HTTP 503\), and the model was not downloaded before"),
         ("me/a name", "neither a folder nor a hub id"),
-        ("me/old@none", "the model 'me/old' on the hub has no revision 'none'; give a branch, a tag"),
+        ("me/old@none", "the model 'me/old' on the hub has no revision 'none'; use one of its branches, tags"),
     ],
 )
 @pytest.mark.usefixtures("hub")
@@ -405,7 +405,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("auto") == torch.device("cuda")
     assert choose_device("cuda") == torch.device("cuda")
     assert choose_device("cuda:1") == torch.device("cuda", 1)
-    with pytest.raises(UserError, match=r"cuda:2 needs 3 CUDA devices, and torch finds 2; set device: cuda"):
+    with pytest.raises(UserError, match=r"cuda:2 needs 3 CUDA devices, but torch finds 2; set device: cuda"):
         choose_device("cuda:2")
 
 

@@ -121,7 +121,7 @@ def test_targets_are_layers_by_name(rng: np.random.Generator) -> None:
     with_adapter(model, rng, LoraSettings(rank=2, target_modules=("q_proj", "down_proj")))
     adapted = {name.rpartition(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad}
     assert adapted == {f"model.layers.{i}.{x}" for i in (0, 1) for x in ("self_attn.q_proj", "mlp.down_proj")}
-    with pytest.raises(UserError, match=r"names 'c_attn', and no linear layer of LlamaForCausalLM has this"):
+    with pytest.raises(UserError, match=r"names 'c_attn', but no linear layer of LlamaForCausalLM has this"):
         target_layers(small_model(), ("q_proj", "c_attn"))
 
 
@@ -243,7 +243,7 @@ def test_a_merge_that_gives_another_model_is_an_error(
 ) -> None:
     saved_adapter(base, tmp_path, rng)
     monkeypatch.setattr("peft.tuners.lora.Linear.get_delta_weight", lambda *_: torch.tensor(0.01))
-    with pytest.raises(UserError, match=r"merging the adapter in .* into .* gives another model: its logits of 12 tok"):
+    with pytest.raises(UserError, match=r"merging the adapter in .* into .* changes the model: its logits of 12 tok"):
         load_model(str(tmp_path), CPU, torch.float32)
 
 
@@ -253,7 +253,7 @@ def test_weights_that_are_saved_wrongly_are_an_error_at_the_first_save(
 ) -> None:
     model = load_model(str(base), CPU, torch.float32, lora)
     learner = TreeLearner(model, recipe(learning_rate=1e-3))
-    save, kind = model.save_pretrained, "model" if lora is None else "adapters"
+    save, kind = model.save_pretrained, "model" if lora is None else "adapter"
 
     def altered(folder: Path, **options: object) -> None:
         save(folder, **options)
@@ -264,7 +264,7 @@ def test_weights_that_are_saved_wrongly_are_an_error_at_the_first_save(
 
     with monkeypatch.context() as patch:
         patch.setattr(model, "save_pretrained", altered)
-        with pytest.raises(UserError, match=rf"the {kind} that was saved differs from the LlamaFor.*1 differences"):
+        with pytest.raises(UserError, match=rf"the saved {kind} differs from the trained LlamaFor.*1 differences"):
             learner.save_pretrained(tmp_path / "altered")
     learner.save_pretrained(tmp_path / "same")
 
@@ -301,7 +301,7 @@ def test_adapters_that_cannot_be_loaded_are_named(base: Path, tmp_path: Path, rn
 
     refused({"base_model_name_or_path": "/gone"}, "base model of the adapter .* was not found: model folder /gone does")
     refused(
-        {"use_dora": True}, r"not a plain LoRA adapter \(use_dora\) and cannot be trained further; set lora.rank: 0"
+        {"use_dora": True}, r"not a plain LoRA adapter \(use_dora\) and its training cannot continue; set lora.rank: 0"
     )
     (tmp_path / "adapter_model.safetensors").write_bytes(b"damaged")
     refused({}, "cannot be read")

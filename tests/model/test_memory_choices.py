@@ -126,7 +126,7 @@ def test_the_change_that_the_error_names_is_accepted(
     named, at = set(), plan.certain_bytes - 1
     while True:
         free = at
-        with pytest.raises(UserError, match=r"the run needs .* of memory, and") as refused:
+        with pytest.raises(UserError, match=r"the run needs .* of memory, but") as refused:
             checked({})
         if "no change of optimizer.states" in str(refused.value):
             break

@@ -254,7 +254,7 @@ def test_what_does_not_fit_is_refused_and_what_may_not_is_said() -> None:
     with pytest.raises(UserError) as refusal:
         check_prediction(PLAN, (13 << 30) - 1)
     assert str(refusal.value) == (
-        "the run needs 13.0 GiB of memory, and 13.0 GiB are available: AdamW 6.0 GiB (shrinks with lora.rank); "
+        "the run needs 13.0 GiB of memory, but 13.0 GiB are available: AdamW 6.0 GiB (shrinks with lora.rank); "
         "sampling 4.0 GiB (shrinks with engine.memory_gib); weights 3.0 GiB (shrinks with dtype)"
     )
 

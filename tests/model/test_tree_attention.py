@@ -66,7 +66,7 @@ def test_the_models_own_attention_is_back_afterwards_even_after_an_error(rng: np
     with pytest.raises(RuntimeError, match="on purpose"), tree_attention(model):
         raise RuntimeError("on purpose")
     torch.testing.assert_close(model(input_ids=ids).logits, before, rtol=0, atol=0)
-    with pytest.raises(HooksError, match="does not pass the arguments"), tree_attention(model):
+    with pytest.raises(HooksError, match="does not pass its forward arguments"), tree_attention(model):
         model(input_ids=ids)  # inside, a forward pass without a context is a mistake
 
 

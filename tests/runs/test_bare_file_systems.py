@@ -68,10 +68,10 @@ def test_checkpoints_their_best_and_locks(
     assert len(lines) == (4 if code == errno.EINVAL else 5)  # fsync of files too
     reason = os.strerror(code)
     for line in (
-        f"the file system of {directory.checkpoints} has no symbolic links ({reason}): best is a file with the name of",
-        f"the file system of {directory.checkpoints} has no permissions ({reason}): files of checkpoints may",
-        f"the file system of {run} has no locks ({reason}): do not start a second process that works on it",
-        f"has no fsync of folders ({reason}): a power cut can lose what was just written",
+        f"{directory.checkpoints} does not support symbolic links ({reason}): best is a file that contains",
+        f"{directory.checkpoints} does not support permissions ({reason}): files of checkpoints may",
+        f"{run} does not support locks ({reason}): do not start a second process on it",
+        f"does not support fsync of folders ({reason}): a power failure can lose the latest writes",
     ):
         assert any(line in said for said in lines), (line, lines)
     mark_best(directory.checkpoints, 3)  # with links again

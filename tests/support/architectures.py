@@ -56,7 +56,7 @@ REFUSED = {
     "mistral": ({**GROUPED, "sliding_window": 8}, "sliding window of 8"),
     "gpt_oss": ({**HEADS_OF_8, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 6}, "s_aux"),
     "diffllama": (GROUPED, "calls its attention more than once"),
-    "stablelm": (GROUPED, "does not pass the arguments of its forward pass to its attention"),
+    "stablelm": (GROUPED, "does not pass its forward arguments to its attention"),
     "doge": (GROUPED, "an attention mask"),
 }
 

@@ -1,1 +1,1 @@
-"""Verdicts to loss: pure functions, no input or output."""
+"""From verdicts to the loss: pure functions without I/O."""

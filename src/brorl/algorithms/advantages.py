@@ -1,14 +1,14 @@
 """Advantages: how much better each response did than its group.
 
-Equal responses have equal advantages. So there is one number per distinct response, counted once per rollout in sums:
+Equal responses have equal advantages, so there is one number per distinct response, counted once per rollout in sums:
 
     responses  A A A B     rewards of A, B: 1, 0     group mean 3/4     rewards minus mean: 1/4, -3/4
 
 Below, x_i is the reward of rollout i, sums run over the N rollouts of the group, and standard deviations divide by the
 number of entries.
 
-An advantage that depends on outcomes alone and adds up to 0 is A_i = w(N, c) (r_i - c/N), with r_i in {0, 1} and c the
-sum of r_i. It never prefers one correct response to another; it only reweights prompts. Its *outcome weight* w decides
+An advantage that depends only on outcomes and sums to 0 is A_i = w(N, c) (r_i - c/N), with r_i in {0, 1} and c the sum
+of r_i. It never prefers one correct response over another; it only reweights prompts. Its *outcome weight* w decides
 which objective is maximized. Each weight is a function `..._weight`:
 
 | weight | w(N, c) | E[(1/N) sum_i A_i grad log pi(y_i)] is the gradient of |
@@ -36,14 +36,14 @@ from brorl.algorithms.settings import AdvantageSettings
 from brorl.arrays import FloatArray
 
 EstimateAdvantages = Callable[[Sequence[Group]], list[FloatArray]]
-"""From a batch to the advantage of each distinct response, shape [L], for each group."""
+"""Maps a batch to the advantages of each group, one per distinct response, shape [L]."""
 OutcomeWeight = Callable[[int, int], float]
-"""From N rollouts and c correct ones, 0 to N, to the weight of the group."""
-_EPSILON = 1e-8  # keeps quotients finite where all rewards are equal
+"""Maps N rollouts, of which c (0 to N) are correct, to the group's weight."""
+_EPSILON = 1e-8  # keeps quotients finite when all rewards are equal
 
 
 def advantage_estimator(settings: AdvantageSettings) -> EstimateAdvantages:
-    """Return the estimator that the settings name; it normalizes over the batch if they say so."""
+    """Return the estimator in the settings, with their normalization over the batch, if any."""
     estimate = _estimator(settings)
     if not settings.batch_scale and settings.estimator != "reinforce_pp_baseline":
         return estimate
@@ -51,7 +51,7 @@ def advantage_estimator(settings: AdvantageSettings) -> EstimateAdvantages:
 
 
 def _estimator(settings: AdvantageSettings) -> EstimateAdvantages:
-    """Return the estimator that the settings name, without the normalization over the batch."""
+    """Return the estimator in the settings, without normalization over the batch."""
     match settings.estimator:
         case "reinforce_pp_baseline":
             weight: OutcomeWeight = reinforce_pp_baseline_weight
@@ -69,19 +69,19 @@ def _estimator(settings: AdvantageSettings) -> EstimateAdvantages:
 
 
 def _pass_at_k_within_group(num_rollouts: int, num_correct: int, k: int) -> float:
-    """Weigh by pass@k, or by pass@(N-1) where unverified rollouts left a group of N <= k (MaxRL does the same)."""
+    """Weight by pass@k, or by pass@(N-1) if unverified rollouts leave N <= k (MaxRL does the same)."""
     return pass_at_k_weight(num_rollouts, num_correct, min(k, num_rollouts - 1))
 
 
 def outcome_weighted(groups: Sequence[Group], weight: OutcomeWeight) -> list[FloatArray]:
-    """Weigh each group by its verdicts: A_i = w(N, c) (x_i - mean(x)).
+    """Weight each group by its verdicts: A_i = w(N, c) (x_i - mean(x)).
 
-    The weight depends on the raw verdicts; x_i is the reward. With rewards of 0 and 1 this gives the gradient of the
-    objective that the weight names. With shaped rewards, a weight that does not depend on c gives the direction of the
-    prompt's mean reward. A weight that depends on c changes the direction: groups without a success often have the
+    The weight depends on the raw verdicts; x_i is the reward. With rewards of 0 and 1, this gives the gradient of the
+    weight's objective. With shaped rewards, a weight that does not depend on c keeps the gradient direction of the
+    prompt's mean reward. A weight that depends on c changes the direction: groups without a correct response often have
     weight 0, so preferences among incorrect responses count less (up to 60 degrees away for N = 16 and a pass rate of
-    .002). Dynamic sampling is such a weight for every estimator (docs/explanation/theory.md, shaped rewards). The
-    groups may differ in N.
+    .002). Dynamic sampling acts as such a weight for every estimator (docs/explanation/theory.md, shaped rewards).
+    Groups may differ in N.
     """
     return [_centered(group) * weight(group.tree.num_rollouts, group.num_correct) for group in groups]
 
@@ -91,9 +91,9 @@ def batch_normalized(
     advantages: Sequence[FloatArray],
     normalize_over: Literal["trajectories", "tokens"] = "trajectories",
 ) -> list[FloatArray]:
-    """Subtract the batch's mean from all advantages, and divide by the batch's standard deviation plus 1e-8.
+    """Subtract the batch mean from all advantages, and divide by the batch standard deviation plus 1e-8.
 
-    The given advantages must have the mean 0 over each group's rollouts. A rollout counts once in the batch statistics
+    The input advantages must have mean 0 over each group's rollouts. A rollout counts once in the batch statistics
     ("trajectories", as BroRL states it) or once per token ("tokens", as public implementations do).
     """
     by_tokens = normalize_over == "tokens"
@@ -117,7 +117,7 @@ def grpo(groups: Sequence[Group]) -> list[FloatArray]:
 
 
 def _centered(group: Group) -> FloatArray:
-    """Reward minus the group's mean, shape [L]; exactly 0 if all rewards are equal."""
+    """Return the reward minus the group's mean, shape [L]; exactly 0 if all rewards are equal."""
     if np.ptp(group.reward_L) == 0:  # the computed mean can differ from them in the last bit
         return np.zeros_like(group.reward_L)
     return group.reward_L - _mean(group.reward_L, group)
@@ -139,7 +139,7 @@ def rloo_weight(num_rollouts: int, num_correct: int) -> float:  # noqa: ARG001
 
 
 def reinforce_pp_baseline_weight(num_rollouts: int, num_correct: int) -> float:  # noqa: ARG001
-    """Return 1: the advantage is the reward minus the group's mean, before it is normalized over the batch.
+    """Return 1: the advantage is the reward minus the group's mean, before normalization over the batch.
 
     Source: REINFORCE++ (arXiv 2501.03262, its baseline variant); BroRL (arXiv 2510.01180), section 4.
     """
@@ -159,7 +159,11 @@ def grpo_weight(num_rollouts: int, num_correct: int) -> float:
 def pass_at_k_weight(num_rollouts: int, num_correct: int, k: int) -> float:
     """Return k N/(N-1) C(N-1-c, k-1) / C(N-2, k-1), unbiased for the gradient of pass@k, 1 <= k <= N - 1.
 
-    Source: PKPO (arXiv 2505.15201), in the form that is centered on the group's mean.
+    Example:
+        >>> [pass_at_k_weight(num_rollouts=4, num_correct=c, k=3) for c in (1, 2, 3)]
+        [4.0, 0.0, 0.0]
+
+    Source: PKPO (arXiv 2505.15201), in the form centered on the group's mean.
     """
     if not 1 <= k < num_rollouts:
         raise ValueError(f"the gradient of pass@{k} needs more than {k} rollouts per prompt, got {num_rollouts}")
@@ -170,7 +174,7 @@ def pass_at_k_weight(num_rollouts: int, num_correct: int, k: int) -> float:
 def maxrl_weight(num_rollouts: int, num_correct: int, order: int | None = None) -> float:
     """Return N/c (1 - C(N-1-c, T) / C(N-1, T)), unbiased for the gradient of sum_{k<=T} pass@k / k; 0 at c = 0.
 
-    The order T is at most N - 1, also where None. T = N - 1 gives 1/mean; for mixed groups T = 1 gives RLOO.
+    The order T is capped at N - 1; None means N - 1. T = N - 1 gives 1/mean; for mixed groups T = 1 gives RLOO.
 
     Source: MaxRL (arXiv 2602.02710). The sum over W_k / k telescopes to this form for every T.
     """

@@ -25,23 +25,23 @@ class Group:
 
     prompt: Prompt
     tree: RolloutTree  # the N rollouts
-    correct_L: BoolArray  # raw verdicts, before any shaping of rewards, shape [L]
+    correct_L: BoolArray  # raw verdicts, before reward shaping, shape [L]
     reward_L: FloatArray  # reward of each distinct response, shape [L]; NaN if unverified
     # log-probs (nats) of the nodes, computed by the learner with the weights that sampled them, shape [M]. None if the
     # learner still has these weights, if the engine's log-probs are the old ones, or in asynchronous training, where
     # the old policy is the policy before the step.
     old_logprob_M: FloatArray | None = None
-    version: int = 0  # the weights that sampled the tree: 3 are those after the update of step 3
-    # verdict of each distinct response, L of them; empty after a checkpoint, which stores none: the step that sampled
-    # the group has reported them
+    version: int = 0  # version of the weights that sampled the tree; 3 is after the update of step 3
+    # one verdict per distinct response, L in all; empty after loading a checkpoint, which stores none, because the step
+    # that sampled the group reported them
     verdicts: Sequence[Verdict] = ()
-    # further terms of the reward: name -> values, shape [L]; NaN where a response has none
+    # additional reward terms: name -> values, shape [L]; NaN if a response has none
     terms_L: Mapping[str, FloatArray] = field(default_factory=dict)
     reference_logprob_M: FloatArray | None = None  # log-probs (nats) of the nodes under the reference, shape [M]
     advantage_L: FloatArray | None = None  # advantage of each distinct response, shape [L]
     # 1 / probability that the response was chosen for back-propagation, shape [L]; None if all responses are used
     factor_L: FloatArray | None = None
-    texts: Sequence[str] = ()  # text of each distinct response, L of them; only for stored rollouts
+    texts: Sequence[str] = ()  # one text per distinct response, L in all; only for stored rollouts
 
     def __post_init__(self) -> None:
         expected = (self.tree.num_responses,)
@@ -59,18 +59,18 @@ class Group:
 
     @classmethod
     def of_verdicts(cls, prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict]) -> Group:
-        """Make the group of a prompt from its verdicts. Rewards are 1 if correct, 0 if incorrect, NaN if unverified."""
+        """Build a prompt's group from its verdicts. Rewards are 1 if correct, 0 if incorrect, NaN if unverified."""
         correct_L = np.array([verdict.correct for verdict in verdicts], np.bool_)
         group = cls(prompt, tree, correct_L, correct_L.astype(np.float64), verdicts=verdicts)
         return group.with_rewards(group.reward_L)
 
     def with_rewards(self, reward_L: FloatArray) -> Group:
-        """Return the group with these rewards, shape [L]; unverified responses get none."""
+        """Return the group with these rewards, shape [L], but NaN for unverified responses."""
         return replace(self, reward_L=np.where(self.unverified_L, np.nan, reward_L))
 
     @cached_property
     def unverified_L(self) -> BoolArray:
-        """Whether each distinct response is unverified, shape [L]. A group without verdicts has no such response."""
+        """Whether each distinct response is unverified, shape [L]; all False for a group without verdicts."""
         if not self.verdicts:
             return np.zeros(self.tree.num_responses, np.bool_)
         return np.array([verdict.unverified for verdict in self.verdicts], np.bool_)
@@ -94,7 +94,7 @@ class Group:
     def is_mixed(self) -> bool:
         """Whether some verified rollouts are correct and some are not: 0 < number correct < number verified.
 
-        Dynamic sampling trains on mixed groups only. The raw verdict decides, before any shaping of rewards.
+        Dynamic sampling trains on mixed groups only. The raw verdicts decide, before reward shaping.
 
         Source: BroRL (arXiv 2510.01180), after DAPO (arXiv 2503.14476, Eq. 11).
         """
@@ -102,16 +102,16 @@ class Group:
 
     @cached_property
     def verified(self) -> Group | None:
-        """The verified rollouts as a group, whose N is smaller if some rollouts are unverified.
+        """The group of verified rollouts, whose N is smaller if some rollouts are unverified.
 
-        None if no rollout was verified, or only one of several, which has nothing to be compared with.
+        None if no rollout was verified, or only one of several, which cannot be compared.
         """
         if not self.unverified_L.any():
             return self
         return self.select(np.flatnonzero(~self.unverified_L)) if self.num_verified > 1 else None
 
     def select(self, leaf_K: IntArray) -> Group:
-        """Keep only some distinct responses, K of them in ascending order, K >= 1."""
+        """Keep only K distinct responses, in ascending order, K >= 1."""
         tree, node_K = self.tree.select(leaf_K)
         of_leaves = ("correct_L", "reward_L", "advantage_L", "factor_L")
         kept: dict[str, Any] = {name: _entries(getattr(self, name), leaf_K) for name in of_leaves}

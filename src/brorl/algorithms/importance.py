@@ -1,14 +1,14 @@
 """Importance factors, for two purposes.
 
-1. Engine and learner have the same weights but not the same numerics: an engine may compute in bfloat16 or with other
-kernels. The ratio w = exp(old - sampler) of a token is a function of (prefix, token), hence of the node; a mask on
+1. Engine and learner have the same weights but not the same numerics: an engine may compute in bfloat16 or with
+different kernels. A token's ratio w = exp(old - sampler) is a function of (prefix, token), hence of the node; a mask on
 whole responses acts on leaves. Both are exact on the tree. Log-ratios are clamped to +-20. Factors multiply the policy
-term only, never the KL term, and denominators stay as they are: a masked token counts as a token of loss 0. Unknown
-log-probs are an error.
+term only, never the KL term, and denominators do not change: a masked token counts with loss 0. Unknown log-probs are
+an error.
 
-2. At large N few responses have most of the gradient's weight. So at most k correct and k incorrect distinct responses
-are back-propagated. Each is chosen with a probability pi proportional to its weight, and weighted by 1 / pi. The mean
-of this gradient is the gradient of all responses, because the loss is linear in the responses' weights.
+2. At large N, a few responses carry most of the gradient's weight, so at most k correct and k incorrect distinct
+responses are back-propagated. Each is chosen with a probability pi proportional to its weight, and weighted by 1 / pi.
+The expected gradient equals the gradient over all responses, because the loss is linear in the responses' weights.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from brorl.algorithms.settings import ImportanceCorrection
 from brorl.arrays import BoolArray, FloatArray, IntArray
 from brorl.tree import RolloutTree
 
-_LARGEST_LOG_WEIGHT = 20.0  # keeps exp and its sums finite; any useful bound is far inside
+_LARGEST_LOG_WEIGHT = 20.0  # keeps exp and its sums finite; any useful bound is far smaller
 
 
 def mismatch(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -> dict[str, float]:
-    """Return how far the old policy is from the sampler, over all sampled tokens; a given token does not count.
+    """Measure how far the old policy is from the sampler, over all sampled tokens; given tokens are excluded.
 
     The mean of w is 1 if the sampler's log-probs are right. The mean of w - 1 - log w estimates KL(sampler || old) in
-    nats per token, if the mean of w is 1. With top-p and top-k, both policies must keep the same tokens for that.
+    nats per token, if the mean of w is 1. With top-p and top-k, this also requires that both policies keep the same
+    tokens.
 
     Args:
         trees: Rollouts with the sampler's log-probs, which must be known; every rollout counts.
-        old_logprobs: For each tree the log-probs of the old policy, shape [M].
+        old_logprobs: The old policy's log-probs for each tree, shape [M].
 
     Source: the k3 estimator of Schulman, "Approximating KL divergence" (2020).
     """
@@ -50,13 +51,13 @@ def mismatch(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -
 def importance_factors(
     tree: RolloutTree, old_logprob_M: FloatArray, correction: ImportanceCorrection
 ) -> tuple[FloatArray, FloatArray]:
-    """Return factors for the weights of the policy term; `old_logprob_M` has the old policy's log-probs (nats).
+    """Return weight factors for the policy term; `old_logprob_M` has the old policy's log-probs (nats).
 
     Returns:
         One factor per node, >= 0, shape [M], and one per distinct response, 0 or 1, shape [L]; all 1 for "none".
 
     Raises:
-        ValueError: If a log-prob of the sampler is unknown.
+        ValueError: If a sampler log-prob is unknown.
     """
     node_M, response_L = np.ones(tree.num_nodes), np.ones(tree.num_responses)
     if correction.correction == "none":
@@ -78,10 +79,10 @@ def importance_factors(
 
 
 def check_sampler_logprobs(trees: Sequence[RolloutTree]) -> None:
-    """Raise a ValueError if some log-probs of the sampler are unknown."""
+    """Raise a ValueError if any sampler log-prob is unknown."""
     if any(np.isnan(tree.logprob).any() for tree in trees):
         raise ValueError(
-            "the importance correction needs the log-probs that the engine sampled with, and some are unknown; use an "
+            "the importance correction needs the log-probs that the engine sampled with, but some are unknown; use an "
             "engine that returns them, or set importance.correction: none"
         )
 
@@ -95,7 +96,7 @@ def _log_ratio(tree: RolloutTree, old_logprob_M: FloatArray) -> FloatArray:
 def inclusion_probabilities(weight_L: FloatArray, size: int) -> FloatArray:
     """Return pi_l = min(1, c * weight_l), with c such that the sum is `size`: weights 4, 1, 1, size 2 -> 1, 1/2, 1/2.
 
-    The weights are >= 0, shape [L]; a weight of 0 gives 0. At most `size` weights above 0 all give 1.
+    The weights are >= 0, shape [L]; a weight of 0 gives 0. If at most `size` weights are above 0, those all give 1.
     """
     if np.count_nonzero(weight_L) <= size:
         return (weight_L > 0).astype(np.float64)
@@ -124,13 +125,13 @@ def choose(pi_L: FloatArray, generator: np.random.Generator) -> IntArray:
 def choose_responses(
     total_advantage_L: FloatArray, correct_L: BoolArray, size: int, generator: np.random.Generator
 ) -> tuple[IntArray, FloatArray]:
-    """Choose at most `size` (plus one, by rounding) responses of each verdict; larger |advantage| is likelier.
+    """Choose at most `size` (plus one, by rounding) responses with each verdict; a larger |advantage| is likelier.
 
     Args:
         total_advantage_L: Count times advantage of each distinct response, shape [L].
         correct_L: Verdict of each distinct response, shape [L].
-        size: Responses to choose from the correct ones, and from the incorrect ones.
-        generator: Two uniform numbers are drawn from it.
+        size: Responses to choose from the correct ones, and again from the incorrect ones.
+        generator: Source of two uniform numbers.
 
     Returns:
         Ascending indices of the chosen responses, shape [K], and the factors 1 / pi for their weights, shape [K].

@@ -4,20 +4,20 @@ Rollouts that share a prefix share the ratio r of each of its tokens. For a roll
 
     A min(r, 1 + clip_high)  if A > 0,        A max(r, 1 - clip_low)  if A < 0.
 
-So a node needs two weights: the sum of the positive and the sum of the negative advantages of the rollouts that pass
-through it. Dual clip bounds the second ratio from above too, with the same two weights. CISPO needs only their sum.
-GSPO's ratio belongs to a whole response, not to a node. Its loss takes the log-probs of all nodes first, and returns
-the coefficient of each node's log-prob. The denominator is an argument, so the parts of a batch add up to the loss of
-the N x T batch.
+So a node needs two weights: the summed positive and the summed negative advantages of the rollouts through it. Dual
+clip also bounds the second ratio from above, with the same two weights. CISPO needs only their sum. GSPO's ratio
+belongs to a whole response, not to a node. Its loss needs the log-probs of all nodes first, and returns the coefficient
+of each node's log-prob. The denominator is an argument, so the parts of a batch add up to the loss of the N x T batch.
 
 With x = log pi - log ref at a token that pi sampled, the estimators of KL(pi || ref) are
 
     k1 = x        k2 = x^2 / 2        k3 = exp(-x) - 1 + x
 
-Each is a function of (prefix, token), hence of the node: exact on the tree, weighted by counts. k1 and k3 have the
-right mean, k2 only to second order in x. In a *loss* the mean gradient matters. On-policy, k2 gives the gradient of
-KL(pi || ref), and k3 that of KL(ref || pi). k1 gives zero, because E[grad log pi] = 0: in the loss it only adds noise,
-and is there for comparisons. k1 in the reward gives the gradient of KL(pi || ref) of whole responses.
+Each is a function of (prefix, token), hence of the node, and is exact on the tree when weighted by counts. k1 and k3
+have the right mean, k2 only to second order in x. In a *loss*, the mean gradient matters. On-policy, k2 gives the
+gradient of KL(pi || ref), and k3 that of KL(ref || pi). k1 gives zero, because E[grad log pi] = 0: in the loss it only
+adds noise, and is available for comparison. In the reward, k1 gives the gradient of the KL(pi || ref) of whole
+responses.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ _LARGEST_LOG_RATIO = 80.0
 
 
 def node_weights(tree: RolloutTree, advantage_L: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Sum the positive, and the negative, advantages of the rollouts through each node; return both sums, shape [M].
+    """Sum the positive and the negative advantages of the rollouts through each node; return both sums, shape [M].
 
-    Both are 0 at given nodes.
-
-    `advantage_L` has one number per distinct response, shape [L]; this function multiplies it by the response's count.
+    Both are 0 at given nodes. `advantage_L` has one number per distinct response, shape [L], which is multiplied by
+    the response's count.
 
         responses  x y (twice, A = 1)   x z (once, A = -2)     ->     node  x: 2, -2     y: 2, 0     z: 0, -2
     """
@@ -54,17 +53,17 @@ def node_weights(tree: RolloutTree, advantage_L: FloatArray) -> tuple[FloatArray
 class PolicyLoss(NamedTuple):
     """The loss of some nodes, with sums for the metrics."""
 
-    loss: Tensor  # scalar; adds up over parts of a batch that are given the same `denominator`
+    loss: Tensor  # scalar; adds up over parts of a batch with the same `denominator`
     clipped_weight: Tensor  # sum of |weight| whose gradient the clip removed (CISPO: bounded), scalar, no gradient
     clipped_low: Tensor  # part of `clipped_weight` at the lower bound, scalar, no gradient
     clipped_high: Tensor  # part of `clipped_weight` at the upper bound, scalar, no gradient; the rest: `dual_clip`
 
 
 def _ratio(logprob_K: Tensor, old_logprob_K: Tensor, bounded_K: Tensor | None = None) -> Tensor:
-    """Return exp(logprob - old), shape [K], cut at e^80 where the loss bounds the ratio from above.
+    """Return exp(logprob - old), shape [K], capped at e^80 where the loss bounds the ratio from above.
 
-    `bounded_K` marks these nodes (None: all nodes). There a larger ratio has weight 0 or no gradient, and 0 times an
-    infinite ratio, from e^88.7 on in float32, would be NaN.
+    `bounded_K` marks these nodes (None: all nodes). There, a larger ratio has weight 0 or no gradient, and 0 times an
+    infinite ratio (above e^88.7 in float32) would be NaN.
     """
     log_ratio_K = logprob_K - old_logprob_K
     too_large_K = log_ratio_K.detach() > _LARGEST_LOG_RATIO
@@ -84,20 +83,20 @@ def clipped_policy_loss(
     denominator: float,
     dual_clip: float | None = None,
 ) -> PolicyLoss:
-    """PPO's clipped loss with decoupled bounds, and with a second bound for negative advantages on request.
+    """Return PPO's clipped loss with decoupled bounds and an optional second bound for negative advantages.
 
         L = - sum_k [ W+_k min(r_k, 1 + clip_high) + W-_k min(max(r_k, 1 - clip_low), dual_clip) ] / denominator
 
     Args:
-        logprob_K: Log-probs (nats) of the nodes under the policy that is trained, shape [K].
+        logprob_K: Log-probs (nats) of the nodes under the trained policy, shape [K].
         old_logprob_K: Log-probs of the nodes under the policy that sampled them, shape [K].
         positive_K: Summed positive advantages of the rollouts through each node, shape [K].
         negative_K: Summed negative advantages, shape [K].
         clip_low: How far the ratio may fall below 1 before it stops counting, in (0, 1].
         clip_high: How far it may rise above 1, > 0.
-        denominator: Denominator for the whole batch, over all of its parts and devices: for a token mean, its number of
+        denominator: Denominator for the whole batch, across all parts and devices: for a token mean, the number of
             sampled tokens.
-        dual_clip: Largest ratio that counts with a negative advantage, above 1 + clip_high; None sets no such bound.
+        dual_clip: Upper bound on the ratio of negative advantages, above 1 + clip_high; None for no bound.
 
     Source: PPO (arXiv 1707.06347, Eq. 7), decoupled clip and token-level mean of DAPO (arXiv 2503.14476, Eq. 10 and
         12), dual clip of Ye et al. (arXiv 1912.09729, Eq. 5).
@@ -123,12 +122,12 @@ def cispo_loss(
     clip_high: float,
     denominator: float,
 ) -> PolicyLoss:
-    """CISPO: weight the log-prob by a clipped ratio without gradient, so that no token loses its gradient.
+    """Return the CISPO loss: weight the log-prob by a clipped ratio without gradient, so no token loses its gradient.
 
         L = - sum_k stop_grad(clip(r_k, 1 - clip_low, 1 + clip_high)) (W+_k + W-_k) logprob_k / denominator
 
-    See `clipped_policy_loss` for the arguments. A weight counts as clipped if its ratio is out of bounds, whatever the
-    sign of the advantage.
+    See `clipped_policy_loss` for the arguments. A weight counts as clipped if its ratio is out of bounds, regardless of
+    the sign of the advantage.
 
     Source: MiniMax-M1 (arXiv 2506.13585, Eq. 4 and 5).
     """
@@ -141,10 +140,10 @@ def cispo_loss(
 
 
 class SequenceLoss(NamedTuple):
-    """A loss of whole responses at the current weights."""
+    """A loss on whole responses at the current weights."""
 
-    loss: float  # adds up over trees that are given the same `denominator`
-    coefficient_M: FloatArray  # derivative of the loss by each node's log-prob, shape [M]
+    loss: float  # adds up over trees with the same `denominator`
+    coefficient_M: FloatArray  # derivative of the loss with respect to each node's log-prob, shape [M]
     clipped_low: float  # sum of |weight| whose gradient the lower bound removed
     clipped_high: float  # sum of |weight| whose gradient the upper bound removed
 
@@ -159,25 +158,25 @@ def gspo_loss(
     clip_high: float,
     denominator: float,
 ) -> SequenceLoss:
-    """GSPO: PPO's clip on the ratio of a whole response, the geometric mean of its tokens' ratios.
+    """Return the GSPO loss: PPO's clip on a whole response's ratio, the geometric mean of its tokens' ratios.
 
         s_l = exp(mean over the tokens of l of (logprob - old_logprob))
         L   = - sum_l count_l T_l min(s_l A_l, clip(s_l, 1 - clip_low, 1 + clip_high) A_l) / denominator
 
-    s_l is no function of a node, so this takes two passes of the model. The first computes `logprob_M` without
-    gradient; the derivative by each response's mean log-ratio follows, and becomes one coefficient per node. The second
-    back-propagates sum_k coefficient_k logprob_k, which has the exact gradient.
+    s_l is not a function of a node, so this takes two passes of the model. The first computes `logprob_M` without
+    gradient. The derivative with respect to each response's mean log-ratio then becomes one coefficient per node. The
+    second pass back-propagates sum_k coefficient_k logprob_k, which has the exact gradient.
 
     Args:
         tree: The rollouts.
         advantage_L: Advantage of each distinct response times the weight of each of its tokens, shape [L]; counts and
-            lengths are applied here. (With weights 1 / T_l and the rollouts as denominator it is the loss as published;
-            otherwise each token of a response carries s_l.)
-        logprob_M: Log-probs (nats) of the nodes under the policy that is trained, shape [M].
+            lengths are applied here. (Weights 1 / T_l and the number of rollouts as denominator give the published
+            loss; otherwise each token of a response carries s_l.)
+        logprob_M: Log-probs (nats) of the nodes under the trained policy, shape [M].
         old_logprob_M: Log-probs of the nodes under the policy that sampled them, shape [M].
         clip_low: How far s may fall below 1 before it stops counting, in (0, 1].
         clip_high: How far it may rise above 1, > 0.
-        denominator: Denominator for the whole batch, over all of its parts and devices.
+        denominator: Denominator for the whole batch, across all parts and devices.
 
     Source: GSPO (arXiv 2507.18071, Eq. 5 and 7).
     """
@@ -200,7 +199,7 @@ def gspo_loss(
 def response_weights(tree: RolloutTree, aggregation: Aggregation) -> FloatArray:
     """Return the weight of each token in a distinct response, without the response's count, shape [L].
 
-    It is 1 / T_l for "sequence_mean", if response l has T_l tokens, and 1 for the other aggregations.
+    It is 1 / T_l for "sequence_mean", where T_l is the length of response l, and 1 for the other aggregations.
     """
     match aggregation:
         case "sequence_mean":
@@ -214,17 +213,17 @@ def response_weights(tree: RolloutTree, aggregation: Aggregation) -> FloatArray:
 def loss_denominator(
     trees: Sequence[RolloutTree], aggregation: Aggregation, max_new_tokens: int, mask_truncated: bool = False
 ) -> int:
-    """Return the denominator of the summed, weighted losses of all tokens of a batch, at least 1.
+    """Return the denominator of a batch's summed, weighted token losses, at least 1.
 
     Args:
-        trees: The whole batch, with rollouts that are not back-propagated.
-        aggregation: "token_mean" counts sampled tokens, so long responses have a larger weight. "sequence_mean" counts
-            rollouts, which all have the same weight. "constant" is rollouts times `max_new_tokens`; the weight of a
-            token does not depend on the other samples.
-        max_new_tokens: Most tokens of a response.
+        trees: The whole batch, including rollouts that are not back-propagated.
+        aggregation: "token_mean" counts sampled tokens, so long responses weigh more. "sequence_mean" counts rollouts,
+            which all weigh the same. "constant" is rollouts times `max_new_tokens`, so a token's weight does not depend
+            on the other samples.
+        max_new_tokens: Maximum tokens per response.
         mask_truncated: Whether truncated responses are removed from the loss. "token_mean" then counts the tokens of
-            the others. "sequence_mean" and "constant" count all rollouts, so that the weight of a response does not
-            depend on how many others were truncated (as in TRL).
+            the others. "sequence_mean" and "constant" count all rollouts, so a response's weight does not depend on how
+            many others were truncated (as in TRL).
 
     Source: token mean: DAPO (arXiv 2503.14476, Eq. 12); sequence mean: GRPO (DeepSeekMath, arXiv 2402.03300, Eq. 3);
         constant: Dr. GRPO (arXiv 2503.20783).
@@ -262,9 +261,10 @@ def kl_estimates(logprob_K: Tensor, reference_logprob_K: Tensor, estimator: KLEs
 
 
 def penalized_group(group: Group, penalty: KLPenalty) -> Group:
-    """Subtract the KL penalty of each response from its reward; verdicts do not change.
+    """Subtract each response's KL penalty from its reward; verdicts do not change.
 
-    It is coefficient * (sum of the estimates over the response's tokens). Old and reference log-probs must be known.
+    The penalty is coefficient * (sum of the estimates over the response's tokens). Old and reference log-probs must be
+    known.
 
     Source: the KL reward of InstructGPT (arXiv 2203.02155, Eq. 2), per response as in RLOO (arXiv 2402.14740).
     """

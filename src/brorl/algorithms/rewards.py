@@ -1,15 +1,15 @@
 """Rewards from verdicts, lengths and truncation: one number per distinct response.
 
-`shaped_rewards` does this in order, each time to the result so far:
+`shaped_rewards` applies these steps in order:
 
-1. Start from the base: 1 for correct and 0 for incorrect, or with partial credit the verifier's score.
-2. In the training steps in which it applies, use the cosine length reward instead of the base.
-3. Add the format reward to responses of the wanted format, and add the weighted values of further terms.
+1. Start from the base: 1 for correct and 0 for incorrect, or the verifier's score with partial credit.
+2. In the training steps where it applies, use the cosine length reward instead of the base.
+3. Add the format reward to responses in the required format, and add the weighted values of additional terms.
 4. Stop properly: multiply the reward of a truncated response by a coefficient.
 5. Add the soft overlong punishment.
 6. Multiply by the weight of the prompt's domain.
 
-It is an error if settings could pay a correct response less than an incorrect one of the same length in 1 and 2.
+Settings that could pay a correct response less than an incorrect one of the same length in steps 1 and 2 are errors.
 Dynamic sampling and pass@k use the raw verdict, never these numbers.
 """
 
@@ -35,29 +35,29 @@ def shaped_rewards(
     max_new_tokens: int | None = None,
     terms_L: Mapping[str, FloatArray] | None = None,
 ) -> FloatArray:
-    """Return the rewards of one prompt's responses, shaped as the module's docstring says.
+    """Return the shaped rewards of one prompt's responses; see the module docstring.
 
     Args:
         correct_L: Raw verdict of each distinct response, shape [L].
         score_L: The verifier's score, finite, shape [L].
         length_L: Number of tokens, end token included, at least 1, shape [L].
-        truncated_L: Whether the response was cut off, shape [L].
+        truncated_L: Whether the response was truncated, shape [L].
         domain: Domain of the prompt.
         step: Number of the training step, from 1.
         shaping: The settings.
-        formatted_L: Whether the response has the wanted format, shape [L]; needed where there is a format reward.
-        max_new_tokens: Length limit of a response in tokens; needed where a reward depends on the length.
-        terms_L: Value of each further term by its name, shape [L]; NaN where a response has none, which adds nothing.
+        formatted_L: Whether the response has the required format, shape [L]; required with a format reward.
+        max_new_tokens: Length limit of a response in tokens; required if a reward depends on the length.
+        terms_L: Values of each additional term by name, shape [L]; NaN if a response has none, which adds nothing.
 
     Returns:
         Rewards, shape [L].
 
     Raises:
-        ValueError: If an array does not have one entry per response, or an argument is needed and missing.
+        ValueError: If an array does not have one entry per response, or a required argument is missing.
     """
     if formatted_L is None:
         if shaping.format_pattern is not None:
-            raise ValueError("a format reward needs formatted_L, which responses have the format; pass it")
+            raise ValueError("a format reward needs formatted_L (which responses match the format); pass it")
         formatted_L = np.zeros(correct_L.shape, np.bool_)
     if max_new_tokens is None:
         if shaping.cosine_length.every_steps or shaping.overlong_tokens:
@@ -65,7 +65,7 @@ def shaped_rewards(
         max_new_tokens = 1
     terms_L = terms_L or {}
     if missing := [name for name in shaping.terms if name not in terms_L]:
-        raise ValueError(f"the term {missing[0]} of the reward needs a value of each response; pass terms_L")
+        raise ValueError(f"the reward term {missing[0]} needs a value for each response; pass terms_L")
     shapes = [value.shape for value in (correct_L, score_L, length_L, truncated_L, formatted_L, *terms_L.values())]
     if len(set(shapes)) != 1 or len(shapes[0]) != 1:
         raise ValueError(
@@ -88,7 +88,7 @@ def shaped_rewards(
 def cosine_length_reward(
     correct_L: BoolArray, length_L: IntArray, settings: CosineLength, max_length: int
 ) -> FloatArray:
-    """Interpolate the reward by length, along half a cosine from its `short` to its `long` value.
+    """Interpolate the reward by length, along a half cosine from its `short` to its `long` value.
 
         r(t) = long + (short - long) (1 + cos(pi min(t, T) / T)) / 2,   T = max_length
 
@@ -107,7 +107,7 @@ def cosine_length_reward(
 def stop_properly(reward_L: FloatArray, truncated_L: BoolArray, coefficient: float) -> FloatArray:
     """Multiply the reward of truncated responses by a coefficient c, 0 to 1, unless that would raise it: min(r, c r).
 
-    A negative reward stays. Multiplied by 0, it would make truncation the best incorrect response.
+    A negative reward does not change: multiplied by 0, it would make truncation the best incorrect response.
 
     Source: ProRL v2 ("stop properly"), which states c r for rewards of 0 or more.
     """
@@ -115,13 +115,17 @@ def stop_properly(reward_L: FloatArray, truncated_L: BoolArray, coefficient: flo
 
 
 def overlong_punishment(length_L: IntArray, max_length: int, tokens: int) -> FloatArray:
-    """Return the punishment for length: 0 at first, then linearly down to -1.
+    """Return the soft overlong punishment: 0 at first, then linearly down to -1.
 
         0 if t <= L_max - L_cache;   -1 if t > L_max;   else ((L_max - L_cache) - t) / L_cache
 
     with t tokens, L_max = max_length, and L_cache = tokens, 1 to L_max.
 
+    Example:
+        >>> overlong_punishment(np.array([70, 90, 110]), max_length=100, tokens=20)
+        array([ 0. , -0.5, -1. ])
+
     Source: DAPO (arXiv 2503.14476), Eq. 13.
     """
     excess_L = np.asarray(length_L - (max_length - tokens), np.float64)
-    return 0.0 - np.clip(excess_L / tokens, 0.0, 1.0)  # 0.0 and not -0.0 where nothing is taken off
+    return 0.0 - np.clip(excess_L / tokens, 0.0, 1.0)  # 0.0, not -0.0, where there is no punishment

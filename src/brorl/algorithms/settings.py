@@ -19,7 +19,7 @@ class CosineLength(Section):
     """The scheduled cosine length reward; off while `every_steps` is 0.
 
     The defaults pay short correct answers more and long ones no less than half, and leave incorrect ones at 0: the
-    length penalty of ProRL v2, which names no numbers.
+    length penalty of ProRL v2, which gives no numbers for it.
     """
 
     every_steps: int = Field(0, ge=0, description="period of the schedule, in steps; 0 switches it off")
@@ -34,10 +34,10 @@ class CosineLength(Section):
     def in_force(self, step: int) -> bool:
         """Whether a step uses the cosine reward; steps count from 1.
 
-        It applies in the first `on_steps` of every `every_steps` steps: a run that ends with a period, or in the rest
-        of one, ends on the plain reward.
+        It applies in the first `on_steps` of every `every_steps` steps: a run that ends at the end of a period, or in
+        the rest of one, ends on the plain reward.
 
-        Source: ProRL v2 applies its penalty at intervals ("scheduled"); which part of a period is not stated.
+        Source: ProRL v2 applies its penalty at intervals ("scheduled"); it does not say in which part of a period.
         """
         return self.every_steps > 0 and (step - 1) % self.every_steps < self.on_steps
 
@@ -65,7 +65,7 @@ class RewardTerm(Section):
     function: str = Field(
         min_length=1, description="package.module:function or path/to/file.py:function, which returns a number"
     )
-    weight: float = Field(1.0, ge=-1e6, le=1e6, description="factor of its value; below 0 for what should be rare")
+    weight: float = Field(1.0, ge=-1e6, le=1e6, description="factor on its value; negative for a penalty")
 
     @field_validator("function")
     @classmethod
@@ -91,7 +91,7 @@ class RewardShaping(Section):
     )  # fmt: skip
     format_reward: float = Field(0.1, gt=0, lt=1, description="reward added to a response that matches format_pattern")
     terms: dict[str, RewardTerm] = Field(
-        {}, description="further terms of the reward by name: {brief: {function: rewards.py:brief, weight: 0.2}} "
+        {}, description="additional reward terms by name: {brief: {function: rewards.py:brief, weight: 0.2}} "
         "(docs/how-to/reward_terms.md)",
     )  # fmt: skip
     domain_weights: dict[str, float] = Field({}, description="reward factors by domain, such as {math: 1.0}")
@@ -110,7 +110,7 @@ class RewardShaping(Section):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        """Reject two base rewards, terms that cannot be named or have no effect, and weights that are not positive."""
+        """Reject two base rewards, terms with invalid names or no effect, and nonpositive weights."""
         if self.partial_credit and self.cosine_length.every_steps:
             raise ValueError(
                 "rewards.partial_credit and rewards.cosine_length both set the base reward, and the cosine reward has "
@@ -124,8 +124,8 @@ class RewardShaping(Section):
         for domain, weight in self.domain_weights.items():
             if not 0 < weight <= 1e3:
                 raise ValueError(
-                    f"rewards.domain_weights.{domain} must be a number above 0, at most 1000, got {weight}; to leave a "
-                    "domain out, leave its prompts out of the data"
+                    f"rewards.domain_weights.{domain} must be a number above 0, at most 1000, got {weight}; to "
+                    "exclude a domain, remove its prompts from the data"
                 )
         return self
 
@@ -149,8 +149,8 @@ class AdvantageSettings(Section):
         "keeps it constant",
     )  # fmt: skip
     final_order_at: float = Field(
-        1.0, gt=0, le=1, description="maxrl: fraction of the run or phase at which the order is `final_order`; it is "
-        "constant from there on",
+        1.0, gt=0, le=1, description="maxrl: fraction of the run or phase at which the order reaches `final_order`; "
+        "it is constant afterwards",
     )  # fmt: skip
     k: int = Field(16, ge=1, description="pass_at_k: k, below N")
     batch_scale: bool = Field(
@@ -187,8 +187,8 @@ class AdvantageSettings(Section):
                 )
         if "final_order_at" in changed and self.final_order is None:
             raise ValueError(
-                f"advantage.final_order_at = {self.final_order_at:g} says when the order is final, and no "
-                "advantage.final_order is set; set it, or remove final_order_at"
+                f"advantage.final_order_at = {self.final_order_at:g} has no effect without "
+                "advantage.final_order; set it, or remove final_order_at"
             )
         has_statistics = self.estimator == "reinforce_pp_baseline" or self.batch_scale
         if self.normalize_over == "tokens" and not has_statistics:
@@ -232,13 +232,13 @@ class PolicyLossSettings(Section):
     entropy_coefficient: float = Field(
         0.0,
         ge=0,
-        description="weight of the entropy bonus, the mean next-token entropy over tokens, whatever the "
-        "aggregation; 0 switches it off",
+        description="weight of the entropy bonus, the mean next-token entropy over tokens, regardless of "
+        "`aggregation`; 0 switches it off",
     )
     mask_truncated: bool = Field(
         False,
-        description="remove truncated responses from the loss (overlong filtering); the group mean still counts them, "
-        "and the denominators of sequence_mean and constant too",
+        description="remove truncated responses from the loss (overlong filtering); the group mean and the "
+        "denominators of sequence_mean and constant still count them",
     )
     aggregation: Aggregation = Field(
         "token_mean", description="mean over all tokens | mean over responses of their token means | fixed denominator"
@@ -246,7 +246,7 @@ class PolicyLossSettings(Section):
 
     @property
     def clip(self) -> Clip:
-        """Bounds of the ratio, those of the kind where none are set."""
+        """Bounds of the ratio; defaults of the kind where unset."""
         low, high = DEFAULT_CLIP[self.kind]
         return Clip(low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
 
@@ -258,7 +258,7 @@ class PolicyLossSettings(Section):
     @model_validator(mode="after")
     def _clips_fit_the_kind(self) -> Self:
         if self.dual_clip is not None and self.kind != "ppo":
-            raise ValueError(f"loss.dual_clip is a part of the ppo loss, and loss.kind = {self.kind}; remove it")
+            raise ValueError(f"loss.dual_clip works only with loss.kind = ppo, not with {self.kind}; remove it")
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip.high:
             raise ValueError(
                 f"loss.dual_clip must be above 1 + loss.clip_high = {1 + self.clip.high:g}, got {self.dual_clip:g}; "
@@ -270,14 +270,14 @@ class PolicyLossSettings(Section):
 class ImportanceCorrection(Section):
     """Correction for the difference between the sampling engine and the learner.
 
-    The ratio of a token is w = exp(old - sampler). "truncate" weights it with min(w, high). "mask" weights it with w if
-    low <= w <= high, else with 0. "sequence_mask" drops a response whose geometric mean of w is outside [low, high],
-    and weights the tokens of the others with w.
+    A token's ratio is w = exp(old - sampler). "truncate" weights it with min(w, high). "mask" weights it with w if low
+    <= w <= high, else with 0. "sequence_mask" drops a response whose geometric mean of w is outside [low, high], and
+    weights the tokens of the others with w.
 
     Source: truncated importance sampling (TIS) as in BroRL (arXiv 2510.01180), section 3.1; the mask is IcePop, with
-        [0.5, 5] in the public configurations of ProRL v2; "sequence_mask" is their `seq-mask-tis`, with [.999, 1.002]
-        in that of ProRL v2.1. One deviation: OpenRLHF's `tis` also raises weights below `low` to `low`. "truncate" has
-        no lower bound, as TIS is defined.
+        [0.5, 5] in ProRL v2's public configurations; "sequence_mask" is their `seq-mask-tis`, with [.999, 1.002] in
+        ProRL v2.1's. One deviation: OpenRLHF's `tis` also raises weights below `low` to `low`. "truncate" has no lower
+        bound, as in the definition of TIS.
     """
 
     correction: ImportanceMode = Field(
@@ -291,13 +291,12 @@ class ImportanceCorrection(Section):
 class KLPenalty(Section):
     """Penalty on the KL divergence from the reference policy.
 
-    "loss" adds coefficient * sum_k (weighted count_k) kl_k / denominator to the loss, with the policy of the moment.
-    "reward" subtracts coefficient * sum of the estimates of a response's tokens, at the time of sampling, from its
-    reward.
+    "loss" adds coefficient * sum_k (weighted count_k) kl_k / denominator to the loss, with the current policy.
+    "reward" subtracts coefficient * (sum of the estimates of a response's tokens at sampling time) from its reward.
 
-    Source: Schulman, "Approximating KL divergence" (2020); ProRL v2 (k2 in the loss, its log-ratio clamped to +-10; the
-        coefficient 1e-4 is of its public configurations). Their code clamps the estimate at 10 instead: for k2 that is
-        a clamp of sqrt(20) = 4.4721.
+    Source: Schulman, "Approximating KL divergence" (2020); ProRL v2 (k2 in the loss, its log-ratio clamped to +-10; its
+        public configurations use the coefficient 1e-4). Their code clamps the estimate at 10 instead: for k2, that is a
+        clamp of sqrt(20) = 4.4721.
     """
 
     coefficient: float = Field(
@@ -311,5 +310,5 @@ class KLPenalty(Section):
 
     @property
     def is_in_reward(self) -> bool:
-        """Whether there is a penalty, and the rewards hold it."""
+        """Whether there is a penalty, and the rewards contain it."""
         return self.coefficient > 0 and self.placement == "reward"

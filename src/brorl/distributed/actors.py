@@ -1,6 +1,6 @@
-"""The rollout workers and verifier workers of a cluster, which are Ray actors, and the weights that they read.
+"""The Ray actors that sample and verify on a cluster, and the weights they read.
 
-Weights are put there once. On the machine that stores them, the tensors share the store's memory.
+Weights are put into the object store once. On the machine that stores them, the tensors share the store's memory.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from brorl.verification.verifier import TrialResponses, Verifier
 
 @dataclass(frozen=True)
 class RemoteWeights:
-    """Named tensors in the object store. Every iteration reads them; passing this object on copies none."""
+    """Named tensors in the object store. Every iteration reads them; passing this object on copies nothing."""
 
-    # Ray's reference to their `stored_form`. The weights exist as long as some process has the reference, and its owner
-    # lives: the process that called `put`, or the actor.
+    # Ray's reference to their `stored_form`. The weights exist as long as some process has the reference and its owner
+    # (the process that called `put`, or the actor) is alive.
     ref: Any
 
     @classmethod
     def put(cls, weights: Iterable[tuple[str, Tensor]]) -> RemoteWeights:
-        """Copy weights into the object store; weights on a GPU go by way of the host."""
+        """Copy weights into the object store; GPU weights go through the host."""
         return cls(ray.put(stored_form(weights)))
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
@@ -48,7 +48,7 @@ class RemoteWeights:
             stored = ray.get(self.ref)
         except ObjectLostError as error:
             raise LearnerLostError(
-                f"the weights of the learner were lost with its machine ({type(error).__name__})"
+                f"the learner's weights were lost with its machine ({type(error).__name__})"
             ) from error
         for name, shape, dtype, data in stored:
             with warnings.catch_warnings():
@@ -60,7 +60,7 @@ class RemoteWeights:
 def stored_form(
     weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None
 ) -> list[tuple[str, torch.Size, torch.dtype, Any]]:
-    """Return weights as `RemoteWeights` stores them: (name, shape, dtype, bytes), with floats in `dtype`.
+    """Return weights as `RemoteWeights` stores them: (name, shape, dtype, bytes), with floats cast to `dtype`.
 
     If an actor returns this form, its caller gets a reference to it.
     """
@@ -74,7 +74,7 @@ def _bytes(tensor: Tensor) -> Any:
 
 
 class EngineActor:
-    """The engine in one actor. A learner rank may use the same GPU between two calls."""
+    """The engine in one actor. A learner rank may use the same GPU between calls."""
 
     def __init__(self, build: Callable[[], Engine], threads: int, shares_gpu: bool = False) -> None:
         torch.set_num_threads(threads)
@@ -86,7 +86,7 @@ class EngineActor:
         return None, None
 
     def sample(self, task: SampleTask) -> tuple[tuple[int, float], list[RolloutTree]]:
-        """Sample a task. The receipt is (version of the weights, seconds); the payload is the trees."""
+        """Sample a task. The receipt is (weights version, seconds); the payload is the trees."""
         start = perf_counter()
         trees = self._engine.sample(task)
         free_unused(self._shares_gpu)
@@ -96,8 +96,8 @@ class EngineActor:
 class RolloutActors:
     """Samples tasks on rollout workers; see `SamplingPool`.
 
-    `build` makes the same engine in every actor, and must be picklable. Actors get their next task in the
-    calls of this pool. A caller that samples ahead must limit its number of open tickets.
+    `build` makes the same engine in every actor and must be picklable. Actors get their next task during calls to this
+    pool. A caller that samples ahead must limit its open tickets.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class RolloutActors:
     def done(self, timeout_s: float | None = None) -> list[SampledTask]:
         """Wait for tasks; see `SamplingPool`. The list is empty if no task is open, or after the timeout.
 
-        If an engine raised an exception, raise it here; the other tasks continue.
+        If an engine raised an exception, re-raise it here; the other tasks continue.
         """
         return [SampledTask(call.ticket, call.payload, *call.receipt) for call in self.supervisor.finished(timeout_s)]
 
@@ -128,7 +128,7 @@ class RolloutActors:
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample with these weights from now on; see `SamplingPool`.
 
-        Free actors load them at once, busy ones after their task. `RemoteWeights` are not copied again.
+        Idle actors load them immediately, busy ones after their task. `RemoteWeights` are not copied again.
         """
         remote = weights if isinstance(weights, RemoteWeights) else RemoteWeights.put(weights)
         self.supervisor.prepare(ActorCall("load", (remote, version), f"loading the weights of version {version}"))
@@ -139,7 +139,7 @@ class RolloutActors:
 
 
 def _title(task: SampleTask) -> str:
-    """Name a task in messages: `sampling prompts 4 to 7 with seed 0`."""
+    """Describe a task for messages: `sampling prompts 4 to 7 with seed 0`."""
     seed, first = split_prompt_seed(task.seed_P[0])
     last = first + len(task.prompts) - 1
     return f"sampling {f'prompt {first}' if last == first else f'prompts {first} to {last}'} with seed {seed}"
@@ -155,16 +155,16 @@ class VerifierActor:
         self._verifiers = build()
 
     def verify(self, domain: str, items: Sequence[tuple[Prompt, str]]) -> tuple[None, list[Verdict]]:
-        """Verify responses of one domain."""
+        """Verify responses in one domain."""
         return None, self._verifiers[domain].verify_all(items)
 
 
 class VerifierActors:
-    """Verifies on several actors. Each one keeps verdicts for later responses with the same answer.
+    """Verifies on several actors. Each one caches verdicts for later responses with the same answer.
 
-    The responses are cut into batches, and a free actor takes the next batch. If the actor of a batch is lost, the
-    batch is verified again; after a second loss, its responses are unverified. `build` makes the verifiers by domain in
-    an actor, and must be picklable.
+    The responses are split into batches, and an idle actor takes the next batch. If a batch's actor is lost, the batch
+    is verified again; after a second loss, its responses are unverified. `build` makes the verifiers by domain in an
+    actor and must be picklable.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class VerifierActors:
         self.supervisor = Supervisor(partial(VerifierActor, build), pool_config, echo)
 
     def verify(self, domain: str, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses of one domain, no pair twice; see `Verifier.verify_all`."""
+        """Verify responses in one domain, each distinct pair once; see `Verifier.verify_all`."""
         size = self._batch_size
         batches = [items[i : i + size] for i in range(0, len(items), size)]
         batch_of = {self.supervisor.submit(_job(domain, batch)): batch for batch in batches}

@@ -1,7 +1,7 @@
 """The machines of a run: starts or joins Ray, checks the machines, and reserves CPUs and GPUs for each process.
 
-Missing machines, CPUs and GPUs are errors before anything is loaded. `close` ends every process of the run; a cluster
-that the run has joined keeps running.
+Missing machines, CPUs or GPUs are errors before anything is loaded. `close` ends every process of the run; a cluster
+that the run joined keeps running.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from brorl.format import counted
 from brorl.storage import TemporaryFolder
 
 _PLACING_S = 120.0
-POLL_S = 0.2  # Python handles a signal that comes just before a wait only after it: short waits keep Ctrl-C working
+POLL_S = 0.2  # Python handles a signal just before a wait only after the wait: short waits keep Ctrl-C working
 _ANSWER_S = 5.0
-_PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")  # need the same version on all machines
+_PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")  # must have the same version on all machines
 _PROGRAM = """
 import sys
 if not sys.stdin.read(1):
-    restored = "\\r\\x1b[2K\\x1b[?25h" if sys.stderr.isatty() else ""  # the status line is removed, the cursor shown
+    restored = "\\r\\x1b[2K\\x1b[?25h" if sys.stderr.isatty() else ""  # remove the status line, show the cursor
     print(restored + sys.argv[1], file=sys.stderr)
 """
 
@@ -95,18 +95,18 @@ class RayCluster:
             raise error.cause from error
 
     def on_release(self, end: Callable[[], None]) -> None:
-        """Register a function that `release` calls, the latest first."""
+        """Register a function for `release` to call, latest first."""
         self._parts.append(end)
 
     def release(self) -> None:
-        """End the processes of the run and free their resources; Ray continues to run."""
+        """End the processes of the run and free their resources; Ray keeps running."""
         while self._parts:
             self._parts.pop()()
         while self._groups:
             remove_placement_group(self._groups.popitem()[1])
 
     def close(self) -> None:
-        """End everything that this object has started."""
+        """End everything that this object started."""
         if ray.is_initialized():
             self.release()
         if self._connected:
@@ -125,7 +125,7 @@ class RayCluster:
         return len(_machines())
 
     def connect(self) -> None:
-        """Start or join the cluster; a program that is already connected stays so."""
+        """Start or join the cluster; a program that is already connected stays connected."""
         if ray.is_initialized():
             return
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -145,14 +145,14 @@ class RayCluster:
     def _start_here(self) -> None:
         """Start a cluster on this machine."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_worker_niceness", "0")  # by default workers give way to all other processes
-        short = Path("/tmp")  # the paths of sockets have at most 107 characters
+        os.environ.setdefault("RAY_worker_niceness", "0")  # by default, workers yield to all other processes
+        short = Path("/tmp")  # socket paths have at most 107 characters
         parent = short if short.is_dir() else Path(tempfile.gettempdir())
         self._folder = TemporaryFolder.new(parent, "brorl-ray-")
         try:
             _connect("local", include_dashboard=False, _temp_dir=str(self._folder.path))
         except Exception as error:  # a start that takes too long raises a plain Exception
-            raise UserError(f"Ray does not start: {error}") from error
+            raise UserError(f"Ray did not start: {error}") from error
 
     def _wait_for_machines(self) -> None:
         """Wait until all machines have joined."""
@@ -166,7 +166,7 @@ class RayCluster:
                 has_said = True
             if monotonic() > deadline:
                 raise UserError(
-                    f"cluster.nodes = {self.settings.nodes}, and {self.settings.nodes - missing} joined within "
+                    f"cluster.nodes = {self.settings.nodes}, but only {self.settings.nodes - missing} joined within "
                     f"{self.settings.join_timeout_s:g} s; run `{join}` on the others while the run waits, or lower "
                     "cluster.nodes"
                 )
@@ -186,7 +186,7 @@ class RayCluster:
         ):
             if available[name] < needed:
                 raise UserError(
-                    f"the run needs {counted(needed, name)}, and the cluster has {available[name]} on "
+                    f"the run needs {counted(needed, name)}, but the cluster has {available[name]} on "
                     f"{counted(self.num_machines, 'machine')}; lower {lower}, or add machines"
                 )
 
@@ -203,9 +203,9 @@ class RayCluster:
             while not group.wait(POLL_S):
                 if monotonic() > deadline:
                     raise UserError(
-                        f"Ray found no place for {len(group.bundle_specs)} {kind} processes of "
+                        f"Ray could not place {len(group.bundle_specs)} {kind} processes with "
                         f"{group.bundle_specs[0]} within {_PLACING_S:g} s; other programs use the cluster, or no "
-                        "machine has these resources: wait for the programs, or lower the settings cluster.*_per_*"
+                        "machine has these resources: wait for those programs, or lower the settings cluster.*_per_*"
                     )
 
 
@@ -215,7 +215,7 @@ def _without_stop_signals() -> Iterator[None]:
 
     `scancel` and `timeout` send SIGTERM to all processes of a run, and a closed terminal sends SIGHUP, but the run
     needs its processes until it has saved a checkpoint. They inherit the blocked signals. On Linux the kernel kills
-    them if this program dies. Other systems lack that: there Ray ends them with SIGTERM, so no signal is blocked.
+    them if this program dies. Elsewhere, Ray ends them with SIGTERM, so no signal is blocked.
     """
     handler = signal.getsignal(signal.SIGTERM)
     blocked = {signal.SIGTERM, signal.SIGHUP}
@@ -264,8 +264,8 @@ def check_versions(machine: str, versions: Mapping[str, str], expected: Mapping[
         if versions.get(name) != expected[name]:
             has = f"{name} {versions[name]}" if name in versions else f"no {name}"
             command = f"run there: pip install {name}=={expected[name]}"
-            fix = f"make its environment with Python {expected[name]}" if name == "python" else command
-            raise UserError(f"{machine} has {has}, and this machine has {name} {expected[name]}; {fix}")
+            fix = f"recreate its environment with Python {expected[name]}" if name == "python" else command
+            raise UserError(f"{machine} has {has}, but this machine has {name} {expected[name]}; {fix}")
 
 
 def _machines() -> list[dict[str, Any]]:
@@ -274,7 +274,7 @@ def _machines() -> list[dict[str, Any]]:
 
 def _connect(address: str, **options: Any) -> None:
     """Connect this program to Ray at HOST:PORT or `auto`; `local` starts it. `options` go to `ray.init`."""
-    # Workers import modules only from the folders of this program's path.
+    # Workers import modules only from folders on this program's path.
     script = str(Path(sys.argv[0]).resolve().parent)
     job = _OwnPath(_py_driver_sys_path=[script] if script in sys.path else [])
     ray.init(address, log_to_driver=False, configure_logging=False, job_config=job, **options)
@@ -290,7 +290,7 @@ class _OwnPath(JobConfig):
 def _join(address: str) -> None:
     """Connect this program to a running cluster."""
     try:
-        if address != "auto":  # Ray itself would try for minutes
+        if address != "auto":  # Ray itself would keep trying for minutes
             host, _, port = address.rpartition(":")
             if not host or not port.isdigit():
                 raise ValueError(f"expected HOST:PORT, not {address!r}")
@@ -309,9 +309,9 @@ def _join(address: str) -> None:
 
 
 def _send_messages_of_ray(note: Callable[[str], None]) -> None:
-    """Pass on what Ray prints about processes that died, instead of printing it."""
+    """Forward Ray's messages about dead processes instead of printing them."""
 
-    def keep(data: dict[str, Any], ignore_prefix: bool) -> None:  # noqa: ARG001 (Ray gives it)
+    def keep(data: dict[str, Any], ignore_prefix: bool) -> None:  # noqa: ARG001 (Ray passes it)
         for line in data["lines"]:
             note(line)
 
@@ -321,7 +321,7 @@ def _send_messages_of_ray(note: Callable[[str], None]) -> None:
 def exit_message(line: str) -> subprocess.Popen[bytes]:
     """Start a small process that prints a line to stderr if this process ends without sending it input.
 
-    It is needed because Ray ends this process without an exception when one of Ray's own processes dies.
+    This is needed because Ray ends this process without an exception when one of Ray's own processes dies.
     """
     command = [sys.executable, "-I", "-S", "-c", _PROGRAM, line]
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)

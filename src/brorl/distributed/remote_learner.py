@@ -1,8 +1,8 @@
-"""A learner whose ranks are Ray actors: every rank gets each call, and rank 0 returns the result.
+"""A learner whose ranks are Ray actors: every rank receives each call, and rank 0 returns the result.
 
-During a call, rank 0 also reports activities and lines for the user. Groups travel once, through the object store. The
-weights stay there and never pass through this process. If a rank dies or stalls, a `LearnerLostError` says so: the
-updates since the last checkpoint are lost.
+During a call, rank 0 also reports activities and lines for the user. Groups are sent once, through the object store.
+The weights stay there and never pass through this process. If a rank dies or stalls, a `LearnerLostError` is raised:
+the updates since the last checkpoint are lost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from brorl.storage import storage_errors
 from brorl.training.learner import Learner
 from brorl.tree import RolloutTree
 
-_GRACE_S = 5.0  # after a rank has lost its connection, the death of another one becomes known within this time
+_GRACE_S = 5.0  # after a rank loses its connection, another rank's death becomes known within this time
 _LONGEST_WAIT_S = 5.0
 
 Report = Activity | str  # an activity, or a line for the user
@@ -47,8 +47,8 @@ BuildLearner = Callable[[int, int, tuple[str, int], Callable[[str], None], Obser
 class LearnerRank:
     """The learner of one rank; Ray makes this class an actor.
 
-    A rollout worker may use the same GPU between two calls. `sent_dtype` is the number format of the weights in the
-    object store; None keeps the learner's.
+    A rollout worker may use the same GPU between calls. `sent_dtype` is the dtype of the weights in the object store;
+    None keeps the learner's.
     """
 
     def __init__(self, rank: int, shares_gpu: bool = False, sent_dtype: torch.dtype | None = None) -> None:
@@ -58,7 +58,7 @@ class LearnerRank:
         self._learner: Any = None
 
     def meeting_point(self) -> tuple[str, int]:
-        """Return the address of this machine and a free port."""
+        """Return this machine's address and a free port."""
         with socket.socket() as listener:
             listener.bind(("", 0))
             return ray.util.get_node_ip_address(), listener.getsockname()[1]
@@ -89,7 +89,7 @@ class LearnerRank:
         return result, self._drained()
 
     def weights(self) -> tuple[None, Any]:
-        """Return None and, on rank 0, the stored form of the weights, as two objects. All ranks help to gather them."""
+        """Return None and, on rank 0, the stored form of the weights, as two objects. All ranks help gather them."""
         weights = self._learner.weights()
         stored = None if self._rank else stored_form(weights, self._sent_dtype)
         for _ in weights if self._rank else ():
@@ -115,15 +115,15 @@ class LearnerRank:
 
 
 def check_shared(token: Path, machine: str) -> None:
-    """Check that the driver's folder is here too and can be written to; `token` is a file of the driver in it."""
+    """Check that the driver's folder exists here and is writable; `token` is a file that the driver wrote there."""
     folder = token.parent
     fix = "set output_dir to storage that all machines mount at the same path"
     if not folder.is_dir():
-        raise UserError(f"machine {machine} has a learner rank and cannot access the run directory {folder}; {fix}")
+        raise UserError(f"machine {machine} has a learner rank but cannot access the run directory {folder}; {fix}")
     if not token.is_file():
         raise UserError(
-            f"machine {machine} has a learner rank, and its folder {folder} is not the run directory but another "
-            f"folder with the same path; {fix}"
+            f"machine {machine} has a learner rank, but its folder {folder} is not the run directory; it is a "
+            f"different folder with the same path; {fix}"
         )
     try:
         with NamedTemporaryFile(dir=folder, prefix=".writable-"):
@@ -135,9 +135,9 @@ def check_shared(token: Path, machine: str) -> None:
 class RemoteLearner:
     """Trains on the learner ranks of a cluster. Releasing the cluster ends them.
 
-    The ranks make their learners while other processes start; `wait_until_built` waits for them. All ranks must see and
-    write to the folder `shared`. If nothing answers or reports for `timeout_s`, the learner has stalled. `sent_dtype`
-    is the number format of the published weights; None keeps the learner's.
+    The ranks make their learners while other processes start; `wait_until_built` waits for them. All ranks must be able
+    to read and write the folder `shared`. If there is no answer or report for `timeout_s`, the learner has stalled.
+    `sent_dtype` is the dtype of the published weights; None keeps the learner's.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class RemoteLearner:
     ) -> None:
         self.timeout_s, self._echo, self._observe = timeout_s, echo, observe
         size, shared_gpu = cluster.settings.learner_ranks, cluster.settings.shares_gpus
-        remote: Any = ray.remote  # its types do not know concurrency groups
+        remote: Any = ray.remote  # its types lack concurrency groups
         actor = remote(concurrency_groups={"reports": 1})(LearnerRank)
         self._ranks = [
             actor.options(**cluster.options("learner", rank)).remote(rank, shared_gpu, sent_dtype)
@@ -197,7 +197,7 @@ class RemoteLearner:
         return found
 
     def weights(self) -> RemoteWeights:
-        """Return the current weights as a reference. A process loads them only when it iterates over it."""
+        """Return a reference to the current weights. A process loads them only when it iterates over it."""
         pairs = [rank.weights.options(num_returns=2).remote() for rank in self._ranks]
         self._wait([done for done, _ in pairs])
         return RemoteWeights(pairs[0][1])
@@ -242,7 +242,7 @@ class RemoteLearner:
         return result
 
     def _wait(self, calls: Sequence[Any]) -> list[Any]:
-        """Wait for calls, and return their results in order. Pass on the reports of rank 0 meanwhile."""
+        """Wait for calls and return their results in order, forwarding rank 0's reports meanwhile."""
         results: dict[Any, Any] = {}
         last_sign = monotonic()
         while len(results) < len(calls):
@@ -297,4 +297,4 @@ def _result_of(call: Any) -> Any:
     except RayTaskError:
         raise
     except RayError as error:
-        raise LearnerLostError(f"a process of the learner died ({type(error).__name__})") from error
+        raise LearnerLostError(f"a learner process died ({type(error).__name__})") from error

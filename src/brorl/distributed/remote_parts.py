@@ -54,7 +54,7 @@ def build_cluster(
     note: Echo = lambda _: None,
     advice: str = "Rerun the command.",
 ) -> RayCluster | None:
-    """Return a cluster that is not started yet; None if one process does all. An evaluation has `learns=False`.
+    """Return a cluster that has not started yet; None if one process does everything. Evaluations set `learns=False`.
 
     `note` receives Ray's messages, and `advice` says how to continue if Ray dies.
     """
@@ -79,7 +79,7 @@ def check_ray(config: TrainConfig) -> None:
 def place_run(
     cluster: RayCluster, config: TrainConfig, inputs: RunInputs, shared: Path, clock: Stopwatch, observe: Observe
 ) -> tuple[Learner, Collector]:
-    """Start the cluster and the learner, the verifiers and the rollout workers on it; all must see the folder `shared`.
+    """Start the cluster with the learner, the verifiers and the rollout workers; all must see the folder `shared`.
 
     Returns:
         The learner, and the collector with the run's grader.
@@ -103,7 +103,7 @@ def place_run(
 
 
 def place_engine(cluster: RayCluster, config: TrainConfig, context: int, observe: Observe) -> Engine:
-    """Start the rollout workers, which load `config.model`, and return an engine over them."""
+    """Start the rollout workers, which load `config.model`, and return an engine that uses them."""
     return PooledEngine(place_pool(cluster, config, context), config.cluster.prompts_per_task, observe)
 
 
@@ -121,7 +121,7 @@ def place_pool(cluster: RayCluster, config: TrainConfig, context: int) -> Rollou
 
 
 def remote_fingerprint(config: TrainConfig) -> str:
-    """Load a model in this process of the cluster, and return the fingerprint of its weights."""
+    """Load a model in this cluster process, and return the fingerprint of its weights."""
     return weights_fingerprint(build_sampling_model(_on(config, gpus=0), config.model))
 
 
@@ -140,7 +140,7 @@ def place_verifiers(
 
 
 def _pool_config(cluster: RayCluster, config: TrainConfig, kind: Literal["rollout", "verifier"]) -> PoolConfig:
-    """Return the number, the placement and the limits of the workers of a kind."""
+    """Return the number, placement and limits of the workers of a kind."""
     from brorl.distributed.supervisor import PoolConfig
 
     settings = config.cluster
@@ -156,7 +156,7 @@ def _pool_config(cluster: RayCluster, config: TrainConfig, kind: Literal["rollou
 def place_learner(
     cluster: RayCluster, config: TrainConfig, inputs: RunInputs, shared: Path, observe: Observe
 ) -> RemoteLearner:
-    """Start the learner ranks, and return a learner over them. All ranks must see the folder `shared`."""
+    """Start the learner ranks, and return a learner that uses them. All ranks must see the folder `shared`."""
     from brorl.distributed.remote_learner import RemoteLearner
 
     folder = Path(inputs.model_path)

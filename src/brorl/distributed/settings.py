@@ -19,8 +19,8 @@ class ClusterSettings(Section):
         "process, without a cluster",
     )  # fmt: skip
     address: str | None = Field(
-        None, description="Ray cluster to join: HOST:PORT, or auto for one that runs on this machine; null starts one "
-        "here, which other machines can join with `ray start`",
+        None, description="Ray cluster to join: HOST:PORT, or auto for one that runs on this machine; null starts "
+        "one here, which other machines can join with `ray start`",
     )  # fmt: skip
     rollout_workers: int = Field(1, ge=1, le=4096, description="processes that sample, each with its own engine")
     learner_ranks: int = Field(1, ge=1, le=4096, description="processes that share the learner, one per GPU")
@@ -38,18 +38,18 @@ class ClusterSettings(Section):
     gpus_per_learner_rank: int = Field(0, ge=0, le=1, description="GPUs of each learner rank")
     cpus_per_worker: int = Field(1, ge=1, le=1024, description="CPU threads of each worker and learner rank")
     prompts_per_task: int = Field(
-        1, ge=1, description="prompts that a rollout worker samples together; the results depend on it in their last "
-        "bits, and not on the number of workers",
+        1, ge=1, description="prompts that a rollout worker samples together; results depend on it in their last "
+        "bits, but not on the number of workers",
     )  # fmt: skip
     task_timeout_s: float = Field(
-        1800.0, gt=0, description="seconds after which the worker of a task is considered stalled, and replaced"
+        1800.0, gt=0, description="seconds after which a task's worker counts as stalled and is replaced"
     )
     learner_timeout_s: float = Field(
-        3600.0, gt=0, description="seconds without an answer or a mini-batch after which the learner is taken for "
+        3600.0, gt=0, description="seconds without an answer or a mini-batch after which the learner counts as "
         "stalled; the run then continues from its last checkpoint",
     )  # fmt: skip
-    join_timeout_s: float = Field(600.0, gt=0, description="longest wait for the machines of the cluster, in seconds")
-    max_restarts: int = Field(10, ge=0, description="workers and learners that are replaced before the run gives up")
+    join_timeout_s: float = Field(600.0, gt=0, description="longest wait for the cluster's machines, in seconds")
+    max_restarts: int = Field(10, ge=0, description="lost workers and learners to replace before the run gives up")
     mode: Literal["sync", "async"] = Field(
         "sync", description="sync: sample, then learn | async: sample the next groups while the learner learns"
     )
@@ -81,7 +81,7 @@ class ClusterSettings(Section):
 
     @property
     def needed_gpus(self) -> int:
-        """GPUs of all processes; colocated ones share theirs."""
+        """GPUs of all processes; colocated processes share theirs."""
         sampling = self.rollout_workers * self.gpus_per_rollout_worker
         learning = self.learner_ranks * self.gpus_per_learner_rank
         return max(sampling, learning) if self.colocated else sampling + learning
@@ -129,13 +129,13 @@ class ClusterSettings(Section):
             )
         if self.colocated and self.gpus_per_rollout_worker > 1:
             raise ValueError(
-                "cluster.placement = colocated puts a rollout worker on the GPU of a learner rank, and "
+                "cluster.placement = colocated puts a rollout worker on a learner rank's GPU, but "
                 f"cluster.gpus_per_rollout_worker = {self.gpus_per_rollout_worker}; set it to 1, or cluster.placement: "
                 "apart"
             )
         if self.colocated and self.mode == "async":
             raise ValueError(
-                "cluster.placement = colocated samples and learns in turn, and cluster.mode = async at the same time; "
+                "cluster.placement = colocated samples and learns in turn, but cluster.mode = async does both at once; "
                 "set cluster.placement: apart, or cluster.mode: sync"
             )
         return self

@@ -1,8 +1,8 @@
-"""Supervises Ray actors of one kind: starts them, gives out calls, and replaces lost ones.
+"""Supervises Ray actors of one kind: starts them, assigns calls, and replaces lost ones.
 
-A free actor takes the oldest call. An actor that dies, or gives no answer in time, is killed and replaced, and its
-call is given out next. All of this happens in the caller's thread, in the calls of `Supervisor`. Ray could restart
-actors and repeat tasks itself, but it has no time limit, and a restarted actor would lack its weights.
+An idle actor takes the oldest call. An actor that dies or does not answer in time is killed and replaced, and its call
+is assigned next. All of this happens in the caller's thread, during calls to `Supervisor`. Ray could restart actors and
+repeat tasks itself, but it has no time limit, and a restarted actor would lack its weights.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from brorl.errors import WorkersLostError, first_line
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """How many actors there are, where they run, and their limits."""
+    """The number of actors, their placement and their limits."""
 
-    kind: str  # the name of an actor in messages: `rollout worker`
+    kind: str  # an actor's name in messages: `rollout worker`
     number: int  # number of actors, 1 or more
-    # index of an actor, 0 to `number` - 1 -> its options for Ray
+    # index of an actor, 0 to `number` - 1 -> its Ray options
     options: Callable[[int], Mapping[str, Any]]
-    timeout_s: float  # a call that takes longer means that the actor is lost
+    timeout_s: float  # after a longer call, the actor counts as lost
     max_restarts: int  # lost actors that are replaced; one more is an error
-    start_timeout_s: float = 1800.0  # a start that takes longer means that the actor is lost
+    start_timeout_s: float = 1800.0  # after a longer start, the actor counts as lost
 
 
 @dataclass(frozen=True)
 class ActorCall:
-    """A method call that any actor can do."""
+    """A method call that any actor can make."""
 
     method: str
     arguments: tuple[Any, ...]
-    title: str  # what messages call the work: `sampling prompt 3`
-    max_losses: int | None = None  # repeats after a lost actor, before the call is given up; None for no limit
+    title: str  # the work's name in messages: `sampling prompt 3`
+    max_losses: int | None = None  # repeats after lost actors before the call is given up; None for no limit
 
 
 class FinishedCall(NamedTuple):
@@ -74,13 +74,13 @@ class FailedCall(NamedTuple):
 
 
 class ActorHost:
-    """The class of Ray's actors: makes an object in its process, and calls the object's methods.
+    """The Ray actor class: makes an object in its process, and calls the object's methods.
 
     Every method returns a receipt and a payload.
     """
 
     def start(self, make: bytes) -> StartReceipt | FailedCall:
-        """Make the object. In an actor's constructor, an exception would lose its type."""
+        """Make the object. An exception in an actor's constructor would lose its type."""
         try:
             self._object = pickle.loads(make)()
             return StartReceipt(f"{socket.gethostname()} at {ray.util.get_node_ip_address()}", os.getpid())
@@ -97,7 +97,7 @@ class ActorHost:
 
 
 def _raised(error: Exception) -> FailedCall:
-    """Wrap an exception for the way to the driver. Pickling drops the traceback, so a note keeps its text."""
+    """Wrap an exception for transfer to the driver. Pickling drops the traceback, so a note keeps its text."""
     error.add_note(f"In an actor on {socket.gethostname()}:\n{''.join(traceback.format_exception(error))}")
     return FailedCall(error)
 
@@ -107,21 +107,21 @@ _Host = ray.remote(ActorHost)
 
 @dataclass(eq=False)
 class _Actor:
-    """An actor, and the answer that it owes."""
+    """An actor and its pending answer."""
 
     index: int
     handle: Any
     answer: list[Any]  # Ray's references to the receipt and the payload; empty if the actor is free
-    deadline: float  # the actor is lost if it gives no answer until then
-    ticket: int | None = None  # the call that it works on
+    deadline: float  # the actor is lost if it has not answered by then
+    ticket: int | None = None  # the call it is working on
     prepared: int = 0  # number of its last preparation
     started: StartReceipt | None = None
 
 
 class Supervisor:
-    """Gives calls to actors. Only one thread may use it; `echo` gets a line for each lost actor.
+    """Assigns calls to actors. Only one thread may use it; `echo` receives a line for each lost actor.
 
-    `make` makes the object of an actor in its process, and must be picklable. If it fails, or too many actors are
+    `make` makes an actor's object in the actor's process and must be picklable. If it fails, or too many actors are
     lost, the start fails.
     """
 
@@ -130,8 +130,8 @@ class Supervisor:
         self._config, self._echo = pool_config, echo
         self._tickets = count()
         self._open: dict[int, ActorCall] = {}  # ticket -> a call that is not finished
-        self._waiting: deque[int] = deque()  # tickets that no actor has
-        self._losses: Counter[int] = Counter()  # ticket -> actors that were lost with the call
+        self._waiting: deque[int] = deque()  # tickets not assigned to an actor
+        self._losses: Counter[int] = Counter()  # ticket -> actors lost with the call
         self._finished: list[FinishedCall] = []
         self._preparation: tuple[int, ActorCall | None] = (0, None)
         self._restarts = 0
@@ -152,7 +152,7 @@ class Supervisor:
         return [actor.started for actor in self._actors if actor.started is not None]
 
     def submit(self, call: ActorCall) -> int:
-        """Queue a call; return its ticket. Tickets rise from call to call."""
+        """Queue a call; return its ticket. Tickets increase with each call."""
         self._check()
         ticket = next(self._tickets)
         self._open[ticket] = call
@@ -161,15 +161,15 @@ class Supervisor:
         return ticket
 
     def prepare(self, call: ActorCall) -> None:
-        """Have each actor do a call once, before its next ticket. It replaces the previous preparation."""
+        """Have each actor make a call once, before its next ticket. It replaces the previous preparation."""
         self._check()
         self._preparation = self._preparation[0] + 1, call
         self._give_out()
 
     def finished(self, timeout_s: float | None = None) -> list[FinishedCall]:
-        """Wait until a call is finished; return all finished calls, each once; none after the timeout.
+        """Wait until a call finishes; return all finished calls, each once, or none after the timeout.
 
-        If a call raised an exception, raise it here; the call is then finished.
+        If a call raised an exception, re-raise it here; the call is then finished.
         """
         deadline = monotonic() + (inf if timeout_s is None else timeout_s)
         while self._open and not self._finished:
@@ -183,7 +183,7 @@ class Supervisor:
         return done
 
     def discard(self, tickets: Iterable[int]) -> None:
-        """Forget calls. An actor that is doing one finishes it, and the result is dropped."""
+        """Forget calls. An actor that is running one finishes it, and the result is dropped."""
         tickets = {*tickets}
         for ticket in tickets:
             self._open.pop(ticket, None)
@@ -197,7 +197,7 @@ class Supervisor:
             ray.kill(actor.handle)
 
     def _check(self) -> None:
-        """Raise the failure that ended the work of all actors, if there is one."""
+        """Raise the failure that ended the work of all actors, if any."""
         if self._failure is not None:
             raise self._failure
 
@@ -213,7 +213,7 @@ class Supervisor:
         return _Actor(index, handle, [handle.start.remote(self._make)], monotonic() + self._config.start_timeout_s)
 
     def _give_out(self) -> None:
-        """Give each free actor its preparation or the next call; the actor with the oldest call comes first."""
+        """Assign each idle actor its preparation or the next call; the actor with the oldest call comes first."""
         for actor in sorted(self._actors, key=lambda one: one.deadline):
             number, preparation = self._preparation
             if actor.answer:
@@ -230,7 +230,7 @@ class Supervisor:
             actor.deadline = monotonic() + self._config.timeout_s
 
     def _advance(self, timeout_s: float) -> None:
-        """Give out calls, wait until an actor answers, and take all answers; replace actors that are too late."""
+        """Assign calls, wait until an actor answers, take all answers, and replace late actors."""
         self._check()
         self._give_out()
         owing = {actor.answer[0]: actor for actor in self._actors if actor.answer}
@@ -241,7 +241,7 @@ class Supervisor:
         for receipt in missing:
             if monotonic() > owing[receipt].deadline:
                 limit_s = self._config.timeout_s if owing[receipt].started else self._config.start_timeout_s
-                self._lose(owing[receipt], f"it gave no answer for {limit_s:g} seconds")
+                self._lose(owing[receipt], f"it did not answer for {limit_s:g} seconds")
         self._give_out()
 
     def _take(self, actor: _Actor) -> None:
@@ -268,12 +268,12 @@ class Supervisor:
             actor.answer, actor.ticket = [], None
 
     def _finish(self, call: FinishedCall) -> None:
-        """Note a finished call, unless it was discarded."""
+        """Record a finished call, unless it was discarded."""
         if self._open.pop(call.ticket, None) is not None:
             self._finished.append(call)
 
     def _lose(self, actor: _Actor, reason: str) -> None:
-        """Replace an actor; put its call back, before all others, unless it was discarded or lost too often."""
+        """Replace an actor; requeue its call first, unless it was discarded or lost too often."""
         ray.kill(actor.handle)
         process = "" if actor.started is None else f" ({actor.started.host}, process {actor.started.pid})"
         ticket, limit = actor.ticket, self._config.max_restarts

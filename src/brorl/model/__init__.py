@@ -1,1 +1,1 @@
-"""Trees to log-probs: loading models, attention over trees, chunked and differentiable log-probs."""
+"""From trees to log-probs: model loading, attention over trees, chunked and differentiable log-probs."""

@@ -1,10 +1,10 @@
 """Splits trees into chunks that fit in memory, and lays out each chunk for one forward pass over packed tokens.
 
-A chunk is a run of consecutive distinct responses. It owns the nodes that no earlier chunk owns, and computes the few
-ancestors of its first response again. Its input nodes are those with children: a response's last token needs no forward
-pass. Given nodes are inputs only. Prompts are either a cache, which is computed once for many chunks, or tokens of the
-chunk: a path on top of each tree. Dimensions: T input tokens, F input nodes, K owned nodes of a chunk, B queries of a
-tile, A nodes whose keys they read.
+A chunk is a run of consecutive distinct responses. It owns the nodes that no earlier chunk owns, and recomputes the few
+ancestors of its first response. Its input nodes are those with children: a response's last token needs no forward pass.
+Given nodes are only inputs. Prompts are either a cache, computed once for many chunks, or tokens of the chunk: a path
+on top of each tree. Dimensions: T input tokens, F input nodes, K owned nodes of a chunk, B queries of a tile, A nodes
+whose keys they read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TreeSlice:
 def split_into_chunks(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[list[TreeSlice]]:
     """Split trees into chunks of consecutive responses, with at most `max_nodes` nodes and as many prompt tokens.
 
-    Ancestors that a chunk computes again count too. A response with more tokens is a chunk of its own.
+    Recomputed ancestors count too. A response with more tokens gets its own chunk.
     """
     chunk: list[TreeSlice] = []
     nodes = chunk_prompt_tokens = 0
@@ -81,7 +81,7 @@ def prompt_groups(trees: Sequence[RolloutTree], max_tokens: int) -> Iterator[tup
 
 
 def padded_ranges(lengths: Sequence[int], most_tokens: int) -> list[IntArray]:
-    """Split rows into ranges of at most `most_tokens` tokens, padding included; a longer row is a range of its own."""
+    """Split rows into ranges of at most `most_tokens` tokens, including padding; a longer row gets its own range."""
     starts, longest = [0], 0
     for index, length in enumerate(lengths):
         longest = max(longest, length)
@@ -92,21 +92,21 @@ def padded_ranges(lengths: Sequence[int], most_tokens: int) -> list[IntArray]:
 
 
 def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
-    """Return the cost of each distinct response with tree attention, in tokens, shape [L]: shared ones cost once.
+    """Return the cost of each distinct response with tree attention, in tokens, shape [L]; shared tokens cost once.
 
-    The first response pays for the prompt. `cost_per_position` is the cost of attending to one token, divided by the
-    other work for a token.
+    The first response pays for the prompt. `cost_per_position` is the cost of attending to one token, relative to the
+    other work per token.
     """
     prompt_tokens = len(tree.prompt_ids)
     before_M = prompt_tokens + tree.depth
     up_to_M = np.cumsum(1.0 + cost_per_position * before_M)
     cost_L = np.diff(up_to_M[tree.leaf], prepend=0.0)
     cost_L[0] += prompt_tokens + cost_per_position * prompt_tokens * (prompt_tokens - 1) / 2
-    return np.maximum(cost_L, 1e-9)  # two responses can end at one node, and the second then adds nothing
+    return np.maximum(cost_L, 1e-9)  # two responses can end at one node; the second then adds nothing
 
 
 def num_tree_tokens(trees: Sequence[RolloutTree]) -> int:
-    """Return the tokens of a pass with tree attention: the prompts, and the nodes that have children."""
+    """Return the number of tokens in a pass with tree attention: the prompts, and the nodes with children."""
     return sum(len(tree.prompt_ids) + np.unique(tree.parent[tree.parent >= 0]).size for tree in trees)
 
 
@@ -126,14 +126,14 @@ def input_nodes(tree: RolloutTree, responses: TreeSlice) -> tuple[IntArray, IntA
 class ChunkLayout:
     """The layout of one chunk: its input tokens, their attention, and the nodes whose log-probs it computes.
 
-    A chunk that contains its prompts (`with_prompts`) is padded for `FlexContext`. Any other chunk leaves out the first
-    tokens after the prompts. `offsets` counts the nodes in the trees before each tree.
+    A chunk that contains its prompts (`with_prompts`) is padded for `FlexContext`. Other chunks omit the first tokens
+    after the prompts. `offsets` has the number of nodes before each tree.
 
     Attributes:
-        token_T, position_T: Input tokens, and their positions, counted from the prompt's first token.
+        token_T, position_T: Input tokens, and their positions from the prompt's first token.
         logit_rows: Input tokens whose logits are needed, shape [R]; `length_R` tokens of the response lead to each.
         target_row: For each owned, sampled node, the entry of `logit_rows` that predicts it, shape [K].
-        target_token, target_index: Its token id, and its number among the nodes of all trees, shape [K].
+        target_token, target_index: Its token id, and its index among the nodes of all trees, shape [K].
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class ChunkLayout:
 
 
 class TreeContext(AttentionContext):
-    """Attention of input nodes to their prompt and to their ancestors: by the kernels in C, or else in tiles.
+    """Attention of input nodes to their prompt and their ancestors: by the C kernels, or else in tiles.
 
     `prompt_F` is the prompt of each input node, and `depth_F` its depth, 0 for the first token after the prompt.
     """
@@ -202,7 +202,7 @@ class TreeContext(AttentionContext):
         self._prompts = prompts
         self._prompt_F, self._depth_F = prompt_F, depth_F
         self._choice = attention
-        self._attend: Callable[..., Tensor] | None = None  # chosen by the first layer, from its heads and its dtype
+        self._attend: Callable[..., Tensor] | None = None  # chosen by the first layer, from its heads and dtype
 
     def attend(
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, _window: int | None = None, /
@@ -215,7 +215,7 @@ class TreeContext(AttentionContext):
             return self._attend(*inputs)
 
     def _choose_attention(self, query_THD: Tensor, value_TKD: Tensor) -> Callable[..., Tensor]:
-        """Choose the function that computes attention from queries, keys, values and the prompts' keys and values."""
+        """Choose the function that computes attention from queries, keys, values, and the prompts' keys and values."""
         compiled = kernels_of(query_THD) if query_THD.shape[2] == value_TKD.shape[2] else None
         if self._choice == "auto" and compiled is not None and not torch.is_autocast_enabled("cpu"):
             return partial(attend_stack, compiled, NodeStack(self._prompt_F, self._depth_F, self._prompts.length))
@@ -223,11 +223,11 @@ class TreeContext(AttentionContext):
 
 
 SCORES_PER_TILE = 1 << 25
-_MAX_QUERIES = 256  # with more, a tile reads too many keys that few of its queries see
+_MAX_QUERIES = 256  # with more, a tile reads too many keys that only a few of its queries see
 
 
 class _Tile(NamedTuple):
-    """A run of consecutive nodes of one prompt; scores exist for one tile only."""
+    """A run of consecutive nodes of one prompt; scores exist for one tile at a time."""
 
     prompt: int  # number of the prompt
     prompt_length: int  # tokens of the prompt
@@ -261,7 +261,7 @@ def _tiles(prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray, num_head
     longest = max(lengths) + int(depth_F.max()) + 1 + _MAX_QUERIES
     queries = max(1, min(_MAX_QUERIES, SCORES_PER_TILE // (num_heads * longest)))
     end_F = subtree_ends(depth_F)
-    on_path = np.zeros(int(depth_F.max()) + 1, np.int64)  # the last node so far at each depth
+    on_path = np.zeros(int(depth_F.max()) + 1, np.int64)  # latest node at each depth
     edges = np.flatnonzero(np.diff(prompt_F, prepend=-1))
     for first, last in zip(edges.tolist(), [*edges[1:].tolist(), prompt_F.size], strict=True):
         for start in range(first, last, queries):
@@ -282,25 +282,25 @@ def _attend_in_tiles(tiles: list[_Tile], *inputs: Tensor) -> Tensor:
 
 
 _DEFAULT_NODES = 1024
-_DEFAULT_NODES_ON_CUDA = 16384  # a chunk starts hundreds of kernels per layer, whatever its size
+_DEFAULT_NODES_ON_CUDA = 16384  # a chunk starts hundreds of kernels per layer, regardless of its size
 
 
 def default_max_nodes(model: PreTrainedModel, *, whole_logits: bool = False, device: str | None = None) -> int:
-    """Return the nodes of a chunk: 1024, on CUDA 16384; fewer for whole logits of a large vocabulary."""
+    """Return the maximum nodes of a chunk: 1024, or 16384 on CUDA; fewer for whole logits of a large vocabulary."""
     nodes = _DEFAULT_NODES_ON_CUDA if (device or model.device.type) == "cuda" else _DEFAULT_NODES
     vocabulary: int = model.config.get_text_config().vocab_size
     return max(128, min(nodes, MAX_LOGITS // vocabulary)) if whole_logits else nodes
 
 
 class PeerOutOfMemoryError(torch.OutOfMemoryError):
-    """Another rank ran out of memory, so all ranks start again."""
+    """Another rank ran out of memory, so all ranks restart the work."""
 
 
 class PassSync:
-    """Keeps the passes of all ranks in step. This one serves a single process, which has nothing to agree on."""
+    """Keeps the passes of all ranks in step. This class serves a single process, which has nothing to agree on."""
 
     def finish(self) -> None:
-        """Make the passes that other ranks still need, at the end of a piece of work."""
+        """Make the passes that other ranks still need at the end of the work."""
 
     def fail(self) -> None:
         """Report that this rank ran out of memory."""
@@ -313,13 +313,13 @@ class PassSync:
 T = TypeVar("T")
 
 MIN_NODES = 16
-_MESSAGES = ("can't allocate memory", "DefaultCPUAllocator")  # of the CPU; CUDA has an error class
+_MESSAGES = ("can't allocate memory", "DefaultCPUAllocator")  # from the CPU; CUDA has an error class
 
 
 class ChunkSize:
-    """The largest number of nodes of a forward pass. It only shrinks, and it changes memory, not results.
+    """The maximum number of nodes in a forward pass. It only shrinks, and affects memory, not results.
 
-    All ranks halve it together. `retries` counts the halvings since it was last set to 0.
+    All ranks halve it together. `retries` counts the halvings since it was last reset to 0.
     """
 
     def __init__(self, initial: int, echo: Echo, passes: PassSync | None = None) -> None:
@@ -337,7 +337,7 @@ class ChunkSize:
                 if not is_out_of_memory(error):
                     raise
                 reason, on_this_rank = first_line(error), not isinstance(error, PeerOutOfMemoryError)
-            # Past the handler, the failed pass and its tensors are free.
+            # After the handler, the failed pass and its tensors are freed.
             if on_this_rank:
                 self._passes.fail()
             self._halve(reason)

@@ -1,6 +1,6 @@
-"""Limits of a model's context, from its config: spans of attention, positions that scale, recurrent layers.
+"""Limits of a model's context, from its config: attention spans, scaled positions, recurrent layers.
 
-A check of a model on a few tokens can miss all of these.
+A check of the model on a few tokens can miss all of these.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from transformers import DynamicCache, PreTrainedConfig
 
-# Entries of configs, beside `sliding_window`, that limit how many tokens of its context a token attends to
+# Config entries other than `sliding_window` that limit how many tokens of its context a token attends to
 _OTHER_SPANS = {
     "attention_chunk_size": "chunk of attention",
     "sliding_window_size": "sliding window",
@@ -23,27 +23,27 @@ _OTHER_SPANS = {
 
 
 class ContextLimit(NamedTuple):
-    """A length of the context beyond which a model computes differently."""
+    """A context length beyond which a model computes differently."""
 
     name: str
     tokens: int
 
 
 def attention_limit(config: PreTrainedConfig) -> ContextLimit | None:
-    """Return the smallest span of attention among a model's layers; None if all layers see the whole context."""
+    """Return the smallest attention span among a model's layers; None if all layers see the whole context."""
     window, other = smallest_window(config), other_span(config)
     found = [] if window is None else [ContextLimit("sliding window", window)]
     return _smallest(found if other is None else [*found, other])
 
 
 def smallest_window(config: PreTrainedConfig) -> int | None:
-    """Return the tokens of the smallest sliding window that layers of a model pass to their attention, if any."""
+    """Return the smallest sliding window, in tokens, that a model's layers pass to their attention, if any."""
     text_config = config.get_text_config()
     return getattr(text_config, "sliding_window", None) if _has_layers(text_config, "sliding") else None
 
 
 def other_span(config: PreTrainedConfig) -> ContextLimit | None:
-    """Return the smallest span of attention other than a layer's sliding window, such as a chunk, if any."""
+    """Return the smallest attention span other than a layer's sliding window, such as a chunk, if any."""
     text_config = config.get_text_config()
     found = []
     for key, name in _OTHER_SPANS.items():
@@ -55,7 +55,7 @@ def other_span(config: PreTrainedConfig) -> ContextLimit | None:
 
 
 def _has_layers(text_config: PreTrainedConfig, kind: str) -> bool:
-    """Return whether a model can have layers of a kind. It cannot if its config lists the kinds without this one."""
+    """Return whether a model can have layers of a kind. It cannot if its config lists layer kinds without this one."""
     kinds = getattr(text_config, "layer_types", None)
     return kinds is None or any(kind in one for one in kinds)
 
@@ -68,7 +68,7 @@ def position_limit(config: PreTrainedConfig) -> ContextLimit | None:
     """Return the rotary scaling that depends on the longest row of a batch beyond some length, and that length."""
     text_config = config.get_text_config()
     parameters: dict[str, Any] = getattr(text_config, "rope_parameters", None) or {}
-    of_layers = [p for p in parameters.values() if isinstance(p, dict)]  # some models have a set for each type of layer
+    of_layers = [p for p in parameters.values() if isinstance(p, dict)]  # some models have a set for each layer type
     found = []
     for rope in of_layers or [parameters]:
         kind = rope.get("rope_type") or ""
@@ -79,7 +79,7 @@ def position_limit(config: PreTrainedConfig) -> ContextLimit | None:
 
 
 def carries_state(config: PreTrainedConfig) -> bool:
-    """Return whether layers of a model carry a state from token to token, such as recurrences and short convolutions.
+    """Return whether a model's layers carry a state from token to token, like recurrences and short convolutions.
 
     The branches of a tree would mix their states. In a model that also has attention the error can be small.
     """
@@ -92,5 +92,5 @@ def counts_tokens_of_a_pass(config: PreTrainedConfig) -> bool:
     Llama 4 does so in layers without rotations, from `floor_scale` tokens on.
     """
     text_config = config.get_text_config()
-    rotated = getattr(text_config, "no_rope_layers", None) or [1]  # 0 for a layer without rotations
+    rotated = getattr(text_config, "no_rope_layers", None) or [1]  # a 0 marks a layer without rotations
     return bool(getattr(text_config, "attn_temperature_tuning", False)) and not all(rotated)

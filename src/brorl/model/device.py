@@ -1,6 +1,6 @@
-"""Moves arrays to a device without a wait, moves tensors to the host, and measures what a device can do.
+"""Moves arrays to a device without waiting, moves tensors to the host, and measures device speed and memory.
 
-A copy from ordinary memory waits until the GPU has done everything before it. A copy from pinned memory does not.
+A copy from ordinary memory waits until the GPU has finished all earlier work. A copy from pinned memory does not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array as a tensor of a device; on the CPU it shares the array's memory."""
+    """Return an array as a tensor on a device; on the CPU it shares the array's memory."""
     tensor = torch.from_numpy(array)
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -30,32 +30,32 @@ def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return a contiguous tensor on the host, without a gradient; floats are cast on the device."""
     tensor = tensor.detach()
     if dtype is not None and tensor.is_floating_point():
-        tensor = tensor.to(dtype)  # one call of `to` with a device and a format casts on the host
+        tensor = tensor.to(dtype)  # a single `to` call with a device and a dtype casts on the host
     return tensor.cpu().contiguous()
 
 
 def free_unused(shares_gpu: bool) -> None:
-    """Give back the GPU memory that this process holds and does not use, if another process shares the GPU."""
+    """Release the GPU memory that this process holds but does not use, if another process shares the GPU."""
     if shares_gpu:
         torch.cuda.empty_cache()
 
 
 def return_freed_memory() -> None:
-    """Return to the system the memory that the C library keeps after it was freed; only glibc keeps and returns any."""
+    """Return freed memory that the C library keeps to the system; only glibc keeps and returns any."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """Return float32 for a dtype of 16 bits, and any other dtype unchanged."""
+    """Return float32 for a 16-bit dtype, and any other dtype unchanged."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def bfloat16_slowdown() -> float:
-    """Return the CPU time of the sampler's matrix product in bfloat16 over that in float32, on this processor.
+    """Return the ratio of CPU time in bfloat16 to that in float32 for the sampler's matrix product on this processor.
 
-    Without instructions for bfloat16 it can be 50.
+    Without bfloat16 instructions it can be 50.
     """
     return _product_seconds(torch.bfloat16) / _product_seconds(torch.float32)
 
@@ -63,7 +63,7 @@ def bfloat16_slowdown() -> float:
 def _product_seconds(dtype: torch.dtype) -> float:
     rows, weight = torch.ones(64, 512, dtype=dtype), torch.ones(512, 1024, dtype=dtype).T  # a copy of LlamaPass
     seconds = []
-    for _ in range(5):  # the first call allocates memory, and other processes slow some down
+    for _ in range(5):  # the first call allocates memory, and other processes can slow some down
         start = time.process_time()
         torch.nn.functional.linear(rows, weight)
         seconds.append(time.process_time() - start)
@@ -73,8 +73,8 @@ def _product_seconds(dtype: torch.dtype) -> float:
 def available_bytes(device: torch.device) -> int | None:
     """Return the memory that this process may still take on a device; None if unknown.
 
-    On a CPU under Linux the kernel says how much is available. The limits of the process's control groups (versions 1
-    and 2) can leave less, which then counts.
+    On a CPU under Linux, the kernel reports the available memory. If the limits of the process's control groups
+    (versions 1 and 2) leave less, they apply.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -98,7 +98,7 @@ def available_to_process(root: Path) -> int | None:
 
 
 def _left_in_groups(mount: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterable[int]:
-    """Yield what each limit leaves, from a control group up to the root; a file cache counts as free."""
+    """Yield the bytes that each limit leaves, from a control group up to the root; file caches count as free."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for depth in range(len(parts) + 1):
         folder = mount.joinpath(*parts[:depth])

@@ -1,7 +1,7 @@
 """The flat path, for models whose attention cannot be hooked: each distinct response is a row with its prompt.
 
-Rows are padded on the right, which a causal model never reads. Each node takes its log-prob from the first response
-that has it. Rows are sampled with the model's own cache. Dimensions: B rows, S tokens of the longest row, K owned
+Rows are padded on the right, where a causal model never reads. Each node takes its log-prob from the first response
+that contains it. Rows are sampled with the model's own cache. Dimensions: B rows, S tokens of the longest row, K owned
 nodes.
 """
 
@@ -25,14 +25,13 @@ from brorl.model.logits import row_logits
 from brorl.model.logprobs import PLAIN, ChunkLogprobs, LogprobHead, NextToken, node_offsets
 from brorl.tree import RolloutTree
 
-ResponseRow = tuple[int, int]  # (number of a tree, number of one of its distinct responses)
+ResponseRow = tuple[int, int]  # (index of a tree, index of one of its distinct responses)
 
 
 def split_into_rows(trees: Sequence[RolloutTree], max_tokens: int) -> list[list[ResponseRow]]:
-    """Split the distinct responses of trees into chunks of at most `max_tokens` tokens, padding included.
+    """Split the distinct responses of trees into chunks of at most `max_tokens` tokens, including padding.
 
-    A row has its prompt and its response without the last token, which predicts nothing. A longer row is a chunk of its
-    own.
+    A row is a prompt and its response without the last token, which predicts nothing. A longer row gets its own chunk.
     """
     rows = [(number, leaf) for number, tree in enumerate(trees) for leaf in range(tree.num_responses)]
     lengths = [len(tree.prompt_ids) + length - 1 for tree in trees for length in tree.total_length.tolist()]
@@ -51,7 +50,7 @@ def flat_chunk_logprobs(
 ) -> Iterator[ChunkLogprobs]:
     """Yield the log-probs of all nodes in chunks, as `tree_path.chunk_logprobs` does, with any causal LM.
 
-    `max_nodes` limits the tokens of a pass, prompts and padding included. `recompute_prompts` changes nothing, because
+    `max_nodes` limits the tokens of a pass, including prompts and padding. `recompute_prompts` has no effect, because
     each row contains its prompt.
     """
     del recompute_prompts
@@ -68,7 +67,7 @@ def _chunk(
     head: LogprobHead,
     whole_logits: bool,
 ) -> ChunkLogprobs:
-    """Compute the log-probs of the nodes whose first response is among some rows."""
+    """Compute the log-probs of the nodes whose first response is in a chunk of rows."""
     inputs = [
         np.array([*trees[tree].prompt_ids, *trees[tree].token[trees[tree].path(int(trees[tree].leaf[leaf]))][:-1]])
         for tree, leaf in rows
@@ -82,7 +81,7 @@ def _chunk(
     before_K = np.repeat([len(trees[tree].prompt_ids) - 1 for tree, _ in rows], sizes)
     token_K = np.concatenate([trees[tree].token[nodes] for (tree, _), nodes in zip(rows, owned, strict=True)])
     index_K = np.concatenate([offsets[tree] + nodes for (tree, _), nodes in zip(rows, owned, strict=True)])
-    first_needed = int((before_K + depth_K).min())  # no earlier position predicts an owned node
+    first_needed = int((before_K + depth_K).min())  # earlier positions predict no owned node
 
     def tensor(array: IntArray) -> Tensor:
         return to_device(array, model.device)
@@ -103,7 +102,7 @@ def _chunk(
 
 
 def _owned(tree: RolloutTree, leaf: int) -> IntArray:
-    """Return the sampled nodes of a response that no earlier response has: in preorder after the previous leaf."""
+    """Return the sampled nodes of a response that are in no earlier response: in preorder after the previous leaf."""
     node_K = np.arange(int(tree.leaf[leaf - 1]) + 1 if leaf else 0, int(tree.leaf[leaf]) + 1)
     return node_K[~tree.given[node_K]]
 
@@ -124,12 +123,12 @@ def flat_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
 class FlatForward:
     """The model's own forward pass."""
 
-    reason: str  # why the tree path is not taken
+    reason: str  # why the tree path is not used
     whole_logits: bool = False  # whether the model needs whole logits; see `brorl.model.logits`
     response_costs = staticmethod(flat_costs)
 
     def default_max_nodes(self, model: PreTrainedModel) -> int:
-        """Return the most tokens of a forward pass, for settings that have no number."""
+        """Return the maximum tokens of a forward pass if the settings do not set it."""
         return default_max_nodes(model, whole_logits=self.whole_logits)
 
     @property
@@ -138,7 +137,7 @@ class FlatForward:
         return partial(flat_chunk_logprobs, whole_logits=self.whole_logits)
 
     def cost_line(self, trees: Sequence[RolloutTree]) -> str:
-        """Return a line that compares the tokens of a pass with the tokens that tree attention would need."""
+        """Return a line that compares the tokens of a pass with those that tree attention would need."""
         tokens, distinct = num_flat_tokens(trees), num_tree_tokens(trees)
         return (
             f"flat path: a pass over the responses of this step has {tokens:,} tokens; with tree attention it would "
@@ -147,7 +146,7 @@ class FlatForward:
 
 
 def num_flat_tokens(trees: Sequence[RolloutTree]) -> int:
-    """Return the tokens of a flat pass over some trees: a row per distinct response, padding excluded."""
+    """Return the number of tokens in a flat pass over trees: a row per distinct response, excluding padding."""
     return sum(int((len(tree.prompt_ids) + tree.total_length - 1).sum()) for tree in trees)
 
 
@@ -164,9 +163,9 @@ class CacheError(UserError):
 
 
 class ModelCache:
-    """A model's own cache, which begins with P prompts of one length, token ids of shape [P, S].
+    """A model's own cache, which starts with P prompts of equal length, token ids of shape [P, S].
 
-    At the start each prompt is a row. `logits_RV` has the logits after the last token of each row.
+    Initially each prompt is a row. `logits_RV` has the logits after the last token of each row.
     """
 
     def __init__(self, model: PreTrainedModel, prompt_PS: Tensor) -> None:
@@ -189,7 +188,7 @@ class ModelCache:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the cache."""
+        """Memory of the cache in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(self._cache))
 
     def _forward(self, token_RT: Tensor) -> Tensor:

@@ -1,15 +1,15 @@
-"""Attention of a packed pass by PyTorch's FlexAttention: one kernel per layer, with the trees as its block mask.
+"""Attention of a packed pass with PyTorch's FlexAttention: one kernel per layer, with the trees as its block mask.
 
 Tokens of a pass are in preorder, prompts included. Token q sees token k if k <= q < end[k], the end of k's subtree.
 Tokens of depths [0, 1, 2, 1] have ends [4, 3, 3, 4]: the last token sees the first and itself. With a sliding window,
-position[q] - position[k] < window must hold too. Blocks of 128 queries and 128 keys are skipped, masked or taken whole.
-A pass is padded to whole blocks, because other lengths have given NaN gradients in PyTorch. It has at least two,
-because `torch.compile` compiles sizes of 1 separately. The backward pass sums the gradient of a block of keys in one
-loop over the blocks of queries that see it, and all queries of a tree see its prompt. So such keys are copied: at most
-8 blocks of queries see a copy, and the gradients of the copies add up.
+position[q] - position[k] < window must hold too. Blocks of 128 queries and 128 keys are skipped, masked or used whole.
+A pass is padded to whole blocks, because other lengths have produced NaN gradients in PyTorch. It has at least two
+blocks, because `torch.compile` compiles sizes of 1 separately. The backward pass sums the gradient of a block of keys
+in one loop over the blocks of queries that see it, and all queries of a tree see its prompt. Such keys are therefore
+copied: at most 8 blocks of queries see a copy, and the gradients of the copies add up.
 
-On CUDA the kernel and the decoder layers are compiled graphs, one for all layers of a kind and passes of all lengths.
-If that fails, the error reaches `forward.check_packed`, which catches it. Elsewhere PyTorch's uncompiled version runs,
+On CUDA, the kernel and the decoder layers are compiled graphs, one for all layers of a kind and all pass lengths. If
+that fails, the error reaches `forward.check_packed`, which catches it. Elsewhere PyTorch's uncompiled version runs,
 which has no backward pass.
 
 Dimensions: T tokens with padding, B blocks of 128 tokens, E blocks of keys: the B blocks, then C copies of some.
@@ -41,11 +41,11 @@ from brorl.tree import subtree_ends
 BLOCK = 128
 MIN_TOKENS = 2 * BLOCK
 QUERIES_PER_COPY = 8  # blocks of queries that see one copy of a block of keys
-_FEWEST_COPIES = 2  # as for `MIN_TOKENS`, a size of 1 would be compiled separately
+_FEWEST_COPIES = 2  # as for `MIN_TOKENS`: a size of 1 would be compiled separately
 
 
 def padded_tokens(num_tokens: int) -> int:
-    """Return the padded length of a pass over some tokens."""
+    """Return the padded length of a pass over this many tokens."""
     return max(MIN_TOKENS, -(-num_tokens // BLOCK) * BLOCK)
 
 
@@ -58,7 +58,7 @@ class Blocks(NamedTuple):
 
     @classmethod
     def of(cls, touched_BE: BoolArray, whole_BE: BoolArray, device: torch.device) -> Blocks:
-        """Return the lists, given the pairs of blocks in which some queries see some keys, or all see all."""
+        """Return the lists, given the pairs of blocks in which some queries see some keys, and in which all see all."""
         masked_BE = touched_BE & ~whole_BE
         lists = (masked_BE, whole_BE, masked_BE.T, whole_BE.T)
         orders = [np.argsort(~listed, axis=1, kind="stable") for listed in lists]
@@ -72,8 +72,8 @@ class Blocks(NamedTuple):
 def block_pairs(end_T: IntArray, position_T: IntArray, window: int | None) -> tuple[BoolArray, BoolArray]:
     """Return which blocks of queries see some key of a block, and which see all its keys, each of shape [B, B].
 
-    In a window the first is an upper bound and the second a lower one, from the smallest and largest positions of the
-    blocks.
+    With a window, the first is an upper bound and the second a lower bound, from the smallest and largest positions of
+    the blocks.
     """
     key_T, end_block = np.arange(end_T.size), end_T // BLOCK
     touched_BB = _count(key_T // BLOCK, -(-end_T // BLOCK)) > 0
@@ -88,7 +88,7 @@ def block_pairs(end_T: IntArray, position_T: IntArray, window: int | None) -> tu
 
 
 def _count(first_T: IntArray, stop_T: IntArray) -> IntArray:
-    """Return for [q, k] how many keys of block k have block q of queries in their range [first, stop), shape [B, B]."""
+    """Return for [q, k] how many keys of block k have query block q in their range [first, stop), shape [B, B]."""
     num_blocks = first_T.size // BLOCK
     change = np.zeros((num_blocks + 1, num_blocks), np.int64)
     of_key = np.arange(first_T.size) // BLOCK
@@ -115,7 +115,7 @@ class Copies(NamedTuple):
             first, *others = [(block, *pair) for pair in pairwise(edges)]
             blocks.append(first)
             copies += others
-        if len(copies) == num_blocks:  # `torch.compile` treats two sizes that are equal at first as one
+        if len(copies) == num_blocks:  # `torch.compile` treats two initially equal sizes as one
             copies.append(copies[0])
         return cls(*np.array(blocks + copies).T)
 
@@ -129,8 +129,8 @@ class Copies(NamedTuple):
 class FlexContext(AttentionContext):
     """The attention of the tokens of a packed pass. Its tensors are inputs of a compiled layer; all layers are alike.
 
-    Trees follow one another in preorder, then padding, which has position 0. `padded_tokens` gives the length. `window`
-    is the model's sliding window in tokens.
+    Trees follow one another in preorder, then padding, which has position 0. `padded_tokens` returns the length.
+    `window` is the model's sliding window in tokens.
     """
 
     def __init__(self, position_T: IntArray, window: int | None, device: torch.device) -> None:
@@ -160,7 +160,7 @@ class FlexContext(AttentionContext):
 
         blocks = self._blocks.get(window)
         if blocks is None:
-            raise HooksError("a layer has another sliding window than the config of its model")
+            raise HooksError("a layer has a different sliding window than its model's config")
         counts, indices = blocks
         return BlockMask(
             seq_lengths=(num_tokens, num_keys),
@@ -175,7 +175,7 @@ class FlexContext(AttentionContext):
     ) -> Tensor:  # fmt: skip
         """Return the attention, also soft-capped; see `AttentionContext.of_heads`."""
         num_tokens, device = query.shape[2], query.device.type
-        torch._check(num_tokens % BLOCK == 0)  # the compiled kernel then needs no bounds
+        torch._check(num_tokens % BLOCK == 0)  # the compiled kernel then needs no bounds checks
         query, key, value = cast_by_autocast(query, key, value)
 
         def capped(score: Tensor, *_: Tensor) -> Tensor:
@@ -199,22 +199,22 @@ class FlexContext(AttentionContext):
         return output.transpose(1, 2)
 
     def _with_copies(self, x_1KTD: Tensor) -> Tensor:
-        """Append the copies of keys or values. A product with zeros and ones has gradients that add up in one order."""
+        """Append the copies of keys or values. A product with zeros and ones adds up gradients in a fixed order."""
         blocks = x_1KTD[0].unflatten(1, (-1, BLOCK))
         copies = torch.einsum("cb,kbtd->kctd", self._copied.to(x_1KTD.dtype), blocks).flatten(1, 2)
         return torch.cat([x_1KTD, copies[None]], 2)
 
 
-_MAX_GRAPHS = 64  # graphs per function; the default of torch is 8, and one more would be an error
+_MAX_GRAPHS = 64  # graphs per function; torch's default is 8, and one more would be an error
 # With this option, kernels of norms are fused in short passes too, and short and long passes share graphs.
 _FUSES_ALWAYS = "triton.mix_order_reduction_non_strict_mode"
 
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function as one graph for tensors of all sizes; arguments that are floats become constants.
+    """Compile a function into one graph for tensors of all sizes; float arguments become constants.
 
-    It raises an error where `torch.compile` would leave a part of the function uncompiled.
+    Raise an error where `torch.compile` would leave part of the function uncompiled.
     """
     graph: Callable[..., Any] = torch.compile(function, dynamic=True, fullgraph=True)
 
@@ -232,13 +232,13 @@ _compiles: ContextVar[bool] = ContextVar("compiles", default=False)  # whether t
 
 @contextmanager
 def compiler_settings() -> Iterator[None]:
-    """Set up the compiler inside the block. A call of a graph outside of one does that itself, which takes longer."""
+    """Set up the compiler inside the block. Outside of one, each graph call does that itself, which takes longer."""
     from torch._inductor import config as kernels  # slow to import
 
     fusion = {_FUSES_ALWAYS: True} if hasattr(kernels, _FUSES_ALWAYS) else {}
     token = _compiles.set(True)
     try:
-        # newer versions of torch call cache_size_limit recompile_limit
+        # newer torch versions rename cache_size_limit to recompile_limit
         with torch._dynamo.config.patch(cache_size_limit=_MAX_GRAPHS, specialize_float=True), kernels.patch(fusion):
             yield
     finally:
@@ -263,7 +263,7 @@ def compiled_layers(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _without_checkpointing(layer: Any) -> Iterator[None]:
-    """Let only the graph be checkpointed: some versions of transformers would run the module's own forward again."""
+    """Checkpoint only the graph: some versions of transformers would rerun the module's own forward."""
     before = layer.gradient_checkpointing
     layer.gradient_checkpointing = False
     try:
@@ -273,7 +273,7 @@ def _without_checkpointing(layer: Any) -> Iterator[None]:
 
 
 def _run(layer: Any, checkpoints: bool, *inputs: Any, **named: Any) -> Any:
-    """Run a layer, compiled if its pass has a context. Ranks of a sharded model keep in step by passes without one."""
+    """Run a layer, compiled if its pass has a context. Ranks of a sharded model stay in step by passes without one."""
     if named.get("brorl_context") is None:
         return type(layer).forward(layer, *inputs, **named)
     forward = compiled(_plain_forward(type(layer)))

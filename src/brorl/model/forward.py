@@ -1,16 +1,16 @@
 """Chooses the path of trees through a model, and checks on small examples that the path reproduces the model.
 
-The tree path computes every distinct token once. The flat path has a row for every distinct response, and is for models
-whose attention cannot be hooked. Both give the same log-probs and the same gradient. What computes where:
+The tree path computes every distinct token once. The flat path computes a row for every distinct response, for models
+whose attention cannot be hooked. Both give the same log-probs and the same gradient. They compute with:
 
 | path | chunks of the learner | rows of the native engine |
 |---|---|---|
-| `TreeForward` on a CPU | `TreeContext`: kernels in C for float32, else tiles | `PagedDecoder`, else `SlotDecoder` |
+| `TreeForward` on a CPU | `TreeContext`: C kernels for float32, else tiles | `PagedDecoder`, else `SlotDecoder` |
 | `TreeForward` on a GPU | packed: `FlexContext` and compiled layers; else tiles | `SlotDecoder`, as CUDA graphs |
 | `FlatForward` | `flat_chunk_logprobs`: the model itself | `ModelCacheDecoder` |
 
-On the tree path the model's own modules compute the layers (`ModelPass`). If the model has the layout of Llama,
-`LlamaPass` computes them for chunks on a CPU, and for rows anywhere.
+On the tree path, the model's own modules compute the layers (`ModelPass`). If the model has Llama's layout, `LlamaPass`
+computes them for chunks on a CPU, and for rows on any device.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def choose_forward(
 ) -> Forward:
     """Return how trees go through a model, after a check on a small example.
 
-    `context` is the number of tokens of the longest prompt and response together. A shorter span of attention needs the
-    flat path, except for a sliding window on a GPU.
+    `context` is the maximum number of tokens in a prompt plus its response. A shorter attention span needs the flat
+    path, except for a sliding window on a GPU.
 
     Raises:
         UserError: If the model's positions in a context depend on the other rows of a batch.
@@ -106,7 +106,7 @@ def with_packed_passes(
 ) -> Forward:
     """Return packed passes for the learner if they compile and agree with the model, and otherwise the given path.
 
-    `failed_anywhere` says whether a check failed on any rank. It is collective if the model is sharded.
+    `failed_anywhere` returns whether a check failed on any rank. It is collective if the model is sharded.
     """
     start = perf_counter()
     reasons = []
@@ -156,7 +156,7 @@ def _flat_forward(model: PreTrainedModel, context: int, reason: str) -> FlatForw
 _ROW_TOKENS = 10
 _PROMPT_TOKENS = (4, 6)  # a prompt and the longest path have 12 tokens, which fit into very small sliding windows
 _SHARED_TOKENS = 2  # the responses to a prompt start with this many equal tokens
-_BLOCK_RESPONSES = 96  # responses to a prompt: they fill several blocks of FlexAttention
+_BLOCK_RESPONSES = 96  # responses to a prompt: enough to fill several blocks of FlexAttention
 _LONGEST_WINDOW = 8192  # longer windows are not checked: the plain pass has rows of this length
 _CACHED_PROMPT = 5
 _LONGEST_CACHED = 1024
@@ -208,8 +208,8 @@ def check_model_cache(model: PreTrainedModel, context: int = 0) -> None:
     if span is not None and span.tokens < min(context, _LONGEST_CACHED):
         lengths += [max(1, span.tokens - 2), span.tokens + 2]
     vocabulary = model.config.get_text_config().vocab_size
-    for length in lengths:  # two responses to each of two prompts
-        total, compared = length + 4, 5  # few positions: all logits take gigabytes if the vocabulary is large
+    for length in lengths:  # two prompts with two responses each
+        total, compared = length + 4, 5  # only a few positions: all logits of a large vocabulary take gigabytes
         row_LT = torch.arange(4 * total, device=model.device).reshape(4, total) * 7 % vocabulary
         row_LT[:2, :length] = row_LT[0, :length]
         row_LT[2:, :length] = row_LT[2, :length]
@@ -258,7 +258,7 @@ def check_packed(model: PreTrainedModel, forward: TreeForward, autocast: bool = 
 
 @contextmanager
 def _trial(model: PreTrainedModel, error_type: type[HooksError | CacheError]) -> Iterator[None]:
-    """Run a block in evaluation mode. Whatever the forward pass raises, the error names the architecture."""
+    """Run a block in evaluation mode. Turn any error of the forward pass into one that names the architecture."""
     was_training = model.training
     model.eval()
     try:
@@ -275,15 +275,16 @@ def _check_finite(model: PreTrainedModel, logits: Tensor) -> None:
     """Reject a model whose logits are not finite, although its weights are."""
     if not torch.isfinite(logits).all():
         raise UserError(
-            f"{type(model).__name__} gives logits that are not finite numbers in {str(model.dtype).partition('.')[2]}; "
+            f"{type(model).__name__} gives logits that are not finite in {str(model.dtype).partition('.')[2]}; "
             "choose another model, or dtype: float32"
         )
 
 
 def agrees(got: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> bool:
-    """Return whether two computations of the same finite numbers differ by no more than a dtype explains.
+    """Return whether two computations of the same finite numbers agree up to the rounding of a dtype.
 
-    Errors are relative to the largest expected number. `dtype` is that of the computation; None for `expected`'s.
+    Errors are relative to the largest expected number. `dtype` is the dtype of the computation; None for that of
+    `expected`.
     """
     error = 0.1 if (dtype or expected.dtype) in (torch.bfloat16, torch.float16) else 1e-3
     return torch.allclose(got, expected, rtol=error, atol=error * float(expected.abs().max()))
@@ -292,11 +293,11 @@ def agrees(got: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> b
 def _log_probs(
     model: PreTrainedModel, chunks: Callable[..., Iterator[ChunkLogprobs]], trees: Sequence[RolloutTree]
 ) -> Tensor:
-    """Return the log-probs of all nodes; where gradients are enabled, accumulate the gradient of their sum."""
+    """Return the log-probs of all nodes; if gradients are enabled, accumulate the gradient of their sum."""
     found = []
     for chunk in chunks(model, trees):
         if chunk.logprob.requires_grad:
-            chunk.logprob.sum().backward()  # also fills `grad` of shards, which torch.autograd.grad does not
+            chunk.logprob.sum().backward()  # also fills `grad` of shards, unlike torch.autograd.grad
         found.append(replace(chunk, logprob=chunk.logprob.detach()))
     return torch.cat(by_tree(found, trees))
 
@@ -306,7 +307,7 @@ def _logprobs_and_gradients(
 ) -> list[Tensor]:
     """Return the log-probs of trees, and the gradients of their sum for this rank's part of two trained weights.
 
-    There are two because the first matrix of a new adapter has no gradient: the second matrix is 0.
+    It takes two, because the first matrix of a new adapter has no gradient while the second is 0.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     with torch.enable_grad():
@@ -329,7 +330,7 @@ def _example_trees(vocabulary: int, num_responses: int = 2) -> list[RolloutTree]
 
 
 def _example_trees_of_many_blocks(model: PreTrainedModel) -> list[RolloutTree]:
-    """Return trees that fill several blocks of FlexAttention, some skipped, and one beyond a sliding window."""
+    """Return trees that fill several blocks of FlexAttention, some of them skipped, one beyond a sliding window."""
     vocabulary = model.config.get_text_config().vocab_size
     trees = _example_trees(vocabulary, _BLOCK_RESPONSES)
     window = smallest_window(model.config)

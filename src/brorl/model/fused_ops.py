@@ -1,7 +1,7 @@
-"""Operations of a decoder layer whose gradients are written by hand: they store less and start fewer kernels.
+"""Decoder layer operations with handwritten gradients: they store less and start fewer kernels.
 
-Without gradients they work in place on memory that they own. The backward pass computes cheap intermediate results
-again. Dimensions: T tokens, h hidden size, I intermediate size, H heads, D head dimension.
+Without gradients, they work in place on memory they own. The backward pass recomputes cheap intermediate results.
+Dimensions: T tokens, h hidden size, I intermediate size, H heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Linear(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A root mean square norm. Source: arXiv 1910.07467."""
+    """A root-mean-square norm. Source: arXiv 1910.07467."""
 
     weight: Tensor  # shape [h]
     epsilon: float
@@ -36,7 +36,7 @@ class Norm(NamedTuple):
 class Angles(NamedTuple):
     """Cosines and sines of the rotations of T tokens, each shape [T, D]. Source: arXiv 2104.09864."""
 
-    scale: float  # factor of the queries
+    scale: float  # factor on the queries
     query_cos: Tensor  # multiplied by the scale, as is `query_sin`
     query_sin: Tensor
     key_cos: Tensor
@@ -62,7 +62,8 @@ def query_key_value(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the scaled queries [T, H, D], keys [T, K, D] and values [T, K, D] of a layer.
 
-    `norm` precedes the attention, `map_` holds the three maps as one, and `angles` contain the scale of the queries.
+    `norm` precedes the attention, `map_` contains the three maps as one, and `angles` includes the scale of the
+    queries.
     """
     head_norms = (*query_norm, *key_norm) if query_norm and key_norm else (None, 0.0, None, 0.0)
     arguments = (x_Th, *norm, *map_, *head_norms, angles, num_heads)
@@ -81,7 +82,7 @@ def query_key_value(
         return _query_key_value(*arguments)[0]
     mixed = product(rms_norm(x_Th, norm), *map_).unflatten(1, (-1, angles.key_cos.shape[1]))
     value = _split(mixed, num_heads)[2]
-    turned = _rotate(mixed[:, : -value.shape[1]], angles.key_cos, angles.key_sin)  # fewer kernels than one by one
+    turned = _rotate(mixed[:, : -value.shape[1]], angles.key_cos, angles.key_sin)  # fewer kernels than separately
     return turned[:, :num_heads] * angles.scale, turned[:, num_heads:], value
 
 
@@ -102,7 +103,7 @@ def add_gated_mlp(x_Th: Tensor, norm: Norm, gate: Linear, up: Linear, down: Line
 
 
 def add_joined_mlp(x_Th: Tensor, norm: Norm, gate_and_up: Linear, down: Linear) -> Tensor:
-    """Do what `add_gated_mlp` does with one product for `gate` and `up`, without gradients or kernels in C."""
+    """Compute `add_gated_mlp` with one product for `gate` and `up`, without gradients or C kernels."""
     both = product(rms_norm(x_Th, norm), *gate_and_up)
     if suits_triton(both):
         from brorl.model.triton_kernels import gated
@@ -113,7 +114,7 @@ def add_joined_mlp(x_Th: Tensor, norm: Norm, gate_and_up: Linear, down: Linear) 
 
 
 def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
-    """Return 1 / sqrt(mean(x^2) + epsilon) of each vector, in float32 at least; shape [..., 1]."""
+    """Return 1 / sqrt(mean(x^2) + epsilon) of each vector, in at least float32; shape [..., 1]."""
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=at_least_float32(x.dtype))
     return norm.square_().mul_(1 / x.shape[-1]).add_(epsilon).rsqrt_()
 
@@ -143,7 +144,7 @@ def _rms_norm_backward(
 
 
 def _rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor, out: Tensor | None = None) -> Tensor:
-    """Rotate the pairs (d, d + D / 2) of heads by the angles of their tokens; into `out` if given."""
+    """Rotate the pairs (d, d + D / 2) of heads by the angles of their tokens, into `out` if given."""
     if kernels := kernels_of(x_THD):
         return kernels.rotate(x_THD, cos_TD, sin_TD, out)
     half = x_THD.shape[2] // 2
@@ -285,15 +286,15 @@ class _AddGatedMlp(torch.autograd.Function):
 
 ProductName = Literal["mkl", "onednn"]
 
-_TESTED = "2.13"  # the release of torch whose private operator was tried
+_TESTED = "2.13"  # the torch release whose private operator was tested
 _MIN_GAIN = 1.25  # factor by which oneDNN must be faster
-_TRIAL = (512, 256, 512)  # rows, inputs and outputs of the products that are measured
+_TRIAL = (512, 256, 512)  # rows, inputs and outputs of the measured products
 _MULTIPLE = 32
 _MIN_ROWS, _MIN_WIDTH = 32, 64  # oneDNN is slower for fewer rows, inputs or outputs
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x weight^T + bias, without a gradient; if the weight is bfloat16, float32 rows are rounded to it."""
+    """Return x weight^T + bias, without a gradient; float32 rows are rounded to bfloat16 if the weight is bfloat16."""
     if weight.dtype is torch.bfloat16 and x.dtype is torch.float32:
         mapped = _padded(torch.nn.functional.linear, x.bfloat16(), weight, None).float()
         return mapped if bias is None else mapped.add_(bias)
@@ -328,9 +329,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @cache
 def fastest_product() -> ProductName:
-    """Measure which product of float32 matrices is faster on this processor; MKL if oneDNN cannot be called.
+    """Measure which float32 matrix product is faster on this processor; MKL if oneDNN cannot be called.
 
-    On some AMD processors oneDNN reaches the full rate, and MKL half of it. The margin is wide, so that the choice does
+    On some AMD processors, oneDNN reaches the full rate and MKL only half. The margin is wide, so that the choice does
     not change from run to run.
     """
     if not torch.__version__.startswith(_TESTED) or not torch.backends.mkldnn.is_available():
@@ -347,7 +348,7 @@ def fastest_product() -> ProductName:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """Return the fewest seconds of a few calls."""
+    """Return the shortest time of a few calls, in seconds."""
     fewest = float("inf")
     for _ in range(8):
         start = time.perf_counter()
@@ -361,7 +362,7 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _padded(call: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply rows and inputs that are padded to a multiple of 32: oneDNN generates code for every new shape."""
+    """Multiply with rows and inputs padded to a multiple of 32, because oneDNN generates code for every new shape."""
     rows, inputs = x.shape
     more_rows, more_inputs = -rows % _MULTIPLE, -inputs % _MULTIPLE
     if more_rows or more_inputs:

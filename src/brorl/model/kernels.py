@@ -1,6 +1,6 @@
-"""Kernels for float32 on a CPU, written in C and compiled for this processor when they are first used.
+"""C kernels for float32 on a CPU, compiled for this processor on first use.
 
-A process without a C compiler computes the same functions with PyTorch, with more operations and passes over memory.
+Without a C compiler, PyTorch computes the same functions with more operations and passes over memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from brorl.errors import UserError
 CompileChoice = Literal["auto", "on", "off"]
 
 KEYS_PER_BLOCK = 16  # keys whose scores are computed together; see kernels.c
-_NUM_SUMS = 16  # partial sums over tokens, added in one order whatever the number of threads
+_NUM_SUMS = 16  # partial sums over tokens, added in a fixed order for any number of threads
 _SOURCE = Path(__file__).with_name("kernels.c")
 _FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _TIMEOUT_S = 120.0
@@ -87,14 +87,14 @@ class Kernels:
         return out, sums.sum(0)
 
     def rotate(self, x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor, out: Tensor | None = None) -> Tensor:
-        """Rotate the pairs (d, d + D / 2) of heads by the angles of their positions; into `out` if given."""
+        """Rotate the pairs (d, d + D / 2) of heads by the angles of their positions, into `out` if given."""
         x_THD = _with_dense_tokens(x_THD)
         out = torch.empty(x_THD.shape) if out is None else out
         self._call("rotate", x_THD, x_THD.stride(0), cos_TD, sin_TD, out, out.stride(0), *x_THD.shape)
         return out
 
     def gated(self, gate: Tensor, up: Tensor, out: Tensor) -> Tensor:
-        """Write silu(gate) * up to `out`, which may be one of the two; all contiguous."""
+        """Write silu(gate) * up to `out`, which may be either input; all must be contiguous."""
         self._call("gated", gate, up, out, gate.numel())
         return out
 
@@ -130,7 +130,7 @@ class Kernels:
             length_P: Tokens of each prompt, int64.
             pages: Addresses of the memory of B blocks of keys [slots, K, D, 16], and of values [slots, K, 16, D],
                 int64, shape [2, B].
-            slot_BR: The slot of each row in each block, int64. In the last block each row has its own.
+            slot_BR: The slot of each row in each block, int64. In the last block, each row has its own slot.
             position: Index of the new token in its row.
         """
         query_RHD = query_RHD.contiguous()
@@ -175,9 +175,9 @@ class Kernels:
 
 
 class NodeStack:
-    """The nodes of P trees for the kernels: in preorder, tree after tree, each with all of its ancestors.
+    """The nodes of P trees for the kernels: in preorder, tree by tree, each with all of its ancestors.
 
-    `prompt_F` ascends; `depth_F` is 0 for the first token after the prompt.
+    `prompt_F` is ascending; `depth_F` is 0 for the first token after the prompt.
     """
 
     def __init__(self, prompt_F: IntArray, depth_F: IntArray, length_P: IntArray) -> None:
@@ -191,7 +191,7 @@ class NodeStack:
         return *(array.ctypes.data for array in self._arrays), self._deepest
 
     def sizes(self, query_FHD: Tensor, key_FKD: Tensor) -> tuple[int, ...]:
-        """Return the numbers of nodes, prompts, key-value heads, and query heads of each, and the head dimension."""
+        """Return the nodes, prompts, key-value heads, query heads per key-value head, and head dimension."""
         (num_nodes, num_heads, width), num_kv_heads = query_FHD.shape, key_FKD.shape[1]
         return num_nodes, self._num_prompts, num_kv_heads, num_heads // num_kv_heads, width
 
@@ -205,7 +205,7 @@ def in_blocks(x_PKSD: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> tuple[int, int, int]:
-    """Return the tokens, vectors per token, and size of the vectors of a tensor of 2 or 3 dimensions."""
+    """Return the tokens, vectors per token, and vector size of a 2- or 3-dimensional tensor."""
     return x.shape[0], x.shape[1] if x.dim() == 3 else 1, x.shape[-1]
 
 
@@ -216,7 +216,7 @@ def _with_dense_tokens(x: Tensor) -> Tensor:
 
 
 def padded_to_blocks(num_tokens: int) -> int:
-    """Return a number of tokens, rounded up to whole blocks of keys."""
+    """Round a number of tokens up to whole blocks of keys."""
     return -(-num_tokens // KEYS_PER_BLOCK) * KEYS_PER_BLOCK
 
 
@@ -224,8 +224,8 @@ _choice: CompileChoice = "auto"
 
 
 def use_kernels(choice: CompileChoice) -> None:
-    """Set which kernels this process uses: auto, where a C compiler is present; on, with an error without one; off."""
-    global _choice  # one for the process, like PyTorch's number of threads
+    """Set which kernels this process uses: auto, if there is a C compiler; on, with an error without one; off."""
+    global _choice  # one per process, like PyTorch's number of threads
     _choice = choice
     if choice == "on" and isinstance(loaded := _load(), str):
         raise KernelsError(f"engine.compile = on, and {loaded}; install a C compiler, or set engine.compile: auto")
@@ -262,10 +262,10 @@ _triton: ContextVar[bool] = ContextVar("triton", default=False)
 
 @contextmanager
 def using_triton(use: bool) -> Iterator[None]:
-    """Let this thread use the kernels in Triton inside the block, or not.
+    """Let this thread use the Triton kernels inside the block, or not.
 
-    They come with PyTorch for CUDA, compute in float32, round once, and have no gradients. The engine compares them
-    with the operations of PyTorch before it uses them; see `brorl.rollout.native_engine`.
+    They need PyTorch for CUDA, compute in float32, round once, and have no gradients. The engine compares them with
+    PyTorch's operations before it uses them; see `brorl.rollout.native_engine`.
     """
     token = _triton.set(use)
     try:
@@ -275,14 +275,14 @@ def using_triton(use: bool) -> Iterator[None]:
 
 
 def suits_triton(x: Tensor) -> bool:
-    """Return whether this thread may use the kernels in Triton, and they can compute with this tensor."""
+    """Return whether this thread may use the Triton kernels, and they can compute with this tensor."""
     suits = x.device.type in TRITON_DEVICES and x.dtype in TRITON_DTYPES
     return suits and _triton.get() and not torch.is_grad_enabled()
 
 
 @cache
 def _load() -> Kernels | str:
-    """Return the kernels, or the reason why there are none."""
+    """Return the kernels, or the reason there are none."""
     try:
         return Kernels(compile_kernels())
     except subprocess.CalledProcessError as error:
@@ -299,9 +299,9 @@ def compile_kernels() -> Path:
         raise FileNotFoundError("no C compiler is found (CC, cc, gcc, clang)")
     machine = "-march=native" if platform.machine() in ("x86_64", "i686") else "-mcpu=native"
     command = [compiler, *_FLAGS, machine]
-    # The macros of a compiler tell its version and the instructions that it uses.
+    # A compiler's macros identify its version and the instructions it uses.
     macros = _run([*command, "-dM", "-E", "-x", "c", os.devnull])
-    # Where PyTorch has loaded GNU's OpenMP, both use the same threads.
+    # If PyTorch has loaded GNU's OpenMP, both use the same threads.
     if "__clang__" not in macros and hasattr(ctypes.CDLL(None), "GOMP_parallel"):
         command.append("-fopenmp")
     digest = hashlib.sha256("\n".join([*command, macros, _SOURCE.read_text("utf-8")]).encode()).hexdigest()
@@ -313,7 +313,7 @@ def compile_kernels() -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as made:
         unlinked, linked = Path(made, "kernels.o"), Path(made, "kernels.so")
         _run([*command, "-c", str(_SOURCE), "-o", str(unlinked)])
-        # Link without -fopenmp: the functions of OpenMP are those that PyTorch has loaded.
+        # Link without -fopenmp: PyTorch has already loaded the OpenMP functions.
         undefined = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
         _run([compiler, "-shared", *undefined, str(unlinked), "-o", str(linked), "-lm"])
         linked.replace(library)
@@ -331,8 +331,8 @@ def _run(command: list[str]) -> str:
 def attend_stack(kernels: Kernels, nodes: NodeStack, *inputs: Tensor) -> Tensor:
     """Attend from nodes to their prompts and paths, differentiable; see `Kernels.attend_nodes`.
 
-    In preorder the ancestors of a node are a stack. The backward pass computes the scores again, so that memory grows
-    with the nodes and not with their paths.
+    In preorder, the ancestors of a node form a stack. The backward pass recomputes the scores, so memory grows with the
+    nodes, not with their paths.
     """
     output: Tensor = _AttendStack.apply(kernels, nodes, *(x.contiguous() for x in inputs))  # type: ignore[no-untyped-call]
     return output

@@ -1,7 +1,7 @@
-"""The forward pass of a decoder with the layers of Llama, written out in few operations.
+"""The forward pass of a decoder with Llama's layers, written out in few operations.
 
 It starts fewer kernels than the modules of transformers, and computes the same function from the same parameters.
-Models of another layout, or with adapters, hooks or shards in their modules, go through their own modules.
+Models with a different layout, or with adapters, hooks or shards in their modules, use their own modules.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def has_llama_layout(model: PreTrainedModel) -> bool:
 
 
 def num_copied_weights(model: PreTrainedModel, device: str) -> int:
-    """Return how many weights a pass copies to sample: on a CPU all matrices, on a GPU the matrices that it joins."""
+    """Return how many weights a pass copies for sampling: all matrices on a CPU, and the joined matrices on a GPU."""
     joined = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
     others = {"o_proj", "down_proj", "lm_head"} if device == "cpu" else set()
     named = [(name.split(".")[-2], p) for name, p in model.named_parameters(remove_duplicate=False)]
@@ -51,7 +51,7 @@ def num_copied_weights(model: PreTrainedModel, device: str) -> int:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Return whether a module of transformers or torch has no hooks, no other `forward` and no checkpointing."""
+    """Return whether a transformers or torch module has no hooks, no replaced `forward` and no checkpointing."""
     changed = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
     changed = changed or getattr(module, "gradient_checkpointing", False)
     return not changed and type(module).__module__.startswith(("torch.nn.modules.", "transformers."))
@@ -72,15 +72,15 @@ class _Layer(NamedTuple):
 class LlamaPass(ModelPass):
     """A pass over packed tokens from a model's parameters, or from a copy of them; needs `has_llama_layout`.
 
-    A `sampling_dtype` makes it a pass without gradients: it copies the matrices in this dtype, arranged for products of
-    few rows. All other numbers keep the dtype of the model.
+    With a `sampling_dtype`, the pass has no gradients: it copies the matrices in this dtype, arranged for products of
+    few rows. All other numbers keep the model's dtype.
     """
 
     def __init__(self, model: PreTrainedModel, sampling_dtype: torch.dtype | None = None) -> None:
         super().__init__(model)
         decoder: Any = model.get_decoder()
         self._dtype = sampling_dtype
-        self._copies: list[tuple[Tensor, Tensor]] = []  # pairs: a part of a copy, and the parameter that it copies
+        self._copies: list[tuple[Tensor, Tensor]] = []  # pairs: part of a copy, and the parameter it copies
         self._head_dim: int = decoder.layers[0].self_attn.head_dim
         self._scale: float = decoder.layers[0].self_attn.scaling
         self._embedding: Tensor = decoder.embed_tokens.weight
@@ -99,7 +99,7 @@ class LlamaPass(ModelPass):
             torch._foreach_copy_([copy for copy, _ in self._copies], [part for _, part in self._copies])
 
     def addresses(self, num_positions: int) -> list[int]:
-        """Return the addresses of the copies and of the rotations, which hold until more positions are needed."""
+        """Return the addresses of the copies and the rotations, which are valid until more positions are needed."""
         self._extend(num_positions, self._embedding[:1])
         return [x.data_ptr() for x in (*(copy for copy, _ in self._copies), self._cos, self._sin)]
 
@@ -144,7 +144,7 @@ class LlamaPass(ModelPass):
     def _layer(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-        # On a CPU gate and up stay apart: the kernels in C read each from dense memory.
+        # On a CPU, gate and up stay separate: the C kernels read each from dense memory.
         joins_mlp = self._dtype is not None and self.device.type != "cpu"
         return _Layer(
             _norm(layer.input_layernorm),
@@ -166,20 +166,20 @@ class LlamaPass(ModelPass):
         return Linear(self._copied(weights), self._copied(biases) if biases else None)
 
     def _copied(self, parts: list[Tensor]) -> Tensor:
-        """Return a copy of parameters, one after the other; biases keep the dtype of the model."""
+        """Return a concatenated copy of parameters; biases keep the model's dtype."""
         on_cpu, is_matrix = self.device.type == "cpu", parts[0].dim() == 2
         if len(parts) == 1 and (not is_matrix or (not on_cpu and parts[0].dtype is self._dtype)):
             return parts[0]
         shape = sum(part.shape[0] for part in parts), *parts[0].shape[1:]
         dtype = self._dtype if is_matrix else parts[0].dtype
-        # On a CPU columns come first: a product of few rows reads such a weight twice as fast.
+        # On a CPU, columns come first: a product of few rows reads such a weight twice as fast.
         copy = parts[0].new_empty(shape[::-1] if on_cpu else shape, dtype=dtype)
         copy = copy.T if on_cpu and is_matrix else copy
         self._copies += zip(copy.split([part.shape[0] for part in parts]), parts, strict=True)
         return copy
 
     def _extend(self, num_positions: int, x: Tensor) -> None:
-        """Compute the rotations of more positions."""
+        """Compute the rotations for more positions."""
         if num_positions <= self._cos.shape[0]:
             return
         size = max(num_positions, 2 * self._cos.shape[0], _FIRST_POSITIONS)

@@ -1,4 +1,4 @@
-"""Loads a Hugging Face causal LM, with dropout off, and its tokenizer; compares what is saved with the model."""
+"""Loads a Hugging Face causal LM, with dropout off, and its tokenizer; compares saved models with the original."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device that the settings name; raise an error if this machine lacks it."""
+    """Return the device in the settings; raise an error if this machine lacks it."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(
-            f"device {name} needs CUDA, and torch finds no CUDA device; set device: cpu, or run `brorl doctor`"
+            f"device {name} needs CUDA, but torch finds no CUDA device; set device: cpu, or run `brorl doctor`"
         )
     device = torch.device(name)
     if device.type == "cuda" and device.index is not None and device.index >= (found := torch.cuda.device_count()):
         raise UserError(
-            f"device {name} needs {device.index + 1} CUDA devices, and torch finds {found}; set device: cuda"
+            f"device {name} needs {device.index + 1} CUDA devices, but torch finds {found}; set device: cuda"
         )
     return device
 
@@ -68,8 +68,8 @@ def choose_device(name: str) -> torch.device:
 def load_tokenizer(name: str, stop: Sequence[str] = ()) -> PreTrainedTokenizerBase:
     """Load a tokenizer, and check that responses can end, and can end with each text in `stop`.
 
-    The first special token in `stop` becomes the end token of a tokenizer that has none. The tokenizer of an adapter
-    can be in its folder or in its base's.
+    If a tokenizer has no end token, the first special token in `stop` becomes its end token. An adapter's tokenizer can
+    be in its folder or in its base's.
     """
     source = find_model(name)
     beside = source.adapter is not None and (source.adapter / "tokenizer_config.json").exists()
@@ -96,14 +96,14 @@ def load_tokenizer(name: str, stop: Sequence[str] = ()) -> PreTrainedTokenizerBa
 
 
 def check_vocabulary(name: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that a model's embedding has a row for every token of a tokenizer."""
+    """Check that a model's embedding has a row for every token in a tokenizer."""
     rows = int(config.get_text_config().vocab_size)
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if largest >= rows:
         raise UserError(
-            f"the tokenizer of {name} has token {token!r} with id {largest}, and the model's embedding has {rows} "
-            "rows (vocab_size in its config.json); copy the model's own tokenizer into its folder, or give the "
-            "embedding rows for new tokens (resize_token_embeddings of transformers)"
+            f"the tokenizer of {name} has token {token!r} with id {largest}, but the model's embedding has {rows} "
+            "rows (vocab_size in its config.json); copy the model's own tokenizer into its folder, or add "
+            "embedding rows for new tokens (resize_token_embeddings in transformers)"
         )
 
 
@@ -114,11 +114,11 @@ def load_model(
     lora: LoraSettings | None = None,
     gradient_checkpointing: bool = False,
 ) -> PreTrainedModel:
-    """Load a causal LM without dropout. `requires_grad` marks the trained weights, which are weights of the text part.
+    """Load a causal LM without dropout. `requires_grad` marks the trained weights, which belong to the text part.
 
-    `name` is a shipped model, a folder or a hub id, with or without `@revision`. With `lora`, a saved adapter is
-    trained further; without, it is merged. The weights have `dtype`. With `lora`, only the frozen weights do: adapters
-    have at least float32.
+    `name` is a shipped model, a folder or a hub id, with or without `@revision`. With `lora`, training of a saved
+    adapter continues; without, it is merged. The weights have `dtype`. With `lora`, only the frozen weights do:
+    adapters have at least float32.
     """
     source = find_model(name)
     if lora or source.adapter:
@@ -126,7 +126,7 @@ def load_model(
     if source.adapter and not lora:  # merge in float32: bfloat16 would round the adapters away
         exact = torch.promote_types(dtype, torch.float32)
         model = merged(_load(source, exact), source.adapter)
-        for parameter in model.parameters():  # not buffers: frequencies of rotations stay exact
+        for parameter in model.parameters():  # not buffers: rotation frequencies stay exact
             parameter.data = parameter.data.to(dtype)
     else:
         model = _load(source, dtype, quantized_on=device if lora and lora.quantization == "nf4" else None)
@@ -134,7 +134,7 @@ def load_model(
     keep_gradients(model)
     freeze_images(model)
     _switch_dropout_off(model)
-    model.name_or_path = source.path  # checkpoints of adapters name it as their base
+    model.name_or_path = source.path  # adapter checkpoints name it as their base
     processor_files(model, may_download=not source.local_only)
     model.to(device)  # type: ignore[arg-type]
     if gradient_checkpointing:
@@ -152,7 +152,7 @@ def end_tokens(
 ) -> tuple[int, ...]:
     """Return the tokens that end a response, from the tokenizer, the model's generation config, and `stop`.
 
-    `model` can be a name as in `load_model`, and is then not loaded.
+    `model` can be a name as in `load_model`; it is then not loaded.
     """
     if isinstance(model, str):
         source = find_model(model)
@@ -201,7 +201,8 @@ def _load(source: ModelSource, dtype: torch.dtype, quantized_on: torch.device | 
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"])[:3])
         raise UserError(
-            f"the model {source.name!r} is missing weights ({missing}); its folder is incomplete or of another model"
+            f"the model {source.name!r} is missing weights ({missing}); its folder is incomplete or "
+            "belongs to a different model"
         )
     if info["unexpected_keys"]:
         unused = ", ".join(sorted(info["unexpected_keys"])[:3])
@@ -210,7 +211,7 @@ def _load(source: ModelSource, dtype: torch.dtype, quantized_on: torch.device | 
 
 
 def _check_finite(model: PreTrainedModel, name: str) -> None:
-    """Reject weights that are not finite, which come from a run that diverged or from a damaged file."""
+    """Reject non-finite weights, which come from a diverged run or a damaged file."""
     for layer, weight in model.named_parameters():
         if weight.is_floating_point() and not all(map(isfinite, torch.aminmax(weight.detach()))):
             count = int((~torch.isfinite(weight)).sum())
@@ -221,7 +222,7 @@ def _check_finite(model: PreTrainedModel, name: str) -> None:
 
 
 def _align(model: PreTrainedModel) -> None:
-    """Copy weights that torch reads in place from a file: there the rounding of products depends on their alignment."""
+    """Copy weights that torch reads in place from a file, where the rounding of products depends on alignment."""
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.data_ptr() % _ALIGNMENT:
             tensor.data = tensor.data.clone()
@@ -238,15 +239,15 @@ def _switch_dropout_off(model: PreTrainedModel) -> None:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """All of a model but the values of its parameters."""
+    """Everything in a model except the values of its parameters."""
 
     config: PreTrainedConfig
     lora: LoraSettings | None  # the adapters; None if all weights are trained
     revision: str | None  # hub revision of the adapters' base
-    gradient_checkpointing: bool  # whether the backward pass computes activations again
+    gradient_checkpointing: bool  # whether the backward pass recomputes activations
     # parameters on the meta device by name; tied parameters are one object under several names
     parameters: Mapping[str, nn.Parameter]
-    buffers: Mapping[str, Tensor]  # buffers by name, with their values. Weight files do not have all of them
+    buffers: Mapping[str, Tensor]  # buffers by name, with their values. Weight files do not contain all of them
 
     @classmethod
     def of(
@@ -276,7 +277,7 @@ class Blueprint:
         return model
 
     def take_weights(self, model: PreTrainedModel) -> dict[str, Tensor]:
-        """Return the weights of its model by name, and leave the model on the meta device without them."""
+        """Return the model's weights by name, and leave the model on the meta device without them."""
         weights = {name: p.detach() for name, p in model.named_parameters()}
         self._put_into(model)
         return weights
@@ -292,17 +293,17 @@ _NOT_OF_THE_MODEL = ("_name_or_path", "dtype", "transformers_version")
 
 
 def check_saved(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Check that a folder holds the model or the adapters that were saved there, weight by weight and bit by bit.
+    """Check that a folder contains the model or adapters that were saved there, weight by weight and bit by bit.
 
     A whole model is loaded by transformers, with the folder's config; the weights stay in their file. `weights` are the
-    whole parameters that were saved, by name. The parameters of `model` may be sharded.
+    saved whole parameters by name. The parameters of `model` may be sharded.
     """
     if is_adapter := (folder / ADAPTER_CONFIG).exists():
         saved = load_file(folder / "adapter_model.safetensors")
         weights = dict(saved_adapter(weights.items()))
         wrong = []
     else:
-        # some models draw random numbers while they load, and the random state is part of the checkpoint
+        # some models draw random numbers while loading, and the random state is part of the checkpoint
         with building_model(), torch.random.fork_rng(devices=()):
             reloaded: Any = auto_class(model.config).from_pretrained(
                 folder, dtype=model.dtype, local_files_only=True, trust_remote_code=False
@@ -312,11 +313,11 @@ def check_saved(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: P
     wrong += sorted(saved.keys() ^ weights.keys())
     wrong += [n for n, weight in weights.items() if n in saved and not torch.equal(saved[n].to(weight), weight)]
     if wrong:
-        what = "adapters" if is_adapter else "model"
+        what = "adapter" if is_adapter else "model"
         raise UserError(
-            f"the {what} that was saved differs from the {type(model).__name__} that was trained ({wrong[0]}, "
+            f"the saved {what} differs from the trained {type(model).__name__} ({wrong[0]}, "
             f"{len(wrong)} differences); {'change lora.target_modules' if is_adapter else 'train adapters (lora.rank)'}"
-            ", or install another version of transformers"
+            ", or install a different version of transformers"
         )
 
 

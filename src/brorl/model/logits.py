@@ -1,4 +1,4 @@
-"""Logits of the rows of a forward pass: whole if they are few, and otherwise in blocks of at most 2^26.
+"""Logits of the rows of a forward pass: whole if there are few, otherwise in blocks of at most 2^26.
 
 The output embedding is called as a module, so bias, adapters, tied and frozen weights, shards and autocast need no code
 here. A model that changes its logits afterwards (soft-capping, a scale) needs whole logits.
@@ -19,25 +19,25 @@ from brorl.errors import UserError
 
 MAX_LOGITS = 1 << 27  # more are computed in blocks
 LOGITS_PER_BLOCK = 1 << 26
-# compiled code keeps only the logits and their gradient, and larger blocks add to the gradient of weights less often
+# compiled code keeps only the logits and their gradient; larger blocks add to the weight gradient less often
 COMPILED_LOGITS_PER_BLOCK = 1 << 29
-LOGITS_PER_DRAW = 1 << 24  # a draw has several temporaries as large as its logits, one of them in float64
-MASSES_PER_DRAW = 1 << 21  # masses that the rollouts of a draw search: all blocks, then the tokens of one block
+LOGITS_PER_DRAW = 1 << 24  # a draw has several temporaries the size of its logits, one of them in float64
+MASSES_PER_DRAW = 1 << 21  # masses that the rollouts of a draw search: all blocks, then the tokens in one block
 
 
 def tokens_per_mass(vocabulary: int) -> int:
-    """Return the tokens per block of a draw, about the root of the vocabulary: 512 for 151,936 tokens."""
+    """Return the tokens per block of a draw, about the square root of the vocabulary: 512 for 151,936 tokens."""
     return 1 << (vocabulary.bit_length() + 1) // 2
 
 
 def logit_bytes_per_row(vocabulary: int, itemsize: int) -> int:
-    """Return the bytes of one row's logits in the engine, their softmax, and one temporary of the same size."""
+    """Return the engine's bytes for one row's logits, their softmax, and one temporary of the same size."""
     return 3 * vocabulary * max(4, itemsize)
 
 
 @dataclass(frozen=True)
 class RowLogits:
-    """The logits of R rows, or the inputs of the output embedding that computes them."""
+    """The logits of R rows, or the output embedding's inputs from which they are computed."""
 
     row: Tensor  # logits, shape [R, V], or inputs of the output embedding, shape [R, h]
     embedding: nn.Module | None = None  # the output embedding; None if `row` contains the logits
@@ -57,7 +57,7 @@ def row_logits(
     whole_logits: bool = False,
     max_logits: int | None = None,
 ) -> RowLogits:
-    """Call `forward`, which runs the model and returns its logits; leave out the output embedding if they are many.
+    """Call `forward`, which runs the model and returns its logits; skip the output embedding if there are many.
 
     The result has the shape that `forward` returns. A model for which `embeds_last` is false needs `whole_logits`.
     """
@@ -65,7 +65,7 @@ def row_logits(
     if whole_logits or num_rows * vocabulary <= (max_logits or MAX_LOGITS):
         return RowLogits(forward())
     embedding = model.get_output_embeddings()
-    assert embedding is not None  # `embeds_last` found it
+    assert embedding is not None  # `embeds_last` has found it
     with _skipped(embedding) as skipped:
         row = forward()
     if not skipped.is_output(row):
@@ -83,22 +83,22 @@ def embeds_last(model: PreTrainedModel) -> bool:
     if embedding is None:
         return False
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    # With a whole mask the model skips its checks, which read values that the meta device does not have.
+    # With a whole mask, the model skips its checks, which read values that do not exist on the meta device.
     mask = {"attention_mask": torch.zeros(1, 1, 1, 1, device="meta")} if model.device.type == "meta" else {}
     with _skipped(embedding) as skipped:
         try:
             with torch.device(model.device):
                 logits: Tensor = model(input_ids=token, use_cache=False, **mask).logits
-        except Exception:  # e.g. a cast or a scale that does not fit the shape of the inputs
+        except Exception:  # e.g. a cast or a scale that does not match the shape of the inputs
             return False
     return skipped.is_output(logits)
 
 
 @contextmanager
 def computed_whole(model: PreTrainedModel) -> Iterator[None]:
-    """Let the output embedding of a model compute inside the block, even while `row_logits` leaves it out.
+    """Let a model's output embedding compute inside the block, even while `row_logits` skips it.
 
-    So a hook at the start of one forward pass can make another, whole pass.
+    This lets a hook at the start of one forward pass make a second, whole pass.
     """
     embedding = model.get_output_embeddings()
     forward = None if embedding is None else embedding.__dict__.get("forward")
@@ -119,12 +119,12 @@ class _Skipped:
 
     def forward(self, hidden: Tensor, *_: Any) -> Tensor:
         if hidden._is_view():
-            hidden = hidden.clone()  # FSDP2 warns of an output that is a view
+            hidden = hidden.clone()  # FSDP2 warns about an output that is a view
         self._inputs.append((hidden, hidden._version))
         return hidden
 
     def is_output(self, logits: Tensor) -> bool:
-        """Return whether the output of a model is the input of its output embedding: the same tensor, unchanged."""
+        """Return whether a model's output is its output embedding's input: the same tensor, unchanged."""
         if len(self._inputs) != 1:
             return False
         hidden, version = self._inputs[0]
@@ -141,7 +141,7 @@ def _skipped(embedding: nn.Module) -> Iterator[_Skipped]:
 
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any] | None) -> Iterator[None]:
-    """Give a module another `forward` inside the block; None for the method of its class."""
+    """Give a module a different `forward` inside the block; None for the method of its class."""
     previous = module.__dict__.get("forward")
     _set_forward(module, forward)
     try:

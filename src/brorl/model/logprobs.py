@@ -29,19 +29,19 @@ class NextToken:
     """Turns a model's logits into the distribution that tokens are drawn from."""
 
     temperature: float = 1.0  # divisor of the logits, above 0; the temperature of the rollouts
-    min_new_tokens: int = 0  # tokens that a response has before it can have a stop token, 0 or more
+    min_new_tokens: int = 0  # tokens before a response can have a stop token, 0 or more
     stop_token_ids: tuple[int, ...] = ()  # the stop tokens; required if `min_new_tokens` is above 0
     top_p: float = 1.0  # mass of the kept tokens; see `smallest_kept`
     top_k: int = 0  # number of kept tokens, 0 for all
 
     def __post_init__(self) -> None:
         if self.min_new_tokens and not self.stop_token_ids:
-            raise ValueError("min_new_tokens forbids stop tokens at first; give stop_token_ids")
+            raise ValueError("min_new_tokens forbids stop tokens at first; pass stop_token_ids")
 
     def logits(self, logits_RV: Tensor, length_R: Tensor) -> Tensor:
         """Divide logits [R, V] by the temperature, before top-p and top-k, in at least float32; early stops get -inf.
 
-        `length_R` counts the tokens that each row's response has so far.
+        `length_R` is the number of tokens in each row's response so far.
         """
         logits_RV = logits_RV.to(at_least_float32(logits_RV.dtype))
         if self.temperature != 1.0:
@@ -69,8 +69,8 @@ class NextToken:
 
 
 PLAIN = NextToken()  # temperature 1, and any token at any time
-_FEW = 1024  # tokens that are sorted first to find a nucleus: sorting all takes 20 times as long
-_LOGITS_PER_SORT = 1 << 22  # a sort has temporaries of 8 times its logits' size
+_FEW = 1024  # tokens sorted first to find a nucleus: sorting all takes 20 times as long
+_LOGITS_PER_SORT = 1 << 22  # a sort has temporaries 8 times the size of its logits
 
 
 def smallest_kept(logits_RV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
@@ -80,9 +80,10 @@ def smallest_kept(logits_RV: Tensor, temperature: float, top_p: float, top_k: in
     the smallest set whose mass among the top-k reaches it: probabilities 0.5, 0.3, 0.2 and a `top_p` of 0.7 keep two
     tokens. A `top_k` of 0 keeps all.
 
-    Ties with the last token stay. Engine and learner compute the logits of tied tokens in different orders, so a tie
-    can be broken by rounding on either side. Logits below the last token's by at most the `_rounding` of the dtype,
-    relative to the row's largest logit or the last token's, count as ties; a mass counts as reached within it, too.
+    Ties with the last token are kept. Engine and learner compute the logits of tied tokens in different orders, so
+    rounding can break a tie on either side. Logits below the last token's by at most the `_rounding` of the dtype,
+    relative to the row's largest logit or the last token's, count as ties; the same tolerance applies to reaching the
+    mass.
 
     Source: nucleus sampling, arXiv 1904.09751; top-k comes first, as in Hugging Face transformers and vLLM.
     """
@@ -98,7 +99,7 @@ def smallest_kept(logits_RV: Tensor, temperature: float, top_p: float, top_k: in
         return smallest_R
     kept_RV = logits_RV.masked_fill(logits_RV < smallest_R[:, None], float("-inf"))
     lse_R1 = (kept_RV.to(dtype) / temperature).logsumexp(1, keepdim=True)
-    few = min(_FEW, count) if logits_RV.device.type == "cpu" else count  # the test below would make another device wait
+    few = min(_FEW, count) if logits_RV.device.type == "cpu" else count  # the test below would make other devices wait
     while True:
         ordered_RK = logits_RV.topk(few, dim=1).values
         mass_RK = (ordered_RK.to(dtype) / temperature - lse_R1).exp_()
@@ -112,9 +113,9 @@ def smallest_kept(logits_RV: Tensor, temperature: float, top_p: float, top_k: in
 
 
 def _rounding(dtype: torch.dtype) -> float:
-    """Return how far, relative to the largest, logits that are equal in exact numbers may differ by rounding.
+    """Return how far, relative to the largest, logits that are equal in exact arithmetic may differ by rounding.
 
-    Sums over a hidden size are in float32 or float64, and their rounding grows with its root. 16-bit logits are
+    Sums over a hidden size are in float32 or float64, and their rounding grows with its square root. 16-bit logits are
     rounded once, after the sum, to one unit in the last place or less.
     """
     return torch.finfo(dtype).eps * (64 if dtype.itemsize > 2 else 1)
@@ -132,7 +133,7 @@ def softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
 def by_tree(chunks: Sequence[ChunkLogprobs], trees: Sequence[RolloutTree]) -> list[Tensor]:
     """Return the log-probs of each tree's nodes in order, shape [M]: 0 for given nodes.
 
-    The chunks together hold every sampled node once.
+    Together the chunks contain every sampled node once.
     """
     if not trees:
         return []
@@ -154,9 +155,9 @@ def node_offsets(trees: Sequence[RolloutTree]) -> IntArray:
 class ChunkLogprobs:
     """Log-probs of the nodes of one chunk."""
 
-    index: Tensor  # numbers of the nodes among those of all trees, in the trees' order, shape [K]
+    index: Tensor  # indices of the nodes among those of all trees, in the trees' order, shape [K]
     logprob: Tensor  # log-probs of the nodes in nats, shape [K]
-    # entropy (nats) of the distribution that each node was drawn from, shape [K]; None if not requested
+    # entropy (nats) of the distribution each node was drawn from, shape [K]; None if not requested
     entropy: Tensor | None = None
 
 
@@ -164,15 +165,15 @@ class ChunkLogprobs:
 class LogprobHead:
     """Computes log-probs, and entropies if requested, from logits.
 
-    Only the logits of one block are kept; the backward pass computes the softmax again. With top-p or top-k the
+    Only the logits of one block are kept; the backward pass recomputes the softmax. With top-p or top-k, the
     distribution is over the tokens that the row's logits keep. A node's token can be missing among them if the weights
-    or the numerics differ from the draw's. The distribution is then over the kept tokens and this one, so the node's
-    log-prob is finite and has a gradient.
+    or the numerics differ from the draw's. The distribution then includes this token, so the node's log-prob is finite
+    and has a gradient.
     """
 
     next_token: NextToken  # turns logits into the distribution that drew the rollouts
     entropy: bool  # whether to compute entropies
-    logits_per_block: int | None = None  # logits that are computed at once; None for the default
+    logits_per_block: int | None = None  # logits computed at once; None for the default
     compile: bool = False  # whether the reductions over the vocabulary are compiled
 
     def logprobs(
@@ -180,8 +181,8 @@ class LogprobHead:
     ) -> ChunkLogprobs:
         """Return the log-probs of K nodes, in any order, from the logits of R rows.
 
-        `length_R` counts the tokens that the response of each row has so far. `row_K` is the row that predicts each
-        node, and `index_K` is the node's number among the nodes of all trees.
+        `length_R` is the number of tokens in each row's response so far. `row_K` is the row that predicts each node,
+        and `index_K` is the node's index among the nodes of all trees.
         """
         device = rows.row.device
         length = to_device(length_R, device)
@@ -220,7 +221,7 @@ class LogprobHead:
         return logprob_K, entropy_R[row_K] if self.entropy else None
 
     def call_with_settings(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Call a function with the distribution, whether to compute entropies, and tensors; compiled if `compile`."""
+        """Call a function with the distribution, the entropy flag and tensors; compiled if `compile` is set."""
         return (compiled(function) if self.compile else function)(self.next_token, self.entropy, *inputs)
 
 
@@ -245,7 +246,7 @@ class _Reduced(torch.autograd.Function):
     def backward(ctx: Any, grad_K: Tensor, grad_entropy_R: Tensor) -> tuple[Tensor | None, ...]:
         head: LogprobHead = ctx.head
         logits_RV, length_R, smallest_R, row_K, token_K, lse_R, entropy_R, logprob_K = ctx.saved_tensors
-        grad_K = torch.where(torch.isfinite(logprob_K), grad_K, 0.0)  # a token that cannot be drawn has no gradient
+        grad_K = torch.where(torch.isfinite(logprob_K), grad_K, 0.0)  # tokens that cannot be drawn have no gradient
         if smallest_R is not None:
             outside_K = logits_RV[row_K, token_K] < smallest_R[row_K]
             grad_K = torch.where(outside_K, grad_K * -torch.expm1(logprob_K), grad_K)  # derivative of logsigmoid

@@ -1,6 +1,6 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685): a few trained weights in a model whose weights are frozen.
+"""Low-rank adapters (LoRA, arXiv 2106.09685): a few trained weights in a model whose own weights are frozen.
 
-They have no dropout: a ratio of new to old probabilities would contain its noise. They need the extra `peft`.
+They have no dropout: the ratio of new to old probabilities would contain its noise. They need the extra `peft`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from brorl.model.source import text_modules
 ALL_LINEAR = "all-linear"
 _PREFIX = "base_model.model."
 ADAPTER = "default"
-_NAMED = re.compile(r"(\.lora_[A-Za-z_]+)\.(?!weight$|bias$)[^.]+")  # an adapter's name, which some tools save too
+_NAMED = re.compile(r"(\.lora_[A-Za-z_]+)\.(?!weight$|bias$)[^.]+")  # the adapter name that some tools also save
 _FITTING = "set base_model_name_or_path in its adapter_config.json to the model that it was trained on"
 _UNSUPPORTED = ("use_dora", "use_rslora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern",
                 "layer_replication", "trainable_token_indices", "target_parameters")  # fmt: skip
@@ -67,7 +67,7 @@ def keep_gradients(model: PreTrainedModel) -> None:
 
 
 def target_layers(model: PreTrainedModel, target_modules: Sequence[str]) -> dict[str, nn.Module]:
-    """Return the layers with an adapter by name: the named ones (`q_proj`, ...), or all text layers but the output."""
+    """Return the layers with adapters by name: the named ones (`q_proj`, ...), or all text layers except the output."""
     from transformers.pytorch_utils import Conv1D
 
     modules = text_modules(model)
@@ -82,7 +82,7 @@ def target_layers(model: PreTrainedModel, target_modules: Sequence[str]) -> dict
     if unused:
         names = ", ".join(sorted({_own_name(n) for n in linear}))
         raise UserError(
-            f"lora.target_modules names {unused[0]!r}, and no linear layer of {type(model).__name__} has this "
+            f"lora.target_modules names {unused[0]!r}, but no linear layer of {type(model).__name__} has this "
             f"name (there are {names}); fix it, or set {ALL_LINEAR}"
         )
     refused = sorted({_own_name(n) for n in chosen} - adaptable)
@@ -99,7 +99,7 @@ def _own_name(name: str) -> str:
 
 
 def _is_own(layer: nn.Module) -> bool:
-    """Return whether a layer has its model's own class and is not linear, like the router of Llama 4's experts."""
+    """Return whether a layer has a class of its own model and is not linear, like Llama 4's expert router."""
     if not type(layer).__module__.startswith("transformers.models."):
         return False
     weight: Any = layer.weight
@@ -107,10 +107,10 @@ def _is_own(layer: nn.Module) -> bool:
 
 
 def _adaptable(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
-    """Return which names of linear layers peft adapts in this kind of model, by a trial on a layer of one weight.
+    """Return which names of linear layers peft adapts in this kind of model, by a trial on a one-weight layer.
 
-    peft refuses `out_proj` of Mamba, whose kernels read the weight alone, and it takes a `gate_proj` beside experts for
-    one of the experts. Without peft, all names are returned: a plan works without it, and training does not.
+    peft rejects Mamba's `out_proj`, whose kernels read only the weight, and mistakes a `gate_proj` next to experts for
+    one of the experts. Without peft, return all names: a plan works without it, but training does not.
     """
     try:
         require_peft()
@@ -124,7 +124,7 @@ def _adaptable(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
 def _adapts(config_class: type, name: str) -> bool:
     from peft import LoraConfig, inject_adapter_in_model
 
-    with torch.random.fork_rng(devices=[]):  # the weights of the trial are random
+    with torch.random.fork_rng(devices=[]):  # the trial weights are random
         trial = nn.ModuleDict({name: nn.Linear(1, 1)})
         trial.config = config_class()
         with suppress(ValueError), warnings.catch_warnings():
@@ -145,8 +145,8 @@ def adapter_shapes(model: PreTrainedModel, settings: LoraSettings) -> list[tuple
 def add_adapter(model: PreTrainedModel, settings: LoraSettings, revision: str | None = None) -> None:
     """Add new adapters to a model and freeze its other weights; checkpoints name their base, `model.name_or_path`.
 
-    The adapters' weights are float32 even on a bfloat16 model, which keeps small updates, and float64 on a float64
-    model. One matrix is random (torch's generator) and the other is 0, so the output of the model does not change.
+    The adapters' weights are float32 even on a bfloat16 model, to keep small updates, and float64 on a float64 model.
+    One matrix is random (torch's generator) and the other is 0, so the model's output does not change.
     """
     require_peft()
     from peft import LoraConfig
@@ -164,12 +164,11 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings, revision: str | 
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*tie_word_embeddings")  # about a later merge, which unties layers
-            warnings.filterwarnings("ignore", "fan_in_fan_out")  # peft sets it for GPT-2, and says so
+            warnings.filterwarnings("ignore", "fan_in_fan_out")  # peft sets it for GPT-2 and warns about it
             model.add_adapter(config, ADAPTER)
     except (ImportError, ValueError) as error:  # transformers rejects old versions of peft
         raise UserError(
-            f"no adapters could be added ({first_line(error)}); for another version of peft run: "
-            "pip install -U 'brorl[peft]'"
+            f"no adapters could be added ({first_line(error)}); to upgrade peft, run: pip install -U 'brorl[peft]'"
         ) from error
     dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
     for name, parameter in model.named_parameters():
@@ -186,7 +185,7 @@ def continue_adapter(model: PreTrainedModel, folder: Path, settings: LoraSetting
     if getattr(config.peft_type, "value", config.peft_type) != "LORA" or odd or config.bias != "none":
         what = odd[0] if odd else f"{config.peft_type} with bias {getattr(config, 'bias', None)}"
         raise UserError(
-            f"the adapter in {folder} is not a plain LoRA adapter ({what}) and cannot be trained further; set "
+            f"the adapter in {folder} is not a plain LoRA adapter ({what}) and its training cannot continue; set "
             "lora.rank: 0 to merge it into its base and train all weights"
         )
     names = {name for name, _ in model.named_modules()}
@@ -220,13 +219,13 @@ def read_adapter(folder: Path) -> tuple[Any, dict[str, Tensor]]:
 
 
 def put_adapter(model: nn.Module, folder: Path, saved: dict[str, Tensor]) -> None:
-    """Copy the weights of a saved adapter into a model with its adapters; every weight must have its place."""
+    """Copy a saved adapter's weights into a model with its adapters; every weight must have a place."""
     from peft import set_peft_model_state_dict
 
     base = str(model.name_or_path)
     try:
         result: Any = set_peft_model_state_dict(model, saved, ADAPTER)
-    except RuntimeError as error:  # torch lists the weights whose shapes differ, below a first line without names
+    except RuntimeError as error:  # torch lists the weights with different shapes below a first line without names
         wrong = (str(error).splitlines()[1:2] or [first_line(error)])[0].strip(" \t.")
         raise UserError(f"the adapter in {folder} does not fit its base {base}: {wrong}; {_FITTING}") from error
     missing = sorted(name for name in result.missing_keys if ADAPTER in name.split("."))
@@ -238,13 +237,13 @@ def put_adapter(model: nn.Module, folder: Path, saved: dict[str, Tensor]) -> Non
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return the first of some names of weights, as in peft's files, and how many there are."""
+    """Return the first of several weight names, as in peft's files, and their number."""
     first = names[0].removeprefix(_PREFIX).replace(f".{ADAPTER}", "")
     return first if len(names) == 1 else f"{len(names)} weights ({first}, ...)"
 
 
 def saved_adapter(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Return the adapters among the weights of a model, by their names in peft's files."""
+    """Return the adapters among a model's weights, by their names in peft's files."""
     return ((_saved_name(name), tensor) for name, tensor in weights if f".{ADAPTER}." in name)
 
 
@@ -269,7 +268,7 @@ _RELATIVE_ERROR = 1e-3  # largest change of a logit in float32, relative to the 
 
 
 def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Return a base model with the adapters of a folder added to its weights, all trainable.
+    """Return a base model with a folder's adapters added to its weights, all trainable.
 
     The base is at least float32: bfloat16 would round small adapters away. An adapter on one of two tied layers unties
     them. The logits of a few tokens are compared before and after the merge.
@@ -295,7 +294,7 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     change = float((_few_logits(whole) - expected).abs().max())
     if not change <= _RELATIVE_ERROR * float(expected.abs().max()):
         raise UserError(
-            f"merging the adapter in {folder} into {model.name_or_path} gives another model: its logits of "
+            f"merging the adapter in {folder} into {model.name_or_path} changes the model: its logits of "
             f"{_NUM_TOKENS} tokens differ by up to {change:.3g}; merge the adapter with the tool that trained it, and "
             "set model to the merged model"
         )
@@ -304,7 +303,7 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 
 def _untie(model: PreTrainedModel) -> bool:
-    """Give every layer its own copy of a weight that several share, so that one can change; return whether any did."""
+    """Give every layer its own copy of a weight that several share, so that each can change; return whether any did."""
     seen: set[int] = set()
     parameters = list(model.named_parameters(remove_duplicate=False))
     for name, parameter in parameters:
@@ -316,7 +315,7 @@ def _untie(model: PreTrainedModel) -> bool:
 
 
 def _tie_equal(model: PreTrainedModel) -> None:
-    """Tie the embedding and the output layer again if they are still equal; the config says whether they are."""
+    """Tie the embedding and the output layer again if they are still equal; record the result in the config."""
     embedding: Any = model.get_input_embeddings()
     output: Any = model.get_output_embeddings()
     is_equal = torch.equal(embedding.weight, output.weight)

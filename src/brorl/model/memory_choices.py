@@ -1,6 +1,6 @@
-"""The ways to train that a run can choose for its memory: what each needs, and the smallest change that fits.
+"""Ways to train that differ in memory: what each needs, and the smallest change to a run that fits.
 
-A change is smaller if it changes less of what is learned. Of two changes that are equal in this, the faster is smaller.
+A change is smaller if it affects less of what is learned. Of two that affect the same, the faster one is smaller.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from brorl.model.memory_prediction import MemoryPrediction, MemorySettings, Mode
 from brorl.model.settings import LoraSettings
 from brorl.table import Table
 
-_RANK = 16  # rank of the adapters, for a run that has none
+_RANK = 16  # rank of the adapters, if the run has none
 _GIB = 1 << 30
 _at_most = attrgetter("total_bytes")
 
@@ -29,12 +29,12 @@ class Choice:
     """A way to train."""
 
     settings: MemorySettings
-    changes: dict[str, Any]  # the settings that differ from the run's, by dotted name
+    changes: dict[str, Any]  # settings that differ from the run's, by dotted name
     prediction: MemoryPrediction
 
     @property
     def name(self) -> str:
-        """The settings of this way, also those that the run has."""
+        """The settings of this way to train, including those of the run."""
         recipe = _recipe(self.settings)
         if self.settings.lora is None:
             return _text({"optimizer.states": recipe["optimizer.states"]})
@@ -43,7 +43,7 @@ class Choice:
 
 
 class MemoryChoices:
-    """The ways to train one model on one device, whose free memory is `available` bytes."""
+    """The ways to train one model on a device with `available` bytes of free memory."""
 
     def __init__(self, config: PreTrainedConfig, settings: MemorySettings, workload: Workload, available: int) -> None:
         self._model = ModelMemory.of(config, settings.forward)
@@ -67,9 +67,9 @@ class MemoryChoices:
         return [self._choice(way) for way in ways]
 
     def smallest_change(self) -> Choice | None:
-        """Return the smallest change with which a run fits even if responses reach the length limit.
+        """Return the smallest change that makes a run fit even if responses reach the length limit.
 
-        If no change does, return the smallest change with which the run starts, or None.
+        If there is none, return the smallest change with which the run starts, or None.
         """
         ways = [self._choice(self._own), *(choice for choice in self.all() if choice.changes)]
         tried = (self.fitted(way, needed) for needed in (_at_most, attrgetter("certain_bytes")) for way in ways)
@@ -79,13 +79,13 @@ class MemoryChoices:
         """Return a way to train with the smallest further changes that make it fit, or None if it never fits.
 
         The changes are in `engine.memory_gib`, `reference.offload`, `engine.gradient_checkpointing` and
-        `engine.cuda_graphs`, which do not change what is learned. `needed` returns the bytes that have to fit.
+        `engine.cuda_graphs`, which do not change what is learned. `needed` returns the bytes that must fit.
         """
         tried = (self._with_less_for_the_engine(settings, needed) for settings in _exact_changes(choice.settings))
         return next((found for found in tried if found), None)
 
     def fix(self) -> str:
-        """Return the smallest change as the end of the message that the run does not fit."""
+        """Return the smallest change, as the end of the error message for a run that does not fit."""
         found = self.smallest_change()
         if found is None:
             return (
@@ -101,7 +101,7 @@ class MemoryChoices:
         )
 
     def table(self) -> Table:
-        """Return what each way to train needs."""
+        """Return a table of the memory that each way to train needs."""
         rows, own = [], set()
         for index, choice in enumerate(self.all()):
             found = self.fitted(choice)
@@ -133,7 +133,7 @@ class MemoryChoices:
         own = self._choice(settings)
         if fits(own):
             return own
-        least = max(1, ceil(2 * own.prediction.row_bytes / _GIB))  # a row, and the prompts beside it
+        least = max(1, ceil(2 * own.prediction.row_bytes / _GIB))  # a row, plus the prompts
         most = ceil(settings.engine_bytes / _GIB) - 1
         if most < least or not fits(with_gib(least)):
             return None
@@ -142,7 +142,7 @@ class MemoryChoices:
 
 
 def _recipe(settings: MemorySettings) -> dict[str, Any]:
-    """Return all settings that a choice can change, as a recipe has them, by dotted name."""
+    """Return all settings that a choice can change, as in a recipe, by dotted name."""
     lora, gib = settings.lora or LoraSettings(), settings.engine_bytes / _GIB
     return {
         "optimizer.states": settings.states,
@@ -156,12 +156,12 @@ def _recipe(settings: MemorySettings) -> dict[str, Any]:
 
 
 def _text(changes: dict[str, Any]) -> str:
-    """Return settings as they are written in a recipe."""
+    """Format settings as in a recipe."""
     return ", ".join(f"{name}: {str(value).lower()}" for name, value in changes.items())
 
 
 def _exact_changes(settings: MemorySettings) -> Iterator[MemorySettings]:
-    """Yield settings with changes that leave what is learned as it is, faster ones first."""
+    """Yield settings with changes that do not affect what is learned, faster ones first."""
     graphs = (True, False) if settings.keeps_cache else (False,)
     recomputed = (True,) if settings.gradient_checkpointing else (False, True)
     reference = (True, False) if settings.reference and settings.device != "cpu" else (settings.reference,)

@@ -1,7 +1,7 @@
-"""Prediction of the memory of a run, before its model is loaded: the bytes of each part at the peak.
+"""Predicts a run's memory before its model is loaded: the bytes of each part at the peak.
 
-The model is made on PyTorch's meta device, where its weights take no memory. `check` rejects a run whose certain parts
-do not fit. docs/how-to/memory.md has the formula and compares it with measured peaks.
+The model is built on PyTorch's meta device, where its weights take no memory. `check_prediction` rejects a run whose
+certain parts do not fit. docs/how-to/memory.md has the formula and compares it with measured peaks.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ _BYTES_PER_MASS = 16  # a mass and its running sum, both in float64
 _SCORES_IN_TILE = 4  # scores, weights, their gradient, and a cast
 _NF4_BYTES = 0.5 + 0.127 / 8  # per weight: 4 bits, and the doubly quantized scales of blocks of 64 (arXiv 2305.14314)
 _TEMPORARY_LAYERS = 3  # gradients, intermediate results, and memory that the allocator keeps
-_MIN_NODES = 1024  # the prediction halves nodes down to the default on a CPU; the learner can go lower
+_MIN_NODES = 1024  # the prediction halves nodes only down to the CPU default; the learner can go lower
 
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """The settings of a run that decide its memory."""
+    """The settings that determine a run's memory."""
 
     dtype: Literal["float32", "float64", "bfloat16"]  # the run's `dtype`
-    engine_bytes: int  # limit of the engine, `engine.memory_gib`
+    engine_bytes: int  # the engine's limit, `engine.memory_gib`
     lora: LoraSettings | None = None  # the adapters; None if all weights are trained
-    reference: bool = False  # whether a reference policy is in the device's memory
-    offloaded_reference: bool = False  # whether a reference policy is in the host's memory instead
-    average: bool = False  # whether averaged weights are in the device's memory
-    states: States = "device"  # place and bits of AdamW's moments between updates
+    reference: bool = False  # whether a reference policy is in device memory
+    offloaded_reference: bool = False  # whether a reference policy is in host memory instead
+    average: bool = False  # whether averaged weights are in device memory
+    states: States = "device"  # location and bits of AdamW's moments between updates
     nodes_per_pass: int | None = None  # nodes per forward pass of the learner, 1 or more; None for the default
-    gradient_checkpointing: bool = False  # whether activations are computed again
+    gradient_checkpointing: bool = False  # whether activations are recomputed
     # how rollouts go through the model; `auto` is the flat path if the attention cannot be hooked
     forward: ForwardChoice = "auto"
     attention: AttentionChoice = "auto"  # how nodes attend on the tree path; `auto` is FlexAttention on CUDA
@@ -63,12 +63,12 @@ class MemorySettings:
     # whether the engine is vLLM, which has its own weights, a file of the trained weights in shared memory, and a cache
     # that is allocated in advance
     separate_engine: bool = False
-    engine_apart: bool = False  # whether vLLM has GPUs of its own; its memory is then not predicted
+    engine_apart: bool = False  # whether vLLM has its own GPUs; its memory is then not predicted
     keeps_cache: bool = False  # whether the native engine keeps its memory while the learner works, for CUDA graphs
 
     @property
     def autocasts(self) -> bool:
-        """Whether float32 weights are trained in bfloat16. The native engine then has a copy of them to sample with."""
+        """Whether float32 weights are trained in bfloat16. The native engine then has a copy of them for sampling."""
         return self.dtype == "bfloat16" and self.lora is None
 
     @property
@@ -78,31 +78,31 @@ class MemorySettings:
 
     @property
     def computed_bytes(self) -> int:
-        """Bytes per number of activations, of frozen weights and of the sampling copy."""
+        """Bytes per number of activations, frozen weights and the sampling copy."""
         return 2 if self.dtype == "bfloat16" else self.trained_bytes
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Sizes of the batches of a run."""
+    """Sizes of a run's batches."""
 
     prompt_tokens: int = 512  # tokens of the longest prompt
     max_new_tokens: int = 1024  # tokens of the longest response
-    num_rows: int | None = None  # most rollouts that are sampled together, prompts times N; None if unknown
+    num_rows: int | None = None  # maximum rollouts sampled together, prompts times N; None if unknown
     num_prompts: int | None = None  # prompts of a mini-batch; None if unknown
 
 
 class MemoryLine(NamedTuple):
-    """One part of the memory."""
+    """One part of the predicted memory."""
 
     name: str
     num_bytes: int
-    settings: str  # settings that make it smaller, by dotted name, in the order in which to try them
+    settings: str  # settings that reduce it, by dotted name, in the order to try them
 
 
 @dataclass(frozen=True)
 class MemoryPrediction:
-    """Memory of a run, by part."""
+    """A run's memory, by part."""
 
     kept: tuple[MemoryLine, ...]  # the parts that are always in memory
     sampling: MemoryLine  # the engine's memory while it samples
@@ -119,17 +119,17 @@ class MemoryPrediction:
 
     @property
     def certain_bytes(self) -> int:
-        """Bytes that a run needs at least: the kept parts and the engine's limit."""
+        """Minimum bytes that a run needs: the kept parts and the engine's limit."""
         return self.kept_bytes + self.sampling.num_bytes
 
     @property
     def total_bytes(self) -> int:
-        """Bytes at the peak; sampling and learning alternate."""
+        """Peak bytes; sampling and learning alternate."""
         return self.kept_bytes + max(self.sampling.num_bytes, self.learning.num_bytes)
 
     @property
     def lines(self) -> tuple[MemoryLine, ...]:
-        """All parts that are not empty, the largest first."""
+        """All nonempty parts, largest first."""
         lines = (line for line in (*self.kept, self.sampling, self.learning) if line.num_bytes)
         return tuple(sorted(lines, key=lambda line: -line.num_bytes))
 
@@ -144,21 +144,21 @@ class MemoryPrediction:
 def predict_memory(
     config: PreTrainedConfig, settings: MemorySettings, workload: Workload, available: int | None = None
 ) -> MemoryPrediction:
-    """Predict the memory of a run; see `ModelMemory`."""
+    """Predict a run's memory; see `ModelMemory`."""
     return ModelMemory.of(config, settings.forward).predict(settings, workload, available)
 
 
 class ModelMemory:
-    """Predicts the memory of runs of one model, from its config.
+    """Predicts the memory of one model's runs from its config.
 
-    It raises a `HooksError` if `forward` is `tree`, and the model's attention cannot be hooked.
+    Raises a `HooksError` if `forward` is `tree` and the model's attention cannot be hooked.
     """
 
     _made: ClassVar[dict[tuple[type, str, ForwardChoice], ModelMemory]] = {}
 
     @classmethod
     def of(cls, config: PreTrainedConfig, forward: ForwardChoice) -> ModelMemory:
-        """Return the prediction for a config, made once: a command predicts several runs of one model."""
+        """Return the cached prediction for a config: a command predicts several runs of one model."""
         key = type(config), config.to_json_string(use_diff=False), forward
         if key not in cls._made:
             cls._made[key] = cls(config, forward)
@@ -183,8 +183,8 @@ class ModelMemory:
     def _shapes(self, sizes: Any, forward: ForwardChoice) -> tuple[Sequence[KVShape], bool]:
         """Return the shapes of each layer's keys and values, and whether the model takes the flat path.
 
-        The shapes come from a pass on the meta device. For the flat path, or if that pass fails, they are guessed from
-        the key-value heads in the config.
+        The shapes come from a pass on the meta device. For the flat path, or if that pass fails, they are estimated
+        from the key-value heads in the config.
         """
         head_dim = _setting(sizes, "head_dim") or self.hidden // self._heads
         guess = KVShape(_setting(sizes, "num_key_value_heads") or self._heads, head_dim, head_dim)
@@ -192,24 +192,24 @@ class ModelMemory:
         if forward == "flat":
             return guessed, True
         try:
-            return kv_shapes(self._model.eval().to(torch.bfloat16)), False  # matmuls of experts need bfloat16
+            return kv_shapes(self._model.eval().to(torch.bfloat16)), False  # expert matmuls need bfloat16
         except HooksError:
             if forward == "tree":
                 raise
             return guessed, True
-        except Exception:  # some routers of experts read values, which the meta device does not have
+        except Exception:  # some expert routers read values, which the meta device does not have
             return guessed, False
 
     def predict(self, settings: MemorySettings, workload: Workload, available: int | None = None) -> MemoryPrediction:
-        """Predict the memory of a run; `available` bytes, if known, can halve the nodes per pass."""
+        """Predict a run's memory; a small number of `available` bytes, if known, halves the nodes per pass."""
         kept = self._kept_lines(settings)
         cache, step, prefill = (0, 0, 0) if settings.separate_engine else self._sampling_bytes(settings, workload)
         sampling = max(step, prefill)
-        if settings.keeps_cache and not self._flat:  # graphs also keep the memory that a step takes while it runs
+        if settings.keeps_cache and not self._flat:  # graphs also keep the memory that a running step uses
             kept = (*kept, MemoryLine("sampling cache", cache + step, "engine.memory_gib"))
         else:
             sampling += cache
-        if settings.device == "cpu":  # there the copy exists only while the engine samples
+        if settings.device == "cpu":  # on a CPU, the copy exists only while the engine samples
             sampling += self._copied_bytes(settings)
         nodes = settings.nodes_per_pass or default_max_nodes(
             self._model, whole_logits=self._whole_logits, device=settings.device
@@ -219,7 +219,7 @@ class ModelMemory:
         room = inf if available is None else available - casts - sum(line.num_bytes for line in kept)
         minimum = settings.nodes_per_pass or _MIN_NODES
         while (learning := self._learning_bytes(settings, workload, nodes)) > room and nodes > minimum:
-            nodes //= 2  # the learner halves them too when memory runs out
+            nodes //= 2  # the learner also halves them when memory runs out
         fewer = "" if settings.gradient_checkpointing else "engine.gradient_checkpointing, "
         return MemoryPrediction(
             kept,
@@ -232,16 +232,16 @@ class ModelMemory:
         )
 
     def _trained_shapes(self, lora: LoraSettings | None) -> Sequence[tuple[int, ...]]:
-        """Return the shapes of the trained weights: those of the adapters, or of all layers that read text."""
+        """Return the shapes of the trained weights: the adapters, or all layers that read text."""
         if lora:
             return adapter_shapes(self._model, lora)
         return [tuple(p.shape) for p in self._model.parameters() if p.requires_grad]
 
     def _checkpoint_bytes(self, settings: MemorySettings) -> int:
-        """Return the bytes of a checkpoint: the model (adapters alone if they are trained), and the trainer's state.
+        """Return the bytes of a checkpoint: the model (only the adapters if they are trained) and the trainer's state.
 
         The state has both moments, wherever they are between updates, and the trained weights of the reference and of
-        the average. The averaged model is beside the model, too.
+        the average. The averaged model is also saved next to the model.
         """
         shapes, number = self._trained_shapes(settings.lora), settings.trained_bytes
         trained = sum(map(prod, shapes)) * number
@@ -252,7 +252,7 @@ class ModelMemory:
         return model * (1 + settings.average) + trained * (has_reference + settings.average) + moments
 
     def _copied_bytes(self, settings: MemorySettings) -> int:
-        """Return the bytes of the weights that the engine's Llama pass copies to sample."""
+        """Return the bytes of the weights that the engine's Llama pass copies for sampling."""
         if settings.separate_engine or settings.lora or self._flat or not has_llama_layout(self._model):
             return 0
         return num_copied_weights(self._model, settings.device) * settings.computed_bytes
@@ -292,7 +292,7 @@ class ModelMemory:
         )
 
     def _row_bytes(self, settings: MemorySettings, workload: Workload) -> int:
-        """Return the bytes of a row of the engine: keys and values of a response of full length, and logits."""
+        """Return the bytes of an engine row: the keys and values of a full-length response, and logits."""
         row_tokens = workload.max_new_tokens + (workload.prompt_tokens if self._flat else 0)
         logit_bytes = logit_bytes_per_row(self.vocabulary, settings.computed_bytes)
         return row_tokens * self._kv_bytes(settings) + logit_bytes
@@ -302,7 +302,7 @@ class ModelMemory:
         return sum(kv.size for kv in self._kv) * settings.computed_bytes
 
     def _sampling_bytes(self, settings: MemorySettings, workload: Workload) -> tuple[int, int, int]:
-        """Return the bytes of the engine's rows within its limit, of a step beside them, and of a prefill."""
+        """Return the bytes of the engine's rows within its limit, of a step in addition, and of a prefill."""
         limit = settings.engine_bytes
         row_bytes = self._row_bytes(settings, workload)
         rows = max(1, limit // row_bytes)
@@ -324,7 +324,7 @@ class ModelMemory:
 
         h is the hidden size, m the size inside the MLP, and b the bytes per number. Each of H heads has 7 D numbers: 4
         times its key's size, and 3 times its value's. If activations have fewer bytes than trained weights, the 6 h
-        have the bytes of the weights, and 2 h are added: norms are computed in float32 and cast.
+        take the bytes of the weights, and 2 h are added: norms are computed in float32 and cast.
         """
         trained, computed = settings.trained_bytes, settings.computed_bytes
         head_size = max(4 * kv.key_dim + 3 * kv.value_dim for kv in self._kv)
@@ -334,7 +334,7 @@ class ModelMemory:
     def pass_bytes(self, settings: MemorySettings, tokens: int, scores_bytes: int = 0) -> int:
         """Return the bytes of the activations of a forward and a backward pass, without logits.
 
-        All layers count, and a few more. With gradient checkpointing a layer keeps h numbers per token.
+        All layers count, plus a few more. With gradient checkpointing, a layer keeps h numbers per token.
         `scores_bytes` is the memory of one layer's attention weights, if it keeps them.
         """
         layer = tokens * self._activation_bytes(settings) + scores_bytes
@@ -366,13 +366,13 @@ class ModelMemory:
         return on_cuda and settings.dtype != "float64" and not self._flat
 
     def _keeps_no_scores(self, settings: MemorySettings) -> bool:
-        """Return whether no tile of scores is in memory: with the kernels in C, packed passes or the flat path."""
+        """Return whether no tile of scores is in memory: with the C kernels, packed passes or the flat path."""
         single = settings.dtype == "float32" and settings.device == "cpu" and settings.attention == "auto"
         with_kernels = single and all(kv.key_dim == kv.value_dim for kv in self._kv) and kernels() is not None
         return with_kernels or self._is_packed(settings) or self._flat
 
     def _logit_bytes(self, rows: int, settings: MemorySettings) -> int:
-        """Return the bytes of the logits of a chunk, and of the gradient that their blocks add up."""
+        """Return the bytes of a chunk's logits and of the gradient that their blocks accumulate."""
         num_logits, trained = rows * self.vocabulary, settings.trained_bytes
         summed = 0 if settings.lora else 2 * self.vocabulary * self.hidden * trained
         if self._is_packed(settings) and not self._whole_logits:  # the logits and their gradient
@@ -384,20 +384,20 @@ class ModelMemory:
 
 
 def _setting(config: Any, name: str) -> Any:
-    """Return a setting of a config, or None if the config lacks it or layers differ in it."""
+    """Return a setting of a config, or None if it is missing or differs between layers."""
     try:
         return getattr(config, name, None)
-    except Exception:  # transformers has its own error for settings that differ by layer
+    except Exception:  # transformers has its own error for settings that differ between layers
         return None
 
 
 def check_prediction(
     prediction: MemoryPrediction, available: int | None, fix: Callable[[], str] = lambda: ""
 ) -> str | None:
-    """Reject a run whose certain parts do not fit into the available bytes; name the largest parts and a fix.
+    """Reject a run whose certain parts do not fit in the available bytes; name the largest parts and a fix.
 
     Return a warning if only the learner's estimate for the longest responses does not fit. `fix` returns the end of the
-    message: the settings with which the run fits.
+    message: the settings that make the run fit.
     """
     if available is None or prediction.total_bytes <= available:
         return None
@@ -406,16 +406,16 @@ def check_prediction(
     advice = "; ".join(f"{line.name} {size_text(line.num_bytes)} (shrinks with {line.settings})" for line in lines)
     if not certain:
         return (
-            f"the run may need {size_text(prediction.total_bytes)} of memory if responses reach the length limit, and "
+            f"the run may need {size_text(prediction.total_bytes)} of memory if responses reach the length limit, but "
             f"{size_text(available)} are available: {advice}{fix()}"
         )
     raise UserError(
-        f"the run needs {size_text(prediction.certain_bytes)} of memory, and {size_text(available)} are available: "
+        f"the run needs {size_text(prediction.certain_bytes)} of memory, but {size_text(available)} are available: "
         f"{advice}{fix()}"
     )
 
 
 def size_text(num_bytes: int) -> str:
-    """Return a size such as `1.5 GiB`, or `512 MiB` if it is small."""
+    """Format a size as `1.5 GiB`, or as `512 MiB` if it is small."""
     gib = num_bytes / 2**30
     return f"{gib:.1f} GiB" if gib >= 0.95 else f"{num_bytes / 2**20:.0f} MiB"

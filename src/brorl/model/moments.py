@@ -1,8 +1,8 @@
-"""How AdamW's two moments are stored: as numbers, or in 8 bits with a scale for each block of 256 numbers of a row.
+"""Storage of AdamW's two moments: as numbers, or in 8 bits with a scale for each block of 256 numbers in a row.
 
 Source: 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861). Two things differ from the paper. A block ends
-with its row, so the codes do not depend on the number of ranks. Codes without a sign never round a number above zero to
-zero, because updates are divided by it.
+with its row, so the codes do not depend on the number of ranks. Unsigned codes never round a number above zero to zero,
+because updates are divided by it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from brorl.model.sharding import local_tensor, with_rows_of
 MOMENTS = ("exp_avg", "exp_avg_sq")
 SCALE = "_scale"  # the scales of `exp_avg` in 8 bits are named `exp_avg_scale`
 NUMBERS_PER_SCALE = 256
-MIN_NUMBERS = 4096  # smaller tensors are not quantized, and neither are tensors of one dimension
+MIN_NUMBERS = 4096  # smaller tensors and one-dimensional tensors are not quantized
 _DECADES = 7
 
 
@@ -31,7 +31,7 @@ def is_quantized(shape: Sequence[int], states: States) -> bool:
 
 
 def moment_bytes(shapes: Iterable[Sequence[int]], states: States, number_bytes: int, device: str) -> int:
-    """Return the bytes of both moments of trained parameters on a device, such as `cuda`, between updates."""
+    """Return the bytes of both moments of the trained parameters on a device, such as `cuda`, between updates."""
     if states == "host" and device != "cpu":
         return 0
     total = 0
@@ -42,7 +42,7 @@ def moment_bytes(shapes: Iterable[Sequence[int]], states: States, number_bytes: 
 
 
 def zero_codes(parameter: Tensor) -> tuple[Tensor, Tensor]:
-    """Return codes (uint8) and scales [..., blocks of a row] of zeros in the shape and layout of a parameter."""
+    """Return codes (uint8) and scales [..., blocks per row] of zeros in the shape and layout of a parameter."""
     shard = local_tensor(parameter)
     codes = torch.zeros(shard.shape, dtype=torch.uint8, device=shard.device)
     scales = torch.zeros(*shard.shape[:-1], _blocks(shard.shape[-1]), dtype=shard.dtype, device=shard.device)
@@ -52,7 +52,7 @@ def zero_codes(parameter: Tensor) -> tuple[Tensor, Tensor]:
 def quantize(number_RC: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
     """Return the nearest codes of numbers, [R, C], and a scale per block, its largest magnitude, [R, blocks].
 
-    Without a sign all numbers are at least 0, and small ones round up to the smallest code above zero.
+    Unsigned numbers are at least 0, and small ones round up to the smallest code above zero.
     """
     columns = number_RC.shape[1]
     padded = F.pad(number_RC, (0, -columns % NUMBERS_PER_SCALE)).unflatten(1, (-1, NUMBERS_PER_SCALE))

@@ -1,4 +1,4 @@
-"""Settings of the model: the folder that its name means, its adapters, and where AdamW's moments are.
+"""Settings of the model: the folder for its name, its adapters, and the location of AdamW's moments.
 
 Nothing here imports transformers.
 """
@@ -36,12 +36,12 @@ SHIPPED = {  # name -> folder in the package
 
 
 def shipped_folder(name: str) -> Path | None:
-    """Return the folder of a shipped model, or None: for other names, and if a folder of the same name exists."""
+    """Return the folder of a shipped model; None for other names, or if a folder with that name exists."""
     return Path(str(files("brorl").joinpath(SHIPPED[name]))) if name in SHIPPED and not Path(name).exists() else None
 
 
 def check_folder(name: str) -> None:
-    """Check that the folder of a model exists, if its name cannot be a hub id."""
+    """Check that a model's folder exists, if its name cannot be a hub id."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return

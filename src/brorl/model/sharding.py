@@ -1,7 +1,7 @@
-"""Sharding of a model over ranks: each rank keeps a part of every parameter and gathers one layer at a time.
+"""Shards a model over ranks: each rank keeps part of every parameter and gathers one layer at a time.
 
-A pass of a sharded model (FSDP2) is collective: it blocks until every rank makes it. `ShardedPassSync` makes all
-ranks do the same sequence of passes.
+A pass of a sharded model (FSDP2) is collective: it blocks until every rank makes it. `ShardedPassSync` makes all ranks
+run the same sequence of passes.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ from brorl.model.tree_attention import SwappedAttention
 
 try:
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
-except ImportError:  # an older torch: no pass can be completed after an error
+except ImportError:  # older torch versions cannot complete a pass after an error
     DefaultAllGather = DefaultReduceScatter = object  # type: ignore[assignment, misc]
 
 
 def shard(model: PreTrainedModel, weights: dict[str, Tensor], device: torch.device, autocast: bool = False) -> None:
     """Shard a model on the meta device, in place, over all ranks: each decoder layer, and then the rest.
 
-    Frozen weights are sharded too. Rank 0 sends each rank its shards, one weight after the other, and empties its
-    `weights`. The `weights` of other ranks are ignored: only rank 0 ever has a whole weight. `autocast` gathers
-    parameters and computes in bfloat16; shards, their gradients and the sums of gradients over the ranks stay in
-    float32.
+    Frozen weights are sharded too. Rank 0 sends each rank its shards, one weight at a time, and empties its `weights`.
+    The `weights` of other ranks are ignored: only rank 0 ever has a whole weight. With `autocast`, parameters are
+    gathered and used in bfloat16; shards, their gradients and the gradient sums over ranks stay in float32.
     """
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if autocast else MixedPrecisionPolicy()
@@ -65,16 +64,16 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """Return this rank's shard as a plain tensor of the same memory. A plain tensor is returned unchanged."""
+    """Return this rank's shard as a plain tensor that shares its memory. A plain tensor is returned unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def laid_out_as(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Lay out a tensor, which every rank has whole, as a parameter is laid out; not collective."""
+    """Lay out a tensor, which every rank has whole, like a parameter; not collective."""
     if not isinstance(parameter, DTensor) or isinstance(tensor, DTensor):
         return tensor
     shard = tensor.new_empty(local_tensor(parameter).shape[0], *tensor.shape[1:], device=parameter.device)
-    chunks = tensor.chunk(parameter.device_mesh.size())  # FSDP splits rows this way; the last ranks can have none
+    chunks = tensor.chunk(parameter.device_mesh.size())  # FSDP splits rows this way; the last ranks may have none
     rank = parameter.device_mesh.get_local_rank()
     if rank < len(chunks):
         shard.copy_(chunks[rank])
@@ -82,9 +81,9 @@ def laid_out_as(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 def with_rows_of(parameter: Tensor, shard: Tensor) -> Tensor:
-    """Return a tensor that is split by rows over the ranks as a parameter is; not collective.
+    """Return a tensor that is split by rows over the ranks like a parameter; not collective.
 
-    `shard` has this rank's rows. It is returned as it is if the parameter is not sharded.
+    `shard` has this rank's rows. It is returned unchanged if the parameter is not sharded.
     """
     if not isinstance(parameter, DTensor):
         return shard
@@ -108,7 +107,7 @@ def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> dict[str, 
                 whole[name] = tensor.cpu() if is_sharded(model) else tensor
     if writes and only_adapters:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # peft may look for the base on the hub, whose weights are not saved here
+            warnings.simplefilter("ignore")  # peft may look for the base on the hub; its weights are not saved here
             model.save_pretrained(folder, state_dict=whole)
     elif writes and is_sharded(model):
         stored = model.state_dict().keys()
@@ -124,10 +123,10 @@ def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> dict[str, 
 
 @torch.no_grad()
 def _scatter(parameter: Tensor, whole: Tensor | None, device: torch.device) -> None:
-    """Materialize a sharded parameter of the meta device; collective."""
+    """Materialize a sharded parameter from the meta device; collective."""
     assert isinstance(parameter, DTensor)
     size = parameter.device_mesh.size()
-    rows = max(1, -(-parameter.shape[0] // size))  # rows per shard; the last shards can have fewer
+    rows = max(1, -(-parameter.shape[0] // size))  # rows per shard; the last shards may have fewer
     padded = torch.zeros(rows, *parameter.shape[1:], dtype=parameter.dtype, device=device)
     pieces = None
     if whole is not None:
@@ -142,7 +141,7 @@ def _scatter(parameter: Tensor, whole: Tensor | None, device: torch.device) -> N
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """Return the memory of a contiguous tensor as bytes: gloo does not have every type."""
+    """Return the memory of a contiguous tensor as bytes: gloo does not support every type."""
     return tensor.view(-1).view(torch.uint8)
 
 
@@ -156,21 +155,21 @@ def _sum_gradients(module: Any) -> None:
 
 
 class _Kind(IntEnum):
-    """The next pass of a rank. All ranks make the pass with the largest number first."""
+    """A rank's next pass. All ranks first make the pass with the largest number."""
 
     NONE = 0
     GRADIENT = 1  # forward and backward
     VALUES = 2  # forward without a gradient
-    FAILED = 3  # no pass: the work starts again with smaller chunks, or ends
+    FAILED = 3  # no pass: the work restarts with smaller chunks, or ends
 
 
 class ShardedPassSync(PassSync):
-    """Makes all ranks do the same sequence of passes through a sharded model.
+    """Makes all ranks run the same sequence of passes through a sharded model.
 
-    Before each pass the ranks agree on its kind by `maximum`, which returns the largest integer of all ranks. A rank
-    that needs no such pass makes one over two tokens that adds zero to every gradient. Passes without a gradient come
-    first, so that ranks compute their chunks in parallel even if their groups of prompts end at different places. A
-    forward pass with a gradient must be followed by its backward pass.
+    Before each pass the ranks agree on its kind with `maximum`, which returns the largest integer over all ranks. A
+    rank that does not need this pass makes one over two tokens that adds zero to every gradient. Passes without a
+    gradient come first, so that ranks compute their chunks in parallel even if their groups of prompts end at different
+    places. A forward pass with a gradient must be followed by its backward pass.
     """
 
     def __init__(self, model: PreTrainedModel, maximum: Callable[[int], int]) -> None:
@@ -187,7 +186,7 @@ class ShardedPassSync(PassSync):
         model.register_forward_pre_hook(self._before, prepend=True)
 
     def finish(self) -> None:
-        """Make the passes that other ranks still need; the parameters of the model are shards afterwards."""
+        """Make the passes that other ranks still need; the model's parameters are shards afterwards."""
         self._reach(_Kind.NONE)
         self._back_to_shards()
 
@@ -214,7 +213,7 @@ class ShardedPassSync(PassSync):
         """Free the parameters outside the layers, which a pass without a gradient leaves gathered.
 
         They have the dtype of the passes, and can belong to the reference. Every pass starts from shards, and weights
-        are read from shards.
+        are also read from shards.
         """
         root: Any = self._model
         root.reshard()
@@ -252,7 +251,7 @@ class ShardedPassSync(PassSync):
             token = torch.zeros(1, 2, dtype=torch.long, device=self._model.device)
             with (
                 SwappedAttention(self._model, self._attention),
-                computed_whole(self._model),  # this rank's own pass may leave out the output embedding
+                computed_whole(self._model),  # this rank's own pass may skip the output embedding
                 torch.set_grad_enabled(kind == _Kind.GRADIENT),
             ):
                 logits: Tensor = self._model(input_ids=token, use_cache=False).logits
@@ -264,14 +263,14 @@ class ShardedPassSync(PassSync):
 
 @dataclass
 class _Collectives:
-    """Counts the collective calls of a pass, and how many to skip because a failed pass has made them."""
+    """Counts the collective calls of a pass, and those to skip because a failed pass already made them."""
 
     made: int = 0
     left_out: int = 0
 
 
 class _Counted:
-    """Makes a collective call, unless a failed pass has made it."""
+    """Makes a collective call, unless a failed pass already made it."""
 
     def __init__(self, collectives: _Collectives) -> None:
         self._collectives = collectives

@@ -1,8 +1,8 @@
-"""The prefill of prompts that share prefixes: each distinct prefix goes through the model once.
+"""Prefill of prompts that share prefixes: each distinct prefix goes through the model once.
 
 Transcripts with tools share their prompt and their earlier turns, and the prompts of a data set can share a system
-prompt. The prompts of one prefill are then the responses of a tree without a prompt. Its nodes are the packed tokens,
-and their keys and values are copied to every prompt that contains them.
+prompt. The prompts of a prefill are then treated as the responses of a tree without a prompt. Its nodes are the packed
+tokens, and their keys and values are copied to every prompt that contains them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from brorl.model.device import to_device
 from brorl.model.tree_attention import ModelPass, PromptCache, PromptContext, prefill
 from brorl.tree import RolloutTree
 
-_MOST_DISTINCT = 2 / 3  # of all tokens; above it, the smaller products hardly pay for more calls of the attention
+_MOST_DISTINCT = 2 / 3  # of all tokens; above it, smaller products hardly pay for the extra attention calls
 
 
 def shared_prefill(model_pass: ModelPass, prompts: Sequence[tuple[int, ...]]) -> tuple[PromptCache, Tensor]:
-    """Compute what `prefill` does, up to rounding; without many shared tokens, exactly what it does.
+    """Compute the results of `prefill`, up to rounding; exactly, if few tokens are shared.
 
-    The padding of the keys and values is finite, and not zero.
+    The padding of the keys and values is finite, but not zero.
     """
     tree = RolloutTree.from_responses((), prompts)
     if tree.num_nodes > _MOST_DISTINCT * sum(map(len, prompts)):
@@ -40,7 +40,7 @@ def shared_prefill(model_pass: ModelPass, prompts: Sequence[tuple[int, ...]]) ->
 
 
 class _TreeOfPrompts(PromptContext):
-    """Causal attention within P prompts, packed as the nodes of a tree; `number_P` has the response of each prompt."""
+    """Causal attention within P prompts, as nodes of a tree; `number_P` indexes the response of each prompt."""
 
     def __init__(self, tree: RolloutTree, number_P: IntArray, device: torch.device) -> None:
         length_P = tree.total_length[number_P]
@@ -56,13 +56,13 @@ class _TreeOfPrompts(PromptContext):
     def attend(
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, window: int | None = None, /
     ) -> Tensor:
-        """Attend from each node to its path; a layer with a shorter window computes every prompt on its own."""
+        """Attend from each node to its path; a layer with a shorter window computes every prompt separately."""
         if window is not None and window < self.longest:
             return super().attend(layer, query_THD, key_TKD, value_TKD, window)
         self._stored(layer, key_TKD, value_TKD)
         if self._tree is None:
             # The tree's own prompt has no tokens, so none of these keys and values is read. Tiles use all threads; the
-            # kernels in C would use one for each key-value head.
+            # C kernels would use one per key-value head.
             none = PromptCache(self._key, self._value, np.zeros(1, np.int64))
             self._tree = TreeContext(none, np.zeros_like(self._depth), self._depth, "tiled")
         return self._tree.attend(layer, query_THD, key_TKD, value_TKD)

@@ -1,7 +1,7 @@
-"""Finds a model by its name, and rejects a model that cannot be trained before any weight is read.
+"""Finds a model by name, and rejects a model that cannot be trained before any weights are read.
 
-A name is a shipped model, a local folder (also a checkpoint of a run or its `best` link) or a hub id, which can have a
-revision: `id@revision`.
+A name is a shipped model, a local folder (including a run's checkpoint or its `best` link) or a hub id, optionally with
+a revision: `id@revision`.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ class ModelSource:
 
     name: str  # the name from the settings
     path: str  # an absolute folder without links, or a hub id; valid in any working directory
-    local_only: bool  # whether all files are on this machine, and none may be downloaded
-    adapter: Path | None = None  # the folder of a LoRA adapter for it, or None
+    local_only: bool  # whether all files are on this machine and none may be downloaded
+    adapter: Path | None = None  # folder of a LoRA adapter for it, or None
     revision: str | None = None  # branch, tag or commit on the hub; None for the main branch, and for a folder
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of `from_pretrained`, beside the path."""
+        """Arguments of `from_pretrained` besides the path."""
         revision = {} if self.revision is None else {"revision": self.revision}
         return {"local_files_only": self.local_only, **revision}
 
 
 def find_model(name: str) -> ModelSource:
-    """Find a shipped model, a folder or a hub id by name. The folder of an adapter means its base with the adapter."""
+    """Find a shipped model, a folder or a hub id by name. An adapter's folder means its base with the adapter."""
     shipped = shipped_folder(name)
     if shipped is not None:
         return ModelSource(name, str(shipped), local_only=True)
@@ -78,7 +78,7 @@ def find_model(name: str) -> ModelSource:
 
 
 def read_config(source: ModelSource) -> PreTrainedConfig:
-    """Read the config of a model, and check that it is a causal LM whose weights can be trained."""
+    """Read a model's config, and check that it is a causal LM whose weights can be trained."""
     try:
         raw, _ = PreTrainedConfig.get_config_dict(source.path, **source.options)
     except (OSError, ValueError) as error:
@@ -97,7 +97,7 @@ def read_config(source: ModelSource) -> PreTrainedConfig:
 
 
 def commit_of(source: ModelSource) -> str | None:
-    """Return the commit on the hub from which the files of a model were downloaded; None for a folder."""
+    """Return the hub commit from which a model's files were downloaded; None for a folder."""
     from huggingface_hub import try_to_load_from_cache
 
     if Path(source.path).is_dir():
@@ -107,7 +107,7 @@ def commit_of(source: ModelSource) -> str | None:
 
 
 def check_weights(source: ModelSource) -> None:
-    """Check that a local folder has all of its weight files, and none is a pointer of Git LFS."""
+    """Check that a local folder has all of its weight files and that none is a Git LFS pointer."""
     folder = Path(source.path)
     if not folder.is_dir():
         return
@@ -131,11 +131,11 @@ def check_weights(source: ModelSource) -> None:
     for path in files:
         with path.open("rb") as file:
             if file.read(20).startswith(b"version https://git-"):
-                raise UserError(f"{path} is a pointer of Git LFS and not the weights; run: git lfs pull")
+                raise UserError(f"{path} is a Git LFS pointer, not the weights; run: git lfs pull")
 
 
 def not_loaded(name: str, what: str, error: Exception) -> str:
-    """Return the message for a failure of transformers to load a part of a model, such as its `config`."""
+    """Return the message for a part of a model that transformers failed to load, such as its `config`."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = lines or [type(error).__name__]
     reason = " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")
@@ -150,7 +150,7 @@ def building_model() -> Iterator[None]:
     """Let transformers make a model, in one thread at a time and without progress bars and tables.
 
     While it does, `PreTrainedModel.tie_weights`, functions of `torch.nn.init` and torch's default dtype are replaced
-    for the whole process. Two threads would restore what the other one has put there, and leave it behind for good.
+    for the whole process. Two threads would restore each other's replacements, and leave them there permanently.
     """
     with _BUILDING:
         verbosity = transformers_logging.get_verbosity()
@@ -166,7 +166,7 @@ def _find_in(folder: Path, name: str) -> ModelSource:
     """Return the model, or the adapter with its base model, in a local folder; `name` is as the user wrote it."""
     is_model, is_adapter = (folder / "config.json").exists(), (folder / ADAPTER_CONFIG).exists()
     if is_model and is_adapter:
-        raise UserError(f"model folder {name} has a model and an adapter; move the adapter to another folder")
+        raise UserError(f"model folder {name} has both a model and an adapter; move the adapter to a different folder")
     if is_model:
         return ModelSource(name, str(folder), local_only=True)
     if not is_adapter:
@@ -182,7 +182,7 @@ def _find_in(folder: Path, name: str) -> ModelSource:
     except UserError as error:
         raise UserError(f"the base model of the adapter {name} was not found: {error}") from error
     if base_source.adapter is not None:
-        raise UserError(f"the base model of the adapter {name} is an adapter too ({base}); merge the base first")
+        raise UserError(f"the base model of the adapter {name} is itself an adapter ({base}); merge the base first")
     return replace(base_source, name=name, adapter=folder)
 
 
@@ -193,7 +193,7 @@ def _check_raw(name: str, raw: Mapping[str, Any]) -> None:
         if raw.get("auto_map"):
             raise UserError(
                 f"the model {name!r} needs its own code (trust_remote_code), which brorl does not run; choose an "
-                "architecture of transformers"
+                "architecture built into transformers"
             )
         raise UserError(
             f"the config.json of {name!r} has model_type {kind!r}, which the installed transformers does not support; "
@@ -214,7 +214,7 @@ def _check_raw(name: str, raw: Mapping[str, Any]) -> None:
 
 @cache
 def _is_offline(name: str, revision: str | None) -> bool:
-    """Return whether the hub gives no answer, so that a model must come from files that were downloaded before."""
+    """Return whether the hub does not answer, so that a model must come from previously downloaded files."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -235,7 +235,7 @@ def _is_offline(name: str, revision: str | None) -> bool:
             "if it is private, run: hf auth login"
         ),
         RevisionNotFoundError: (
-            f"the model {name!r} on the hub has no revision {revision!r}; give a branch, a tag or a commit of it"
+            f"the model {name!r} on the hub has no revision {revision!r}; use one of its branches, tags or commits"
         ),
         EntryNotFoundError: (
             f"the model {name!r} on the hub has no config.json; if it is an adapter, run: hf download {name} "
@@ -249,7 +249,7 @@ def _is_offline(name: str, revision: str | None) -> bool:
         get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision), timeout=_PROBE_TIMEOUT_S)
     except Exception as error:
         refusal = next((text for kind, text in refusals.items() if isinstance(error, kind)), None)
-        if refusal is None:  # no network, no answer, a proxy: the errors of the HTTP client share no base class
+        if refusal is None:  # no network, no answer, a proxy: HTTP client errors share no base class
             if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
                 return True
             reason = f"HTTP {error.response.status_code}" if isinstance(error, HfHubHTTPError) else first_line(error)
@@ -266,9 +266,9 @@ _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
-    """Return the auto class of transformers that loads a whole checkpoint; None if it is no model of text.
+    """Return the transformers auto class that loads a whole checkpoint; None if it is not a text model.
 
-    Some models of images and text also have a class for the text alone, which loads the checkpoints that name it.
+    Some image-text models also have a text-only class, which loads the checkpoints that name it.
     """
     of_images = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type)
     is_named = of_images in (config.architectures or (of_images,))
@@ -278,7 +278,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
 
 
 def text_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return the modules of a model's text part by name: all modules, unless some are for images."""
+    """Return the modules of a model's text part by name: all modules, unless some process images."""
     modules = dict(model.named_modules())
     if not _has_text_part(model.config):
         return modules
@@ -296,9 +296,9 @@ def freeze_images(model: PreTrainedModel) -> None:
 
 
 def processor_files(model: PreTrainedModel, may_download: bool = False) -> list[Path]:
-    """Return the files beside a model's weights that say how it reads images; a model of text has none.
+    """Return the files next to a model's weights that specify how it reads images; a text model has none.
 
-    `may_download` lets them be fetched into the cache of the hub.
+    `may_download` allows fetching them into the hub's cache.
     """
     if not _has_text_part(model.config):
         return []

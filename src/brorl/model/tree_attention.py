@@ -5,8 +5,8 @@ its prompt and its prefix. For the prompt `a b` with the responses `c d` and `c 
 
     tokens a b c d e    positions 0 1 2 3 3    d sees a b c d, and e sees a b c e
 
-Attention sinks, dropout and anything else that a context does not compute are errors. `forward.check_hooks` rejects
-all other models whose output differs.
+Attention sinks, dropout and anything else that a context cannot compute are errors. `forward.check_hooks` rejects any
+other model whose output differs.
 
 Notation: H query heads, K key-value heads, G = H / K, D head dimension (E for values, which may differ), S prompt
 length.
@@ -34,7 +34,7 @@ from brorl.model.device import to_device
 from brorl.model.kernels import in_blocks
 from brorl.model.logits import RowLogits, row_logits
 
-PREFILL_TOKENS = 16384  # prompt tokens that an engine computes at once, which bounds the activations
+PREFILL_TOKENS = 16384  # prompt tokens that an engine computes at a time, which bounds the activations
 _NAME = "brorl_tree"
 _NEUTRAL_ARGUMENTS = frozenset(
     {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states", "return_dict",
@@ -55,7 +55,7 @@ class HooksError(UserError):
 
 
 class AttentionContext:
-    """The attention of packed tokens, layer after layer."""
+    """The attention of packed tokens, layer by layer."""
 
     longest: int  # tokens of the longest context that a token attends to
     has_windows = False  # whether `attend` computes sliding windows
@@ -65,7 +65,7 @@ class AttentionContext:
     ) -> Tensor:
         """Return a layer's attention, shape [T, H, E], from scaled queries; values are [T, K, E].
 
-        With a window of w tokens, a token attends to the last w tokens of its sequence, itself included.
+        With a window of w tokens, a token attends to the last w tokens of its sequence, including itself.
         """
         raise NotImplementedError
 
@@ -80,7 +80,7 @@ class AttentionContext:
         if not self.has_windows:
             if window is not None and self.longest > window:
                 raise HooksError(
-                    f"{name} has a sliding window of {window} tokens, and this context has {self.longest}; shorten "
+                    f"{name} has a sliding window of {window} tokens, but this context has {self.longest}; shorten "
                     "prompts or max_new_tokens"
                 )
             window = None
@@ -104,9 +104,9 @@ def _attend(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute a layer's attention by the context of the pass; compiled layers trace this function."""
+    """Compute a layer's attention with the context of the pass; compiled layers trace this function."""
     if brorl_context is None:
-        raise HooksError(f"{type(module).__name__} does not pass the arguments of its forward pass to its attention")
+        raise HooksError(f"{type(module).__name__} does not pass its forward arguments to its attention")
     unknown = {n: v for n, v in others.items() if n not in _NEUTRAL_ARGUMENTS and v is not None and v is not False}
     if unknown or dropout or attention_mask is not None:
         what = ", ".join([*unknown, *(["dropout"] if dropout else [])]) or "an attention mask"
@@ -116,11 +116,11 @@ def _attend(
     return output.to(query.dtype).contiguous(), None  # some models take views of the output
 
 
-AttentionInterface.register(_NAME, _attend)  # no mask has this name, so transformers builds none
+AttentionInterface.register(_NAME, _attend)  # no mask has this name, so transformers does not build one
 
 
 def cast_by_autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """Return tensors of one device in the dtype of autocast if it is on, and otherwise unchanged."""
+    """Return tensors on one device in the autocast dtype if autocast is on, and otherwise unchanged."""
     device = inputs[0].device.type
     if not torch.is_autocast_enabled(device):
         return inputs
@@ -128,7 +128,7 @@ def cast_by_autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 class SwappedAttention(AbstractContextManager[None]):
-    """Gives a model the attention of this name inside a `with` block, and then restores its own."""
+    """Gives a model the named attention inside a `with` block, and then restores its own."""
 
     def __init__(self, model: PreTrainedModel, implementation: str = _NAME) -> None:
         self._config: Any = model.config
@@ -142,14 +142,14 @@ class SwappedAttention(AbstractContextManager[None]):
 
 
 def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Compute the attention of `model` by contexts inside the block, and restore its own attention."""
+    """Compute the attention of `model` with contexts inside the block, and then restore its own attention."""
     return SwappedAttention(model)
 
 
 class ModelPass:
-    """A forward pass over packed tokens by the model's own modules, inside `tree_attention(model)`.
+    """A forward pass over packed tokens with the model's own modules, inside `tree_attention(model)`.
 
-    `whole_logits` says whether all logits are computed here. Otherwise at most `max_logits` are; see `logits`.
+    `whole_logits` sets whether all logits are computed here. Otherwise at most `max_logits` are; see `logits`.
     """
 
     def __init__(self, model: PreTrainedModel, *, whole_logits: bool = True, max_logits: int | None = None) -> None:
@@ -164,9 +164,9 @@ class ModelPass:
     def row_logits(
         self, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None
     ) -> RowLogits:
-        """Return the logits of some tokens, shape [R, V], or their inputs if the logits are many.
+        """Return the logits of some tokens, shape [R, V], or their inputs if there are many logits.
 
-        `position_T` has the position of each token in its own sequence. `rows` are the tokens whose logits are
+        `position_T` has the position of each token in its own sequence. `rows` selects the tokens whose logits are
         returned; None for all.
         """
         check_positions(self._model, context)
@@ -191,17 +191,17 @@ def check_positions(model: PreTrainedModel, context: AttentionContext) -> None:
     """Check that packed tokens can have this context, and that no rotation depends on the rest of the batch."""
     if counts_tokens_of_a_pass(model.config):
         raise HooksError(f"{type(model).__name__} scales queries by their place in the forward pass")
-    span = other_span(model.config)  # layers hand their windows to the attention
+    span = other_span(model.config)  # layers pass their windows to the attention
     if span is not None and context.longest > span.tokens:
         raise HooksError(
-            f"{type(model).__name__} has a {span.name} of {span.tokens} tokens, and this context has "
+            f"{type(model).__name__} has a {span.name} of {span.tokens} tokens, but this context has "
             f"{context.longest}; shorten prompts or max_new_tokens"
         )
     limit = position_limit(model.config)
     if limit is not None and context.longest > limit.tokens:
         raise HooksError(
             f"{type(model).__name__} uses {limit.name} RoPE, which depends on the longest context of the batch "
-            f"above {limit.tokens} tokens, and this one has {context.longest}; shorten prompts or max_new_tokens"
+            f"above {limit.tokens} tokens, but this one has {context.longest}; shorten prompts or max_new_tokens"
         )
 
 
@@ -214,7 +214,7 @@ class PromptCache(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the keys and values."""
+        """Memory of the keys and values in bytes."""
         return sum(x.numel() * x.element_size() for x in (*self.key, *self.value))
 
     @property
@@ -228,7 +228,7 @@ class PromptCache(NamedTuple):
         return PromptCache([k[chosen] for k in self.key], [v[chosen] for v in self.value], self.length[prompts])
 
     def for_kernels(self) -> PromptCache:
-        """Return the cache with keys in blocks, [P, K, S / 16, D, 16], as the kernels in C read them."""
+        """Return the cache with keys in blocks, [P, K, S / 16, D, 16], as the C kernels read them."""
         return self._replace(key=[in_blocks(k) for k in self.key], value=[v.contiguous() for v in self.value])
 
 
@@ -267,13 +267,13 @@ class PromptContext(AttentionContext):
         """Return the keys and values of the prompts, padded, after storing them."""
         k, v = self._padded(key_TKD), self._padded(value_TKD)
         assert layer <= len(self._key)
-        if layer == len(self._key):  # otherwise a backward pass computes a checkpointed layer again
+        if layer == len(self._key):  # otherwise a backward pass is recomputing a checkpointed layer
             self._key.append(k)
             self._value.append(v)
         return k, v
 
     def _mask(self, window: int | None, device: torch.device) -> Tensor | None:
-        """Return which keys each query sees, shape [S, S]; None if it sees all up to itself."""
+        """Return which keys each query sees, shape [S, S]; None if it sees all keys up to its own."""
         if window is None or window >= self.longest:
             return None
         if window not in self._masks:
@@ -333,8 +333,8 @@ class _Recorder(AttentionContext):
 def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
     """Run a causal LM in evaluation mode on one token, and return the shape of each layer's keys and values in order.
 
-    It raises a `HooksError` if a layer has no attention that can be hooked, or calls its attention more than once. So
-    it does if a layer needs an attention that is not computed here, or carries a state.
+    Raise a `HooksError` if a layer has no attention that can be hooked, calls its attention more than once, needs
+    attention that is not computed here, or carries a state.
     """
     if carries_state(model.config):
         raise HooksError.of(
@@ -355,7 +355,7 @@ def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Let the decoder layers of a causal LM keep only their inputs: the backward pass computes the rest again.
+    """Let the decoder layers of a causal LM keep only their inputs; the backward pass recomputes the rest.
 
     Gradients are equal up to rounding. Sampling and evaluation do not change.
     """
@@ -367,12 +367,12 @@ def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
         )
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        # A layer looks up its attention when it runs, which can be after the block of `tree_attention`: with Hugging
-        # Face's own switch the gradient would be wrong.
+        # A layer looks up its attention when it runs, which can be after the `tree_attention` block ends: with Hugging
+        # Face's own switch, the gradient would be wrong.
         return nullcontext(), SwappedAttention(model, model.config._attn_implementation)
 
     def run(forward: Callable[..., Any], *args: Any) -> Any:
-        # Nothing in a layer is random, so no random state is kept.
+        # Layers are not random, so no random state is kept.
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
     for layer in layers:

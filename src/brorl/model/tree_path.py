@@ -1,8 +1,8 @@
-"""The tree path: exact and differentiable log-probs of every tree node, from tree attention, in chunks.
+"""The tree path: exact, differentiable log-probs of every tree node, computed with tree attention in chunks.
 
 The caller of `chunk_logprobs` back-propagates each chunk before the next, so the learner's memory does not depend on N.
-Packed chunks contain their prompts. Other chunks are small and share their prompts, which are computed once. The keys
-and values of a prompt collect the gradient of all chunks, and then the gradient flows through the prompt.
+Packed chunks contain their prompts. Other chunks are small and share their prompts, which are computed once. A prompt's
+keys and values accumulate the gradients of all chunks, which then flow through the prompt.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from brorl.tree import RolloutTree
 
 @dataclass(frozen=True)
 class TreeForward:
-    """How chunks and rows go through a model by tree attention."""
+    """How chunks and rows go through a model with tree attention."""
 
     attention: AttentionChoice = "auto"  # how nodes attend to their prompts and paths; see `TreeContext`
     # whether chunks contain their prompts, and FlexAttention computes all attention; see `FlexContext`
     packed: bool = False
     compiled: bool = False  # whether the decoder layers of packed chunks are compiled
     whole_logits: bool = False  # whether the model needs whole logits; see `brorl.model.logits`
-    llama_chunks: bool = False  # whether `LlamaPass` computes chunks, instead of the model's modules
-    llama_rows: bool = False  # whether `LlamaPass` computes rows, also on a GPU
-    # shape of the keys and values of each layer; empty for a model that was not checked
+    llama_chunks: bool = False  # whether `LlamaPass`, not the model's modules, computes chunks
+    llama_rows: bool = False  # whether `LlamaPass` computes rows, including on a GPU
+    # shape of each layer's keys and values; empty for an unchecked model
     kv_shapes: Sequence[KVShape] = ()
-    # the model's sliding window if contexts are longer; only an engine on a GPU and packed passes compute it
+    # the model's sliding window if contexts exceed it; only an engine on a GPU and packed passes compute it
     window: int | None = None
     response_costs = staticmethod(tree_costs)
 
@@ -63,11 +63,11 @@ class TreeForward:
         """Return None: this path computes each distinct token once, so no line is needed."""
 
     def default_max_nodes(self, model: PreTrainedModel) -> int:
-        """Return the most nodes of a chunk, for settings that have no number."""
+        """Return the maximum nodes of a chunk if the settings do not set it."""
         return default_max_nodes(model, whole_logits=self.whole_logits)
 
     def new_pass(self, model: PreTrainedModel) -> ModelPass:
-        """Return a forward pass over packed tokens, which is valid until the parameters of the model change."""
+        """Return a forward pass over packed tokens, which is valid until the model's parameters change."""
         if self.llama_chunks and not torch.is_autocast_enabled(model.device.type):
             return LlamaPass(model)
         return ModelPass(model, whole_logits=self.whole_logits, max_logits=self._logits_per_block)
@@ -92,10 +92,10 @@ def tree_logprobs(
     max_nodes: int | None = None,
     forward: TreeForward = TREE,
 ) -> list[Tensor]:
-    """Return the log-prob (nats) of every node of every tree, shape [M], differentiable where gradients are enabled.
+    """Return the log-prob (nats) of every node of every tree, shape [M], differentiable if gradients are enabled.
 
     `next_token` turns logits into the distribution that the rollouts were drawn from. `max_nodes` limits a forward pass
-    and its memory, and does not change the result. The backward pass computes chunks again.
+    and its memory, and does not change the result. The backward pass recomputes chunks.
     """
     if not trees:
         return []
@@ -130,9 +130,9 @@ def chunk_logprobs(
         for chunk in chunk_logprobs(model, trees):
             loss(chunk.index, chunk.logprob).backward()
 
-    Together the chunks hold every node once. Parameter gradients are complete when the iterator is exhausted.
-    `max_nodes` limits prompt tokens too. Entropies have a gradient. With `recompute_prompts` the prompts are computed
-    again for their backward pass: in a sharded model, a backward pass must follow its forward pass at once.
+    Together the chunks contain every node once. Parameter gradients are complete when the iterator is exhausted.
+    `max_nodes` limits prompt tokens too. Entropies have a gradient. With `recompute_prompts`, the prompts are
+    recomputed for their backward pass: in a sharded model, a backward pass must immediately follow its forward pass.
     """
     if not trees:
         return
@@ -151,7 +151,7 @@ def chunk_logprobs(
             with torch.set_grad_enabled(torch.is_grad_enabled() and not recompute_prompts):
                 cache, logits_PV = prefill(forward.new_pass(model), prompts)
             computed = [logits_PV, *cache.key, *cache.value]
-            # `held` are leaves: the chunks' gradients collect in them, and one backward pass below carries the sums
+            # `held` are leaves: they accumulate the chunks' gradients, and one backward pass below propagates the sums
             # through the prompts.
             held = [x.detach().requires_grad_(recompute_prompts or x.requires_grad) for x in computed]
             num_layers = len(cache.key)
@@ -182,7 +182,7 @@ def _compute_chunk(
 ) -> ChunkLogprobs | None:
     """Compute the log-probs of the nodes that a chunk owns.
 
-    With a cache of prompts these are the nodes below the first level, and the result is None if there are none.
+    With a cache of prompts, these are the nodes below the first level; the result is None if there are none.
     """
     layout = ChunkLayout(trees, offsets, slices, model.device, with_prompts=cache is None)
     if not layout.target_index.size:

@@ -1,7 +1,7 @@
-"""Kernels in Triton to decode on a GPU, for a decoder layer, for the attention of slots, and for the draw.
+"""Triton kernels for decoding on a GPU: a decoder layer, the attention of slots, and the draw.
 
-The attention has two kernels, for the keys of the prompt and for those of the slot, merged with one softmax. They read
-only the tokens in use, each once. Notation: see `slot_attention`; C cells of a grid of prompts and slots.
+The attention has two kernels, one for the keys of the prompt and one for those of the slot, merged with one softmax.
+They read only the tokens in use, each once. Notation: see `slot_attention`; C cells of a grid of prompts and slots.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_HEADS, _GATES = 16, 1024  # heads, and numbers of a gate, that a program computes
+_HEADS, _GATES = 16, 1024  # heads and gate elements per program
 
 
 def rotate(
@@ -25,9 +25,9 @@ def rotate(
     scale: float,
     norms: tuple[Tensor, float, Tensor, float] | None,
 ) -> None:
-    """Turn the queries and keys of rows in place, and scale the queries.
+    """Rotate the queries and keys of rows in place, and scale the queries.
 
-    `mixed_RHD` is dense: H queries, K keys and K values, one behind the other. `norms` has the weights and epsilons of
+    `mixed_RHD` is dense: H queries, K keys and K values, one after the other. `norms` has the weights and epsilons of
     the norms of queries and keys before the rotation.
     """
     rows, all_heads, dim = mixed_RHD.shape
@@ -82,7 +82,7 @@ def _rotate(
 
 @triton.jit
 def _gate(both, out, INNER: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (row, i): compute BLOCK numbers of one row from i * BLOCK on."""
+    """Program (row, i): compute BLOCK numbers of one row, starting at i * BLOCK."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(both + row * 2 * INNER + i, mask=i < INNER, other=0.0).to(tl.float32)
@@ -92,7 +92,7 @@ def _gate(both, out, INNER: tl.constexpr, BLOCK: tl.constexpr):
 
 _NO_WINDOW = 1 << 30  # tokens
 _LEAST = 16  # fewest rows and columns of a product
-_PROMPT_BYTES, _OWN_BYTES = 1 << 13, 1 << 12  # bytes of keys that a program reads at once
+_PROMPT_BYTES, _OWN_BYTES = 1 << 13, 1 << 12  # bytes of keys that a program reads at a time
 
 
 def _with_dense_rows(x_RHD: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class PromptLevel(NamedTuple):
     key_KPSD: Tensor
     value_KPSD: Tensor
     length_P: Tensor
-    width: int  # most slots of a prompt
+    width: int  # maximum slots per prompt
     slot_C: Tensor | None  # the slot of each cell; None if the cells are the slots
     cell_R: Tensor | None  # the cell of each slot
 
@@ -130,7 +130,7 @@ def attend(
         own_value_RKTD: Values of the slots.
         prompts: The prompts.
         position: Index of the new tokens in their slots, shape [1].
-        window: Tokens that a new token sees, itself included; None for all.
+        window: Tokens that a new token sees, including itself; None for all.
     """
     query_RHD, key_RKD, value_RKD = (_with_dense_rows(x) for x in (query_RHD, key_RKD, value_RKD))
     num_slots, num_heads, dim = query_RHD.shape
@@ -171,7 +171,7 @@ def _tokens_at_once(num_bytes: int, token_bytes: int) -> int:
 def _add_tokens(
     q, key, value, first, end, m, mass_M, acc, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Add the tokens from `first` to `end` to a softmax with the largest score m, its mass and its sum of values."""
+    """Add the tokens from `first` to `end` to a softmax, given its largest score m, its mass and its sum of values."""
     d = tl.arange(0, BLOCK_D)
     for begin in range(first // BLOCK * BLOCK, end, BLOCK):
         s = begin + tl.arange(0, BLOCK)
@@ -196,7 +196,7 @@ def _attend_prompts(
     G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, GRID: tl.constexpr, ROW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, prompt, key-value head): attend to one prompt with BLOCK_M of its slots' queries from i * BLOCK_M on.
+    """Program (i, prompt, key-value head): attend to one prompt with BLOCK_M of its slots' queries, from i * BLOCK_M.
 
     It writes the unfinished softmax of each query: the sum of values, the mass and the largest score.
     """
@@ -213,7 +213,7 @@ def _attend_prompts(
     end = tl.load(length + prompt)
     first = tl.maximum(end + tl.load(position) - window + 1, 0)
     start = (head * num_prompts + prompt).to(tl.int64) * tokens * D
-    m = tl.full([BLOCK_M], -1e30, tl.float32)  # finite, also where a window hides all tokens
+    m = tl.full([BLOCK_M], -1e30, tl.float32)  # finite, even if a window hides all tokens
     mass_M = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     m, mass_M, acc = _add_tokens(q, key + start, value + start, first, end, m, mass_M, acc, D, BLOCK_D, BLOCK_S)
@@ -259,13 +259,13 @@ def _attend_own(
     tl.store(at, acc / mass_M[:, None], mask=inside)
 
 
-_TOKENS = 4096  # tokens whose logits a program reads at once
+_TOKENS = 4096  # tokens whose logits a program reads at a time
 
 
 def draw(
     logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, temperature: float, block_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Draw a token for each of K rollouts as `native.draw.draw_tokens` does, from logits that are dense in each row.
+    """Draw a token for each of K rollouts as `native.draw.draw_tokens` does, from logits dense within each row.
 
     `block_size` is a power of two. Masses of blocks are summed in float64, and log-probs are float64.
     """
@@ -295,7 +295,7 @@ def _sum_blocks(
     logits, top, mass, temperature, V: tl.constexpr, B: tl.constexpr, C: tl.constexpr, ROW: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, i): the largest logit and the mass of each of BLOCKS blocks of one row, from i * BLOCKS on."""
+    """Program (row, i): the largest logit and the mass of each of BLOCKS blocks of one row, from i * BLOCKS."""
     row = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     v = b[:, None] * C + tl.arange(0, C)[None, :]
@@ -312,7 +312,7 @@ def _invert(
     logits, top, mass, rows, uniform, token, logprob, temperature, V: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
     ROW: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Program k: draw a block of the row of rollout k and a token in it, and compute its log-prob."""
+    """Program k: draw a block of rollout k's row and a token in it, and compute its log-prob."""
     k = tl.program_id(0)
     row = tl.load(rows + k)
     b, c = tl.arange(0, BLOCKS), tl.arange(0, C)
@@ -330,7 +330,7 @@ def _invert(
     x = tl.load(logits + row * ROW + v, mask=v < V, other=float("-inf")).to(tl.float32) / temperature
     edge_C = tl.cumsum(tl.exp(x - m).to(tl.float64) * tl.exp((m - largest).to(tl.float64)), 0)
     last = tl.sum(tl.where(c == C - 1, edge_C, 0.0), 0)
-    # Rounding may bring a target to the mass of its block; the token is then the last one with a probability.
+    # Rounding can raise a target to the mass of its block; the token is then the last one with nonzero probability.
     place = tl.minimum(tl.sum((edge_C <= inside).to(tl.int32), 0), tl.sum((edge_C < last).to(tl.int32), 0))
     chosen = tl.sum(tl.where(c == place, x, 0.0), 0).to(tl.float64)
     tl.store(token + k, tl.minimum(block * C + place, V - 1).to(tl.int64))

@@ -1,15 +1,15 @@
 """Mass balance: how one policy-gradient step changes Q_pos, the total probability of the correct outcomes.
 
-Theorem 1 of BroRL splits the change, to first order in the learning rate, into its sources; the higher orders have a
-bound. It holds for a tabular softmax with one free logit per outcome (a token, or a whole response), and for samples
+Theorem 1 of BroRL splits the change, to first order in the learning rate, into its sources; the higher orders are
+bounded. It holds for a tabular softmax with one free logit per outcome (a token, or a whole response), and for samples
 drawn independently from the policy at temperature 1. Its surrogate sums over the distinct sampled outcomes. The
 estimators that trainers use, with counts and baselines, are in `tests/theory`.
 
-The surrogate has the factor 1/N, so at a fixed learning rate the whole change vanishes as N grows. Compare numbers of
-rollouts by the sign and the fractions of the terms, not by the size of the total.
+The surrogate has the factor 1/N, so at a fixed learning rate the whole change vanishes as N grows. Compare rollout
+counts by the signs and fractions of the terms, not by the size of the total.
 
-Notation: P are the correct outcomes, A the sampled correct ones, B the sampled incorrect ones, U the unsampled ones. A
-mass is a sum of p, a second moment is a sum of p^2.
+Notation: P is the set of correct outcomes, A of sampled correct ones, B of sampled incorrect ones, and U of unsampled
+ones. A mass is a sum of p, a second moment is a sum of p^2.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MassBalance:
     b_2: float  # second moment of the sampled incorrect outcomes
     u_pos_2: float  # second moment of the unsampled correct outcomes
     u_neg_2: float  # second moment of the unsampled incorrect outcomes
-    remainder_bound: float  # the real change differs from `total` by at most this
+    remainder_bound: float  # the actual change differs from `total` by at most this
 
     @property
     def total(self) -> float:
@@ -58,7 +58,7 @@ def mass_balance(
         dQ_pos = (eta / N) [(R_c - S_R) Q_neg A_2 + (S_R - R_w) Q_pos B_2 + S_R (Q_pos U_neg,2 - Q_neg U_pos,2)]
 
     The step is dz_j = (eta / N) p_j (R_j - S_R), one gradient step on L = -(1/N) sum_j R_j p_j. R_j is 0 for unsampled
-    outcomes. An outcome counts once, however often it was drawn.
+    outcomes. An outcome counts once, no matter how often it was drawn.
 
     Args:
         p_V: The policy before the step, probabilities that add up to 1, shape [V].
@@ -73,8 +73,9 @@ def mass_balance(
         The terms, their factors, and the bound eta^2 p_max^2 (R_c - R_w)^2 / (8 N^2) on the remainder.
 
     Source: BroRL (arXiv 2510.01180), Theorem 1, Eq. 1 and Eq. C.1. The remainder's bound is not in the paper: along any
-        step dz, the second derivative of Q_pos is the mean of (1[in P] - Q_pos)(dz - mean dz)^2, at most the variance
-        of dz, at most its range^2 / 4, and the range of this step is at most (eta / N) p_max (R_c - R_w).
+        step dz, the second derivative of Q_pos is the mean of (1[in P] - Q_pos)(dz - mean dz)^2. That is at most the
+        variance of dz, which is at most its range^2 / 4, and the range of this step is at most (eta / N) p_max (R_c -
+        R_w).
     """
     scale = learning_rate / num_rollouts
     square_V, hit_V, wrong_hit_V = p_V**2, sampled_V & correct_V, sampled_V & ~correct_V
@@ -84,7 +85,7 @@ def mass_balance(
         for mask_V in (hit_V, wrong_hit_V, ~sampled_V & correct_V, ~sampled_V & ~correct_V)
     )
     s_r = reward_correct * p_pos + reward_wrong * p_neg
-    # R_c - S_R and S_R - R_w as sums of nonnegative numbers: no cancellation, and no wrong sign by rounding.
+    # R_c - S_R and S_R - R_w as sums of nonnegative numbers: no cancellation, and no sign errors from rounding.
     above = reward_correct * float(p_V[~hit_V].sum()) - reward_wrong * p_neg
     below = reward_correct * p_pos - reward_wrong * float(p_V[~wrong_hit_V].sum())
     return MassBalance(

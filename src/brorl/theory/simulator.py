@@ -26,7 +26,7 @@ _DEFAULT_WEIGHT_DECAY = {"adamw": 0.01, "adam": 0.0, "sgd": 0.0}
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationSettings:
-    """Settings of a simulation: the paper's by default, and where the paper leaves one open, the value of its Figure 3.
+    """Settings of a simulation. The defaults are the paper's; where it leaves one open, they reproduce its Figure 3.
 
     Attributes:
         rollouts: Draws per step, N.
@@ -35,12 +35,13 @@ class SimulationSettings:
         steps: Gradient steps, T.
         init: Initial logits: "seeded" (0, correct tokens 3, anchor 5) or "normal" (the same plus normal noise).
         init_spread: Standard deviation of that noise, in nats; > 0 with "normal", 0 with "seeded".
-        anchor: Whether the one token with logit 5 is "wrong" or "correct", or there is "none". The paper leaves it
-            open; "wrong" gives its start of 0.6296.
-        surrogate: The factor of each drawn token's advantage in the loss: its "probability" p, or the "ratio"
-            p / p_old, which at p = p_old has the gradient of log p (REINFORCE, and PPO before any clipping).
+        anchor: Whether the one token with logit 5 is "wrong", "correct" or absent ("none"). The paper leaves this open;
+            "wrong" gives its initial correct mass of 0.6296.
+        surrogate: The factor on each drawn token's advantage in the loss: its "probability" p, or the "ratio" p /
+            p_old, which at p = p_old has the gradient of log p (REINFORCE, and PPO before any clipping).
         duplicates: Whether a token drawn c times enters the loss c times ("counted", the sum over draws) or once
-            ("distinct", the sum over sampled outcomes of Theorem 1). The 1/N in front and the mean over draws stay.
+            ("distinct", the sum over sampled outcomes of Theorem 1). The factor 1/N and the mean over draws stay the
+            same.
         baseline: "mean" subtracts the mean reward of the N draws from each reward; "none" subtracts nothing.
         reward_correct: Reward of a correct token.
         reward_wrong: Reward of any other token; below reward_correct.
@@ -92,7 +93,7 @@ class SimulationSettings:
         if self.num_correct >= self.vocabulary_size:
             raise ValueError(
                 f"num_correct must be below vocabulary_size {self.vocabulary_size} (one token must be wrong), "
-                f"not {self.num_correct}"
+                f"got {self.num_correct}"
             )
         for name in ("learning_rate", "epsilon"):
             if getattr(self, name) <= 0:
@@ -101,10 +102,10 @@ class SimulationSettings:
             raise ValueError(f"weight_decay must be at least 0, got {self.decay}")
         if (self.init == "normal") != (self.init_spread > 0) or self.init_spread < 0:
             needed = "above 0 with init normal, 0 with init seeded"
-            raise ValueError(f"init_spread must be {needed}; not {self.init_spread} with init {self.init}")
+            raise ValueError(f"init_spread must be {needed}; got {self.init_spread} with init {self.init}")
         if self.reward_correct <= self.reward_wrong:
             raise ValueError(
-                f"reward_correct must be above reward_wrong, got {self.reward_correct} against {self.reward_wrong}"
+                f"reward_correct must be above reward_wrong, got {self.reward_correct} and {self.reward_wrong}"
             )
 
     @property
@@ -122,18 +123,18 @@ class SimulationResult:
     correct_mass: FloatArray  # total probability of the correct tokens, Q_pos, shape [S]
     # fraction of the correct tokens that are likelier than at step 0, shape [S], 0 to 1
     fraction_improved: FloatArray
-    worst_drop: FloatArray  # largest fall of a correct token's probability since step 0, shape [S]; <= 0
+    worst_drop: FloatArray  # largest drop of a correct token's probability since step 0, shape [S]; <= 0
     # the terms of Theorem 1 for the draws of the first step; None if the rewards are not on both sides of 0
     first_step: MassBalance | None
 
 
 def simulate(settings: SimulationSettings) -> SimulationResult:
-    """Simulate T steps. Each draws N tokens i.i.d. from p = softmax(z), and moves the logits z by the gradient.
+    """Simulate T steps. Each draws N tokens i.i.d. from p = softmax(z), and updates the logits z with the gradient.
 
-    The same settings give the same bits on the same machine.
+    The same settings give bitwise equal results on the same machine.
 
     Raises:
-        DivergedError: If a logit is no longer finite (a learning rate far too high).
+        DivergedError: If a logit is no longer finite (the learning rate is far too high).
 
     Source: BroRL (arXiv 2510.01180), section 4.1.
     """
@@ -161,7 +162,7 @@ def simulate(settings: SimulationSettings) -> SimulationResult:
 
 
 def _terms(p_V: FloatArray, token_K: IntArray, settings: SimulationSettings) -> MassBalance:
-    """Return the terms of Theorem 1 for the distinct tokens of a step, even if the simulator's step is another one."""
+    """Return the terms of Theorem 1 for the distinct tokens of a step, even if the simulator takes a different step."""
     token_V = np.arange(p_V.size)
     return mass_balance(
         p_V / p_V.sum(), token_V < settings.num_correct, np.isin(token_V, token_K), settings.rollouts,
@@ -214,7 +215,7 @@ def surrogate_gradient(
     num_draws = count_K.sum()
     reward_K = np.where(token_K < settings.num_correct, settings.reward_correct, settings.reward_wrong)
     if settings.baseline == "mean":
-        # from the fraction of correct draws: exactly 0 where all draws are of one kind, whatever the rewards
+        # from the fraction of correct draws: exactly 0 if all draws are of one kind, for any rewards
         fraction = count_K[token_K < settings.num_correct].sum() / num_draws
         span = settings.reward_correct - settings.reward_wrong
         reward_K = span * np.where(token_K < settings.num_correct, 1 - fraction, -fraction)
@@ -270,6 +271,6 @@ def _softmax(logit_V: FloatArray, step: int, out: FloatArray) -> None:
 
 
 def _measure(p_C: FloatArray, start_C: FloatArray) -> tuple[float, float, float]:
-    """Return the mass of the correct tokens, the fraction that rose, and the largest fall (at most 0)."""
+    """Return the mass of the correct tokens, the fraction that rose, and the largest drop (at most 0)."""
     change_C = p_C - start_C
     return float(p_C.sum()), float((change_C > 0).mean()), min(float(change_C.min()), 0.0)
