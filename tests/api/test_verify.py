@@ -153,8 +153,8 @@ def test_the_command_writes_verdicts_and_requires_agreement() -> None:
         ({"response": "x"}, {}, "line 1 has neither the id nor the text of its question (columns: response;"),
         ({"id": "1", "response": "x", "correct": "yes"}, {}, "the stored verdict is 'yes', not true, false, 1 or 0"),
         ({"id": "1", "response": None}, {}, "line 1: response must be a string, got null; write one response per row"),
-        ({"id": [1], "response": "x"}, {}, "line 1: the id of the question is a list; write text or a number"),
-        ({"id": True, "response": "x"}, {}, "line 1: the id of the question is true or false; write text or a number"),
+        ({"id": [1], "response": "x"}, {}, "line 1: the question id is a list; write text or a number"),
+        ({"id": True, "response": "x"}, {}, "line 1: the question id is true or false; write text or a number"),
         ({"id": "1", "response": "x"}, {"id_column": "key"}, "has no column 'key' (columns: id, response); fix"),
         ({"id": "1", "response": "x"}, {"correct_column": "ok"}, "has no column 'ok' (columns: id, response); fix"),
         (
