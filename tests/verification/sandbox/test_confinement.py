@@ -76,7 +76,7 @@ def test_other_architectures_are_killed(machine: str) -> None:
         assert verdict(program, 0, other) == KILL
     assert verdict(program, 0x40000000, own) == KILL  # x32
     assert verdict(program, 0x40000000 + 59, own) == KILL
-    with pytest.raises(OSError, match="no table of system calls for 'riscv64'"):
+    with pytest.raises(OSError, match="no system-call table for 'riscv64'"):
         make_filter(True, "riscv64")
 
 

@@ -69,7 +69,7 @@ class Reply:
     # A `Fault`, such as `timeout` or `exited with code 3`, or the last line of an uncaught exception. After a call also
     # `exited inside the call` or `returned no plain value`. None after a normal end.
     failure: str | None
-    # Wall time minus the time when others used the core. It includes the time that this process takes to read the value.
+    # Wall time minus the time when others used the core. It includes the time to read the value in this process.
     seconds: float
 
 
