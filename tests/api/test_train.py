@@ -247,7 +247,7 @@ def test_the_file_of_a_reward_function_must_not_start_brorl(tmp_path: Path) -> N
             **SETTINGS, progress=False, steps=1, **{"verification.functions": {"countdown": f"{script}:reward"}}
         )
     assert str(refusal.value) == (
-        f"verification.functions.countdown: workers import {script} to call its function, and the file starts brorl "
+        f"verification.functions.countdown: workers import {script} to call its function, which starts brorl "
         'again; move everything except imports and functions under if __name__ == "__main__":'
     )
 

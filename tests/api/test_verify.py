@@ -294,10 +294,10 @@ def test_the_level_of_the_sandbox_is_shown_if_code_runs(level: str) -> None:
     outcome = command("verify", responses, f"--data={data}", f"--verification.sandbox={level}")
     assert (outcome.code, outcome.err) == (0, ""), outcome
     if level == "auto":
-        assert f"sandbox of untrusted code (code): {choose_level('auto').name}" in outcome.out.splitlines()
-    assert outcome.said.count(
-        "warning: no sandbox: verification.sandbox = unsafe runs the code of responses (code)"
-    ) == (level == "unsafe")
+        assert f"sandbox for untrusted code (code): {choose_level('auto').name}" in outcome.out.splitlines()
+    assert outcome.said.count("warning: no sandbox: verification.sandbox = unsafe runs code from responses (code)") == (
+        level == "unsafe"
+    )
     outcome = command("verify", write("s.jsonl", [{"id": "1", "response": "2"}]), f"--data={sums(1)}")
     assert "sandbox" not in outcome.out
     assert outcome.out.splitlines()[0] == f"brorl {brorl.__version__}: starting"
