@@ -268,7 +268,7 @@ def test_a_script_that_fails_as_a_module_is_told_of_the_guard(tmp_path: Path, mo
     script.write_text(f"import sys\n{REWARDS}\nsteps = sys.argv['steps']\n", "utf-8")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
     with pytest.raises(
-        UserError, match=r"TypeError: .*; workers import this script to call its function; move everything but"
+        UserError, match=r"TypeError: .*; workers import this script to call its function; move everything except"
     ):
         brorl.train(
             **SETTINGS, progress=False, steps=1, **{"verification.functions": {"countdown": f"{script}:reward"}}

@@ -41,7 +41,7 @@ def read_responses(path: str, columns: ResponseColumns) -> Iterator[StoredRespon
 
 def _response(row: Row, columns: ResponseColumns) -> StoredResponse:
     """Return the response in a row. It must be a string, and the row must name its question."""
-    text = _named(row, columns.response, f"give {option('response-column')}")
+    text = _named(row, columns.response, f"set {option('response-column')}")
     if not isinstance(text, str):
         kind = _kind(text)
         raise UserError(f"{row.location}: {columns.response} must be a string, got {kind}; write one response per row")
@@ -51,7 +51,7 @@ def _response(row: Row, columns: ResponseColumns) -> StoredResponse:
         listed = ", ".join(row.columns) or "none"
         raise UserError(
             f"{row.location} has neither the id nor the text of its question (columns: {listed}; expected "
-            f"{', '.join((*_IDS, *_QUESTIONS))}); add one, or give {option('id-column')}"
+            f"{', '.join((*_IDS, *_QUESTIONS))}); add one, or set {option('id-column')}"
         )
     reason = _first(row, (_REASON,))
     correct = _verdict(row, columns)

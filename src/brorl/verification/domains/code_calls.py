@@ -69,7 +69,7 @@ class ValueRule:
         return type(expected) is type(value) and expected == value
 
     def _alike(self, value: object, expected: object) -> TypeGuard[list[object] | tuple[object, ...]]:
-        """Whether a value is the same kind of sequence as the expected value."""
+        """Return whether a value is the same kind of sequence as the expected value."""
         return isinstance(value, list | tuple) if self.sequences_alike else type(value) is type(expected)
 
     def _same_number(self, expected: object, value: object) -> bool:
@@ -98,7 +98,7 @@ class ValueRule:
 
 
 def _is_number(value: object) -> bool:
-    """Whether a value is compared as a number; a bool is not."""
+    """Return whether a value is compared as a number; a bool is not."""
     return isinstance(value, int | float | complex) and not isinstance(value, bool)
 
 

@@ -82,7 +82,7 @@ class _Block(NamedTuple):
         return bool(acting) and not _leaves_out(self.body)
 
     def defines(self, function: str) -> bool:
-        """Whether the block defines a function, or a class `Solution` with such a method."""
+        """Return whether the block defines a function, or a class `Solution` with such a method."""
         if self.body is None:
             text = rf"^(?:async[ \t]+)?def[ \t]+{re.escape(function)}\b|^class[ \t]+Solution\b"
             return re.search(text, self.code, re.MULTILINE) is not None
