@@ -148,7 +148,7 @@ def test_the_command_writes_verdicts_and_requires_agreement() -> None:
 @pytest.mark.parametrize(
     ("row", "options", "said"),
     [
-        ({"id": "1", "text": "x"}, {}, "line 1 has no column 'response' (columns: id, text); give `response_column`"),
+        ({"id": "1", "text": "x"}, {}, "line 1 has no column 'response' (columns: id, text); set `response_column`"),
         ({"id": "1", "response": 3}, {}, "line 1: response must be a string, got a number; write one response per row"),
         ({"response": "x"}, {}, "line 1 has neither the id nor the text of its question (columns: response;"),
         ({"id": "1", "response": "x", "correct": "yes"}, {}, "the stored verdict is 'yes', not true, false, 1 or 0"),

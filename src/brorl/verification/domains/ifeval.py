@@ -155,9 +155,7 @@ def _factory() -> Any:
 _POSTSCRIPTS = {"p.p.s": r"p\.\s?p\.\s?s", "p.s.": r"p\.\s?s\."}
 _ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _MAX_JSON_DEPTH = 100  # far below Python's recursion limit, part of which the caller may have used
-_STRING = re.compile(
-    r'"(?:[^"\\]|\\.)*+"?', re.DOTALL
-)  # an unclosed string takes the rest, so that it is read only once
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)  # an unclosed string takes the rest, which is read only once
 _QUOTES_AND_MARKS = re.compile(r"[.,?!'\"]")
 
 

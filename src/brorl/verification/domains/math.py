@@ -29,9 +29,7 @@ MAX_ANSWER = 2_000
 _AGREEMENT = "brorl.verification.domains.formula.agreement"  # only workers import it
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # -42
-_WORD = re.compile(
-    r"(?![iI]+$)[A-Za-z]{1,40}"
-)  # not an integer: a word, or a product of variables; `II` may be i times i
+_WORD = re.compile(r"(?![iI]+$)[A-Za-z]{1,40}")  # a word or a product of variables; `II` may be the integer i times i
 _CHOICE = re.compile(r"[A-J]")  # B
 _CHOSEN = re.compile(  # B, (B), `B. because ...`, \text{(B) neon}
     r"""(?: \\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|boldsymbol)\s*\{ )? \s*

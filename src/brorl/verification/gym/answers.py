@@ -364,12 +364,12 @@ GUARDS: dict[str, Guard] = {
     "binary_matrix": Guard(_CODE, _characters(r"-0-9\s,\[\]")),
     "countdown": Guard(f"{_CODE}; functions are accepted, and values near the target", _makes()),
     "cryptarithm": Guard("if a letter has several digits, the last one counts", _assigns_each_name_once),
-    "intermediate_integration": Guard(f"{_CODE}; Integral(f, x) of the question scores 1", _INTEGRAL),
+    "intermediate_integration": Guard(f"{_CODE}; an unevaluated Integral(f, x) scores 1", _INTEGRAL),
     "jugs": Guard("words after a move are ignored", _jug_moves),
     "kakurasu": Guard(_WORDS, _characters(r"01\s,\[\]")),
     "n_queens": Guard(_CODE, _characters(r"Q_\s,'\"\[\]")),
     "polynomial_multiplication": Guard(
-        f"{_CODE}; expand(...) of the question scores 1",
+        f"{_CODE}; an unevaluated expand(...) scores 1",
         _formula(lambda entry: set(_NAME.findall(str(entry["answer"])))),
     ),
     "propositional_logic": Guard("a copied premise scores 1", _new_conclusion),
@@ -377,7 +377,7 @@ GUARDS: dict[str, Guard] = {
     "quantum_lock": Guard(_WORDS, _form(r"[A-C](?:[\s,>→-]*[A-C])*")),
     "rubiks_cube": Guard(_WORDS, _tokens(r"[A-Za-z]{1,2}'?[0-9]{0,6}")),
     "rush_hour": Guard(_WORDS, _tokens(r"[A-Z][-+][0-9]{1,6}", r"[\s,]+")),
-    "simple_integration": Guard(f"{_CODE}; Integral(f, x) of the question scores 1", _INTEGRAL),
+    "simple_integration": Guard(f"{_CODE}; an unevaluated Integral(f, x) scores 1", _INTEGRAL),
     "sokoban": Guard(_WORDS, _form(r"[UDLR]+")),
     "spell_backward": Guard(
         "the right answer with anything after it scores 0.8 or 1",

@@ -32,9 +32,7 @@ from brorl.verification.sandbox.worker import Judge, JudgeRun, T, Worker
 from brorl.verification.settings import VerificationSettings
 
 _MAX_LOADS = 3  # new workers that may end while loading a function
-_AT_ONCE = (
-    32  # items per call: many, as a message costs more than a short item; but a slow item should delay few others
-)
+_AT_ONCE = 32  # items per call: many, as a message costs more than a short item; few, so a slow item delays few
 _EARLY = 16  # workers to start before there is work, at most
 _FILES_PER_WORKER = 6  # the server's socket and lifeline, and the pipes to an answer and to its test code
 _STARTING_FILES = 16  # the other pipe ends, while one process starts
@@ -197,11 +195,7 @@ class WorkerPool(_Pool):
         try:
             text, problem, is_full = reply.value
             value = None if problem else json.loads(text)
-        except (
-            TypeError,
-            ValueError,
-            RecursionError,
-        ):  # the process ended, or its reply is malformed or nested too deeply
+        except (TypeError, ValueError, RecursionError):  # the process ended, or its reply is malformed or too deep
             worker.end()
             failure = reply.failure if reply.failure in (TIMEOUT, OUT_OF_MEMORY) else CRASHED
             return Reply(None, failure, reply.seconds)

@@ -301,10 +301,7 @@ class AnswerReader(ExpressionReader):
         for length in range(len(tail), 0, -1):
             if length < len(tail) and not is_beside_unit(tail[length]):
                 break
-            if length < len(tail) and tail[length - 1].text in (
-                "in",
-                "at",
-            ):  # `5 N in the direction` does not mean inches
+            if length < len(tail) and tail[length - 1].text in ("in", "at"):  # `5 N in the direction` is not inches
                 continue
             if (unit := _unit(tail[:length])) is not None:
                 return unit, words_of(tail[length:]), end

@@ -18,7 +18,7 @@ CONSTANT_NAMES = {"pi": "\\pi", "infinity": "\\infty", "inf": "\\infty", "infty"
 WORDS_OF_FORMULAS = FUNCTION_NAMES | CONSTANT_NAMES.keys()
 _APART = word_list("Re Im abs lg sec max min sign floor ceil")  # never joined to letters: `secx` is s times e ...
 _GLUED = sorted({"pi", *FUNCTION_NAMES}.difference(_APART), key=len, reverse=True)
-_LETTER = re.compile("|".join([*_GLUED, "."]))  # the next letter of a name, or a function or constant joined to letters
+_LETTER = re.compile("|".join([*_GLUED, "."]))  # a letter of a name, or a function or constant joined to letters
 
 
 class TokenReader:
