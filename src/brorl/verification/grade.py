@@ -76,7 +76,7 @@ class Grader:
             if domain not in self.judged and self.failed[domain] > 1:
                 reason = next(verdict.reason for verdict in verdict_L if verdict.reason.startswith((RAISED, RETURNED)))
                 raise BrokenVerifierError(
-                    f"the verifier of the domain {domain!r} failed on every response to the first "
+                    f"the verifier for the domain {domain!r} failed on every response to the first "
                     f"{counted(self.failed[domain], 'prompt')}, so none can be correct: {reason}; fix the function"
                 )
 

@@ -136,7 +136,7 @@ def _targets() -> Iterator[dict[str, str]]:
         address = tcp.getsockname()
         yield {
             "read /etc/passwd": "open('/etc/passwd').read(40)",
-            "read a file of the user": f"open({str(secret)!r}).read(40)",
+            "read a user's file": f"open({str(secret)!r}).read(40)",
             "read the trainer's environment": f"open('/proc/{me}/environ', errors='replace').read(40)",
             "overwrite a file": f"open({str(secret)!r}, 'w').write('written from the sandbox')",
             "create a file": f"open({str(directory / 'new')!r}, 'w').write('written from the sandbox')",

@@ -121,7 +121,7 @@ class RequestClock:
         self._count_before, self._denied_s = denied_s(self._pid), 0.0
 
     def used_s(self) -> float:
-        """Return the time of the current request."""
+        """Return the current request's time."""
         if not self._runs:
             return self._before_s
         self.notice(denied_s(self._pid))

@@ -1,9 +1,9 @@
 """Calls a user's function on one response, in the style that its parameter names ask for.
 
 A response's values come by role: `response`, `reference`, `prompt` (the question), `text` (the text given to the
-model), `source` (the name of the data) and `as_messages`. A function with a `completions` parameter is called in TRL's
-style, one with `queries` and `labels` in OpenRLHF's. Any other function receives one value per parameter: by parameter
-name, as in verl, and otherwise in the order response, reference, prompt. Ambiguous functions are rejected.
+model), `source` (the data source's name) and `as_messages`. A function with a `completions` parameter is called in
+TRL's style, one with `queries` and `labels` in OpenRLHF's. Any other function receives one value per parameter: by
+parameter name, as in verl, and otherwise in the order response, reference, prompt. Ambiguous functions are rejected.
 """
 
 from __future__ import annotations
