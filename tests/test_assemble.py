@@ -363,7 +363,7 @@ def test_the_level_of_the_sandbox_is_printed_if_code_runs(tiny: Path, tmp_path: 
         checked = config(tiny, **run)
         lines = [line for line in input_lines(prepare_run(checked, str(tiny)), checked) if "sandbox" in line]
         if level == "auto":
-            assert lines == [f"sandbox of untrusted code (code): {choose_level(level).name}" for _ in expected]
+            assert lines == [f"sandbox for untrusted code (code): {choose_level(level).name}" for _ in expected]
         else:
             starts = [line.startswith("warning: no sandbox: verification.sandbox = unsafe runs") for line in lines]
             assert starts == [True for _ in expected]

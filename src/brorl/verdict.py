@@ -1,18 +1,18 @@
-"""A verdict is the result of verifying one response. The metrics count its reasons."""
+"""The verdict on one response, and the reasons that the metrics count."""
 
 from dataclasses import dataclass
 from math import isfinite
 
-# The metrics count these reasons; every verifier uses exactly these texts.
+# The metrics count verdicts by these exact texts.
 CORRECT = "correct"
 WRONG = "wrong answer"
 NO_ANSWER = "no answer"
 TOO_LONG = "answer too long"
 NO_CODE = "no code block"
-UNFINISHED = "unfinished thought"  # the response has no answer after its thought
+UNFINISHED = "unfinished thought"  # the response ends inside a thought
 TRUNCATED = "truncated"
 TIMEOUT = "timeout"
-CUT_OFF = "timeout of all programs"  # the response had used its share of the batch's time
+CUT_OFF = "timeout of all programs"  # the response used up its share of the batch time limit
 OUT_OF_MEMORY = "out of memory"
 CRASHED = "verifier crashed"
 RAISED = "verifier raised"  # followed by the exception: `verifier raised ValueError: ...`
@@ -22,17 +22,17 @@ _SEPARATOR = ": "
 
 
 def is_timeout(reason: str) -> bool:
-    """Return whether a verdict's reason is that verification took too long."""
+    """Return whether a verdict's reason is a timeout."""
     return reason in (TIMEOUT, CUT_OFF)
 
 
 def is_failure(reason: str) -> bool:
-    """Return whether the verifier failed, not the response; timeouts are counted separately."""
+    """Return whether a verdict's reason blames the verifier, not the response. Timeouts are counted separately."""
     return reason in (OUT_OF_MEMORY, CRASHED) or reason.startswith((f"{RAISED} ", f"{RETURNED} "))
 
 
 def is_unverified(reason: str) -> bool:
-    """Return whether an infrastructure failure, not the response, prevented a verdict."""
+    """Return whether an infrastructure failure kept the verifier from reaching a verdict."""
     return reason == UNVERIFIED or reason.startswith(UNVERIFIED + _SEPARATOR)
 
 
@@ -41,18 +41,23 @@ class Verdict:
     """The result of verifying one response.
 
     Args:
-        correct: The raw outcome, used by dynamic sampling and pass@k.
-        score: A finite number, used by the reward; 1.0 or 0.0 without partial credit.
+        correct: The raw outcome. Dynamic sampling and pass@k use it.
+        score: A finite number; the reward uses it. Without partial credit it is 1.0 or 0.0.
         extracted: The answer found in the response, or None.
-        reason: `correct`, or the problem in a few words. `unverified: ...` names the infrastructure failure that
-            prevented a verdict; such a response is neither correct nor incorrect.
-        seconds: Wall time, 0 or more: finding the answer in this process, running the worker or the programs, and
-            comparing. If an earlier verdict was reused, only finding the answer counts.
-        terms: Values of the additional reward terms, in the order of the settings; None if a term does not apply. Empty
-            if the response was not verified.
+        reason: `correct`, or the problem in a few words. `unverified: ...` names the infrastructure failure
+            that kept the verifier from reaching a verdict; such a response is neither correct nor incorrect.
+        seconds: Wall time, 0 or more: extracting the answer in this process, running the worker or the programs, and
+            comparing. If an earlier verdict was reused, only extracting the answer counts.
+        terms: Values of the additional reward terms, in settings order; None for a term that does not apply. Empty if
+            the response was not verified.
 
     Raises:
-        ValueError: If the score is not finite, the time is negative, or an unverified response has an outcome.
+        ValueError: If the score is not finite, the time is negative, or an unverified response is correct or has a
+            nonzero score.
+
+    Example:
+        >>> Verdict(correct=False, score=0.5, extracted="41", reason="wrong answer", seconds=0.01).unverified
+        False
     """
 
     correct: bool
@@ -69,7 +74,7 @@ class Verdict:
             raise ValueError(f"a verdict's seconds must be 0 or more, got {self.seconds}")
         if self.unverified and (self.correct or self.score):
             raise ValueError(
-                f"a verdict with the reason {self.reason!r} must not be correct and must have score 0, "
+                f"a verdict with reason {self.reason!r} must be incorrect with score 0, "
                 f"got correct={self.correct}, score={self.score}"
             )
 
@@ -80,7 +85,7 @@ class Verdict:
 
 
 def verdict_of(reason: str, extracted: str | None = None, seconds: float = 0.0) -> Verdict:
-    """Return a verdict without partial credit: it is correct if and only if the reason is `correct`."""
+    """Return a verdict without partial credit: correct if and only if the reason is `correct`."""
     return Verdict(reason == CORRECT, float(reason == CORRECT), extracted, reason, seconds)
 
 

@@ -247,8 +247,8 @@ def test_the_file_of_a_reward_function_must_not_start_brorl(tmp_path: Path) -> N
             **SETTINGS, progress=False, steps=1, **{"verification.functions": {"countdown": f"{script}:reward"}}
         )
     assert str(refusal.value) == (
-        f"verification.functions.countdown: workers import {script} to call its function, and the file starts brorl "
-        'again; put all but imports and functions under if __name__ == "__main__":'
+        f"verification.functions.countdown: workers import {script} to call its function, which starts brorl "
+        'again; move everything except imports and functions under if __name__ == "__main__":'
     )
 
 
@@ -259,7 +259,7 @@ def test_no_command_that_verifies_starts_in_a_worker(monkeypatch: pytest.MonkeyP
         lambda: brorl.sample("quickstart", "make 22 from 3 5 7"), lambda: brorl.verify("responses.jsonl"),
     ]  # fmt: skip
     for call in calls:
-        with pytest.raises(UserError, match="put all but imports and functions under"):
+        with pytest.raises(UserError, match="move everything except imports and functions under"):
             call()
 
 
@@ -267,7 +267,9 @@ def test_a_script_that_fails_as_a_module_is_told_of_the_guard(tmp_path: Path, mo
     script = tmp_path / "script.py"
     script.write_text(f"import sys\n{REWARDS}\nsteps = sys.argv['steps']\n", "utf-8")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
-    with pytest.raises(UserError, match=r"TypeError: .*; workers import this script to call its function; put all but"):
+    with pytest.raises(
+        UserError, match=r"TypeError: .*; workers import this script to call its function; move everything except"
+    ):
         brorl.train(
             **SETTINGS, progress=False, steps=1, **{"verification.functions": {"countdown": f"{script}:reward"}}
         )

@@ -148,13 +148,13 @@ def test_the_command_writes_verdicts_and_requires_agreement() -> None:
 @pytest.mark.parametrize(
     ("row", "options", "said"),
     [
-        ({"id": "1", "text": "x"}, {}, "line 1 has no column 'response' (columns: id, text); give `response_column`"),
+        ({"id": "1", "text": "x"}, {}, "line 1 has no column 'response' (columns: id, text); set `response_column`"),
         ({"id": "1", "response": 3}, {}, "line 1: response must be a string, got a number; write one response per row"),
         ({"response": "x"}, {}, "line 1 has neither the id nor the text of its question (columns: response;"),
         ({"id": "1", "response": "x", "correct": "yes"}, {}, "the stored verdict is 'yes', not true, false, 1 or 0"),
         ({"id": "1", "response": None}, {}, "line 1: response must be a string, got null; write one response per row"),
-        ({"id": [1], "response": "x"}, {}, "line 1: the id of the question is a list; write text or a number"),
-        ({"id": True, "response": "x"}, {}, "line 1: the id of the question is true or false; write text or a number"),
+        ({"id": [1], "response": "x"}, {}, "line 1: the question id is a list; write text or a number"),
+        ({"id": True, "response": "x"}, {}, "line 1: the question id is true or false; write text or a number"),
         ({"id": "1", "response": "x"}, {"id_column": "key"}, "has no column 'key' (columns: id, response); fix"),
         ({"id": "1", "response": "x"}, {"correct_column": "ok"}, "has no column 'ok' (columns: id, response); fix"),
         (
@@ -294,10 +294,10 @@ def test_the_level_of_the_sandbox_is_shown_if_code_runs(level: str) -> None:
     outcome = command("verify", responses, f"--data={data}", f"--verification.sandbox={level}")
     assert (outcome.code, outcome.err) == (0, ""), outcome
     if level == "auto":
-        assert f"sandbox of untrusted code (code): {choose_level('auto').name}" in outcome.out.splitlines()
-    assert outcome.said.count(
-        "warning: no sandbox: verification.sandbox = unsafe runs the code of responses (code)"
-    ) == (level == "unsafe")
+        assert f"sandbox for untrusted code (code): {choose_level('auto').name}" in outcome.out.splitlines()
+    assert outcome.said.count("warning: no sandbox: verification.sandbox = unsafe runs code from responses (code)") == (
+        level == "unsafe"
+    )
     outcome = command("verify", write("s.jsonl", [{"id": "1", "response": "2"}]), f"--data={sums(1)}")
     assert "sandbox" not in outcome.out
     assert outcome.out.splitlines()[0] == f"brorl {brorl.__version__}: starting"

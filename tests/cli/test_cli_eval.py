@@ -239,9 +239,9 @@ def test_a_missing_sandbox_is_a_warning(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "code.jsonl").write_text(json.dumps({"prompt": "Write f.", "answer": calls}))
     options = (f"--data={{path: {tmp_path / 'code.jsonl'}, domain: code}}", "--samples=2", "--max-new-tokens=1")
     outcome = command("eval", tiny, *options, "--verification.sandbox=unsafe", "--output-dir=unsafe")
-    assert "warning: no sandbox: verification.sandbox = unsafe runs the code of responses (code)" in outcome.said
+    assert "warning: no sandbox: verification.sandbox = unsafe runs code from responses (code)" in outcome.said
     outcome = command("eval", tiny, *options, "--output-dir=confined")
-    assert f"sandbox of untrusted code (code): {choose_level('auto').name}" in outcome.said
+    assert f"sandbox for untrusted code (code): {choose_level('auto').name}" in outcome.said
     assert "warning: no sandbox" not in outcome.said
 
 

@@ -14,7 +14,9 @@ ROWS = [
      "kwargs": [{"language": "de"}]}
     for key in range(8)
 ]  # fmt: skip
-MISSING = "brorl: the data has instructions about languages, which need the package langdetect; run: pip install 'brorl"
+MISSING = (
+    "brorl: the data has instructions about languages, which require the package langdetect; run: pip install 'brorl"
+)
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ def test_an_environment_plays_rows_with_equal_prompts_apart(tmp_path: Path, monk
 
 def test_programs_of_responses_are_named_with_the_sandbox(with_a_tool: tuple[str, ...]) -> None:
     outcome = command("train", *with_a_tool, "--tools.python=true", "--steps=1", "--output_dir", "run")
-    assert "sandbox of untrusted code (tools.python): " in outcome.said, outcome
+    assert "sandbox for untrusted code (tools.python): " in outcome.said, outcome
 
 
 @pytest.mark.slow

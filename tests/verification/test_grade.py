@@ -186,7 +186,7 @@ def test_any_other_reason_is_a_verdict(reason):
 @pytest.mark.parametrize(("correct", "score"), [(True, 0.0), (False, 0.5), (True, 1.0)])
 @pytest.mark.parametrize("reason", [UNVERIFIED, f"{UNVERIFIED}: no memory"])
 def test_an_unverified_response_cannot_be_scored(reason, correct, score):
-    with pytest.raises(ValueError, match="must not be correct and must have score 0"):
+    with pytest.raises(ValueError, match="must be incorrect with score 0"):
         Verdict(correct, score, None, reason, 0.0)
 
 

@@ -1,9 +1,9 @@
-"""Grading: trees of rollouts or stored responses in, one verdict per distinct response out.
+"""Grading: rollout trees or stored responses in, one verdict per distinct response out.
 
 A text is verified once per prompt, however many rollouts, token sequences and trees contain it. Each domain's verifier
-is called once with all texts of its prompts. After infrastructure failures it is called once more, with the texts that
-remain. A `Grader` makes groups with rewards from the verdicts. A stored response without a known question is returned
-as unknown, never guessed.
+is called once with all texts for its prompts. After infrastructure failures it is called once more, with the texts that
+are still unverified. A `Grader` turns the verdicts into groups with rewards. A stored response whose question is
+unknown is returned as unknown; its question is never guessed.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ _FORMAT_TIMEOUT_S = 0.5  # a pattern can take exponential time on some texts
 
 @dataclass(frozen=True)
 class Grader:
-    """Verifies each distinct response once, for one thread at a time, and turns verdicts into rewards."""
+    """Verifies each distinct response once, one thread at a time, and turns verdicts into rewards."""
 
     verifiers: Mapping[str, Verifier]  # domain -> verifier
     decode: Callable[[Sequence[int]], str]  # token ids of a turn -> its text
     shaping: RewardShaping  # how verdicts become rewards
-    max_new_tokens: int | None = None  # most sampled tokens of a response; some rewards depend on it
+    max_new_tokens: int | None = None  # sampled tokens per response at most; some rewards depend on it
     sees: Sees = "last"  # the turns that verifiers see
-    read_calls: ReadCalls | None = None  # reads the calls of turns, for questions of environments
+    read_calls: ReadCalls | None = None  # turns -> text of their calls, for environment questions
     lock: Lock = field(default_factory=Lock, repr=False, compare=False)  # verifiers share caches and worker processes
-    # Domains whose verifier has judged a response; of the others, how many prompts it has failed on.
+    # Domains whose verifier has judged a response, and for the others the number of prompts it has failed on.
     judged: set[str] = field(default_factory=set, repr=False, compare=False)
     failed: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
 
     def verify(self, prompts: Sequence[Prompt], trees: Sequence[RolloutTree]) -> list[Group]:
-        """Verify all rollouts of P prompts, truncated rollouts only if they can earn a reward. Rewards are 1 or 0.
+        """Verify all rollouts of P prompts, but truncated ones only if they can earn a reward. Rewards are 1 or 0.
 
-        Raises a BrokenVerifierError if a domain's verifier has raised on every response so far, to two prompts or more.
+        Raises a BrokenVerifierError if a domain's verifier has raised on every response so far, over 2 or more prompts.
         """
         accept_truncated = self.shaping.stop_properly > 0
         with self.lock:
@@ -62,7 +62,7 @@ class Grader:
         return list(map(Group.of_verdicts, prompts, trees, verdicts))
 
     def _refuse_broken(self, prompts: Sequence[Prompt], verdicts: Sequence[Sequence[Verdict]]) -> None:
-        """End the run if a verifier has only failed: it would count every response as incorrect."""
+        """End the run if a verifier has always failed: it would count every response as incorrect."""
         for prompt, verdict_L in zip(prompts, verdicts, strict=True):
             reasons = [
                 verdict.reason for verdict in verdict_L if verdict.reason != TRUNCATED and not verdict.unverified
@@ -76,12 +76,12 @@ class Grader:
             if domain not in self.judged and self.failed[domain] > 1:
                 reason = next(verdict.reason for verdict in verdict_L if verdict.reason.startswith((RAISED, RETURNED)))
                 raise BrokenVerifierError(
-                    f"the verifier of the domain {domain!r} failed on every response to the first "
+                    f"the verifier for the domain {domain!r} failed on every response to the first "
                     f"{counted(self.failed[domain], 'prompt')}, so none can be correct: {reason}; fix the function"
                 )
 
     def rewarded(self, group: Group, step: int) -> Group:
-        """Return a verified group with its rewards at a step, 1 or more. Unverified responses get the reward NaN."""
+        """Return a verified group with its rewards at a step (1 or more). Unverified responses get a NaN reward."""
         tree, pattern, names = group.tree, self.shaping.format_pattern, self.shaping.terms
         formatted = None if pattern is None else [has_format(text, pattern) for text in self.texts(group)]
         values = [verdict.terms or (None,) * len(names) for verdict in group.verdicts]
@@ -102,7 +102,7 @@ class Grader:
         return replace(group, terms_L=terms_L).with_rewards(reward_L)
 
     def texts(self, group: Group) -> list[str]:
-        """Return the text of each distinct response that verifiers see."""
+        """Return the text that verifiers see for each distinct response."""
         return [self._seen(group.prompt, turns) for turns in group.tree.turns()]
 
     def _seen(self, prompt: Prompt, turns: Turns) -> str:
@@ -110,7 +110,7 @@ class Grader:
 
 
 def has_format(text: str, pattern: str) -> bool:
-    """Return whether a pattern (syntax of the package `regex`) matches the whole stripped text within half a second."""
+    """Return whether a pattern (`regex` package syntax) matches the whole stripped text within half a second."""
     try:
         return regex.fullmatch(pattern, text.strip(), regex.DOTALL, timeout=_FORMAT_TIMEOUT_S) is not None
     except TimeoutError:
@@ -124,9 +124,9 @@ def seen_text(
     sees: Sees = "last",
     read_calls: ReadCalls | None = None,
 ) -> str:
-    """Return the text of a response that verifiers see: its last turn, or all its turns, a line end between them.
+    """Return the text that verifiers see of a response: its last turn, or all turns joined by newlines.
 
-    For a question of an environment it is what `read_calls` returns.
+    For an environment question it is what `read_calls` returns.
     """
     if prompt.domain == ENVIRONMENT_DOMAIN and read_calls is not None:
         return read_calls(turns)
@@ -140,16 +140,16 @@ def grade(
     seen: Callable[[Prompt, Turns], str],
     accept_truncated: bool = False,
 ) -> list[list[Verdict]]:
-    """Verify every distinct response of P trees; return L verdicts per tree, aligned with its leaves.
+    """Verify every distinct response in P trees; return L verdicts per tree, aligned with its leaves.
 
     After an infrastructure failure a response is verified again, after all others. If that fails too, its verdict is
-    `unverified`. Unfinished responses are incorrect with the reason `truncated`, unless `accept_truncated` is set.
-    `seen` returns the text of a response that verifiers see, from the token ids of its turns, as `seen_text` does.
-    Raises a ValueError if trees and prompts do not match.
+    `unverified`. Unless `accept_truncated` is set, unfinished responses are incorrect with reason `truncated`. Like
+    `seen_text`, `seen` maps the token ids of a response's turns to the text that verifiers see. Raises a ValueError if
+    trees and prompts do not match.
     """
     if any(tuple(tree.prompt_ids) != prompt.token_ids for prompt, tree in zip(prompts, trees, strict=True)):
-        raise ValueError("a tree does not have the tokens of its prompt; pass both in the same order")
-    number_of: dict[Prompt, int] = {}  # a prompt's many tokens are hashed once, not once per response
+        raise ValueError("a tree's prompt tokens differ from its prompt's; pass trees and prompts in the same order")
+    number_of: dict[Prompt, int] = {}  # hash a prompt's tokens once, not once per response
     number_P = [number_of.setdefault(prompt, len(number_of)) for prompt in prompts]
     texts_PL = [
         [
@@ -181,10 +181,10 @@ class StoredResponse:
     """A response from a file."""
 
     location: str  # file and row
-    question_id: str | None  # None in all these fields: the row does not say it
+    question_id: str | None  # in this and later fields, None if the row lacks it
     question: str | None  # the question's text
     text: str  # the response
-    prompt: str | None = None  # the text that the model read
+    prompt: str | None = None  # the text given to the model
     correct: bool | None = None  # the stored verdict
     reason: str | None = None  # the stored reason
 
@@ -200,11 +200,11 @@ class RescoredResponse(NamedTuple):
 def match_questions(
     responses: Sequence[StoredResponse], questions: Sequence[Question]
 ) -> tuple[list[tuple[StoredResponse, Question]], list[StoredResponse]]:
-    """Return the responses with their questions, and the responses without a known question.
+    """Return the responses with their questions, and the responses whose question is unknown.
 
-    Question ids are distinct, such as `gsm8k:17`. A response belongs to the question with the same id, otherwise with
-    the same text (white space aside), otherwise with the same id after the colon, such as `17`. A text or part of an
-    id that several questions share decides nothing.
+    Question ids are distinct, such as `gsm8k:17`. A response belongs to the question with the same id, else with the
+    same text (ignoring whitespace), else with the same id after the colon, such as `17`. Texts and partial ids that
+    several questions share are ignored.
     """
     by_id = {question.id: question for question in questions}
     by_text = _unambiguous([(question.words, question) for question in questions])
@@ -231,10 +231,10 @@ def rescore(
     observe: Callable[[int], None] = lambda _: None,
     unreadable: Collection[str] = (),
 ) -> tuple[list[RescoredResponse], float]:
-    """Verify each distinct stored response once; return the verdicts, and the wall time in seconds.
+    """Verify each distinct stored response once; return the verdicts and the wall time in seconds.
 
-    A response that is stored as truncated keeps that verdict, because it was never verified. After an infrastructure
-    failure a response is verified a second time. If its question's reference is unreadable, a response is incorrect.
+    A response stored as truncated keeps that verdict, because it was never verified. After an infrastructure failure
+    a response is verified a second time. A response is incorrect if its question's reference is unreadable.
     """
     items: dict[_Key, tuple[Prompt, str]] = {}
     prompt_of: dict[tuple[str, str | None], Prompt] = {}
@@ -261,7 +261,7 @@ def _key(response: StoredResponse, question: Question) -> _Key:
 
 
 def _prompt(question: Question, text: str | None) -> Prompt:
-    """Return a question as a prompt without tokens, which verifiers do not read."""
+    """Return a question as a prompt without tokens: verifiers do not read them."""
     asked = question.last_turn
     return Prompt(question.id, text or asked, (), question.reference, question.domain, question.source, asked)
 

@@ -1,6 +1,6 @@
-"""Reads stored responses from the rows of files: the user's own, or the rollouts and evaluations that brorl stored.
+"""Reads stored responses from files: a user's own, or rollouts and evaluations that brorl stored.
 
-A row without a response is an error that names its location.
+A row without a response raises an error that names its location.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REASON = "reason"
 
 @dataclass(frozen=True)
 class ResponseColumns:
-    """Names of the columns in files of responses; None takes the first usual name that a row has."""
+    """Column names in response files; None takes the first usual name that a row has."""
 
     response: str = "response"  # text of the response
     question_id: str | None = None  # id of its question
@@ -32,7 +32,7 @@ class ResponseColumns:
 
 
 def read_responses(path: str, columns: ResponseColumns) -> Iterator[StoredResponse]:
-    """Yield the responses in a file, a folder or a pattern of files; files come in the order of their names."""
+    """Yield the responses in a file, a folder or a glob pattern; files come in name order."""
     named = [columns.response, columns.question_id, columns.correct]
     wanted = {*_IDS, *_QUESTIONS, *_VERDICTS, _REASON, *(name for name in named if name)}
     for row in read_rows(path, None, "train", wanted):
@@ -40,8 +40,8 @@ def read_responses(path: str, columns: ResponseColumns) -> Iterator[StoredRespon
 
 
 def _response(row: Row, columns: ResponseColumns) -> StoredResponse:
-    """Return the response in a row; reject text that is not a string, and a row that does not name its question."""
-    text = _named(row, columns.response, f"give {option('response-column')}")
+    """Return the response in a row. It must be a string, and the row must name its question."""
+    text = _named(row, columns.response, f"set {option('response-column')}")
     if not isinstance(text, str):
         kind = _kind(text)
         raise UserError(f"{row.location}: {columns.response} must be a string, got {kind}; write one response per row")
@@ -51,7 +51,7 @@ def _response(row: Row, columns: ResponseColumns) -> StoredResponse:
         listed = ", ".join(row.columns) or "none"
         raise UserError(
             f"{row.location} has neither the id nor the text of its question (columns: {listed}; expected "
-            f"{', '.join((*_IDS, *_QUESTIONS))}); add one, or give {option('id-column')}"
+            f"{', '.join((*_IDS, *_QUESTIONS))}); add one, or set {option('id-column')}"
         )
     reason = _first(row, (_REASON,))
     correct = _verdict(row, columns)
@@ -77,13 +77,12 @@ def _named(row: Row, column: str, fix: str) -> Any:
 
 
 def _id(row: Row, columns: ResponseColumns) -> str | None:
-    """Return the id of the question as text; None if there is none. 3.0 gives "3"."""
+    """Return the question's id as text, None if there is none: 3.0 becomes "3"."""
     column = columns.question_id
     value = _named(row, column, f"fix {option('id-column')}") if column else _first(row, _IDS)
     if isinstance(value, bool | list | Mapping):
         raise UserError(
-            f"{row.location}: the id of the question is {_kind(value)}; write text or a number, or fix "
-            f"{option('id-column')}"
+            f"{row.location}: the question id is {_kind(value)}; write text or a number, or fix {option('id-column')}"
         )
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -109,7 +108,7 @@ def _kind(value: Any) -> str:
 
 
 def _first(row: Row, names: Sequence[str]) -> Any:
-    """Return the first value in the named columns that is not null; None if there is none."""
+    """Return the first non-null value in the named columns; None if there is none."""
     values = (row.cell(name) for name in names)
     return next((value for value in values if value is not None), None)
 

@@ -1,4 +1,4 @@
-"""Settings of the verification."""
+"""Verification settings."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ class VerificationSettings(Section):
     timeout_s: float = Field(
         4.0,
         gt=0,
-        description="time limit of one verification, in seconds; a longer one is stopped and counted as timed out",
+        description="time limit per verification, in seconds; one that takes longer is stopped and counts as timed out",
     )
     batch_timeout_s: float = Field(
         3600.0,
         gt=0,
-        description="time limit of all programs of responses that are verified together, in seconds; what has run for "
-        "its part of it is then counted as timed out, the rest as unverified",
+        description="time limit for all programs of responses that are verified together, in seconds; then a response "
+        "that used its share of the time counts as timed out, the others as unverified",
     )
-    memory_mib: int = Field(1024, ge=256, description="memory limit of a worker process, in MiB")
+    memory_mib: int = Field(1024, ge=256, description="memory limit per worker process, in MiB")
     sandbox: Literal["auto", "landlock", "seccomp", "unsafe"] = Field(
         "auto",
         description="confinement of untrusted code: auto, the strongest that works here | landlock, with seccomp | "
-        "seccomp, no file can be opened | unsafe, none",
+        "seccomp, which blocks opening files | unsafe, none",
     )
     functions: dict[str, str] = Field(
         {}, description="your verifiers by domain: {my_domain: package.module:function} (docs/how-to/verifiers.md)"
     )
 
     completions: Literal["text", "messages"] = Field(
-        "text", description="form in which your reward functions with TRL's signature get responses"
+        "text", description="form in which your reward functions with TRL's signature receive responses"
     )
 
     thought_tags: Annotated[tuple[str, str], Field(strict=False)] | None = Field(
         (THINK.opening, THINK.closing),
-        description="tags around a thought: built-in verifiers judge what follows the last one; null judges the whole "
-        "response (docs/how-to/thinking_models.md)",
+        description="tags around a thought: built-in verifiers judge the text after the last thought; null judges the "
+        "whole response (docs/how-to/thinking_models.md)",
     )
 
     sees: Sees = Field(
-        "last", description="turns of a response that verifiers see, never the results of tools: last, the answer | "
-        "all, every turn of the model",
+        "last", description="turns of a response that verifiers see, never tool results: last, the answer | "
+        "all, every model turn",
     )  # fmt: skip
 
     @property
     def thoughts(self) -> ThoughtTags | None:
-        """The tags of thoughts; None if built-in verifiers judge whole responses."""
+        """The thought tags; None if built-in verifiers judge whole responses."""
         return None if self.thought_tags is None else ThoughtTags(*self.thought_tags)
 
     @field_validator("thought_tags")
@@ -65,7 +65,7 @@ class VerificationSettings(Section):
             len({tag.strip() for tag in tags} - {""}) < 2 or any(tag != tag.strip() for tag in tags)
         ):
             raise ValueError(
-                f"verification.thought_tags must be two different texts without space around them, such as "
+                f"verification.thought_tags must be two different strings without surrounding spaces, such as "
                 f"[{THINK.opening}, {THINK.closing}], or null, got {list(tags)}"
             )
         return tags
@@ -73,5 +73,5 @@ class VerificationSettings(Section):
     @field_validator("functions")
     @classmethod
     def _absolute(cls, functions: dict[str, str]) -> dict[str, str]:
-        """Make the path of a local file absolute, so that a run can be resumed from any folder."""
+        """Make local file paths absolute, so that a run can be resumed from any folder."""
         return {domain: function_path(path) for domain, path in functions.items()}

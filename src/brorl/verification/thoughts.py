@@ -1,9 +1,9 @@
-"""Thoughts in responses: a built-in verifier judges only the answer, the text after the last thought.
+"""Thoughts in responses: built-in verifiers judge only the answer, which is the text after the last thought.
 
     `<think> 2 + 2 ... </think> The answer is 4.`  ->  ` The answer is 4.`
 
 A thought begins with an opening tag, in the response or at the end of the prompt, and ends with a closing tag. A tag
-inside a block or a span of code is only mentioned, and begins or ends nothing.
+inside a code block or code span is text; it neither begins nor ends a thought.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _FENCE = r"(?P<fence>(?<!`)`{3,}+|(?<!~)~{3,}+)(?=(?P<info>[^`~\n]*+)$)"
-_LANGUAGE = re.compile(r"[ \t]*\w.*")  # follows a fence that opens a block: ```python
-_LOOK_BACK = 200  # a span of code around a tag begins in so many characters
+_LANGUAGE = re.compile(r"[ \t]*\w.*")  # after a fence that opens a block: ```python
+_LOOK_BACK = 200  # characters before a tag in which a code span around it can begin
 _SPAN = r"(?P<ticks>(?<!`)`++)[^`\n]++(?P=ticks)(?!`)"
 
 
@@ -33,15 +33,20 @@ class ThoughtTags:
     closing: str = "</think>"
 
     def opened_by(self, prompt: str) -> bool:
-        """Whether a prompt ends with the opening tag, as in some chat templates: then responses begin in a thought."""
+        """Return whether a prompt ends with the opening tag, as in some chat templates: responses begin in one."""
         return prompt.rstrip().endswith(self.opening)
 
     def contained_in(self, response: str) -> bool:
-        """Whether a response contains a tag."""
+        """Return whether a response contains a tag."""
         return self.opening in response or self.closing in response
 
     def answer(self, prompt: str, response: str) -> str | None:
-        """Return a response's text after its last thought; None if the response ends inside a thought."""
+        """Return a response's text after its last thought; None if the response ends inside a thought.
+
+        Example:
+            >>> ThoughtTags().answer("2+2?", "<think>easy</think>4")
+            '4'
+        """
         start, is_open = 0, False
         if self.opened_by(prompt) or response.lstrip().startswith(self.opening):
             end = self._first_end(response)
@@ -54,19 +59,19 @@ class ThoughtTags:
         return None if is_open else response[start:]
 
     def _first_end(self, response: str) -> int | None:
-        """Return where the first thought ends: at the first closing tag that does not stand alone in backticks."""
+        """Return the end of the first thought: its first closing tag that is not in backticks by itself."""
         at = -1
         while (at := response.find(self.closing, at + 1)) >= 0:
             end = at + len(self.closing)
             before, after = response[max(at - _LOOK_BACK, 0) : at].rpartition("\n")[2], response[end : end + 2]
             between_ticks = before.endswith("`") and not before.endswith("``") and after[:1] == "`" and after != "``"
-            if not between_ticks or before.count("`") % 2 == 0:  # an even number: the tag stands between two spans
+            if not between_ticks or before.count("`") % 2 == 0:  # an even number: the tag is between two spans
                 return end
         return None
 
     def _used_tags(self, response: str, start: int) -> Iterator[re.Match[str]]:
-        """Yield the tags outside of spans and complete blocks of code."""
-        if not self.contained_in(response[start:]):  # the usual case, much faster than the search below
+        """Yield the tags outside code spans and complete code blocks."""
+        if not self.contained_in(response[start:]):  # the usual case; avoids the slow search below
             return
         block, inside = None, list[re.Match[str]]()
         for match in self._token.finditer(response, start):
@@ -93,7 +98,7 @@ THINK = ThoughtTags()
 def make_decode(tokenizer: PreTrainedTokenizerBase, tags: ThoughtTags | None, stop: Iterable[str] = ()) -> Decode:
     """Return a function that turns a response's token ids into the text that a verifier sees.
 
-    Of the special tokens the text keeps only the tags. A text of `sampling.stop` at its end is removed.
+    The text keeps no special tokens except the tags. A `sampling.stop` string at the end is removed.
     """
     added = tokenizer.added_tokens_decoder.items()
     special = {token_id: token.content for token_id, token in added if token.special}

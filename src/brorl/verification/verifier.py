@@ -1,7 +1,7 @@
-"""The `Verifier` protocol, the cache of verdicts, and the trial of a verifier before a run.
+"""The `Verifier` protocol, the verdict cache, and the trial of a verifier before a run.
 
-A verifier returns a verdict for every string and bounds its time. It never raises because of a response, and never
-evaluates a response as code in this process.
+A verifier returns a verdict for every string within a bounded time. A response never makes it raise, and is never
+evaluated as code in this process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def malformed(references: Sequence[str], read: Callable[[str], object]) -> dict[str, str]:
-    """Return the ValueError's message for each reference that `read` rejects."""
+    """Return the ValueError message for each reference that `read` rejects."""
     problems: dict[str, str] = {}
     for reference in references:
         try:
@@ -36,10 +36,10 @@ def malformed(references: Sequence[str], read: Callable[[str], object]) -> dict[
 
 
 class TrialResponses(NamedTuple):
-    """Responses to one prompt that show whether a verifier works."""
+    """Responses to one prompt that test whether a verifier works."""
 
     right: str  # contains the reference answer
-    wrong: Sequence[str]  # contain other answers; at least one should be incorrect
+    wrong: Sequence[str]  # contain other answers, at least one of which should be incorrect
     # Whether the verifier must accept `right`. A user's function may expect a different form of response.
     certain: bool = True
 
@@ -48,10 +48,10 @@ class Verifier(Protocol):
     """Verifies the responses of one domain."""
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify distinct pairs of a prompt and a response's text; return one verdict per pair, in order.
+        """Verify distinct (prompt, response text) pairs; return one verdict per pair, in order.
 
-        A verifier can spread the pairs over workers. A response that took too long has the reason `timeout`. After an
-        infrastructure failure a response has an `unverified_verdict`; the caller may pass it again later.
+        A verifier can spread the pairs over workers. A response that took too long gets the reason `timeout`. After an
+        infrastructure failure a response gets an `unverified_verdict`; the caller may pass it again later.
 
         Raises:
             ValueError: If a prompt's reference is malformed; never because of a response.
@@ -59,14 +59,14 @@ class Verifier(Protocol):
         ...
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Return the problem of each reference answer that no response can match, in order.
+        """Return, in order, the problem with each reference answer that no response can match.
 
-        Example: `{"4": "is not a countdown puzzle"}`. The text continues "the reference answer ..., which".
+        Example: `{"4": "is not a countdown puzzle"}`. The text follows "the reference answer ..., which".
         """
         ...
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Make responses for a trial of this verifier; `others` are different reference answers of other prompts."""
+        """Make responses for a trial of this verifier; `others` are reference answers of other prompts."""
         ...
 
 
@@ -76,7 +76,7 @@ def verify_distinct(
     observe: Callable[[int], None] = lambda _: None,
     at_once: int | None = None,
 ) -> dict[Key, Verdict]:
-    """Verify distinct items, domain by domain, at most `at_once` per call; then verify the unverified ones again."""
+    """Verify distinct items by domain, at most `at_once` per call; then retry the unverified ones once."""
     verdict_of: dict[Key, Verdict] = {}
     for _ in range(2):
         keys_of: dict[str, list[Key]] = {}
@@ -93,11 +93,11 @@ def verify_distinct(
 
 Pair = tuple[str, str]  # a reference and an answer
 
-KEEP_TIMEOUT_S = 3600.0  # a timeout stays for about one step; later the machine may be faster
+KEEP_TIMEOUT_S = 3600.0  # keep a timeout for about one step; later the machine may be faster
 
 
 class VerdictCache:
-    """Remembers verdicts by reference and answer; keeps the `size` entries that were used last."""
+    """Remembers verdicts by reference and answer; keeps the `size` most recently used entries."""
 
     def __init__(self, size: int) -> None:
         if size < 1:
@@ -105,7 +105,7 @@ class VerdictCache:
         self._size = size
         # digest -> (correct, score, reason, monotonic time at which the entry expires)
         self._entries: OrderedDict[bytes, tuple[bool, float, str, float]] = OrderedDict()
-        self._reference, self._digest = "", _digest("")  # the last one: answers to one prompt come together
+        self._reference, self._digest = "", _digest("")  # the latest: answers to one prompt arrive together
 
     def verify_all(
         self,
@@ -113,10 +113,10 @@ class VerdictCache:
         find: Callable[[Prompt, str], Verdict | str],
         decide: Callable[[list[Pair]], Sequence[tuple[Verdict, float]]],
     ) -> list[Verdict]:
-        """Return the verdict on each response, in order; each distinct pair of reference and answer is decided once.
+        """Return the verdict on each response, in order; each distinct (reference, answer) pair is decided once.
 
-        `find` returns the answer in a response, or already the verdict if the response's form decides. `decide` returns
-        for each unknown pair its verdict, and for how many seconds to keep it (0: not at all).
+        `find` returns the answer in a response, or the verdict itself if the response's form decides it. For each
+        unknown pair, `decide` returns the verdict and the number of seconds to keep it (0: do not keep it).
         """
         verdicts: list[Verdict | None] = []
         extraction_s: list[float] = []
@@ -138,7 +138,7 @@ class VerdictCache:
         return [replace(verdict, seconds=verdict.seconds + more) for verdict, more in timed if verdict is not None]
 
     def get(self, reference: str, answer: str) -> Verdict | None:
-        """Return the verdict on an extracted answer; None if it is not known."""
+        """Return the stored verdict on an extracted answer; None if there is none."""
         key = self._key(reference, answer)
         if key not in self._entries or monotonic() >= self._entries[key][-1]:
             return None
@@ -147,9 +147,9 @@ class VerdictCache:
         return Verdict(correct, score, answer, reason, 0.0)
 
     def put(self, reference: str, verdict: Verdict, keep_s: float = inf) -> None:
-        """Keep a verdict for some seconds; ValueError if it has no extracted answer or is unverified."""
+        """Keep a verdict for `keep_s` seconds; ValueError if it has no extracted answer or is unverified."""
         if verdict.extracted is None or verdict.unverified:
-            raise ValueError(f"only verdicts on extracted answers can be kept, got the reason {verdict.reason!r}")
+            raise ValueError(f"only verdicts on extracted answers can be kept, got reason {verdict.reason!r}")
         key = self._key(reference, verdict.extracted)
         self._entries[key] = verdict.correct, verdict.score, verdict.reason, monotonic() + keep_s
         if len(self._entries) > self._size:
@@ -165,8 +165,8 @@ def _digest(text: str) -> bytes:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-_MAX_WRONG = 4  # at most this many references of other prompts are tried as wrong answers
-_MAX_TRIED = 32  # at most this many prompts have their right response tried
+_MAX_WRONG = 4  # other prompts' references to try as wrong answers
+_MAX_TRIED = 32  # prompts whose right response is tried
 _NO_ANSWER = "I do not know."
 
 
@@ -176,18 +176,18 @@ class Trial(NamedTuple):
     prompt: Prompt
     right: str  # a response with the reference answer
     right_verdict: Verdict
-    wrong: str  # a response with a different answer; an incorrect one if there was any
+    wrong: str  # a response with a different answer, one judged incorrect if there was any
     wrong_verdict: Verdict
     certain: bool  # whether the verifier must accept `right`
-    # Verdicts on responses that must be accepted, one per prompt, for prompts spread evenly over the data. Prompts
-    # without such a response are left out.
+    # Verdicts on responses that must be accepted, one per prompt, for prompts spread evenly over the data; no entry for
+    # prompts without such a response.
     answers: Sequence[tuple[Prompt, Verdict]]
 
 
 def try_verifier(verifier: Verifier, prompts: Sequence[Prompt]) -> Trial:
     """Verify a right and a wrong response to the first prompt, and right responses to others.
 
-    The responses contain no thought. They answer the bare questions, because a prompt may end with an opening tag.
+    The responses contain no thoughts. They answer the bare questions, because a prompt may end with an opening tag.
     """
     prompts = [replace(prompt, text=prompt.question or prompt.text) for prompt in prompts]
     prompt = prompts[0]
@@ -211,7 +211,7 @@ _ONLY_JSON = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN)
 def unreadable_references(
     verifiers: Mapping[str, Verifier], questions: Sequence[Question]
 ) -> list[tuple[Question, str]]:
-    """Return each question whose reference answer no response can match, with the problem, domain by domain."""
+    """Return each question whose reference answer no response can match, and the problem, grouped by domain."""
     problems_of: list[tuple[Question, str]] = []
     for domain, verifier in verifiers.items():
         of_domain = [question for question in questions if question.domain == domain]
@@ -223,7 +223,7 @@ def unreadable_references(
 
 
 def check_references(verifiers: Mapping[str, Verifier], questions: Sequence[Question]) -> None:
-    """Raise a UserError on the first question whose reference answer no response can match."""
+    """Raise a UserError for the first question whose reference answer no response can match."""
     unreadable = unreadable_references(verifiers, questions)
     if unreadable:
         question, problem = unreadable[0]
@@ -234,11 +234,11 @@ def check_references(verifiers: Mapping[str, Verifier], questions: Sequence[Ques
         )
 
 
-_NAMED = 9  # further questions in a message
+_NAMED = 9  # additional questions named in a message
 
 
 def _others(unreadable: Sequence[tuple[Question, str]]) -> str:
-    """Return the places of further questions with references that no response can match."""
+    """Return the names of the other questions whose references no response can match."""
     names = [question.name for question, _ in unreadable[:_NAMED]]
     more = [f"{len(unreadable) - _NAMED:,} more"] if len(unreadable) > _NAMED else []
     return f". The others: {listed([*names, *more])}" if names else ""
@@ -249,10 +249,10 @@ def _advice(question: Question) -> str:
     is_object = question.domain != MATH_DOMAIN and question.reference.lstrip().startswith("{")  # in math, a set
     if is_object or question.domain in _ONLY_JSON:  # the whole answer is JSON: `answer_after` cannot help
         return (
-            f"fix or delete the row, set {of_source('layout')} if it is a row of a public dataset, or set another "
+            f"fix or delete the row, set {of_source('layout')} if it comes from a public dataset, or set a different "
             "domain or your own verifier in verification.functions"
         )
     return (
-        f"fix or delete the row, set {of_source('answer_after')} to the text before the answer, or set another domain "
-        "or your own verifier in verification.functions"
+        f"fix or delete the row, set {of_source('answer_after')} to the text before the answer, or set a different "
+        "domain or your own verifier in verification.functions"
     )

@@ -347,7 +347,7 @@ class TestReferences:
         """Also after other calls; no answer can cause it, since it returns plain values alone."""
         question = question_of(TestCode("f", "assert f(1) == 1 + 1\nassert f(object()) == 1 + 1"))
         verdict = verify(verifier, question, "def f(x):\n    return 2")
-        assert verdict.reason == "verifier raised an argument of the test code is no plain value"
+        assert verdict.reason == "verifier raised an argument in the test code is not a plain value"
         assert not verdict.correct
 
     @pytest.mark.slow

@@ -216,7 +216,7 @@ def test_references_that_contain_an_answer_are_found(pool: CountingPool) -> None
     good = [r"\boxed{5}", r"x \boxed{5}", r"$x = \boxed{5}$", r"\text{red}", r"[1, 2]", "x or y"]
     bad = [r"We add. It is \boxed{5}.", "<think> 2 + 3 </think> 5", '["5"]', " ['5', '6']", r"so the sum is \fbox{5}"]
     problems = MathVerifier(pool).check_references([*good, *bad])
-    assert problems == dict.fromkeys(bad, "contains an answer and is none")
+    assert problems == dict.fromkeys(bad, "contains an answer but is not one itself")
     (verdict,) = MathVerifier(pool).verify_all([(question(bad[0]), boxed("5"))])
     assert not verdict.correct
 

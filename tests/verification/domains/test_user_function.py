@@ -181,8 +181,8 @@ def test_a_mistake_in_the_setting_is_found_before_training(pool: WorkerPool, own
         (f"{own.parent}/none.py:same", "no such file"),
         ("os", "not of the form"),
         (f"{own}:one", r"verification\.functions\.sums: .* must take two arguments"),
-        (f"{own}:four", "must take two arguments.*: nothing says what its parameter 'more' gets"),
-        (f"{own}:with_any", "takes any number of arguments; if it is a decorator's, give that functools.wraps"),
+        (f"{own}:four", "must take two arguments.*: it is unclear what to pass as its parameter 'more'"),
+        (f"{own}:with_any", "takes any number of arguments; if a decorator made it, use functools.wraps there"),
         ("builtins:getattr", r"verification\.functions\.sums: .* must take two arguments"),  # without a signature
     ):
         with pytest.raises(UserError, match=message):
@@ -271,7 +271,7 @@ def test_reward_functions_get_several_columns_from_a_json_object(pool: WorkerPoo
     row = '{"answer": "4", "unit": "m", "more": 1}'
     assert reward(pool, tmp_path, "two_columns", "4m", row).correct
     missing = reward(pool, tmp_path, "two_columns", "4m", '{"answer": "4"}')
-    assert "needs the columns answer, unit: the answer column has to hold a JSON object" in str(missing.reason)
+    assert "needs the columns answer, unit: the answer column must contain a JSON object" in str(missing.reason)
     assert is_failure(str(missing.reason))
 
 
@@ -284,8 +284,8 @@ def test_reward_functions_can_get_messages(pool: WorkerPool, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("too_many", "returns a list with one reward for each completion, not [1.0, 1.0]"),
-        ("no_list", "returns a list with one reward for each completion, not 1.0"),
+        ("too_many", "must return a list with one reward per completion, not [1.0, 1.0]"),
+        ("no_list", "must return a list with one reward per completion, not 1.0"),
         ("outside", "verifier returned 2.0, not a number from 0 to 1"),
     ],
 )

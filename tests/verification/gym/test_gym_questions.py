@@ -117,9 +117,9 @@ def test_an_error_names_its_source() -> None:
 @pytest.mark.parametrize(
     ("given", "configs", "problem"),
     [
-        (["leg_countin"], {}, "gym: 'leg_countin' is not a dataset of Reasoning Gym; did you mean leg_counting"),
+        (["leg_countin"], {}, "gym: 'leg_countin' is not a Reasoning Gym dataset; did you mean leg_counting"),
         (["xylophones"], {}, "gym: 'xylophones' is not .*; docs/reference/gym.md lists the 105 names"),
-        (["maze", "gcd"], {"mase": {}}, "'mase' is not a dataset of this source; did you mean maze"),
+        (["maze", "gcd"], {"mase": {}}, "'mase' is not one of this source's datasets; did you mean maze"),
         (["maze"], {"maze": {"min_dits": 3}}, "config: maze has no setting 'min_dits' .*did you mean min_dist"),
         (["maze"], {"maze": {"size": 3}}, "maze has no setting 'size' .settings: min_dist, .*; docs/reference/gym.md"),
         (["maze"], {"maze": {"min_dist": 30, "max_dist": 2}}, "maze rejects config"),
@@ -144,7 +144,7 @@ def test_names_and_settings_are_checked_first(
 @needs_gym
 @pytest.mark.slow
 def test_an_index_beyond_the_end_of_a_dataset_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"acre cannot generate its question 20000 .*change first_index"):
+    with pytest.raises(UserError, match=r"acre cannot generate question 20000 .*change first_index"):
         read_gym(source(gym="acre", first_index=19_990, num_questions=20), 1)
 
 

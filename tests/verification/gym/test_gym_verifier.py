@@ -115,7 +115,7 @@ def test_scorers_that_are_not_loaded_leave_answers_unverified(fault: Fault) -> N
     verifier = GymVerifier(ScriptedPool(script), timeout_s=0.01)
     verdicts = verifier.verify_all([(prompt(MAZE), answer) for answer in ("8", "9", "10")])
     assert [verdict.reason for verdict in verdicts] == [
-        f"unverified: the scorers of Reasoning Gym were not loaded: {fault}"
+        f"unverified: the Reasoning Gym scorers were not loaded: {fault}"
     ] * 3
     assert min(load.limits.seconds for load in loads) >= 60
     again = verifier.verify_all([(prompt(MAZE), "8")])

@@ -102,7 +102,7 @@ def failing_starts(monkeypatch: pytest.MonkeyPatch, fails: "list[bool]") -> None
 
 def test_the_first_process_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     failing_starts(monkeypatch, [True])
-    message = "no worker for verification can start: .*Resource temporarily unavailable; free memory or processes"
+    message = "no verification worker can start: .*Resource temporarily unavailable; free memory or processes"
     with WorkerPool(num_workers=2) as pool, pytest.raises(LoadError, match=message):
         pool.run([call("echo", 1)])
 

@@ -228,7 +228,7 @@ def test_what_cannot_be_loaded_is_named(pool: WorkerPool, tmp_path: Path) -> Non
     for function, message in (
         ("no_such_module:f", "cannot load 'no_such_module:f': ModuleNotFoundError: No module named 'no_such_module'"),
         ("os:no_such_function", "has no attribute 'no_such_function'"),
-        ("os:sep", "sep is of type str, which cannot be called"),
+        ("os:sep", "sep has type str, which is not callable"),
         ("os.getpid", "not of the form package.module:function"),
         (":f", "not of the form package.module:function"),
         (f"{tmp_path}/missing.py:f", "FileNotFoundError: no such file: .*missing.py"),

@@ -1,8 +1,8 @@
 r"""Finds the option that a response to a multiple-choice question names, by a strict grammar, in linear time.
 
-The grammar never reads the right option. The last box decides, else the last `the answer is`, else a last sentence such
-as `B is correct`, else the whole response (docs/how-to/verify_science.md). A statement with words other than a reason
-names no option, such as `B or so`.
+The grammar never sees the right option. The last box decides, else the last `the answer is`, else a last sentence such
+as `B is correct`, else the whole response (docs/how-to/verify_science.md). A statement with words other than a reason,
+such as `B or so`, does not name an option.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _QUOTES = "\"'\u201c\u201d "
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 _SO = r"(?:so|thus|hence|therefore)\b,? *"
 _I_THINK = r"I (?:(?:would|will|\'ll) )?(?:think|believe|conclude|say)(?: that)? "
-# `The answer is`, `..., so the answer is`, `Since ..., the answer is`: it begins a sentence or follows such a clause.
+# `The answer is`, `..., so the answer is`, `Since ..., the answer is`: begins a sentence or follows such a clause.
 _MARKER = re.compile(
     rf"(?:(?:^[ \t#>*_-]*+|[.!;] +)(?:{_SO})?(?:(?:since|because|as) [^\n.;!?]{{1,200}}, )?|, *{_SO})"
     rf"(?:{_I_THINK})?(?:<answer>|[*_]*(?:(?:the|my) +)?"
@@ -63,19 +63,19 @@ _OTHER_LETTER = re.compile(r"\b[A-J]\b(?!['\u2019])")
 _LETTER = re.compile(
     r"(?:(?:option|choice|answer|letter) )?(?:[(\[] ?([A-Z]) ?[)\]]|([A-Z])(?![A-Z0-9]))(.*)", re.IGNORECASE
 )
-_JOINT = re.compile(r"^(?:[\s.,;:=)\]]|-(?=\s))+")  # stands between a letter and its option's text: `B: 42`
+_JOINT = re.compile(r"^(?:[\s.,;:=)\]]|-(?=\s))+")  # between a letter and its option's text: `B: 42`
 
 
 class ChosenOption(NamedTuple):
     """The option that a response names."""
 
     option: int | None  # the option's index; None if the response names no option
-    text: str | None  # the statement that was read; None if there was no statement
-    problem: str | None  # why the statement names no option; None if it does
+    text: str | None  # the statement that was read; None if there was none
+    problem: str | None  # why the statement does not name an option; None if it does
 
 
 def chosen_option(response: str, choices: Choices) -> ChosenOption:
-    """Find the option that a response names. The response may be any string; the right option is not read."""
+    """Find the option that a response names. The response may be any string; the right option plays no role."""
     response = without_next_turn(response)
     box = find_last_box(response)
     if box is not None:
@@ -103,7 +103,7 @@ def _stated(text: str, choices: Choices) -> ChosenOption | None:
 
 
 def _without_remarks(statement: str, choices: Choices) -> str:
-    """Return the sentence of a statement that names an option, if the sentences after it leave it as it is."""
+    """Return the sentence in a statement that names an option, if the sentences after it do not change it."""
     ends = [end.start() for end in _REMARK.finditer(statement)]
     for end in reversed(ends[:_MAX_SENTENCES]):
         option = _with_reason(statement[:end], choices)
@@ -113,7 +113,7 @@ def _without_remarks(statement: str, choices: Choices) -> str:
 
 
 def _are_remarks(rest: str, option: int, choices: Choices) -> bool:
-    """Whether the sentences after a statement keep its option."""
+    """Return whether the sentences after a statement leave its option unchanged."""
     if retraction("", choices.letters[option], f"\n{rest}"):
         return False
     concluded = _in_conclusion(rest.strip(), choices)
@@ -125,7 +125,7 @@ def _are_remarks(rest: str, option: int, choices: Choices) -> bool:
 
 
 def _is_remark(sentence: str, option: int, choices: Choices) -> bool:
-    """Whether a sentence names no other option, or only mentions it: `Option A is too light.`, not `C or D.`."""
+    """Return whether a sentence at most mentions other options: `Option A is too light.`, but not `C or D.`."""
     if _option(sentence, choices) not in (None, option):
         return False
     others = {choices.letters.find(letter) for letter in _OTHER_LETTER.findall(sentence)} - {-1, option}
@@ -135,7 +135,7 @@ def _is_remark(sentence: str, option: int, choices: Choices) -> bool:
 
 
 def _in_box(response: str, box: Box, choices: Choices) -> ChosenOption:
-    """Read the last box, the boxes before it in its paragraph, and the words after it."""
+    """Read the last box, earlier boxes in its paragraph, and the words after it."""
     before, after = response[max(box.start - _READ, 0) : box.start], response[box.end : box.end + _READ]
     option = _option(box.content, choices)
     if option is None and len(box.content) <= _READ and not _OTHER_LETTER.search(_clean(box.content)):
@@ -157,7 +157,7 @@ def _in_box(response: str, box: Box, choices: Choices) -> ChosenOption:
 
 
 def _in_conclusion(text: str, choices: Choices) -> ChosenOption | None:
-    """Read a last sentence such as `B is correct`; None for any other end."""
+    """Read a last sentence such as `B is correct`; None for any other ending."""
     paragraph = text.rpartition("\n\n")[2].split("\n")
     line = paragraph[-1].strip(" *_$")
     conclusions = list(_CONCLUSION.finditer(line))
@@ -188,7 +188,7 @@ def _chosen(option: int | None, statement: str, several: bool) -> ChosenOption:
 
 
 def _option(statement: str, choices: Choices) -> int | None:
-    """Return the index of the option that a statement names; None if the statement has any other words."""
+    """Return the index of the option that a statement names; None if it has any other words."""
     if len(statement) > _READ or "\n" in statement.replace("</answer>", "").strip():
         return None
     text = LABEL.sub("", _clean(statement), count=1)
@@ -206,7 +206,7 @@ def _option(statement: str, choices: Choices) -> int | None:
 
 
 def _option_of_text(text: str, choices: Choices) -> int | None:
-    """Return the index of the option with this text; case counts only if several options would match without it."""
+    """Return the index of the option with this text; case matters only if several options match without it."""
     found = places(_cleaned(choices.options), _clean(text))
     return found[0] if len(found) == 1 else None
 
@@ -217,6 +217,6 @@ def _cleaned(options: tuple[str, ...]) -> list[str]:
 
 
 def _clean(text: str) -> str:
-    """Remove markup, quotes and a period around a text, and surplus space."""
+    """Remove markup, quotes, a final period and extra spaces."""
     text = _SCRIPT.sub(r"\1", _MARKUP.sub(" ", text).translate(_DASHES))
     return " ".join(text.split()).strip(_QUOTES).removesuffix(".").strip(_QUOTES)

@@ -1,7 +1,7 @@
-"""Verifier of Python programs: finds the program in a response, and runs it in the sandbox.
+"""Verifier of Python programs: finds the program in a response and runs it in the sandbox.
 
-The program is one of the fenced blocks of Python. If there are several, their syntax decides, and the sandbox reads it:
-this process parses nothing that a response wrote. Expected values stay in this process.
+The program is one of the fenced Python blocks. If there are several, their syntax decides, and the sandbox reads it:
+this process never parses what a response wrote. Expected values stay in this process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from brorl.verification.sandbox.worker import Worker
 from brorl.verification.verifier import KEEP_TIMEOUT_S, Pair, TrialResponses, VerdictCache
 
 MAX_CODE = 100_000
-"""Characters of the longest program that is run."""
+"""Longest program that is run, in characters."""
 
 _OPENING = re.compile(r"(?P<before>.*?)(?P<fence>(?<!`)`{3,}+|(?<!~)~{3,}+)[ \t]*+(?P<info>[^`\n]{0,200}+)")
 _INFO = re.compile(r"\{?\.?(?P<language>[\w+#-]*)\}?(?:[ \t{:].*)?")
@@ -49,11 +49,11 @@ _PYTHON = frozenset({"python", "python3", "py", "py3", "python2", "pypy", "pypy3
 
 
 def python_blocks(response: str) -> list[str]:
-    """Return the blocks that can hold the program, in order.
+    """Return the blocks that can contain the program, in order.
 
-    Blocks marked as Python count; if there are none, blocks without a language. Blank blocks and blocks of other
-    languages never count. A block without a closing fence ends with the response, or with the next fence that has an
-    info string. Shorter fences, and fences of the other character, are part of the code.
+    These are the blocks marked as Python, or, if there are none, the blocks without a language. Blank blocks and blocks
+    in other languages are never returned. A block without a closing fence ends at the end of the response, or at the
+    next fence that has an info string. Shorter fences, and fences of the other character, are part of the code.
     """
     marked: list[str] = []
     unmarked: list[str] = []
@@ -93,7 +93,7 @@ def _blocks(response: str) -> Iterator[tuple[str, str]]:
 
 
 def _opening(line: str) -> tuple[str, str, int] | None:
-    """Return (fence, language, indentation) of the block that a line opens; None if the line opens none."""
+    """Return (fence, language, indentation) of the block that a line opens; None if it does not open one."""
     if "```" not in line and "~~~" not in line:
         return None
     opening = _OPENING.fullmatch(line)
@@ -104,14 +104,14 @@ def _opening(line: str) -> tuple[str, str, int] | None:
     return opening["fence"], info["language"].lower(), 0 if before.strip() else len(before)
 
 
-_ALL_CASES = 10  # the limit for all cases, in multiples of the limit for one
-_SLOWER = 3.0  # datasets' time limits are multiplied by this: they are made for compiled languages
+_ALL_CASES = 10  # the limit for all cases, as a multiple of the limit for one
+_SLOWER = 3.0  # factor for datasets' time limits, which are meant for compiled languages
 _MIN_CASE_S = 1.0
-_MIN_MEMORY = 1 << 30  # programs for contests give a thread a stack of 512 MiB
-_NO_SOURCE = re.compile("[\0\ud800-\udfff]")  # Python reads no null character and no lone surrogate
+_MIN_MEMORY = 1 << 30  # contest programs give a thread a 512 MiB stack
+_NO_SOURCE = re.compile("[\0\ud800-\udfff]")  # Python rejects null characters and lone surrogates
 
 
-_CHOICE_BYTES = 256 << 20  # memory to parse blocks; 100,000 characters of an ordinary program take a tenth
+_CHOICE_BYTES = 256 << 20  # memory for parsing blocks; 100,000 characters of an ordinary program take a tenth of it
 
 
 @dataclass(frozen=True)
@@ -119,21 +119,21 @@ class _Plan:
     """The tests of one reference, read once."""
 
     tests: CodeTests
-    calls: tuple[ExpectedCall, ...] | None  # None if a whole program or test code has to run
+    calls: tuple[ExpectedCall, ...] | None  # None if a whole program or test code must run
 
 
 class _Chosen(NamedTuple):
-    """The code in a response, and the seconds in which it was found."""
+    """The code in a response, and the seconds that finding it took."""
 
-    code: Verdict | str | None  # None without a block; a verdict if the blocks could not be read
+    code: Verdict | str | None  # None if there is no block; a verdict if the blocks could not be read
     seconds: float = 0.0
 
 
 class CodeVerifier:
-    """Accepts programs that pass all tests. Raises a UserError if no sandbox holds on this machine.
+    """Accepts programs that pass all tests. Raises a UserError if no sandbox level holds on this machine.
 
-    One case may take `timeout_s`, all cases together ten times as long. With `partial_credit` all cases run, and the
-    score is the fraction of cases that pass.
+    One case may take `timeout_s`, all cases together ten times that. With `partial_credit` all cases run, and the score
+    is the fraction that pass.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class CodeVerifier:
         The reasons are `correct`, `no code block`, `answer too long`, `syntax error`, `wrong answer`,
         `raised ...`, `exited`, `timeout`, `timeout of all programs`, `out of memory`, `too much output`, `too many
         threads`, `broke the protocol of the sandbox`, `killed by signal ...` and `returned no plain value`. Verdicts
-        are kept. If a case ran into a limit of time, its verdict is kept for only an hour, because the machine may be
+        are cached. If a case hit a time limit, its verdict is cached for only an hour, because the machine may be
         faster later.
         """
         plans = {reference: _plan(reference) for reference in dict.fromkeys(prompt.reference for prompt, _ in items)}
@@ -192,13 +192,13 @@ class CodeVerifier:
         return {reference: problems[reference] for reference in dict.fromkeys(references) if reference in problems}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return the tests' own solutions, or an empty program if they have none."""
+        """Return the tests' own solutions, or an empty program if there are none."""
         solutions = [CodeTests.from_text(text).solution for text in (reference, *others)]
         right, *wrong = (f"```python\n{solution or 'pass'}\n```" for solution in solutions)
         return TrialResponses(right, [*wrong, "```python\npass\n```"], certain=solutions[0] is not None)
 
     def _choose(self, items: Sequence[tuple[Prompt, str]], plans: Mapping[str, _Plan]) -> list[_Chosen]:
-        """Return the code in each response; the sandbox reads the blocks of responses with several, each pair once."""
+        """Return the code in each response; if it has several blocks, the sandbox reads them, each pair once."""
         pairs: list[tuple[str, tuple[str, ...]]] = []
         own_s: list[float] = []
         for prompt, response in items:
@@ -225,16 +225,16 @@ class CodeVerifier:
         return judge_test_code(source, tests, clock, worker)
 
     def _clock(self, tests: CodeTests | None) -> Clock:
-        """Return an answer's limits: three times the dataset's time, at least 1 s; its memory, at least 1 GiB."""
+        """Return an answer's limits: three times the dataset's time (at least 1 s), and its memory (at least 1 GiB)."""
         case_s, memory = self._timeout_s, self._memory_bytes
         if tests is not None and tests.time_limit_s is not None:
             case_s = min(case_s, max(_MIN_CASE_S, _SLOWER * tests.time_limit_s))
         if tests is not None and tests.memory_bytes is not None:
-            memory = min(memory, max(_MIN_MEMORY, int(tests.memory_bytes)))  # JSON may say 1e9, a float
+            memory = min(memory, max(_MIN_MEMORY, int(tests.memory_bytes)))  # JSON may contain 1e9, a float
         return Clock(case_s, _ALL_CASES * case_s, memory)
 
     def _verdict(self, code: str, outcome: Outcome | Undecided) -> tuple[Verdict, float]:
-        """Return the verdict, and for how many seconds to keep it."""
+        """Return the verdict, and the number of seconds to keep it."""
         if isinstance(outcome, JudgeTimeout):
             return verdict_of(CUT_OFF, code), 0.0
         if isinstance(outcome, Undecided):
@@ -264,7 +264,7 @@ def _plan(reference: str) -> _Plan:
 
 
 def _require_shallow(calls: Sequence[ExpectedCall]) -> None:
-    """Raise a ValueError for values nested too deeply for the messages between the processes."""
+    """Raise a ValueError for values nested too deeply for messages between processes."""
     for number, call in enumerate(calls):
         for named, value, depth in (
             ("the arguments of case {} are", call.arguments, MAX_DEPTH + 1),  # one level is the tuple of arguments
@@ -293,7 +293,7 @@ def _read_blocks(tests: CodeTests, codes: tuple[str, ...], limits: Limits, worke
 
 
 def _chosen(codes: Sequence[str], reply: Reply | Undecided) -> _Chosen:
-    """Return the chosen code for the reply of a confined process, which is not trusted."""
+    """Return the code that a confined process chose. Its reply is not trusted."""
     if isinstance(reply, JudgeTimeout):
         return _Chosen(verdict_of(CUT_OFF))
     if isinstance(reply, Undecided):
@@ -306,7 +306,7 @@ def _chosen(codes: Sequence[str], reply: Reply | Undecided) -> _Chosen:
 
 
 def _runnable(code: Verdict | str | None) -> Verdict | str:
-    """Return the code of a response, or the verdict if it has no code that can run."""
+    """Return a response's code, or the verdict if it has no code that can run."""
     if code is None:
         return verdict_of(NO_CODE)
     if isinstance(code, Verdict):

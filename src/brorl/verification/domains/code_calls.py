@@ -1,8 +1,8 @@
-"""Calls of an answer's function with their expected values; some are read from test code.
+"""Calls to an answer's function with their expected values; some are read from test code.
 
     `assert f(2) == 4`  ->  ExpectedCall(arguments=(2,), expected=4)
 
-Values arrive as exact builtin types or as `Elements`: nothing here runs a method of the answer.
+Values arrive as exact builtin types or as `Elements`: nothing here runs the answer's methods.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeGuard
 from brorl.prompts.code_tests import TestCode
 from brorl.verification.sandbox.values import Size, encode, size_of
 
-# Lengths of the longest texts, see `values`: a container's brackets, a complex number, the largest float as an integer.
+# Longest text lengths (see `values`): a container's brackets, a complex number, the largest float as an integer.
 _BRACKETS, _COMPLEX_BYTES, _LARGEST_FLOAT_BYTES = 8, 64, 280
 _COMPLEX_PARTS = 2
 _SMALL = 1 << 64
@@ -25,22 +25,22 @@ _SMALL = 1 << 64
 
 @dataclass(frozen=True)
 class ValueRule:
-    """When two values are the same."""
+    """The rule for when two values are the same."""
 
-    absolute: float = 0.0  # allowed absolute error if one of two numbers is a float
+    absolute: float = 0.0  # allowed absolute error if either number is a float
     relative: float = 0.0  # allowed error relative to the expected number; added to `absolute`
     sequences_alike: bool = False  # whether [1, 2] and (1, 2) are the same, as in JSON
-    any_order: bool = False  # whether an outer list or tuple may have any order
+    any_order: bool = False  # whether the items of an outer list or tuple may be in any order
 
     def same(self, expected: object, value: object) -> bool:
-        """Whether the program's value, of builtin types and any depth, is the expected value."""
+        """Return whether the program's value, of builtin types and any depth, is the expected value."""
         try:
             if not self.any_order or not isinstance(expected, list | tuple):
                 return self._same(expected, value)
             if not self._alike(value, expected) or len(expected) != len(value):
                 return False
             missing = Counter(map(self._key, expected))
-            for key in map(self._key, value):  # store no unexpected key: an answer could choose equal hashes
+            for key in map(self._key, value):  # never store an unexpected key: an answer could choose equal hashes
                 if not missing[key]:
                     return False
                 missing[key] -= 1
@@ -69,7 +69,7 @@ class ValueRule:
         return type(expected) is type(value) and expected == value
 
     def _alike(self, value: object, expected: object) -> TypeGuard[list[object] | tuple[object, ...]]:
-        """Whether a value is the same kind of sequence as the expected value."""
+        """Return whether a value is the same kind of sequence as the expected value."""
         return isinstance(value, list | tuple) if self.sequences_alike else type(value) is type(expected)
 
     def _same_number(self, expected: object, value: object) -> bool:
@@ -85,7 +85,7 @@ class ValueRule:
             return False
 
     def _key(self, value: object) -> Hashable:
-        """Return a key that equal values share. A bool is no number; lists and tuples may be alike."""
+        """Return a key that equal values share. A bool is not a number; lists and tuples may be alike."""
         if isinstance(value, list | tuple):
             return ("sequence" if self.sequences_alike else type(value), *map(self._key, value))
         if isinstance(value, set | frozenset):
@@ -98,7 +98,7 @@ class ValueRule:
 
 
 def _is_number(value: object) -> bool:
-    """Whether a value is compared as a number; a bool is not."""
+    """Return whether a value is compared as a number; a bool is not."""
     return isinstance(value, int | float | complex) and not isinstance(value, bool)
 
 
@@ -116,11 +116,11 @@ class ExpectedCall:
 
     @cached_property
     def max_size(self) -> Size:
-        """Upper bound of the size of any accepted value, as encoded text."""
+        """Upper bound on the encoded size of any accepted value."""
         return _largest_size(self.expected)
 
     def accepts(self, value: object) -> bool:
-        """Whether the program's value is the expected value."""
+        """Return whether the program's value is the expected value."""
         if self.rule.same(self.expected, value):
             return True
         is_one = self.unwrap and isinstance(self.expected, list) and len(self.expected) == 1
@@ -128,12 +128,12 @@ class ExpectedCall:
 
 
 def _largest_size(expected: object) -> Size:
-    """Return an upper bound of the size of all values that `ValueRule.same` can accept, as encoded text."""
-    # A number has longer forms: 1e300 equals an integer of 300 digits, and 2 a complex number. A list can be a tuple.
+    """Return an upper bound on the encoded size of every value that `ValueRule.same` can accept."""
+    # Numbers have longer forms: 1e300 equals a 300-digit integer, and 2 a complex number. A list can be a tuple.
     if isinstance(expected, list | tuple | set | frozenset | dict):
         items = [one for pair in expected.items() for one in pair] if isinstance(expected, dict) else expected
         sizes = [_largest_size(item) for item in items]
-        between = 2 if isinstance(expected, dict) else 1  # a comma; in a dict also each pair's brackets and comma
+        between = 2 if isinstance(expected, dict) else 1  # a comma; in a dict, also a pair's brackets and comma
         num_bytes, num_parts = (sum(counts) for counts in zip((0, 0), *sizes, strict=True))
         return Size(_BRACKETS + num_bytes + between * len(sizes), 1 + num_parts + between * len(sizes))
     if not _is_number(expected):
@@ -143,7 +143,7 @@ def _largest_size(expected: object) -> Size:
 
 
 def parse_calls(test: TestCode) -> tuple[ExpectedCall, ...] | None:
-    """Return the calls in test code that only asserts literal values of literal calls; None for other test code."""
+    """Return the calls in test code that only asserts literal results of literal calls; None for other test code."""
     names = {test.function, "candidate"}
     try:
         body = ast.parse(test.code).body
@@ -161,7 +161,7 @@ def parse_calls(test: TestCode) -> tuple[ExpectedCall, ...] | None:
 
 def _calls(statement: ast.stmt, names: set[str]) -> list[ExpectedCall]:
     if any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(statement)):
-        raise ValueError("no value of a program")
+        raise ValueError("not a value that a program can return")
     match statement:
         case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Expr(value=ast.Constant()):
             return []

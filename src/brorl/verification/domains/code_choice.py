@@ -1,8 +1,8 @@
-"""Chooses the program among the blocks of Python in a response, by their syntax.
+"""Chooses the program among the Python blocks in a response, by their syntax.
 
-Parsing can take time and memory that are quadratic in the length of a text: `import a.a.a...` of 98,000 characters
-takes 2.5 GB. So the trainer never calls this module. `CodeVerifier` sends its source to the sandbox as a program, and
-calls `choose_block` there. The module imports only the standard library, and executes nothing that a response wrote.
+Parsing can take time and memory quadratic in the length of the text: `import a.a.a...` of 98,000 characters takes 2.5
+GB. So the trainer never calls this module. `CodeVerifier` sends its source to the sandbox as a program, and calls
+`choose_block` there. The module imports only the standard library, and never executes what a response wrote.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ _WORD = re.compile(r"[^\W\d]\w*+")
 _READING = frozenset({"input", "raw_input", "stdin", "open", "fileinput"})
 _PRINTING = frozenset({"print", "pprint", "stdout", "write", "writelines"})
 _BUILT_IN = frozenset({*dir(builtins), "__file__"})
-_NO_PROGRAM = re.compile(r"\s*(?:>>>|\$)|[ \t]")  # begins a session (`>>> f(2)`), or an indented excerpt of a program
+_NO_PROGRAM = re.compile(r"\s*(?:>>>|\$)|[ \t]")  # begins a session (`>>> f(2)`) or an indented excerpt of a program
 
 
 def choose_block(codes: Sequence[str], function: str | None, has_input: bool, known: Collection[str]) -> int:
-    """Return the index of the last block that has what the tests need, otherwise of the last block.
+    """Return the index of the last block that has what the tests need, or else of the last block.
 
     Tests of a function need a block that defines it, or a `Solution` with such a method. Other tests (None) need a
-    program that prints. If there is input and any program reads, it must read too. A block that uses names of an
-    earlier block, or leaves out parts with `...`, is not a program. Blocks may use `known` names without binding them.
+    program that prints. If there is input and any program reads it, the chosen one must too. A block that uses names
+    from an earlier block, or omits parts with `...`, is not a program. Blocks may use `known` names without binding
+    them.
     """
     blocks = [_Block.of(code, known) for code in codes]
     last = len(blocks) - 1
@@ -45,20 +46,20 @@ def choose_block(codes: Sequence[str], function: str | None, has_input: bool, kn
 
 
 class _Block(NamedTuple):
-    """A block of Python."""
+    """A Python block."""
 
     code: str
     body: Sequence[ast.stmt] | None  # None if the code is not valid Python
-    bound: frozenset[str] = frozenset()  # all names that the block binds, in any scope
-    missing: frozenset[str] = frozenset()  # the names that the block uses without binding or importing them
-    words: frozenset[str] = frozenset()  # all names, attributes and modules of the block; all words if it is not valid
+    bound: frozenset[str] = frozenset()  # names that the block binds, in any scope
+    missing: frozenset[str] = frozenset()  # names that the block uses without binding or importing them
+    words: frozenset[str] = frozenset()  # names, attributes and modules in the block; all words if it is invalid
 
     @classmethod
     def of(cls, code: str, known: Collection[str]) -> _Block:
         """Parse a block."""
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # an invalid escape sequence warns
+                warnings.simplefilter("ignore")  # invalid escape sequences warn
                 scopes, tree = [symtable.symtable(code, "answer.py", "exec")], ast.parse(code)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return cls(code, None, words=frozenset(_WORD.findall(code)))
@@ -73,7 +74,7 @@ class _Block(NamedTuple):
 
     @property
     def acts(self) -> bool:
-        """Whether the block can be a program: it does more than define names, and leaves nothing out."""
+        """Whether the block can be a program: it does more than define names, and omits nothing."""
         if self.body is None:
             return not _NO_PROGRAM.match(self.code)
         defining = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
@@ -81,7 +82,7 @@ class _Block(NamedTuple):
         return bool(acting) and not _leaves_out(self.body)
 
     def defines(self, function: str) -> bool:
-        """Whether the block defines a function, or a class `Solution` with such a method."""
+        """Return whether the block defines a function, or a class `Solution` with such a method."""
         if self.body is None:
             text = rf"^(?:async[ \t]+)?def[ \t]+{re.escape(function)}\b|^class[ \t]+Solution\b"
             return re.search(text, self.code, re.MULTILINE) is not None
@@ -89,9 +90,9 @@ class _Block(NamedTuple):
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a scope, also those within `if`, `try` and the like."""
+    """Yield the statements of a scope, including those inside `if`, `try` and the like."""
     left: list[Any] = list(body)
-    while left:  # no recursion: a chain of `elif` is nested
+    while left:  # no recursion: `elif` chains are nested
         statement = left.pop()
         yield statement
         if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -100,7 +101,7 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _makes(statement: ast.stmt, name: str) -> bool:
-    """Whether a statement binds a name to a function, a class or a method of `Solution` with a body."""
+    """Return whether a statement binds a name to a function, class or `Solution` method with a body."""
     match statement:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             empty = all(isinstance(part, ast.Pass) or _is_constant(part) for part in statement.body)
@@ -122,5 +123,5 @@ def _is_constant(statement: ast.stmt) -> bool:
 
 
 def _leaves_out(body: Sequence[ast.stmt]) -> bool:
-    """Whether a statement of a body is `...`."""
+    """Return whether a statement in a body is `...`."""
     return any(isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant) and s.value.value is ... for s in body)

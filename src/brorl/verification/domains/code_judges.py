@@ -1,4 +1,4 @@
-"""Judges of programs: each runs one answer against its tests, up to the first case that fails.
+"""Judges of programs: each runs one answer against its tests, up to the first failing case.
 
 Expected values stay in this process, or in a separate process that runs test code.
 """
@@ -27,16 +27,16 @@ SYNTAX_ERROR = "syntax error"
 RAISED_BY_ANSWER = "raised"  # the exception follows: `raised ValueError`
 DENIED = f"{RAISED_BY_ANSWER} PermissionError (no files, network or processes)"  # the sandbox refused a system call
 NO_CALL = "the test code ended without a call"
-NO_PLAIN_ARGUMENT = "an argument of the test code is no plain value"
+NO_PLAIN_ARGUMENT = "an argument in the test code is not a plain value"
 
 _VALUE_BYTES = 1 << 22  # limit for any value, and for the arguments of one call by test code
-_PASSED_BYTES = 1 << 18  # limit for a value that is passed on to test code; its expected value is not known here
+_PASSED_BYTES = 1 << 18  # limit for a value passed on to test code; its expected value is unknown here
 _MIN_OUTPUT_BYTES = 1 << 16
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,59})(?::.*)?", re.ASCII | re.DOTALL)
 _SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError"})
-# Test code can catch only these exceptions of an answer, which a question can ask for. StopIteration would end a loop
-# of the test code over `map`, and an ImportError would skip tests that guard an import. A function that is missing or
-# recurses without end fails, even if the test code catches every Exception.
+# Test code can catch only these exceptions from an answer, which a question can ask for. StopIteration would end a loop
+# over `map` in the test code, and an ImportError would skip tests that guard an import. A function that is missing or
+# recurses infinitely fails, even if the test code catches every Exception.
 _PASSED_ON = frozenset(
     (
         *("ArithmeticError", "AssertionError", "AttributeError", "Exception", "FloatingPointError", "IndexError"),
@@ -48,29 +48,29 @@ _NAME = re.compile(r"[^\W\d]\w*+")
 _NUMBER = re.compile(r"[-+]?(?:\d{1,4000}(?:\.\d{0,4000})?|\.\d{1,4000})(?:[eE][-+]?\d{1,3})?", re.ASCII)
 _INTEGER = re.compile(r"[-+]?\d+", re.ASCII)
 _TESTS = "tests"
-# MBPP+ compares optional values, such as a match of a regular expression, without asserting the outcome.
+# MBPP+ compares optional values, such as regular-expression matches, without asserting the outcome.
 _OPTIONAL = "        exact_match = exp == (out is not None)\n"
 
 
-# LiveCodeBench's judge imports these modules and all of their names before an answer. APPS's judge imports fewer,
-# EvalPlus's none. A later module replaces the names of an earlier one.
+# LiveCodeBench's judge imports these modules and all their names before an answer. APPS's judge imports fewer,
+# EvalPlus's none. Later modules override names from earlier ones.
 _MODULES = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
     *("itertools", "functools", "operator", "io", "sys", "json"),
 )
 _LIMITS = "import sys\nsys.setrecursionlimit(50_000)\nsys.set_int_max_str_digits(50_000)"  # also LiveCodeBench's
-# `++` is possessive: without it, a run of blanks would be split in all ways, in time quadratic in its length.
+# `++` is possessive: without it, splitting a run of blanks in all ways would take quadratic time.
 _FUTURE = re.compile(r"^from[ \t]++__future__[ \t]++import[ \t]++(?:\([^()]{0,500}+\)|[^\n(]*+)$", re.MULTILINE)
 
 
 def module(tests: CodeTests, code: str) -> str:
-    """Return the code after imports of the names that it uses; its imports from `__future__` stay first.
+    """Return the code after imports for the names that it uses; its imports from `__future__` stay first.
 
-    The function that the tests call is never imported. For test code nothing is imported, as in its dataset's judge.
+    The function that the tests call is never imported. Nothing is imported for test code, as in its dataset's judge.
     """
     function = "" if isinstance(tests.tests, StdinCases) else tests.tests.function
     before: list[str] = []
-    if not isinstance(tests.tests, TestCode):  # import only what the code names: all imports would take too long
+    if not isinstance(tests.tests, TestCode):  # import only what the code names: importing everything takes too long
         import_of = imports()
         before = sorted(import_of[word] for word in {*_NAME.findall(code)} - {function} if word in import_of)
         before.append(_LIMITS)
@@ -84,7 +84,7 @@ def module(tests: CodeTests, code: str) -> str:
 
 @lru_cache(maxsize=1)
 def imports() -> Mapping[str, str]:
-    """Return the names that a program may use without import: name -> import statement. Builtins are left out."""
+    """Return the names, except builtins, that a program may use without importing them: name -> import statement."""
     import_of: dict[str, str] = {}
     for name in (*_MODULES, "typing"):
         of_module = importlib.import_module(name)
@@ -94,7 +94,7 @@ def imports() -> Mapping[str, str]:
     return import_of | {name: f"import {name}" for name in _MODULES}
 
 
-# Replaces the few parts of numpy that test code of public datasets uses; shapes are not broadcast.
+# Replaces the few parts of numpy that test code in public datasets uses; shapes are not broadcast.
 _NUMPY = """
 import math, sys, types
 def allclose(actual, desired, rtol=1e-05, atol=1e-08, equal_nan=False):
@@ -124,31 +124,31 @@ sys.modules.update({"numpy": numpy, "numpy.testing": testing})
 
 @dataclass(frozen=True)
 class Outcome:
-    """The decision on one answer."""
+    """The judge's decision on one answer."""
 
     num_passed: int
     num_cases: int
-    reason: str  # `correct`, or the problem of the first case that failed
+    reason: str  # `correct`, or the problem in the first failing case
     seconds: float  # wall time of programs and comparisons
-    timed_out: bool  # whether a limit of time ended a case: another run can then decide otherwise
+    timed_out: bool  # whether a time limit ended a case: a second run may then decide differently
 
 
 @dataclass
 class Clock:
-    """The limits of one answer, and the time that it has spent."""
+    """One answer's limits, and the time that it has spent."""
 
-    case_s: float  # limit of wall time per case
-    total_s: float  # limit of wall time for all cases
-    memory_bytes: int  # a program's limit of memory
-    spent_s: float = field(default=0.0, init=False)  # the answer's programs have spent this time so far
-    # This process has spent this time on comparisons; it counts toward no limit.
+    case_s: float  # wall-time limit per case
+    total_s: float  # wall-time limit for all cases
+    memory_bytes: int  # memory limit per program
+    spent_s: float = field(default=0.0, init=False)  # time spent by the answer's programs so far
+    # Time that this process has spent on comparisons; it does not count toward any limit.
     own_s: float = field(default=0.0, init=False)
-    # Whether a limit of time has ended a request, or `total_s` was over before the last case.
+    # Whether a time limit has ended a request, or `total_s` was used up before the last case.
     timed_out: bool = field(default=False, init=False)
 
     @contextmanager
     def own_time(self) -> Iterator[None]:
-        """Count the time that this process spends in the block."""
+        """Count the time that this process spends in the `with` block."""
         start = time.perf_counter()
         try:
             yield
@@ -156,18 +156,18 @@ class Clock:
             self.own_s += time.perf_counter() - start
 
     def is_over(self) -> bool:
-        """Whether the time of all cases is spent. Call this before a case: if it is true, the case cannot run."""
+        """Return whether the time for all cases is used up. Call this before a case: if true, the case cannot run."""
         over = self.spent_s >= self.total_s
         self.timed_out |= over
         return over
 
     def limits(self, output_bytes: int = REPLY_BYTES, output_parts: int | None = None) -> Limits:
-        """Return the limits of the next request; by default the reply may hold no value."""
+        """Return the limits of the next request; by default the reply cannot contain a value."""
         seconds = max(0.01, min(self.case_s, self.total_s - self.spent_s))
         return Limits(seconds, self.memory_bytes, output_bytes, output_parts)
 
     def spent(self, reply: Reply) -> Reply:
-        """Count the time of a reply, and return it."""
+        """Count a reply's time, and return the reply."""
         self.spent_s += reply.seconds
         self.timed_out |= reply.failure == Fault.TIMEOUT
         return reply
@@ -179,11 +179,11 @@ class Clock:
 
 
 class _DecidedError(Exception):
-    """A call of the answer has decided the verdict; the message is the reason."""
+    """A call to the answer has decided the verdict; the message is the reason."""
 
 
 def _judge_cases(cases: Sequence[Callable[[], str]], clock: Clock, all_cases: bool) -> Outcome:
-    """Run cases up to the first that fails, with `all_cases` all. A case returns its problem, "" if it passes."""
+    """Run cases up to the first failure, or all with `all_cases`. A case returns its problem, or "" if it passes."""
     passed, problem = 0, ""
     for run in cases:
         if clock.is_over():
@@ -202,7 +202,7 @@ def _judge_cases(cases: Sequence[Callable[[], str]], clock: Clock, all_cases: bo
 
 
 def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool, worker: Worker) -> Outcome:
-    """Run a program on each input and compare its output, up to the first failure, with `all_cases` on all inputs."""
+    """Run a program on each input and compare its output, up to the first failure, or all with `all_cases`."""
 
     def run(stdin: str, expected: str) -> str:
         limits = clock.limits(4 * len(expected.encode("utf-8", "replace")) + _MIN_OUTPUT_BYTES)
@@ -218,7 +218,7 @@ def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool, w
 def judge_calls(
     source: str, function: str, calls: Sequence[ExpectedCall], clock: Clock, all_cases: bool, worker: Worker
 ) -> Outcome:
-    """Make each call and compare its value, up to the first failure, with `all_cases` all calls."""
+    """Make each call and compare its value, up to the first failure, or all with `all_cases`."""
     function_name = _callable_name(source, function)
     is_loaded = False
 
@@ -240,7 +240,7 @@ def judge_calls(
 
 
 def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -> Outcome:
-    """Run test code in one process, and the answer, which it calls, in another. The outcome counts as one case.
+    """Run test code in one process, and the answer that it calls in another. The outcome counts as one case.
 
     Only plain values pass between the two processes, and the names and messages of exceptions that a question can ask
     for.
@@ -260,7 +260,7 @@ def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -
         failure = returned.failure or ""
         if failure.startswith(NO_PLAIN_VALUE) and _OPTIONAL in test.code:
             return True
-        # A program can forge this text: the exception's name must be a known one, and the message stays text.
+        # A program can forge this text: the exception's name must be known, and the message is only text.
         passed_on = failure.partition(":")[0] in _PASSED_ON
         raised = reason_of(failure) if failure else ""
         if passed_on:
@@ -285,7 +285,7 @@ def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -
 
 
 def judge_first_call(test: TestCode, clock: Clock, worker: Worker) -> str | None:
-    """Run test code up to its first call; return the problem if it makes no call."""
+    """Run test code up to its first call; return the problem if it never makes one."""
 
     def answer(*_arguments: object) -> object:
         raise _DecidedError
@@ -297,9 +297,9 @@ def judge_first_call(test: TestCode, clock: Clock, worker: Worker) -> str | None
 
 
 def _run_tests(test: TestCode, answer: Callable[..., object], clock: Clock, worker: Worker) -> Reply:
-    """Run test code in a process without the answer and with another random state."""
+    """Run test code in a process without the answer and with a different random state."""
     seed = blake2b(test.code.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    # The stand-in for numpy binds no name here. Test code may use `math` without import.
+    # The stand-in for numpy does not bind any name here. Test code may use `math` without importing it.
     numpy = f"exec({_NUMPY!r}, {{}})" if "numpy" in test.code else ""
     code = test.code.replace(_OPTIONAL, f"{_OPTIONAL}    assert exact_match\n")
     source = f"__import__('random').seed({seed!r})\nimport math\n{numpy}\n{code}"
@@ -308,7 +308,7 @@ def _run_tests(test: TestCode, answer: Callable[..., object], clock: Clock, work
 
 
 def _callable_name(source: str, function: str) -> str:
-    """Return `f` or `Solution.f`, the latter if the source has this class and no function `f`."""
+    """Return `f`, or `Solution.f` if the source has this class but no function `f`."""
     has_function = re.search(
         rf"^(?:async[ \t]+)?def[ \t]+{re.escape(function)}\b|^{re.escape(function)}[ \t]*=", source, re.M
     )
@@ -317,7 +317,7 @@ def _callable_name(source: str, function: str) -> str:
 
 
 def reason_of(failure: str | None) -> str:
-    """Return the verdict's reason for a program's failure; None means that the program gave a wrong value."""
+    """Return the verdict's reason for a program's failure; None means that the program returned a wrong value."""
     if failure is None:
         return WRONG
     fault = fault_of(failure)
@@ -335,7 +335,7 @@ def reason_of(failure: str | None) -> str:
 
 
 def same_output(expected: str, output: str, cases: StdinCases) -> bool:
-    """Whether a program's output is the expected output, by the rule of the cases."""
+    """Return whether a program's output matches the expected output, by the cases' rule."""
     if cases.ignore_case:
         expected, output = expected.casefold(), output.casefold()
     if cases.compare == "exact":
@@ -343,7 +343,7 @@ def same_output(expected: str, output: str, cases: StdinCases) -> bool:
     if cases.compare == "tokens":
         return _same_tokens(expected.split(), output.split(), cases.tolerance)
     expected_lines, lines = ([line.split() for line in text.strip().split("\n")] for text in (expected, output))
-    if cases.tolerance is None:  # white space within a line counts
+    if cases.tolerance is None:  # whitespace within a line matters
         return [s.strip() for s in expected.strip().split("\n")] == [s.strip() for s in output.strip().split("\n")]
     return len(expected_lines) == len(lines) and all(
         _same_tokens(right, line, cases.tolerance) for right, line in zip(expected_lines, lines, strict=True)
@@ -358,7 +358,7 @@ def _same_tokens(expected: list[str], tokens: list[str], tolerance: float | None
 
 
 def _same_number(expected: str, token: str, tolerance: float) -> bool:
-    """Whether two tokens are numbers within the tolerance: absolute, and relative too unless an integer is expected."""
+    """Return whether two numbers agree within the absolute tolerance, or the relative unless an integer is expected."""
     if not (_NUMBER.fullmatch(expected) and _NUMBER.fullmatch(token)):
         return False
     right, number = Decimal(expected), Decimal(token)

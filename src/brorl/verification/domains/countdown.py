@@ -2,8 +2,8 @@ r"""Verifier of countdown puzzles: reads integers, + - * / and parentheses, and 
 
     `3 5 7 -> 22`: accepts `3*5+7` and the equation `22 = 3*5+7`
 
-Each side of an equation must have the target as its value, and one side must use the numbers. The verifier never
-evaluates a response as code. It accepts no sign in front of a number, no other operator and no other text.
+Each side of an equation must equal the target, and one side must use the numbers. The verifier never evaluates a
+response as code. It rejects signs before numbers, other operators and other text.
 """
 
 import operator
@@ -19,15 +19,15 @@ from brorl.verdict import CORRECT, Verdict, verdict_of
 from brorl.verification.domains.marked_answer import find_answer, writings
 from brorl.verification.verifier import TrialResponses
 
-_MAX_CHARACTERS = 256  # longest expression, surrounding space aside
+_MAX_CHARACTERS = 256  # longest expression, not counting surrounding space
 _MAX_DEPTH = 32  # nested parentheses
 _SPACES = " \t\n\r"
-# Only ASCII digits, and no leading zero.
+# ASCII digits only, without leading zeros.
 _TEXT = re.compile(r"(?:[-+*/() \t\n\r]|(?<![0-9])(?:0|[1-9][0-9]*)(?![0-9]))*")
 _SYMBOL, _NUMBER = re.compile(r"[0-9]+|[-+*/()]"), re.compile(r"[0-9]+")
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
-_BINDS = {"(": 0, "+": 1, "-": 1, "*": 2, "/": 2}  # how strongly an operator binds; a bracket holds back all of them
-# Two operators or two operands side by side, an empty bracket, a sign in front of a number.
+_BINDS = {"(": 0, "+": 1, "-": 1, "*": 2, "/": 2}  # operator precedence; a bracket holds back all operators
+# Two adjacent operators or operands, an empty bracket, a sign before a number.
 _MALFORMED = re.compile(r"[-+*/(]\s*(?:[-+*/)]|$)|^\s*(?:[-+*/)]|$)|[\d)]\s*\(|\)\s*\d|\d\s+\d")
 
 _NO_EXPRESSION, _TOO_LONG, _TOO_DEEP = "not an expression", "too long", "too deep"
@@ -56,17 +56,18 @@ _BRACKETS = str.maketrans("[]{}", "()()")
 
 
 class CountdownVerifier:
-    """Accepts an expression that uses every number exactly once and has the target as its value."""
+    """Accepts an expression that uses every number exactly once and equals the target."""
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify pairs of a countdown prompt and a response, one after the other; see `verify`."""
+        """Verify (countdown prompt, response) pairs one by one; see `verify`."""
         return [self.verify(prompt, response) for prompt, response in items]
 
     def verify(self, prompt: Prompt, response: str) -> Verdict:
         """Verify one response; `extracted` is the expression without spaces.
 
         The reasons are `correct`, `wrong value 7`, `numbers used do not match`, `division by zero`, `not an
-        expression`, `too long` and `too deep`. Raises a ValueError if the prompt is no countdown puzzle.
+        expression`, `an equation of other values`, `too long` and `too deep`. Raises a ValueError if the prompt is not
+        a countdown puzzle.
         """
         start = time.perf_counter()
         extracted, reason = _verify(CountdownPuzzle.from_reference(prompt.reference), response.strip(_SPACES))
@@ -74,7 +75,7 @@ class CountdownVerifier:
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find the references that are not countdown puzzles."""
-        problem = "is not a countdown puzzle of ascending numbers and a target, such as '3 5 7 -> 22'"
+        problem = "is not a countdown puzzle with ascending numbers and a target, such as '3 5 7 -> 22'"
         return {reference: problem for reference in references if not is_countdown_reference(reference)}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
@@ -94,19 +95,19 @@ def _verify(puzzle: CountdownPuzzle, response: str) -> tuple[str | None, str]:
 
 
 def _verify_equation(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, str]:
-    """Verify an equation of expressions, one of which is the answer."""
+    """Verify an equation in which one expression is the answer."""
     sides = [side.strip(_SPACES) for side in text.split("=", maxsplit=_MAX_SIDES)]
     verified = [_verify_expression(puzzle, side) for side in sides]
     if any(extracted is None for extracted, _ in verified):
         return None, _NO_EXPRESSION
     right = next((side for side in verified if side[1] == CORRECT), verified[0])
-    # The other sides are the target, or the expression after a step.
+    # Other sides are the target, or the expression after a step.
     same = all(_value(side) == puzzle.target for side in sides)
     return right if right[1] != CORRECT or same else (right[0], "an equation of other values")
 
 
 def _answers(response: str) -> Iterator[str]:
-    """Yield the marked answer of a response in plain notation, first as it stands, then with its marks removed."""
+    """Yield a response's marked answer in plain notation, first unchanged, then with its marks removed."""
     found = find_answer(response)
     text = "" if found is None else found[-_READ:].strip(_SPACES)
     markers = list(_MARKER.finditer(text))
@@ -122,7 +123,7 @@ def _answers(response: str) -> Iterator[str]:
 
 
 def _verify_expression(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, str]:
-    """Return (expression without spaces, reason); the expression is None if the text is none."""
+    """Return (expression without spaces, reason); the expression is None if the text is not one."""
     value = _value(text)
     if value in (_NO_EXPRESSION, _TOO_LONG, _TOO_DEEP):
         return None, str(value)
@@ -135,7 +136,7 @@ def _verify_expression(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, 
 
 
 def _value(text: str) -> Fraction | str:
-    """Return the value of an expression, or the reason why a text has none."""
+    """Return the value of an expression, or the reason why it has none."""
     if len(text) > _MAX_CHARACTERS:
         return _TOO_LONG
     if not _TEXT.fullmatch(text):
@@ -154,7 +155,7 @@ def _value(text: str) -> Fraction | str:
 def _evaluate(symbols: Sequence[str]) -> Fraction:
     """Return the value of a well-formed expression.
 
-    Values and operators wait on two stacks until an operator comes that does not bind more strongly.
+    Values and operators wait on two stacks until an operator of equal or lower precedence arrives.
     """
     values: list[Fraction] = []
     waiting = ["("]

@@ -1,10 +1,9 @@
-r"""Finds the words directly before or after an answer that deny it, or name an alternative to it.
+r"""Finds the words directly before or after an answer that deny it or name an alternative.
 
     `It is not \boxed{4}`  ->  `not`        `\boxed{4} or maybe 5`  ->  `or`        `no doubt it is \boxed{4}`  ->  ``
 
 The words before an answer become a shape, one letter per word: `There is no doubt that it is` is `xVnErbV`. The answer
-is denied if the last word of the shape is a denial, apart from words that can stand between, as in `not the correct
-answer is`.
+is denied if the shape ends with a denial, ignoring words that can come between, as in `not the correct answer is`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ that, which, what
 V = is, or another verb of a relative clause
 is, are, was, be, can, should, does, do
 
-b = stands between a denial and the answer
+b = can come between a denial and the answer
 the, a, an, final, correct, right, true, best, answer, option, choice, value, number, first, been, being, will, equal,
 equals, to, it, its, quite, this, say, says, said, think, thinks, believe, claim, conclude, write, choose, pick, give,
 put, report, sure, certain, i, we, my, our, =, *ly
@@ -90,7 +89,7 @@ _ALTERNATIVE = re.compile(
 
 
 def denial_before(text: str) -> str:
-    """Return the words at the end of a text that deny the answer after it, or name a different answer; `` without any.
+    """Return the words at the end of a text that deny the next answer, or name a different answer; `` if none.
 
     Example:
         >>> denial_before("The answer is not ")
@@ -108,7 +107,7 @@ def denial_before(text: str) -> str:
 
 
 def denial_after(text: str) -> str:
-    """Return the words at the start of a text that name an alternative to the answer before it; `` without any.
+    """Return the words at the start of a text that name an alternative to the answer before it; `` if none.
 
     Example:
         >>> denial_after(", or 43")

@@ -1,9 +1,9 @@
-"""Verifier of instruction following: the 25 kinds of instructions of IFEval.
+"""Verifier of instruction following: IFEval's 25 kinds of instructions.
 
 A response is correct if it follows all instructions. With partial credit, its score is the fraction that it follows.
-The checks are plain functions of the text in this process, and linear in its length. Keywords are literal; the original
-reads them as regular expressions, and fails on `C++`. If the original's pattern is quadratic, each line is searched on
-its own, with the same result.
+The checks are plain functions of the text, run in this process and linear in its length. Keywords are literal; the
+original treats them as regular expressions, and fails on `C++`. Where the original's pattern is quadratic, each line is
+searched separately, with the same result.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _STARTER = re.compile(
     re.IGNORECASE,
 )
 
-# Separates tokens by the rules of the Penn Treebank. A colon or comma before a digit belongs to a number.
+# Separates tokens by Penn Treebank rules. A colon or comma before a digit belongs to a number.
 _SEPARATOR = re.compile(r"""(?:[\s?!;@#$%&()\[\]{}<>"“”«»„\u2018\u2019`…]|--|\.\.\.|''|[:,](?!\d))+""")
 _TWO_TOKENS = re.compile(
     r"(.*[^'])('S|'M|'D|'LL|'RE|'VE)|(.*)(N'T)|(CAN)(NOT)|(D')(YE)|(GIM|LEM)(ME)|(GON|WAN)(NA)|(GOT)(TA)|(MORE)('N)",
@@ -58,7 +58,7 @@ def count_words(text: str) -> int:
 
 
 def count_capital_words(text: str) -> int:
-    """Return the number of tokens with letters, none in lower case; `IT'S` is two tokens."""
+    """Return the number of tokens that have letters but none in lower case; `IT'S` is two tokens."""
     return sum(map(str.isupper, chain.from_iterable(map(_tokens, _SEPARATOR.split(text)))))
 
 
@@ -72,8 +72,8 @@ def _tokens(piece: str) -> list[str]:
 def count_sentences(text: str) -> int:
     """Return the number of sentences: runs with a letter that end with the text, or with `.`, `!` or `?` before space.
 
-    The original counts with NLTK, whose sentence model must be downloaded. It counts `???` as three sentences and `1.`
-    as one, which a policy learns to exploit within a few steps.
+    The original uses NLTK, whose sentence model must be downloaded. It counts `???` as three sentences and `1.` as one,
+    which a policy learns to exploit within a few steps.
     """
     count, has_letter = 0, False
     for token, following in pairwise(chain(text.split(), [""])):
@@ -112,23 +112,23 @@ def require_langdetect() -> None:
     """Raise a UserError if langdetect is not installed, without importing it."""
     if find_spec("langdetect") is None:
         raise UserError(
-            "the data has instructions about languages, which need the package langdetect; run: pip install "
+            "the data has instructions about languages, which require the package langdetect; run: pip install "
             "'brorl[ifeval]'"
         )
 
 
 def detect(text: str) -> str | None:
-    """Return the language code of the first 10,000 characters, such as `en`; None without letters of a known language.
+    """Return the language code of the first 10,000 characters, such as `en`; None if no known language has its letters.
 
-    langdetect draws random numbers. Here every detection starts from the same seed, and profiles are loaded in the
-    order of their names. langdetect ignores words in capitals, so a text in capitals is passed in lower case. A text
-    such as `123` follows no instruction about languages; the original accepts it for every language.
+    langdetect draws random numbers. Here every detection starts from the same seed, and profiles are loaded in name
+    order. langdetect ignores words in capitals, so a text in capitals is passed in lower case. A text such as `123`
+    never follows an instruction about languages; the original accepts it for every language.
     """
     text = text[:_READ_CHARACTERS]
     return _detect(text.lower() if text.isupper() else text)
 
 
-@lru_cache(maxsize=64)  # several instructions may ask about one text
+@lru_cache(maxsize=64)  # several instructions may need the language of one text
 def _detect(text: str) -> str | None:
     from langdetect.lang_detect_exception import LangDetectException
 
@@ -154,13 +154,13 @@ def _factory() -> Any:
 
 _POSTSCRIPTS = {"p.p.s": r"p\.\s?p\.\s?s", "p.s.": r"p\.\s?s\."}
 _ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
-_MAX_JSON_DEPTH = 100  # far below Python's recursion limit: the caller may have used a part of it
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)  # an open string takes the rest, so that it is read only once
+_MAX_JSON_DEPTH = 100  # far below Python's recursion limit, part of which the caller may have used
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)  # an unclosed string takes the rest, which is read only once
 _QUOTES_AND_MARKS = re.compile(r"[.,?!'\"]")
 
 
 def _holds(count: int, relation: Relation, bound: int) -> bool:
-    """Return whether a count fulfills a relation; `around` allows a difference of a tenth of the bound, at least 1."""
+    """Return whether a count satisfies a relation; `around` allows a difference of a tenth of the bound, at least 1."""
     match relation:
         case "less than":
             return count < bound
@@ -181,19 +181,19 @@ def _count(pattern: str, text: str, flags: int = 0) -> int:
 
 
 def _whole_word(word: str) -> str:
-    r"""Return a pattern with a word boundary at each end that allows it: `\bword\b`, `\bC\+\+`."""
+    r"""Return a pattern with a word boundary at each end that allows one: `\bword\b`, `\bC\+\+`."""
     left, right = (r"\b" if re.match(r"\w", end) else "" for end in (word[0], word[-1]))
     return f"{left}{re.escape(word)}{right}"
 
 
 def _paragraphs(text: str, num_paragraphs: int, divider: str = "***") -> bool:
-    """Whether dividers separate exactly as many paragraphs as wanted; only the first and the last may be empty."""
+    """Return whether dividers separate exactly this many paragraphs; only the first and the last may be empty."""
     paragraphs = [part.strip() for part in text.split(divider)]
     return all(paragraphs[1:-1]) and len(list(filter(None, paragraphs))) == num_paragraphs
 
 
 def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Whether paragraph n of the wanted number starts with the word; as in the original, n counts empty ones too."""
+    """Return whether paragraph n of this many starts with the word; as in the original, n counts empty ones too."""
     paragraphs = [part.strip() for part in text.split("\n\n")]
     if len(list(filter(None, paragraphs))) != num_paragraphs:
         return False
@@ -203,20 +203,20 @@ def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: 
 
 
 def _bullets(text: str, num_bullets: int) -> bool:
-    """Whether exactly as many lines as wanted have a bullet: `* x` or `- x`; a line of dashes counts."""
+    """Return whether exactly this many lines have a bullet, `* x` or `- x`; a line of dashes counts."""
     patterns = (r"^[^\S\n]*\*[^*].*$", r"^[^\S\n]*-.*$")
     return sum(_count(pattern, text, re.MULTILINE) for pattern in patterns) == num_bullets
 
 
 def _highlights(text: str, num_highlights: int) -> bool:
-    """Whether at least as many parts as wanted are highlighted: `*x*` or `**x**`."""
+    """Return whether at least this many parts are highlighted: `*x*` or `**x**`."""
     single = sum(1 for match in re.finditer(r"\*[^\n*]*\*", text) if match[0].strip("*").strip())
     double = sum(1 for match in re.finditer(r"\*\*[^\n*]*\*\*", text) if match[0][2:-2].strip())
     return single + double >= num_highlights
 
 
 def _has_title(line: str) -> bool:
-    """Whether a line has a title: `<<title>>`."""
+    """Return whether a line has a title: `<<title>>`."""
     start, end = line.find("<<"), line.rfind(">>")
     return start >= 0 and start + 3 <= end and line[start:end].lstrip("<").rstrip(">").strip() != ""
 
@@ -230,13 +230,13 @@ def _placeholders(line: str) -> int:
 
 
 def _postscript(text: str, postscript_marker: str) -> bool:
-    """Whether the mark of a postscript occurs, in upper or lower case; `P. S.` is `P.S.`."""
+    """Return whether the postscript marker occurs, in upper or lower case; `P. S.` is `P.S.`."""
     marker = postscript_marker.lower()
     return re.search(_POSTSCRIPTS.get(marker, re.escape(marker)), text.lower()) is not None
 
 
 def _is_json(text: str) -> bool:
-    """Whether the whole text is JSON, possibly in a code block; any JSON value counts, up to 100 levels deep."""
+    """Return whether the whole text is JSON, possibly in a code block; any value counts, up to 100 levels deep."""
     text = text.strip()
     for fence in ("```json", "```Json", "```JSON", "```"):
         text = text.removeprefix(fence)
@@ -253,13 +253,13 @@ def _is_json(text: str) -> bool:
 
 
 def _one_option(text: str, options: Sequence[str] = _ANSWERS) -> bool:
-    """Whether exactly one of the options occurs. The original accepts a response with all of them."""
+    """Return whether exactly one of the options occurs. The original accepts a response with all of them."""
     given = [option for option in options if option in text]
     return len(given) - sum(any(option != other and option in other for other in given) for option in given) == 1
 
 
 def _two_responses(text: str) -> bool:
-    """Whether six asterisks separate exactly two different responses."""
+    """Return whether six asterisks separate exactly two different responses."""
     parts = [part.strip() for part in text.split("******")]
     given = list(filter(None, parts))
     return all(parts[1:-1]) and len(given) == 2 and given[0] != given[1]
@@ -270,7 +270,7 @@ def _quoted(text: str) -> bool:
 
 
 # A check takes the text, and its instruction's arguments by name. Case is ignored where the original ignores it. A
-# keyword may be a part of a word; a forbidden word is a whole word.
+# keyword may be part of a word; a forbidden word is a whole word.
 CHECKS: Mapping[str, Callable[..., bool]] = {
     "keywords:existence": lambda text, keywords: all(
         re.search(re.escape(keyword), text, re.IGNORECASE) for keyword in keywords
@@ -319,7 +319,7 @@ CHECKS: Mapping[str, Callable[..., bool]] = {
 
 
 def broken(text: str, instructions: Instructions) -> list[Instruction]:
-    """Return the instructions that a text does not follow, strictly or loosely; an empty text follows none."""
+    """Return the instructions that a text does not follow, strictly or loosely; an empty text does not follow any."""
     readings = list(dict.fromkeys(_loose(text))) if instructions.loose else [text]
     readings = [reading for reading in readings if reading.strip()]
     return [
@@ -330,7 +330,7 @@ def broken(text: str, instructions: Instructions) -> list[Instruction]:
 
 
 def _loose(text: str) -> Iterator[str]:
-    """Yield the text, then without its first line, its last line, and both, each with and without asterisks."""
+    """Yield the text whole, without its first line, its last line, and both, each with and without asterisks."""
     lines = text.split("\n")
     for part in (text, *("\n".join(some).strip() for some in (lines[1:], lines[:-1], lines[1:-1]))):
         yield part
@@ -338,9 +338,9 @@ def _loose(text: str) -> Iterator[str]:
 
 
 TOO_LONG = "response too long"
-BROKEN = "not followed"  # the first such instruction follows: `not followed: punctuation:no_comma`
+BROKEN = "not followed"  # followed by the first such instruction: `not followed: punctuation:no_comma`
 
-_MAX_CHARACTERS = 200_000  # the slowest check takes 0.1 s for them
+_MAX_CHARACTERS = 200_000  # the slowest check takes 0.1 s
 _PLAIN = "This is a short answer to the question that was asked here."
 
 
@@ -348,18 +348,18 @@ class InstructionsVerifier:
     """Accepts responses that follow all instructions of their prompt.
 
     Args:
-        partial_credit: Whether the score is the fraction of instructions that a response follows, not 1 or 0.
+        partial_credit: Whether the score is the fraction of instructions that a response follows, instead of 1 or 0.
     """
 
     def __init__(self, partial_credit: bool = False) -> None:
         self._partial_credit = partial_credit
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify pairs of a prompt and a response, one after the other.
+        """Verify (prompt, response) pairs one by one.
 
         The reasons are `correct`, `no answer`, `response too long` (over 200,000 characters) and `not followed: ` with
-        the kind of the first instruction that is not followed. Raises a UserError if an instruction needs langdetect,
-        which is not installed.
+        the kind of the first instruction that is not followed. Raises a UserError if an instruction needs langdetect
+        and it is not installed.
         """
         verdicts = [_verify(_instructions(prompt.reference), response) for prompt, response in items]
         if self._partial_credit:
@@ -367,11 +367,11 @@ class InstructionsVerifier:
         return [replace(verdict, score=float(verdict.correct)) for verdict in verdicts]
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find references that are not instructions. Raises a UserError if langdetect is needed and not installed."""
+        """Find references that are not instructions. Raises a UserError if langdetect is needed but not installed."""
         return malformed(references, _instructions)
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return a plain sentence, `certain` if it follows all instructions, and responses that follow few."""
+        """Return a plain sentence, `certain` if it follows all instructions, and responses that follow few of them."""
         del others  # a response to other instructions may follow these too
         instructions = _instructions(reference)
         return TrialResponses(_PLAIN, ["No, NEVER.", ""], certain=not broken(_PLAIN, instructions))

@@ -1,11 +1,11 @@
-"""A lexicon: words and phrases in several languages, each with one letter for its meaning.
+"""A lexicon: words and phrases in several languages, each with a letter for its meaning.
 
     N = not
     not, never, cannot, *n't
 
-A sentence whose words are letters is a short string, so one pattern reads it whatever its words are. Each paragraph has
-a letter, what it means, and its phrases. `*` stands for any beginning or ending. If two paragraphs have a phrase, the
-first counts.
+With a letter for each word, a sentence is a short string, so one pattern can match it whatever its words are. Each
+paragraph has a letter, its meaning, and its phrases. `*` stands for any beginning or ending. If a phrase is in two
+paragraphs, the first one applies.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 _SHORTEST_STEM = 3
-_CJK = "\u3000"  # Chinese and Japanese characters come after it: each is a word
+_CJK = "\u3000"  # Chinese and Japanese characters sort after it; each is a word
 
 
 class Lexicon:
     r"""The letters of words and phrases.
 
     Args:
-        text: The paragraphs. A word that they do not have gets the letter `x`.
+        text: The paragraphs. Words not in them get the letter `x`.
 
     Example:
         >>> lexicon = Lexicon("N = not\nnot, *n't\n\nC = correction\nhold on")
@@ -44,7 +44,7 @@ class Lexicon:
         self.letter = lru_cache(maxsize=4096)(self._letter)
 
     def phrase(self, words: Sequence[str], at: int) -> tuple[str, int]:
-        """Return the letter of the longest phrase that begins at a word, and how many words it has."""
+        """Return the letter of the longest phrase that begins at a word, and its number of words."""
         for length in range(self._longest.get(words[at], 1), 1, -1):
             letter = self._phrases.get("".join(words[at : at + length]))
             if letter:

@@ -2,8 +2,8 @@ r"""Finds the answer that a response marks with tags or a box, and removes the m
 
     `So it is \boxed{4}.`  ->  `4`        `It is not \boxed{4}.`, `<answer>4</answer> is wrong`  ->  None
 
-The mark is the last `<answer>...</answer>`, else the last complete `\boxed{...}`. A response has no answer if its only
-box is not closed, or if the text around the mark denies the answer or takes it back.
+The mark is the last `<answer>...</answer>`, or else the last complete `\boxed{...}`. A response has no answer if its
+only box is not closed, or if the text around the mark denies the answer or takes it back.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _last_mark(response: str) -> tuple[str, str, str] | None:
 
 
 def without_next_turn(response: str) -> str:
-    """Cut a response where somebody else begins to speak, or where another task begins after the first answer."""
+    """Truncate a response where somebody else begins to speak, or where a new task begins after the first answer."""
     if "<" in response or "INST]" in response:
         opening = _OPENING_OF_TURN.match(response)
         mark = _MARK_OF_TURN.search(response, opening.end() if opening else 0)
@@ -94,14 +94,14 @@ def without_next_turn(response: str) -> str:
 
 
 def _first_answer(response: str) -> int:
-    """Return where the first answer of a response begins; the response's length if it has none."""
+    """Return where a response's first answer begins; the response's length if it has none."""
     marker = MARKER.search(response)
     places = [place for place in (response.find("\\boxed"), response.find("\\fbox")) if place >= 0]
     return min([*places, marker.start() if marker else len(response)])
 
 
 def writings(answer: str) -> Iterator[str]:
-    """Yield an answer, then the answer with one mark after the other removed: `**$4$**`, `$4$`, `4`."""
+    """Yield an answer, then the answer with its marks removed one by one: `**$4$**`, `$4$`, `4`."""
     text = answer.strip()
     yield text
     for _ in range(_MAX_MARKS):
@@ -113,7 +113,7 @@ def writings(answer: str) -> Iterator[str]:
 
 
 def _without_mark(text: str) -> str | None:
-    """Return a text without the outermost mark; None if it has none."""
+    """Return a text without its outermost mark; None if it has none."""
     box = find_last_box(text) if text.endswith("}") else None
     if box is not None and box.start == 0 and box.end == len(text):
         return box.content

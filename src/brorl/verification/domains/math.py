@@ -1,10 +1,10 @@
-r"""Verifier of mathematical answers: compares the answer in a response with the reference.
+r"""Verifier of math answers: compares the answer in a response with the reference.
 
     `So \boxed{\frac{1}{2}} km.`  ->  `\frac{1}{2} km`  ->  equal to the reference `0.5 km`?
 
-This process compares equal strings, two integers, two choices, and a word with an integer. In killable workers,
-`formula` reads and compares anything else, once per distinct reference and answer. One call has many pairs, because a
-message costs more than a comparison. Answers of more than 2,000 characters are incorrect.
+This process decides equal strings, two integers, two choices, and a word against an integer. In killable workers,
+`formula` reads and compares anything else, once per distinct reference and answer. One call takes many pairs, because a
+message costs more than a comparison. Answers longer than 2,000 characters are incorrect.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from brorl.verification.verifier import Pair, TrialResponses, VerdictCache
 
 SEVERAL_ANSWERS = "no single answer"
 MAX_ANSWER = 2_000
-"""Characters of the longest answer that is compared."""
+"""Longest answer that is compared, in characters."""
 _AGREEMENT = "brorl.verification.domains.formula.agreement"  # only workers import it
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # -42
-_WORD = re.compile(r"(?![iI]+$)[A-Za-z]{1,40}")  # no integer: a word, or a product of variables; `II` may be i times i
+_WORD = re.compile(r"(?![iI]+$)[A-Za-z]{1,40}")  # a word or a product of variables; `II` may be the integer i times i
 _CHOICE = re.compile(r"[A-J]")  # B
 _CHOSEN = re.compile(  # B, (B), `B. because ...`, \text{(B) neon}
     r"""(?: \\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|boldsymbol)\s*\{ )? \s*
@@ -43,10 +43,10 @@ class MathVerifier:
     """Accepts answers that are mathematically equal to the reference.
 
     Args:
-        pool: The workers that compare, with a limit of wall time for calls that do not stop on their own.
-        cache_size: The cache keeps verdicts on this many pairs of reference and answer, 1 or more.
-        limit_s: CPU seconds of a comparison, above 0; None for half of the pool's timeout. Unlike wall time, CPU time
-            does not depend on the load of the machine.
+        pool: The workers that compare, with a wall-time limit for calls that do not stop on their own.
+        cache_size: Number of (reference, answer) pairs whose verdicts are cached, 1 or more.
+        limit_s: CPU seconds per comparison, above 0; None for half of the pool's timeout. Unlike wall time, CPU time
+            does not depend on the machine's load.
     """
 
     def __init__(self, pool: WorkerPool, cache_size: int = 200_000, limit_s: float | None = None) -> None:
@@ -58,7 +58,7 @@ class MathVerifier:
             raise ValueError(f"limit_s must be above 0, got {limit_s}")
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses. Verdicts of workers are kept, timeouts of CPU time too.
+        """Verify responses. Workers' verdicts are cached, including CPU timeouts.
 
         The reasons are `correct`, `wrong answer`, `no answer`, `answer too long`, `no single answer`, `not parsed`,
         `timeout`, `out of memory`, `verifier crashed` and `unverified: ...`.
@@ -75,22 +75,22 @@ class MathVerifier:
         return self._cache.verify_all(items, find, decide)
 
     def compare(self, pairs: Sequence[tuple[str, str, float | None]]) -> list[Reply]:
-        """Compare references and answers with a tolerance in workers; see `agreement.agree_each`."""
+        """Compare references and answers with a tolerance, in workers; see `agreement.agree_each`."""
         return self._pool.map(f"{_AGREEMENT}:agree_each", pairs, self._limit_s)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find the references that cannot be read, each distinct one once; a LoadError says that workers were lost."""
+        """Find references that cannot be read, checking each distinct one once; LoadError if workers were lost."""
         doubtful = [r for r in dict.fromkeys(references) if not (_INTEGER.fullmatch(r) or _CHOICE.fullmatch(r))]
         around = set(filter(surrounds_answer, doubtful))
         unchecked = [r for r in doubtful if len(r) <= MAX_ANSWER and r not in around]
         good: set[str] = set()
-        for _ in range(2):  # the second pass tries again what failed on a busy machine
+        for _ in range(2):  # the second pass retries what failed on a busy machine
             results = self._pool.map(f"{_AGREEMENT}:are_readable", [tidy(r) for r in unchecked], self._limit_s)
             good |= {reference for reference, result in zip(unchecked, results, strict=True) if result.value is True}
             if lost := [result.failure for result in results if is_unverified(result.failure or "")]:
                 raise LoadError(f"cannot check reference answers ({lost[0]}); free memory and processes, then rerun")
             unchecked = [reference for reference, result in zip(unchecked, results, strict=True) if result.failure]
-        unread, no_answer = "cannot be read as a mathematical expression", "contains an answer and is none"
+        unread, no_answer = "cannot be read as a mathematical expression", "contains an answer but is not one itself"
         return {r: no_answer if r in around else unread for r in doubtful if r not in good}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
@@ -100,14 +100,14 @@ class MathVerifier:
 
 
 def worker_verdict(answer: str, reply: Reply) -> tuple[Verdict, float]:
-    """Return the verdict in a worker's reply, and for how many seconds to keep it; failures are kept for 0 s."""
+    """Return the verdict in a worker's reply, and the number of seconds to keep it: 0 for failures."""
     if reply.failure is not None:
         return verdict_of(reply.failure, answer, reply.seconds), 0.0
     return verdict_of(str(reply.value), answer, reply.seconds), inf
 
 
 def verify_by_form(reference: str, answer: str | None) -> Verdict | None:
-    """Return the verdict if a missing or long answer, equal strings, integers or choices decide; None for a worker."""
+    """Return the verdict if the answer's form, equal strings, integers or choices decide; None to ask a worker."""
     if answer is None:
         return verdict_of(NO_ANSWER)
     if len(answer) > MAX_ANSWER:
@@ -122,7 +122,7 @@ def verify_by_form(reference: str, answer: str | None) -> Verdict | None:
 
 
 def _reason_of_choice(reference: str, chosen: re.Match[str]) -> str:
-    """Return why a letter with the words after it is or is not the reference."""
+    """Return the verdict's reason for a letter and the words after it."""
     letter, rest = chosen["letter"].upper(), chosen["rest"]
     if _SECOND_CHOICE.match(rest) or denial_after(rest) or retraction("", letter, rest):
         return SEVERAL_ANSWERS

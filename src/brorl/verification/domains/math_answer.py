@@ -1,11 +1,10 @@
-r"""Finds the answer in a mathematical response, with the text beside it that changes it.
+r"""Finds the answer in a math response, including adjacent text that changes it.
 
     `So $x = -\boxed{\frac{1}{2}}$ km.`  ->  `-(\frac{1}{2}) km`        `The answer is $3$ or $4$.`  ->  `3 or $4$`
 
-The answer is in the last box; without a box, behind the last `the answer is`, in the last formula, or the last number.
-It gets the sign, operator or unit beside it, then the words around it that deny it, name a second value, or take it
-back. Such an answer equals no reference, unless the second value is the same one. A box that is not closed has no
-answer.
+The answer is in the last box; without a box, after the last `the answer is`, in the last formula, or the last number.
+It includes the sign, operator or unit next to it, then any nearby words that deny it, name a second value, or take it
+back. With such words it cannot equal a reference, unless the second value is the same. An unclosed box has no answer.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from brorl.verification.domains.units import leading_unit
 
 _TAIL = 2_000  # characters read at the end of a response without a box
 _READ = 80  # characters read on either side of an answer
-_TIDIED = 4_000  # no verifier reads a longer answer; each mark at its end takes a pass over it
-_MAX_JOINED = 8  # boxes side by side, or one inside the other
+_TIDIED = 4_000  # no verifier reads longer answers; each mark at the end takes a pass over the answer
+_MAX_JOINED = 8  # adjacent or nested boxes
 _MAX_JOINT = 40  # characters between two boxes that belong together
 _LONGEST_LABEL = 20
 _MINUS = ("-", "\N{MINUS SIGN}")
@@ -45,7 +44,7 @@ _OPERATOR = re.compile(  # \frac{1}{\boxed{4}}, 10^{\boxed{4}}, 3\boxed{4}
     r"(?: \\(?:cdot|times|div|pm|mp|sqrt|frac|binom)(?:\[[^][]*\])? | [/^] | \}\s* )\s*\{?$ | \d+(?:\.\d+)?$",
     re.VERBOSE,
 )
-_OPENING = re.compile(r"(?:(?<!\\)\$|\\[(\[])$")  # of a formula that begins with the answer
+_OPENING = re.compile(r"(?:(?<!\\)\$|\\[(\[])$")  # opens a formula that begins with the answer
 _OPEN_FORMULA = re.compile(  # $50, x = 50, 50
     r"(?: \$ | \\\( | \\\[ ) (?: (?! \$ | \\\) | \\\] ) . )*$ | [=<>]\s*\S*$ | ^[^A-Za-z]*\d[^A-Za-z]*$", re.VERBOSE
 )
@@ -53,7 +52,7 @@ _QUESTION = re.compile(  # could it be \boxed{4}?
     r"(?:^|[.!?\n])\s*(?:so\s+)?(?:is|could|might|can|would|may|what if)\b[^.!?\n]*$", re.IGNORECASE
 )
 _BOUND = re.compile(r"\b(?:at (?:least|most)|up to|between|above|below|over|under|almost|nearly)\b", re.IGNORECASE)
-_LABELS = frozenset(  # page 7, pages 7, eq. 7: such a number is no answer
+_LABELS = frozenset(  # page 7, pages 7, eq. 7: such numbers are not answers
     word_list(
         "appendix case chapter corollary definition eq eq. eqs. equation example exercise fig fig. figs. figure "
         "footnote item lemma line method no. note p. page part pp. problem proposition question ref ref. reference "
@@ -111,9 +110,9 @@ _ANY_NUMBER = re.compile(r"[-+]?(?:[0-9][0-9,]*)?\.?[0-9]+(?:/[0-9]+)?(?:\s*\\?%
 
 
 def extract_answer(response: str, with_unit: bool = False) -> str | None:
-    """Return the answer in a response as one line, without space, `$` and period around it; None if there is no answer.
+    """Return a response's answer as one line, without surrounding space, `$` and period; None if there is no answer.
 
-    `with_unit` keeps the words after a number, which may be its unit; the last number alone is then no answer.
+    `with_unit` keeps the words after a number, which may be its unit; then the last number alone is not an answer.
     """
     response = without_next_turn(response)
     if has_open_box(response):
@@ -124,7 +123,7 @@ def extract_answer(response: str, with_unit: bool = False) -> str | None:
 
 
 def tidy(answer: str) -> str:
-    r"""Strip space, emphasis, `$`, `\(`, `\[`, and a period from up to 4,000 characters: `**$4$**.` -> `4`."""
+    r"""Strip space, emphasis, `$`, `\(`, `\[` and a period from up to 4,000 characters: `**$4$**.` -> `4`."""
     text, before = " ".join(answer.split()), ""
     while text != before and len(text) <= _TIDIED:
         before = text
@@ -137,7 +136,7 @@ def tidy(answer: str) -> str:
 
 
 def _without(text: str, opening: str, closing: str) -> str:
-    r"""Return a text without the marks of one formula around it; `$3\$` ends with an escaped dollar, and stays."""
+    r"""Return a text without the formula marks around it; `$3\$` ends with an escaped dollar and is unchanged."""
     inner = text[len(opening) : -len(closing)]
     is_around = len(text) >= 2 * len(opening) and text.startswith(opening) and text.endswith(closing)
     is_escaped = closing[0] == "$" and inner.endswith("\\")
@@ -158,7 +157,7 @@ def _boxed(response: str) -> str:
 
 
 def _with_boxes_before(response: str, box: Box) -> tuple[int, str]:
-    r"""Return where the last boxes begin, and what they contain: `\boxed{3} or \boxed{4}` gives `3 or 4`."""
+    r"""Return where the last boxes begin, and their contents: `\boxed{3} or \boxed{4}` -> `3 or 4`."""
     start, answer = box.start, tidy(_content_of(box))
     for _ in range(_MAX_JOINED):
         joint = _JOINT.search(response, max(start - _MAX_JOINT, 0), start)
@@ -172,7 +171,7 @@ def _with_boxes_before(response: str, box: Box) -> tuple[int, str]:
 
 
 def _content_of(box: Box) -> str:
-    r"""Return the content of a box; `\boxed{\boxed{4}}` gives `4`."""
+    r"""Return the content of a box: `\boxed{\boxed{4}}` -> `4`."""
     for _ in range(_MAX_JOINED):
         inner = find_last_box(box.content)
         if inner is None or box.content.strip() != box.content[inner.start : inner.end]:
@@ -200,7 +199,7 @@ def _with_left(text: str, start: int, answer: str) -> tuple[int, str]:
 
 
 def _with_minus(line: str, is_apart: bool, answer: str) -> str:
-    """Return an answer with the minus sign after a line; a dash in prose and the mark of a list change nothing."""
+    """Return an answer with the minus sign that ends a line, ignoring dashes in prose and list marks."""
     is_dash = is_apart and (not line or line[-1].isspace())
     line = line.rstrip()
     in_formula = _OPEN_FORMULA.search(line)
@@ -222,7 +221,7 @@ def _with_right(text: str, end: int, answer: str) -> tuple[int, str]:
 
 
 def _in_context(text: str, start: int, end: int, answer: str) -> str:
-    """Return an answer with the words around it that deny it, name a second value, ask, or take it back."""
+    """Return an answer with the surrounding words that deny it, name a second value, ask, or take it back."""
     before, after = text[:start], text[end:]
     denied, alternative = denial_before(before), denial_after(after)
     again = None if denied else _SAME_AGAIN.match(text, end, end + _READ)
@@ -239,7 +238,7 @@ def _in_context(text: str, start: int, end: int, answer: str) -> str:
 
 
 def _after_marker(tail: str, with_unit: bool) -> str:
-    """Return the answer behind the last `the answer is`: the formula in its line, a number, or its sentence."""
+    """Return the answer after the last `the answer is`: the formula in its line, a number, or its sentence."""
     markers = list(MARKER.finditer(tail))
     if not markers:
         return ""
@@ -257,7 +256,7 @@ def _after_marker(tail: str, with_unit: bool) -> str:
 
 
 def _last_formula(tail: str) -> str:
-    """Return the last formula, with the formula joined to it: `$x = 3$ or $x = 4$`."""
+    """Return the last formula, with any formula joined to it: `$x = 3$ or $x = 4$`."""
     formulas = list(_FORMULA.finditer(tail))
     if not formulas:
         return ""
@@ -281,7 +280,7 @@ def _last_number(tail: str) -> str:
 
 
 def _beside(text: str, start: int, end: int, value: str) -> str:
-    """Return a value without a box, with the words after it that change it: `34 dozen`, `34 to 36`."""
+    """Return an unboxed value with the words after it that change it: `34 dozen`, `34 to 36`."""
     changed = None if _SAME_AGAIN.match(text, end) else _CHANGED.match(text, end)
     if changed:
         return f"{value}{changed[0]}"

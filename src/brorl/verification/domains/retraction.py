@@ -1,11 +1,11 @@
-r"""Finds whether the text after an answer takes the answer back, in linear time.
+r"""Detects whether the text after an answer takes the answer back, in linear time.
 
     `\boxed{34}. Nope, that's not right: 36.`  ->  `36`        `\boxed{34}. Check: 2 * 17 = 34.`  ->  None
 
-Each sentence becomes a shape, one letter per word: `S` for the answer, `O` for a different value, and for a word the
-letter of its meaning in retraction.txt. `That's not right: 36` is `PBNR:O`. A sentence takes the answer back if its
-shape denies the answer, or names a different value as the answer. The last such sentence counts, unless a later one
-affirms the answer. A sentence that supposes something (`if`, `would`) or asks takes nothing back.
+Each sentence becomes a shape, one letter per word: `S` for the answer, `O` for a different value, and for other words
+the letter of their meaning in retraction.txt. `That's not right: 36` is `PBNR:O`. A sentence takes the answer back if
+its shape denies the answer or names a different value as the answer. The last such sentence decides, unless a later one
+affirms the answer. A hypothetical sentence (`if`, `would`) or a question never takes the answer back.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _any_of(*patterns: str) -> re.Pattern[str]:
     return re.compile("|".join(patterns))
 
 
-_CLOSES = r"(?=[,:=J]|$|x?A)"  # follows `that is wrong`; `it is wrong to assume` takes nothing back
+_CLOSES = r"(?=[,:=J]|$|x?A)"  # follows `that is wrong`; `it is wrong to assume` is not a retraction
 _DENIES = _any_of(
     r"(?:^|,)[CyFMB,:n]*x?[Cy]*T",  # I miscounted
     r"(?:S|Ax?)[Cy]*B[BCyx]{0,2}[WV]",  # my answer was off
@@ -114,7 +114,7 @@ class _Sentence(NamedTuple):
 
 
 def retraction(before: str, answer: str, after: str) -> str | None:
-    """Return the words after an answer that take it back, or the different value that they name; None without any.
+    """Return the words after an answer that take it back, or the different value that they name; None if none do.
 
     Args:
         before: The text before the answer; its last words may name the answer, such as `the total is`.
@@ -122,7 +122,7 @@ def retraction(before: str, answer: str, after: str) -> str | None:
         after: The text after the answer.
     """
     if len(answer) > _READ:
-        return None  # no verifier reads so long an answer
+        return None  # no verifier reads an answer this long
     lead = _lead(before)
     found, is_value, other_value, question = None, False, False, ""
     for shape, words, asks in _sentences(answer, after):
@@ -141,13 +141,13 @@ def retraction(before: str, answer: str, after: str) -> str | None:
 
 
 def _ends_with_other(shape: str, default: bool) -> bool:
-    """Whether the last value of a shape is a different one."""
+    """Return whether the last value in a shape differs from the answer."""
     same, other = shape.rfind("S"), shape.rfind("O")
     return default if same == other else other > same
 
 
 def _denies(shape: str, question: str, other_value: bool) -> bool:
-    """Whether a sentence denies the answer; `this` is the last value before it."""
+    """Return whether a sentence denies the answer; `this` refers to the last value before it."""
     if _NO.fullmatch(shape):
         return not question or (set("WO").isdisjoint(question) and not set("SRQ").isdisjoint(question))
     this = _DENIES_THIS.search(shape)
@@ -157,7 +157,7 @@ def _denies(shape: str, question: str, other_value: bool) -> bool:
 
 
 def _named(shape: str, words: list[str], lead: list[str]) -> int | None:
-    """Return the place of the value that a sentence names as the answer."""
+    """Return the position of the value that a sentence names as the answer."""
     match = _NAMES.search(shape)
     if match and "I" not in shape[: match.end()] and not _NOT_OTHER.search(shape, 0, match.end()):
         return match.start(match.lastindex or 0)
@@ -170,7 +170,7 @@ def _named(shape: str, words: list[str], lead: list[str]) -> int | None:
 
 
 def _lead(before: str) -> list[str]:
-    """Return the words that name an answer, directly before it, in lower case."""
+    """Return the words directly before an answer that name it, in lower case."""
     line = re.split(r"[.,;:!?()\n]", before[-_READ:].rstrip(" \t\n$*_([{\\"))[-1]
     words = [word.casefold() for word in re.findall(rf"[^\W\d_{_CJK}]+|[{_CJK}]|\S", line)][-_LEAD:]
     while words and _LEXICON.letter(words[0]) in ("y", "C", "F"):
@@ -194,7 +194,7 @@ def _sentences(answer: str, after: str) -> Iterator[_Sentence]:
 
 
 def _lettered(answer: str, text: str) -> Iterator[tuple[str, str]]:
-    """Yield the letter and the text of each value, phrase and mark of a text."""
+    """Yield the letter and the text of each value, phrase and mark in a text."""
     tokens = [token for token in _TOKEN.finditer(text) if token.lastgroup != "command"]
     folded = [token[0].casefold().replace("\u2019", "'") for token in tokens]
     right = _skeleton(answer)
@@ -231,7 +231,7 @@ def _skeleton(text: str) -> str:
 
 
 def _is_same(answer: str, later: str) -> bool:
-    """Whether answers are the same, apart from words after or a name before one: `4`, `x = 4`, `4 apples`."""
+    """Return whether answers are equal, ignoring words after or a name before either: `4`, `x = 4`, `4 apples`."""
     short, long = sorted((answer, later), key=len)
     begins = long.startswith(short) and not _CONTINUES.match(long, len(short))
     return begins or long.endswith(f"={short}") or later in answer.strip("()[]{}\\").split(",")

@@ -1,8 +1,8 @@
-"""Verifier of scientific answers: multiple choice, numbers with units, chemistry, formulas.
+"""Verifier of science answers: multiple choice, numbers with units, chemistry, formulas.
 
 A reference is the text of `Choices`, the text of `MeasuredAnswer`, or the answer as LaTeX or plain text. This process
-compares options, chemistry and words. A worker compares anything else like the verifier of mathematics, but with a
-tolerance. If an answer has no unit, the reference's unit is assumed.
+compares options, chemistry and words. A worker compares anything else like the math verifier, but with a tolerance. If
+an answer has no unit, the reference's unit is assumed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from brorl.verification.verifier import Pair, TrialResponses, VerdictCache, malf
 _MAX_CHARACTERS = 300
 _FONT = r"\\(?:text|textrm|textbf|textit|textnormal|mathrm|mathbf|mathit|mbox|operatorname|rm|bf|it)(?![a-zA-Z])"
 _MARKUP = re.compile(rf"{_FONT}|[{{}}$]|\\[,;:! ()]|~")
-# A word is a run of letters that can be pronounced; other runs, such as `mgh`, are products of variables.
+# A word is a pronounceable run of letters; other runs, such as `mgh`, are products of variables.
 _WORD = (
     r"(?:(?=[A-Za-z]*[aeiouyAEIOUY])(?:[A-Z]?[a-z]{2,}|[A-Z]{4,})|(?=[A-Z]*[AEOU])[A-Z]{3}|"
     r"(?i:up|no|on|we|us|ii|iv|vi))"
@@ -52,7 +52,7 @@ _WITH_WORDS = re.compile(r"\d.*[^\W\d_]|[%°:]")
 
 
 class ScienceVerifier:
-    """Accepts the right option, or an answer that equals the reference.
+    """Accepts the right option or an answer that equals the reference.
 
     Args:
         pool: The workers that compare formulas.
@@ -63,7 +63,7 @@ class ScienceVerifier:
         self._cache = VerdictCache(200_000)
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses. Verdicts of workers are kept, timeouts of CPU time too.
+        """Verify responses. Workers' verdicts are cached, including CPU timeouts.
 
         The reasons are those of `MathVerifier`, `not an option`, `several options` and `another unit`.
         """
@@ -74,7 +74,7 @@ class ScienceVerifier:
         return [worker_verdict(answer, reply) for (_, answer), reply in zip(pairs, replies, strict=True)]
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find references that are malformed, or whose value cannot be read as an expression."""
+        """Find references that are malformed or whose value cannot be read as an expression."""
         problems = malformed(references, read_science_reference)
         read = {text: read_science_reference(text) for text in references if text not in problems}
         values = {text: as_measured(tidy(one.value)) for text, one in read.items() if isinstance(one, MeasuredAnswer)}
@@ -83,7 +83,7 @@ class ScienceVerifier:
         return {reference: problems[reference] for reference in references if reference in problems}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return the right answer and other answers, each in a box."""
+        """Return the right answer and the other answers, each in a box."""
         read = read_science_reference(reference)
         if isinstance(read, Choices):
             right, wrong = read.letter, [letter for letter in read.letters if letter != read.letter]
@@ -94,7 +94,7 @@ class ScienceVerifier:
 
 
 def _find(prompt: Prompt, response: str) -> Verdict | str:
-    """Return the verdict if no worker is needed, otherwise the answer for a worker."""
+    """Return the verdict if no worker is needed, otherwise the answer to send to a worker."""
     reference = read_science_reference(prompt.reference)
     if isinstance(reference, Choices):
         option, text, problem = chosen_option(response, reference)
@@ -114,7 +114,7 @@ def _find(prompt: Prompt, response: str) -> Verdict | str:
 
 
 def _call(reference: str, answer: str) -> tuple[str, str, float]:
-    """Return what a worker compares: (reference, answer, tolerance), both as measured values."""
+    """Return (reference, answer, tolerance) for a worker, with both texts as measured values."""
     measured = read_science_reference(reference)
     assert isinstance(measured, MeasuredAnswer)
     value, given = tidy(measured.value), answer
@@ -124,13 +124,13 @@ def _call(reference: str, answer: str) -> tuple[str, str, float]:
 
 
 def same_words(reference: str, answer: str) -> bool | None:
-    """Whether an answer has the same words as its reference; None if the reference is not only words."""
+    """Return whether an answer has the same words as its reference; None if the reference is not only words."""
     right = _words(reference)
     return None if right is None else right == _words(answer)
 
 
 def _words(text: str) -> str | None:
-    r"""Return a text of words folded: `The \text{North Pole}` -> `northpole`; None for text that is not only words.
+    r"""Return the words of a text, normalized: `The \text{North Pole}` -> `northpole`; None if it is not only words.
 
     Inside `\text{...}` any two letters are a word.
     """
@@ -217,7 +217,7 @@ _SPECIES = re.compile(
     r"(?:\^(?P<charge>\d?[-+]);|(?P<plain>\d?[-+])| (?P<apart>\d?[-+]))? ?(?:\((?:s|l|g|aq)\))?"
 )
 _PLUS = re.compile(r"(?<=[\w)\];])\+(?=[A-Z\d])")
-# The orbitals that each noble gas adds to the previous noble gas.
+# The orbitals that each noble gas adds to the previous one.
 _CORES = {
     "He": "1s2", "Ne": "2s2 2p6", "Ar": "3s2 3p6", "Kr": "3d10 4s2 4p6", "Xe": "4d10 5s2 5p6",
     "Rn": "4f14 5d10 6s2 6p6",
@@ -233,9 +233,9 @@ _NUCLIDE = (
 
 
 def same_chemistry(reference: str, answer: str) -> bool | None:
-    """Whether an answer is the same formula, reaction, nuclide, configuration or element as its reference.
+    """Return whether an answer is the same formula, reaction, nuclide, configuration or element as its reference.
 
-    None if the reference is something else. States of matter and the order of a reaction's terms do not count.
+    None if the reference is something else. States of matter and the order of terms in a reaction are ignored.
     """
     right = _chemical_text(reference)
     if right is None or not ((right.isalpha() and right not in reference) or _is_evident(right)):
@@ -245,7 +245,7 @@ def same_chemistry(reference: str, answer: str) -> bool | None:
 
 @lru_cache(maxsize=4096)
 def _chemical_text(text: str) -> str | None:
-    """Return chemistry in one notation: `H_2O` -> `H2O`; None for other text."""
+    """Return chemistry in a standard notation: `H_2O` -> `H2O`; None for other text."""
     if len(text) > _MAX_CHARACTERS:
         return None
     text = in_latex(text)
@@ -307,7 +307,7 @@ def _species(text: str) -> str | None:
 
 
 def _is_evident(chemistry: str) -> bool:
-    """Whether chemistry can be nothing else: it has a small letter, digit or charge, or several of C H N O F S K B."""
+    """Return whether text can only be chemistry: a lowercase letter, digit or charge, or several of C H N O F S K B."""
     symbols = re.findall(_ELEMENT, chemistry)
     if chemistry[:1].isdigit() and ">" not in chemistry:  # `5 C` is a charge
         return False

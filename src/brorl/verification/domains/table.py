@@ -1,7 +1,7 @@
-"""The verifier of each domain: a built-in one or a user's function. A new domain needs a file and a line in `DOMAINS`.
+"""Each domain's verifier: a built-in one or a user's function. A new domain needs a file and a line in `DOMAINS`.
 
-A verifier's module is imported when the verifier is made. Each verifier judges answers without thoughts, and computes
-further terms of the reward. If the function of a term fails, the failure is the verdict: a term is never silently 0.
+A verifier's module is imported when the verifier is created. Each verifier judges answers without thoughts, and
+computes additional reward terms. If a term's function fails, the failure is the verdict: a term is never silently 0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from brorl.verification.thoughts import ThoughtTags
 from brorl.verification.verifier import TrialResponses, Verifier
 
 _KEYS = ("correct", "score", "extracted", "reason")
-_LARGEST_TERM = 1e9  # with the largest weights, squares of rewards are still finite in 32 bits
+_LARGEST_TERM = 1e9  # even with the largest weights, squared rewards are finite in 32 bits
 
 
 class FunctionVerifier:
@@ -49,10 +49,10 @@ class FunctionVerifier:
 
     Args:
         pool: The workers that call the function.
-        function: `package.module:function`, also looked for in the current directory, or `path/to/file.py:function`.
+        function: `package.module:function`, also searched for in the current directory, or `path/to/file.py:function`.
         domain: The function's domain, for error messages.
-        as_messages: Whether a reward function with TRL's signature gets completions as lists of messages.
-        section: The settings that name the function, for error messages.
+        as_messages: Whether a reward function with TRL's signature receives completions as message lists.
+        section: The settings section that names the function, for error messages.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class FunctionVerifier:
         if problem := result.value.get("problem"):
             raise UserError(
                 f"{setting}: {function!r} must take two arguments (response, reference) or three (response, reference, "
-                "prompt), or have the signature of a reward function of TRL (completions, **columns), verl "
+                "prompt), or have the signature of a reward function for TRL (completions, **columns), verl "
                 "(data_source, solution_str, ground_truth, extra_info) or OpenRLHF (queries, prompts, labels): "
                 f"{problem}"
             )
@@ -85,13 +85,13 @@ class FunctionVerifier:
         """Verify responses.
 
         The reason comes from the function, or is `correct` or `wrong answer`. After a failure it is `verifier raised
-        ...`, `verifier returned ...`, `timeout`, `out of memory`, `verifier crashed` or `unverified: ...`. If the
-        function cannot decide, it returns `False` with a reason `unverified: ...` itself.
+        ...`, `verifier returned ...`, `timeout`, `out of memory`, `verifier crashed` or `unverified: ...`. A function
+        that cannot decide returns `False` with a reason `unverified: ...`.
         """
         return [verdict_of_reply(result) for result in self.replies(items)]
 
     def replies(self, items: Sequence[tuple[Prompt, str]]) -> list[Reply]:
-        """Call the function on each response; a reply holds the returned value or the failure."""
+        """Call the function on each response; a reply contains the returned value or the failure."""
         return self._pool.run([VerifierCall(self._function, self._values(*item)) for item in items])
 
     def _values(self, prompt: Prompt, response: str) -> dict[str, object]:
@@ -107,12 +107,12 @@ class FunctionVerifier:
         return {**taken, "as_messages": self._as_messages}
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Accept every reference: only the function can read them."""
+        """Accept every reference: only the function can read it."""
         del references
         return {}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return the references unchanged; the function may expect another form of response."""
+        """Return the references unchanged; the function may expect a different form of response."""
         return TrialResponses(reference, others, certain=False)
 
 
@@ -120,16 +120,16 @@ def load_problem(function: str, problem: str) -> str:
     """Return why a function cannot be loaded, and one fix."""
     file = re.split(r"\.py:", function)[0] + ".py"
     if MAIN_GUARD in problem:
-        return f"workers import {file} to call its function, and the file starts brorl again; {MAIN_GUARD}"
+        return f"workers import {file} to call its function, which starts brorl again; {MAIN_GUARD}"
     missing = re.search(r"ModuleNotFoundError: No module named '(\w+)", problem)
     if missing and missing[1] != re.split(r"[.:]", function)[0]:
-        fix = f"install the package that it imports (pip install {missing[1]}, unless the package has another name)"
+        fix = f"install the package that it imports (pip install {missing[1]}, unless the package has a different name)"
     elif ".pkl:" in function:
-        fix = "start a new run, and give it the function again"
+        fix = "start a new run, and pass the function again"
     elif Path(file).absolute() == Path(getattr(sys.modules["__main__"], "__file__", None) or "").absolute():
         fix = f"workers import this script to call its function; {MAIN_GUARD}"
     else:
-        fix = "give package.module:function, importable from the current directory, or path/to/file.py:function"
+        fix = "use package.module:function, importable from the current directory, or path/to/file.py:function"
     return f"{problem}; {fix}"
 
 
@@ -147,7 +147,7 @@ def verdict_of_reply(reply: Reply) -> Verdict:
 
 
 def _read(value: dict[str, object]) -> tuple[bool, float, str | None, str | None]:
-    """Return (correct, score, extracted, reason) of a returned value; a ValueError names its problem."""
+    """Return (correct, score, extracted, reason) from a returned value; a ValueError describes its problem."""
     unknown = [key for key in value if key not in _KEYS]
     if unknown or not ("correct" in value or "score" in value):
         raise ValueError(f"a dict with the keys {', '.join(value)[:200] or 'none'} (allowed: {', '.join(_KEYS)})")
@@ -161,7 +161,7 @@ def _read(value: dict[str, object]) -> tuple[bool, float, str | None, str | None
         raise ValueError(f"correct of type {type(correct).__name__}, not bool")
     extracted, reason = (_text(value, key) for key in ("extracted", "reason"))
     if reason is not None and is_unverified(reason) and (correct or outcome):
-        raise ValueError(f"the reason {reason!r}, which needs the outcome 0 and not correct")
+        raise ValueError(f"the reason {reason!r}, which requires score 0 and correct False")
     return correct, float(outcome), extracted, reason
 
 
@@ -174,14 +174,14 @@ def _text(value: dict[str, object], key: str) -> str | None:
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """Makes the built-in verifier of a domain from the workers; the first call imports its module."""
+    """Creates a domain's built-in verifier from the workers; the first call imports its module."""
 
     module: str  # relative to brorl.verification: `domains.math`
     name: str  # the class in that module: `MathVerifier`
-    arguments: Callable[[Workers], tuple[Any, ...]] = lambda _workers: ()  # makes the class's arguments
+    arguments: Callable[[Workers], tuple[Any, ...]] = lambda _workers: ()  # returns the class's arguments
 
     def __call__(self, workers: Workers, **options: bool) -> Verifier:
-        """Import the verifier and make it."""
+        """Import the verifier and create it."""
         module = import_module(f"brorl.verification.{self.module}")
         verifier: Verifier = getattr(module, self.name)(*self.arguments(workers), **options)
         return verifier
@@ -199,11 +199,11 @@ DOMAINS: dict[str, Callable[..., Verifier]] = {
     MATH_DOMAIN: BuiltIn("domains.math", "MathVerifier", lambda workers: (workers.functions,)),
     SCIENCE_DOMAIN: BuiltIn("domains.science", "ScienceVerifier", lambda workers: (workers.functions,)),
 }
-"""What makes the built-in verifier of each domain from the workers."""
+"""Creates each domain's built-in verifier from the workers."""
 UNTRUSTED = (CODE_DOMAIN, GYM_DOMAIN)
-"""Domains whose built-in verifier runs the code of responses, in the sandbox."""
+"""Domains whose built-in verifier runs code from responses in the sandbox."""
 WITH_FRACTIONS = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN)
-"""Domains whose built-in verifier can score an incorrect response between 0 and 1; programs run all tests for it."""
+"""Domains whose built-in verifier can score an incorrect response between 0 and 1. For code this runs all tests."""
 
 
 def make_verifiers(
@@ -213,10 +213,10 @@ def make_verifiers(
     workers: Workers,
     environment: Callable[[], Verifier] | None = None,
 ) -> dict[str, Verifier]:
-    """Make the verifier of each domain, sorted by domain; a user's function replaces a built-in verifier.
+    """Create each domain's verifier, sorted by domain; a user's function replaces a built-in verifier.
 
-    `environment` makes the verifier of the domain `environment`. With partial credit, domains of `WITH_FRACTIONS` score
-    incorrect responses too. Raises a UserError if a domain has no verifier, or if a function cannot be loaded.
+    `environment` creates the verifier of the `environment` domain. With partial credit, the domains in `WITH_FRACTIONS`
+    score incorrect responses too. Raises a UserError if a domain has no verifier, or if a function cannot be loaded.
     """
     functions, as_messages = settings.functions, settings.completions == "messages"
     term_functions = {
@@ -235,7 +235,7 @@ def make_verifiers(
             verifiers[domain] = DomainVerifier(DOMAINS[domain](workers, **options), settings.thoughts, term_functions)
         else:
             raise UserError(
-                f"the data has questions of the domain {domain!r}, which has no verifier (domains with one: "
+                f"the data has questions in the domain {domain!r}, which has no verifier (domains with one: "
                 f"{', '.join(sorted({*DOMAINS, *functions}))}); set {of_source('domain')}, or add your own: "
                 f"verification.functions: {{{domain}: package.module:function}}"
             )
@@ -243,13 +243,13 @@ def make_verifiers(
 
 
 def untrusted_domains(settings: VerificationSettings, domains: Iterable[str]) -> list[str]:
-    """Return the domains whose verifier runs the code of responses."""
+    """Return the domains whose verifier runs code from responses."""
     remaining = {*domains} - {*settings.functions}
     return [domain for domain in UNTRUSTED if domain in remaining]
 
 
 def sandbox_lines(settings: VerificationSettings, domains: Iterable[str], tools: Sequence[str] = ()) -> list[str]:
-    """Return one line with the sandbox's level if a domain, or one of some tools, runs the code of responses.
+    """Return one line with the sandbox's level if a domain or tool runs code from responses.
 
     Raises a UserError if no level holds here.
     """
@@ -259,27 +259,27 @@ def sandbox_lines(settings: VerificationSettings, domains: Iterable[str], tools:
     level = choose_level(settings.sandbox).name
     if level == UNSAFE:
         return [
-            f"warning: no sandbox: verification.sandbox = {UNSAFE} runs the code of responses ({listed(untrusted)}) "
+            f"warning: no sandbox: verification.sandbox = {UNSAFE} runs code from responses ({listed(untrusted)}) "
             "with your files, your processes and your network; set verification.sandbox: auto to confine it"
         ]
-    return [f"sandbox of untrusted code ({listed(untrusted)}): {level}"]
+    return [f"sandbox for untrusted code ({listed(untrusted)}): {level}"]
 
 
 @dataclass(frozen=True)
 class DomainVerifier:
-    """Passes answers without thoughts to a verifier, and adds further terms of the reward to its verdicts."""
+    """Passes answers without thoughts to a verifier, and adds the additional reward terms to its verdicts."""
 
     verifier: Verifier  # decides whether an answer is correct
-    tags: ThoughtTags | None = None  # the tags around thoughts; None to pass on whole responses
-    terms: Mapping[str, FunctionVerifier] | None = None  # name of a further term of the reward -> its function
+    tags: ThoughtTags | None = None  # tags around thoughts; None to pass on whole responses
+    terms: Mapping[str, FunctionVerifier] | None = None  # name of an additional reward term -> its function
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses and compute their terms. A response that ends in a thought has `unfinished thought`."""
+        """Verify responses and compute their terms. A response that ends in a thought is an `unfinished thought`."""
         verdicts = self._verify_answers(items, self.tags) if self.tags else self.verifier.verify_all(items)
         terms = self.terms or {}
         for name, function in terms.items():
             verdicts = [_with_term(*pair, name) for pair in zip(verdicts, function.replies(items), strict=True)]
-        # a term that failed leaves fewer values
+        # A failed term leaves fewer values.
         return [verdict if len(verdict.terms) == len(terms) else replace(verdict, terms=()) for verdict in verdicts]
 
     def _verify_answers(self, items: Sequence[tuple[Prompt, str]], tags: ThoughtTags) -> list[Verdict]:
@@ -299,12 +299,12 @@ class DomainVerifier:
         return self.verifier.check_references(references)
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Make responses for a trial, without a thought; see `Verifier`."""
+        """Make responses for a trial, without thoughts; see `Verifier`."""
         return self.verifier.trial_responses(reference, others)
 
 
 def _with_term(verdict: Verdict, reply: Reply, name: str) -> Verdict:
-    """Return a verdict with one more term; if the term failed, return that failure as the verdict."""
+    """Return a verdict with one more term, or the term's failure as the verdict."""
     failure, value = reply.failure, reply.value
     seconds = verdict.seconds + reply.seconds
     if not failure and value is not None:

@@ -1,8 +1,8 @@
-r"""Units of measurement: reads them from text, and converts one to another.
+r"""Units of measurement: reads them from text and converts between them.
 
-A whole text such as `kJ/mol`, `m s^{-2}`, `\text{km/h}` or `meters per second` is a unit. All factors after a slash, up
-to the next slash, divide: `J/mol K` is J/(mol K). A text can mean several units: `ms^{-2}` is per square millisecond,
-or meters per square second.
+A whole text such as `kJ/mol`, `m s^{-2}`, `\text{km/h}` or `meters per second` is a unit. All factors between a slash
+and the next slash divide: `J/mol K` is J/(mol K). A text can mean several units: `ms^{-2}` is per square millisecond,
+or meters per second squared.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MONTH_S = Fraction("30.4375") * 86_400
 
 
 class Unit(NamedTuple):
-    """A unit, as a product of base units: km/h has the factor 5/18 and the exponents m: 1, s: -1.
+    """A unit as a product of base units: km/h has the factor 5/18 and the exponents m: 1, s: -1.
 
-    Base units are the SI's and a few more. The radian is a base unit, so that turns, degrees and hertz (turns per
-    second) convert to each other. So is the month, because months and years are no exact number of days. Counts that
-    convert to no other unit, such as bits, have a base unit each.
+    The base units are those of the SI and a few more. The radian is a base unit, so that turns, degrees and hertz
+    (turns per second) convert to each other. So is the month, because months and years are not an exact number of days.
+    Counts that do not convert to any other unit, such as bits, each have a base unit.
     """
 
     dimension: tuple[int, ...]  # exponent of each unit in `BASES`
@@ -52,7 +52,7 @@ _LONE_LETTERS_NO_UNIT = ("P", "B")  # units only with a prefix: cP, MB
 
 
 def _read_table(text: str) -> None:
-    """Fill the tables of units with prefixes and without."""
+    """Fill the tables of units, with and without prefixes."""
     for table, part in zip((PREFIXED, PLAIN), text.split("\n## ")[1:], strict=True):
         for line in filter(None, part.splitlines()[1:]):
             names, _, definition = line.partition(" = ")
@@ -60,7 +60,7 @@ def _read_table(text: str) -> None:
 
 
 def _defined(definition: str) -> Unit:
-    """Return the unit of a definition such as `1000 m / s^2`, in base units and units of the tables."""
+    """Return the unit that a text such as `1000 m / s^2` defines from base units and units in the tables."""
     product, _, zero = definition.partition(" from ")
     above, _, below = product.partition(" / ")
     number, *factors = above.split()
@@ -75,19 +75,19 @@ def _defined(definition: str) -> Unit:
     return Unit(dimension, factor, Fraction(zero or 0))
 
 
-# Short symbols and names that people also write with an s, or in capitals: `hrs`, `KM`.
+# Short symbols and names that people also write with an s or in capitals: `hrs`, `KM`.
 _PLURALS = frozenset(
     word_list(
         "bar bit cal cc cm cup day erg gal gm hr kg km lb lbf mg min ml mm mol ohm oz pt qt rad rev sec ton wk yr yd",
     )
 )
-_UNIT_OF_NAME: dict[str, Unit] = {}  # name in small letters -> unit
-# Names with a second meaning: a pound is a mass or a force, a ton short or metric, a Calorie large or small.
+_UNIT_OF_NAME: dict[str, Unit] = {}  # lowercase name -> unit
+# Names with two meanings: a pound is a mass or a force, a ton is short or metric, a Calorie is large or small.
 _SECOND = {"lb": "lbf", "pound": "lbf", "ton": "tonne", "Calorie": "Cal"}
 
 
 def other_meaning(name: str) -> Unit | None:
-    """Return the unit of a name's second meaning; None if it has only one meaning."""
+    """Return the unit of a name's second meaning; None if it has only one."""
     return next((_exactly(_SECOND[one]) for one in _spellings(name) if one in _SECOND), None)
 
 
@@ -97,7 +97,7 @@ def unit_named(name: str) -> Unit | None:
 
 
 def _spellings(name: str) -> Iterator[str]:
-    """Yield a name, its singular, and for longer or common names both in lower case."""
+    """Yield a name and its singular, and for longer or common names both in lower case."""
     yield name
     stem = name[:-1] if name[-1:] in ("s", "S") and name[-2:-1] not in ("s", "S") else name
     stem = stem if len(stem) > 3 or stem.lower() in _PLURALS else name
@@ -124,13 +124,13 @@ def _exactly(name: str) -> Unit | None:
 _read_table(Path(__file__).with_name("units.txt").read_text("utf-8"))
 _UNIT_OF_NAME |= {name.lower(): unit for units in (PREFIXED, PLAIN) for name, unit in units.items() if len(name) > 3}
 TURN = PLAIN["turn"].factor
-"""A turn in radians."""
+"""One turn, in radians."""
 
 
 _MAX_CHARACTERS = 80
 _MAX_EXPONENT = 12
 _MAX_READINGS = 4
-_MAX_GLUED = 8  # characters of symbols side by side: `kgm` has 3
+_MAX_GLUED = 8  # characters in a run of symbols: `kgm` has 3
 _CALENDAR = Fraction(1, 1000)  # relative error of a conversion to days: months and years differ in length
 
 _FONT = (
@@ -152,7 +152,7 @@ _WRITTEN = tuple(
         (r"\\(?:per|slash)(?![a-zA-Z])", "/"),
     )
 )
-# Applied when the markup is gone and space is single.
+# Applied after markup and extra spaces are removed.
 _SPELLED = tuple(
     (re.compile(pattern, re.IGNORECASE), written)
     for pattern, written in (
@@ -224,8 +224,8 @@ _MAX_PIECES = 12
 def leading_unit(text: str) -> tuple[str, int] | None:
     r"""Return the unit that a text begins with, and where it ends: ` J/(mol K).` -> `J/(mol K)`; None if there is none.
 
-    Brackets around the whole unit are dropped: `(in kN)` -> `kN`. A short plain word is a unit only if no word follows,
-    because `in` and `a` are words too.
+    Brackets around the whole unit are dropped: `(in kN)` -> `kN`. A short plain word is a unit only if no word follows
+    it, because `in` and `a` are words too.
     """
     gap = _GAP.match(text)
     start = gap.end() if gap else 0
@@ -248,7 +248,7 @@ def leading_unit(text: str) -> tuple[str, int] | None:
 
 
 def _plain_unit(text: str) -> str:
-    """Return text without markup, with single spaces, and with spelled units as symbols: `per` becomes `/`."""
+    """Return text without markup, with single spaces, and with spelled-out units as symbols: `per` becomes `/`."""
     text = without_markup(text)
     for pattern, written in _SPELLED:
         text = pattern.sub(written, text)
@@ -256,19 +256,19 @@ def _plain_unit(text: str) -> str:
 
 
 def without_markup(text: str) -> str:
-    """Return plain text or LaTeX without commands and braces, and with single spaces."""
+    """Return plain text or LaTeX without commands and braces, with single spaces."""
     text = in_latex(text)
     for pattern, written in _WRITTEN:
         text = pattern.sub(written, text)
     return _SPACE.sub(" ", _MARKUP.sub("", _SPACE.sub(" ", text))).strip()
 
 
-# Matches a malformed sequence of tokens, in which each name is written as n: `n/` or `(*n`.
+# Matches a malformed token sequence, with each name written as n: `n/` or `(*n`.
 _MALFORMED = re.compile(r"^$|(?:^|\()[*)]|[^(]1|1(?!/)|[*/][*/)]|[*/(]$")
 
 
 def _units(tokens: list[tuple[str, int]]) -> list[Unit]:
-    """Return the units that tokens can mean; none if they are not products, quotients and brackets of units."""
+    """Return the units that tokens can mean; none if they are not products and quotients of units, with brackets."""
     if _MALFORMED.search("".join(name if name in "*/()1" else "n" for name, _ in tokens)):
         return []
     stack = [([ONE], 1)]  # per open bracket: its units so far, and the next factor's sign, -1 after a slash
@@ -291,7 +291,7 @@ def _units(tokens: list[tuple[str, int]]) -> list[Unit]:
 
 
 def _readings(name: str, power: int) -> list[Unit]:
-    """Return the units that letters with an exponent can mean: one symbol, or several glued: `kgm`, `ms^{-2}`."""
+    """Return the units that letters with an exponent can mean: one symbol or several run together: `kgm`, `ms^{-2}`."""
     whole = unit_named(name)
     units = [_power(unit, power) for unit in (whole, other_meaning(name)) if unit]
     if len(name) <= _MAX_GLUED and (whole is None or power < 0):
@@ -300,7 +300,7 @@ def _readings(name: str, power: int) -> list[Unit]:
 
 
 def _glued(name: str, power: int) -> list[Unit]:
-    """Return products of two to four glued symbols; the exponent belongs to the last: `kgm^2` is kg times m^2."""
+    """Return products of two to four joined symbols; the exponent applies to the last: `kgm^2` is kg times m^2."""
     found: list[Unit] = []
 
     def split(rest: str, before: Unit, parts: int) -> None:
@@ -317,7 +317,7 @@ def _glued(name: str, power: int) -> list[Unit]:
 
 
 def _symbol(text: str) -> Unit | None:
-    """Return the unit of a common symbol. Few symbols and prefixes count, so that words are not read as products."""
+    """Return the unit of a common symbol. Few symbols and prefixes are accepted: words must not be read as products."""
     base = text[1:] if len(text) > 1 and text[0] in "kcmnM\N{MICRO SIGN}" and text != "mol" else text
     return unit_named(text) if base in _GLUED else None
 
@@ -330,7 +330,7 @@ def _products(ones: list[Unit], others: list[Unit]) -> list[Unit]:
 
 
 def _times(one: Unit, other: Unit) -> Unit:
-    """Return a product of units. A temperature in a product loses its zero: only the size of a degree counts."""
+    """Return a product of units. A temperature in a product loses its zero: only the size of a degree matters."""
     if other == ONE:
         return one
     if one == ONE:
@@ -344,7 +344,7 @@ def _power(unit: Unit, power: int) -> Unit:
 
 
 class Conversion(NamedTuple):
-    """How a number changes with its unit: `number * factor + shift`."""
+    """A conversion of a number to a different unit: `number * factor + shift`."""
 
     factor: Fraction
     shift: Fraction = Fraction(0)
@@ -358,7 +358,7 @@ class Conversion(NamedTuple):
 def conversions(given: Unit, wanted: Unit) -> list[Conversion]:
     """Return the ways to convert a number from one unit to another; none if their dimensions differ.
 
-    Radians and turns can be left out: `rad/s` and `Hz` convert to `1/s`. Months convert to days by their average.
+    Radians and turns can be omitted: `rad/s` and `Hz` convert to `1/s`. Months convert to days by their average length.
     """
     extra = tuple(a - b for a, b in zip(given.dimension, wanted.dimension, strict=True))
     factor = given.factor / wanted.factor

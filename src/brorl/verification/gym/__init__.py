@@ -1,1 +1,1 @@
-"""Tasks of Reasoning Gym: their questions, their scorers and their guards."""
+"""Reasoning Gym tasks: their questions, scorers and guards."""

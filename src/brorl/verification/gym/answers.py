@@ -1,7 +1,7 @@
-"""Judges answers to tasks of Reasoning Gym where the dataset's scorer is too lenient or too strict; evaluates nothing.
+"""Judges answers to Reasoning Gym tasks where the dataset's scorer is too lenient or too strict; evaluates nothing.
 
-Most datasets have one right answer. It is compared by value, in any usual way of writing it: `5`, `5 times`,
-`2 + 3 = 5`. If several answers are right, a guard rejects wrong answers that the scorer alone would accept.
+Most datasets have one right answer. It is compared by value, in any usual notation: `5`, `5 times`, `2 + 3 = 5`. If
+several answers are right, a guard rejects wrong answers that the scorer alone would accept.
 `scripts/make_gym_table.py` tests every dataset.
 """
 
@@ -39,7 +39,7 @@ _LONGEST_STATEMENT, _LONGEST_JSON = 200, 20_000  # characters
 
 
 def is_own_answer(answer: str, task: GymTask) -> bool:
-    """Whether an answer, in one of its writings, is the dataset's own."""
+    """Return whether an answer, in one of its notations, is the dataset's own."""
     if task.answer is None or not task.answer.strip():
         return False
     same = _SAME.get(task.data_set, _same)
@@ -47,7 +47,7 @@ def is_own_answer(answer: str, task: GymTask) -> bool:
 
 
 def _same(answer: str, right: str) -> bool:
-    """Whether two texts are equal as words, as a number, as JSON or as rows."""
+    """Return whether two texts are equal as words, a number, JSON or rows."""
     if _folded(answer, right) == _folded(right, right):
         return True
     if _OWN_NUMBER.fullmatch(right):
@@ -60,7 +60,7 @@ def _same(answer: str, right: str) -> bool:
 
 
 def _folded(text: str, right: str) -> str:
-    """Return a text with single spaces in its rows, in small letters unless the right answer needs both cases."""
+    """Return a text with single spaces in its rows, lowercased unless the right answer needs both cases."""
     rows = (re.sub(r" ?, ?", ", ", " ".join(row.split())) for row in text.splitlines())
     joined = "\n".join(row for row in rows if row)
     both = any(letter.isupper() and letter.lower() in right for letter in set(right))
@@ -68,7 +68,7 @@ def _folded(text: str, right: str) -> str:
 
 
 def _stated_number(text: str) -> Decimal | None:
-    """Return the number of `5`, `5 times`, `2 + 3 = 5` and `The sum is 5`; None for any other text."""
+    """Return the number in `5`, `5 times`, `2 + 3 = 5` or `The sum is 5`; None for any other text."""
     if len(text) > _LONGEST_STATEMENT:
         return None
     stated = _STATEMENT.fullmatch(text) if not _NO_STATEMENT.search(text) else None
@@ -86,7 +86,7 @@ def _number(text: str) -> Decimal | None:
 
 
 def _json(text: str) -> Any:
-    """Return the value of JSON text, also with single quotes or Python's True; None for any other text."""
+    """Return the value of JSON text, also if it has single quotes or Python's True; None for any other text."""
     if len(text) > _LONGEST_JSON:
         return None
     for one in (text, text.replace("'", '"').replace("True", "true").replace("False", "false").replace("None", "null")):
@@ -98,7 +98,7 @@ def _json(text: str) -> Any:
 
 
 def _equal(given: Any, own: Any) -> bool:
-    """Whether two JSON values are equal; 5 equals "5"."""
+    """Return whether two JSON values are equal; 5 equals "5"."""
     if isinstance(own, list) and isinstance(given, list):
         return len(own) == len(given) and all(map(_equal, given, own))
     if isinstance(own, dict) and isinstance(given, dict):
@@ -112,12 +112,12 @@ def _equal(given: Any, own: Any) -> bool:
 
 
 def _equal_as(read: Callable[[str], Any]) -> Callable[[str, str], bool]:
-    """Return a test that compares two texts by the values that `read` gives; an unreadable text equals nothing."""
+    """Return a test that compares two texts by the values that `read` returns; an unreadable text never matches."""
     return lambda answer, right: (own := read(right)) is not None and read(answer) == own
 
 
 def _lists(key: Callable[[Any], Any]) -> Callable[[str], list[Any] | None]:
-    """Return a reader of a list of lists in any order; `key` normalizes an inner list."""
+    """Return a reader for a list of lists in any order; `key` normalizes an inner list."""
 
     def read(text: str) -> list[Any] | None:
         value = _json(text)
@@ -128,7 +128,7 @@ def _lists(key: Callable[[Any], Any]) -> Callable[[str], list[Any] | None]:
 
 
 def _rounded_to(decimals: int, in_order: bool = True) -> Callable[[str, str], bool]:
-    """Return a test that compares numbers, in rows or a list, rounded to some decimals."""
+    """Return a test that compares numbers, in rows or a list, rounded to this many decimals."""
 
     def numbers(text: str) -> list[list[Fraction]] | None:
         rows = [re.split(r"[\s,]+", row.strip(" ()\u00b0")) for row in text.strip().splitlines()]
@@ -152,7 +152,7 @@ def _rounded_to(decimals: int, in_order: bool = True) -> Callable[[str, str], bo
 
 
 def _same_probability(answer: str, right: str) -> bool:
-    """Whether a fraction equals the right one, or a decimal is the right fraction rounded to four digits or more."""
+    """Return whether a fraction equals the right one, or a decimal is that fraction rounded to at least four digits."""
     own = Fraction(right)
     fraction = re.fullmatch(r"(?:\\d?frac\{)?(\d{1,40})(?:/|\}\{)(\d{1,40})\}?", answer.replace(" ", ""))
     if fraction:
@@ -176,8 +176,8 @@ def _three_digits(text: str) -> str | None:
 
 
 def _complex(text: str) -> complex | None:
-    """Read `3 - 2i`, `(3-2*j)` or a part of it; None for other text."""
-    if len(text) > _LONGEST_STATEMENT or re.search(r"[\d.]\s+[\d.]", text):  # `1 2` is no 12
+    """Read `3 - 2i`, `(3-2*j)` or part of it; None for other text."""
+    if len(text) > _LONGEST_STATEMENT or re.search(r"[\d.]\s+[\d.]", text):  # `1 2` is not 12
         return None
     bare = re.sub(r"\*?[ij](?=\)?$)", "j", "".join(text.split())).replace("\N{MINUS SIGN}", "-")
     with suppress(ValueError):
@@ -196,7 +196,7 @@ def _fraction(text: str) -> tuple[str, str] | None:
 
 
 def _roles(text: str) -> list[tuple[str, str]] | None:
-    """Read pairs of name and role in any order: `Ann is a knight and Bob is a knave`; None for other words."""
+    """Read (name, role) pairs in any order: `Ann is a knight and Bob is a knave`; None for other words."""
     words = [
         word for word in re.sub(r"[.,;:()=\n]", " ", text.casefold()).split() if word not in ("is", "a", "an", "and")
     ]
@@ -209,7 +209,7 @@ _DURATION = re.compile(
 
 
 def _duration(text: str) -> tuple[bool, bool, int, list[Fraction]] | None:
-    """Read `2 days, 03:15:00` or a part: (no days, no clock, days, [hours, minutes, seconds]); None for other text."""
+    """Read `2 days, 03:15:00` or part: (no days, no clock, days, [hours, minutes, seconds]); None for other text."""
     match = _DURATION.fullmatch(text.strip())
     days, clock = (match["days"], match["clock"]) if match else (None, None)
     if not (days or clock) or (days and clock and "," not in text):
@@ -232,7 +232,7 @@ _SAME: Mapping[str, Callable[[str, str], bool]] = {
     "prime_factorization": _equal_as(_factors),
     "time_intervals": _equal_as(_duration),
 }
-"""How to compare the answer of datasets with notations or roundings of their own."""
+"""Tests for answers to datasets with special notation or rounding."""
 
 
 Entry = Mapping[str, Any]
@@ -241,7 +241,7 @@ Test = Callable[[str, Entry], bool]
 _MAX_FORMULA, _MAX_CONCLUSION = 2_000, 400  # characters; conclusions are parsed in quadratic time
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _FORMULA = re.compile(r"[-+*/()\s0-9A-Za-z.]*")
-_ACCESS = re.compile(r"\.[A-Za-z.]|(?<![0-9])\.(?![0-9])")  # a dot outside of a number: `x.y`
+_ACCESS = re.compile(r"\.[A-Za-z.]|(?<![0-9])\.(?![0-9])")  # a dot outside a number: `x.y`
 _NAME = re.compile(r"[A-Za-z]+")
 _FUNCTIONS = {*_NAME.findall("sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs pi E")}
 _JUG_MOVE = re.compile(r"(?:fill|empty) [A-Z]|pour [A-Z]->[A-Z]")
@@ -252,18 +252,18 @@ _HANOI_MOVE = r"(?:\d{1,6}[.)]\s)?\s*Move disk \d{1,6} from Peg \d{1,6} to Peg \
 class Guard:
     """A test that an answer must pass before the dataset's scorer sees it."""
 
-    why: str  # the wrong answers that the scorer alone accepts
+    why: str  # the wrong answers that the scorer alone would accept
     admits: Test  # (answer, entry) -> whether the answer goes to the scorer; otherwise its score is 0
 
 
 def _characters(allowed: str) -> Test:
-    """Admit answers that consist of these characters, which cannot call or access anything."""
+    """Admit answers consisting of these characters, which cannot call or access anything."""
     pattern = re.compile(f"[{allowed}]*")
     return lambda answer, _entry: pattern.fullmatch(answer) is not None
 
 
 def _form(pattern: str) -> Test:
-    """Admit answers that match a pattern, apart from space around them."""
+    """Admit answers that match a pattern, ignoring surrounding space."""
     compiled = re.compile(pattern, re.IGNORECASE)
     return lambda answer, _entry: compiled.fullmatch(answer.strip()) is not None
 
@@ -275,7 +275,7 @@ def _tokens(pattern: str, separator: str = r"\s+") -> Test:
 
 
 def _formula(names_of: Callable[[Entry], set[str]]) -> Test:
-    """Admit formulas of numbers, the given names, arithmetic and parentheses."""
+    """Admit formulas made up of numbers, the given names, arithmetic and parentheses."""
 
     def admits(answer: str, entry: Entry) -> bool:
         if len(answer) > _MAX_FORMULA or not _FORMULA.fullmatch(answer) or _ACCESS.search(answer):
@@ -300,7 +300,7 @@ def _value(node: ast.AST, numbers: list[int]) -> Fraction:
 
 
 def _makes(target: int | None = None) -> Test:
-    """Admit expressions that use each of the entry's numbers once, and equal the target (None: the entry's)."""
+    """Admit expressions that use each of the entry's numbers once and equal the target (None: the entry's)."""
 
     def admits(answer: str, entry: Entry) -> bool:
         numbers: list[int] = []
@@ -320,14 +320,14 @@ def _makes(target: int | None = None) -> Test:
 
 
 def _assigns_each_name_once(answer: str, entry: Entry) -> bool:
-    """Whether an answer such as `A=1,B=2` names each letter of the right answer once."""
+    """Return whether an answer such as `A=1,B=2` names each letter in the right answer once."""
     texts = (answer, str(entry["answer"]))
     given, own = (sorted(pair.partition("=")[0].strip() for pair in text.split(",")) for text in texts)
     return given == own
 
 
 def _jug_moves(answer: str, _entry: Entry) -> bool:
-    """Whether an answer is a JSON list of moves without other words: `["fill A", "pour A->B"]`."""
+    """Return whether an answer is a JSON list of moves without other words: `["fill A", "pour A->B"]`."""
     try:
         moves = json.loads(answer)
     except (ValueError, RecursionError):
@@ -336,7 +336,7 @@ def _jug_moves(answer: str, _entry: Entry) -> bool:
 
 
 def _new_conclusion(answer: str, entry: Entry) -> bool:
-    """Whether a conclusion is equivalent to none of its premises."""
+    """Return whether a conclusion is not equivalent to any of its premises."""
     from reasoning_gym.logic.propositional_logic import Expression
 
     names = sorted(entry["metadata"]["variables"])
@@ -355,7 +355,7 @@ def _new_conclusion(answer: str, entry: Entry) -> bool:
     return all(truth != table(premise) for premise in entry["metadata"]["premises"])
 
 
-_WORDS = "the right answer with other words in it scores 1"
+_WORDS = "the right answer mixed with other words scores 1"
 _CODE = "the scorer evaluates the answer as code"
 
 _INTEGRAL = _formula(lambda entry: {entry["metadata"]["variable"], "C", *_FUNCTIONS})
@@ -363,13 +363,13 @@ _INTEGRAL = _formula(lambda entry: {entry["metadata"]["variable"], "C", *_FUNCTI
 GUARDS: dict[str, Guard] = {
     "binary_matrix": Guard(_CODE, _characters(r"-0-9\s,\[\]")),
     "countdown": Guard(f"{_CODE}; functions are accepted, and values near the target", _makes()),
-    "cryptarithm": Guard("of several digits of a letter the last one counts", _assigns_each_name_once),
-    "intermediate_integration": Guard(f"{_CODE}; Integral(f, x) of the question scores 1", _INTEGRAL),
-    "jugs": Guard("words after a move are not read", _jug_moves),
+    "cryptarithm": Guard("if a letter has several digits, the last one counts", _assigns_each_name_once),
+    "intermediate_integration": Guard(f"{_CODE}; an unevaluated Integral(f, x) scores 1", _INTEGRAL),
+    "jugs": Guard("words after a move are ignored", _jug_moves),
     "kakurasu": Guard(_WORDS, _characters(r"01\s,\[\]")),
     "n_queens": Guard(_CODE, _characters(r"Q_\s,'\"\[\]")),
     "polynomial_multiplication": Guard(
-        f"{_CODE}; expand(...) of the question scores 1",
+        f"{_CODE}; an unevaluated expand(...) scores 1",
         _formula(lambda entry: set(_NAME.findall(str(entry["answer"])))),
     ),
     "propositional_logic": Guard("a copied premise scores 1", _new_conclusion),
@@ -377,7 +377,7 @@ GUARDS: dict[str, Guard] = {
     "quantum_lock": Guard(_WORDS, _form(r"[A-C](?:[\s,>→-]*[A-C])*")),
     "rubiks_cube": Guard(_WORDS, _tokens(r"[A-Za-z]{1,2}'?[0-9]{0,6}")),
     "rush_hour": Guard(_WORDS, _tokens(r"[A-Z][-+][0-9]{1,6}", r"[\s,]+")),
-    "simple_integration": Guard(f"{_CODE}; Integral(f, x) of the question scores 1", _INTEGRAL),
+    "simple_integration": Guard(f"{_CODE}; an unevaluated Integral(f, x) scores 1", _INTEGRAL),
     "sokoban": Guard(_WORDS, _form(r"[UDLR]+")),
     "spell_backward": Guard(
         "the right answer with anything after it scores 0.8 or 1",

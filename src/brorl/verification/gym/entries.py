@@ -1,6 +1,6 @@
-"""Generates entries with the datasets of Reasoning Gym, and scores answers with their scorers, behind guards.
+"""Generates entries from Reasoning Gym datasets, and scores answers with their scorers, behind guards.
 
-Only worker processes load this file: its import takes seconds, and an answer decides how long a scorer runs.
+Only worker processes load this file: importing it takes seconds, and answers determine how long a scorer runs.
 """
 
 from __future__ import annotations
@@ -33,55 +33,55 @@ _SIGNS = {
     "\\div": "/", "\N{MINUS SIGN}": "-", "^": "**", "->": "\u2192", "\\rightarrow": "\u2192", "\\to": "\u2192",
 }  # fmt: skip
 _DECIMAL = re.compile(r"(?<![\w.])(\d{1,20})\.(\d{1,20})(?![\w.])")
-_OWN = ("size", "seed")  # a source's num_questions and seed decide these settings of its datasets
-# The size of these datasets changes or limits their entries; in all others it has no effect.
+_OWN = ("size", "seed")  # dataset settings determined by the source's num_questions and seed
+# The size of these datasets changes or limits their entries; for all others it has no effect.
 _SIZES = {"acre": 5_000, "gsm_symbolic": 1_000_000, "list_functions": 1_000_000, "word_ladder": 20_000}
 _SIZE = 500
 _PAGE = "docs/reference/gym.md"
-_NOISE = 1e-9  # a score may exceed 1 by this error of rounding
+_NOISE = 1e-9  # a score may exceed 1 by this rounding error
 _CORRECT = 0.99
-_MAX_PARTIAL = 0.98  # the most that an incorrect answer gets
+_MAX_PARTIAL = 0.98  # maximum score of an incorrect answer
 
 
 def check_source(given: Sequence[str], configs: Mapping[str, Mapping[str, Any]]) -> list[str] | str:
-    """Find a source's datasets by their names or by names of sets, and check their settings.
+    """Find a source's datasets by dataset or set name, and check their settings.
 
     Return the datasets' names, or the source's problem, which begins with a setting (`config: ...`).
     """
-    known = sorted(set(DATASETS) - {"composite"})  # it combines others; a source lists them itself
+    known = sorted(set(DATASETS) - {"composite"})  # it combines other datasets; a source can list them itself
     names = known if ALL in given else list(dict.fromkeys(n for name in given for n in SETS.get(name, (name,))))
     for name in names:
         if name not in known:
             advice = nearest(name, known) or f"; {_PAGE} lists the {len(known)} names"
-            return f"gym: {name!r} is not a dataset of Reasoning Gym{advice}"
+            return f"gym: {name!r} is not a Reasoning Gym dataset{advice}"
         if problem := _problem_of(name, configs.get(name, {})):
             return f"config: {name} {problem}; {_PAGE} lists the settings"
     unused = next((name for name in configs if name not in names), None)
     if unused is not None:
-        return f"config: {unused!r} is not a dataset of this source{nearest(unused, names)}"
+        return f"config: {unused!r} is not one of this source's datasets{nearest(unused, names)}"
     return names
 
 
 def _problem_of(name: str, config: Mapping[str, Any]) -> str | None:
-    """Return the problem of a dataset's settings; None if they are valid."""
+    """Return the problem with a dataset's settings; None if they are valid."""
     settings = DATASETS[name][1]
     types = {key: hint for key, hint in typing.get_type_hints(settings).items() if key not in _OWN}
-    # Some settings are declared as int although their default is a float, or as a tuple of one text although it has
-    # several. A tuple without types can be a text.
+    # Some settings are declared as int although their default is a float, or as a tuple of one string although it has
+    # several. A tuple without types can be a string.
     types |= {field.name: float for field in dataclasses.fields(settings) if isinstance(field.default, float)}
     types |= {key: tuple[str, ...] for key, hint in types.items() if hint == tuple[str]}
     types |= {key: str | tuple for key, hint in types.items() if hint is tuple}
     for key, value in config.items():
         if key not in types:
             return f"has no setting {key!r} (settings: {', '.join(types) or 'none'}){nearest(key, types)}"
-        try:  # a value of another type than JSON's, such as a date, cannot be written either
+        try:  # a value whose type is not in JSON, such as a date, cannot be written either
             json.dumps(TypeAdapter(types[key]).validate_json(json.dumps(value), strict=True))
         except (ValidationError, PydanticUserError, TypeError):
             return f"has the setting {key}: {value!r}, which must be of type {inspect.formatannotation(types[key])}"
     try:
         if config:
             _made(name, json.dumps(config), 0, _SIZE)
-    except Exception as error:  # each dataset checks its settings in its own way, mostly by assertions
+    except Exception as error:  # each dataset checks its settings in its own way, mostly with assertions
         return f"rejects config = {dict(config)}: {' '.join(str(error).split()) or type(error).__name__}"
     return None
 
@@ -97,12 +97,12 @@ class GeneratedEntry(NamedTuple):
 def generate(
     entries: Sequence[tuple[str, int]], configs: Mapping[str, Mapping[str, Any]], seed: int
 ) -> list[GeneratedEntry]:
-    """Generate entries, each given by its dataset and its index; `configs` has the settings by dataset."""
+    """Generate entries, each given by its dataset and index; `configs` maps datasets to settings."""
     return [_generated(name, configs.get(name, {}), seed, index) for name, index in entries]
 
 
 def _generated(name: str, config: Mapping[str, Any], seed: int, index: int) -> GeneratedEntry:
-    """Generate one entry. It does not depend on other entries: the global random state is set before."""
+    """Generate one entry. It does not depend on other entries: the global random state is set first."""
     data_set = _made(name, json.dumps(config), seed, _SIZES.get(name, _SIZE))
     word = f"{name} {seed} {index}"
     random.seed(word)
@@ -122,14 +122,14 @@ def _generated(name: str, config: Mapping[str, Any], seed: int, index: int) -> G
 
 @lru_cache(maxsize=8)
 def _made(name: str, config: str, seed: int, size: int) -> ProceduralDataset:
-    """Make a dataset; `config` is JSON text."""
+    """Create a dataset; `config` is JSON text."""
     data_set, settings = DATASETS[name]
     made: ProceduralDataset = data_set(settings(**json.loads(config), seed=seed, size=size))
     return made
 
 
 class ScoredAnswer(NamedTuple):
-    """An answer's score: 1.0 if the answer is right, otherwise partial credit below 1, or 0 with a problem."""
+    """An answer's score: 1.0 if it is right, otherwise partial credit below 1, or 0 with a problem."""
 
     correct: bool
     score: float
@@ -137,7 +137,7 @@ class ScoredAnswer(NamedTuple):
 
 
 def in_plain_notation(text: str) -> str:
-    """Return an answer with single spaces, and with formulas in Python's notation: `0.5*x^2` -> `(05/10)*x**2`."""
+    """Return an answer with single spaces, and formulas in Python notation: `0.5*x^2` -> `(05/10)*x**2`."""
     text = _DECIMAL.sub(lambda number: f"({number[1]}{number[2]}/1{'0' * len(number[2])})", text)
     for sign, plain in _SIGNS.items():
         text = text.replace(sign, plain)
@@ -145,12 +145,12 @@ def in_plain_notation(text: str) -> str:
 
 
 def score(reference: str, answer: str) -> ScoredAnswer:
-    """Score any string as an answer to the text of a `GymTask`."""
+    """Score any string as an answer to a `GymTask`, given as text."""
     return score_task(GymTask.from_text(reference), answer)
 
 
 def score_task(task: GymTask, answer: str) -> ScoredAnswer:
-    """Score an answer. If the scorer raises, or returns no number from 0 to 1, the score is 0 with the problem."""
+    """Score an answer: 0 with a problem if the scorer raises or does not return a number from 0 to 1."""
     if task.data_set not in SEVERAL and task.answer is not None:
         if is_own_answer(answer, task):
             return ScoredAnswer(True, 1.0)
@@ -186,19 +186,19 @@ def _by_scorer(task: GymTask, answer: str) -> ScoredAnswer:
 
 @lru_cache(maxsize=256)
 def scorer_of(name: str, config: str) -> ProceduralDataset:
-    """Return the dataset with this name, which can only score answers; `config` is JSON text."""
+    """Return the dataset with this name, able only to score answers; `config` is JSON text."""
     data_set, settings = DATASETS[name]
     return _scorer_class_without_init(data_set)(settings(**json.loads(config), seed=0))
 
 
 @lru_cache(maxsize=256)
 def _scorer_class_without_init(data_set: type[ProceduralDataset]) -> Any:
-    """Return a class that scores like a dataset but skips the dataset's constructor, which may read files for 0.5 s."""
+    """Return a class that scores like a dataset but skips its constructor, which may read files for 0.5 s."""
 
     class Scorer(data_set):  # type: ignore[misc]
         def __init__(self, config: Any) -> None:
             self.config, self.seed, self.size = config, config.seed, config.size
-            if hasattr(config, "board_format_opts"):  # all that the scorers of grids use
+            if hasattr(config, "board_format_opts"):  # all that grid scorers use
                 self.board_format_opts = config.board_format_opts
 
         def __getattr__(self, name: str) -> Any:
@@ -212,7 +212,7 @@ def _scorer_class_without_init(data_set: type[ProceduralDataset]) -> Any:
 
 
 def _load_the_rest() -> None:
-    """Load now what scorers load at their first use: a confined process may be unable to read files."""
+    """Load what scorers would load at first use: a confined process may be unable to read files."""
     sokoban, ladder = scorer_of("sokoban", "{}"), scorer_of("word_ladder", "{}")
     _ = sokoban._is_solved, ladder.word_sets
     x = sympy.Symbol("x")

@@ -1,8 +1,8 @@
-"""Tasks of Reasoning Gym: generated in worker processes, as questions whose reference answer is a task.
+"""Reasoning Gym tasks, generated in worker processes as questions whose reference answer is a task.
 
-A task is the dataset, its settings, and the generated entry with exact types. From a task's JSON text, a verifier in
-another process scores answers exactly as the process that generated the entry would. Questions are distinct, and the
-same in every process. Questions of several datasets take turns.
+A task is the dataset, its settings, and the generated entry with exact types. From a task's JSON text, a verifier in a
+different process scores answers exactly as the process that generated the entry would. Questions are distinct, and the
+same in every process. Several datasets take turns.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 from brorl.verification.sandbox.values import decode, encode
 
 OUT_OF_DISTRIBUTION = ("acre", "boxnet", "game_of_life_halting")
-"""Datasets that ProRL evaluated on and did not train on (arXiv 2505.24864, Table 3)."""
-# The paper says that there are 96 datasets, and names 19. Reasoning Gym had these 96 from 1 to 5 March 2025. The paper
-# says `palindrome`, a dataset's name until 10 March; the three held-out datasets, and puzzle24 in its Figure 10, came
-# from 5 March on. The list is version 0.1.25 without these four, coin_flip, kakurasu, modulo_grid, path_star and survo.
+"""Datasets that ProRL evaluated on but did not train on (arXiv 2505.24864, Table 3)."""
+# The paper counts 96 datasets, and names 19. Reasoning Gym had these 96 from March 1 to 5, 2025. The paper names
+# `palindrome`, which was renamed on March 10; the three held-out datasets, and puzzle24 in its Figure 10, were added
+# from March 5 on. This is version 0.1.25 without these four, coin_flip, kakurasu, modulo_grid, path_star and survo.
 _PRORL = """
 ab advanced_geometry aiw arc_1d arc_agi base_conversion basic_arithmetic bf binary_alternation binary_matrix
 bitwise_arithmetic caesar_cipher calendar_arithmetic chain_sum circuit_logic codeio color_cube_rotation
@@ -48,10 +48,10 @@ string_manipulation string_splitting string_synthesis sudoku syllogism time_inte
 word_ladder word_sequence_reversal word_sorting zebra_puzzles
 """
 SETS: Mapping[str, tuple[str, ...]] = {
-    ALL: (),  # stands for all datasets of the installed version
+    ALL: (),  # all datasets in the installed version
     PRORL: tuple(_PRORL.split()),
 }
-"""Names of a set's datasets, in order."""
+"""Names of the datasets in a set, in order."""
 
 SEVERAL = frozenset(
     (
@@ -61,11 +61,11 @@ SEVERAL = frozenset(
         "tower_of_hanoi", "word_ladder",
     )
 )  # fmt: skip
-"""Datasets whose questions have several right answers."""
+"""Datasets whose questions can have several right answers."""
 
 BENCHMARKS: Mapping[str, GymSource] = {
     source.label: source
-    for source in (  # training does not reach these indices; the shortest datasets have 20,000 entries
+    for source in (  # training never reaches these indices; the shortest datasets have 20,000 entries
         GymSource(gym=(ALL,), name="gym", num_questions=530, first_index=4_000),  # about five questions per dataset
         GymSource(gym=OUT_OF_DISTRIBUTION, name="gym_ood", num_questions=300, first_index=4_000),
     )
@@ -74,7 +74,7 @@ BENCHMARKS: Mapping[str, GymSource] = {
 
 @dataclass(frozen=True)
 class GymTask:
-    """A generated question, with everything that its scorer reads."""
+    """A generated question and everything that its scorer reads."""
 
     __pydantic_config__ = FORBID_UNKNOWN_KEYS
 
@@ -92,7 +92,7 @@ class GymTask:
         return None if answer is None else str(answer)
 
     def to_text(self) -> str:
-        """Return the task as one line of JSON; ValueError if a value in the entry is not of a builtin type."""
+        """Return the task as one line of JSON; ValueError if a value in the entry does not have a builtin type."""
         entry = json.loads(encode(_builtin(self.entry)))
         return json.dumps({**vars(self), "entry": entry}, ensure_ascii=False)
 
@@ -110,13 +110,13 @@ class GymTask:
 
 
 def require_reasoning_gym() -> None:
-    """Check that Reasoning Gym is installed, without importing it; UserError if it is not."""
+    """Check that Reasoning Gym is installed, without importing it; UserError if not."""
     if find_spec("reasoning_gym") is None:
         raise UserError("the domain gym needs Reasoning Gym and a C compiler; run: pip install 'brorl[gym]'")
 
 
 def _builtin(value: Any) -> Any:
-    """Return a value with numpy scalars as Python numbers, and with fractions, which no scorer reads, as text."""
+    """Return a value with numpy scalars as Python numbers, and fractions, which no scorer reads, as text."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Fraction):
@@ -127,7 +127,7 @@ def _builtin(value: Any) -> Any:
 
 
 _CHECK_SOURCE, _GENERATE = (f"{Path(__file__).with_name('entries.py')}:{name}" for name in ("check_source", "generate"))
-_TIMEOUT_S = 1800.0  # per call: some datasets take seconds for an entry
+_TIMEOUT_S = 1800.0  # per call: some datasets take seconds per entry
 _MEMORY_BYTES = 4 << 30
 _ENTRIES_PER_CALL = 20
 
@@ -135,11 +135,11 @@ _Row = tuple[str, int, str, str, str | None]  # (dataset, index, question, task,
 
 
 def read_gym(source: GymSource, workers: int | None, location: str = "data.sources[]") -> SourceQuestions:
-    """Generate the questions of a source; `location` is its name in errors.
+    """Generate a source's questions; `location` is its name in errors.
 
-    The questions are distinct, with the ids `name:index`, or `name:data_set:index` if there are several datasets. If
-    the verifier rejects an entry's own answer, the entry is dropped and counted. Raises a UserError if Reasoning Gym is
-    not installed, if a dataset or a setting does not exist, or if no question is left.
+    The questions are distinct, with ids `name:index`, or `name:data_set:index` if there are several datasets. If the
+    verifier rejects an entry's own answer, the entry is dropped and counted. Raises a UserError if Reasoning Gym is not
+    installed, if a dataset or a setting does not exist, or if no question is left.
     """
     require_reasoning_gym()
     try:
@@ -157,7 +157,7 @@ def read_gym(source: GymSource, workers: int | None, location: str = "data.sourc
             questions.setdefault(question.words, question)
     if not questions:
         raise UserError(
-            f"{location}: no question of {source.label} can be used ({', '.join(dropped)}); raise num_questions, or "
+            f"{location}: no question from {source.label} can be used ({', '.join(dropped)}); raise num_questions, or "
             "change gym or config"
         )
     return SourceQuestions(
@@ -170,7 +170,7 @@ def read_gym(source: GymSource, workers: int | None, location: str = "data.sourc
 
 
 def _config_text(source: GymSource) -> str:
-    """Return JSON text: dataset -> settings."""
+    """Return the settings by dataset, as JSON text."""
     configs = {source.gym[0]: source.config} if source.is_single else source.config
     for name, config in configs.items():
         if not isinstance(config, dict):
@@ -186,11 +186,11 @@ def _config_text(source: GymSource) -> str:
         ) from error
 
 
-@lru_cache(maxsize=32)  # a comparison reads the same sources for every run
+@lru_cache(maxsize=32)  # a comparison reads the same sources once per run
 def _rows(
     given: tuple[str, ...], config: str, number: int, first: int, seed: int, workers: int | None
 ) -> tuple[_Row, ...]:
-    """Generate the entries of all datasets in turn."""
+    """Generate entries from all datasets in turn."""
     configs = json.loads(config)
     with WorkerPool(workers, _TIMEOUT_S, _MEMORY_BYTES) as pool:
         (result,) = pool.run([VerifierCall(_CHECK_SOURCE, (given, configs))])
@@ -200,13 +200,13 @@ def _rows(
             raise ValueError(result.value)
         names: list[str] = result.value
         entries = [(names[turn % len(names)], first + turn // len(names)) for turn in range(number)]
-        in_groups = sorted(entries)  # a worker makes few datasets
+        in_groups = sorted(entries)  # so that a worker creates few datasets
         replies = pool.map(_GENERATE, in_groups, configs, seed, at_once=_ENTRIES_PER_CALL)
     reply_of = dict(zip(in_groups, replies, strict=True))
     for (name, index), reply in reply_of.items():
         if reply.failure:
             raise ValueError(
-                f"gym: {name} cannot generate its question {index} ({reply.failure}); change first_index or config, or "
+                f"gym: {name} cannot generate question {index} ({reply.failure}); change first_index or config, or "
                 "remove the dataset"
             )
     return tuple((name, index, *reply_of[name, index].value) for name, index in entries)

@@ -1,6 +1,6 @@
-r"""Verifier of Reasoning Gym: runs each dataset's own scorer, behind guards, in the sandbox.
+r"""Verifier of Reasoning Gym tasks: runs each dataset's own scorer, behind guards, in the sandbox.
 
-The sandbox is needed because some scorers evaluate an answer as code, and some run as long as the answer makes them.
+The sandbox is needed because some scorers evaluate answers as code, and some run for as long as the answer makes them.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _MAX_ANSWER = 100_000
 _SCORING = "brorl.verification.gym.entries"
 _PROGRAM = f"from {_SCORING} import score"
 _MEMORY_BYTES = 1 << 29
-_LOADING = Limits(120.0, _MEMORY_BYTES)  # for loading the scorers, before any answer; they are imported already
-_MAX_PROBLEM = 100  # characters of a scorer's problem in a reason
+_LOADING = Limits(120.0, _MEMORY_BYTES)  # for loading the scorers, which are already imported, before any answer
+_MAX_PROBLEM = 100  # longest scorer's problem in a reason, in characters
 _ANSWERS_PER_PROCESS = 16
 
 
 class GymVerifier:
-    """Accepts answers that pass the dataset's guard, and to which its scorer gives 0.99 or more.
+    """Accepts answers that pass the dataset's guard and that its scorer gives 0.99 or more.
 
-    With `partial_credit` an incorrect answer gets the scorer's score, at most 0.98. Raises a UserError if Reasoning Gym
-    is not installed.
+    With `partial_credit` an incorrect answer receives the scorer's score, at most 0.98. Raises a UserError if Reasoning
+    Gym is not installed.
     """
 
     def __init__(self, programs: ProgramPool, timeout_s: float = 4.0, partial_credit: bool = False) -> None:
@@ -55,7 +55,7 @@ class GymVerifier:
         self._partial_credit = partial_credit
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses. Verdicts of scorers are kept, timeouts for an hour, crashes not at all.
+        """Verify responses. Scorers' verdicts are cached, timeouts for an hour; crashes are not cached.
 
         The reasons are `correct`, `wrong answer`, `no answer`, `answer too long`, `wrong answer: ` and a problem such
         as `the scorer raised ValueError`, `timeout`, `timeout of all programs`, `out of memory` and `verifier crashed`.
@@ -74,7 +74,7 @@ class GymVerifier:
         return self._cache.verify_all(items, lambda prompt, text: _find_answer(task_of[prompt.reference], text), decide)
 
     def _score(self, groups: Sequence[Sequence[Pair]]) -> dict[Pair, Verdict]:
-        """Score groups of answers in the sandbox. If a group runs out of time, each of its answers runs again alone."""
+        """Score groups of answers in the sandbox. If a group times out, each of its answers runs again alone."""
         results = self._programs.run([partial(_judge, group, self._limits) for group in groups])
         found: dict[Pair, Verdict] = {}
         apart: list[list[Pair]] = []
@@ -95,14 +95,14 @@ class GymVerifier:
         return malformed(references, GymTask.from_text)
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return the tasks' right answers in tags; tasks of some datasets have none."""
+        """Return the tasks' right answers in tags; tasks from some datasets have none."""
         right, *wrong = (GymTask.from_text(text).answer for text in (reference, *others))
         tagged = [f"{OPENING}{answer}{CLOSING}" for answer in wrong if answer]
         return TrialResponses(f"{OPENING}{right or ''}{CLOSING}", tagged, certain=bool(right))
 
 
 def _groups(pairs: Sequence[Pair], task_of: Mapping[str, GymTask]) -> list[list[Pair]]:
-    """Return groups of answers, one process each. An answer that its scorer evaluates as code is alone."""
+    """Return groups of answers, one per process. An answer that its scorer evaluates as code is alone."""
     alone = [[pair] for pair in pairs if task_of[pair[0]].data_set in EVALUATED]
     shared = [pair for pair in pairs if task_of[pair[0]].data_set not in EVALUATED]
     return alone + [shared[i : i + _ANSWERS_PER_PROCESS] for i in range(0, len(shared), _ANSWERS_PER_PROCESS)]
@@ -125,9 +125,9 @@ def _judge(pairs: Sequence[Pair], limits: Limits, worker: Worker) -> list[Reply]
         if not loaded:
             reply = worker.load(_PROGRAM, _LOADING)
             if reply.failure and fault_of(reply.failure):
-                raise LostError(f"the scorers of Reasoning Gym were not loaded: {reply.failure}")
+                raise LostError(f"the Reasoning Gym scorers were not loaded: {reply.failure}")
             if reply.failure:
-                raise RuntimeError(f"the scorers of Reasoning Gym cannot be loaded in the sandbox: {reply.failure}")
+                raise RuntimeError(f"the Reasoning Gym scorers cannot be loaded in the sandbox: {reply.failure}")
         reply = worker.call("score", pair, limits)
         loaded = reply.failure is None
         replies.append(reply)
@@ -135,7 +135,7 @@ def _judge(pairs: Sequence[Pair], limits: Limits, worker: Worker) -> list[Reply]
 
 
 def _verdict(answer: str, reply: Reply, partial_credit: bool) -> Verdict:
-    """Return the verdict for a confined process's reply, which is not trusted."""
+    """Return the verdict for a confined process's reply, which is untrusted."""
     match reply:
         case Reply(failure=None, value=(bool(correct), float(score), str() | None as problem)) if 0 <= score <= 1:
             if correct:

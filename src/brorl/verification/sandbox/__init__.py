@@ -1,1 +1,1 @@
-"""Worker processes for verifiers that could hang or crash."""
+"""Worker processes for verifiers that can hang or crash."""

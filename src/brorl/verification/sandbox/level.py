@@ -1,7 +1,7 @@
-"""The levels of confinement, and the test of which level holds on this machine.
+"""The confinement levels, and the test that finds which of them hold on this machine.
 
-A level counts only after it has withstood real attacks in this process. At `landlock` a program can read the standard
-library and nothing else. At `seccomp` it can open no file at all. `unsafe` limits only time and memory.
+A level is used only after it has withstood real attacks. At `landlock` a program can read the standard library and
+nothing else. At `seccomp` it cannot open any file. `unsafe` limits only time and memory.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ AUTO = "auto"
 _LADDER = (LANDLOCK, SECCOMP)
 _LIMITS = Limits(seconds=30.0)
 _SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
-_DENIED = ("PermissionError", "OSError")  # the kernel has refused the attack
-# Each attack is an expression; it raises OSError if it fails, or returns what it got.
+_DENIED = ("PermissionError", "OSError")  # the kernel denied the attack
+# Each attack is an expression that raises OSError if it fails, and otherwise returns what it got.
 _ATTACKER = """
 import ctypes, os, socket, sys
 
@@ -63,7 +63,7 @@ class Attack:
 
 @dataclass(frozen=True)
 class Level:
-    """A level of confinement, and what it withstood on this machine."""
+    """A confinement level, and the attacks that it faced on this machine."""
 
     name: str  # `landlock`, `seccomp` or `unsafe`
     attacks: tuple[Attack, ...]  # empty for `unsafe`, and if the level could not be set up
@@ -71,12 +71,12 @@ class Level:
 
 
 def choose_level(requested: str) -> Level:
-    """Return the requested level, for `auto` the strongest that holds. Raises a UserError if it does not hold here."""
+    """Return the requested level, or the strongest that holds for `auto`. Raises a UserError if none holds here."""
     if requested == UNSAFE:
         return Level(UNSAFE, (), None)
     if sys.platform != "linux":
         raise UserError(
-            f"untrusted code is not run on {_SYSTEMS.get(sys.platform, sys.platform)}: the sandbox needs Linux; use "
+            f"untrusted code cannot run on {_SYSTEMS.get(sys.platform, sys.platform)}: the sandbox needs Linux; use "
             "Linux, or set verification.sandbox: unsafe to run model-generated code with your files and network"
         )
     problems = []
@@ -94,12 +94,12 @@ def choose_level(requested: str) -> Level:
 
 @cache
 def probe_level(name: str) -> Level:
-    """Attack the level `landlock` or `seccomp`, once per process, and return what it withstood."""
+    """Attack the `landlock` or `seccomp` level, once per process, and return the outcome."""
     with ExitStack() as targets:
         try:
             attacks = targets.enter_context(_targets())
         except OSError as error:
-            return Level(name, (), f"its attacks could not be prepared ({error})")
+            return Level(name, (), f"could not prepare its attacks ({error})")
         idle: list[Worker] = []
         try:
             (outcome,) = JudgeRun([partial(_attack, attacks)], ServerSettings(name), idle, 1).run()
@@ -119,14 +119,14 @@ def probe_level(name: str) -> Level:
 def _targets() -> Iterator[dict[str, str]]:
     """Yield the attacks while their targets exist: name -> expression to evaluate after `_ATTACKER`."""
     me = os.getpid()
-    short = "/tmp" if os.access("/tmp", os.W_OK) else None  # the path of a Unix socket has at most 107 bytes
+    short = "/tmp" if os.access("/tmp", os.W_OK) else None  # a Unix socket path has at most 107 bytes
     with (
         tempfile.TemporaryDirectory(dir=short) as folder,
         socket.socket(socket.AF_UNIX) as unix,
         socket.create_server(("127.0.0.1", 0)) as tcp,
     ):
         directory = Path(folder)
-        directory.chmod(0o777)  # the sandbox must deny access, not the owner of the files
+        directory.chmod(0o777)  # the sandbox must deny access, not the file permissions
         secret, door = directory / "secret", directory / "door"
         secret.write_text("secret", encoding="utf-8")
         secret.chmod(0o666)
@@ -136,7 +136,7 @@ def _targets() -> Iterator[dict[str, str]]:
         address = tcp.getsockname()
         yield {
             "read /etc/passwd": "open('/etc/passwd').read(40)",
-            "read a file of the user": f"open({str(secret)!r}).read(40)",
+            "read a user's file": f"open({str(secret)!r}).read(40)",
             "read the trainer's environment": f"open('/proc/{me}/environ', errors='replace').read(40)",
             "overwrite a file": f"open({str(secret)!r}, 'w').write('written from the sandbox')",
             "create a file": f"open({str(directory / 'new')!r}, 'w').write('written from the sandbox')",
@@ -151,7 +151,7 @@ def _targets() -> Iterator[dict[str, str]]:
 
 
 def _attack(attacks: dict[str, str], worker: Worker) -> list[Attack]:
-    """Try the attacks in one confined process. An attack is contained only if it ends with an error of the system."""
+    """Try the attacks in one confined process. An attack is contained only if it ends in a system error."""
     loaded = worker.load(_ATTACKER, _LIMITS)
     outcomes = []
     for name, expression in attacks.items():

@@ -1,7 +1,7 @@
-"""The two pools of processes: `WorkerPool` for trusted functions, `ProgramPool` for sandboxed programs.
+"""The two process pools: `WorkerPool` for trusted functions, `ProgramPool` for sandboxed programs.
 
-Fork servers start when there is work. They end with the pool, or with the process that made it. A fork of that process
-cannot use the pool.
+Fork servers start when there is work. They end with the pool, or with the process that created it. A fork of that
+process cannot use the pool.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from brorl.verification.sandbox.server import PreloadError, ServerSettings
 from brorl.verification.sandbox.worker import Judge, JudgeRun, T, Worker
 from brorl.verification.settings import VerificationSettings
 
-_MAX_LOADS = 3  # give up after this many new workers have ended while they loaded a function
-_AT_ONCE = 32  # items per call: many, because a message costs more than a short item; few, so a slow item delays few
-_EARLY = 16  # at most this many workers start before there is work
-_FILES_PER_WORKER = 6  # the server's socket and lifeline, the pipes to an answer and to its test code
-_STARTING_FILES = 16  # the other ends of pipes, while one process starts
-_SPARE_FILES = 256  # left for files that the trainer opens later
+_MAX_LOADS = 3  # new workers that may end while loading a function
+_AT_ONCE = 32  # items per call: many, as a message costs more than a short item; few, so a slow item delays few
+_EARLY = 16  # workers to start before there is work, at most
+_FILES_PER_WORKER = 6  # the server's socket and lifeline, and the pipes to an answer and to its test code
+_STARTING_FILES = 16  # the other pipe ends, while one process starts
+_SPARE_FILES = 256  # reserved for files that the trainer opens later
 
 
 class LoadError(UserError):
-    """A worker cannot load a function, so that nothing can be verified."""
+    """A worker cannot load a function, so nothing can be verified."""
 
 
 @dataclass(frozen=True)
 class VerifierCall:
-    """One call of a function in a worker."""
+    """One function call in a worker."""
 
     function: str  # `package.module:function` or `path/to/file.py:function`
-    # JSON values in order, or by role for a user's function (`inside.calling`). None only loads the function; the reply
-    # is then {"takes": roles}, or {"problem": why it cannot be called}.
+    # JSON values in order, or by role for a user's function (`inside.calling`). With None the function is only loaded;
+    # the reply is then {"takes": roles}, or {"problem": why it cannot be called}.
     arguments: tuple[object, ...] | Mapping[str, object] | None
-    # `package.module:function`, which is called instead, with the function itself before the arguments.
+    # `package.module:function` to call instead, with the function itself before the arguments.
     through: str | None = None
-    timeout_s: float | None = None  # None for the limit of the pool
+    timeout_s: float | None = None  # None for the pool's limit
 
 
 class _Pool:
-    """Idle workers, at most `num_workers`; None for one per core of this process."""
+    """Idle workers, at most `num_workers`; None means one per core of this process."""
 
     def __init__(self, num_workers: int | None) -> None:
         self.num_workers = num_workers or num_cores()
@@ -73,13 +73,13 @@ class _Pool:
         self.close()
 
     def close(self) -> None:
-        """Kill the processes and wait for their end; a later `run` starts new processes."""
+        """Kill the processes and wait until they end; a later `run` starts new ones."""
         _close_all(self._idle, self._pid)
 
     def _run_judges(
         self, judges: Sequence[Judge[T]], settings: ServerSettings, timeout_s: float = inf
     ) -> list[T | Undecided]:
-        """Run judges, at any time one per worker."""
+        """Run judges, one per worker at a time."""
         self._enter()
         with self._lock:
             try:
@@ -88,21 +88,21 @@ class _Pool:
                 raise UserError(f"the sandbox cannot be started: {error}; install or repair the package") from None
 
     def _enter(self) -> None:
-        """Check that this process can use the pool, and let it open the files of all workers."""
+        """Check that this process can use the pool, and that it can open every worker's files."""
         if self._pid != os.getpid():
             name = type(self).__name__
-            raise RuntimeError(f"a {name} cannot be used in a fork of the process that made it; create another one")
+            raise RuntimeError(f"a {name} cannot be used in a fork of the process that created it; create a new one")
         if not self._idle:
             _allow_open_files(self.num_workers)
 
 
 class WorkerPool(_Pool):
-    """Calls functions in worker processes with a bound on time and memory.
+    """Calls functions in worker processes within time and memory limits.
 
-    A call may take `timeout_s`; loading its function may take another `start_timeout_s`. Time in which others have the
-    processor does not count, up to ten times the limit. A call that exceeds its time is killed with all processes that
-    it started. Its worker is replaced, and other calls go on. After an infrastructure failure a call is made once more.
-    Linux limits the private memory of a worker, libraries included.
+    A call may take `timeout_s`; loading its function may take an additional `start_timeout_s`. Time during which other
+    processes use its processor does not count, up to ten times the limit. A call that runs out of time is killed along
+    with every process that it started. Its worker is replaced, and other calls continue. After an infrastructure
+    failure a call is repeated once. On Linux a worker's private memory is limited, including libraries.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class WorkerPool(_Pool):
         self._modules: set[str] = set()
 
     def expect(self, module: str) -> None:
-        """Let workers that start later import a module of this package before they serve."""
+        """Make workers that start later import a module of this package before they serve."""
         self._modules.add(module)
 
     def start(self) -> None:
@@ -135,10 +135,10 @@ class WorkerPool(_Pool):
         return ServerSettings(TRUSTED, tuple(sorted(self._modules)), packages)
 
     def run(self, calls: Sequence[VerifierCall]) -> list[Reply]:
-        """Make calls, at any time one per worker, and return one reply per call, in order.
+        """Make calls, one per worker at a time, and return one reply per call, in order.
 
-        A reply's value is the function's value after a round trip through JSON. A reply's failure is `timeout`, `out of
-        memory`, `verifier crashed` or `verifier raised ...` for a fault of the call, and `unverified: ...` after two
+        A reply's value is the function's value after a JSON round trip. A reply's failure is `timeout`, `out of
+        memory`, `verifier crashed` or `verifier raised ...` if the call is at fault, and `unverified: ...` after two
         infrastructure failures. Raises a LoadError if a function cannot be loaded.
         """
         if not calls:
@@ -148,7 +148,7 @@ class WorkerPool(_Pool):
         results = self._run_judges(judges, self._settings())
         lost = next((result for result in results if isinstance(result, Undecided)), None)
         if lost and not self._loaded:
-            raise LoadError(f"no worker for verification can start: {lost.reason}; free memory or processes")
+            raise LoadError(f"no verification worker can start: {lost.reason}; free memory or processes")
         return [
             Reply(None, f"{UNVERIFIED}: {result.reason}", 0.0) if isinstance(result, Undecided) else result
             for result in results
@@ -157,7 +157,7 @@ class WorkerPool(_Pool):
     def map(self, function: str, items: Sequence[object], *rest: object, at_once: int = _AT_ONCE) -> list[Reply]:
         """Call a function on lists of at most `at_once` items, and return one reply per item, in order.
 
-        The function returns one value per item, and bounds its own time. If it fails on several items, each is tried
+        The function returns one value per item, and limits its own time. If it fails on several items, each is retried
         alone.
         """
         parts = [items[start : start + at_once] for start in range(0, len(items), at_once)]
@@ -170,7 +170,7 @@ class WorkerPool(_Pool):
         return replies
 
     def _judge(self, call: VerifierCall, problems: list[str], worker: Worker) -> Reply:
-        """Load and call a function; `problems` says why loading it has failed in this run."""
+        """Load and call a function; `problems` collects why loading it failed in this run."""
         is_new = call.function not in self._loaded
         loading = Limits(self._start_timeout_s, self.memory_bytes)
         while True:
@@ -190,12 +190,12 @@ class WorkerPool(_Pool):
                 raise LoadError(f"cannot load {call.function!r}: {ended}")
         self._loaded.add(call.function)
         timeout_s = self.timeout_s if call.timeout_s is None else call.timeout_s
-        limits = Limits(timeout_s, self.memory_bytes, 2 * MAX_REPLY_BYTES)  # text inside of text
+        limits = Limits(timeout_s, self.memory_bytes, 2 * MAX_REPLY_BYTES)  # JSON text inside JSON text
         reply = worker.call("call", (call.function, json.dumps(call.arguments), call.through), limits)
         try:
             text, problem, is_full = reply.value
             value = None if problem else json.loads(text)
-        except (TypeError, ValueError, RecursionError):  # the process ended, wrote something else, or nested too deeply
+        except (TypeError, ValueError, RecursionError):  # the process ended, or its reply is malformed or too deep
             worker.end()
             failure = reply.failure if reply.failure in (TIMEOUT, OUT_OF_MEMORY) else CRASHED
             return Reply(None, failure, reply.seconds)
@@ -205,10 +205,10 @@ class WorkerPool(_Pool):
 
 
 class ProgramPool(_Pool):
-    """Runs judges of untrusted programs at a level of `level` or `auto`, for `batch_timeout_s` of wall time at most.
+    """Runs judges of untrusted programs at a confinement level, for at most `batch_timeout_s` of wall time.
 
-    A judge asks a program for its output, or for values of its functions, and decides. Expected values stay in this
-    process. Programs find the modules of `preload` imported. With `packages` they can import installed packages.
+    A judge asks a program for its output or its functions' values, and decides. Expected values stay in this process.
+    Modules in `preload` are already imported in programs. With `packages`, programs can import installed packages.
     """
 
     def __init__(
@@ -225,13 +225,13 @@ class ProgramPool(_Pool):
         self._preloading: dict[tuple[str, ...], ProgramPool] = {}
 
     def close(self) -> None:
-        """Kill all servers, also of pools from `preloading`, and wait for their end; a later `run` starts new ones."""
+        """Kill all servers, `preloading` pools' too, and wait until they end; a later `run` starts new ones."""
         for pool in self._preloading.values():
             pool.close()
         super().close()
 
     def preloading(self, *modules: str) -> ProgramPool:
-        """Return a pool like this one whose programs find these installed modules imported; `close` closes it too."""
+        """Return a similar pool with these installed modules imported in its programs; `close` closes it too."""
         if modules not in self._preloading:
             self._preloading[modules] = ProgramPool(
                 self.num_workers, self.sandbox, modules, packages=True, batch_timeout_s=self._batch_timeout_s
@@ -243,12 +243,12 @@ class ProgramPool(_Pool):
         return choose_level(self.sandbox)
 
     def run(self, judges: Sequence[Judge[T]]) -> list[T | Undecided]:
-        """Run judges, at any time one per worker, until all are done or the time of the batch is over.
+        """Run judges, one per worker at a time, until all are done or the batch time limit is reached.
 
-        Half of the batch's time is divided equally among the judges. A program uses up its judge's part even while it
-        sleeps, but not while others keep it from its core. Judges that need more run again after all others. Without a
-        decision at the end, a judge's result is `JudgeTimeout` if its programs used up their part (their own fault),
-        otherwise `Undecided`. After an infrastructure failure a judge runs again. An exception of a judge ends the run.
+        Half of the batch time limit is divided equally among the judges. A program uses up its judge's share even while
+        sleeping, but not while other processes occupy its core. Judges that need more run again after all others. A
+        judge that never decides yields `JudgeTimeout` if its programs used up their share (their own fault), otherwise
+        `Undecided`. After an infrastructure failure a judge runs again. An exception in a judge ends the run.
         """
         packages = tuple(path for path in sys.path if path) if self._packages else ()
         settings = ServerSettings(self.require().name, self._preload, packages)
@@ -257,14 +257,14 @@ class ProgramPool(_Pool):
 
 @dataclass(frozen=True)
 class Workers:
-    """Both pools of a run; their processes start with the first work."""
+    """A run's two pools; their processes start with the first work."""
 
     functions: WorkerPool = field(default_factory=WorkerPool)  # calls trusted functions
     programs: ProgramPool = field(default_factory=ProgramPool)  # runs untrusted code
 
     @classmethod
     def from_settings(cls, settings: VerificationSettings) -> Self:
-        """Make both pools as the settings say."""
+        """Create both pools from the settings."""
         number = settings.workers or None
         functions = WorkerPool(number, settings.timeout_s, settings.memory_mib << 20)
         return cls(functions, ProgramPool(number, settings.sandbox, batch_timeout_s=settings.batch_timeout_s))
@@ -276,7 +276,7 @@ class Workers:
         self.close()
 
     def close(self) -> None:
-        """End all processes; later work starts new processes."""
+        """End all processes; later work starts new ones."""
         self.functions.close()
         self.programs.close()
 
@@ -287,10 +287,10 @@ def num_cores() -> int:
 
 
 def _allow_open_files(num_workers: int) -> None:
-    """Raise this process's soft limit of open files if it is too low; UserError if the hard limit is too low."""
+    """Raise this process's soft limit on open files if it is too low; UserError if the hard limit is too low."""
     soft, hard = (sys.maxsize if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
     needed = len(os.listdir("/dev/fd")) + _FILES_PER_WORKER * num_workers + _STARTING_FILES  # noqa: PTH208 (names)
-    wanted = needed + _FILES_PER_WORKER * num_workers + _SPARE_FILES  # a run has a second pool of the same size
+    wanted = needed + _FILES_PER_WORKER * num_workers + _SPARE_FILES  # a run has a second pool of equal size
     if needed > hard:
         raise UserError(
             f"{num_workers:,} verification workers need {needed:,} open files, but this process can open {hard:,}; "

@@ -1,7 +1,6 @@
-"""This side of one of a worker's processes: sends requests, and reads replies and output.
+"""The parent's side of one worker process: sends requests, and reads replies and output.
 
-Everything that arrives is untrusted. The limits of time and output are enforced here: a process that exceeds one of
-them is killed.
+Everything that arrives is untrusted. Time and output limits are enforced here: a process that exceeds either is killed.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from brorl.verification.sandbox.request import REPLY_BYTES, Fault, Limits, LostE
 from brorl.verification.sandbox.server import ProcessEnd, Server
 from brorl.verification.sandbox.values import decode, size_of
 
-_START_SECONDS = 120.0  # on an idle machine the slowest server imports its modules and forks in less
+_START_SECONDS = 120.0  # more than the slowest server needs to import its modules and fork on an idle machine
 KILL_SECONDS = 60.0  # a killed process must have ended by then
 _SHORTEST_WAIT_S = 0.01
-_LOADED_CPU_SECONDS = 3600  # for all calls of a loaded program; each call has its own limit of wall time
+_LOADED_CPU_SECONDS = 3600  # for all calls of a loaded program; each call has its own wall-time limit
 _FAILURE_CHARACTERS = 300
-_PIPE_BYTES, _WIDE_PIPE_BYTES = 1 << 16, 1 << 20  # pipe sizes in Linux: the default, and the most without privileges
+_PIPE_BYTES, _WIDE_PIPE_BYTES = 1 << 16, 1 << 20  # Linux pipe sizes: the default, and the unprivileged maximum
 
 
 class OutsideCall(NamedTuple):
-    """A program's call of an outside function; the program waits for `Process.give`."""
+    """A program's call to an outside function; the program waits for `Process.give`."""
 
     function: str
     arguments: tuple[object, ...]
@@ -41,12 +40,12 @@ class OutsideCall(NamedTuple):
 class Process:
     """One process. With `stdin` it runs a whole program; without, it loads a module and calls its functions.
 
-    The memory limit of the first request holds for the process's life. `outside` names the functions that this side
+    The first request's memory limit applies for the life of the process. `outside` names the functions that this side
     answers. All methods raise a LostError after an infrastructure failure.
 
     Attributes:
         number: The server's number for this process.
-        deadline: Time (monotonic clock) by which the current request must be finished.
+        deadline: Time (monotonic clock) by which the current request must finish.
     """
 
     def __init__(self, server: Server, limits: Limits, stdin: str | None = None, outside: Collection[str] = ()) -> None:
@@ -58,7 +57,7 @@ class Process:
         self._token = 0  # the current request's token; -1 after the reply
         self._ending: ProcessEnd | None = None
         self._failure: Fault | None = None  # why this side killed the process
-        self._uncaught: str | None = None  # the exception that the program reported
+        self._uncaught: str | None = None  # the exception reported by the program
         self._received, self._output = bytearray(), bytearray()
         self._unsent = b""
         self._replies_ended = self._stdout_ended = False
@@ -91,18 +90,18 @@ class Process:
 
     @property
     def readable(self) -> list[int]:
-        """Descriptors to wait for."""
+        """Descriptors to read from."""
         open_ones = ((self._replies, self._replies_ended), (self._stdout, self._stdout_ended))
         return [descriptor for descriptor, ended in open_ones if descriptor >= 0 and not ended]
 
     @property
     def writable(self) -> list[int]:
-        """The descriptor on which a part of the request waits."""
+        """The descriptor that part of the request still has to be written to."""
         return [self._requests] if self._unsent else []
 
     @property
     def is_idle(self) -> bool:
-        """Whether the process runs and has replied to its last request, so that another judge can use it."""
+        """Whether the process is running and has replied to its last request, so that another judge can use it."""
         return self._token == -1 and self.number in self._server.alive and self._failure is None
 
     def used_s(self) -> float:
@@ -110,11 +109,11 @@ class Process:
         return self._clock.used_s() if self._clock else 0.0
 
     def time_of(self, seconds: float) -> float:
-        """Return when (monotonic clock) the request will have used these seconds, if it has its core from now on."""
+        """Return when (monotonic clock) the request will have used this many seconds, if it keeps its core."""
         return self._clock.time_of(seconds) if self._clock else inf
 
     def ask(self, kind: int, body: bytes, limits: Limits) -> None:
-        """Send a request with its limits; `kind` is `program.RUN`, `LOAD` or `CALL`."""
+        """Send a request and its limits; `kind` is `program.RUN`, `LOAD` or `CALL`."""
         self._limits, self._has_value = limits, kind == program.CALL
         self._widen(limits.output_bytes)
         if self._clock is not None:
@@ -122,7 +121,7 @@ class Process:
         self._send(kind, body)
 
     def give(self, body: bytes) -> None:
-        """Answer the program's call of an outside function; the request goes on."""
+        """Answer the program's call to an outside function; the request continues."""
         if self._clock is not None:
             self._clock.resume()
         self._send(program.GIVE, body)
@@ -136,7 +135,7 @@ class Process:
         self._write()
 
     def _widen(self, num_bytes: int) -> None:
-        """Widen the reply pipe to this size if the system allows, so that the program need not wait for us."""
+        """Widen the reply pipe to this size if the system allows it, so that the program need not wait for us."""
         if sys.platform == "linux" and num_bytes > _PIPE_BYTES and self._has_value and not self._server.trusted:
             import fcntl
 
@@ -151,7 +150,7 @@ class Process:
                 self._unsent = b""
 
     def advance(self) -> Reply | OutsideCall | None:
-        """Write and read without waiting, enforce the limits, and return the reply once it is complete."""
+        """Write and read without blocking, enforce the limits, and return the reply once it is complete."""
         if self._unsent:
             self._write()
         self._ending = self._ending or self._server.take_ending(self.number)
@@ -170,7 +169,7 @@ class Process:
         return None
 
     def _check_time(self, clock: RequestClock) -> None:
-        """Stop a program whose time is up; LostError if others had its core for most of that time."""
+        """Stop a program whose time is up; LostError if others used its core for most of that time."""
         limit = self._limits.seconds
         if clock.used_s() > limit - _SHORTEST_WAIT_S:
             self._stop(Fault.TIMEOUT)
@@ -181,7 +180,7 @@ class Process:
         self.deadline = min(clock.time_of(limit), last)
 
     def _read_output(self) -> None:
-        """Read standard output; stop the program if it exceeds the limit."""
+        """Read standard output; stop the program if the output exceeds the limit."""
         limit = self._limits.output_bytes
         while self._stdout >= 0 and not self._stdout_ended and self._failure is None:
             part = _read(self._stdout)
@@ -194,7 +193,7 @@ class Process:
                 self._stop(Fault.TOO_MUCH_OUTPUT)
 
     def _read_reply(self) -> Reply | OutsideCall | None:
-        """Read frames up to the reply, and return it; None if it has not arrived."""
+        """Read frames up to and including the reply, and return the reply; None if it has not arrived."""
         while (frame := self._next_frame()) is not None:
             if frame.kind == program.UNCONFINED and self._clock is None:
                 raise LostError(f"a process could not be confined: {_line(frame.body)}")
@@ -209,14 +208,14 @@ class Process:
                 self._uncaught = _line(frame.body)
                 continue
             if not self._is_run and frame.kind in (program.VALUE, program.FAILED, program.ASKED):
-                self._token = -1  # a second reply to the same request is a breach
+                self._token = -1  # a second reply to one request breaks the protocol
                 return self._reply(frame)
             self._stop(Fault.BROKE_PROTOCOL)
             return None
         return None
 
     def _next_frame(self) -> Frame | None:
-        """Return the next frame; None if it has not arrived completely. A frame above the limit stops the program."""
+        """Return the next frame; None if it is incomplete. A frame above the limit stops the program."""
         while True:
             if len(self._received) >= HEADER.size:
                 kind, token, length = HEADER.unpack_from(self._received)
@@ -247,7 +246,7 @@ class Process:
             if frame.kind == program.ASKED:
                 name, arguments = value
                 if name not in self._outside or type(arguments) is not tuple:
-                    raise ValueError("not a call of an outside function")
+                    raise ValueError("not a call to an outside function")
                 self._reply_s()
                 return OutsideCall(name, arguments)
         except (ValueError, TypeError) as error:
@@ -256,7 +255,7 @@ class Process:
         return Reply(value if self._has_value else None, None, self._reply_s())
 
     def _reply_s(self) -> float:
-        """Stop the clock, and return the seconds of the request so far."""
+        """Stop the clock, and return the request's seconds so far."""
         if self._clock is not None:
             self._clock.pause()
         return self.used_s()
@@ -268,7 +267,7 @@ class Process:
         self._server.kill(self.number)
 
     def _last_reply(self, ending: ProcessEnd) -> Reply:
-        """Return the reply to the request during which the process ended."""
+        """Return the reply to the request that was running when the process ended."""
         if self._clock is not None:
             self._clock.notice(ending.denied_seconds)
         seconds = self._reply_s()
@@ -279,9 +278,9 @@ class Process:
         return Reply(output, failure and str(failure), seconds)
 
     def _why(self, ending: ProcessEnd) -> str | None:
-        """Return why a process ended that this side did not stop.
+        """Return why a process that this side did not stop has ended.
 
-        Only an unconfined program can send itself SIGKILL; it must not become unverified by that.
+        Only an unconfined program can send itself SIGKILL; that must not make it unverified.
         """
         if ending.stopped_for is not None:
             return Fault(ending.stopped_for)
@@ -314,7 +313,7 @@ class Process:
 
 
 def _read(descriptor: int) -> bytes | None:
-    """Return the bytes that have arrived: None if there are none yet, and b"" at the pipe's end."""
+    """Return the bytes that have arrived: None if there are none yet, b"" at the end of the pipe."""
     try:
         return os.read(descriptor, 1 << 16)
     except BlockingIOError:
@@ -322,13 +321,13 @@ def _read(descriptor: int) -> bytes | None:
 
 
 def _line(body: bytes) -> str:
-    """Return untrusted text as one short line of printable characters."""
+    """Return untrusted text as a short line of printable characters."""
     text = " ".join(body[:REPLY_BYTES].decode("utf-8", "replace").split())
     return "".join(c if c.isprintable() else "\ufffd" for c in text[:_FAILURE_CHARACTERS])
 
 
 def _sealed_file(content: bytes) -> int:
-    """Return a descriptor of an immutable file in memory with this content."""
+    """Return a descriptor of an immutable in-memory file with this content."""
     if sys.platform != "linux":
         with tempfile.TemporaryFile() as file:
             file.write(content)

@@ -1,7 +1,7 @@
-"""This side of a fork server, which starts and kills processes, and reports how they ended.
+"""The parent's side of a fork server, which starts and kills processes, and reports how they ended.
 
-A server ends with this process, because a pipe between them, the lifeline, closes. Each server has its own pipe: the
-kernel signals one process group per pipe.
+A server ends with this process, because a pipe between them, the lifeline, closes. Each server has its own lifeline:
+the kernel signals one process group per pipe.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from brorl.verification.sandbox.inside.fork_server import main; main()"
 )
-# `-s -P` and an empty environment do what `-I` does, but `-I` would let the order of sets differ between processes.
+# `-s -P` and an empty environment work like `-I`, but with `-I` the order of sets could differ between processes.
 _FLAGS = ("-s", "-P", "-S", "-B", "-X", "utf8")
 _TRUSTED_FLAGS = ("-s", "-P")
-# One thread per library, and the same order of sets in every process of every run: SymPy's results depend on it.
+# One thread per library, and the same set order in every process of every run: SymPy's results depend on it.
 _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "OMP_NUM_THREADS": "1",
@@ -40,7 +40,7 @@ _ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
 }
 _KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
-_CLOSE_S = 10.0  # a server kills its processes and ends in this time, or is killed
+_CLOSE_S = 10.0  # a server that has not killed its processes and ended within this time is killed
 _LIFELINES: set[int] = set()  # this process's write ends
 
 
@@ -50,7 +50,7 @@ class PreloadError(Exception):
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What a fork server is started with."""
+    """The settings that a fork server is started with."""
 
     level: str  # LANDLOCK, SECCOMP, UNSAFE or TRUSTED of `inside.confinement`
     preload: tuple[str, ...] = ()  # modules to import before any process starts
@@ -59,9 +59,9 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class ProcessEnd:
-    """How a process ended: `status` is from `os.wait`, `denied_seconds` the last value of `denied_s`.
+    """How a process ended: `status` is from `os.wait`, `denied_seconds` is the last value of `denied_s`.
 
-    `stopped_for` is the text of the fault for which the server killed it, None if the server did not.
+    `stopped_for` is the text of the fault that the server killed it for; None if the server did not kill it.
     """
 
     status: int
@@ -76,9 +76,9 @@ class Server:
 
     Attributes:
         control: Socket on which the server's reports arrive.
-        trusted: Whether the processes call functions of the user, without confinement.
-        confined: Whether the processes can signal no process, not even themselves.
-        core: The one core of all its processes; None for all cores of this process.
+        trusted: Whether the processes call the user's functions, without confinement.
+        confined: Whether the processes cannot signal any process, not even themselves.
+        core: The core that its processes share; None for all cores of this process.
         alive: Numbers of the processes that have not ended.
     """
 
@@ -86,7 +86,7 @@ class Server:
         self.alive: set[int] = set()
         self._endings: dict[int, ProcessEnd | LostError] = {}
         self._count = 0
-        self._running = 0  # number of the process that was asked last; all others are stopped
+        self._running = 0  # number of the process asked last; all others are stopped
         self.trusted = settings.level == TRUSTED
         self.confined = settings.level not in (TRUSTED, UNSAFE)
         with _CHOOSING:
@@ -123,7 +123,7 @@ class Server:
             )
 
     def start(self, memory_bytes: int, cpu_seconds: int, descriptors: Sequence[int]) -> int:
-        """Start a process with descriptors for requests, replies and standard streams, and return its number."""
+        """Start a process with descriptors for requests, replies and standard streams; return its number."""
         self._count += 1
         message = {
             "start": self._count,
@@ -141,22 +141,22 @@ class Server:
         return self._count
 
     def wake(self, number: int) -> None:
-        """Let a process run and pause all others, so that an answer takes no time from its test code."""
+        """Let one process run and pause all others, so that an answer takes no time from its test code."""
         if number != self._running:
             self._running = number
             self._tell("wake", number)
 
     def kill(self, number: int) -> None:
-        """Kill a process; a report of its end follows."""
+        """Kill a process; the server then reports its end."""
         if number in self.alive:
             self._tell("kill", number)
 
     def _tell(self, what: str, number: int) -> None:
-        with contextlib.suppress(OSError):  # `receive` reports the end of the server
+        with contextlib.suppress(OSError):  # `receive` reports the server's end
             self.control.send(json.dumps({what: number}).encode())
 
     def receive(self) -> None:
-        """Read the reports that have arrived; LostError if the server has ended, PreloadError if it could not start."""
+        """Read the reports that have arrived; LostError if the server has ended, PreloadError if it failed to start."""
         while True:
             try:
                 data = self.control.recv(4096, socket.MSG_DONTWAIT)
@@ -177,11 +177,11 @@ class Server:
                 self._endings[number] = ProcessEnd(**{field.name: report[field.name] for field in fields(ProcessEnd)})
 
     def forget_endings(self) -> None:
-        """Drop the reports about processes that nobody waits for."""
+        """Drop reports about processes that nobody is waiting for."""
         self._endings.clear()
 
     def take_ending(self, number: int) -> ProcessEnd | None:
-        """Return how a process ended; None while it runs. Raises a LostError if it never started."""
+        """Return how a process ended; None while it is running. Raises a LostError if it never started."""
         ending = self._endings.pop(number, None)
         if isinstance(ending, LostError):
             raise ending
@@ -193,7 +193,7 @@ class Server:
             os.close(self._lifeline)
 
     def close(self) -> None:
-        """End the server, which kills all its processes and what they have started, and wait for its end."""
+        """End the server, which kills its processes and all that they started, and wait until it ends."""
         self._cut_lifeline()
         self.control.close()
         try:
@@ -210,12 +210,12 @@ class Server:
 
 
 _OPEN: weakref.WeakSet[Server] = weakref.WeakSet()
-"""The servers of this process that were not closed."""
-_CHOOSING = threading.Lock()  # one thread at a time chooses a core
+"""This process's servers that have not been closed."""
+_CHOOSING = threading.Lock()  # held while choosing a core
 
 
 def _free_core() -> int | None:
-    """Return the core with the fewest servers. A program on one core takes no time from other workers."""
+    """Return the core with the fewest servers: a program on one core takes no time from other workers."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     cores = sorted(os.sched_getaffinity(0))
@@ -225,7 +225,7 @@ def _free_core() -> int | None:
 
 
 def _close_lifelines() -> None:
-    """Close the lifelines that a forked child inherits: they would keep the workers alive after the trainer."""
+    """Close the lifelines that a forked child inherits: they would keep workers alive after the trainer ends."""
     while _LIFELINES:
         with contextlib.suppress(OSError):
             os.close(_LIFELINES.pop())

@@ -1,7 +1,7 @@
-"""Plain Python values as JSON text, to pass between this process and a sandboxed program.
+"""Plain Python values as JSON text, for passing them between this process and a sandboxed program.
 
-Types stay exact, and nothing in a text names a class or a function. Numbers, strings, lists, booleans and None are
-plain JSON. Any other value is an object of one key:
+Types stay exact, and no text can name a class or a function. Numbers, strings, lists, booleans and None are plain JSON.
+Any other value is an object with one key:
 
     (1, 2)  <->  {"t": [1, 2]}        {"a": 1}  <->  {"d": [["a", 1]]}
 """
@@ -16,24 +16,24 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 MAX_DEPTH = 64  # nested containers
-REQUEST_DEPTH = MAX_DEPTH + 2  # for a message to a program, which wraps a value in arguments, and these in a call
+REQUEST_DEPTH = MAX_DEPTH + 2  # for a message to a program: a value inside arguments inside a call
 _SMALL = 1 << 63
 _MAX_DIGITS = 40
-_MAX_EQUAL_HASHES = 64  # a program can choose thousands of values with one hash, whose set takes quadratic time
+_MAX_EQUAL_HASHES = 64  # a hostile set of thousands of values with one hash takes quadratic time
 _INERT = frozenset({str, float, bool, type(None)})
-_MAX_ELEMENTS = 1_000_000  # more than any accepted value has; an iterator can be endless
+_MAX_ELEMENTS = 1_000_000  # more than in any accepted value; an iterator can be infinite
 _NESTED: dict[type, str] = {tuple: "t", set: "s", frozenset: "z"}
 
 
 class Size(NamedTuple):
-    """The size of a value's text; reading the text takes time proportional to both numbers."""
+    """The size of a value's text; decoding time is proportional to both numbers."""
 
     num_bytes: int  # the text's length in UTF-8
     num_parts: int  # commas and opening square brackets in the text: `[1,2]` has 2
 
 
 def size_of(text: bytes) -> Size:
-    """Return the size of a text, much faster than `decode` reads it."""
+    """Return the size of a text, much faster than decoding it."""
     return Size(len(text), text.count(b",") + text.count(b"["))
 
 
@@ -42,22 +42,26 @@ class Elements(list[Any]):
 
 
 class NotPlainError(ValueError):
-    """The value has a type that is not plain, or is nested too deeply."""
+    """The value's type is not plain, or the value is nested too deeply."""
 
 
 def encode(value: object, depth: int = MAX_DEPTH) -> str:
     """Return the text of a plain value; NotPlainError if a part is not plain, or is nested deeper than `depth`.
 
-    Instances of subclasses become the plain type: a `namedtuple` a tuple, a `defaultdict` a dict, an `IntEnum` an int,
-    and a `deque` a list. Iterators, ranges, views of a dict and arrays become `Elements`, at most a million.
+    Subclass instances become the plain type: a `namedtuple` a tuple, a `defaultdict` a dict, an `IntEnum` an int; a
+    `deque` becomes a list. Iterators, ranges, dict views and arrays become `Elements`, a million at most.
+
+    Example:
+        >>> encode((1, 2))
+        '{"t":[1,2]}'
     """
     return json.dumps(_encoded(value, depth), separators=(",", ":"), check_circular=False)
 
 
 def decode(text: str, depth: int = MAX_DEPTH) -> Any:
-    """Return the value of a text, which may be hostile, in time proportional to its length.
+    """Decode a text, which may be hostile, in time proportional to its length.
 
-    Raises a ValueError if the text holds no plain value, is nested too deeply, or has a set or dict in which many
+    Raises a ValueError if the text is not a plain value, is nested too deeply, or has a set or dict in which many
     elements share a hash.
     """
     try:
@@ -92,7 +96,7 @@ def _encoded(value: Any, depth: int) -> object:
 
 
 def _plain(value: object) -> object:
-    """Return the plain value in an instance of a subclass, without calling the subclass's methods."""
+    """Return the plain value of a subclass instance without calling the subclass's methods."""
     for base, copy in _COPIES:
         if isinstance(value, base):
             return copy(value)
@@ -116,7 +120,7 @@ _COPIES: tuple[tuple[type, Callable[[Any], object]], ...] = (
 
 
 def _short(digits: str) -> str:
-    """Reject long decimal numbers, which `encode` never writes: reading them takes quadratic time."""
+    """Reject long decimal numbers: `encode` never writes them, and reading them takes quadratic time."""
     if len(digits) > _MAX_DIGITS:
         raise ValueError(f"a decimal number of {len(digits)} characters")
     return digits
@@ -152,17 +156,17 @@ def _text(content: object) -> str:
 
 
 def _hashable(values: Iterable[Hashable]) -> list[Any]:
-    """Return the values; ValueError if so many share a hash that a set of them would take quadratic time."""
+    """Return the values; ValueError if so many share a hash that building a set would take quadratic time."""
     values = list(values)
     most_common = Counter(map(hash, values)).most_common(1)
     if most_common and most_common[0][1] > _MAX_EQUAL_HASHES:
-        raise ValueError(f"{most_common[0][1]} elements of one hash")
+        raise ValueError(f"{most_common[0][1]} elements share a hash")
     return values
 
 
 def _dict(content: object, depth: int) -> dict[Any, Any]:
     if type(content) is not list or any(type(pair) is not list or len(pair) != 2 for pair in content):
-        raise ValueError("a dict that is not made of pairs")
+        raise ValueError("a dict whose items are not pairs")
     keys = _hashable(_decoded(key, depth) for key, _ in content)
     return dict(zip(keys, (_decoded(value, depth) for _, value in content), strict=True))
 
@@ -170,7 +174,7 @@ def _dict(content: object, depth: int) -> dict[Any, Any]:
 def _complex(content: object, depth: int) -> complex:
     parts = _items(content, depth)
     if len(parts) != 2 or any(type(part) is not float for part in parts):
-        raise ValueError("a complex number that is not made of two floats")
+        raise ValueError("a complex number whose parts are not two floats")
     return complex(*parts)
 
 

@@ -1,7 +1,7 @@
 """`Worker`, a fork server with the processes that a judge uses, and `JudgeRun`, which runs many judges on workers.
 
-A judge is a function that takes a worker: it runs programs, reads their replies, and returns its decision. Expected
-values stay with the judge and never enter a program.
+A judge is a function that takes a worker, runs programs, reads their replies, and returns a decision. Expected values
+stay with the judge and never enter a program.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from brorl.verification.sandbox.values import REQUEST_DEPTH, encode
 
 T = TypeVar("T")
 
-ANSWER = "answer"  # the default name of a process
-_RUN = ""  # the name of a whole program's process
-_LONGEST_WAIT_S = 0.25  # a thread notices Ctrl-C, or the end of the run, after this time at most
-OVER_TIME = "the time of all programs was over (raise verification.batch_timeout_s)"
-_TRIES = 2  # a judge that infrastructure failures end runs as often
-_MAX_LOST = 16  # after as many infrastructure failures in a row, all waiting judges are given up
-_MAX_STARTS = 3  # the same after as many failed starts of workers in a row, while no worker runs
+ANSWER = "answer"  # the default process name
+_RUN = ""  # the process name of a whole program
+_LONGEST_WAIT_S = 0.25  # a thread notices Ctrl-C or the end of the run within this time
+OVER_TIME = "the batch time limit was reached (raise verification.batch_timeout_s)"
+_TRIES = 2  # attempts per judge when infrastructure failures end it
+_MAX_LOST = 16  # infrastructure failures in a row after which all waiting judges are abandoned
+_MAX_STARTS = 3  # the same for failed worker starts in a row while no worker runs
 _BETWEEN_STARTS_S = 0.5
 
 
 class OutsideError(Exception):
-    """Raised by an outside function; its message becomes the text of the program's exception."""
+    """Raised by an outside function; its message becomes the message of the program's exception."""
 
 
 class OverPartError(Exception):
-    """A judge's processes have used their part of the batch's time, or the batch's time is over."""
+    """A judge's processes have used up their share of the batch time limit, or the limit was reached."""
 
 
 class Worker:
-    """One fork server and its processes in use. All methods raise a LostError after an infrastructure failure.
+    """One fork server and the processes in use. All methods raise a LostError after an infrastructure failure.
 
     Attributes:
-        used_part: Whether the judge's processes have used their part of the batch's time.
+        used_part: Whether the judge's processes have used up their share of the batch time limit.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
         self.server = Server(settings)
-        self._processes: dict[str, Process] = {}  # name -> process; a trusted process stays between two judges
-        self._outside: dict[str, Mapping[str, Callable[..., object]]] = {}  # process -> function's name -> function
+        self._processes: dict[str, Process] = {}  # name -> process; a trusted process outlives its judge
+        self._outside: dict[str, Mapping[str, Callable[..., object]]] = {}  # process -> function name -> function
         self.begin()
 
     def begin(self, part_s: float = inf, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Set how many seconds the next judge's processes may use, and a function that says if the run is over."""
+        """Set the seconds that the next judge's processes may use, and a test for whether the run is over."""
         self.used_part, self._left_s, self._is_over = False, part_s, is_over
 
     def refresh(self) -> None:
@@ -64,7 +64,7 @@ class Worker:
         self.server.forget_endings()
 
     def run(self, source: str, stdin: str, limits: Limits) -> Reply:
-        """Run a whole program on some input, in a new process. The reply's value is the program's output."""
+        """Run a whole program on an input, in a new process. The reply's value is the program's output."""
         self.end(_RUN)
         process = self._processes[_RUN] = Process(self.server, limits, stdin)
         process.ask(RUN, source.encode("utf-8", "surrogatepass"), limits)
@@ -77,10 +77,10 @@ class Worker:
         name: str = ANSWER,
         outside: Mapping[str, Callable[..., object]] | None = None,
     ) -> Reply:
-        """Start a process under a name. It executes the source as a module, and stays for calls.
+        """Start a named process that executes the source as a module, and then waits for calls.
 
-        The memory limit holds for the calls too. The module can call the functions `outside`, which run in this
-        process. They get and return values of builtin types, or raise an `OutsideError`. Any other exception ends the
+        The memory limit also applies to the calls. The module can call the functions in `outside`, which run in this
+        process. They take and return values of builtin types, or raise an `OutsideError`. Any other exception ends the
         judge.
         """
         self.end(name)
@@ -90,7 +90,7 @@ class Worker:
         return self._wait(name)
 
     def trust(self, limits: Limits) -> None:
-        """Start a process with the functions `load` and `call` of `Functions`, unless the last one is idle.
+        """Start a process with the `load` and `call` functions of `Functions`, unless the last one is idle.
 
         The first call's time includes the start.
         """
@@ -99,12 +99,12 @@ class Worker:
             self._processes[ANSWER] = Process(self.server, limits)
 
     def call(self, function: str, arguments: tuple[object, ...], limits: Limits, name: str = ANSWER) -> Reply:
-        """Call a loaded program's function with values of builtin types; `S.f` calls the method `f` of a new `S()`."""
+        """Call a loaded program's function with values of builtin types; `S.f` calls method `f` of a new `S()`."""
         self._processes[name].ask(CALL, _encode((function, arguments, limits.output_bytes)), limits)
         return self._wait(name)
 
     def _wait(self, name: str) -> Reply:
-        """Wait for the reply of a process, and answer its calls of outside functions."""
+        """Wait for a process's reply, and answer its calls to outside functions."""
         process = self._processes[name]
         while True:
             self.server.receive()
@@ -126,9 +126,9 @@ class Worker:
             self._poll(min(process.deadline, process.time_of(self._left_s)), process)
 
     def _poll(self, deadline: float, process: Process | None = None) -> None:
-        """Wait until something arrives, but only until the deadline, and only for a short time.
+        """Wait briefly for something to arrive, at most until the deadline.
 
-        If a signal comes just before the wait, Python handles it after the wait: short waits keep Ctrl-C working.
+        Python handles a signal that comes just before the wait only after it: short waits keep Ctrl-C working.
         """
         poller = select.poll()
         for descriptor in (self.server.control.fileno(), *(process.readable if process else ())):
@@ -138,7 +138,7 @@ class Worker:
         poller.poll(ceil(1000 * max(0.0, min(deadline - time.monotonic(), _LONGEST_WAIT_S))))
 
     def finish(self) -> None:
-        """Forget the judge, kill its processes and wait for their end; an idle trusted process stays."""
+        """Forget the judge, kill its processes and wait until they end; keep an idle trusted process."""
         self.begin()
         self._end_busy()
         deadline = time.monotonic() + KILL_SECONDS
@@ -154,13 +154,13 @@ class Worker:
                 self.end(name)
 
     def end(self, name: str = ANSWER) -> None:
-        """End the process with this name, if there is one."""
+        """End the process with this name, if any."""
         self._outside.pop(name, None)
         if name in self._processes:
             self._processes.pop(name).close()
 
     def close(self) -> None:
-        """End the server, which kills all its processes and what they have started, and wait for its end."""
+        """End the server, which kills its processes and all that they started, and wait until it ends."""
         for name in [*self._processes]:
             self.end(name)
         self.server.close()
@@ -171,13 +171,13 @@ def _encode(content: object) -> bytes:
 
 
 Judge = Callable[[Worker], T]
-"""Decides whether a program is correct, with the help of a worker."""
+"""Decides whether a program is correct, using a worker."""
 
 
 class JudgeRun(Generic[T]):
-    """Runs judges, `num_workers` at once, on workers that it takes from `idle` and gives back.
+    """Runs judges, `num_workers` at a time, on workers that it takes from `idle` and puts back.
 
-    Half of `timeout_s` is divided equally among the judges. A judge that needs more than its part runs again after all
+    Half of `timeout_s` is divided equally among the judges. A judge that needs more than its share runs again after all
     others.
     """
 
@@ -201,11 +201,11 @@ class JudgeRun(Generic[T]):
         self._errors: list[BaseException] = []
 
     def run(self) -> list[T | Undecided]:
-        """Run all judges and wait for them; return the decision of each, in order.
+        """Run all judges and wait for them; return their decisions, in order.
 
-        A judge without a decision gives `JudgeTimeout` if it used its part before the batch's time was over. It gives
-        `Undecided` if the time was over earlier, or after infrastructure failures. A PreloadError of a server or any
-        exception of a judge ends the run.
+        A judge without a decision yields `JudgeTimeout` if it used up its share before the time limit was reached. It
+        yields `Undecided` if the limit came first, or after infrastructure failures. A server's PreloadError or any
+        exception in a judge ends the run.
         """
         num_threads = min(self._num_workers, len(self._judges))
         threads = [threading.Thread(target=self._work, daemon=True) for _ in range(num_threads)]
@@ -228,7 +228,7 @@ class JudgeRun(Generic[T]):
         return time.monotonic() >= self._end_at
 
     def _work(self) -> None:
-        """Run judges one after the other until none waits; an exception of a judge ends the run."""
+        """Run judges one by one until none is waiting; an exception in a judge ends the run."""
         try:
             while (number := self._next()) is not None:
                 if not self._judge(number):
@@ -295,9 +295,9 @@ class JudgeRun(Generic[T]):
         return worker
 
     def _lose(self, number: int, reason: str, had_worker: bool) -> None:
-        """Run a judge once more unless it was tried twice; give up all waiting judges after many failures in a row.
+        """Requeue a judge unless it was tried twice; abandon all waiting judges after many failures in a row.
 
-        A judge without a worker waits for running judges. If none runs for some tries, all judges are given up.
+        A judge without a worker waits for running judges. If none is running for some tries, all judges are abandoned.
         """
         with self._lock:
             if had_worker:

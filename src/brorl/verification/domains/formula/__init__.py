@@ -1,1 +1,1 @@
-"""Written mathematics: what an answer says, and whether two answers say the same."""
+"""Written math: what an answer says, and whether two answers agree."""

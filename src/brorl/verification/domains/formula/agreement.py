@@ -1,4 +1,4 @@
-r"""Decides whether an answer says the same as its reference: `x = 0.5` and `\frac{1}{2}`, not `[0, 1]` and `(0, 1)`.
+r"""Decides whether an answer agrees with its reference: `x = 0.5` and `\frac{1}{2}`, but not `[0, 1]` and `(0, 1)`.
 
 A text with a comma between digits can have two readings (`decimal_commas`). `comparison` compares what was read.
 """
@@ -38,29 +38,29 @@ _CHOICE = re.compile(  # `\\textbf{(B)}\\ 12`
     r"([^ ].*)",
     re.DOTALL,
 )
-_REFIRE_S = 0.1  # the alarm repeats, because a bare `except` or a destructor may swallow its exception
+_REFIRE_S = 0.1  # repeat the alarm, because a bare `except` or a destructor may swallow its exception
 
 
 class _OverrunError(BaseException):
-    """The time is up; not an Exception, which libraries catch in many places."""
+    """The time is up. Not an Exception, because libraries catch those in many places."""
 
 
 def agree_each(pairs: Sequence[tuple[str, str, float | None]], limit_s: float) -> list[str]:
-    """Return for each (reference, answer, tolerance) the reason that `agree` gives, or `timeout`.
+    """Return the reason from `agree`, or `timeout`, for each (reference, answer, tolerance).
 
-    Only workers call this, because the alarm needs the main thread. Each comparison may take `limit_s` of CPU time,
-    above 0; C code may exceed it.
+    Only workers call this, because the alarm needs the main thread. Each comparison may take `limit_s` (above 0) of CPU
+    time; C code may exceed it.
     """
     return [str(_within(limit_s, partial(agree, *pair)) or "timeout") for pair in pairs]
 
 
 def are_readable(references: Sequence[str], limit_s: float) -> list[bool]:
-    """Whether each reference can be read within the CPU time, and has a value unless it is a text."""
+    """Return whether each reference can be read within the CPU time and, unless it is a text, has a value."""
     return [bool(_within(limit_s, partial(is_readable, reference))) for reference in references]
 
 
 def _within(limit_s: float, call: Callable[[], object]) -> object:
-    """Return the value of a call; None if it does not end in time."""
+    """Return a call's value; None if it does not end in time."""
     try:
         signal.signal(signal.SIGPROF, _ring)
         signal.setitimer(signal.ITIMER_PROF, limit_s, _REFIRE_S)
@@ -69,7 +69,7 @@ def _within(limit_s: float, call: Callable[[], object]) -> object:
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
     except _OverrunError:
-        signal.setitimer(signal.ITIMER_PROF, 0)  # the alarm went off again before it was stopped
+        signal.setitimer(signal.ITIMER_PROF, 0)  # the alarm fired again before it was stopped
         return None
 
 
@@ -80,9 +80,9 @@ def _ring(_number: int, _frame: FrameType | None) -> None:
 def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
     """Return the verdict's reason for an answer; reference and answer are LaTeX or plain text.
 
-    `tolerance` is the accepted difference of two measured numbers, relative to the reference. It is at least a
-    millionth, unless both numbers are whole. None compares decimals in the digits that they have. A text with a comma
-    between digits may have two readings. Each counts, unless the reference is surely one number.
+    `tolerance` is the accepted difference between two measured numbers, relative to the reference. It is at least a
+    millionth, unless both numbers are whole. With None, decimals are compared in the digits that they have. A text with
+    a comma between digits may have two readings; either may agree, unless the reference is clearly one number.
     """
     if choice := _choice_of(reference):
         return _agree_with_choice(*choice, answer, tolerance)
@@ -94,13 +94,13 @@ def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
 
 
 def _readings(text: str) -> list[str]:
-    """Return a text, and its reading with decimal commas if it has one."""
+    """Return a text, and its decimal-comma reading if it has one."""
     reading = with_points(text)
     return [text] if reading is None else [text, reading]
 
 
 def _agree(reference: str, answer: str, tolerance: float | None) -> str:
-    """Return the reason for one reading of each text."""
+    """Return the verdict's reason for one reading of each text."""
     right, given = read(reference), read(answer)
     if isinstance(right, Text) and not any(map(str.isalnum, right.words)):
         return UNREAD_REFERENCE
@@ -125,7 +125,7 @@ def _choice_of(text: str) -> tuple[str, str] | None:
 
 
 def _agree_with_choice(letter: str, value: str, answer: str, tolerance: float | None) -> str:
-    """Return the verdict's reason if the reference is a choice with its value, `(B) 12`: `B` or `12` is correct."""
+    """Return the verdict's reason if the reference is a choice and its value: for `(B) 12`, `B` or `12` is correct."""
     if choice := _choice_of(answer):
         reasons = [agree(letter, choice[0]), agree(value, choice[1], tolerance)]
         return next((reason for reason in reasons if reason != CORRECT), CORRECT)
@@ -133,7 +133,7 @@ def _agree_with_choice(letter: str, value: str, answer: str, tolerance: float | 
 
 
 def is_readable(reference: str) -> bool:
-    """Whether any answer can agree with a reference: the reference has a value, or is words or balanced notation."""
+    """Return whether any answer can agree with a reference: it has a value, or is words or balanced notation."""
     if choice := _choice_of(reference):
         return is_readable(choice[1])
     form = read(reference)

@@ -1,7 +1,7 @@
-r"""Compares two forms: values at points, sets by their members, equations up to a factor, texts word by word.
+r"""Compares two forms: values at points, sets by members, equations up to a factor, texts word by word.
 
-A value may have a name before it (`x = 42`, `AB = 42`) and a unit after it. A list without brackets is a set.
-Everything else differs.
+A value may have a name before it (`x = 42`, `AB = 42`) and a unit after it. A list without brackets is a set. All other
+pairs of forms differ.
 """
 
 from __future__ import annotations
@@ -67,25 +67,25 @@ from brorl.verification.domains.formula.words import are_same_words, are_two_fac
 from brorl.verification.domains.units import conversions
 
 _PI = Symbol("\\pi")
-_MAX_PAIRS = 5_000  # of members of two lists that are compared without success
-_ROUNDING = Fraction(1, 1_000_000)  # the least tolerance, unless both numbers are whole
+_MAX_PAIRS = 5_000  # unsuccessful comparisons between members of two lists
+_ROUNDING = Fraction(1, 1_000_000)  # the minimum tolerance, unless both numbers are whole
 
 
 class FormComparison:
-    """Compares forms, with the tolerance of `agree`; `is_complex` says whether the letter i is the imaginary unit."""
+    """Compares forms with the tolerance of `agree`; `is_complex` says whether the letter i is the imaginary unit."""
 
     def __init__(self, is_complex: bool, tolerance: Fraction | None) -> None:
         self._is_complex, self._tolerance = is_complex, tolerance
 
     def agrees(self, right: Form, given: Form) -> bool:
-        """Whether an answer says the same as the reference; false if a value cannot be computed."""
+        """Return whether an answer agrees with the reference; False if a value cannot be computed."""
         try:
             return self.same(right, given)
         except (UnreadableError, UndefinedError):
             return False
 
     def same(self, right: Form, given: Form) -> bool:
-        """Whether an answer says the same as the reference."""
+        """Return whether an answer agrees with the reference."""
         right, given = self._single(normal(right)), self._single(normal(given))
         is_text = isinstance(right, Text) or isinstance(given, Text)
         if is_text and (region_of(right) is None or region_of(given) is None):
@@ -107,7 +107,7 @@ class FormComparison:
         return self._same_kind(right, given)
 
     def _single(self, form: Form) -> Form:
-        r"""Return `\frac{1}{2}` for `\frac{1}{2} or 0.5`, which says one value twice; any other form unchanged."""
+        r"""Return `\frac{1}{2}` for `\frac{1}{2} or 0.5`, which gives one value twice; other forms unchanged."""
         if isinstance(form, Listing) and form.joint == "or" and not any(variables(item) for item in form.items[1:]):
             first = normal(form.items[0])
             if not isinstance(first, Listing) and all(self.same(first, item) for item in form.items[1:]):
@@ -152,7 +152,7 @@ class FormComparison:
         return right == given if one is None or other is None else self._same_quantity(one, other)
 
     def _same_residue(self, right: Form, given: Form) -> bool:
-        """Compare numbers up to multiples of a modulus; a plain number must be the number that is written."""
+        """Compare numbers up to multiples of a modulus; a plain number must equal the written one."""
         if isinstance(right, Residue) and isinstance(given, Residue):
             values = [exact_value(one) for one in (right.value, given.value, right.modulus)]
             numbers = [value for value in values if value is not None]
@@ -187,14 +187,14 @@ class FormComparison:
         )
 
     def _same_angle(self, right: Quantity, given: Quantity) -> bool:
-        """Compare degrees with a multiple of pi."""
+        """Compare degrees to a multiple of pi."""
         if {right.unit, given.unit} != {"", "°"} or _PI not in (*walk(right.value), *walk(given.value)):
             return False
         one, other = (Apply("degree", (form.value,)) if form.unit else form.value for form in (right, given))
         return self._same_value(one, other)
 
     def _same_value(self, right: Expression, given: Expression, slack: Fraction | None = None) -> bool:
-        """Compare expressions; 50% equals a half, and also 50. `slack` is the error of a unit's conversion."""
+        """Compare expressions; 50% equals both 1/2 and 50. `slack` is the error of a unit conversion."""
         given = with_letters(right, given)
         pairs = [(right, given)]
         one, other = percent_of(right), percent_of(given)
@@ -214,9 +214,9 @@ class FormComparison:
         return len(right) == len(given) and all(map(self.same, right, given))
 
     def _same_members(self, right: Sequence[Form], given: Sequence[Form]) -> bool:
-        """Whether two lists have the same members in any order; one member may not match two.
+        """Return whether two lists have the same members in any order; one member cannot match two.
 
-        Both lists are sorted, so that equal members are found at once; an UnreadableError if too many pairs are left.
+        Both lists are sorted, so that equal members are found immediately; UnreadableError if too many pairs remain.
         """
         if len(right) == len(given):
             right, left = sorted(right, key=place_of), sorted(given, key=place_of)
@@ -234,7 +234,7 @@ class FormComparison:
         return not left
 
     def _distinct(self, members: Sequence[Form]) -> list[Form]:
-        """Return members in the order of their values, each once."""
+        """Return the distinct members, ordered by value."""
         kept: list[Form] = []
         alike: dict[tuple[float, ...], list[Form]] = defaultdict(list)
         pairs = 0
@@ -249,7 +249,7 @@ class FormComparison:
         return kept
 
     def _same_regions(self, right: Form, given: Form) -> bool | None:
-        """Compare sets of real numbers; None if a form is no set of real numbers, or if both are pairs in brackets."""
+        """Compare sets of real numbers; None if a form is not such a set, or if both are pairs in brackets."""
         if all(isinstance(form, Bracketed) and form.opening != "\\{:" for form in (right, given)):
             return None
         one, other = region_of(right), region_of(given)
@@ -262,12 +262,12 @@ class FormComparison:
         return one.holds == other.holds and all(map(self._same_value, one.ends, other.ends))
 
     def _says(self, right: Form, given: Relation) -> bool:
-        """Whether a chain such as `x = 6 * 7 = 42` says a value: each other side is a name, or equals the value."""
+        """Return whether a chain such as `x = 6 * 7 = 42` gives a value: other sides are names or equal the value."""
         if not set(given.signs) <= EQUAL:
             return False
         is_open, sides, signs = bool(variables(right)), given.sides, given.signs
         if is_open and is_call(sides[0]) and not variables(sides[0].arguments[1:]) <= variables(right):
-            return False  # `f(t) = ...`, but the reference has another variable
+            return False  # `f(t) = ...`, but the reference has a different variable
         is_value = is_open and isinstance(sides[0], Expression) and self.same(right, sides[0])
         if is_name(sides[0], wide=not is_open) and not is_value:
             return self._chain_says(right, sides[1:], signs[1:], after_name=True)
@@ -276,7 +276,7 @@ class FormComparison:
         return self._chain_says(right, sides, signs)
 
     def _chain_says(self, right: Form, sides: Sequence[Form], signs: Sequence[str], after_name: bool = False) -> bool:
-        """Whether equal sides say a value; after a name, formulas with variables are skipped: `A = r h = 42`."""
+        """Return whether equal sides give a value; after a name, skip formulas with variables: `A = r h = 42`."""
         while after_name and not variables(right) and sides and variables(sides[0]):
             sides, signs = sides[1:], signs[1:]
         if not sides or not self._is_chain(sides, signs):
@@ -286,7 +286,7 @@ class FormComparison:
         return any(self.same(right, side) for side in said)
 
     def _is_chain(self, sides: Sequence[Form], signs: Sequence[str]) -> bool:
-        r"""Whether all sides of a chain are equal, or rounded after `\approx`."""
+        r"""Return whether all sides of a chain are equal, or rounded after `\approx`."""
         for one, other, sign in zip(sides, sides[1:], signs, strict=False):
             if sign == "\\approx":
                 one, other = (side.value if isinstance(side, Quantity) else side for side in (one, other))
@@ -297,7 +297,7 @@ class FormComparison:
         return True
 
     def _same_relation(self, right: Relation, given: Form) -> bool:
-        """Compare an equation or inequality with an answer; for `x = 42` the answer may be `42`."""
+        """Compare an equation or inequality to an answer; for `x = 42` the answer may be `42`."""
         if modulus_of(right) and not modulus_of(given):
             return False  # one of its solutions
         if set(right.signs) <= EQUAL and (pair := solved(right)):
@@ -317,7 +317,7 @@ class FormComparison:
         return isinstance(given, Relation) and self._same_equation(right, given)
 
     def _same_equation(self, right: Relation, given: Relation) -> bool:
-        """Whether two relations are the same up to a factor and the order of sides: `2x = 4y` and `2y = x`."""
+        """Return whether relations are equal up to a factor and the order of sides: `2x = 4y` and `2y = x`."""
         are_expressions = all(isinstance(side, Expression) for side in (*right.sides, *given.sides))
         if not len(right.signs) == len(given.signs) == 1 or not are_expressions:
             return any(
@@ -335,14 +335,14 @@ class FormComparison:
         return is_multiple(sides[0], sides[1], is_positive=signs[0] in (">", "\\ge"), is_complex=self._is_complex)
 
     def _same_assignments(self, right: Form, given: Form) -> bool | None:
-        """Compare `x = 1, y = 2` with a list like it, or with `1, 2`; None if neither form names several values."""
+        """Compare `x = 1, y = 2` to a similar list or to `1, 2`; None if neither form names several values."""
         one, other = assigned(right), assigned(given)
         if one is not None and other is not None:
             return one.keys() == other.keys() and all(self.same(one[name], other[name]) for name in one)
         if one is not None:
             parts = given.items if isinstance(given, Listing) else vector_of(given)
             if parts is None and isinstance(right, Relation) and len(right.sides) > 2:
-                return None  # `x = y = 1` also answers a question for x alone
+                return None  # `x = y = 1` also answers a question about x alone
             return parts is not None and self._same_in_order(list(one.values()), parts)
         if other is None:
             return None

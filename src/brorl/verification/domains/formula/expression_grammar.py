@@ -1,8 +1,7 @@
-r"""The grammar of expressions: numbers, letters, functions, fractions, powers, products, sums, and matrices of these.
+r"""The expression grammar: numbers, letters, functions, fractions, powers, products, sums, and matrices of these.
 
-Each method reads one rule, which its docstring states: `?` is at most once, `*` any number of times, `+` at least
-once. Letters side by side are a product: `ab`. Before a number there must be an operator, except in mixed numbers:
-`1 1/2`.
+Each method reads the rule in its docstring: `?` is at most once, `*` any number of times, `+` at least once. Adjacent
+letters are a product: `ab`. A number must follow an operator, except in mixed numbers: `1 1/2`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from brorl.verification.domains.formula.tokens import ORDINAL_ENDINGS, Token, Un
 CURRENCY_OF = {"\\$": "dollar", "\\euro": "euro", "\\pounds": "pound", "\\yen": "yen", "\\rupee": "rupee"}
 MODULO = frozenset({"mod", "\\mod"})
 _MINUS_ONE = Number(Fraction(-1))
-_MAX_DEPTH = 40  # of brackets, roots and functions inside each other
+_MAX_DEPTH = 40  # nested brackets, roots and functions
 _SIGNS = ("+", "-", "\\pm", "\\mp")
 _SIGN_WORDS = frozenset({"negative", "minus"})
 _GREEK = frozenset(
@@ -52,13 +51,13 @@ _TRANSPOSED = frozenset({"T", "\\top", "\\intercal"})
 _MATRICES = frozenset(word_list("pmatrix bmatrix Bmatrix matrix smallmatrix vmatrix array cases"))
 _CELL_ENDS = ("&", "\\\\", "\\end")
 _CONDITION_WORDS = ("if", "for", "when", "where")
-_SEVERAL = frozenset({"max", "min", "gcd", "lcm"})  # functions of several arguments
+_SEVERAL = frozenset({"max", "min", "gcd", "lcm"})  # functions with several arguments
 _PERIOD = re.compile(r"\.\d{0,30}?(\d{1,6}?)\1{1,30}$")  # the repeating digits before dots: `0.333...`
 _WHOLE_FRACTION = re.compile(r"\\frac(?: *(?:\{ *\d+ *\}|\d)){2}(?!\d*\.)")
 
 
 class ExpressionReader(TokenReader):
-    """Reads expressions. `AnswerReader` adds the rules that these share with answers."""
+    """Reads expressions. `AnswerReader` adds the rules that they share with answers."""
 
     listing: Callable[[], Form]  # all items up to a closing bracket
     bracketed: Callable[[], Form]  # a tuple, an interval, a set, or an expression in brackets
@@ -71,7 +70,7 @@ class ExpressionReader(TokenReader):
         self._depth = 0
 
     def sum(self) -> Form:
-        r"""Sum: (sign* product)+. One product may be any form. A `-` before `\{` is a difference of sets instead."""
+        r"""Sum: (sign* product)+. A single product may be any form. A `-` before `\{` is a set difference instead."""
         terms = [self._signed(self._product)]
         while self.peek().text in _SIGNS and self.peek(1).text != "\\{":
             terms.append(self._signed(self._product))
@@ -86,7 +85,7 @@ class ExpressionReader(TokenReader):
         return form
 
     def _sign(self) -> str | None:
-        r"""Sign: `+` | `-` | `\pm` | `\mp` | `minus` | `negative`. A word after `minus` makes it a word, too."""
+        r"""Sign: `+` | `-` | `\pm` | `\mp` | `minus` | `negative`. Before a word, `minus` is a word too."""
         token = self.peek()
         if token.kind == "name" and token.text.lower() in _SIGN_WORDS and self.peek(1).kind != "name":
             self.take()
@@ -94,7 +93,7 @@ class ExpressionReader(TokenReader):
         return self.take().text if token.text in _SIGNS else None
 
     def _product(self) -> Form:
-        """Product: power ((`*` | `/` | `mod`) sign* power | magnitude | power)*. One factor may be any form."""
+        """Product: power ((`*` | `/` | `mod`) sign* power | magnitude | power)*. A single factor may be any form."""
         factors = [self._power()]
         while True:
             token = self.peek()
@@ -111,7 +110,7 @@ class ExpressionReader(TokenReader):
             elif self._starts_factor() and not self.starts_unit():
                 head, factor = factors[0], self._power()
                 is_call = token.text == "(" and not token.is_spaced and self.is_after(")") and len(factors) == 1
-                if is_call and isinstance(head, Symbol):  # `f(x)`; for most letters its value is a product
+                if is_call and isinstance(head, Symbol):  # `f(x)`; for most letters this is a product
                     factors = [Apply("call", (head, *arguments_in(factor)))]
                 else:
                     factors.append(factor)
@@ -119,7 +118,7 @@ class ExpressionReader(TokenReader):
                 return factors[0] if len(factors) == 1 else scaled(factors)
 
     def _starts_factor(self) -> bool:
-        """Whether the next token continues a product without an operator."""
+        """Return whether the next token continues a product without an operator."""
         token = self.peek()
         if token.kind == "name":
             return token.text not in _NO_FACTORS
@@ -151,12 +150,12 @@ class ExpressionReader(TokenReader):
                 self.take()
                 return based_of(str(base.value), self.raw(whole=True))
             elif text in ("'", "_", "!"):
-                raise UnreadableError("a mark that no value has")
+                raise UnreadableError("a mark that cannot follow a value")
             else:
                 return base
 
     def _raised(self, base: Form) -> Form:
-        """Return a base with its exponent, which may say an ordinal, a transpose, or the inverse of a function."""
+        """Return a base with its exponent, which may mean an ordinal, a transpose, or an inverse function."""
         is_group = self.peek().text == "{"
         mark = self.peek(1 if is_group else 0).text
         is_alone = not is_group or self.peek(2).text == "}"
@@ -188,7 +187,7 @@ class ExpressionReader(TokenReader):
         return to_expression(self._primary())
 
     def group(self, closing: str, in_bars: bool = False) -> Expression:
-        """Group: sum closing. No unit ends an expression in a group."""
+        """Group: sum closing. A unit never ends an expression inside a group."""
         before = self.has_units, self.in_bars
         self.has_units, self.in_bars = False, in_bars
         inner = to_expression(self.sum())
@@ -200,7 +199,7 @@ class ExpressionReader(TokenReader):
         """Primary: currency? (number | name | command | bracketed | braces | bars)."""
         self._depth += 1
         if self._depth > _MAX_DEPTH:
-            raise UnreadableError("too deep")
+            raise UnreadableError("nested too deeply")
         self.accept(*CURRENCY_OF)
         token = self.peek()
         if token.kind == "number":
@@ -216,7 +215,7 @@ class ExpressionReader(TokenReader):
         elif self.accept("|"):
             form = Apply("abs", (self.group("|", in_bars=True),))
         else:
-            raise UnreadableError(f"no factor: {token.text}")
+            raise UnreadableError(f"not a factor: {token.text}")
         self._depth -= 1
         return form
 
@@ -249,7 +248,7 @@ class ExpressionReader(TokenReader):
         return number
 
     def _starts_fraction(self) -> bool:
-        r"""Whether a fraction of whole numbers follows a whole number: `\frac{1}{2}`, or ` 1/2` after a space."""
+        r"""Return whether a whole number is followed by a fraction of such: `\frac{1}{2}`, or ` 1/2` after a space."""
         first, slash, under = (self.peek(ahead) for ahead in range(3))
         if first.text == "\\frac":
             return _WHOLE_FRACTION.match(written(self.tokens[self.at : self.at + 7])) is not None
@@ -282,7 +281,7 @@ class ExpressionReader(TokenReader):
                 return Symbol(name)
 
     def _command(self) -> Form:
-        """Read the form that a LaTeX command begins."""
+        """Read the form that begins with a LaTeX command."""
         command = self.take().text
         name = command[1:]
         match name:
@@ -306,7 +305,7 @@ class ExpressionReader(TokenReader):
             case "begin":
                 return self._matrix()
             case "Delta" | "delta" if self.peek().kind == "name" and len(self.peek().text) == 1:
-                return self._symbol(f"{command} {self.take().text}")  # a difference is one symbol
+                return self._symbol(f"{command} {self.take().text}")  # a difference such as \Delta x is one symbol
         if name in FUNCTION_NAMES:
             return self._function(name)
         if name in _ACCENTS:
@@ -346,7 +345,7 @@ class ExpressionReader(TokenReader):
         r"""Matrix: `{` kind `}` listing? ((`&` | `\\`) listing?)* `\end` `{` kind `}`."""
         kind = self.raw(whole=True).rstrip("*")
         if kind == "array":
-            self.raw(whole=True)  # the alignment of its columns
+            self.raw(whole=True)  # the column alignment
         if kind not in _MATRICES:
             raise UnreadableError(f"the environment {kind}")
         rows: list[list[Form]] = [[]]
@@ -379,12 +378,12 @@ class ExpressionReader(TokenReader):
         if name == "log":
             arguments = (*arguments, base or Symbol(LOG))
         elif base is not None or name not in FUNCTION_NAMES:
-            raise UnreadableError("a base of another function, or an inverse of one that has none")
+            raise UnreadableError("a base or an inverse that the function does not have")
         applied = Apply(name, arguments)
         return applied if exponent is None else Apply("^", (applied, exponent))
 
     def _several(self) -> tuple[Expression, ...]:
-        """Several: bracketed, whose items are the arguments of `max` and its like."""
+        """Several: bracketed, whose items are the arguments of `max` and the like."""
         if not self._opens():
             raise UnreadableError("no arguments in brackets")
         return arguments_in(self._primary())
@@ -393,7 +392,7 @@ class ExpressionReader(TokenReader):
         return self.peek().text in ("(", "\\{", "{", "|", "[")
 
     def _function_argument(self) -> Expression:
-        r"""function_argument = bracketed | sign? power+ (`/` number)?. The powers end before another function."""
+        r"""Function argument: bracketed | sign? power+ (`/` number)?. The powers end before the next function."""
         if self._opens():
             return to_expression(self._primary())
         sign = self.accept("-", "+")

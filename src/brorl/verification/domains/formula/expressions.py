@@ -3,8 +3,8 @@ r"""Expressions (numbers, symbols, operations) with their values, and the other 
     `2x + 1`     Apply("+", (Apply("*", (Number(2), Symbol("x"))), Number(1)))
     `x = 3 cm`   Relation((Symbol("x"), Quantity(Number(3), "cm", ...)), ("=",))
 
-A value is an exact fraction if possible, otherwise a number of mpmath at any precision. Values with a logarithm beyond
-a bound are not computed, so the work stays small.
+A value is an exact fraction if possible, otherwise an mpmath number of any precision. Values whose logarithm exceeds a
+bound are not computed, which limits the work.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _CAPITALS = re.compile("[A-Z]{2,4}")
 _MAX_BITS = 400_000  # for an exact number
 _MAX_MAGNITUDE = 10**30  # for the logarithm of a number
 _MAX_TERMS = 10_000
-_MAX_ARGUMENT, _MAX_FACTORIAL = 5_000, 10**20  # of an exact factorial, and of any
+_MAX_ARGUMENT, _MAX_FACTORIAL = 5_000, 10**20  # of an exact factorial, and of any factorial
 
 
 class UndefinedError(ArithmeticError):
-    """An expression has no value, or no value that can be computed."""
+    """An expression has no value, or none that can be computed."""
 
 
 class Number(NamedTuple):
-    """A number that is written with digits."""
+    """A number written with digits."""
 
     value: Fraction
     is_decimal: bool = False
@@ -56,7 +56,7 @@ class Apply(NamedTuple):
 Expression = Number | Symbol | Apply
 Point = Mapping[str, Any]
 
-LOG = "\\log"  # stands for the unwritten base of a logarithm
+LOG = "\\log"  # the implicit base of a logarithm
 CONSTANTS: Mapping[str, Callable[[], Any]] = {
     "\\pi": lambda: +mp.pi,
     "e": lambda: +mp.e,
@@ -79,7 +79,7 @@ INTEGER_FUNCTIONS: Mapping[str, Callable[..., int]] = {"gcd": gcd, "lcm": lcm}
 
 
 def walk(expression: Expression) -> Iterator[Expression]:
-    """Yield an expression and all of its parts."""
+    """Yield an expression and all its parts."""
     todo = [expression]
     while todo:
         one = todo.pop()
@@ -89,7 +89,7 @@ def walk(expression: Expression) -> Iterator[Expression]:
 
 
 def variables(form: object) -> frozenset[str]:
-    """Return the variables of all expressions in a form, without units and the base of a logarithm."""
+    """Return the variables of all expressions in a form, except units and logarithm bases."""
     if isinstance(form, Symbol):
         return frozenset() if form.name in CONSTANTS or form.name == LOG else frozenset({form.name})
     parts = (form.value,) if isinstance(form, Quantity) else form if isinstance(form, tuple) else ()
@@ -97,14 +97,14 @@ def variables(form: object) -> frozenset[str]:
 
 
 def has_two_signs(form: object) -> TypeGuard[Apply]:
-    """Whether a form is an expression with a plus-minus sign."""
+    """Return whether a form is an expression with a plus-minus sign."""
     return isinstance(form, Apply) and any(
         isinstance(one, Apply) and one.operation in ("\\pm", "\\mp") for one in walk(form)
     )
 
 
 def with_sign(expression: Expression, sign: int) -> Expression:
-    r"""Return an expression with one sign for each plus-minus: `1 \pm x` and -1 give `1 - x`."""
+    r"""Return an expression with each plus-minus replaced by one sign: `1 \pm x` and -1 give `1 - x`."""
     if not isinstance(expression, Apply):
         return expression
     arguments = tuple(with_sign(argument, sign) for argument in expression.arguments)
@@ -115,14 +115,14 @@ def with_sign(expression: Expression, sign: int) -> Expression:
 
 
 def is_decimal(expression: Expression) -> bool:
-    """Whether an expression is written with digits alone and a decimal point or exponent: `-0.5`, `1e5`, `5.1%`."""
+    """Return whether an expression is only digits with a decimal point or exponent: `-0.5`, `1e5`, `5.1%`."""
     parts = [*walk(expression)]
     has_digits_alone = all(isinstance(p, Number) or (isinstance(p, Apply) and p.operation in "-*^%") for p in parts)
     return has_digits_alone and any(isinstance(part, Number) and part.is_decimal for part in parts)
 
 
 def exact_value(expression: Expression, point: Point | None = None) -> Fraction | None:
-    """Return the value of a rational expression at a point; None for other expressions or a value too large."""
+    """Return the value of a rational expression at a point; None for other expressions or values that are too large."""
     try:
         value = _value(expression, point or {})
     except UndefinedError:
@@ -131,7 +131,7 @@ def exact_value(expression: Expression, point: Point | None = None) -> Fraction 
 
 
 def value_at(expression: Expression, point: Point) -> Any:
-    """Return an expression's value at mpmath's working precision; `point` has the values of its variables.
+    """Return an expression's value at mpmath's working precision; `point` contains the values of its variables.
 
     Raises an UndefinedError if there is no value, or none that can be computed within the bounds.
     """
@@ -146,7 +146,7 @@ def _as_mp(value: Any) -> Any:
 
 
 def _value(expression: Expression, point: Point) -> Any:
-    """Return a value: a fraction as long as it is rational and not too large, otherwise a number of mpmath."""
+    """Return a value: a fraction if it is rational and not too large, otherwise an mpmath number."""
     try:
         if isinstance(expression, Number):
             return expression.value
@@ -214,7 +214,7 @@ def _rounded(operation: str, values: list[Any]) -> Any:
         case "degree":
             return first * mp.pi / 180
         case "^" if is_negative and rational and rational.denominator > 1 and rational.denominator % 2:
-            # A root of odd degree of a negative number is real: (-8)^(1/3) is -2.
+            # An odd root of a negative number is real: (-8)^(1/3) is -2.
             return (-1) ** (rational.numerator % 2) * _raised(-mp.re(first), others[0])
         case "^":
             return _raised(first, others[0])
@@ -242,18 +242,18 @@ def _raised(base: Any, exponent: Any) -> Any:
 
 
 def _series(operation: str, arguments: tuple[Expression, ...], point: Point) -> Any:
-    """Return a sum or product over a variable from one whole number to another."""
+    """Return a sum or product over a variable that runs from one whole number to another."""
     variable, low, high, term = arguments
     first, last = _value(low, point), _value(high, point)
     are_whole = all(isinstance(end, Fraction) and end.denominator == 1 for end in (first, last))
     if not isinstance(variable, Symbol) or not are_whole or last - first >= _MAX_TERMS:
-        raise UndefinedError("too many terms, or bounds that are no whole numbers")
+        raise UndefinedError("too many terms, or bounds that are not whole numbers")
     terms = [value_at(term, {**point, variable.name: mp.mpf(k)}) for k in range(int(first), int(last) + 1)]
     return mp.fsum(terms) if operation == "sum" else mp.fprod(terms)
 
 
 def _call(arguments: tuple[Expression, ...], point: Point) -> Any:
-    """Return a value for `f(x)`, an arbitrary fixed function of x, or for `a(x)`, a product."""
+    """Return a value for `f(x)`, an arbitrary but fixed function of x, or for `a(x)`, a product."""
     head, *others = arguments
     assert isinstance(head, Symbol)
     values = [value_at(other, point) for other in others]
@@ -266,16 +266,16 @@ def _call(arguments: tuple[Expression, ...], point: Point) -> Any:
 
 
 class Quantity(NamedTuple):
-    """A value with its unit, or with the noun that it counts."""
+    """A value with its unit or the noun that it counts."""
 
     value: Expression
     unit: str  # `cm`, `apple`, `°`
-    product: Expression | None  # `3 m` read as 3 times the variable m; None if the unit cannot be variables
+    product: Expression | None  # `3 m` as 3 times the variable m; None if the unit cannot be variables
     words: str = ""  # the words after the unit: `east`, `of NaOH`
 
 
 class Text(NamedTuple):
-    """Words, or notation that the grammar does not know."""
+    """Words, or notation that the grammar cannot read."""
 
     words: str
 
@@ -289,7 +289,7 @@ class Bracketed(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """Answers side by side, without brackets."""
+    """Several answers, without brackets."""
 
     items: tuple[Form, ...]
     joint: str  # `,`, `and` or `or`
@@ -324,7 +324,7 @@ class Ratio(NamedTuple):
 
 
 class Based(NamedTuple):
-    """A number in another base than ten: `1011_2`."""
+    """A number in a base other than ten: `1011_2`."""
 
     digits: str
     base: int
@@ -355,9 +355,9 @@ Form = (
 
 
 def to_expression(form: Form) -> Expression:
-    """Return a form as an expression, with the letters of a unit or of capitals (`RT`) as variables.
+    """Return a form as an expression, with the letters of units or capitals (`RT`) as variables.
 
-    Raises an UnreadableError if it is no expression.
+    Raises an UnreadableError if it is not an expression.
     """
     if isinstance(form, Text) and _CAPITALS.fullmatch(form.words):
         return product_of(form.words)
@@ -365,7 +365,7 @@ def to_expression(form: Form) -> Expression:
         return form.product
     if isinstance(form, Expression):
         return form
-    raise UnreadableError("an operation on a form that is no expression")
+    raise UnreadableError("an operation on a form that is not an expression")
 
 
 def product_of(letters: str) -> Expression:
@@ -374,7 +374,7 @@ def product_of(letters: str) -> Expression:
 
 
 def as_quantity(form: Form) -> Quantity | None:
-    """Return a quantity, or an expression as a quantity without unit; None for other forms."""
+    """Return a quantity, or an expression as a quantity without a unit; None for other forms."""
     if isinstance(form, Quantity):
         return form
     return Quantity(form, "", form) if isinstance(form, Expression) else None

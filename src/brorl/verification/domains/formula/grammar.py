@@ -1,10 +1,10 @@
-r"""The grammar of answers: `read` turns a text into a form.
+r"""The answer grammar: `read` turns a text into a form.
 
     answer   items joined by `,`, `and` or `or`       `x = 3 cm, y = 4`
     item     sides joined by `=`, `<`, `\in`, ...     `x = 3 cm`
     side     an expression (a unit may follow), a set, a matrix, a ratio, or words
 
-If the grammar does not know a part of the answer, the whole answer is a `Text`.
+If the grammar cannot read part of an answer, the whole answer is a `Text`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _MAX_DEPTH = 200
 
 @lru_cache(maxsize=4096)
 def read(text: str) -> Form:
-    """Return the form of any string; notation that the grammar does not know becomes a `Text`."""
+    """Return the form of any string; notation that the grammar cannot read becomes a `Text`."""
     try:
         tokens = without_frame(tokenize(text))
     except UnreadableError:
@@ -90,7 +90,7 @@ def read(text: str) -> Form:
 
 
 def _is_deep(form: Form) -> bool:
-    """Whether a form has more operations inside each other than recursive functions can follow: `2^2^2^2...`."""
+    """Return whether a form is nested too deeply for recursive functions: `2^2^2^2...`."""
     level: list[tuple[object, ...]] = [form]
     for _ in range(_MAX_DEPTH):
         level = [part for one in level for part in one if isinstance(part, tuple)]
@@ -180,7 +180,7 @@ class AnswerReader(ExpressionReader):
         return None
 
     def _boundary(self, of_unit: bool = False) -> int:
-        """Return where this side ends: before a comma, a sign, `and`, or a closing bracket."""
+        """Return the end of this side: before a comma, a sign, `and`, or a closing bracket."""
         for at, token in self.outside_brackets(_MAX_TAIL):
             is_number = of_unit and token.kind == "number" and at > self.at and self.tokens[at - 1].kind == "name"
             if token.text in _ENDS or is_number:
@@ -188,7 +188,7 @@ class AnswerReader(ExpressionReader):
         return min(len(self.tokens), self.at + _MAX_TAIL)
 
     def _side_of_words(self) -> Form | None:
-        """Read a side that is only words: a spelled number or a text; None for other sides."""
+        """Read a side that is only words: a spelled-out number or a text; None for other sides."""
         if (number := self._spelled_with_and()) is not None:
             return number
         end = self._boundary()
@@ -214,7 +214,7 @@ class AnswerReader(ExpressionReader):
         return None
 
     def _spelled_with_and(self) -> Form | None:
-        """Read a spelled number with `and`, such as `one and a half`; None for other words."""
+        """Read a spelled-out number with `and`, such as `one and a half`; None for other words."""
         if self.peek().kind != "name":
             return None
         end = self.at
@@ -237,14 +237,14 @@ class AnswerReader(ExpressionReader):
             quantities.append(self._value())
         total = total_of(quantities)
         if total is None:
-            raise UnreadableError("two numbers side by side")
+            raise UnreadableError("two adjacent numbers")
         return total
 
     def _value(self) -> Form:
         while self.peek().kind == "name" and self.peek().text.lower() in ABOUT:
             self.take()
         start = self.at
-        first = self.tokens[self.at : self.at + 2]  # of which one may be a sign
+        first = self.tokens[self.at : self.at + 2]  # one of them may be a sign
         currency = next((CURRENCY_OF[token.text] for token in first if token.text in CURRENCY_OF), None)
         form = self.sum()
         while (sign := self._set_sign(form)) is not None:
@@ -261,7 +261,7 @@ class AnswerReader(ExpressionReader):
         return Quantity(to_expression(form), currency, None) if currency and not isinstance(form, Quantity) else form
 
     def _ratio(self, start: int, first: Expression) -> Form:
-        """Ratio = sum ((`:` | `to`) sum)+. A whole number and one of two digits may be a time."""
+        """Ratio: sum ((`:` | `to`) sum)+. A whole number and a two-digit number may be a time."""
         items = [first]
         while self.peek().text in (":", "to"):
             self.take()
@@ -273,7 +273,7 @@ class AnswerReader(ExpressionReader):
                 return Ratio(tuple(items), is_time=False)
 
     def _with_unit(self, start: int, value: Expression) -> Form:
-        """Return a value with the unit that follows it, or with degrees."""
+        """Return a value with the unit or degree sign that follows it."""
         if isinstance(value, Apply) and value.operation == "degree" and self._boundary() == self.at:
             return Quantity(value.arguments[0], "°", None)
         measure = self._measure()
@@ -287,11 +287,11 @@ class AnswerReader(ExpressionReader):
         return product if product is not None and variables(value) else Quantity(value, unit, product, words)
 
     def starts_unit(self) -> bool:
-        """Whether the rest of this side is a unit."""
+        """Return whether the rest of this side is a unit."""
         return self.has_units and self._measure() is not None
 
     def _measure(self) -> tuple[str, str, int] | None:
-        """Return (unit or counted noun, words after it, end) from here on; None if there is no unit or noun."""
+        """Return the next (unit or counted noun, words after it, end); None if there is no unit or noun."""
         if self.taken:
             return None
         end = self._boundary(of_unit=True)
@@ -301,7 +301,7 @@ class AnswerReader(ExpressionReader):
         for length in range(len(tail), 0, -1):
             if length < len(tail) and not is_beside_unit(tail[length]):
                 break
-            if length < len(tail) and tail[length - 1].text in ("in", "at"):  # `5 N in the direction` has no inches
+            if length < len(tail) and tail[length - 1].text in ("in", "at"):  # `5 N in the direction` is not inches
                 continue
             if (unit := _unit(tail[:length])) is not None:
                 return unit, words_of(tail[length:]), end
@@ -325,7 +325,7 @@ class AnswerReader(ExpressionReader):
         if len(items) == 1 and (opening, closing) in (("(", ")"), ("[", "]")):
             return items[0]
         if (opening, closing) in (("(", "]"), ("[", ")")) and len(items) != 2:
-            raise UnreadableError("brackets of two kinds")
+            raise UnreadableError("mismatched brackets")
         return Bracketed(opening, items, closing)
 
     def _condition(self) -> Form | None:
@@ -340,12 +340,12 @@ class AnswerReader(ExpressionReader):
         self.at = at + 1
         condition = self.listing()
         if domain not in ("", "\\in\\mathbb{R}") or variable not in variables(condition):
-            raise UnreadableError("a set of no real numbers, or a condition on another variable")
+            raise UnreadableError("not a set of real numbers, or a condition on a different variable")
         return condition
 
 
 def _without_brackets(tokens: Sequence[Token]) -> Sequence[Token]:
-    """Return the tokens of `(m/s)`, where a unit stands in brackets; single letters would be a factor."""
+    """Return the tokens of a unit in brackets, `(m/s)`, without them; single letters in brackets are a factor."""
     if len(tokens) > 2 and tokens[0].text == "(" and tokens[-1].text == ")":
         inner = tokens[1:-1]
         return [inner[0]._replace(is_spaced=True), *inner[1:]] if all(len(one.text) > 1 for one in inner) else tokens
@@ -363,12 +363,12 @@ def _may_begin_unit(tokens: Sequence[Token]) -> bool:
 
 
 def _is_apart(tokens: Sequence[Token]) -> bool:
-    """Whether the first token is not a letter glued to the value before it."""
+    """Return whether the first token is separate from the value before it, not a letter joined to it."""
     return tokens[0].is_upright or tokens[0].is_spaced or _is_prefix(tokens, 0)
 
 
 def _unit(tokens: Sequence[Token]) -> str | None:
-    """Return the text of the unit that tokens name; None if they name no unit."""
+    """Return the text of the unit that tokens name; None if they do not name a unit."""
     if tokens[0].text == "\\degree":
         return f"°{tokens[1].text}" if len(tokens) == 2 and tokens[1].text in ("C", "F", "K") else None
     text = written(tokens)
@@ -383,13 +383,13 @@ def _unit(tokens: Sequence[Token]) -> str | None:
 
 
 def _is_prefix(tokens: Sequence[Token], at: int) -> bool:
-    r"""Whether a token is a letter glued to the symbol of ohms, as in `k\Omega`."""
+    r"""Return whether a token is a letter joined to the ohm symbol, as in `k\Omega`."""
     after = tokens[at + 1 : at + 2]
     return len(tokens[at].text) == 1 and any(one.text == "\\Omega" and not one.is_spaced for one in after)
 
 
 def _are_words(tokens: Sequence[Token]) -> bool:
-    """Whether tokens are words such as `east`, not letters of a formula such as `mgh`."""
+    """Return whether tokens are words such as `east`, not letters in a formula such as `mgh`."""
     names = [token for token in tokens if token.kind == "name"]
     if not names or any(token.kind != "name" and token.text not in ("-", "'", ".", '"') for token in tokens):
         return False
@@ -403,7 +403,7 @@ def _are_words(tokens: Sequence[Token]) -> bool:
 
 
 def _product(tokens: Sequence[Token]) -> Expression | None:
-    """Return tokens as an expression in which all letters are variables; None if they are no expression."""
+    """Return tokens as an expression with all letters as variables; None if they are not an expression."""
     reader = AnswerReader(tokens, has_units=False)
     try:
         form = reader.sum()

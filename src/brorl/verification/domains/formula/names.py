@@ -1,4 +1,4 @@
-r"""Names of values, such as `x`, `f(x)`, `AB` and `\text{Area}`, and the equations that give names to values."""
+r"""Names of values, such as `x`, `f(x)`, `AB` and `\text{Area}`, and the equations that assign them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def vector_of(form: Form) -> Sequence[Form] | None:
 
 
 def name_of(form: Form) -> str | None:
-    r"""Return the name that a side is: `x`, `f(x)`, `AB`, `\text{Area}`; None if it is no name."""
+    r"""Return the name in a side that is only a name: `x`, `f(x)`, `AB`, `\text{Area}`; None for other sides."""
     match form:
         case Symbol(name):
             return name if variables(form) else None
@@ -73,23 +73,23 @@ def _are_letters(parts: Sequence[Form]) -> bool:
 
 
 def _is_formula(form: Form) -> bool:
-    """Whether a side is a quotient or sum: `NO/BO = 2` names a number, but `NO/BO = x` is an equation."""
+    """Return whether a side is a quotient or sum: `NO/BO = 2` names a number, but `NO/BO = x` is an equation."""
     return isinstance(form, Apply) and form.operation in ("/", "+")
 
 
 def _are_measures(parts: Sequence[Form]) -> bool:
-    """Whether parts are letters or products of letters, as in the quotient `NO/BO`."""
+    """Return whether parts are letters or products of letters, as in the quotient `NO/BO`."""
     products = (part.arguments if isinstance(part, Apply) and part.operation == "*" else (part,) for part in parts)
     return all(map(_are_letters, products))
 
 
 def is_call(form: Form) -> TypeGuard[Apply]:
-    """Whether a form is a function of arguments, such as `f(x)`."""
+    """Return whether a form is a function call, such as `f(x)`."""
     return isinstance(form, Apply) and form.operation == "call"
 
 
 def is_name(form: Form, wide: bool) -> bool:
-    """Whether a side names a value; with `wide`, a formula of several variables without numbers does too."""
+    """Return whether a side names a value; with `wide`, a formula of several variables without numbers does too."""
     if name_of(form) is not None:
         return wide or not _is_formula(form)
     if isinstance(form, Apply) and form.operation in ("sum", "prod"):
@@ -118,7 +118,7 @@ def solved(form: Form) -> tuple[str, Form] | None:
 
 
 def are_choices(form: Form, words: str) -> bool:
-    """Whether a word has the letters of a list of choices in any order: `DAC` for `A, C, D`."""
+    """Return whether a word consists of a list's choices in any order: `DAC` for `A, C, D`."""
     if not isinstance(form, Listing):
         return False
     letters = [item.name for item in form.items if isinstance(item, Symbol) and re.fullmatch("[A-J]", item.name)]
@@ -126,7 +126,7 @@ def are_choices(form: Form, words: str) -> bool:
 
 
 def same_name(right: str, given: Form) -> bool:
-    """Whether a side has a name; `y` and `f(x)` are the same graph."""
+    """Return whether a side has this name; `y` and `f(x)` are the same graph."""
     name = name_of(given)
     if name is None:
         return False
@@ -135,7 +135,7 @@ def same_name(right: str, given: Form) -> bool:
 
 
 def assigned(form: Form) -> dict[str, Form] | None:
-    """Return the values by name of `x = 1, y = 2`, `(x,y) = (1,2)` or `x = y = 1`; None for any other form."""
+    """Return the values by name in `x = 1, y = 2`, `(x,y) = (1,2)` or `x = y = 1`; None for any other form."""
     if isinstance(form, Relation) and len(form.sides) > 2 and set(form.signs) == {"="}:
         *several, value = form.sides
         form = Listing(tuple(Relation((one, value), ("=",)) for one in several if isinstance(one, Symbol)), ",")
@@ -150,14 +150,14 @@ def assigned(form: Form) -> dict[str, Form] | None:
     return values if len(values) == len(pairs) > 1 else None
 
 
-_WHOLE, _REAL = "n\N{ELEMENT OF}", "t\N{ELEMENT OF}"  # names for bound letters, which no text can have
+_WHOLE, _REAL = "n\N{ELEMENT OF}", "t\N{ELEMENT OF}"  # names for bound letters, which cannot occur in text
 _MAX_PROGRESSION = 500
 
 T = TypeVar("T")
 
 
 def renamed(form: T, old: str, new: str) -> T:
-    """Return a form, or a part of a form, in which a variable has a new name."""
+    """Return a form, or part of one, with a variable renamed."""
     if isinstance(form, Symbol):
         return Symbol(new) if form.name == old else form  # type: ignore[return-value]
     if not isinstance(form, tuple):
@@ -167,8 +167,8 @@ def renamed(form: T, old: str, new: str) -> T:
 
 
 def without_conditions(form: Listing) -> list[Form]:
-    r"""Return `2k\pi, k \in \mathbb{Z}` as `2n\pi` with one fixed name n; the name stays if an item is `k = 3`."""
-    domains: dict[int, tuple[str, str]] = {}  # the place of each condition: its variable and its set of numbers
+    r"""Return `2k\pi, k \in \mathbb{Z}` as `2n\pi` with a fixed name n, but keep the name if an item is `k = 3`."""
+    domains: dict[int, tuple[str, str]] = {}  # index of each condition -> its variable and its number set
     for at, item in enumerate(form.items):
         match item:
             case Relation((Symbol(name), Symbol(domain)), ("\\in",)):
@@ -190,7 +190,7 @@ def without_conditions(form: Listing) -> list[Form]:
 
 
 def with_letters(right: Expression, given: Expression) -> Expression:
-    """Return an answer with its reference's letter for any whole number (`2k`, `2n`) or constant of integration."""
+    """Return an answer with the reference's letter for any whole number (`2k`, `2n`) or integration constant."""
     ours, theirs = (variables(one) - variables(other) for one, other in ((right, given), (given, right)))
     if len(ours) != 1 or len(theirs) != 1:
         return given
@@ -202,7 +202,7 @@ def with_letters(right: Expression, given: Expression) -> Expression:
 
 
 def with_argument(right: Form, given: Relation) -> Relation:
-    """Return `f(t) = 2t` as `f(x) = 2x`, if x is the argument in the reference."""
+    """Return `f(t) = 2t` as `f(x) = 2x` if the reference's argument is x."""
     match right, given.sides[0]:
         case Apply("call", (head, Symbol(one))), Apply("call", (other_head, Symbol(other))):
             if head == other_head and one != other and one not in variables(given):
@@ -213,20 +213,20 @@ def with_argument(right: Form, given: Relation) -> Relation:
 
 
 def between(items: Sequence[Form], last: Form) -> list[Form]:
-    r"""Return the numbers that dots stand for: 3 to 9 in `1, 2, \ldots, 10`. Only whole numbers in equal steps."""
+    r"""Return the numbers that dots stand for: 3 to 9 in `1, 2, \ldots, 10`. Only for whole numbers in equal steps."""
     numbers = [item.value for item in (*items, last) if isinstance(item, Number) and item.value.denominator == 1]
     steps = {other - one for one, other in pairwise(numbers[:-1])} or {Fraction(1)}
     step = steps.pop()
     if len(numbers) != len(items) + 1 or steps or (len(items) < 3 and abs(step) != 1) or step == 0:
-        raise UnreadableError("dots between other items than whole numbers in steps")
+        raise UnreadableError("dots between items other than whole numbers in equal steps")
     count = (numbers[-1] - numbers[-2]) / step
     if count.denominator != 1 or not 1 < count <= _MAX_PROGRESSION:
-        raise UnreadableError("dots up to a number that no step reaches")
+        raise UnreadableError("dots up to a number that the steps do not reach")
     return [Number(numbers[-2] + step * k) for k in range(1, int(count))]
 
 
 def modulo(form: Form, modulus: Expression) -> Form:
-    r"""Return a form whose values are up to multiples of a modulus: 3 or `x \equiv 3`; a name stays a name."""
+    r"""Return a form with its values, as in 3 or `x \equiv 3`, taken up to multiples of a modulus; names are kept."""
     if isinstance(form, Relation) and set(form.signs) <= EQUAL:
         return form._replace(sides=tuple(modulo(side, modulus) for side in form.sides))
     return Residue(form, modulus) if isinstance(form, Expression) and not isinstance(form, Symbol) else form

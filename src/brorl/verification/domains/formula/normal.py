@@ -1,9 +1,8 @@
-r"""Brings forms that say the same into one form: sets of numbers, two signs, lists of named values.
+r"""Normalizes forms that mean the same: sets of numbers, plus-minus signs, lists of named values.
 
     `\pm 2`  ->  `2 or -2`        `x = 1 or x = 2`  ->  `1 or 2`        `0 < x < 1`, `(0, 1)`  ->  one `Region`
 
-A set of real numbers is a predicate, with the numbers at which it may change. Between two such numbers, one test
-decides.
+A set of real numbers is a predicate plus the numbers where it may change. One test decides between two such numbers.
 """
 
 from __future__ import annotations
@@ -62,19 +61,19 @@ TURNED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\ne": "\\ne", "=
 class Region(NamedTuple):
     """A set of real numbers."""
 
-    ends: tuple[Expression, ...]  # the numbers at which the set changes, ascending: 0 and 1 for (0, 1]
+    ends: tuple[Expression, ...]  # the numbers where the set changes, ascending: 0 and 1 for (0, 1]
     holds: tuple[bool, ...]  # (below ends[0], at ends[0], above it, at ends[1], ...): False False True True False
-    variable: str | None  # the name of a number in the set, if it has one: `x`
+    variable: str | None  # the name of a number in the set, if any: `x`
 
 
 class _Set(NamedTuple):
-    contains: Callable[[Any], bool]  # takes a number of mpmath
+    contains: Callable[[Any], bool]  # takes an mpmath number
     ends: tuple[Expression, ...]
     variable: str | None = None
 
 
 def region_of(form: Form) -> Region | None:
-    """Return the region that a form describes; None if it describes no set of real numbers."""
+    """Return the region that a form describes; None if it does not describe a set of real numbers."""
     try:
         found = None if isinstance(form, Bracketed) and form.opening == "\\{" else _set(form)
         return _region(found) if found else None
@@ -159,7 +158,7 @@ def _of_relation(sides: tuple[Form, ...], signs: tuple[str, ...]) -> _Set | None
 
 
 def _variable_of(side: Form) -> str | None:
-    """Return the name `x` or `f(x)` if a side is such a name, else None."""
+    """Return a side's name if it is one such as `x` or `f(x)`, else None."""
     return name_of(side) if is_call(side) or isinstance(side, Symbol) else None
 
 
@@ -193,13 +192,13 @@ def _combine(sign: str, parts: Sequence[_Set | None]) -> _Set | None:
 
 
 def turned(relation: Relation) -> Relation:
-    """Return a chain of relations backward: `1 < x` becomes `x > 1`."""
+    """Reverse a chain of relations: `1 < x` becomes `x > 1`."""
     signs = tuple(TURNED.get(sign, sign) for sign in reversed(relation.signs))
     return Relation(relation.sides[::-1], signs)
 
 
 def is_equation(form: Form) -> bool:
-    """Whether a form is an equation, or a list of them."""
+    """Return whether a form is an equation or a list of equations."""
     if isinstance(form, Listing):
         return all(map(is_equation, form.items))
     return isinstance(form, Relation) and "=" in form.signs
@@ -207,7 +206,7 @@ def is_equation(form: Form) -> bool:
 
 @lru_cache(maxsize=4096)
 def normal(form: Form) -> Form:
-    r"""Return a form in the one notation: `{4}` -> `4`, `\pm 2` -> `2 or -2`, `x = 1 or x = 2` -> `1 or 2`."""
+    r"""Return a form in the standard notation: `{4}` -> `4`, `\pm 2` -> `2 or -2`, `x = 1 or x = 2` -> `1 or 2`."""
     if isinstance(form, Relation) and form.signs == ("\\in",) and vector_of(form.sides[0]):
         points = members_of(form.sides[1]) or (form.sides[1],)
         return _normal_listing(Listing((Relation((form.sides[0], points[0]), ("=",)), *points[1:]), "or"))
@@ -243,7 +242,7 @@ def normal(form: Form) -> Form:
 
 
 def _with_either_sign(form: Bracketed) -> Form:
-    r"""Return both points of `(2, \pm 1)`; a point with more such signs may mean two or four points, and stays."""
+    r"""Return both points of `(2, \pm 1)`; a point with more such signs is ambiguous and is returned unchanged."""
     places = [at for at, item in enumerate(form.items) if has_two_signs(item)]
     if len(places) != 1:
         return form
@@ -274,7 +273,7 @@ def _in_blocks(items: list[Form]) -> list[Form]:
 
 
 def _flat(items: Sequence[Form]) -> list[Form]:
-    r"""Return items with each item that stands for several replaced by these: `\pm 2` by `2` and `-2`."""
+    r"""Return items with each item that means several replaced by those: `\pm 2` becomes `2` and `-2`."""
     flat: list[Form] = []
     for item in items:
         one = normal(item)
@@ -303,7 +302,7 @@ def _normal_listing(form: Listing) -> Form:
 
 
 def total_of(items: Sequence[Form]) -> Quantity | None:
-    """Return `2 hours and 30 minutes` as one quantity in hours; None if the items are no parts of one quantity."""
+    """Return `2 hours and 30 minutes` as one quantity in hours; None if the items are not parts of one quantity."""
     parts = [(item, units_of(item.unit)[0]) for item in items if isinstance(item, Quantity) and units_of(item.unit)]
     if not len(parts) == len(items) > 1 or len({unit.dimension for _, unit in parts}) > 1:
         return None
@@ -315,7 +314,7 @@ def total_of(items: Sequence[Form]) -> Quantity | None:
 
 
 def members_of(form: Form) -> Sequence[Form] | None:
-    """Return the members of a set or of a list without brackets; None for other forms."""
+    """Return the members of a set or a list without brackets; None for other forms."""
     if isinstance(form, Listing) or (isinstance(form, Bracketed) and form.opening == "\\{"):
         return form.items
     return None
@@ -331,7 +330,7 @@ def percent_of(expression: Expression) -> Expression | None:
 
 
 def along_axes(form: Form, vector: Form) -> Sequence[Form] | None:
-    r"""Return (3, 4) for `3\mathbf{i}+4\mathbf{j}` if the other form is a vector of as many parts; otherwise None."""
+    r"""Return (3, 4) for `3\mathbf{i}+4\mathbf{j}` if the other form is a vector of equal length; otherwise None."""
     parts = vector_of(vector)
     if parts is None or not isinstance(form, Expression) or not variables(form) <= {*"ijk"[: len(parts)]}:
         return None
@@ -342,7 +341,7 @@ def along_axes(form: Form, vector: Form) -> Sequence[Form] | None:
 
 
 def have_other_units(right: Form, given: Form) -> bool:
-    """Whether two quantities have units that do not convert to each other."""
+    """Return whether two quantities have units that do not convert to each other."""
     one, other = as_quantity(right), as_quantity(given)
     if one is None or other is None or not (one.unit and other.unit):
         return False
@@ -350,7 +349,7 @@ def have_other_units(right: Form, given: Form) -> bool:
 
 
 def converted(value: Expression, way: Conversion) -> Expression:
-    """Return a value in another unit."""
+    """Return a value converted to a different unit."""
     factor, shift = Number(way.factor, is_decimal(value)), Number(way.shift)
     product = value if way.factor == 1 else Apply("*", (factor, value))
     return product if way.shift == 0 else Apply("+", (product, shift))

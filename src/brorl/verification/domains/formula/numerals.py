@@ -1,4 +1,4 @@
-"""Numbers as they are written: `1.5e8`, `1011_2`, `5th`, `0.333...`, `forty-two`."""
+"""Written numbers: `1.5e8`, `1011_2`, `5th`, `0.333...`, `forty-two`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_EXPONENT = 4_000
 
 
 def number_of(text: str) -> Number:
-    """Return the number of digits with a point or an exponent: `1.5e8`."""
+    """Return the number for digits with an optional point or exponent: `1.5e8`."""
     mantissa, _, power = text.lower().partition("e")
     if abs(int(power or 0)) > _MAX_EXPONENT:
         raise UnreadableError("too large")
@@ -38,17 +38,17 @@ def based_of(digits: str, base: str) -> Form:
     """Return a number in a base, `1011_2` or `1011_{two}`; in base ten, an ordinary number."""
     base = base.strip("()").removeprefix("base")
     if not (base.isdigit() or base in NUMERALS) or not digits.isdigit():
-        raise UnreadableError("no base")
+        raise UnreadableError("not a base")
     radix = int(base[:3]) if base.isdigit() else NUMERALS[base]
     return number_of(digits) if radix == 10 else Based(digits, radix)
 
 
 def ordinal_of(number: Number, suffix: str) -> Number:
-    """Return the number of `5th`."""
+    """Return the number for an ordinal: 5 for `5th`."""
     last = int(number.value) % 100
     ending = "th" if 10 < last < 14 else {1: "st", 2: "nd", 3: "rd"}.get(last % 10, "th")
     if number.value.denominator != 1 or suffix != ending:
-        raise UnreadableError("no ordinal")
+        raise UnreadableError("not an ordinal")
     return Number(number.value)
 
 
@@ -56,7 +56,7 @@ def repeating_of(text: str, period: str) -> Number:
     """Return the number whose last digits repeat: `0.3` and `3` give a third."""
     whole, _, fixed = text.partition(".")
     if not period.isdigit() or "e" in text.lower():
-        raise UnreadableError("no period of digits")
+        raise UnreadableError("no repeating digits")
     under = (10 ** len(period) - 1) * 10 ** len(fixed)
     return Number(Fraction(int(whole + fixed + period) - int(whole + fixed), under))
 

@@ -1,4 +1,4 @@
-"""Signs, products and calls of forms, which the grammar reads: most need expressions, some may have a vector."""
+"""Signs, products and calls of forms that the grammar reads: most need expressions, some allow a vector."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def signed_form(sign: str, form: Form) -> Form:
 
 
 def multiplied(factors: Sequence[Form]) -> Expression:
-    """Return a product of expressions; UnreadableError if a factor is not one."""
+    """Return a product of expressions; UnreadableError if a factor is not an expression."""
     expressions = tuple(map(to_expression, factors))
     return expressions[0] if len(expressions) == 1 else Apply("*", expressions)
 
 
 def scaled(factors: Sequence[Form]) -> Form:
-    """Return a product, which may have one matrix or vector among its factors."""
+    """Return a product, in which one factor may be a matrix or vector."""
     factors = [to_expression(factor) if isinstance(factor, Text) else factor for factor in factors]
     others = [factor for factor in factors if not isinstance(factor, Expression)]
     scalars = [factor for factor in factors if isinstance(factor, Expression)]
@@ -59,4 +59,4 @@ def scaled(factors: Sequence[Form]) -> Form:
     is_vector = isinstance(form, Bracketed) and form.closing in (")", "\\rangle") and form.opening != "["
     if isinstance(form, Bracketed) and is_vector and factors[-1] is form and not more:
         return form._replace(items=tuple(Apply("*", (scalar, to_expression(item))) for item in form.items))
-    raise UnreadableError("a product with a form that is no expression")
+    raise UnreadableError("a product with a form that is not an expression")

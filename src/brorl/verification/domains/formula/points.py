@@ -1,10 +1,10 @@
-r"""Where two formulas are compared: at random points, and on each side of every number at which a formula changes.
+r"""Points for comparing two formulas: random ones, and some on each side of every number where a formula changes.
 
     `|x - 5|`  ->  x = 1.3, -2.1, ... near 0; then x = 2.9 below the break 5, 8.4 above it, and some far from it
 
-An absolute value, a rounding, a maximum, a root or a logarithm may say something else beyond a number, its break.
-Between two breaks and beyond them one point is enough, because there a formula is analytic. Breaks are found exactly if
-the argument is a polynomial of degree 1 or 2 between the breaks inside it; otherwise points lie at all magnitudes.
+An absolute value, a rounding, a maximum, a root or a logarithm may follow a different rule beyond a number, its break.
+Between and beyond breaks one point is enough, because a formula is analytic there. Breaks are found exactly if the
+argument is a polynomial of degree 1 or 2 between the breaks inside it; otherwise points are placed at all magnitudes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from brorl.verification.domains.formula.expressions import (
     walk,
 )
 
-WHOLE_NUMBERS = frozenset("nkmj")  # letters that stand for whole numbers
+WHOLE_NUMBERS = frozenset("nkmj")  # letters that denote whole numbers
 _NEAR_ZERO = 8
 _MAX_BREAKS, _MAX_PARTS = 24, 40
-_MAX_SEARCHES = 200  # for the breaks of one variable in one change; more variables leave fewer changes
-_JOINT = 6  # points at which all variables are beside their breaks
+_MAX_SEARCHES = 200  # searches for one variable's breaks in one change; more variables allow fewer changes
+_JOINT = 6  # points with all variables next to their breaks
 _FAR = (Fraction(43), Fraction(2_903))
 _MAGNITUDES = tuple(Fraction(9, 2) * 4**k for k in range(9))
 _ROOT_DIGITS = 10**20
@@ -47,11 +47,11 @@ _FIRST_STEPS = tuple(map(Fraction, (-1, 0, 1, 2)))
 
 
 class _Change(NamedTuple):
-    """A formula may change where an expression has one of some values."""
+    """A formula may change where an expression has one of these values."""
 
     argument: Expression
     levels: tuple[Fraction, ...]
-    is_jump: bool = False  # whether it may have a value of its own at the break
+    is_jump: bool = False  # whether it may have a separate value at the break
 
 
 class _Breaks(NamedTuple):
@@ -77,7 +77,7 @@ def near_zero(names: Sequence[str], whole: Collection[str]) -> Iterator[dict[str
 def at_changes(
     expressions: Sequence[Expression], names: Sequence[str], whole: Collection[str], fixed: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yield points on each side of all breaks, one variable after the other, then all together; none without breaks."""
+    """Yield points on each side of all breaks, variable by variable, then for all together; none without breaks."""
     parts = [part for one in expressions for part in walk(one) if isinstance(part, Apply)][::-1]
     changes = list(dict.fromkeys(change for part in parts[-_MAX_PARTS:] for change in _changes(part)))
     if not (changes and names):
@@ -103,7 +103,7 @@ def at_changes(
 
 
 def may_be_complex(expression: Expression) -> list[Expression]:
-    """Return the roots, logarithms and inverse functions inside an expression, which are real on a part of the line."""
+    """Return the roots, logarithms and inverse functions in an expression, which are real on part of the line only."""
     return [
         part
         for part in walk(expression)
@@ -118,7 +118,7 @@ def _is_count(part: Apply) -> bool:
 
 
 def _is_even_root(part: Apply) -> bool:
-    r"""Whether a part is a root of an even power, such as `\sqrt{k^2}`: who writes it thinks of negative numbers."""
+    r"""Return whether a part is a root of an even power, such as `\sqrt{k^2}`, which suggests negative numbers."""
     if part.operation not in ("sqrt", "root", "^"):
         return False
     inner = part.arguments[0]
@@ -155,7 +155,7 @@ def _if_open(argument: Expression, levels: tuple[Fraction, ...], is_jump: bool =
 
 
 def _breaks(changes: Sequence[_Change], name: str, point: Mapping[str, Any]) -> _Breaks:
-    """Return the numbers at which a variable changes a formula; inner changes come first."""
+    """Return the numbers where a variable changes a formula, from inner changes to outer."""
     found: set[Fraction] = set()
     jumps: set[Fraction] = set()
     are_all = True
@@ -179,7 +179,7 @@ def _breaks(changes: Sequence[_Change], name: str, point: Mapping[str, Any]) -> 
 def _roots(
     change: _Change, low: Fraction | None, high: Fraction | None, name: str, point: Mapping[str, Any]
 ) -> list[Fraction] | None:
-    """Return where a polynomial of degree 0 to 2 has the levels of a change in an interval; None for other formulas."""
+    """Return where a polynomial of degree 0 to 2 reaches a change's levels in an interval; None for other formulas."""
     places = _places(low, high)
     values = [exact_value(change.argument, {**point, name: place}) for place in places]
     known = [value for value in values if value is not None]
@@ -197,7 +197,7 @@ def _roots(
 
 
 def _places(low: Fraction | None, high: Fraction | None) -> list[Fraction]:
-    """Return numbers inside an interval, where a formula is evaluated to find its degree."""
+    """Return numbers inside an interval for evaluating a formula to find its degree."""
     if low is not None and high is not None:
         return [low + (high - low) * k / 6 for k in range(1, 6)]
     far = [Fraction(step) for step in (1, 3, 4, 1_009, 1_000_003)]
@@ -227,7 +227,7 @@ def _beside(breaks: _Breaks, random: Random) -> list[Fraction]:
 
 
 def _far(breaks: _Breaks) -> Sequence[Fraction]:
-    """Return sizes of numbers far from 0; none if all breaks are known, for then a point beyond the last is enough."""
+    """Return magnitudes far from 0; none if all breaks are known: then a point beyond the last one is enough."""
     if not breaks.are_all:
         return _MAGNITUDES
     return _FAR if breaks.jumps else ()
@@ -238,7 +238,7 @@ def _outer(ends: Sequence[Fraction]) -> list[tuple[Fraction, int]]:
 
 
 def _whole_beside(breaks: _Breaks, signed: bool, most: int | None) -> list[Fraction]:
-    """Return whole numbers beside the breaks, and large ones up to a bound; negative ones only if signed."""
+    """Return whole numbers next to the breaks, and large ones up to a bound; negative ones only if `signed`."""
     beside = {floor(end) + step for end in breaks.at for step in (-1, 0, 1, 2)} | {ceil(2 * end) for end in breaks.at}
     sizes = [] if most else [*map(floor, _far(breaks)), 10**6 + 3]
     signs = (1, -1) if signed else (1,)

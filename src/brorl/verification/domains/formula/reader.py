@@ -1,7 +1,7 @@
-r"""A position in the tokens of an answer, which moves from left to right.
+r"""A position in an answer's tokens, which moves from left to right.
 
-A position is a token and a character in it, because a name may be letters side by side (`ab`, `xsin`), and TeX takes
-one digit as an argument (`\frac12`).
+A position is a token and a character in it, because a name may be a run of letters (`ab`, `xsin`), and TeX takes a
+single digit as an argument (`\frac12`).
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from brorl.verification.domains.formula.tokens import END, Token, UnreadableErro
 FUNCTION_NAMES = frozenset(FUNCTIONS) | frozenset(INTEGER_FUNCTIONS) | {"log"}
 CONSTANT_NAMES = {"pi": "\\pi", "infinity": "\\infty", "inf": "\\infty", "infty": "\\infty"}
 WORDS_OF_FORMULAS = FUNCTION_NAMES | CONSTANT_NAMES.keys()
-_APART = word_list("Re Im abs lg sec max min sign floor ceil")  # never glued to letters: `secx` is s times e ...
+_APART = word_list("Re Im abs lg sec max min sign floor ceil")  # never joined to letters: `secx` is s times e ...
 _GLUED = sorted({"pi", *FUNCTION_NAMES}.difference(_APART), key=len, reverse=True)
-_LETTER = re.compile("|".join([*_GLUED, "."]))  # the next letter of a name, or a function or constant glued to letters
+_LETTER = re.compile("|".join([*_GLUED, "."]))  # a letter of a name, or a function or constant joined to letters
 
 
 class TokenReader:
-    """Takes tokens one after the other."""
+    """Takes tokens one by one."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self.tokens = tuple(tokens)
         self.at = 0  # the next token
-        self.taken = 0  # characters of it that were taken
+        self.taken = 0  # characters taken from it
 
     def peek(self, ahead: int = 0) -> Token:
-        """Return a token without taking it; of a name that is taken in part, the next letter."""
+        """Return a token without taking it; for a partly taken name, return its next letter."""
         try:
             token = self.tokens[self.at + ahead]
         except IndexError:
@@ -38,7 +38,7 @@ class TokenReader:
         return token if ahead or not self.taken else _rest_of(token, self.taken)
 
     def take(self, length: int | None = None) -> Token:
-        """Take the next token, or some characters of it."""
+        """Take the next token, or some of its characters."""
         token = self.peek()
         if token is END:
             raise UnreadableError("the text ends too early")
@@ -50,7 +50,7 @@ class TokenReader:
         return token
 
     def take_letter(self) -> Token:
-        """Take a letter, or the name of a function or constant; a word that only text can have is not read."""
+        """Take a letter, or the name of a function or constant; UnreadableError for a word that belongs in text."""
         token = self.peek()
         if len(token.text) == 1 or token.text in WORDS_OF_FORMULAS:
             return self.take()
@@ -71,11 +71,11 @@ class TokenReader:
         return token
 
     def is_after(self, text: str) -> bool:
-        """Whether the token that was taken last is this one."""
+        """Return whether this token was the last one taken."""
         return self.at > 0 and self.tokens[self.at - 1].text == text
 
     def outside_brackets(self, most: int | None = None) -> Iterator[tuple[int, Token]]:
-        """Yield (place, token) from here on, without the tokens inside brackets that open after here."""
+        """Yield (index, token) from here on, skipping tokens inside brackets that open after here."""
         depth = 0
         for at in range(self.at, len(self.tokens) if most is None else min(self.at + most, len(self.tokens))):
             text = self.tokens[at].text
@@ -84,7 +84,7 @@ class TokenReader:
             depth += (text in ("{", "(", "[", "\\{")) - (text in ("}", ")", "]", "\\}"))
 
     def raw(self, whole: bool = False) -> str:
-        """Take a group of braces, or one character; with `whole`, one token. Return its text without spaces."""
+        """Take a brace group or one character (with `whole`, one token), and return its text without spaces."""
         token = self.peek()
         if token.text == "{":
             start, end = self.at + 1, closing_brace(self.tokens, self.at)
@@ -99,7 +99,7 @@ class TokenReader:
 
 @lru_cache(maxsize=4096)
 def _rest_of(token: Token, taken: int) -> Token:
-    """Return what follows the characters that were taken of a token."""
+    """Return the rest of a token after the characters taken."""
     rest = token.text[taken:]
     return Token(token.kind, _first_letter(rest) if token.kind == "name" else rest)
 

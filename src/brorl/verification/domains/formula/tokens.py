@@ -1,9 +1,9 @@
-r"""Splits an answer, which is LaTeX or plain text, into tokens of one notation.
+r"""Splits an answer, in LaTeX or plain text, into tokens in a single notation.
 
     `x\leq 2.5\,\text{cm}`  ->  name `x`, command `\le`, number `2.5`, upright name `cm`
 
-Fonts, colors and spacing are dropped, and each symbol has one name: `\leq`, `\leqslant` and `<=` are `\le`. The time is
-linear in the length of the text.
+Fonts, colors and spacing are dropped, and each symbol has one name: `\leq`, `\leqslant` and `<=` become `\le`. Takes
+time linear in the text length.
 """
 
 # ruff: noqa: RUF001
@@ -42,7 +42,7 @@ _CHARACTERS = str.maketrans(
         **{char: f"\\{name} " for char, name in zip("αβγδεζηθκλμνξρστφϕχψωΔΓΣΦΩ", _GREEK.split(), strict=True)},
     }
 )  # fmt: skip
-_STYLED = re.compile("[\U0001d400-\U0001d7ff\uff01-\uff5e]+")  # bold and wide letters, digits and marks
+_STYLED = re.compile("[\U0001d400-\U0001d7ff\uff01-\uff5e]+")  # bold and full-width letters, digits and marks
 _DIGIT = re.compile(r"(?![0-9])\d")  # a digit of a different script: `٦`, `६`
 _RADICAL = re.compile(r"([√∛∜]) ?(\d+(?:\.\d+)?)?")  # takes a whole number, unlike `\sqrt`
 _DEGREE_OF = {"√": "", "∛": "[3]", "∜": "[4]"}
@@ -71,7 +71,7 @@ word_list = re.compile(r"\S+").findall
 
 
 class UnreadableError(ValueError):
-    """The grammar of answers does not know this text."""
+    """The answer grammar cannot read this text."""
 
 
 class Token(NamedTuple):
@@ -80,7 +80,7 @@ class Token(NamedTuple):
     kind: str  # number, name, command, mark
     text: str
     is_spaced: bool = False  # whether space precedes it
-    is_upright: bool = False  # whether it is in \text{} or its kin
+    is_upright: bool = False  # whether it is in \text{} or similar
 
 
 END = Token("end", "")
@@ -128,7 +128,7 @@ _DROPPED = frozenset({"phantom", "hphantom", "vphantom", "hspace", "vspace", "co
 
 _NUMBER = re.compile(r"(?:\d+(?:\.\d+|\.(?!\.))?|\.\d+)(?:[eE][-+]?\d+(?![\w.]))?")
 _GROUPED = re.compile(r"[1-9]\d{0,2}(?:(?:,|\{,\}|\\[,;:! ]| )\d{3})+(?:\.\d+)?(?![\d,]|\.\d|[ ]\d|/)")
-_CLEAR = r"(?:,(?: ?\\!)+ ?| ?\{ ?, ?\} ?)"  # a comma that groups digits, never items: `1{,}000`
+_CLEAR = r"(?:,(?: ?\\!)+ ?| ?\{ ?, ?\} ?)"  # a comma that can only group digits: `1{,}000`
 _CLEARLY_GROUPED = re.compile(rf"[1-9]\d{{0,2}}(?:{_CLEAR}\d{{3}})+(?:\.\d+)?(?!\d|{_CLEAR}\d|,\d)")
 _NAME = re.compile(r"[A-Za-zÀ-ÖØ-öø-ÿ]+")
 _COMMAND = re.compile(r"\\([a-zA-Z]+)\*?|\\(.)", re.DOTALL)
@@ -138,7 +138,7 @@ _CHOSEN = re.compile(  # a binomial coefficient: `^5C_2`, `5C2`
     r"(?:\{(\d{1,4})\}|(\d{1,4})\b)"
 )
 _UPRIGHT_O = r"\\(?:text|textrm|mathrm|mbox)\s*\{\s*o\s*\}"
-# Each pattern is replaced before the text is split: `\\quadx`, `5C2`, `triangle ABC`, `7 p. m.`, `{:}`, `\\[4pt]`,
+# Patterns to replace before splitting the text: `\\quadx`, `5C2`, `triangle ABC`, `7 p. m.`, `{:}`, `\\[4pt]`,
 # `60^o`, `i4`, `60^\\circ`.
 _REWRITTEN = (
     (re.compile(r"\\q?quad(?=[a-zA-Z])"), r"\\quad "),
@@ -159,7 +159,7 @@ _MAX_TOKENS = 4_000
 
 
 def tokenize(text: str) -> list[Token]:
-    """Return the tokens of a text; UnreadableError if a text group does not close, or the text is too long."""
+    """Return the tokens of a text; UnreadableError if a text group does not close or the text is too long."""
     text = in_latex(text)
     for pattern, same in _REWRITTEN:
         text = pattern.sub(same, text)
@@ -167,12 +167,12 @@ def tokenize(text: str) -> list[Token]:
 
 
 class _Lexer:
-    """Reads a text once from left to right."""
+    """Reads a text once, from left to right."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at, self.tokens = text, 0, list[Token]()
         self.is_spaced = False
-        self.upright: list[int] = []  # for each open \text{ the depth of its brace
+        self.upright: list[int] = []  # brace depth of each open \text{
         self.depth = 0  # open braces
         self.brackets = 0  # open ( and [ and \{
         while self.at < len(text) and len(self.tokens) < _MAX_TOKENS:
@@ -253,7 +253,7 @@ class _Lexer:
             self._add("command", f"\\{name}")
 
     def _font(self, is_upright: bool) -> None:
-        r"""Begin a group of upright text; after other fonts such as `\mathbf`, the group is an ordinary one."""
+        r"""Begin an upright text group; after other fonts such as `\mathbf`, the group is ordinary."""
         brace = re.compile(r"\s*\{").match(self.text, self.at)
         if is_upright and brace:
             self.at = brace.end()
@@ -262,7 +262,7 @@ class _Lexer:
 
 
 def written(tokens: Sequence[Token]) -> str:
-    """Join tokens to a text in the one notation."""
+    """Join tokens into a text in the single notation."""
     return "".join(
         (" " if token.is_spaced else "") + token.text + (" " if token.kind == "command" else "") for token in tokens
     ).strip()
@@ -272,7 +272,7 @@ _HYPHEN = re.compile(r"(?<=\w)-(?=\w)")
 
 
 def words_of(tokens: Sequence[Token]) -> str:
-    """Return tokens as words with one space between them; formulas have no space."""
+    """Return tokens as words separated by single spaces; formulas have no spaces."""
     kept = [token for token in tokens if token.text not in ("{", "}", '"')]
     pairs = zip([END, *kept], kept, strict=False)
     kept = [one for before, one in pairs if before.kind != "number" or one.text not in ORDINAL_ENDINGS]
@@ -318,7 +318,7 @@ def _with_condition(tokens: list[Token]) -> list[Token]:
 
 
 def closing_brace(tokens: Sequence[Token], start: int = 0) -> int | None:
-    """Return the place of the brace that closes the one at `start`; None if no brace is there, or it stays open."""
+    """Return the index of the brace that closes the one at `start`; None if there is no brace, or it stays open."""
     depth = 0
     for at in range(start, len(tokens)):
         depth += (tokens[at].text == "{") - (tokens[at].text == "}")

@@ -1,4 +1,4 @@
-"""Whether two expressions have the same value: exactly, at random points, or in the digits of a decimal."""
+"""Compares the values of two expressions: exactly, at random points, or in the digits of a decimal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _INFINITE_PARTS = 2  # only a sign and infinity, no arithmetic with infinity
 
 
 def same_value(right: Expression, given: Expression, is_complex: bool = False) -> bool:
-    """Whether two expressions are equal wherever the first has a real value; `is_complex`: i is the imaginary unit."""
+    """Return whether two expressions are equal wherever the first is real; `is_complex`: i is the imaginary unit."""
     fixed = {IMAGINARY: mp.mpc(0, 1)} if is_complex else {}
     names = sorted((variables(right) | variables(given)) - fixed.keys())
     for base in [mp.e, mp.mpf(10)] if Symbol(LOG) in (*walk(right), *walk(given)) else [mp.e]:
@@ -49,7 +49,7 @@ def same_value(right: Expression, given: Expression, is_complex: bool = False) -
 
 
 def _same_number(right: Expression, given: Expression, fixed: Mapping[str, Any]) -> bool:
-    """Whether two numbers are equal, or one is a decimal with six decimals of the other; below 1/1000, three digits."""
+    """Return whether numbers are equal, or one rounds the other to six decimals (below 1/1000: to three digits)."""
     right, given = _without_common_terms(right, given)
     values, decimals = [exact_value(right), exact_value(given)], [is_decimal(right), is_decimal(given)]
     if values[0] == values[1] if None not in values else _equal(right, given, fixed, _MANY_DIGITS):
@@ -68,7 +68,7 @@ def _same_number(right: Expression, given: Expression, fixed: Mapping[str, Any])
 
 
 def _without_common_terms(right: Expression, given: Expression) -> tuple[Expression, Expression]:
-    """Return two sums without shared terms, because these may be so large that the rest is lost in rounding."""
+    """Return two sums without shared terms, which may be so large that the rest is lost in rounding."""
     terms = [[*one.arguments] if isinstance(one, Apply) and one.operation == "+" else [one] for one in (right, given)]
     if max(map(len, terms)) == 1:
         return right, given
@@ -81,10 +81,10 @@ def _without_common_terms(right: Expression, given: Expression) -> tuple[Express
 
 
 def _as_decimal(value: Any) -> Fraction:
-    """Return a real number rounded to 30 digits; UndefinedError if it is not real, or no decimal is so large."""
+    """Return a real number rounded to 30 digits; UndefinedError if it is not real, or too large for a decimal."""
     size = abs(value)
     if abs(mp.im(value)) > _ZERO or size > mp.mpf(10) ** 300 or 0 < size < mp.mpf(10) ** -300:
-        raise UndefinedError("no decimal")
+        raise UndefinedError("not a decimal")
     return Fraction(mp.nstr(mp.re(value), 30)) if size > _ZERO else Fraction(0)
 
 
@@ -97,7 +97,7 @@ def _exponent(value: Fraction) -> int:
 
 
 def _same_at_points(right: Expression, given: Expression, names: list[str], fixed: Mapping[str, Any]) -> bool:
-    """Whether two formulas are equal at random points, and on each side of every break."""
+    """Return whether two formulas are equal at random points and on each side of every break."""
     are_whole = any(isinstance(one, Apply) and one.operation in INTEGER_FUNCTIONS for one in walk(right))
     whole = {name for name in names if are_whole or (name[0] in WHOLE_NUMBERS and IMAGINARY not in fixed)}
     parts = [right, *may_be_complex(right)]
@@ -127,7 +127,7 @@ def _all(compared: list[bool]) -> bool:
 
 
 def _differ(right: Expression, given: Expression, point: Mapping[str, Any]) -> bool:
-    """Whether two values differ clearly. Far from 0 a formula may lose its digits, and an answer may have gaps."""
+    """Return whether values clearly differ. Far from 0 a formula may lose digits, and an answer may have gaps."""
     with mp.workdps(_DIGITS):
         try:
             one, other = value_at(right, point), value_at(given, point)
@@ -138,7 +138,7 @@ def _differ(right: Expression, given: Expression, point: Mapping[str, Any]) -> b
 
 
 def _equal_or_gap(right: Expression, given: Expression, point: Mapping[str, Any]) -> bool | None:
-    """Whether two values are equal; None if one is infinite or undefined, such as at a removable pole."""
+    """Return whether two values are equal; None if either is infinite or undefined, such as at a removable pole."""
     try:
         with mp.workdps(_DIGITS):
             are_finite = mp.isfinite(value_at(right, point)) and mp.isfinite(value_at(given, point))
@@ -148,9 +148,9 @@ def _equal_or_gap(right: Expression, given: Expression, point: Mapping[str, Any]
 
 
 def _is_real(parts: Sequence[Expression], point: Mapping[str, Any]) -> bool | None:
-    r"""Whether an expression, the first part, and its roots are real at a point; None if it has no value.
+    r"""Return whether an expression (the first part) and its roots are real at a point; None if it has no value.
 
-    `\sqrt{x-10}\sqrt{x-12}` is not real at 0, although the product of two imaginary numbers is.
+    `\sqrt{x-10}\sqrt{x-12}` is not real at 0, although the product of its two imaginary factors is.
     """
     if IMAGINARY in point:
         return True
@@ -166,7 +166,7 @@ def _is_real(parts: Sequence[Expression], point: Mapping[str, Any]) -> bool | No
 
 
 def _equal(right: Expression, given: Expression, point: Mapping[str, Any], digits: int) -> bool:
-    """Whether two values stay equal, apart from rounding, when they are computed with more digits."""
+    """Return whether two values stay equal, apart from rounding, when computed with more digits."""
     with mp.workdps(_DIGITS):
         one, other = value_at(right, point), value_at(given, point)
         if mp.isinf(one) or mp.isinf(other):
@@ -183,7 +183,7 @@ def _equal(right: Expression, given: Expression, point: Mapping[str, Any], digit
 
 
 def within(right: Expression, given: Expression, tolerance: Fraction, are_counts: bool) -> bool | None:
-    """Whether two numbers are equal within a relative tolerance, whole counts exactly; None if one has no value."""
+    """Return whether numbers agree within a relative tolerance (whole counts: exactly); None if one has no value."""
     values = _value(right, mp.mpf(10)), _value(given, mp.mpf(10))
     if None in values:
         return None
@@ -198,7 +198,7 @@ def within(right: Expression, given: Expression, tolerance: Fraction, are_counts
 
 
 def is_rounded(precise: Expression, decimal: Expression) -> bool:
-    r"""Whether a decimal is a number cut or rounded to the decimal's digits: `\pi \approx 3.14`."""
+    r"""Return whether a decimal is a number truncated or rounded to the decimal's digits: `\pi \approx 3.14`."""
     one, other = _value(precise), _value(decimal)
     if one is None or other is None:
         return False
@@ -214,13 +214,13 @@ def is_rounded(precise: Expression, decimal: Expression) -> bool:
 
 
 def order_key(expression: Expression) -> Any:
-    """Return the value of a real number, to compare it with others; None if the number has no real value."""
+    """Return a number's real value, for comparing it with others; None if it has none."""
     value = _value(expression)
     return None if value is None or mp.im(value) != 0 else mp.re(value)
 
 
 def place_of(form: object) -> tuple[float, ...]:
-    """Return numbers that sort forms: the values of their expressions, to ten digits, at one fixed point."""
+    """Return a sort key for forms: the values of their expressions, to ten digits, at a fixed point."""
     if isinstance(form, Number | Symbol | Apply):
         point = {name: Fraction(100 + sum(name.encode()), 83) for name in variables(form)}
         try:
@@ -233,7 +233,7 @@ def place_of(form: object) -> tuple[float, ...]:
 
 
 def _value(expression: Expression, base: Any = mp.e) -> Any:
-    """Return the value of an expression, with a base for plain logarithms; None if it has variables or no value."""
+    """Return an expression's value, with a base for plain logarithms; None if it has variables or no value."""
     with mp.workdps(_DIGITS):
         try:
             return None if variables(expression) else value_at(expression, {LOG: +base})
@@ -242,7 +242,7 @@ def _value(expression: Expression, base: Any = mp.e) -> Any:
 
 
 def at_point(expression: Expression, point: dict[str, Fraction]) -> Expression:
-    """Return an expression in which numbers replace the variables of a point: `x + y` at x = 2 is `2 + y`."""
+    """Return an expression with a point's numbers in place of its variables: `x + y` at x = 2 is `2 + y`."""
     if isinstance(expression, Symbol):
         return Number(point[expression.name]) if expression.name in point else expression
     if isinstance(expression, Apply):
@@ -253,7 +253,7 @@ def at_point(expression: Expression, point: dict[str, Fraction]) -> Expression:
 
 
 def is_multiple(right: Expression, given: Expression, is_positive: bool, is_complex: bool) -> bool:
-    """Whether one expression is a constant times the other."""
+    """Return whether one expression is a constant times the other."""
     point = {name: Fraction(1_009 + 97 * k, 613) for k, name in enumerate(sorted(variables(right)))}
     try:
         ratio = value_at(given, point) / value_at(right, point)

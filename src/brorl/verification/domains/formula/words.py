@@ -1,6 +1,6 @@
-"""Words beside a number: units (`3 cm`), counted nouns (`3 apples`), directions (`5 m up`), and names (`Area = 3`).
+"""Words next to a number: units (`3 cm`), counted nouns (`3 apples`), directions (`5 m up`), and names (`Area = 3`).
 
-The tables are lists of words. A word that no table has is a noun.
+The tables are lists of words. A word that is not in any table is a noun.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _words(*lines: str) -> frozenset[str]:
 ABOUT = _words("about approximately roughly around approx exactly precisely")
 CURRENCIES = {"USD": "dollar", "EUR": "euro", "GBP": "pound", "INR": "rupee"}
 
-# These words are not counted nouns. Those of the first table can still stand in the name of a value.
+# These words are not counted nouns. Those in the first table can still be part of a value's name.
 _IN_NAMES = _words(
     "half third quarter score power root roots remainder reciprocal inverse error",  # numerals and operations
     "positive negative even odd prime base complex",  # kinds of numbers
@@ -61,7 +61,7 @@ _NOT_NOUNS = (
 )
 _NOT_NAMES = _NOT_NOUNS - _IN_NAMES
 _OTHER_ENDINGS = ("ly", "illion", "illions", "fold", "teen", "n't")  # of words that are not nouns
-_NOUNS = _words("half-life half-lives family fly lily bully jelly assembly supply anomaly")  # in spite of these rules
+_NOUNS = _words("half-life half-lives family fly lily bully jelly assembly supply anomaly")  # exceptions to these rules
 _ADJECTIVES = _words("possible positive negative even odd prime complex other more imaginary whole")  # before a noun
 _GENERIC = _words("unit square sq cubic cube")  # nouns that say nothing about the value
 _FILLERS = frozenset({"total", "in total", "in all", "altogether", "overall", "only", "exactly", "precisely"})
@@ -93,7 +93,7 @@ def noun_of(text: str) -> str | None:
 
 
 def _nouns_of(words: list[str]) -> list[str]:
-    """Return the words of a phrase that must be nouns: `other red apples in a box` -> `red apples box`."""
+    """Return the words in a phrase that must be nouns: `other red apples in a box` -> `red apples box`."""
     *others, last = (word for word in words if word not in _SMALL_WORDS)
     return [*(word for word in others if word not in _ADJECTIVES), last]
 
@@ -115,7 +115,7 @@ _NOT_UNITS = frozenset({"M", "G", "k"})
 
 
 def units_of(text: str) -> tuple[Unit, ...]:
-    """Return the units of measurement that a text can mean."""
+    """Return the units that a text can mean."""
     is_word = "%" in text or text in _NOT_UNITS or text.replace(".", "").casefold() in _NOT_NOUNS
     return () if is_word else parse_units(text)
 
@@ -127,11 +127,11 @@ _DIRECTIONS = {
     for side in word_list("up down for back in out left right north south east west")
     for ending in ("", "ward", "wards", "erly")
 } | _words("northeast northwest southeast southwest clockwise counterclockwise anticlockwise")
-# A reference with one of these words needs it like a sign: `5 m up`, `a loss of 3`.
+# If the reference has one of these words, the answer needs it, like a sign: `5 m up`, `a loss of 3`.
 _SIGNS = _DIRECTIONS | _words(
     "increase increased decrease decreased rise drop gain loss more less above below before after ago"
 )
-# These words may follow a value whose reference has none: they belong to the sentence.
+# These words may follow a value even if its reference has none: they belong to the sentence.
 _OF_SENTENCE = _DIRECTIONS | _words(
     "of from since because as which where so when to toward towards at on by with after before away",
     "long deep high tall wide thick old apart each total approx approximate approximately rounded",
@@ -140,12 +140,12 @@ _WORD = re.compile(r"\w+")
 
 
 def is_beside_unit(token: Token) -> bool:
-    """Whether a token is a word that can follow a unit."""
+    """Return whether a token is a word that can follow a unit."""
     return token.kind == "name" and (token.is_upright or _WORD_AFTER_UNIT.fullmatch(token.text) is not None)
 
 
 def same_beside(right: str, given: str) -> bool:
-    """Whether the words after two measured values say the same; a direction in the reference must not be missing."""
+    """Return whether the words after two measured values agree; the answer must have the reference's direction."""
     if not right:
         first = _WORD.match(given)
         return first is not None and first[0] in _OF_SENTENCE
@@ -157,7 +157,7 @@ def same_beside(right: str, given: str) -> bool:
 
 
 def are_names(text: str) -> bool:
-    """Whether words can name a value: `Area = 42`, but not `not = 42`."""
+    """Return whether words can name a value: `Area = 42`, but not `not = 42`."""
     return _NOT_NAMES.isdisjoint(text.casefold().replace("'", " ").split())
 
 
@@ -166,7 +166,7 @@ _SHOUTED = _words("YES NO TRUE FALSE NONE EVEN ODD DNE NEITHER BOTH AM PM")
 
 
 def are_same_words(right: str, given: str) -> bool:
-    """Whether texts are equal word by word; case counts in letters that are not a word, such as `BDAC`."""
+    """Return whether texts are equal word by word; case matters only in letters that are not a word, such as `BDAC`."""
     if "\\" in right:
         return right == given
     ours, theirs = (_without_article(text.split()) for text in (right, given))
@@ -185,5 +185,5 @@ def _is_same_word(right: str, given: str) -> bool:
 
 
 def are_two_factors(right: str, given: str) -> bool:
-    """Whether two capitals stand in two orders: `IR` and `RI` are one product, and `AB` and `BA` one segment."""
+    """Return whether texts are the same two capitals in either order: `IR` and `RI` are one product."""
     return re.fullmatch("[A-Z]{2}", right) is not None and right not in _SHOUTED and right == given[::-1]

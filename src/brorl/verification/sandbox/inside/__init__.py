@@ -1,1 +1,1 @@
-"""Code that runs in the processes of the sandbox: it imports only the standard library and `values`."""
+"""Code that runs in the sandbox's processes: it imports only the standard library and `values`."""

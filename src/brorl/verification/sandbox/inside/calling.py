@@ -1,10 +1,9 @@
-"""Calls a user's function on one response, in the way that the names of its parameters ask for.
+"""Calls a user's function on one response, in the style that its parameter names ask for.
 
-The values of a response come by role: `response`, `reference`, `prompt` (the question), `text` (what the model read),
-`source` (the name of the data) and `as_messages`. A function with a parameter `completions` is called as TRL does, one
-with `queries` and `labels` as OpenRLHF does. Any other function gets one value per parameter: by the parameter's name,
-as verl does, and otherwise in the order response, reference, prompt. A function for which this leaves a doubt is
-refused.
+A response's values come by role: `response`, `reference`, `prompt` (the question), `text` (the text given to the
+model), `source` (the data source's name) and `as_messages`. A function with a `completions` parameter is called in
+TRL's style, one with `queries` and `labels` in OpenRLHF's. Any other function receives one value per parameter: by
+parameter name, as in verl, and otherwise in the order response, reference, prompt. Ambiguous functions are rejected.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ RESPONSE, REFERENCE, PROMPT, TEXT, SOURCE, EXTRA = "response", "reference", "pro
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _OF_OPENRLHF = ("queries", "prompts", "labels")
 _REFERENCE_COLUMNS = ("answer", "solution", "ground_truth", "reference")  # columns that TRL's functions often read
-# A parameter has the first of these roles for which its name, or a word in it, is listed.
+# A parameter has the first of these roles that lists its name or a word in it.
 _NAMES = {
     SOURCE: {"data_source"},
     EXTRA: {"extra_info"},
@@ -42,18 +41,18 @@ _NAMES = {
 
 
 def takes(function: Function) -> list[str]:
-    """Return the roles of the values that a function gets; a `ValueError` says why it cannot be called."""
+    """Return the roles of the values that a function takes; a `ValueError` says why it cannot be called."""
     trainer = _trainer(function)
     if trainer == "TRL":
         return [RESPONSE, REFERENCE, PROMPT]
     if trainer == "OpenRLHF":
         parameters = signature(function).parameters
         if unknown := [name for name, one in parameters.items() if _is_required(one) and name not in _OF_OPENRLHF]:
-            raise ValueError(f"nothing says what its parameter {unknown[0]!r} gets")
+            raise ValueError(f"it is unclear what to pass as its parameter {unknown[0]!r}")
         return [RESPONSE, REFERENCE, TEXT]
     roles = _roles(function)
     placed = dict.fromkeys(roles)
-    try:  # a wrapper may take other arguments than the function in it
+    try:  # a wrapper may take different arguments from the wrapped function
         args, named = _arguments(function, placed)
         inspect.signature(function, follow_wrapped=False).bind(*args, **named)
     except TypeError as error:
@@ -62,7 +61,7 @@ def takes(function: Function) -> list[str]:
 
 
 def called(function: Function, given: Mapping[str, Any]) -> Any:
-    """Call a function on one response, and return its value; of a trainer's list of rewards, the one reward."""
+    """Call a function on one response, and return its value; from a trainer's list of rewards, the only reward."""
     trainer = _trainer(function)
     if trainer == "TRL":
         return _one(result(function(**_trl_arguments(function, given))))
@@ -73,7 +72,7 @@ def called(function: Function, given: Mapping[str, Any]) -> Any:
         value = result(function(**{name: values for name, values in lists.items() if name in names}))
         return _one(value["rewards"] if isinstance(value, Mapping) and "rewards" in value else value)
     roles, row = _roles(function), {}
-    if len(columns_of_verl(function)) > 1:  # the answer column can hold verl's other columns too
+    if len(columns_of_verl(function)) > 1:  # the answer column can contain verl's other columns too
         row = _object(given[REFERENCE])
         row = row if "ground_truth" in row else {}
     known = {
@@ -90,7 +89,7 @@ def called(function: Function, given: Mapping[str, Any]) -> Any:
 
 
 def result(value: Any) -> Any:
-    """Return a function's value; if the value is a coroutine, run it first. All run in one event loop."""
+    """Return a function's value, after awaiting it if necessary. All coroutines run in one event loop."""
     return _runner().run(_awaited(value)) if inspect.isawaitable(value) else value
 
 
@@ -106,7 +105,7 @@ def _runner() -> asyncio.Runner:
 
 
 def signature(function: Function) -> inspect.Signature:
-    """Return the parameters that a function has by name: a wrapper that takes any has those of the function in it."""
+    """Return a function's signature; for a wrapper that takes any arguments, the signature of the wrapped function."""
     while True:
         found = inspect.signature(function, follow_wrapped=False)
         is_open = any(
@@ -127,7 +126,7 @@ def required_columns(function: Function) -> list[str]:
 
 
 def columns_of_verl(function: Function) -> list[str]:
-    """Return the columns that a function with verl's signature can get beside the response: the answer comes first."""
+    """Return the columns that a function with verl's signature can take besides the response, the answer first."""
     try:
         roles = {} if _trainer(function) else _roles(function)
     except ValueError:
@@ -136,7 +135,7 @@ def columns_of_verl(function: Function) -> list[str]:
 
 
 def _trainer(function: Function) -> str | None:
-    """Return the trainer that passes lists to a function with these parameters; None if it gets one response."""
+    """Return the trainer whose list signature a function has; None if the function takes one response."""
     try:
         names = signature(function).parameters
     except (TypeError, ValueError):  # some functions in C have no signature
@@ -145,31 +144,31 @@ def _trainer(function: Function) -> str | None:
 
 
 def _role(name: str) -> str | None:
-    """Return the role that a parameter's name states."""
+    """Return the role that a parameter's name indicates."""
     words = {name.lower(), *re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())}
     return next((role for role, names in _NAMES.items() if words & names), None)
 
 
 def _roles(function: Function) -> dict[str, str]:
-    """Return the role of each parameter that gets a value, in the order of the parameters."""
+    """Return the role of each parameter that receives a value, in parameter order."""
     try:
         parameters = signature(function).parameters
     except (TypeError, ValueError) as error:
         raise ValueError(f"its parameters cannot be read ({error})") from None
     for name in parameters:
         if name.endswith("s") and _role(name[:-1]) == RESPONSE and _role(name) is None:
-            raise ValueError(f"{name!r} is a list, and it is called on one response")
+            raise ValueError(f"its parameter {name!r} is a list, but it is called on one response")
     if any(one.kind is Parameter.VAR_POSITIONAL for one in parameters.values()) and len(parameters) <= 2:
-        raise ValueError("it takes any number of arguments; if it is a decorator's, give that functools.wraps")
+        raise ValueError("it takes any number of arguments; if a decorator made it, use functools.wraps there")
     places = {name: one for name, one in parameters.items() if one.kind in _BY_POSITION}
     needed = [name for name, one in parameters.items() if _is_required(one)]
-    stated: dict[str, str] = {}  # role -> the first parameter whose name states it
+    stated: dict[str, str] = {}  # role -> the first parameter whose name indicates it
     for name in [*needed, *places]:
         if role := _role(name):
             stated.setdefault(role, name)
     roles = {name: role for role, name in stated.items()}
     required = [name for name in needed if name in places]
-    # where no name states a role, the third parameter gets the question
+    # If no name indicates a role, the third parameter is the question.
     for role, candidates in (
         (RESPONSE, [*required, *places]),
         (REFERENCE, [*required, *places]),
@@ -178,7 +177,7 @@ def _roles(function: Function) -> dict[str, str]:
         free = [name for name in candidates if name not in roles and not _role(name) and role not in roles.values()]
         roles |= {free[0]: role} if free else {}
     if doubtful := [name for name in needed if name not in roles]:
-        raise ValueError(f"nothing says what its parameter {doubtful[0]!r} gets")
+        raise ValueError(f"it is unclear what to pass as its parameter {doubtful[0]!r}")
     if RESPONSE not in roles.values() or not {REFERENCE, PROMPT} & {*roles.values()}:
         raise ValueError("its parameters do not name a response and a reference")
     return {name: roles[name] for name in parameters if name in roles}
@@ -190,7 +189,7 @@ def _is_required(parameter: Parameter) -> bool:
 
 
 def _arguments(function: Function, value_of: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the values of parameters by position, and by name behind a parameter that gets none."""
+    """Return the arguments by position, and by name after a parameter without a value."""
     args: list[Any] = []
     by_name: dict[str, Any] = {}
     for place, (name, one) in enumerate(signature(function).parameters.items()):
@@ -202,7 +201,7 @@ def _arguments(function: Function, value_of: Mapping[str, Any]) -> tuple[list[An
 
 
 def _columns(parameters: Mapping[str, Parameter]) -> list[str]:
-    """Return the parameters of a function with TRL's signature that are columns of the data."""
+    """Return the parameters of a function with TRL's signature that are data columns."""
     kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     known = ("completions", "prompts", "completion_ids", "trainer_state")
     if "completions" not in parameters:
@@ -211,7 +210,7 @@ def _columns(parameters: Mapping[str, Parameter]) -> list[str]:
 
 
 def _trl_arguments(function: Function, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a function with TRL's signature for one response.
+    """Return the arguments for one response of a function with TRL's signature.
 
         reward(completions, target): target=[reference]
         reward(completions, numbers, target): the reference is the JSON object {"numbers": ..., "target": ...}
@@ -235,7 +234,7 @@ def _trl_arguments(function: Function, given: Mapping[str, Any]) -> dict[str, An
         row = _object(reference)
         if not set(required) <= set(row):
             raise ValueError(
-                f"the function needs the columns {', '.join(required)}: the answer column has to hold a JSON object "
+                f"the function needs the columns {', '.join(required)}: the answer column must contain a JSON object "
                 "with them"
             )
         arguments |= {name: [row[name]] for name in required}
@@ -247,7 +246,7 @@ def _trl_arguments(function: Function, given: Mapping[str, Any]) -> dict[str, An
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Return the object in JSON text; an empty one if there is none."""
+    """Return the object in JSON text; an empty object if there is none."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -256,9 +255,9 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _one(rewards: Any) -> Any:
-    """Return the one reward of a list, an array or a tensor."""
+    """Return the only reward in a list, an array or a tensor."""
     if hasattr(rewards, "tolist"):
         rewards = rewards.tolist()
     if not isinstance(rewards, list | tuple) or len(rewards) != 1:
-        raise ValueError(f"a reward function returns a list with one reward for each completion, not {rewards!r:.80}")
+        raise ValueError(f"a reward function must return a list with one reward per completion, not {rewards!r:.80}")
     return rewards[0]

@@ -1,10 +1,10 @@
-"""What confines a process of the sandbox: limits, another user, no privileges, Landlock, and a filter of system calls.
+"""Confines a sandbox process: limits, a different user, no privileges, Landlock, and a system-call filter.
 
-Landlock and seccomp each deny files, the network and other processes. The level UNSAFE has only limits of time and
-memory, and a session. TRUSTED, for the user's own functions, has only a session. At these two levels the server
-inherits the orphans of its processes.
+Landlock and seccomp each deny files, the network and other processes. UNSAFE sets only time and memory limits and a
+session. TRUSTED, for the user's own functions, sets only a session. At these two levels the server inherits the orphans
+of its processes.
 
-Sources: the headers in `include/uapi/` of Linux that the constants name.
+Sources: the Linux headers in `include/uapi/` that the constants name.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from brorl.verification.sandbox.inside.seccomp import make_filter
 LANDLOCK, SECCOMP, UNSAFE, TRUSTED = "landlock", "seccomp", "unsafe", "trusted"
 MAX_DESCRIPTORS = 64
 MAX_THREADS = 64
-_BUFFERS = "/proc/sys/net/core/wmem_default"  # bytes that a socket's buffer holds, its last packet aside
+_BUFFERS = "/proc/sys/net/core/wmem_default"  # bytes in a full socket buffer, excluding its last packet
 _BUFFER_BYTES, _PACKET_BYTES = 212_992, 32 << 10
 _PIPE_PAGES = 16
 _STACK_BYTES = 120 << 20  # the kernel keeps 128 MiB free below the stack
-_FIRST_USER = 0x60000000  # far from the users of a system and from the ranges of user namespaces
+_FIRST_USER = 0x60000000  # far from system users and user-namespace ranges
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
@@ -40,7 +40,7 @@ _CAP_VERSION = 0x20080522
 
 
 class Confinement:
-    """The confinement of one level. At LANDLOCK programs can read the directories. OSError if it cannot be set up."""
+    """The confinement at one level. At LANDLOCK programs can read the directories. OSError if setup fails."""
 
     def __init__(self, level: str, directories: Sequence[str]) -> None:
         self._server = os.getpid()
@@ -63,13 +63,13 @@ class Confinement:
                 self._address_space = int(file.read().split()[0]) * resource.getpagesize()
             _prefer_for_killing()
         elif self.confined:
-            raise OSError(f"no confinement on {sys.platform}")
+            raise OSError(f"confinement is not supported on {sys.platform}")
         if self.confined:
             self._address_space -= _descriptor_bytes()
             self._prepare(level, directories)
 
     def _prepare(self, level: str, directories: Sequence[str]) -> None:
-        """Set up in the server everything that its forks inherit."""
+        """Set up everything in the server that its forks inherit."""
         _limit(resource.RLIMIT_NOFILE, MAX_DESCRIPTORS)
         _limit(resource.RLIMIT_FSIZE, 0)
         _limit(resource.RLIMIT_MEMLOCK, 0)
@@ -93,14 +93,14 @@ class Confinement:
             self._ruleset = Ruleset(directories)
 
     def enter(self, memory_bytes: int, cpu_seconds: int, core: int | None) -> None:
-        """Confine this fork before any untrusted code. If the kernel rejects a part, an OSError keeps it from running.
+        """Confine this fork before any untrusted code runs. If the kernel rejects a part, an OSError prevents that.
 
-        The program may use `memory_bytes` beyond the server's address space; what its descriptors can hold in the
-        kernel is a part of them. Its threads share `core`, if one is given.
+        The program may use `memory_bytes` beyond the server's address space, including what its descriptors can hold in
+        the kernel. Its threads share `core`, if given.
         """
         os.setsid()
         if core is not None:
-            with contextlib.suppress(OSError):  # the core may have been taken from this process since
+            with contextlib.suppress(OSError):  # this process may have lost the core since
                 os.sched_setaffinity(0, {core})
         if self.level != TRUSTED:
             _limit(resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1)
@@ -120,7 +120,7 @@ class Confinement:
             raise OSError(ctypes.get_errno(), f"seccomp: {os.strerror(ctypes.get_errno())}")
 
     def _change_user(self) -> None:
-        """Become a user that no file and no other process has."""
+        """Become a user that owns no file and no other process."""
         user = _FIRST_USER + os.getpid()
         with contextlib.suppress(OSError):  # a user namespace may lack this user
             os.setgroups([])
@@ -128,7 +128,7 @@ class Confinement:
             os.setresuid(user, user, user)
             _limit(resource.RLIMIT_NPROC, MAX_THREADS)
         self._drop_capabilities()
-        self._must(_PR_SET_DUMPABLE, 0)  # the change of user resets it to a setting of the system
+        self._must(_PR_SET_DUMPABLE, 0)  # the change of user resets it to a system setting
 
     def _drop_capabilities(self) -> None:
         self._prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
@@ -141,7 +141,7 @@ class Confinement:
 
 
 def _descriptor_bytes() -> int:
-    """Return the most memory that full sockets or pipes on all descriptors of a program hold in the kernel."""
+    """Return the most kernel memory that full sockets or pipes on all of a program's descriptors can hold."""
     buffer = _BUFFER_BYTES
     with contextlib.suppress(OSError, ValueError), open(_BUFFERS, encoding="ascii") as file:
         buffer = int(file.read())
@@ -149,7 +149,7 @@ def _descriptor_bytes() -> int:
 
 
 def _limit(which: int, soft: int, hard: int | None = None) -> None:
-    """Lower a limit, soft and hard; never raise a hard limit."""
+    """Lower a soft and hard limit; never raise a hard limit."""
     maximum = resource.getrlimit(which)[1]
     hard = soft if hard is None else hard
     hard = hard if maximum == resource.RLIM_INFINITY else min(hard, maximum)
@@ -157,7 +157,7 @@ def _limit(which: int, soft: int, hard: int | None = None) -> None:
 
 
 def _open_to_all(directory: str) -> bool:
-    """Whether every user can read a directory. A Python in root's home, for instance, is open only to root."""
+    """Return whether every user can read a directory. A Python in root's home, for example, is open only to root."""
     modes = [os.stat(directory).st_mode]
     while directory != os.path.dirname(directory):
         directory = os.path.dirname(directory)
@@ -166,7 +166,7 @@ def _open_to_all(directory: str) -> bool:
 
 
 def _capabilities() -> set[int]:
-    """Return the effective capabilities of this process."""
+    """Return this process's effective capabilities."""
     header, sets = struct.pack("=Ii", _CAP_VERSION, 0), ctypes.create_string_buffer(24)
     if ctypes.CDLL(None, use_errno=True).capget(header, sets):
         return set()
@@ -175,6 +175,6 @@ def _capabilities() -> set[int]:
 
 
 def _prefer_for_killing() -> None:
-    """Make the kernel end the sandbox's processes first when the machine is out of memory."""
+    """Make the kernel kill sandbox processes first when the machine runs out of memory."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")

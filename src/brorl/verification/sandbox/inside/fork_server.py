@@ -1,8 +1,8 @@
-"""The fork server: a small process that loads the standard library, and starts the processes of a worker as its forks.
+"""The fork server: a small process that loads the standard library, and forks to start a worker's processes.
 
-On a socket the parent sends the descriptors for a new process, or the number of a process to kill. The server reports
-when a process has ended. The server is started by exec, never as a fork of a process that may hold a GPU. It gets no
-other descriptors of its parent, and the parent's environment only if it is trusted.
+Over a socket the parent sends the descriptors for a new process, or the number of a process to kill. The server reports
+when a process has ended. The server is started by exec, never as a fork of a process that may hold a GPU. It inherits
+no other descriptors from its parent, and the parent's environment only if it is trusted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _EXTENSIONS = os.path.join(_FOLDER, "lib-dynload")
 
 
 def _load_library(level: str, modules: Sequence[str]) -> None:
-    """Before any fork, import what programs of this level could not import, or what would cost each of them time."""
+    """Before any fork, import what programs at this level could not import, or what would cost each of them time."""
     for module in (*_PRELOADED, *modules):
         importlib.import_module(module)
     if level == LANDLOCK:
@@ -75,14 +75,14 @@ def _load_library(level: str, modules: Sequence[str]) -> None:
 
 
 def library_folders() -> list[str]:
-    """Return the directories from which programs can import: the standard library's and those of installed packages."""
+    """Return the directories that programs can import from: the standard library's and those of installed packages."""
     folders = [path for path in sys.path if path in (_FOLDER, _EXTENSIONS) or path.endswith(_INSTALLED)]
     return [path for path in folders if os.path.isdir(path)]
 
 
 def _extension_files() -> dict[str, str]:
     """Return the standard library's extension modules: name -> path."""
-    with contextlib.suppress(OSError):  # without the folder, all are built in
+    with contextlib.suppress(OSError):  # without the folder, all modules are built in
         files = [file for file in sorted(os.listdir(_EXTENSIONS)) if file.endswith(tuple(EXTENSION_SUFFIXES))]
         paths = {file.partition(".")[0]: os.path.join(_EXTENSIONS, file) for file in files}
         return {name: paths[name] for name in paths if name in sys.stdlib_module_names - _LEFT_OUT}
@@ -90,14 +90,14 @@ def _extension_files() -> dict[str, str]:
 
 
 def _load(path: str) -> int | None:
-    """Load a library without running a module's code; return its handle, None if it cannot be loaded."""
+    """Load a library without running module code; return its handle, or None if it cannot be loaded."""
     with contextlib.suppress(OSError):
         return ctypes.CDLL(path)._handle
     return None
 
 
 def _load_libraries() -> None:
-    """Load the libraries that extension modules link, but not the modules: fewer mappings make faster forks."""
+    """Load the libraries that extension modules link, but not the modules: fewer mappings make forks faster."""
     extensions = [*_extension_files().values()]
     handles = [_load(path) for path in extensions]
     for path in _mapped() - {os.path.realpath(path) for path in extensions}:
@@ -115,14 +115,14 @@ def _mapped() -> set[str]:
 
 
 class _Memory:
-    """Finds the modules of the standard library without opening a file."""
+    """Finds standard-library modules without opening a file."""
 
     def __init__(self) -> None:
         self._extensions = _extension_files()
         self._sources = dict(_sources(_FOLDER, ""))
 
     def find_spec(self, name: str, _path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
-        """Return how to load a module of the standard library; None for any other module."""
+        """Return the spec of a standard-library module; None for any other module."""
         if name in self._extensions:
             path = self._extensions[name]
             return spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
@@ -134,7 +134,7 @@ class _Memory:
 
 
 class _KeptLoader(SourceFileLoader):
-    """Loads a module from code that was read when the loader was made."""
+    """Loads a module from code that was read when the loader was created."""
 
     def __init__(self, name: str, path: str) -> None:
         super().__init__(name, path)
@@ -146,7 +146,7 @@ class _KeptLoader(SourceFileLoader):
 
 
 def _sources(folder: str, package: str) -> Iterator[tuple[str, _KeptLoader]]:
-    """Yield the name and the loader of each module below a folder of the standard library."""
+    """Yield the name and loader of each module below a standard-library folder."""
     for entry in os.scandir(folder):
         name = entry.name.removesuffix(".py")
         if entry.is_dir() and name.isidentifier() and name not in (*_INSTALLED, *_TESTS):
@@ -157,13 +157,13 @@ def _sources(folder: str, package: str) -> Iterator[tuple[str, _KeptLoader]]:
                 yield full, _KeptLoader(full, entry.path)
 
 
-_WATCH_S = 0.02  # interval at which the threads and the tables of pages of the processes are counted
-_MIN_TABLES, _BYTES_PER_TABLE_BYTE = 16 << 20, 256  # memory that is in use side by side needs half of these tables
-_ORPHANS_S = 5.0  # killed orphans must have ended after this time
-_BETWEEN_LOOKS_S = 0.001  # interval at which orphans are looked for
-_PARENT = 1  # field of /proc/PID/stat, counted after the name
+_WATCH_S = 0.02  # interval between counts of the processes' threads and page tables
+_MIN_TABLES, _BYTES_PER_TABLE_BYTE = 16 << 20, 256  # contiguous memory needs half of these tables
+_ORPHANS_S = 5.0  # killed orphans must have ended within this time
+_BETWEEN_LOOKS_S = 0.001  # interval between searches for orphans
+_PARENT = 1  # field of /proc/PID/stat, counting after the name
 _COUNTED = re.compile(r"^(?:Threads|VmPTE):\s+(\d+)", re.MULTILINE)  # in /proc/PID/status, which lists VmPTE first
-# A process finds its two pipes at the last descriptors that its limit allows, out of the way of the program's own.
+# A process's two pipes are at the last descriptors that its limit allows, out of the way of the program's own.
 _REQUESTS, _REPLIES = MAX_DESCRIPTORS - 2, MAX_DESCRIPTORS - 1
 _C = ctypes.PyDLL(None, use_errno=True)
 
@@ -171,7 +171,7 @@ _C = ctypes.PyDLL(None, use_errno=True)
 def main() -> None:
     """Serve the parent until it ends.
 
-    Descriptor 0 is the lifeline, descriptor 1 the socket. `sys.argv` has a path to drop from `sys.path`, and the
+    Descriptor 0 is the lifeline, descriptor 1 the socket. `sys.argv` contains a path to drop from `sys.path`, and the
     settings as JSON.
     """
     lifeline, control = os.dup(0), socket.socket(fileno=os.dup(1))
@@ -179,7 +179,7 @@ def main() -> None:
     os.dup2(2, 1)
     settings = json.loads(sys.argv[2])
     trusted = settings["level"] == TRUSTED
-    if not trusted:  # nothing can keep a trusted server from seeing the end of the lifeline
+    if not trusted:  # a trusted server always sees the lifeline close
         _die_with_parent(lifeline)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -188,13 +188,13 @@ def main() -> None:
         confinement = Confinement(settings["level"], [] if trusted else library_folders())
     except BaseException as error:
         control.send(json.dumps({"failed": f"{type(error).__name__}: {error}"[:1000]}).encode())
-        while control.recv(4096):  # read all: with messages unread, the end would reach the parent before the report
+        while control.recv(4096):  # with messages unread, the parent would see the end before the report
             pass
         return
     if not trusted:
         sys.argv[:] = ["answer.py"]
         os.environ.clear()
-        random.seed(0)  # every program finds the same state
+        random.seed(0)  # every program starts from the same state
     gc.collect()
     gc.freeze()
     _Server(lifeline, control, confinement).run()
@@ -204,18 +204,18 @@ def main() -> None:
 def _die_with_parent(lifeline: int) -> None:
     """Make the kernel kill this process when its parent closes the lifeline; exit now if the parent has ended.
 
-    PDEATHSIG does not help: the kernel sends it already when the thread that started this process ends.
+    PDEATHSIG does not help: the kernel sends it as soon as the thread that started this process ends.
     """
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # readable only at its end: nothing is ever written to it
+    if select.select([lifeline], [], [], 0)[0]:  # readable only when closed: nothing is ever written to it
         os._exit(0)
 
 
 def _preload(settings: dict[str, Any]) -> None:
-    """Import modules before any fork: programs then need not, and may not be able to."""
+    """Import modules before any fork: then programs need not, and may be unable to."""
     if settings["packages"]:
         sys.path[:] = settings["packages"]
     else:
@@ -228,7 +228,7 @@ def _preload(settings: dict[str, Any]) -> None:
 
 
 class _Server:
-    """The loop: start processes, kill processes, report when they end."""
+    """The server loop: starts processes, kills processes, reports when they end."""
 
     def __init__(self, lifeline: int, control: socket.socket, confinement: Confinement) -> None:
         self._lifeline = lifeline
@@ -236,7 +236,7 @@ class _Server:
         self._confinement = confinement
         self._trusted = confinement.level == TRUSTED
         self._number_of: dict[int, int] = {}  # pid -> the parent's number for the process
-        self._tables_of: dict[int, int] = {}  # pid -> the most bytes for its tables of pages
+        self._tables_of: dict[int, int] = {}  # pid -> page-table limit in bytes
         self._stopped_for: dict[int, str] = {}  # pid -> why this process killed it
         self._watched = 0.0
         self._wakeup, write_end = os.pipe2(os.O_NONBLOCK) if hasattr(os, "pipe2") else os.pipe()
@@ -245,7 +245,7 @@ class _Server:
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
 
     def run(self) -> None:
-        """Serve until the parent closes its end."""
+        """Serve until the parent closes its end of the socket."""
         while True:
             sources = [self._lifeline, self._control.fileno(), self._wakeup]
             readable, _, _ = select.select(sources, [], [], _WATCH_S if self._number_of else None)
@@ -264,7 +264,7 @@ class _Server:
         self._end_orphans()
 
     def _watch(self) -> None:
-        """Kill processes with too many threads or tables of pages, which no limit of the system counts per process."""
+        """Kill processes with too many threads or page tables: the system has no per-process limit for these."""
         if time.monotonic() < self._watched + _WATCH_S:
             return
         self._watched = time.monotonic()
@@ -280,7 +280,7 @@ class _Server:
         _signal(pid, signal.SIGKILL)
 
     def _receive(self) -> bool:
-        """Handle one message; return false if the parent has closed the socket."""
+        """Handle one message; return False if the parent has closed the socket."""
         data, descriptors, _, _ = socket.recv_fds(self._control, 4096, 8)
         if not data:
             return False
@@ -297,7 +297,7 @@ class _Server:
         return True
 
     def _wake(self, number: int) -> None:
-        """Let one process run, and stop all others."""
+        """Let one process run, and pause all others."""
         for pid, other in self._number_of.items():
             _signal(pid, signal.SIGCONT if other == number else signal.SIGSTOP)
 
@@ -316,7 +316,7 @@ class _Server:
             os.close(descriptor)
 
     def _become(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        """Confine this fork, and serve requests until the end."""
+        """Confine this fork, and serve requests until they end."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -336,7 +336,7 @@ class _Server:
 
     def _reap(self) -> None:
         while self._number_of:
-            can_look = hasattr(os, "waitid")  # look first: after the wait, the kernel has forgotten the counts
+            can_look = hasattr(os, "waitid")  # look first: after the wait, the counts are gone
             child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) if can_look else None
             denied = denied_s(child.si_pid) if child else None
             pid, status, usage = os.wait4(child.si_pid if child else -1, os.WNOHANG)
@@ -359,14 +359,14 @@ class _Server:
             )
 
     def _end_group(self, pid: int) -> None:
-        """Kill what an unconfined process leaves behind; a confined process cannot start others."""
+        """Kill what an unconfined process leaves behind; confined processes cannot start others."""
         if not self._confinement.confined:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             self._end_orphans()
 
     def _end_orphans(self) -> None:
-        """Kill all orphans that this process has inherited, and the orphans that they leave in turn, of any session."""
+        """Kill all orphans that this process inherited, and the orphans that those leave in turn, in any session."""
         end = time.monotonic() + _ORPHANS_S
         while (orphans := [pid for pid in _children() if pid not in self._number_of]) and time.monotonic() < end:
             for pid in orphans:
@@ -380,7 +380,7 @@ class _Server:
 
 
 def _fork() -> int:
-    """Fork faster than `os.fork`: do not renew locks and seeds. Without other threads, nobody can hold a lock."""
+    """Fork faster than `os.fork`: do not reset locks and seeds. Without other threads, nobody can hold a lock."""
     if threading.active_count() > 1:
         return os.fork()
     pid: int = _C.fork()
@@ -390,17 +390,17 @@ def _fork() -> int:
 
 
 def _counts(pid: int) -> tuple[int, int]:
-    """Return the bytes of a process's tables of pages, and its threads; zeros if the system does not report them."""
+    """Return a process's page-table bytes and thread count; zeros if the system does not report them."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
             kib, num_threads = map(int, _COUNTED.findall(file.read()))
-    except (OSError, ValueError):  # a process that has just ended has no tables
+    except (OSError, ValueError):  # the process has just ended
         return 0, 0
     return kib << 10, num_threads
 
 
 def _stat(pid: int, field: int) -> int:
-    """Return a field of /proc/PID/stat; field 0 is the process's state. Return 0 if the system does not report it."""
+    """Return a field of /proc/PID/stat, where field 0 is the process state; 0 if the system does not report it."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return int(file.read().rpartition(")")[2].split()[field])
@@ -416,7 +416,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _children() -> list[int]:
-    """Return the children of this process, inherited ones too; none if the system does not list them."""
+    """Return this process's children, including inherited ones; none if the system does not list them."""
     with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
         return [int(pid) for pid in file.read().split()]
     with contextlib.suppress(OSError):  # a kernel without this file

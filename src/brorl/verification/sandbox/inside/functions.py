@@ -1,4 +1,4 @@
-"""Loads and calls functions by their path in a trusted process, which contains accidents, not adversaries."""
+"""Loads and calls functions by path in a trusted process, which contains accidents, not adversaries."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from brorl.verification.sandbox.inside.calling import called, result, takes
 
 EXIT_OUT_OF_MEMORY = 77
 IN_A_WORKER = "BRORL_VERIFIER_WORKER"  # environment variable that keeps a function's file from starting a run
-MAIN_GUARD = 'put all but imports and functions under if __name__ == "__main__":'  # the fix of such a file
+MAIN_GUARD = 'move everything except imports and functions under if __name__ == "__main__":'  # the fix for such a file
 MAX_REPLY_BYTES = 1 << 24
 _ERROR_CHARACTERS = 280
 
 
 class Functions:
-    """The functions that one trusted process has imported; coroutines run in one event loop.
+    """The functions that a trusted process has imported; coroutines run in one event loop.
 
-    The limit is on private writable memory, because libraries reserve far more address space than they use.
+    The limit applies to private writable memory, because libraries reserve far more address space than they use.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -42,7 +42,7 @@ class Functions:
         self._functions: dict[str, Callable[..., object]] = {}
 
     def load(self, *names: str | None) -> str | None:
-        """Import functions, unless they were imported before; return the first problem, None if there is none."""
+        """Import functions that have not been imported yet; return the first problem, or None."""
         for name in names:
             if name is None or name in self._functions:
                 continue
@@ -56,10 +56,10 @@ class Functions:
         return None
 
     def call(self, name: str, arguments: str, through: str | None = None) -> tuple[str | None, str | None, bool]:
-        """Call a loaded function with arguments as JSON text, or another function with it and the arguments.
+        """Call a loaded function with arguments in JSON text, or call `through` with the function and the arguments.
 
-        Return (value as JSON text, exception, whether the process retains too much memory to go on); value or exception
-        is None. If memory runs out the process ends, because an exit code needs no memory.
+        Return (value as JSON text, exception, whether the process retains too much memory to continue); value or
+        exception is None. If memory runs out the process ends, because an exit code needs no memory.
         """
         text = problem = None
         try:
@@ -77,7 +77,7 @@ class Functions:
 
 
 def _called(function: Callable[..., object], arguments: Any) -> object:
-    """Call a function on values in order, or a user's on values by role; without any, say which roles it takes."""
+    """Call a function on values in order, or a user's on values by role; without values, return the roles it takes."""
     if arguments is None:
         try:
             return {"takes": takes(function)}
@@ -94,7 +94,7 @@ def _encode(value: object) -> str:
 
 
 def scalar(value: Any) -> object:
-    """Return a numpy or torch scalar, or an array of one number, as a Python value; a fraction or decimal as float."""
+    """Return a numpy or torch scalar, or a one-element array, as a Python value; a fraction or decimal as a float."""
     plain = value.item() if hasattr(value, "item") else value
     if isinstance(plain, bool | int | float | str | None):
         return plain
@@ -104,9 +104,9 @@ def scalar(value: Any) -> object:
 
 
 def load(name: str) -> Callable[..., object]:
-    """Import `package.module:function`, found in the current directory too, or `path/to/file.py:function`.
+    """Import `package.module:function`, also from the current directory, or `path/to/file.py:function`.
 
-    `path/to/file.pkl:function` is a function that Python code gave to a run; the file holds it alone.
+    `path/to/file.pkl:function` is a function that Python code passed to a run; the file contains only that.
     """
     module_name, _, attribute = name.rpartition(":")
     if not module_name or not attribute:
@@ -123,7 +123,7 @@ def load(name: str) -> Callable[..., object]:
     for part in attribute.split("."):
         function = getattr(function, part)
     if not callable(function):
-        raise TypeError(f"{attribute} is of type {type(function).__name__}, which cannot be called")
+        raise TypeError(f"{attribute} has type {type(function).__name__}, which is not callable")
     return function
 
 
@@ -134,7 +134,7 @@ def _load_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(name, path.absolute())
     if spec is None or spec.loader is None:
         raise ImportError(f"not a Python file: {path}")
-    sys.path.append(str(path.absolute().parent))  # the file can import modules beside it, as a program can
+    sys.path.append(str(path.absolute().parent))  # the file can import its neighbors, as a program can
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -145,14 +145,14 @@ def _load_pickle(path: Path) -> Callable[..., object]:
     """Load a function from the run's own directory. Loading executes code, as importing a file does."""
     stored = pickle.loads(path.read_bytes())
     if stored["python"] != sys.version_info[:2]:
-        raise RuntimeError("the function was stored by Python {}.{}; run brorl with it".format(*stored["python"]))
+        raise RuntimeError("the function was stored by Python {}.{}; use that version".format(*stored["python"]))
     sys.path += [folder for folder in stored["folders"] if folder not in sys.path]
     function: Callable[..., object] = pickle.loads(stored["function"])
     return function
 
 
 def describe(error: BaseException) -> str:
-    """Return an exception's type and message as one short line, even if its `str` raises."""
+    """Return an exception's type and message as a short line, even if its `str` raises."""
     try:
         message = " ".join(str(error).split())
     except Exception:
@@ -161,7 +161,7 @@ def describe(error: BaseException) -> str:
 
 
 def _data_bytes() -> int:
-    """Return the memory in use that counts toward the limit; 0 if the system does not report it."""
+    """Return the memory use that counts toward the limit; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text("ascii").split()[5]) * resource.getpagesize()
     except (OSError, IndexError, ValueError):
@@ -169,7 +169,7 @@ def _data_bytes() -> int:
 
 
 def _retains_memory(at_start: int, memory_bytes: int) -> bool:
-    """Whether finished calls still hold more than half of the memory that was free after loading."""
+    """Return whether finished calls still hold more than half of the memory that was free after loading."""
     bound = (at_start + memory_bytes) // 2
     if _data_bytes() <= bound:
         return False

@@ -1,6 +1,6 @@
-"""The code in a worker's process: it runs one program, or loads one and calls its functions, and talks over pipes.
+"""The code in a worker process: runs one program, or loads one and calls its functions, and communicates over pipes.
 
-A message is a `Frame`. Nothing here protects anything: the program can change all of it. The confined process is the
+A message is a `Frame`. Nothing here is a protection: the program can change all of it. The confined process is the
 boundary.
 """
 
@@ -34,14 +34,14 @@ _FILE = "answer.py"
 _NO_THREAD = "RuntimeError: can't start new thread"
 HEADER = struct.Struct(">BQI")
 
-# Kinds of frames from the parent. The body of RUN is the source; all other bodies are texts of `values`.
+# Kinds of frames from the parent. The body of RUN is the source; all other bodies are text encoded by `values`.
 RUN, LOAD, CALL, GIVE = 1, 2, 3, 4
 # Kinds of frames from the program. READY (with the process id) or UNCONFINED comes before any untrusted code runs.
 READY, UNCONFINED, FAILED, VALUE, ASKED = 11, 12, 13, 14, 15
 
 
 class Frame(NamedTuple):
-    """One message on a pipe. `token` is the random token of the request, 0 before the first request.
+    """One message on a pipe. `token` is the request's random token, 0 before the first request.
 
     A reply repeats the token, so that a program cannot reply to a request that it has not received.
     """
@@ -56,7 +56,7 @@ class Frame(NamedTuple):
 
 
 def read_frame(descriptor: int) -> Frame | None:
-    """Wait for a message and read it; None if the pipe has ended."""
+    """Wait for a message and read it; None at the end of the pipe."""
     header = _read_all(descriptor, HEADER.size)
     if header is None:
         return None
@@ -86,7 +86,7 @@ def _read_all(descriptor: int, length: int) -> bytes | None:
 def serve(requests: int, replies: int, names: dict[str, Any]) -> NoReturn:
     """Serve requests from one descriptor, reply on the other, and end the process when the requests end.
 
-    `names` has functions that can be called without loading anything.
+    `names` contains functions that can be called without loading anything.
     """
     loaded = _Loaded(requests, replies, names)
     while (frame := read_frame(requests)) is not None:
@@ -97,7 +97,7 @@ def serve(requests: int, replies: int, names: dict[str, Any]) -> NoReturn:
 
 
 def _run(frame: Frame, replies: int) -> NoReturn:
-    """Run a whole program as `python answer.py` would, and exit with its code."""
+    """Run a whole program as `python answer.py` would, and exit with its exit code."""
     stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
@@ -118,7 +118,7 @@ def _run(frame: Frame, replies: int) -> NoReturn:
 
 
 def _finish() -> None:
-    """Wait for the program's threads, and call its exit functions."""
+    """Wait for the program's threads, and call its exit handlers."""
     if threading.active_count() > 1:
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -129,7 +129,7 @@ def _code(error: SystemExit) -> int:
 
 
 def _execute(source: str, name: str, names: dict[str, object]) -> dict[str, Any]:
-    """Execute a source as a new module, and return its names."""
+    """Execute source code as a new module, and return its names."""
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment] # the module `site` is not imported
     module = types.ModuleType(name)
     module.__dict__.update(names, __file__=_FILE, __builtins__=builtins)
@@ -139,7 +139,7 @@ def _execute(source: str, name: str, names: dict[str, object]) -> dict[str, Any]
 
 
 class _Loaded:
-    """A module that stays loaded; the parent calls its functions."""
+    """A module that stays loaded so that the parent can call its functions."""
 
     def __init__(self, requests: int, replies: int, names: dict[str, Any]) -> None:
         self._requests, self._replies = requests, replies
@@ -178,7 +178,7 @@ class _Loaded:
         write_frame(self._replies, frame._replace(token=self._token))
 
     def _outside(self, name: str) -> Callable[..., object]:
-        """Return a function that sends its arguments to the judge, and returns the judge's answer."""
+        """Return a function that sends its arguments to the judge and returns the judge's answer."""
 
         def ask(*arguments: object) -> object:
             self._reply(Frame(ASKED, 0, encode((name, arguments)).encode()))
@@ -196,7 +196,7 @@ class _Loaded:
 
 
 def _exception(text: str) -> BaseException:
-    """Return the built-in exception in a text, `ValueError: negative`; a RuntimeError for any other text."""
+    """Return the built-in exception in a text such as `ValueError: negative`; a RuntimeError for any other text."""
     name, colon, message = text.partition(":")
     kind = getattr(builtins, name.strip(), None)
     arguments: tuple[object, ...] = (message.strip(),) if colon else ()
@@ -210,7 +210,7 @@ def _exception(text: str) -> BaseException:
 
 
 def _failure(error: BaseException) -> bytes:
-    """Return the text of a failure: for an exception, the last line of its traceback.
+    """Return a failure's text: for an exception, the last line of its traceback.
 
     The program's own `__str__` may raise anything. If a thread could not start, the text names the limit instead: the
     number of threads, or the memory for its stack.

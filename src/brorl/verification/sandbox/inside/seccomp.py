@@ -1,8 +1,8 @@
-"""The filter of system calls: a list of allowed calls in classic BPF, some with conditions on their arguments.
+"""The system-call filter: a list of allowed calls in classic BPF, some with conditions on their arguments.
 
-Any other call fails with EPERM. A call with another architecture's numbers kills the process.
+Any other call fails with EPERM. A call that uses a different architecture's numbers kills the process.
 
-Sources: `Documentation/userspace-api/seccomp_filter.rst` of Linux, and for each constant a header in `include/uapi/`.
+Sources: `Documentation/userspace-api/seccomp_filter.rst` in Linux, and for each constant a header in `include/uapi/`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import struct
 from typing import NamedTuple
 
 # fmt: off
-# The numbers of calls on x86-64 and ARM64; None where an architecture lacks a call. Sources in Linux:
+# The call numbers on x86-64 and ARM64; None where an architecture lacks a call. Sources in Linux:
 # arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 #
-# Calls that are missing here fail with EPERM. Among them are fork, execve, kill, tgkill, ptrace, socket, connect,
+# Calls that are not listed here fail with EPERM. Among them are fork, execve, kill, tgkill, ptrace, socket, connect,
 # sendmsg, prctl, chmod, rename, unlink, mount, io_uring_setup, bpf, memfd_create and timer_create.
 ALWAYS: dict[str, tuple[int | None, int | None]] = {
-    # Descriptors that the program has.
+    # The program's own descriptors.
     "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67),
     "preadv": (295, 69), "lseek": (8, 62), "close": (3, 57), "dup": (32, 23), "dup2": (33, None),
     "dup3": (292, 24), "fstat": (5, 80), "fsync": (74, 82), "fadvise64": (221, 223),
@@ -27,7 +27,7 @@ ALWAYS: dict[str, tuple[int | None, int | None]] = {
     "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22), "pipe": (22, None),
     "pipe2": (293, 59), "eventfd2": (290, 19), "recvfrom": (45, 207), "shutdown": (48, 210),
     "getsockname": (51, 204),
-    # Names of files: imports ask whether a file exists, never for its content.
+    # File names: imports ask whether a file exists, never for its content.
     "newfstatat": (262, 79), "stat": (4, None), "lstat": (6, None), "statx": (332, 291), "access": (21, None),
     "faccessat": (269, 48), "faccessat2": (439, 439), "getcwd": (79, 17), "getdents64": (217, 61),
     # Memory.
@@ -56,7 +56,7 @@ SOMETIMES: dict[str, tuple[int | None, int | None]] = {  # allowed under the con
 }
 # fmt: on
 
-# linux/audit.h: AUDIT_ARCH_X86_64 and AUDIT_ARCH_AARCH64, each after the column of the tables.
+# linux/audit.h: (column in the tables, AUDIT_ARCH_X86_64 or AUDIT_ARCH_AARCH64).
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32 = 0x40000000  # asm/unistd.h: __X32_SYSCALL_BIT; x86-64 kernels also answer calls of the x32 ABI
 
@@ -81,14 +81,14 @@ def _null(argument: int) -> tuple[Condition, ...]:
     return Condition(argument, 0), Condition(argument, 0, high=True)
 
 
-# linux/sched.h: CLONE_THREAD, CLONE_VM and CLONE_FILES. Threads share the memory and the descriptors, and end with the
-# process: each thread with a table of descriptors of its own could hold as many full sockets again.
+# linux/sched.h: CLONE_THREAD, CLONE_VM and CLONE_FILES. Threads share memory and descriptors, and end with the process:
+# each thread with its own descriptor table could hold as many full sockets again.
 _CLONE_SHARED = 0x00010000 | 0x00000100 | 0x00000400
 # linux/sched.h: CLONE_NEW*, CLONE_NEWTIME, CLONE_PIDFD, CLONE_PTRACE, CLONE_VFORK and CLONE_UNTRACED.
 _CLONE_OTHERS = 0x7E020000 | 0x00000080 | 0x00001000 | 0x00002000 | 0x00004000 | 0x00800000
-_CLOSE_RANGE_UNSHARE = 2  # linux/close_range.h; gives the thread a table of its own, too
-# linux/mman.h and asm-generic/mman-common.h. Shared anonymous pages stay when most of their mapping is gone, so that no
-# limit of the address space counts them. An open file, such as standard input, can be mapped.
+_CLOSE_RANGE_UNSHARE = 2  # linux/close_range.h; also gives the thread its own table
+# linux/mman.h and asm-generic/mman-common.h. Shared anonymous pages stay when most of their mapping is gone, so no
+# address-space limit counts them. An open file, such as standard input, can be mapped.
 _MAP_TYPE, _MAP_SHARED, _MAP_PRIVATE, _MAP_ANONYMOUS = 0xF, 0x01, 0x02, 0x20
 # asm-generic/fcntl.h: O_WRONLY, O_RDWR, O_CREAT and O_TRUNC (O_TMPFILE needs one of the first two).
 _OPEN_FOR_WRITING = 0o1 | 0o2 | 0o100 | 0o1000
@@ -100,9 +100,9 @@ _IOCTL_REQUESTS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 _RLIMIT_STACK = 3  # asm-generic/resource.h
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF  # include/linux/socket.h and include/linux/net.h
 
-# A call is allowed if all conditions of one of its rows hold.
+# A call is allowed if all conditions in one of its rows hold.
 _RULES: list[tuple[str, tuple[Condition, ...]]] = [
-    # No new process, no namespace, no descriptor of a process.
+    # No new process, no namespace, no process descriptor.
     ("clone", (Condition(0, _CLONE_SHARED, _CLONE_SHARED | _CLONE_OTHERS),)),
     ("close_range", (Condition(2, 0, _CLOSE_RANGE_UNSHARE),)),
     ("mmap", (Condition(3, _MAP_PRIVATE, _MAP_TYPE),)),
@@ -110,7 +110,7 @@ _RULES: list[tuple[str, tuple[Condition, ...]]] = [
     *(("fcntl", (Condition(1, command),)) for command in _FCNTL_COMMANDS),
     ("fcntl", (Condition(1, _SETFL), Condition(2, 0, _ASYNC))),
     *(("ioctl", (Condition(1, request),)) for request in _IOCTL_REQUESTS),
-    # All limits can be read. Only the stack's can be changed: others could feign an infrastructure failure.
+    # All limits can be read. Only the stack's can be changed: changing others could fake an infrastructure failure.
     ("prlimit64", (Condition(0, 0), *_null(2))),
     ("prlimit64", (Condition(0, 0), Condition(1, _RLIMIT_STACK))),
     ("setrlimit", (Condition(0, _RLIMIT_STACK),)),
@@ -128,12 +128,12 @@ _UNKNOWN = "clone3"  # fails as unknown: a filter cannot see its flags in memory
 def make_filter(reading: bool, machine: str | None = None) -> bytes:
     """Return the filter as an array of `struct sock_filter`; with `reading`, files can be opened for reading.
 
-    `machine` is a name as from `platform.machine`, by default this machine's. Raises an OSError for an architecture
-    without a table of system calls.
+    `machine` is a `platform.machine` name, by default this machine's. Raises an OSError for an architecture that is not
+    in the tables.
     """
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
-        raise OSError(errno.ENOSYS, f"no table of system calls for {machine!r}")
+        raise OSError(errno.ENOSYS, f"no system-call table for {machine!r}")
     column, architecture = _ARCHITECTURES[machine]
     steps_of = {numbers[column]: [_step(_RETURN, _ALLOW)] for numbers in ALWAYS.values()}
     steps_of |= {numbers[column]: [_step(_RETURN, _FAIL | errno.EPERM)] for numbers in SOMETIMES.values()}
@@ -152,7 +152,7 @@ def make_filter(reading: bool, machine: str | None = None) -> bytes:
 
 
 def _ranges(steps_of: dict[int, list[bytes]]) -> list[tuple[int, list[bytes]]]:
-    """Return (first call number, steps) of each range of calls with equal steps, in order; other calls fail."""
+    """Return (first call number, steps) for each range of calls with equal steps, in order; other calls fail."""
     fail, kill = [_step(_RETURN, _FAIL | errno.EPERM)], [_step(_RETURN, _KILL)]
     ranges: list[tuple[int, list[bytes]]] = []
     for number in range(max(steps_of) + 2):
@@ -163,7 +163,7 @@ def _ranges(steps_of: dict[int, list[bytes]]) -> list[tuple[int, list[bytes]]]:
 
 
 def _search(ranges: list[tuple[int, list[bytes]]]) -> list[bytes]:
-    """Return a binary search for the range of the loaded number: the kernel runs the filter for each call number."""
+    """Return a binary search for the loaded number's range, because the kernel runs the filter on every call."""
     if len(ranges) == 1:
         return ranges[0][1]
     middle = len(ranges) // 2
