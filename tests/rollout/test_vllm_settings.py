@@ -47,11 +47,11 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dtype": "float64"}, r"has no float64; set dtype: float32 or bfloat16"),
+        ({"dtype": "float64"}, r"does not support float64; set dtype: float32 or bfloat16"),
         ({"engine.clock": "cpu", "engine.threads": 1}, r"set engine\.clock: wall"),
         ({"lora.rank": 4, "lora.quantization": "nf4"}, r"nf4 .*set lora\.quantization: none, or engine\.kind: native"),
-        ({"lora.rank": 513}, r"at most rank 512, and lora\.rank = 513"),
-        ({"engine.vllm.placement": "apart", "cluster.nodes": 1}, r"remove it, and set cluster\.placement: apart"),
+        ({"lora.rank": 513}, r"up to rank 512, but lora\.rank = 513"),
+        ({"engine.vllm.placement": "apart", "cluster.nodes": 1}, r"remove it and set cluster\.placement: apart"),
     ],
 )
 def test_settings_that_contradict_vllm_are_rejected_when_read(settings: dict[str, Any], message: str) -> None:
