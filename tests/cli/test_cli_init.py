@@ -500,9 +500,9 @@ def test_the_functions_of_a_file_become_tools(rng: np.random.Generator, tmp_path
     assert outcome.code == 0, outcome
     lines = outcome.out.splitlines()
     assert lines[0] == "tools: add"
-    assert lines[1].startswith("  left out: bare, which cannot be a tool: ")
+    assert lines[1].startswith("  skipped: bare, which cannot be a tool: ")
     assert lines[1].endswith("no docstring")
-    assert lines[2].startswith("  left out: untyped, which cannot be a tool: ")
+    assert lines[2].startswith("  skipped: untyped, which cannot be a tool: ")
     assert "type hint" in lines[2]
     assert "_private" not in outcome.out
     assert config_in().tools.functions == {"add": f"{Path('tools.py').absolute()}:add"}
@@ -526,7 +526,7 @@ def test_the_functions_of_a_file_become_tools(rng: np.random.Generator, tmp_path
         ("x = (", "never closed"),
         ("import a_package_of_nobody\ndef f(): ...", "No module named 'a_package_of_nobody'"),
         ("def f(x): ...", "no function can be a tool; f: "),
-        ("x = 1", "no function can be a tool; give a function types"),
+        ("x = 1", "no function can be a tool; a tool needs type hints"),
     ],
 )
 def test_a_file_without_tools_is_refused(code: str | None, said: str, rng: np.random.Generator) -> None:

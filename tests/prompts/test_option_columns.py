@@ -77,7 +77,7 @@ def test_the_row_that_decides_may_come_late(tmp_path: Path) -> None:
     [
         (
             mmlu(1, 2, 3),
-            "can be an index from 0 or from 1: neither 0 nor the number of options occurs; give `first_option`",
+            "could be an index from 0 or from 1: neither 0 nor the number of options occurs; give `first_option`",
         ),
         (
             [{"question": "1 + 1?", "choices": ["1", "2", "3"], "answer": "2"}],

@@ -240,7 +240,7 @@ class TestChat:
 
     def test_two_system_prompts(self) -> None:
         said = refusal(talk(("system", "a"), ("user", "b")), byte_tokenizer(CHAT), system_prompt="s")
-        check_names(said, "question q has a system message too", "prompt.system_prompt: null")
+        check_names(said, "question q already has a system message", "prompt.system_prompt: null")
 
 
 def test_a_prompt_keeps_the_question_alone() -> None:
