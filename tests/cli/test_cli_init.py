@@ -105,7 +105,7 @@ SYSTEM = {"role": "system", "content": "Reply with the number only."}
          "are read as decimal commas: '2,1' is 2.1"),
         ([{"q": f"{n}?", "answer": f"{n},{n + 2}"} for n in range(1, 30)], "can be decimal commas or separate two"),
         ([{"q": f"{n}?", "answer": f"{n},{n + 2}" if n % 2 else "1, 2, 3"} for n in range(1, 30)],
-         "are read as commas of lists: '1,3' is 1, 3"),
+         "are read as list separators: '1,3' is 1, 3"),
         ([{"messages": [SYSTEM, {"role": "user", "content": f"{n}+1?"}], "answer": n + 1} for n in range(30)],
          "the questions ask for the answer alone, so prompt.template adds no other form"),
         ([{"messages": [SYSTEM, {"role": "user", "content": f"{n}+1?"}, {"role": "assistant", "content": f"{n + 1}"}]}
@@ -357,7 +357,7 @@ def test_numbers_of_classes_are_no_answers(rng: np.random.Generator) -> None:
         {"sentence": f"Film {i} is good.", "label": int(label)} for i, label in enumerate(rng.permutation([0, 1] * 20))
     ]
     said = refusal(write_rows("films.jsonl", rows))
-    assert "column 'label' contains only 0, 1, which look like numbers of classes; write the names" in said
+    assert "column 'label' contains only 0, 1, which look like class indices; write the class names" in said
     assert command("init", "films.jsonl", "--domain=math").code == 0
     numbers = [{"sentence": f"Number {i}", "label": i} for i in range(40)]
     assert command("init", write_rows("numbers.jsonl", numbers), "--output=b.yaml").code == 0

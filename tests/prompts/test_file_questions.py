@@ -206,8 +206,8 @@ class TestTables:
             (b"prompt,answer\n1,2,3\n", (" line 2 ", "3 values for 2 columns (prompt, answer)", "double quotes")),
             (b"prompt,answer\n1\n", (" line 2 ", "1 values for 2 columns (prompt, answer)", "double quotes")),
             (b'prompt,answer\n1,2\n"3,4\n', (" line 3 ", "unexpected end of data", "a quote")),
-            (b"answer,answer\n1,2\n", ("two columns 'answer'",)),
-            (b"answer, answer\n1,2\n", ("two columns 'answer'",)),
+            (b"answer,answer\n1,2\n", ("two columns named 'answer'",)),
+            (b"answer, answer\n1,2\n", ("two columns named 'answer'",)),
             (b"prompt,answer\n\xe9,2\n", (" line 2 ", "byte 0xe9 at 1", "UTF-8")),
             (b"prompt,answer\n", ("is empty", "`path`")),
             (b"", ("is empty", "`path`")),
@@ -488,7 +488,7 @@ def test_a_pattern_below_a_folder_with_brackets(tmp_path: Path, monkeypatch: pyt
 MESSAGES_FORM = '[{"role": "user", "content": "..."}]'
 JSON_FORM = '[{"COLUMN": VALUE, ...}, ...]'
 JSON_TEXT = ("needs JSON text", "json.dumps")
-OTHER_ANSWER = ("p.jsonl line 1", "'2' there, '3' here", "correct one of them or delete both")
+OTHER_ANSWER = ("p.jsonl line 1", "'2' there, '3' here", "correct one row or delete both")
 
 
 class TestRefusals:
@@ -549,7 +549,7 @@ class TestRefusals:
             ({"prompt": "1 + 1?", "answer": "3"}, {}, OTHER_ANSWER),
             ({"prompt": [{"role": "user", "content": "1 + 1?"}], "answer": 3}, {}, OTHER_ANSWER),
             ({**DEFAULT, "domain": "code"}, {"domain_column": "domain"},
-             ("p.jsonl line 1", "'math' there, 'code' here", "correct one of them or delete both")),
+             ("p.jsonl line 1", "'math' there, 'code' here", "correct one row or delete both")),
             ({"id": "a", "prompt": "?", "answer": "2"}, {"id_column": "id"},
              ("the id 'a' of ", "p.jsonl line 1", "remove `id_column`")),
         ],

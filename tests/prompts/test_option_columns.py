@@ -134,9 +134,9 @@ GOOD = {"question": "Which is a gas?", **OPTIONS, "answer": "B"}
         ({"answer": " "}, "answer is empty; fill it in or delete the row"),
         ({"answer": "D"}, "answer is 'D', which is neither the label nor the text of one of the 3 options; fix"),
         ({"answer": 1}, "set first_option to 0 or 1 if it is an index; fix"),
-        ({"A": "B", "answer": "B"}, "could name two of the 3 options"),
+        ({"A": "B", "answer": "B"}, "could mean two of the 3 options"),
         ({"B": "iron", "answer": "A"}, "has two equal options (in A to C)"),
-        ({"B": None}, "A to C is ['iron', None, 'salt'], and not 2 to 26 options"),
+        ({"B": None}, "A to C is ['iron', None, 'salt'], not 2 to 26 options"),
         ({"question": " "}, "question is empty; fill it in or delete the row"),
     ],
 )

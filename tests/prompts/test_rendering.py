@@ -151,7 +151,7 @@ class TestPlainText:
         words = Tokenizer(models.WordLevel({"1": 0}))
         words.normalizer = normalizers.Replace("?", "")
         said = refusal(ask("??"), PreTrainedTokenizerFast(tokenizer_object=words))
-        check_names(said, "question q has no tokens ('??')", "delete the row")
+        check_names(said, "question q has zero tokens ('??')", "delete the row")
 
 
 class TestChat:

@@ -84,7 +84,7 @@ def test_a_transcript_has_the_tokens_of_the_whole_conversation(name: str, templa
     text = found.turn_text(turn)
     assert text == tokenizer.decode(turn[:-1])
     assert found.parse(text) == tuple(Call(name, canonical) for name, _ in results)
-    assert found.turn_text(turn[:-1]) == text  # a turn that was cut has an end token
+    assert found.turn_text(turn[:-1]) == text  # a turn that was cut has no end token
 
 
 def test_two_results_where_the_template_shows_a_single_call() -> None:
