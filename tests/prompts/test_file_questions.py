@@ -517,7 +517,7 @@ class TestRefusals:
             # a value of the wrong type
             ({"prompt": {"text": "?"}, "answer": "2"}, {}, ("prompt is {'text': '?'}, an object", "list of messages")),
             ({"prompt": False, "answer": "2"}, {}, ("prompt is False, of type bool", "list of messages")),
-            ({"prompt": "?", "answer": ["2", "two"]}, {}, ("answer is ['2', 'two'], a list", "the one answer")),
+            ({"prompt": "?", "answer": ["2", "two"]}, {}, ("answer is ['2', 'two'], a list", "write one answer")),
             ({"prompt": "?", "answer": {"value": 2}}, {}, ("answer is {'value': 2}, an object",
              "`answer_column: answer.value`")),
             ({"id": [1], "prompt": "?", "answer": "2"}, {"id_column": "id"}, ("id is [1], a list", "a number")),
@@ -616,7 +616,7 @@ class TestRefusals:
         said = refusal(str(path), prompt_column="question", answer_column="solution")
         check_names(said, f"{path} row 2: solution is null", "delete the row")
         path.write_bytes(b"PAR1 no")
-        check_names(refusal(str(path)), f"{path} is not a Parquet file")
+        check_names(refusal(str(path)), f"{path} is not a readable Parquet file")
         parquet.write_table(pa.table({"x": pa.array([], pa.string())}), path)
         check_names(refusal(str(path)), f"{path} is empty", "`path`")
 

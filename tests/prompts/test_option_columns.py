@@ -81,7 +81,7 @@ def test_the_row_that_decides_may_come_late(tmp_path: Path) -> None:
         ),
         (
             [{"question": "1 + 1?", "choices": ["1", "2", "3"], "answer": "2"}],
-            "can be the text or the index of an option; give `first_option`",
+            "could be the text or the index of an option; give `first_option`",
         ),
         (
             mmlu("red or blue", "pink"),
@@ -167,7 +167,7 @@ def test_options_that_look_like_lists_stay_texts(tmp_path: Path, suffix: str) ->
 @pytest.mark.parametrize("value", [[0, 1], {"a": 1}, [[1], [2]]])
 def test_a_value_that_is_no_text_is_no_option(tmp_path: Path, value: Any) -> None:
     path = write_rows(tmp_path / "rows.jsonl", [{**GOOD, "A": value}])
-    with pytest.raises(UserError, match="and not 2 to 26 options"):
+    with pytest.raises(UserError, match="not 2 to 26 options"):
         read_source(FileSource(path=path, prompt_column="question", options_column=("A", "B", "C"), domain="science"))
 
 

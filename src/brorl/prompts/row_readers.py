@@ -118,7 +118,7 @@ def _table_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
                     yield Row(location, number, "", columns, dict(zip(columns, values, strict=False)), problem)
         except csv.Error as error:
             raise UserError(
-                f"{path} line {rows.line_num} is not a valid table row ({error}); double any quote inside a value"
+                f"{path} line {rows.line_num} is not a valid table row ({error}); write a quote inside a value twice"
             ) from error
         finally:
             csv.field_size_limit(before)

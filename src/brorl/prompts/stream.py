@@ -101,8 +101,8 @@ class PromptStream:
         shares, own_shares = ", ".join(state["shares"]), ", ".join(own["shares"])
         for name, problem in (
             ("num_prompts", f"{state['num_prompts']} training prompts then, {self.num_prompts} now; restore the data"),
-            ("fingerprint", f"still {self.num_prompts} training prompts, but with different ids, tokens, references, "
-             "domains or order; restore the data, the prompt settings and the tokenizer"),
+            ("fingerprint", f"still {self.num_prompts} training prompts, but different ids, tokens, references or "
+             "domains, or a different order; restore the data, the prompt settings and the tokenizer"),
             ("shares", f"the fractions of the sources were {shares} and are {own_shares}; restore the sources and "
              "their weights"),
         ):  # fmt: skip
