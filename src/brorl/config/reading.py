@@ -77,7 +77,7 @@ def builtin_recipes() -> list[str]:
 
 
 def read_recipe(recipe: str) -> dict[str, Any]:
-    """Read a recipe, a built-in name or the path to a YAML file, as nested settings that are not yet checked."""
+    """Read a recipe, given its built-in name or the path to a YAML file, as nested settings, unchecked."""
     names = builtin_recipes()
     if recipe in names:
         text = files("brorl.recipes").joinpath(f"{recipe}.yaml").read_text("utf-8")
@@ -106,7 +106,7 @@ def read_recipe(recipe: str) -> dict[str, Any]:
 
 
 def raw_settings(config_or_path: ConfigOrPath) -> dict[str, Any]:
-    """Return the settings of a recipe, unchecked; it may be a name, a YAML file, a mapping or a config."""
+    """Return a recipe's unchecked settings; the recipe may be a name, a YAML file, a mapping or a config."""
     if isinstance(config_or_path, TrainConfig):
         return config_or_path.model_dump(mode="json")
     if isinstance(config_or_path, Mapping):
@@ -153,7 +153,7 @@ def make_config(
 ) -> TrainConfig:
     """Check settings, nested or dotted, and build a config; `source` names the recipe in error messages.
 
-    `options` maps settings to the names that a command's own options give them; error messages use those names.
+    `options` maps settings to a command's own option names, which error messages then use.
     Overrides take precedence. Overriding `budget.limit` without `steps` also discards the recipe's `steps`, and
     overriding `phases` also discards its `advantage`.
     """

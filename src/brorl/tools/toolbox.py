@@ -100,7 +100,7 @@ class Toolbox:
         return before, after
 
     def metrics(self, trees: Sequence[RolloutTree]) -> dict[str, Any]:
-        """Return the `tools` section of the metrics (docs/reference/metrics.md): calls that were made and that ran.
+        """Return the `tools` section of the metrics (docs/reference/metrics.md): turns, calls and failures.
 
         Failures are counted as the model saw them.
         """

@@ -23,7 +23,7 @@ _AROUND = re.compile(  # text that DAPO and PRIME put around a problem
     r"|Present the answer in LaTex format: \\boxed\{Your answer\}\Z",
     re.DOTALL,
 )
-# Columns of benchmarks, in any case; the first one that a row has is used.
+# Benchmark columns, ignoring case; the first one that a row has is used.
 QUESTIONS = ("problem", "question", "prompt", "query", "input")
 ANSWERS = ("answer", "final_answer", "expected_answer", "ground_truth", "gt", "target")
 SOLUTIONS = ("solution", "original_solution", "response", "output")
