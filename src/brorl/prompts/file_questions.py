@@ -114,7 +114,7 @@ def _repeated_ids(questions: Sequence[Question], source: FileSource) -> list[_Ba
     return [
         (
             question.location,
-            f"{question.location} repeats the {source.id_column} {question.id.partition(':')[2]!r} of "
+            f"{question.location} has the same {source.id_column} {question.id.partition(':')[2]!r} as "
             f"{earlier.location}; ids must be distinct: fix them, or remove {of_source('id_column')} to number rows",
         )
         for question in questions

@@ -159,7 +159,7 @@ class Instruction:
                     raise ValueError(f"has an unusable argument of {self.kind}: {name} {error}") from error
         object.__setattr__(self, "arguments", checked)
         if "less than" in checked.values() and 0 in checked.values():
-            raise ValueError(f"asks for less than 0 in {self.kind}, which no response can satisfy")
+            raise ValueError(f"has less than 0 for {self.kind}, which no response can satisfy")
         nth, total = (self.arguments.get(name, 0) for name in ("nth_paragraph", "num_paragraphs"))
         if nth > total:
             raise ValueError(

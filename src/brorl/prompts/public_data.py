@@ -144,7 +144,7 @@ def read_layout(row: Row, layout: Layout, seed: int) -> Asked:
 
 
 def _other_layout(row: Row, layout: Layout, problem: str) -> UserError:
-    """Return the error for a row that does not have the layout; it names the layouts whose columns the row has."""
+    """Return the error for a row that is not in the layout; it names the layouts whose columns the row has."""
     columns = set(row.columns)
     others = {name: other.columns for name, other in LAYOUTS.items() if other.columns and other is not layout}
     fitting = [name for name, needed in others.items() if columns.issuperset(needed)]
@@ -155,8 +155,8 @@ def _other_layout(row: Row, layout: Layout, problem: str) -> UserError:
     else:
         advice = f"no layout fits these columns; name them with {of_source('prompt_column')} and answer_column"
     return UserError(
-        f"{row.location} does not have the layout {layout.name}: {problem} (columns: "
-        f"{', '.join(row.columns) or 'none'}); {advice}"
+        f"{row.location} is not in the layout {layout.name}: {problem} (columns: {', '.join(row.columns) or 'none'}); "
+        f"{advice}"
     )
 
 
