@@ -551,7 +551,7 @@ class TestRefusals:
             ({**DEFAULT, "domain": "code"}, {"domain_column": "domain"},
              ("p.jsonl line 1", "'math' there, 'code' here", "correct one row or delete both")),
             ({"id": "a", "prompt": "?", "answer": "2"}, {"id_column": "id"},
-             ("the id 'a' of ", "p.jsonl line 1", "remove `id_column`")),
+             ("the same id 'a' as ", "p.jsonl line 1", "remove `id_column`")),
         ],
     )  # fmt: skip
     def test_of_a_row(self, tmp_path: Path, row: Any, settings: dict[str, Any], named: tuple[str, ...]) -> None:
