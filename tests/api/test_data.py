@@ -291,8 +291,8 @@ def test_a_run_and_a_recipe_in_json_are_recipes(recipe: dict[str, Any]) -> None:
     ("name", "content", "said"),
     [
         ("nope.jsonl", None, "recipe 'nope.jsonl' is neither a file nor a built-in recipe"),
-        ("rows.jsonl", '{"ask": "a", "answer": "1"}', "is a file of questions, not a recipe; write"),
-        ("rows.json", '{"prompt": "a"}\n{"prompt": "b"}', "one question per line, give it the suffix .jsonl"),
+        ("rows.jsonl", '{"ask": "a", "answer": "1"}', "contains questions, not a recipe; write"),
+        ("rows.json", '{"prompt": "a"}\n{"prompt": "b"}', "one question per line, rename it to .jsonl"),
         ("limit.yaml", "data: {sources: {path: none.jsonl, limit: 1000000000000000000000000}}",
          "there is no file or folder none.jsonl"),
         ("empty.yaml", "", "empty.yaml has no settings; write lines like `steps: 100`"),

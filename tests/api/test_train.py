@@ -84,7 +84,7 @@ def test_a_learner_that_is_lost_before_the_first_line_leaves_a_run_that_resumes(
 
 def test_a_lost_engine_ends_the_run_with_the_command_that_continues_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def lose(*_: object) -> None:
-        raise EngineLostError("the process of vLLM died")
+        raise EngineLostError("the vLLM process died")
 
     monkeypatch.setattr(Recorder, "begin", lose)
     with pytest.raises(EngineLostError, match=r"vLLM died\. Continue from the start with: .*run"):

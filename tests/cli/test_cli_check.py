@@ -344,4 +344,4 @@ def test_tools_that_the_model_cannot_be_shown(tmp_path: Path) -> None:
     message = refusal(*SMALL, f"--model={model}", *WITH_TOOLS)
     assert "does not show the tools; set tools.format: hermes" in message
     message = refusal(*SMALL, f"--model={model}", *WITH_TOOLS, "--tools.format=hermes", "--sampling.stop=[Question]")
-    assert "sampling.stop has 'Question', and with tools a turn ends" in message
+    assert "sampling.stop contains 'Question', but with tools a turn ends" in message

@@ -105,7 +105,7 @@ SYSTEM = {"role": "system", "content": "Reply with the number only."}
          "are read as decimal commas: '2,1' is 2.1"),
         ([{"q": f"{n}?", "answer": f"{n},{n + 2}"} for n in range(1, 30)], "can be decimal commas or separate two"),
         ([{"q": f"{n}?", "answer": f"{n},{n + 2}" if n % 2 else "1, 2, 3"} for n in range(1, 30)],
-         "are read as commas of lists: '1,3' is 1, 3"),
+         "are read as list separators: '1,3' is 1, 3"),
         ([{"messages": [SYSTEM, {"role": "user", "content": f"{n}+1?"}], "answer": n + 1} for n in range(30)],
          "the questions ask for the answer alone, so prompt.template adds no other form"),
         ([{"messages": [SYSTEM, {"role": "user", "content": f"{n}+1?"}, {"role": "assistant", "content": f"{n + 1}"}]}
@@ -357,7 +357,7 @@ def test_numbers_of_classes_are_no_answers(rng: np.random.Generator) -> None:
         {"sentence": f"Film {i} is good.", "label": int(label)} for i, label in enumerate(rng.permutation([0, 1] * 20))
     ]
     said = refusal(write_rows("films.jsonl", rows))
-    assert "column 'label' contains only 0, 1, which look like numbers of classes; write the names" in said
+    assert "column 'label' contains only 0, 1, which look like class indices; write the class names" in said
     assert command("init", "films.jsonl", "--domain=math").code == 0
     numbers = [{"sentence": f"Number {i}", "label": i} for i in range(40)]
     assert command("init", write_rows("numbers.jsonl", numbers), "--output=b.yaml").code == 0
@@ -500,9 +500,9 @@ def test_the_functions_of_a_file_become_tools(rng: np.random.Generator, tmp_path
     assert outcome.code == 0, outcome
     lines = outcome.out.splitlines()
     assert lines[0] == "tools: add"
-    assert lines[1].startswith("  left out: bare, which cannot be a tool: ")
+    assert lines[1].startswith("  skipped: bare, which cannot be a tool: ")
     assert lines[1].endswith("no docstring")
-    assert lines[2].startswith("  left out: untyped, which cannot be a tool: ")
+    assert lines[2].startswith("  skipped: untyped, which cannot be a tool: ")
     assert "type hint" in lines[2]
     assert "_private" not in outcome.out
     assert config_in().tools.functions == {"add": f"{Path('tools.py').absolute()}:add"}
@@ -526,7 +526,7 @@ def test_the_functions_of_a_file_become_tools(rng: np.random.Generator, tmp_path
         ("x = (", "never closed"),
         ("import a_package_of_nobody\ndef f(): ...", "No module named 'a_package_of_nobody'"),
         ("def f(x): ...", "no function can be a tool; f: "),
-        ("x = 1", "no function can be a tool; give a function types"),
+        ("x = 1", "no function can be a tool; a tool needs type hints"),
     ],
 )
 def test_a_file_without_tools_is_refused(code: str | None, said: str, rng: np.random.Generator) -> None:

@@ -206,8 +206,8 @@ class TestTables:
             (b"prompt,answer\n1,2,3\n", (" line 2 ", "3 values for 2 columns (prompt, answer)", "double quotes")),
             (b"prompt,answer\n1\n", (" line 2 ", "1 values for 2 columns (prompt, answer)", "double quotes")),
             (b'prompt,answer\n1,2\n"3,4\n', (" line 3 ", "unexpected end of data", "a quote")),
-            (b"answer,answer\n1,2\n", ("two columns 'answer'",)),
-            (b"answer, answer\n1,2\n", ("two columns 'answer'",)),
+            (b"answer,answer\n1,2\n", ("two columns named 'answer'",)),
+            (b"answer, answer\n1,2\n", ("two columns named 'answer'",)),
             (b"prompt,answer\n\xe9,2\n", (" line 2 ", "byte 0xe9 at 1", "UTF-8")),
             (b"prompt,answer\n", ("is empty", "`path`")),
             (b"", ("is empty", "`path`")),
@@ -488,7 +488,7 @@ def test_a_pattern_below_a_folder_with_brackets(tmp_path: Path, monkeypatch: pyt
 MESSAGES_FORM = '[{"role": "user", "content": "..."}]'
 JSON_FORM = '[{"COLUMN": VALUE, ...}, ...]'
 JSON_TEXT = ("needs JSON text", "json.dumps")
-OTHER_ANSWER = ("p.jsonl line 1", "'2' there, '3' here", "correct one of them or delete both")
+OTHER_ANSWER = ("p.jsonl line 1", "'2' there, '3' here", "correct one row or delete both")
 
 
 class TestRefusals:
@@ -517,7 +517,7 @@ class TestRefusals:
             # a value of the wrong type
             ({"prompt": {"text": "?"}, "answer": "2"}, {}, ("prompt is {'text': '?'}, an object", "list of messages")),
             ({"prompt": False, "answer": "2"}, {}, ("prompt is False, of type bool", "list of messages")),
-            ({"prompt": "?", "answer": ["2", "two"]}, {}, ("answer is ['2', 'two'], a list", "the one answer")),
+            ({"prompt": "?", "answer": ["2", "two"]}, {}, ("answer is ['2', 'two'], a list", "write one answer")),
             ({"prompt": "?", "answer": {"value": 2}}, {}, ("answer is {'value': 2}, an object",
              "`answer_column: answer.value`")),
             ({"id": [1], "prompt": "?", "answer": "2"}, {"id_column": "id"}, ("id is [1], a list", "a number")),
@@ -549,9 +549,9 @@ class TestRefusals:
             ({"prompt": "1 + 1?", "answer": "3"}, {}, OTHER_ANSWER),
             ({"prompt": [{"role": "user", "content": "1 + 1?"}], "answer": 3}, {}, OTHER_ANSWER),
             ({**DEFAULT, "domain": "code"}, {"domain_column": "domain"},
-             ("p.jsonl line 1", "'math' there, 'code' here", "correct one of them or delete both")),
+             ("p.jsonl line 1", "'math' there, 'code' here", "correct one row or delete both")),
             ({"id": "a", "prompt": "?", "answer": "2"}, {"id_column": "id"},
-             ("the id 'a' of ", "p.jsonl line 1", "remove `id_column`")),
+             ("the same id 'a' as ", "p.jsonl line 1", "remove `id_column`")),
         ],
     )  # fmt: skip
     def test_of_a_row(self, tmp_path: Path, row: Any, settings: dict[str, Any], named: tuple[str, ...]) -> None:
@@ -616,7 +616,7 @@ class TestRefusals:
         said = refusal(str(path), prompt_column="question", answer_column="solution")
         check_names(said, f"{path} row 2: solution is null", "delete the row")
         path.write_bytes(b"PAR1 no")
-        check_names(refusal(str(path)), f"{path} is not a Parquet file")
+        check_names(refusal(str(path)), f"{path} is not a readable Parquet file")
         parquet.write_table(pa.table({"x": pa.array([], pa.string())}), path)
         check_names(refusal(str(path)), f"{path} is empty", "`path`")
 

@@ -41,7 +41,7 @@ def test_each_argument_is_needed_and_checked(kind: str) -> None:
 @each_row(
     ("kind", "changed", "problem"),
     [("keywords:frequency", {"relation": "more than"}, "relation must be one of less than, at least"),
-     ("keywords:frequency", {"relation": "less than", "frequency": 0}, "which no response can follow"),
+     ("keywords:frequency", {"relation": "less than", "frequency": 0}, "which no response can satisfy"),
      ("keywords:letter_frequency", {"letter": "ab"}, "must be one character"),
      ("keywords:letter_frequency", {"letter": "\u0130"}, "must be one character"),
      ("language:response_language", {"language": "German"}, "must be one of af"),

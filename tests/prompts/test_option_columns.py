@@ -77,11 +77,11 @@ def test_the_row_that_decides_may_come_late(tmp_path: Path) -> None:
     [
         (
             mmlu(1, 2, 3),
-            "can be an index from 0 or from 1: neither 0 nor the number of options occurs; give `first_option`",
+            "could be an index from 0 or from 1: neither 0 nor the number of options occurs; give `first_option`",
         ),
         (
             [{"question": "1 + 1?", "choices": ["1", "2", "3"], "answer": "2"}],
-            "can be the text or the index of an option; give `first_option`",
+            "could be the text or the index of an option; give `first_option`",
         ),
         (
             mmlu("red or blue", "pink"),
@@ -134,9 +134,9 @@ GOOD = {"question": "Which is a gas?", **OPTIONS, "answer": "B"}
         ({"answer": " "}, "answer is empty; fill it in or delete the row"),
         ({"answer": "D"}, "answer is 'D', which is neither the label nor the text of one of the 3 options; fix"),
         ({"answer": 1}, "set first_option to 0 or 1 if it is an index; fix"),
-        ({"A": "B", "answer": "B"}, "could name two of the 3 options"),
+        ({"A": "B", "answer": "B"}, "could mean two of the 3 options"),
         ({"B": "iron", "answer": "A"}, "has two equal options (in A to C)"),
-        ({"B": None}, "A to C is ['iron', None, 'salt'], and not 2 to 26 options"),
+        ({"B": None}, "A to C is ['iron', None, 'salt'], not 2 to 26 options"),
         ({"question": " "}, "question is empty; fill it in or delete the row"),
     ],
 )
@@ -167,7 +167,7 @@ def test_options_that_look_like_lists_stay_texts(tmp_path: Path, suffix: str) ->
 @pytest.mark.parametrize("value", [[0, 1], {"a": 1}, [[1], [2]]])
 def test_a_value_that_is_no_text_is_no_option(tmp_path: Path, value: Any) -> None:
     path = write_rows(tmp_path / "rows.jsonl", [{**GOOD, "A": value}])
-    with pytest.raises(UserError, match="and not 2 to 26 options"):
+    with pytest.raises(UserError, match="not 2 to 26 options"):
         read_source(FileSource(path=path, prompt_column="question", options_column=("A", "B", "C"), domain="science"))
 
 

@@ -83,7 +83,7 @@ def test_where_a_benchmark_is_read_from() -> None:
         assert source.label == (given[2] if len(given) > 2 else given[0])
     with pytest.raises(ValueError, match="there is no benchmark 'aime23'"):
         benchmark_source("aime23")
-    with pytest.raises(ValueError, match="must have no colon"):
+    with pytest.raises(ValueError, match="must not contain a colon"):
         benchmark_source("aime24", name="a:b")
 
 

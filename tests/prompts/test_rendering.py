@@ -151,7 +151,7 @@ class TestPlainText:
         words = Tokenizer(models.WordLevel({"1": 0}))
         words.normalizer = normalizers.Replace("?", "")
         said = refusal(ask("??"), PreTrainedTokenizerFast(tokenizer_object=words))
-        check_names(said, "question q has no tokens ('??')", "delete the row")
+        check_names(said, "question q has zero tokens ('??')", "delete the row")
 
 
 class TestChat:
@@ -240,7 +240,7 @@ class TestChat:
 
     def test_two_system_prompts(self) -> None:
         said = refusal(talk(("system", "a"), ("user", "b")), byte_tokenizer(CHAT), system_prompt="s")
-        check_names(said, "question q has a system message too", "prompt.system_prompt: null")
+        check_names(said, "question q already has a system message", "prompt.system_prompt: null")
 
 
 def test_a_prompt_keeps_the_question_alone() -> None:

@@ -65,7 +65,7 @@ class TestPromptStream:
 
     def test_refuses_a_state_that_is_not_its_own(self) -> None:
         stream = PromptStream(some_prompts(3), 0)
-        with pytest.raises(ValueError, match=r"got \['fingerprint', .*; pass what state_dict\(\) returned"):
+        with pytest.raises(ValueError, match=r"got \['fingerprint', .*; pass the result of state_dict"):
             stream.load_state_dict(stream.state_dict() | {"seed": 1})
 
     @pytest.mark.parametrize("field", ["id", "token_ids", "reference", "domain"])
@@ -191,5 +191,5 @@ def test_refuses_states_of_other_sources() -> None:
 
 @pytest.mark.parametrize("weight", [0, 0.0, -1, nan, inf])
 def test_refuses_weights_that_are_not_positive(weight: float) -> None:
-    with pytest.raises(ValueError, match=f"weight of a source must be a positive number, got {weight};"):
+    with pytest.raises(ValueError, match=f"a source's weight must be a positive number, got {weight};"):
         mixture([1, weight])

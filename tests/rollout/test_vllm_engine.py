@@ -275,7 +275,7 @@ def test_an_engine_that_dies_is_an_error(at: str, tmp_path: Path) -> None:
             "sampling": partial(engine.sample, SampleTask([[3, 4]], 2, SamplingParams(max_new_tokens=8), seed=0)),
             "update": partial(engine.load_weights, model.named_parameters(), 1),
         }
-        with pytest.raises(EngineLostError, match="the process of vLLM died"):
+        with pytest.raises(EngineLostError, match="the vLLM process died"):
             work[at]()
     finally:
         engine.close()

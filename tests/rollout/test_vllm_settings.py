@@ -47,11 +47,11 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dtype": "float64"}, r"has no float64; set dtype: float32 or bfloat16"),
+        ({"dtype": "float64"}, r"does not support float64; set dtype: float32 or bfloat16"),
         ({"engine.clock": "cpu", "engine.threads": 1}, r"set engine\.clock: wall"),
         ({"lora.rank": 4, "lora.quantization": "nf4"}, r"nf4 .*set lora\.quantization: none, or engine\.kind: native"),
-        ({"lora.rank": 513}, r"at most rank 512, and lora\.rank = 513"),
-        ({"engine.vllm.placement": "apart", "cluster.nodes": 1}, r"remove it, and set cluster\.placement: apart"),
+        ({"lora.rank": 513}, r"up to rank 512, but lora\.rank = 513"),
+        ({"engine.vllm.placement": "apart", "cluster.nodes": 1}, r"remove it and set cluster\.placement: apart"),
     ],
 )
 def test_settings_that_contradict_vllm_are_rejected_when_read(settings: dict[str, Any], message: str) -> None:
@@ -62,8 +62,8 @@ def test_settings_that_contradict_vllm_are_rejected_when_read(settings: dict[str
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sampling.temperature": 0.001}, r"no temperature between 0 and 0\.01"),
-        ({"sampling.temperature": 2.5}, r"no temperature above 2\.0, and sampling\.temperature = 2\.5; lower it"),
+        ({"sampling.temperature": 0.001}, r"temperatures between 0 and 0\.01"),
+        ({"sampling.temperature": 2.5}, r"temperatures above 2\.0, but sampling\.temperature = 2\.5; lower it"),
         ({"engine.vllm.placement": "apart"}, r"on the CPU .*set engine\.vllm\.placement: colocated"),
     ],
 )
@@ -81,7 +81,7 @@ def test_training_that_vllm_cannot_sample_is_rejected_before_the_data_is_read(
 def test_adapters_in_float32_on_a_gpu_are_rejected(several: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     given = {"device": "cuda", "lora.rank": 4} | several
-    with pytest.raises(UserError, match=r"adapters in float32 on a GPU, .*set dtype: bfloat16"):
+    with pytest.raises(UserError, match=r"float32 adapters on a GPU, .*set dtype: bfloat16"):
         check_engine(config(**given))
     check_engine(config(**given, dtype="bfloat16"))
     check_engine(config(**given | {"lora.rank": 0}))

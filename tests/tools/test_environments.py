@@ -213,8 +213,8 @@ def test_what_does_not_go_together_is_refused(folder: Path, workers: Workers) ->
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("Idle", "it has no method that is a tool; an environment has reset"),
-        ("Endless", "it has no method reset; an environment has reset"),
+        ("Idle", "it has no method that is a tool; an environment needs reset"),
+        ("Endless", "it has no method reset; an environment needs reset"),
         ("Unknown", "take: TypeHintParsingException: Argument what is missing a type hint"),
         ("Failing", "RuntimeError: no server"),
         ("Absent", "cannot load .*has no attribute 'Absent'"),
@@ -320,7 +320,7 @@ def test_texts_that_are_no_calls_and_rewards_that_are_no_numbers(pile: Tools) ->
     broken = verifier.verify_all([(prompt(0), "[]")])[0]
     assert broken.reason == "verifier raised ZeroDivisionError: division by zero"
     assert verifier.check_references([row(1), "42", "{"]) == dict.fromkeys(
-        ["42", "{"], "is not a row as JSON, which an environment is reset with"
+        ["42", "{"], "is not a row as JSON, which an environment needs for its reset"
     )
 
 

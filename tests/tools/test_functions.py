@@ -208,7 +208,7 @@ def test_names_are_checked(folder: Path, workers: Workers) -> None:
     for settings, said in (
         (ToolSettings(functions={"calculator": path}, calculator=True), "two tools have the name 'calculator'"),
         (ToolSettings(functions={"python": path}, python=True), "two tools have the name 'python'; rename yours"),
-        (ToolSettings(functions={"a b": path}), "tools.functions.a b: the name of a tool has letters"),
+        (ToolSettings(functions={"a b": path}), "tools.functions.a b: a tool's name may contain only letters"),
     ):
         with pytest.raises(UserError, match=said):
             Tools.from_settings(settings, workers)
@@ -414,6 +414,6 @@ def test_a_tool_with_a_result_may_fail(tools: Tools) -> None:
 
 
 def test_a_lost_call_ends_the_run_with_the_fix(tools: Tools) -> None:
-    with pytest.raises(ToolError, match=r"a call of the tool 'kill' was lost twice \(a worker was lost\); free memory"):
+    with pytest.raises(ToolError, match=r"a call to the tool 'kill' was lost twice \(a worker was lost\); free memory"):
         results(tools, call("kill", number=1))
     assert results(tools, call("add", a=1)) == [ToolResult("4")]

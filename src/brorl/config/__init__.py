@@ -1,1 +1,1 @@
-"""The settings of a recipe, and how recipes are read."""
+"""Recipe settings, and reading recipes."""

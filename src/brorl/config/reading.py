@@ -1,6 +1,6 @@
-"""Reads recipes from YAML, checks them, makes a `TrainConfig`, and compares it with the run that is resumed.
+"""Reads and checks YAML recipes, builds a `TrainConfig`, and compares it with that of a run to be resumed.
 
-An unknown key, a value of the wrong type or settings that do not fit together raise a `UserError`: one line that names
+An unknown key, a value of the wrong type or a conflict between settings raises a `UserError`, a single line that names
 the fix.
 """
 
@@ -23,7 +23,7 @@ from brorl.errors import UserError, nearest, option
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.storage import is_file
 
-_NAMES = {  # setting -> its names in TRL, verl and other trainers
+_NAMES = {  # setting -> what TRL, verl and other trainers call it
     "model": "model_name_or_path model_name pretrain",
     "rollouts_per_prompt": "num_generations n N n_samples_per_prompt group_size",
     "prompts_per_step": "batch_size train_batch_size rollout_batch_size per_device_train_batch_size",
@@ -67,30 +67,28 @@ SETTING_OF = {name: setting for setting, names in _NAMES.items() for name in nam
 
 ConfigOrPath: TypeAlias = str | Path | Mapping[str, Any] | TrainConfig
 QUESTION_FILES = (".jsonl", ".parquet", ".csv", ".tsv")
-"""Suffixes of files that hold questions and never a recipe."""
+"""File suffixes that mean questions, never a recipe."""
 
 
 def builtin_recipes() -> list[str]:
-    """Return the names of the recipes that come with the package."""
+    """Return the names of the built-in recipes."""
     root = Path(str(files("brorl.recipes")))
     return sorted(p.relative_to(root).with_suffix("").as_posix() for p in root.rglob("*.yaml"))
 
 
 def read_recipe(recipe: str) -> dict[str, Any]:
-    """Read the unchecked nested settings of a recipe: the name of a built-in recipe, or the path of a YAML file."""
+    """Read a recipe, given its built-in name or the path to a YAML file, as nested settings, unchecked."""
     names = builtin_recipes()
     if recipe in names:
         text = files("brorl.recipes").joinpath(f"{recipe}.yaml").read_text("utf-8")
     elif is_file(recipe):
         if Path(recipe).suffix.lower() in QUESTION_FILES:
-            raise UserError(
-                f"{recipe} is a file of questions, not a recipe; write a recipe for it: brorl init {recipe}"
-            )
+            raise UserError(f"{recipe} contains questions, not a recipe; write a recipe for it: brorl init {recipe}")
         try:
             text = Path(recipe).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(
-                f"recipe {recipe} is not readable UTF-8 text ({error}); fix the file, or give the path of a YAML file"
+                f"recipe {recipe} is not readable UTF-8 text ({error}); fix the file, or pass the path to a YAML file"
             ) from error
     else:
         near = nearest(recipe, names) or f"; fix the path (working folder {Path.cwd()})"
@@ -100,7 +98,7 @@ def read_recipe(recipe: str) -> dict[str, Any]:
     except UserError as error:
         if Path(recipe).suffix.lower() != ".json":
             raise
-        raise UserError(f"{error}; if it contains one question per line, give it the suffix .jsonl") from error
+        raise UserError(f"{error}; if it contains one question per line, rename it to .jsonl") from error
     if not isinstance(settings, dict):
         advice = "" if settings is None else f"; if it contains questions, run: brorl init {recipe}"
         raise UserError(f"{recipe} has no settings; write lines like `steps: 100`{advice}")
@@ -108,7 +106,7 @@ def read_recipe(recipe: str) -> dict[str, Any]:
 
 
 def raw_settings(config_or_path: ConfigOrPath) -> dict[str, Any]:
-    """Return the unchecked settings of a recipe, given as a name, a YAML file, a mapping or a config."""
+    """Return a recipe's unchecked settings; the recipe may be a name, a YAML file, a mapping or a config."""
     if isinstance(config_or_path, TrainConfig):
         return config_or_path.model_dump(mode="json")
     if isinstance(config_or_path, Mapping):
@@ -116,13 +114,13 @@ def raw_settings(config_or_path: ConfigOrPath) -> dict[str, Any]:
     if isinstance(config_or_path, str | Path):
         return read_recipe(str(config_or_path))
     raise UserError(
-        "the first argument should be a recipe's name, the path of a YAML file, a mapping of settings or a "
+        "the first argument should be a recipe name, the path to a YAML file, a mapping of settings or a "
         f"TrainConfig, not {type(config_or_path).__name__}"
     )
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Parse YAML 1.2 (in which 1e-6 is a number); an error names its source, line and column."""
+    """Parse YAML 1.2 (where 1e-6 is a number); errors name the source, line and column."""
     return deepcopy(_parsed(text, source))
 
 
@@ -153,11 +151,11 @@ def dump_yaml(config: TrainConfig) -> str:
 def make_config(
     settings: Mapping[str, Any], overrides: Mapping[str, Any], source: str, options: Mapping[str, str] | None = None
 ) -> TrainConfig:
-    """Check settings, nested or by dotted name, and make a config; `source` names the recipe in messages.
+    """Check settings, nested or dotted, and build a config; `source` names the recipe in error messages.
 
-    `options` has the options of a command that has names of its own for some settings; messages have these names.
-    Overrides take precedence. An override of `budget.limit` without `steps` also replaces the recipe's `steps`, and an
-    override of `phases` also replaces its `advantage`.
+    `options` maps settings to a command's own option names, which error messages then use.
+    Overrides take precedence. Overriding `budget.limit` without `steps` also discards the recipe's `steps`, and
+    overriding `phases` also discards its `advantage`.
     """
     given, replacing = flat_settings(_plain(settings)), flat_settings(_plain(overrides))
     if replacing.get("budget.limit") is not None and "steps" not in replacing:
@@ -167,24 +165,24 @@ def make_config(
     try:
         return TrainConfig.model_validate(nested_settings({**given, **replacing}, source))
     except ValidationError as error:
-        problems = error.errors()  # report a mistyped key first: it explains why the meant setting has no value
+        problems = error.errors()  # report a mistyped key first: it explains why the intended setting has no value
         first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
         raise UserError(_explain(first, source, replacing, options or {})) from None
 
 
 def with_settings(config: TrainConfig, overrides: Mapping[str, Any], source: str = "the recipe") -> TrainConfig:
-    """Return the config with some settings replaced, checked again."""
+    """Return a copy of the config with some settings replaced, and check it again."""
     return make_config(config.model_dump(mode="json"), overrides, source)
 
 
 def options_of(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as options of a command: `--sampling.top_k 0`. Values are YAML."""
+    """Return settings as command-line options, such as `--sampling.top_k 0`. Values are YAML."""
     texts = {name: v if isinstance(v, str) else json.dumps(v, default=str) for name, v in settings.items()}
     return [word for name, text in texts.items() for word in (f"--{name}", text)]
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as YAML would load it: paths become text, mappings become dicts."""
+    """Return a value as YAML would load it: paths become strings, mappings become dicts."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
@@ -193,9 +191,9 @@ def _plain(value: Any) -> Any:
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by dotted name: {"loss": {"kind": "cispo"}} gives {"loss.kind": "cispo"}.
+    """Flatten nested settings to dotted names: {"loss": {"kind": "cispo"}} becomes {"loss.kind": "cispo"}.
 
-    A setting whose value is a mapping stays whole.
+    A setting whose value is itself a mapping is kept whole.
     """
     flat: dict[str, Any] = {}
     for key, value in settings.items():
@@ -206,7 +204,7 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, An
 
 
 def nested_settings(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Nest settings that are keyed by dotted name; in a setting of whole numbers, 1e3 becomes the integer 1000."""
+    """Nest settings keyed by dotted name; in an integer setting, 1e3 becomes 1000."""
     nested: dict[str, Any] = {}
     for name, value in settings.items():
         *sections, key = name.split(".")
@@ -221,7 +219,7 @@ def nested_settings(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def setting_fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the field of every setting, in order."""
+    """Yield the dotted name and field of every setting, in order."""
     for name, info in section.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             yield from setting_fields(info.annotation, f"{prefix}{name}.")
@@ -235,9 +233,9 @@ _WHOLE = {name for name, info in _FIELDS.items() if int in (info.annotation, *ge
 
 
 def unknown_setting(name: str, command: str = "train") -> str:
-    """Return the message for a setting that does not exist; the help of `command` lists the settings.
+    """Return the message for a setting that does not exist; it may refer to the help of `command`.
 
-    Names that other trainers use are recognized, with or without their sections.
+    Names from other trainers are recognized, with or without their sections.
     """
     if name in _SECTIONS:
         return f"{name} is a group of settings; use one of {', '.join(n for n in _FIELDS if n.startswith(f'{name}.'))}"
@@ -253,7 +251,7 @@ def unknown_setting(name: str, command: str = "train") -> str:
 
 
 def _explain(problem: Any, source: str, overrides: Collection[str], options: Mapping[str, str]) -> str:
-    """Return pydantic's first error as one line; it names the recipe unless an override is wrong."""
+    """Return a pydantic error as one line, which names the recipe unless an override is wrong."""
     name, section = _place(problem["loc"])
     if problem["type"] == "value_error":
         where = f"{name}: " if "sources" in problem["loc"] else ""
@@ -275,7 +273,7 @@ def _explain(problem: Any, source: str, overrides: Collection[str], options: Map
 
 
 def _expectation(problem: Any) -> str:
-    """Return what pydantic expected."""
+    """Describe what pydantic expected."""
     plain = {
         "tuple_type": "the value should be a list like [1, 16]",
         "model_type": "the value should be a group of settings",
@@ -294,7 +292,7 @@ def _expectation(problem: Any) -> str:
 
 
 def _place(location: tuple[int | str, ...]) -> tuple[str, type[BaseModel] | None]:
-    """Return the wrong setting's name, and its section if it is a setting of an entry in a list of sources."""
+    """Return the wrong setting's name, and its section if it belongs to an entry in a list of sources."""
     sections: dict[str, type[BaseModel]] = {"countdown": CountdownSource, "gym": GymSource, "file": FileSource}
     if "sources" not in location:
         return ".".join(str(part) for part in location if not isinstance(part, int)), None
@@ -322,14 +320,14 @@ CHANGEABLE_ON_RESUME = (
 
 
 def fixed_settings(config: TrainConfig) -> dict[str, Any]:
-    """Return the settings that a resumed run must not change, by dotted name, as JSON values.
+    """Return the settings that must not change on resume, by dotted name, as JSON values.
 
-    The run directory and the prompts' files may move, because a checkpoint compares its prompts by content.
+    The run directory and the prompt files may move, because a checkpoint compares prompts by content.
     """
     settings = flat_settings(config.model_dump(mode="json"))
     for name in (*CHANGEABLE_ON_RESUME, "output_dir"):
         del settings[name]
-    # "8bit" rounds the numbers; "device" and "host" keep the same numbers in different places.
+    # "8bit" rounds the optimizer states; "device" and "host" store the same values in different places.
     settings["optimizer.states"] = "8bit" if config.optimizer.states == "8bit" else "device or host"
     for name in ("data.sources", "evaluation.sources"):
         settings[name] = [{key: item for key, item in source.items() if key != "path"} for source in settings[name]]
@@ -337,5 +335,5 @@ def fixed_settings(config: TrainConfig) -> dict[str, Any]:
 
 
 def first_change(before: Mapping[str, Any], config: TrainConfig) -> str | None:
-    """Return the dotted name of the first setting that differs from `before`, the run's first `fixed_settings`."""
+    """Return the dotted name of the first setting that differs from `before`, the run's original `fixed_settings`."""
     return next((name for name, now in fixed_settings(config).items() if before.get(name, now) != now), None)

@@ -1,6 +1,6 @@
-"""Defines every setting of a training recipe: typed, documented, and checked before any work starts.
+"""Every setting of a training recipe: typed, documented, and checked before any work starts.
 
-Each section checks its own settings. `TrainConfig` composes the sections and checks them against each other.
+Each section validates its own settings. `TrainConfig` composes the sections and validates them against each other.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class TrainConfig(Section):
         "checkpoint, a hub id, or id@revision",
     )
     rollouts_per_prompt: int = Field(512, ge=2, description="N, rollouts per prompt")
-    prompts_per_step: int = Field(16, ge=1, description="prompts (groups of rollouts) that a step trains on")
+    prompts_per_step: int = Field(16, ge=1, description="prompts (groups of rollouts) per training step")
     steps: int | None = Field(
-        100, ge=1, description="maximum number of steps; null lets budget.limit alone end the run, and is the default "
-        "where budget.limit is set",
+        100, ge=1, description="maximum number of steps; null leaves it to budget.limit to end the run, and is the "
+        "default if budget.limit is set",
     )  # fmt: skip
-    checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints; the last step is always saved")
-    keep_checkpoints: int = Field(3, ge=0, description="regular checkpoints to keep in addition to the best; 0 for all")
-    store_rollouts_every: int = Field(1, ge=0, description="steps between stored rollouts; 0 stores no responses")
+    checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints; the last step always saves one")
+    keep_checkpoints: int = Field(3, ge=0, description="regular checkpoints to keep besides the best one; 0 keeps all")
+    store_rollouts_every: int = Field(1, ge=0, description="steps between stored rollouts; 0 stores none")
     report: bool = Field(True, description="write report.html, with charts and rollouts, at the end of the run")
     seed: int = Field(0, ge=0, lt=2**63, description="random seed")
     output_dir: str | None = Field(None, description="run directory, new or empty; null creates one under runs/")
@@ -69,7 +69,7 @@ class TrainConfig(Section):
         description="auto (cuda or else cpu), cpu, cuda, or cuda:N",
     )
     dtype: Literal["float32", "bfloat16", "float64"] = Field(
-        "float32", description="dtype of the computation; with bfloat16 the trained weights stay float32"
+        "float32", description="compute dtype; with bfloat16, the trained weights stay float32"
     )
     data: DataSettings = DataSettings()
     prompt: PromptFormat = PromptFormat()
@@ -79,7 +79,7 @@ class TrainConfig(Section):
     rewards: RewardShaping = RewardShaping()
     advantage: AdvantageSettings = AdvantageSettings()
     phases: Annotated[tuple[PhaseSettings, ...], AsList, Field(strict=False)] = Field(
-        (), description="objectives that follow one another instead of `advantage`, such as broaden and sharpen "
+        (), description="a sequence of objectives that replaces `advantage`, such as broaden, then sharpen "
         "(docs/how-to/broaden.md)",
     )  # fmt: skip
     dynamic_sampling: DynamicSamplingSettings = DynamicSamplingSettings()
@@ -104,7 +104,7 @@ class TrainConfig(Section):
 
     @property
     def advantages(self) -> tuple[AdvantageSettings, ...]:
-        """One section per phase; a run without phases has a single one."""
+        """The advantage settings of each phase; a run without phases has a single entry."""
         return tuple(phase.advantage for phase in self.phases) or (self.advantage,)
 
     @property
@@ -122,17 +122,17 @@ class TrainConfig(Section):
 
     @property
     def autocasts(self) -> bool:
-        """Whether the learner computes in bfloat16 with float32 weights; with adapters, the base itself is bfloat16."""
+        """Whether the learner computes in bfloat16 on float32 weights; with adapters, the base itself is bfloat16."""
         return self.dtype == "bfloat16" and not self.lora.rank
 
     @property
     def adapters(self) -> LoraSettings | None:
-        """The adapters to train; None if all weights are trained."""
+        """The adapters to train; None if the run trains all weights."""
         return self.lora if self.lora.rank else None
 
     @property
     def own_functions(self) -> dict[str, str]:
-        """Paths of the user's verifiers, reward terms and tools, by setting."""
+        """Paths of the user's own verifiers, reward terms and tools, by setting."""
         functions = {f"verification.functions.{domain}": path for domain, path in self.verification.functions.items()}
         functions |= {f"rewards.terms.{name}": term.function for name, term in self.rewards.terms.items()}
         functions |= {f"tools.functions.{name}": path for name, path in self.tools.functions.items()}
@@ -142,7 +142,7 @@ class TrainConfig(Section):
 
     @property
     def response_limits(self) -> dict[str, int]:
-        """Maximum tokens of a response, its results included, by setting; 0 if the evaluation sets none."""
+        """Maximum response length in tokens, tool results included, by setting; 0 if the evaluation sets none."""
         limits = {
             "sampling.max_new_tokens": self.sampling.max_new_tokens,
             "evaluation.max_new_tokens": self.evaluation.max_new_tokens or 0,
@@ -153,33 +153,33 @@ class TrainConfig(Section):
 
     @property
     def longest_response(self) -> int:
-        """Most tokens that the model samples in a response, in training."""
+        """The most tokens that the model samples per response in training."""
         turns = self.tools.max_turns if self.tools.enabled else 1
         return min(turns * self.sampling.max_new_tokens, self.tools.total_tokens(self.sampling.max_new_tokens))
 
     @property
     def evaluated_sampling(self) -> SamplingParams:
-        """The parameters of evaluations: where `evaluation` sets none, the tokens and lengths that training samples."""
+        """Sampling parameters of evaluations; any that `evaluation` does not set come from `sampling`."""
         own = self.evaluation.model_dump(include={"temperature", "top_p", "top_k", "min_new_tokens", "max_new_tokens"})
         return replace(self.sampling.params, **{name: value for name, value in own.items() if value is not None})
 
     @property
     def recompute_old_logprobs(self) -> bool:
-        """Whether the learner recomputes the old log-probs: on request, or because the engine's numerics differ."""
+        """Whether the learner recomputes old log-probs, either on request or because the engine's numerics differ."""
         differs = "bfloat16" in (self.dtype, self.engine.dtype) or self.engine.kind == "vllm"
         return differs or self.optimizer.old_logprobs == "recompute"
 
     @field_validator("model")
     @classmethod
     def _resolved(cls, model: str) -> str:
-        """Resolve a local folder: a run can then be resumed from anywhere, and does not follow the link `best`."""
+        """Resolve a local folder, so that a run resumes from anywhere and does not follow the moving link `best`."""
         folder = followed(Path(model).expanduser())
         return str(folder.resolve()) if is_folder(folder) else model
 
     @model_validator(mode="before")
     @classmethod
     def _budget_alone(cls, given: Any) -> Any:
-        """Let a budget alone end the run where no number of steps is given."""
+        """Let the budget alone end the run if no number of steps is given."""
         if not isinstance(given, dict) or "steps" in given:
             return given
         budget = given.get("budget")
@@ -193,24 +193,24 @@ class TrainConfig(Section):
         return self
 
 
-# (setting, value, setting, value, fix): these values do not go together; `...` means any value but 0.
+# (setting, value, setting, value, fix): incompatible values; `...` means any value except 0.
 _APART: tuple[tuple[str, Any, str, Any, str], ...] = (
-    ("engine.clock", "cpu", "cluster.nodes", ..., "it counts the time of one process; set engine.clock: wall"),
-    ("engine.clock", "cpu", "engine.kind", "vllm", "it does not count vLLM's process; set engine.clock: wall"),
-    ("engine.dtype", "bfloat16", "engine.kind", "vllm", "vLLM has the numbers of dtype; remove engine.dtype"),
+    ("engine.clock", "cpu", "cluster.nodes", ..., "it measures the time of one process; set engine.clock: wall"),
+    ("engine.clock", "cpu", "engine.kind", "vllm", "it does not see vLLM's process; set engine.clock: wall"),
+    ("engine.dtype", "bfloat16", "engine.kind", "vllm", "vLLM computes in dtype; remove engine.dtype"),
     ("engine.dtype", "bfloat16", "importance.correction", "none",
-     "sampling from rounded weights is to be corrected; set importance.correction: truncate"),
+     "sampling from rounded weights needs a correction; set importance.correction: truncate"),
     ("lora.quantization", "nf4", "lora.rank", 0, "rounded weights are frozen; set lora.rank, such as 16"),
     ("lora.quantization", "nf4", "dtype", "float64", "it computes in float32 or bfloat16; set dtype: float32"),
     ("lora.quantization", "nf4", "cluster.nodes", ...,
-     "it is for a run of one process; set cluster.nodes: 0, or lora.quantization: none"),
+     "it needs a single-process run; set cluster.nodes: 0, or lora.quantization: none"),
     ("engine.kind", "vllm", "lora.quantization", "nf4",
-     "vLLM samples with whole weights; set lora.quantization: none, or engine.kind: native"),
-    ("engine.kind", "vllm", "dtype", "float64", "vLLM has no float64; set dtype: float32 or bfloat16"),
+     "vLLM samples with unquantized weights; set lora.quantization: none, or engine.kind: native"),
+    ("engine.kind", "vllm", "dtype", "float64", "vLLM does not support float64; set dtype: float32 or bfloat16"),
     ("optimizer.states", "8bit", "dtype", "float64",
      "it rounds AdamW's moments; set dtype: float32, or optimizer.states: device"),
     ("optimizer.ema_decay", ..., "cluster.mode", "async",
-     "the rollout workers, which would evaluate averaged weights, sample meanwhile; set cluster.mode: sync"),
+     "the rollout workers are busy sampling and cannot evaluate averaged weights; set cluster.mode: sync"),
 )  # fmt: skip
 
 
@@ -234,20 +234,20 @@ def _of_tools(config: TrainConfig) -> Iterator[str]:
         return
     if config.prompt.chat == "never" and not tools.has_own_format:
         yield (
-            f"tools.format = {tools.format} needs a chat template, and prompt.chat = never uses none; set prompt.chat: "
-            "auto, or set tools.format to a file of your own with parse and render (docs/how-to/tools.md)"
+            f"tools.format = {tools.format} needs a chat template, but prompt.chat = never uses none; set prompt.chat: "
+            "auto, or set tools.format to your own file with parse and render (docs/how-to/tools.md)"
         )
     for name in ("sampling", "evaluation"):
         if minimum := getattr(config, name).min_new_tokens:
             yield (
-                f"{name}.min_new_tokens = {minimum} would keep a turn with a short call from ending; remove it, or "
-                "the tools"
+                f"{name}.min_new_tokens = {minimum} would prevent a turn from ending after a short call; remove it, "
+                "or remove the tools"
             )
         turn, response = getattr(config, name).max_new_tokens, tools.max_response_tokens
         if turn and response and response <= turn + 1:
             yield (
                 f"tools.max_response_tokens = {response} leaves no room for a turn after a call, because "
-                f"{name}.max_new_tokens = {turn}; raise the first, or lower the second"
+                f"{name}.max_new_tokens = {turn}; raise the former or lower the latter"
             )
 
 
@@ -261,14 +261,14 @@ def _of_evaluation(config: TrainConfig) -> Iterator[str]:
     if least >= most:
         yield (
             f"{'.'.join(minimum)} = {least} must be below {'.'.join(maximum)} = {most} in an evaluation, or every "
-            "response is cut off; set evaluation.min_new_tokens lower"
+            "response is truncated; lower evaluation.min_new_tokens"
         )
     if not evaluation.num_prompts and evaluation.sources:
-        yield "evaluation.sources needs evaluations, but evaluation.num_prompts = 0 switches them off; raise it"
+        yield "evaluation.sources needs evaluations, but evaluation.num_prompts = 0 turns them off; raise it"
     for name, wanted in (("reference.reset_patience", patience), ("evaluation.patience", evaluation.patience)):
         if wanted and not (evaluation.every and evaluation.num_prompts):
             off = "evaluation.num_prompts" if evaluation.every else "evaluation.every"
-            yield f"{name} counts regular evaluations, but {off} = 0 switches them off; set it above 0"
+            yield f"{name} counts regular evaluations, but {off} = 0 turns them off; set it above 0"
 
 
 def _of_phases(config: TrainConfig) -> Iterator[str]:
@@ -276,15 +276,15 @@ def _of_phases(config: TrainConfig) -> Iterator[str]:
         return
     ends = [phase.until for phase in config.phases]
     if ends[-1] != 1 or ends != sorted({*ends}):
-        yield f"phases: `until` must rise from phase to phase, to 1 in the last one, not {ends}"
+        yield f"phases: `until` must increase from phase to phase and end at 1, got {ends}"
     if config.advantage != AdvantageSettings():
         yield (
-            "phases replace `advantage`, and both are set; move the settings of `advantage` into the phases, or set "
+            "phases replace `advantage`, but both are set; move the settings of `advantage` into the phases, or set "
             "phases: []"
         )
     if config.phases[-1].until_coverage_stalls:
         yield (
-            f"phases: {config.phases[-1].name} is the last phase, which only the budget ends; remove its "
+            f"phases: {config.phases[-1].name} is the last phase, and only the budget ends it; remove its "
             "until_coverage_stalls"
         )
     waiting = next((phase.name for phase in config.phases if phase.until_coverage_stalls), None)
@@ -306,9 +306,9 @@ def _of_groups(config: TrainConfig) -> Iterator[str]:
                 f"rollouts_per_prompt = {number}; raise it, or lower advantage.k"
             )
     if config.rewards.overlong_tokens > config.longest_response:
-        limit = "the tokens of all turns" if config.tools.enabled else "sampling.max_new_tokens"
+        limit = "the limit over all turns" if config.tools.enabled else "sampling.max_new_tokens"
         yield (
-            f"rewards.overlong_tokens = {config.rewards.overlong_tokens} is more than {limit} = "
+            f"rewards.overlong_tokens = {config.rewards.overlong_tokens} exceeds {limit} = "
             f"{config.longest_response}; lower rewards.overlong_tokens"
         )
 
@@ -317,28 +317,28 @@ def _of_engine(config: TrainConfig) -> Iterator[str]:
     engine, on_a_cpu = config.engine, config.device in ("auto", "cpu")
     if engine.clock == "cpu" and (engine.threads != 1 or not on_a_cpu):
         yield (
-            "engine.clock = cpu counts the CPU time of one thread; set engine.threads: 1 and device: cpu, or "
+            "engine.clock = cpu measures the CPU time of one thread; set engine.threads: 1 and device: cpu, or "
             "engine.clock: wall"
         )
     if engine.dtype == "bfloat16" and (config.dtype != "float32" or not on_a_cpu):
         yield (
-            f"engine.dtype = bfloat16 samples for a float32 model on a CPU, and dtype = {config.dtype} with device = "
+            f"engine.dtype = bfloat16 is for a float32 model on a CPU, but dtype = {config.dtype} and device = "
             f"{config.device}; set engine.dtype: auto, or dtype: float32 and device: cpu"
         )
     if engine.kind == "vllm" and config.lora.rank > VLLM_RANKS[-1]:
         yield (
-            f"engine.kind = vllm has adapters of at most rank {VLLM_RANKS[-1]}, and lora.rank = {config.lora.rank}; "
+            f"engine.kind = vllm supports adapters up to rank {VLLM_RANKS[-1]}, but lora.rank = {config.lora.rank}; "
             "lower it, or set engine.kind: native"
         )
     if engine.kind == "vllm" and engine.vllm.placement == "apart" and config.cluster.enabled:
         yield (
-            f"engine.vllm.placement = apart is for a run of one process, and cluster.nodes = {config.cluster.nodes}; "
-            "remove it, and set cluster.placement: apart"
+            f"engine.vllm.placement = apart needs a single-process run, but cluster.nodes = {config.cluster.nodes}; "
+            "remove it and set cluster.placement: apart"
         )
     for name, value, other, unfit, advice in _APART:
         found, against = (reduce(getattr, setting.split("."), config) for setting in (name, other))
         if (found if value is ... else found == value) and (against if unfit is ... else against == unfit):
-            yield f"{name} = {found} and {other} = {against} do not go together: {advice}"
+            yield f"{name} = {found} and {other} = {against} are incompatible: {advice}"
 
 
 def _of_cluster(config: TrainConfig) -> Iterator[str]:
@@ -346,28 +346,28 @@ def _of_cluster(config: TrainConfig) -> Iterator[str]:
     gpus, parallel = cluster.gpus_per_rollout_worker, engine.vllm.tensor_parallel
     if engine.kind == "native" and gpus > 1:
         yield (
-            f"cluster.gpus_per_rollout_worker = {gpus}, and engine.kind = native samples on one GPU; set "
+            f"cluster.gpus_per_rollout_worker = {gpus}, but engine.kind = native samples on one GPU; set "
             "cluster.gpus_per_rollout_worker: 1 with more cluster.rollout_workers, or engine.kind: vllm"
         )
     if engine.kind == "vllm" and gpus and gpus != parallel:
         yield (
-            f"cluster.gpus_per_rollout_worker = {gpus}, and engine.vllm.tensor_parallel = {parallel} is the number of "
-            "GPUs that an engine uses; set both to the same number"
+            f"cluster.gpus_per_rollout_worker = {gpus}, but an engine uses engine.vllm.tensor_parallel = {parallel} "
+            "GPUs; set both to the same number"
         )
     if config.device == "cpu" and gpus + cluster.gpus_per_learner_rank:
         yield (
-            "device = cpu uses no GPU, and the workers of the cluster have some; set device: auto, or "
+            "device = cpu does not use GPUs, but the cluster's workers reserve some; set device: auto, or "
             "cluster.gpus_per_rollout_worker: 0 and cluster.gpus_per_learner_rank: 0"
         )
     if config.device.startswith("cuda") and not gpus:
         yield (
-            f"device = {config.device} needs GPUs, and cluster.gpus_per_rollout_worker = 0 samples on CPUs; set "
+            f"device = {config.device} needs GPUs, but cluster.gpus_per_rollout_worker = 0 samples on CPUs; set "
             "cluster.gpus_per_rollout_worker: 1, or device: auto"
         )
     if cluster.mode == "async" and cluster.max_staleness and config.importance.correction == "none":
         yield (
-            f"cluster.mode = async trains on rollouts of weights that are up to {cluster.max_staleness} updates old, "
-            "and importance.correction = none does not correct for that; set importance.correction: truncate and "
+            f"cluster.mode = async trains on rollouts from weights up to {cluster.max_staleness} updates old, but "
+            "importance.correction = none does not correct for that; set importance.correction: truncate and "
             "optimizer.old_logprobs: recompute, or cluster.max_staleness: 0"
         )
 
@@ -376,14 +376,14 @@ def _of_learner(config: TrainConfig) -> Iterator[str]:
     optimizer, loss, correction = config.optimizer, config.loss, config.importance.correction
     if optimizer.mini_batches > config.prompts_per_step:
         yield (
-            f"optimizer.mini_batches = {optimizer.mini_batches} is more than prompts_per_step = "
-            f"{config.prompts_per_step}, and every mini-batch needs at least one prompt; set "
+            f"optimizer.mini_batches = {optimizer.mini_batches} exceeds prompts_per_step = "
+            f"{config.prompts_per_step}, but every mini-batch needs at least one prompt; set "
             f"optimizer.mini_batches: {config.prompts_per_step}"
         )
     wide = [name for name in ("clip_low", "clip_high") if (getattr(loss, name) or 0) > 0.1]
     if loss.kind == "gspo" and wide:
         yield (
-            "loss.kind = gspo clips the ratio of whole responses, which stays close to 1, and "
+            "loss.kind = gspo clips the ratio of whole responses, which stays close to 1, so "
             f"loss.{wide[0]} = {getattr(loss, wide[0])} has no effect; set loss.clip_low: 3e-4 and loss.clip_high: 4e-4"
         )
     if correction != "none" and not config.recompute_old_logprobs:
@@ -395,5 +395,5 @@ def _of_learner(config: TrainConfig) -> Iterator[str]:
     if reset and not config.kl.coefficient:
         yield (
             f"reference.{reset} = {getattr(config.reference, reset)} resets the reference of the KL penalty, but "
-            "kl.coefficient = 0 switches that penalty off; set kl.coefficient above 0"
+            "kl.coefficient = 0 turns that penalty off; set kl.coefficient above 0"
         )

@@ -1,1 +1,1 @@
-"""Prompts: questions, their sources, their text for the model, and their order."""
+"""Prompts: questions, their sources, their text for the model, and their order in training."""

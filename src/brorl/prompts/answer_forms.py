@@ -1,6 +1,6 @@
-r"""Finds the form of answer that a question asks for, and the last `\boxed{...}` of a text, in linear time.
+r"""Finds the form of answer that a question asks for, and the last `\boxed{...}` in a text, in linear time.
 
-A form counts only if the question asks for it. A heading `#### Task` or a mention of answers does not count.
+A form counts only if the question asks for it; a heading `#### Task` or a mention of answers does not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MOSTLY = 0.9  # at least this fraction of the questions must ask for a form
 
 
 class AnswerForm(NamedTuple):
-    r"""A form of the answer: `\boxed{7}` has `\boxed{` before the answer and `}` after it."""
+    r"""A form of answer: `\boxed{7}` has `\boxed{` before the answer and `}` after it."""
 
     name: str  # for messages
     before: str
@@ -26,7 +26,7 @@ class AnswerForm(NamedTuple):
 
 
 ALONE = AnswerForm("alone", "", "")
-"""The answer without other text."""
+"""The answer with no other text."""
 _WORD = r"\b(?:answers?|results?|solutions?|responses?|number|letter|option|choice|value|output)\b"
 _REPLY = r"(?:reply|answer|respond|return|output|give|write|print|provide|state|produce|say|send)"
 _NOTHING_ELSE = r"(?:only|just|solely|exclusively|nothing (?:else|but|more)|no other (?:text|words?))"
@@ -58,7 +58,7 @@ _FORMS = (
             rf"|\b(?:only|just) (?:the|an?|one|your)\b[\w -]{{0,30}}\b{_ANSWER}s?\b[.!]?\s*\Z"
             r"|\b(?:no|without)(?: any| further| your)? (?:explanations?|reasoning|working|commentary)\b"
             r"|\b(?:do not|don't|never) (?:explain|show your|reason|add (?:any|other)|include (?:any|other))\b"
-            # the same words in other languages, beside a word for an answer
+            # the same words in other languages, near a word for an answer
             r"|(?:antwort|gib|r[eé]pon|rispond|respond|ответ|отвеч)\w*[^.\n!?]{0,60}"
             r"\b(?:nur|ausschließlich|sol[oa]|solamente|únicamente|seulement|uniquement|soltanto|apenas|somente|только)\b"
             r"|只(?:需|要)?(?:回答|输出|写|给出)|(?:回答|输出|答え|答)[^。\n]{0,20}(?:即可|のみ|だけ)"
@@ -68,9 +68,10 @@ _FORMS = (
 
 
 def answer_forms(text: str) -> list[AnswerForm]:
-    """Return the forms of the answer that a text asks for, in a fixed order; none for most questions."""
+    """Return the forms of answer that a text asks for, in a fixed order; none for most questions."""
     found = [form for form, pattern in _FORMS if pattern.search(text)]
-    return [form for form in found if form.before or len(found) == 1]  # only the answer, in a form that is named
+    # ALONE next to a named form means only the answer, in that form
+    return [form for form in found if form.before or len(found) == 1]
 
 
 def asked_form(texts: Sequence[str]) -> AnswerForm | None:
@@ -116,12 +117,12 @@ _TWO_WORDS = re.compile(r"[^\W\d_]{2}\W+[^\W\d_]{2}")
 
 
 def surrounds_answer(text: str) -> bool:
-    """Whether a text contains an answer instead of being one: words before a box, thoughts, or a list of texts."""
+    """Whether a text contains an answer rather than being one: words before a box, thoughts, or a list of texts."""
     box = _OPEN.search(text)
     is_solution = box is not None and _TWO_WORDS.search(text, 0, box.start()) is not None
     return is_solution or text.lstrip().startswith(("<think", '["', "['"))
 
 
 def has_open_box(text: str) -> bool:
-    r"""Whether a text contains `\boxed{` or `\fbox{`; if no box is complete, the text was cut off."""
+    r"""Whether a text contains `\boxed{` or `\fbox{`; if no box is complete, the text is truncated."""
     return _OPEN.search(text) is not None

@@ -1,4 +1,4 @@
-"""Rules that choose the verifier of a file from its answers."""
+"""Rules that choose a file's verifier from its answers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from brorl.prompts.countdown import is_countdown_reference
 from brorl.prompts.question import COUNTDOWN_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN
 
 _MOSTLY = 0.9
-_LONGEST_ANSWER = 200  # a text with more characters is a solution, not an answer
-_MOST_WORDS = 6  # a text with more words has many forms
+_LONGEST_ANSWER = 200  # characters; a longer text is a solution, not an answer
+_MOST_WORDS = 6  # a text with more words can be phrased in many ways
 _MATH_WORDS = {"pi", "sqrt", "frac", "sin", "cos", "tan", "log", "exp", "inf", "and", "or"}
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}([/.-])\d{1,2}\1(?:19|20)\d\d")
 
 
 def looks_mathematical(text: str) -> bool:
-    """Whether an answer is a number, a formula, or the letter of a choice; a date would be a difference."""
+    """Whether an answer is a number, a formula, or an option's letter, but not a date, which would be a subtraction."""
     if _is_solution(text) or _DATE.fullmatch(text):
         return False
     if "\\" in text or re.fullmatch(r"\(?[A-J]\)?", text):
@@ -29,7 +29,7 @@ def looks_mathematical(text: str) -> bool:
 
 
 def _is_short(text: str) -> bool:
-    """Whether an answer is one that a response can give word for word."""
+    """Whether an answer is short enough for a response to give it word for word."""
     return len(text.split()) <= _MOST_WORDS and len(text) <= _LONGEST_ANSWER and not _DATE.fullmatch(text)
 
 
@@ -38,13 +38,13 @@ def _is_solution(text: str) -> bool:
 
 
 class AnswerRule(NamedTuple):
-    """Answers that a verifier reads."""
+    """A rule that maps a form of answers to the verifier that reads them."""
 
-    domain: str  # of the verifier
+    domain: str  # domain of the verifier
     fits: Callable[[str], bool]  # whether an answer has the form
-    share: float  # at least this fraction of the answers must have it
-    reason: str  # for the user
-    words: tuple[str, ...] = ()  # the only answers that there are
+    share: float  # minimum fraction of answers that must have it
+    reason: str  # shown to the user
+    words: tuple[str, ...] = ()  # all possible answers
 
 
 def _word_rule(*words: str) -> AnswerRule:
@@ -64,7 +64,7 @@ _RULES = (
 def find_domain(
     path: str, column: str, answers: Sequence[str], given: str | None = None
 ) -> tuple[str, str, tuple[str, ...]]:
-    """Return the domain of the answers in a column of a file, the reason for it, and the only words that they are.
+    """Return the domain of the answers in a file's column, the reason, and the words if all answers are such words.
 
     If no rule fits and no domain is given, a `UserError` says what to do.
     """
@@ -75,7 +75,7 @@ def find_domain(
     if given:
         return given, "as given", words
     if not answers:
-        return MATH_DOMAIN, "there is no answer", ()
+        return MATH_DOMAIN, "there are no answers", ()
     if rule is None:
         raise _no_rule(path, column, answers)
     return rule.domain, rule.reason, words
@@ -87,7 +87,7 @@ def _no_rule(path: str, column: str, answers: Sequence[str]) -> UserError:
     if solutions and all(last_box(text) is not None for text in solutions):
         return UserError(
             f"{path}: column {column!r} contains whole solutions with the answer in \\boxed{{}}; write the answers "
-            f"into a different column and name it with {of_source('answer_column')}"
+            f"to a different column and name it with {of_source('answer_column')}"
         )
     strange = next(text for text in answers if not looks_mathematical(text))
     are_short = sum(map(_is_short, answers)) >= _MOSTLY * len(answers)

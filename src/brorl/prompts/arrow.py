@@ -1,7 +1,7 @@
-"""Reads Arrow batches as rows: Parquet files, saved datasets and tables in memory.
+"""Reads Arrow batches as rows: Parquet files, saved datasets and in-memory tables.
 
-A narrow float becomes its printed decimal, 0.1 and not 0.10000000149. The number of a class becomes the class's name,
-which `datasets` stores beside the schema. Both hold inside of lists and objects too.
+A narrow float becomes its printed decimal, 0.1 instead of 0.10000000149. A class index becomes the class name, which
+`datasets` stores with the schema. Both also apply inside lists and objects.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Convert = Callable[[Any], Any]
 def arrow_rows(
     batches: Iterable[Any], name: str, columns: Sequence[str] | None, wanted: Collection[str] | None
 ) -> Iterator[Row]:
-    """Yield the rows of Arrow batches, whose locations begin with `name`.
+    """Yield the rows of Arrow batches, with locations that begin with `name`.
 
-    `columns` names all columns (None: the columns of the batches), `wanted` those to read (None: all).
+    `columns` are the names of all columns (None: those of the batches), and `wanted` those to read (None: all).
     """
     number = 0
     for batch in batches:
         columns = columns or list(batch.schema.names)
         chosen = batch.select([column for column in batch.schema.names if wanted is None or column in wanted])
-        if not chosen.schema.names and batch.num_rows:  # this row lets an error list the columns
+        if not chosen.schema.names and batch.num_rows:  # lets an error message list the columns
             yield Row(f"{name} row 1", 1, "", columns, {})
             return
         features = _features(batch.schema.metadata)
@@ -46,7 +46,7 @@ def arrow_rows(
 
 
 def printed(value: Any, kind: str) -> Any:
-    """Return a float, or the floats in lists, of a type such as `float32` as printed decimals; others unchanged."""
+    """Return a float of a type such as `float32`, or lists of them, as printed decimals; other values unchanged."""
     narrow = _NARROW.get(kind.rpartition(".")[2].partition("[")[0].lower())  # torch.float32, float[pyarrow]
     if isinstance(value, list):
         return [printed(item, kind) for item in value]
@@ -54,7 +54,7 @@ def printed(value: Any, kind: str) -> Any:
 
 
 def _features(metadata: Mapping[bytes, bytes] | None) -> Mapping[str, Any]:
-    """Return the features by column that `datasets` has stored; none for other tables."""
+    """Return the features that `datasets` stored, by column; empty for other tables."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):
@@ -63,7 +63,7 @@ def _features(metadata: Mapping[bytes, bytes] | None) -> Mapping[str, Any]:
 
 
 def _conversion(kind: pa.DataType, feature: Any) -> Convert | None:
-    """Return how a value of an Arrow type is read; None if it stays as it is."""
+    """Return a function that converts values of an Arrow type; None if they stay unchanged."""
     import pyarrow as pa
 
     feature = feature if isinstance(feature, dict) else {}

@@ -1,7 +1,7 @@
-"""The tests of a programming question decide whether an answer is correct.
+"""The tests of a programming question, which decide whether an answer is correct.
 
-There are three kinds: runs of a program with standard input and output, calls of a function, and test code with
-assertions. Cases are JSON values. Test code stays text and is not executed here.
+There are three kinds: program runs with standard input and output, function calls, and test code with assertions. Cases
+are JSON values. Test code stays text and is not executed here.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class StdinCases:
 
     inputs: tuple[str, ...]  # standard input of each case; at least one case
     outputs: tuple[str, ...]  # expected standard output of each case
-    # `tokens` splits at white space. `lines` compares line by line, without white space around each line and around the
-    # whole text. `exact` ignores only one line end at the end.
+    # `tokens` splits at white space. `lines` compares line by line, ignoring white space around each line and around
+    # the whole text. `exact` ignores only a single final line break.
     compare: OutputRule = "tokens"
-    # None compares text. 0 also accepts a different notation of the same number: 1.50 for 1.5. A larger value is the
-    # allowed error of a number, absolute up to 1 and relative above. An expected integer has no relative error.
+    # None compares text. 0 also accepts other notations of the same number: 1.50 for 1.5. A larger value is the
+    # permitted error of a number, absolute up to 1 and relative above. Expected integers do not get a relative error.
     tolerance: float | None = None
     ignore_case: bool = False
 
@@ -40,18 +40,18 @@ class StdinCases:
 
 @dataclass(frozen=True)
 class CallCases:
-    """Calls of one function; arguments and expected values are JSON values."""
+    """Calls to one function; arguments and expected values are JSON values."""
 
     __pydantic_config__ = FORBID_UNKNOWN_KEYS
 
-    function: str  # a class `Solution` with a method of this name is accepted too
+    function: str  # a class `Solution` with a method of this name is also accepted
     arguments: tuple[tuple[Any, ...], ...]  # positional arguments of each case; at least one case
     expected: tuple[Any, ...]  # expected value of each case; a list also accepts a tuple of the same values
-    # If one of two numbers is a float, they may differ by tolerance * (1 + |expected|); 0 requires equal numbers.
+    # If either number is a float, they may differ by tolerance * (1 + |expected|); 0 requires equal numbers.
     tolerance: float = 0.0
     any_order: bool = False  # whether a returned list may be in any order
-    unwrap: bool = False  # whether an expected list of one value, [7], also accepts the value alone, 7
-    int_keys: bool = False  # whether keys such as "1" become integers; JSON has only text as keys
+    unwrap: bool = False  # whether an expected list with one value, [7], also accepts the bare value, 7
+    int_keys: bool = False  # whether keys such as "1" become integers; JSON keys are always strings
 
     def __post_init__(self) -> None:
         _check_name(self.function)
@@ -61,7 +61,7 @@ class CallCases:
             raise ValueError("any_order compares numbers exactly; leave tolerance at 0, or set any_order to false")
 
     def cases(self) -> list[tuple[tuple[Any, ...], Any]]:
-        """Return (arguments, expected value) of each case, as the function gets and returns them."""
+        """Return (arguments, expected value) of each case, as the function receives and returns them."""
         if not self.int_keys:
             return list(zip(self.arguments, self.expected, strict=True))
         pairs = zip(self.arguments, self.expected, strict=True)
@@ -73,10 +73,10 @@ class TestCode:
     """Python code that calls a function of the answer and raises an AssertionError if a value is wrong."""
 
     __pydantic_config__ = FORBID_UNKNOWN_KEYS
-    __test__ = False  # keeps pytest from collecting the class by its name
+    __test__ = False  # keeps pytest from collecting the class because of its name
 
-    function: str  # the code calls the function by this name, or by the name `candidate`
-    code: str  # needs only the standard library, and `allclose` of numpy
+    function: str  # the name that the code calls the function by, unless it uses `candidate`
+    code: str  # needs only the standard library and numpy's `allclose`
 
     def __post_init__(self) -> None:
         _check_name(self.function)
@@ -112,11 +112,11 @@ class CodeTests:
     """The tests of one question."""
 
     tests: StdinCases | CallCases | TestCode
-    # The dataset's time limit per case, meant for a compiled language; None if the dataset states no limit.
+    # The dataset's time limit per case, meant for a compiled language; None if it does not state one.
     time_limit_s: float | None = None
-    memory_bytes: float | None = None  # the dataset's memory limit; None if it states none
-    prelude: str = ""  # code that runs before the answer, such as the imports that a dataset's own judge adds
-    # An answer that passes, to try the verifier with; None if the dataset has none in Python 3.
+    memory_bytes: float | None = None  # the dataset's memory limit; None if it does not state one
+    prelude: str = ""  # code that runs before the answer, such as the imports that the dataset's own judge adds
+    # A passing answer for testing the verifier; None if the dataset does not have one in Python 3.
     solution: str | None = None
 
     def __post_init__(self) -> None:
@@ -126,14 +126,14 @@ class CodeTests:
                 raise ValueError(f"{name} must be above 0, or null, got {limit!r}")
 
     def to_text(self) -> str:
-        """Return the tests as JSON text, the reference of a prompt."""
+        """Return the tests as JSON text, the form of a prompt's reference."""
         options = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name)}
         stored = {_KINDS[type(self.tests)]: asdict(self.tests), **options}
         return json.dumps(stored, ensure_ascii=False, separators=(",", ":"))
 
     @staticmethod
     def from_text(text: str) -> CodeTests:
-        """Read the text of `to_text`; any other text is a `ValueError` that names the problem."""
+        """Parse the result of `to_text`; any other text raises a `ValueError` that names the problem."""
         stored = {name: value for name, value in vars(read_json(_Stored, text, _FORM)).items() if value is not None}
         kinds = [name for name in _KINDS.values() if name in stored]
         if len(kinds) != 1:
@@ -142,7 +142,7 @@ class CodeTests:
 
 
 def _with_int_keys(value: Any) -> Any:
-    """Return a JSON value with integer keys in every object whose keys are all integers: {"1": 2} gives {1: 2}."""
+    """Return a JSON value with integer keys in every object whose keys are all integers: {"1": 2} -> {1: 2}."""
     if isinstance(value, list):
         return [_with_int_keys(one) for one in value]
     if not isinstance(value, dict):
@@ -155,7 +155,7 @@ def _check_cases(one: str, num_one: int, other: str, num_other: int) -> None:
     if num_one != num_other:
         raise ValueError(f"there are {num_one} {one} and {num_other} {other}; each case needs one of each")
     if not num_one:
-        raise ValueError(f"there is no test case; {one} and {other} need at least one entry")
+        raise ValueError(f"there are no test cases; {one} and {other} need at least one entry")
 
 
 def _check_name(function: str) -> None:
@@ -165,4 +165,4 @@ def _check_name(function: str) -> None:
 
 def _check_tolerance(tolerance: float | None) -> None:
     if tolerance is not None and not 0 <= tolerance < 1:
-        raise ValueError(f"tolerance must be 0 or more and below 1, got {tolerance!r}")
+        raise ValueError(f"tolerance must be at least 0 and below 1, got {tolerance!r}")

@@ -1,6 +1,6 @@
-"""Reads what a row asks from the columns that its source names; the columns of public datasets have layouts.
+"""Reads what a row asks from the columns that its source names; public datasets have layouts instead.
 
-A row without a question or an answer is an error with the column and the fix.
+A row without a question or an answer is an error that names the column and the fix.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from brorl.prompts.row import Asked, DroppedRow, Row, cell_of, decoded, is_missi
 from brorl.prompts.science import MeasuredAnswer
 from brorl.prompts.settings import FileSource
 
-# Setting of a column -> its usual names in other datasets, the most specific first.
+# Column setting -> common names in other datasets, the most specific first.
 USUAL_NAMES = {
     "prompt_column": (
         "prompt", "question", "question_stem", "stem", "problem", "instruction", "query", "goal", "ctx", "sentence",
@@ -48,7 +48,7 @@ _FORM = '[{"role": "user", "content": "..."}]'
 def read_columns(row: Row, source: FileSource, seed: int) -> Asked:
     """Return what a row asks; the seed permutes its options.
 
-    The reference of an environment is the whole row as JSON. A row without a question or an answer raises a
+    For an environment, the reference is the whole row as JSON. A row without a question or an answer raises a
     `ValueError` with the problem and the fix.
     """
     prompt, earlier = _cell(row, source, "prompt_column"), tuple[Message, ...]()
@@ -75,22 +75,22 @@ def read_columns(row: Row, source: FileSource, seed: int) -> Asked:
 
 
 def read_key(row: Row, source: FileSource) -> str:
-    """Return the part of a question's id after the source's name: the id column of the row, or its number."""
+    """Return the part of a question's id after the source's name: the row's id column, or its number."""
     column = source.id_column
     return _text(_cell(row, source, "id_column"), column, "an id is a string or a number") if column else row.key
 
 
 def conversation(value: Any) -> list[Any] | None:
-    """Return the messages in a value, a list or its JSON text; None for any other value."""
+    """Return the messages in a value, which is a list or its JSON text; None for any other value."""
     found = decoded(value)
     is_one = isinstance(found, list) and bool(found)
     return found if is_one and all(isinstance(x, Mapping) and {"role", "content"} <= {*x} for x in found) else None
 
 
 def without_answer(messages: list[Any]) -> tuple[list[Any], Any]:
-    """Split messages into those up to the last one that is not the assistant's, and the answer that follows, or None.
+    """Split off a final assistant message, the answer; return the other messages and the answer, or None.
 
-    A data set of demonstrations has the answer in the conversation, and the model must not read it.
+    Demonstration datasets have the answer in the conversation, but the model must not read it.
     """
     *asked, last = messages or [None]
     is_answer = isinstance(last, Mapping) and last.get("role") == "assistant"
@@ -111,7 +111,7 @@ def _reference(row: Row, source: FileSource) -> str:
     if messages := conversation(answer):
         _, answer = without_answer(messages)
         if answer is None:
-            raise ValueError(f"{column} does not end with a message of the assistant, which would be the answer")
+            raise ValueError(f"{column} does not end with an assistant message, which would be the answer")
     if source.domain == SCIENCE_DOMAIN and isinstance(answer, Mapping) and {"value", "aliases"} <= {*answer}:
         return MeasuredAnswer.of_aliases(_text(answer["value"], f"{column}.value", ""), answer["aliases"]).to_text()
     text = _text(answer, column, _answer_advice(answer, row, source))
@@ -120,7 +120,7 @@ def _reference(row: Row, source: FileSource) -> str:
     if marker not in text:
         raise ValueError(
             f"{column} has no {marker!r} ({short_repr(text)}); fix the row, or remove "
-            f"{of_source('answer_after')} to take the whole column"
+            f"{of_source('answer_after')} to use the whole column"
         )
     reference = text.rpartition(marker)[2].strip()
     if not reference:
@@ -129,13 +129,13 @@ def _reference(row: Row, source: FileSource) -> str:
 
 
 def _choices(row: Row, question: str, source: FileSource, seed: int) -> tuple[str, str]:
-    """Return a question with its options below it, and the reference that names the right option."""
+    """Return the question with its options below it, and a reference that names the right option."""
     cells = [_cell(row, source, "options_column", name) for name in source.options_column]
     answer, options = _cell(row, source, "answer_column"), read_options(cells)
     names = f"{source.options_column[0]}{'' if len(cells) == 1 else f' to {source.options_column[-1]}'}"
     if options is None:
         raise ValueError(
-            f"{names} is {short_repr(cells[0] if len(cells) == 1 else cells)}, and not 2 to 26 options; fix or delete "
+            f"{names} is {short_repr(cells[0] if len(cells) == 1 else cells)}, not 2 to 26 options; fix or delete "
             f"the row, or set {of_source('options_column')} to a column with a list of texts"
         )
     if answer is None or not str(answer).strip():
@@ -152,13 +152,13 @@ def _choices(row: Row, question: str, source: FileSource, seed: int) -> tuple[st
 
 
 def _cell(row: Row, source: FileSource, setting: str, column: str | None = None) -> Any:
-    """Return a row's value in the column that a setting names; if it is missing, the error suggests a similar one."""
+    """Return a row's value in the column that a setting names; if there is none, the error suggests a similar one."""
     column = column or str(getattr(source, setting))
     with suppress(KeyError):
         return cell_of(row.values, column)
     taken = {source.prompt_column, source.answer_column, source.id_column, source.domain_column}
     lower = {name.lower(): name for name in reversed(row.columns) if name not in taken}
-    # the same name in a different case, a usual name, or a name of similar spelling
+    # the same name in a different case, a common name, or a similarly spelled name
     names = (column.lower(), *USUAL_NAMES.get(setting, ()), *difflib.get_close_matches(column.lower(), lower, n=1))
     meant = next((lower[name] for name in names if name in lower), None)
     advice = of_source(setting, meant) if meant else f"{of_source(setting)} to one of them"
@@ -168,7 +168,7 @@ def _cell(row: Row, source: FileSource, setting: str, column: str | None = None)
 
 
 def _text(value: Any, column: str, advice: str) -> str:
-    """Return text or a number as text."""
+    """Return a string, or a number as a string; reject any other value."""
     rest = "fill it in or delete the row"
     if value is None:
         raise ValueError(f"{column} is null; {rest}")
@@ -196,17 +196,17 @@ def _answer_advice(answer: Any, row: Row, source: FileSource) -> str:
     if isinstance(answer, Mapping | list) and domain in _JSON_DOMAINS:
         start = "[...]" if first is None else f'{{\\"{first}\\": ...}}'
         return (
-            f"the domain {domain} needs JSON text, not the value itself: write json.dumps of it, as in "
+            f"the domain {domain} needs JSON text, not the value itself: write its json.dumps, as in "
             f'"{source.answer_column}": "{start}"'
         )
     if first is not None:
         inside = f"{source.answer_column}.{first}"
         return f"name the key that contains the answer, as in {of_source('answer_column', inside)}"
-    return "an answer is one text or number: write the one answer, or JSON text if your verifier reads a structure"
+    return "an answer is a single text or number: write one answer, or JSON text if your verifier reads a structure"
 
 
 def _messages(values: list[Any], column: str) -> tuple[Message, ...]:
-    """Check and return messages. Unknown keys are an error, since a chat template would silently drop them."""
+    """Check and return messages. Unknown keys are an error, since chat templates silently drop them."""
     for number, value in enumerate(values, 1):
         where = f"message {number} of {column}"
         if not isinstance(value, Mapping) or not {"role", "content"} <= set(value):

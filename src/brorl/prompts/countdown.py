@@ -1,4 +1,4 @@
-"""Countdown puzzles, the built-in task: make a target from some numbers. The seeded split is by number sets."""
+"""Countdown puzzles, the built-in task: make a target from given numbers. The seeded split is by sets of numbers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import numpy as np
 from brorl.prompts.question import COUNTDOWN_DOMAIN, Question
 from brorl.seeds import uniform_hash
 
-# A rational number as (numerator, denominator): reduced, denominator positive. Ten times faster than Fraction.
+# A rational number as (numerator, denominator), reduced, with positive denominator. Ten times faster than Fraction.
 _Rational = tuple[int, int]
 
 
@@ -21,7 +21,7 @@ _Rational = tuple[int, int]
 class CountdownPuzzle:
     """Make `target` from `numbers`, each used exactly once, with + - * / and parentheses.
 
-    Division is exact: intermediate results are rational numbers (8 / (3 - 8 / 3) = 24 is a solution).
+    Division is exact: intermediate results are rational (8 / (3 - 8 / 3) = 24 is a solution).
     """
 
     numbers: tuple[int, ...]  # positive integers in ascending order; repeats allowed, at least one
@@ -38,12 +38,12 @@ class CountdownPuzzle:
 
     @property
     def reference(self) -> str:
-        """The puzzle on one line, `3 5 7 -> 22`; `from_reference` reads it."""
+        """The puzzle on one line, `3 5 7 -> 22`; `from_reference` parses it."""
         return f"{' '.join(map(str, self.numbers))} -> {self.target}"
 
     @property
     def text(self) -> str:
-        """The model's prompt, `3 5 7 -> 22:`; the response follows directly."""
+        """The model's prompt, `3 5 7 -> 22:`, directly followed by the response."""
         return f"{self.reference}:"
 
     @property
@@ -55,7 +55,7 @@ class CountdownPuzzle:
     @classmethod
     @lru_cache(maxsize=4096)
     def from_reference(cls, reference: str) -> Self:
-        """Parse the one-line form of a puzzle; any other text is a `ValueError`."""
+        """Parse the one-line form of a puzzle; any other text raises a `ValueError`."""
         numbers, arrow, target = reference.partition(" -> ")
         try:
             if not arrow:
@@ -68,7 +68,7 @@ class CountdownPuzzle:
 
 
 def is_countdown_reference(reference: str) -> bool:
-    """Whether `CountdownPuzzle.from_reference` reads a text."""
+    """Whether `CountdownPuzzle.from_reference` can parse a text."""
     try:
         CountdownPuzzle.from_reference(reference)
     except ValueError:
@@ -77,7 +77,7 @@ def is_countdown_reference(reference: str) -> bool:
 
 
 def _expression(parts: Sequence[tuple[Fraction, str]], target: int) -> str | None:
-    """Combine two parts in every way until one part with the value of the target is left."""
+    """Combine pairs of parts in every way until a single part remains that equals the target."""
     if len(parts) == 1:
         return parts[0][1] if parts[0][0] == target else None
     for i, j in permutations(range(len(parts)), 2):
@@ -94,7 +94,7 @@ def _expression(parts: Sequence[tuple[Fraction, str]], target: int) -> str | Non
 def countdown_puzzles(num_numbers: int, max_number: int, targets: range) -> list[CountdownPuzzle]:
     """List all solvable puzzles: every multiset of `num_numbers` (1 to 5) numbers, with every target it can reach.
 
-    Numbers are 1 to `max_number`. The time grows about a hundredfold with each number.
+    Numbers are 1 to `max_number`. Each additional number takes about a hundred times as long.
     """
     reachable: dict[tuple[int, ...], frozenset[_Rational]] = {}
     puzzles: list[CountdownPuzzle] = []
@@ -137,10 +137,10 @@ def _reachable_values(
 def split_countdown(
     puzzles: Sequence[CountdownPuzzle], held_out_fraction: float, seed: int
 ) -> tuple[list[CountdownPuzzle], list[CountdownPuzzle]]:
-    """Split distinct puzzles into those to train on and held-out ones, by a hash of their multiset of numbers.
+    """Split distinct puzzles into training and held-out ones, by a hash of their multiset of numbers.
 
-    Training never sees held-out numbers. The held-out puzzles are shuffled with the seed: the first k are a uniform
-    sample.
+    Training never sees held-out multisets. The held-out puzzles are shuffled with the seed, so the first k are a
+    uniform sample.
     """
     keys = [f"countdown split {seed}: {' '.join(map(str, puzzle.numbers))}" for puzzle in puzzles]
     is_held_out = [uniform_hash(key) < held_out_fraction * 2**64 for key in keys]
@@ -151,7 +151,7 @@ def split_countdown(
 
 
 def countdown_questions(puzzles: Iterable[CountdownPuzzle], source: str = COUNTDOWN_DOMAIN) -> list[Question]:
-    """Turn puzzles into questions of `source`, in order."""
+    """Turn puzzles into questions for `source`, in order."""
     return [
         Question(
             f"{source}-{'-'.join(map(str, puzzle.numbers))}-to-{puzzle.target}",

@@ -1,13 +1,13 @@
 r"""Distinguishes decimal commas from lists and thousands: `32,5` is 32.5, `32, 5` a list, and `32,500` a whole number.
 
-A comma between digits without a space may be a decimal comma, unless
+A comma between digits with no space may be a decimal comma, unless
 
-- it groups thousands: one to three digits without a zero in front, then groups of three (`1,234`),
+- it groups thousands: one to three digits without a leading zero, then groups of three (`1,234`),
 - it is one of several in a row (`1,2,3`), or
-- it stands in brackets, where it separates items (`(2,5)`); with `;` between the items it is one: `(2,5; 3,5)`.
+- it is inside brackets, where it separates items (`(2,5)`), unless `;` separates them: `(2,5; 3,5)`.
 
-Such a text alone has two readings: `2,5` is 2.5, or 2 and 5. It is surely a decimal if the list would be odd, because
-its numbers do not ascend (`32,5`) or one begins with 0 (`3,05`). The other texts of a column decide the rest.
+On its own, such a text is ambiguous: `2,5` is 2.5, or 2 and 5. It is certainly a decimal if the list would be strange
+because its numbers do not ascend (`32,5`) or one begins with 0 (`3,05`). The column's other texts decide the rest.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _NAMED = re.compile(r"[A-Za-z]\w*\s*=\s*|[-+\s$]|\N{MINUS SIGN}")
 _SEVERAL = re.compile(r"\d,\s+-?\d|\d,-|\d,\d+,\d(?!\d\d(?!\d))")
 _POINT = re.compile(r"(?<![\d.])\d+\.(?!\d{3}(?!\d))\d+(?![\d.])|(?<![\d.])0\.\d+")
 
-_MAX_COMMAS = 40  # no answer with more is compared with points
+_MAX_COMMAS = 40  # texts with more commas are not rewritten with decimal points
 
 Reading = Literal["decimal", "list"]
 
 
 class ColumnReading(NamedTuple):
-    """How the commas between digits of a column are read."""
+    """How to read the commas between digits in a column."""
 
     reading: Reading | None  # None if the texts do not decide
-    num_texts: int  # texts with such a comma
+    num_texts: int  # number of texts with such a comma
     example: str
 
     def write(self, text: str) -> str:
-        """Return a text of the column that has one reading: `32,5` -> `32.5`, or `32, 5` for a list."""
+        """Rewrite a text of the column so that it is unambiguous: `32,5` -> `32.5`, or `32, 5` for a list."""
         if self.reading is None:
             return text
         mark = "." if self.reading == "decimal" else ", "
@@ -47,9 +47,9 @@ class ColumnReading(NamedTuple):
 
 
 def column_reading(texts: Sequence[str]) -> ColumnReading | None:
-    """Return how a column's commas are read; None if no text has a comma that could be a decimal one.
+    """Return how to read a column's commas; None if no text has a possible decimal comma.
 
-    A text that is surely a decimal decides, unless others have a decimal point, or are lists of three or with spaces.
+    A text that is certainly a decimal decides, unless others have decimal points, or are lists of three or with spaces.
     """
     found = [text for text in texts if "," in text and with_points(text) is not None]
     if not found:
@@ -61,16 +61,16 @@ def column_reading(texts: Sequence[str]) -> ColumnReading | None:
 
 
 def comma_line(commas: ColumnReading) -> str:
-    """Return a line on how the commas of a column's answers are read."""
+    """Return a line that says how the commas in a column's answers are read."""
     answers, example = f"the commas in {commas.num_texts:,} answers", f"such as {commas.example[:60]!r}"
     if commas.reading is None:
         return f"{answers}, {example}, can be decimal commas or separate two numbers: write 2.5, or 2, 5 with a space"
-    read = f"{answers} are read as {'decimal commas' if commas.reading == 'decimal' else 'commas of lists'}"
+    read = f"{answers} are read as {'decimal commas' if commas.reading == 'decimal' else 'list separators'}"
     return f"{read}: {commas.example[:60]!r} is {commas.write(commas.example)[:60]}"
 
 
 def with_points(text: str) -> str | None:
-    """Return a text with points for its decimal commas: `x = 2,5` -> `x = 2.5`; None if it can have none."""
+    """Return a text with points for its possible decimal commas: `x = 2,5` -> `x = 2.5`; None if there are none."""
     if text.count(",") > _MAX_COMMAS:
         return None
     if "," not in text:
@@ -79,7 +79,7 @@ def with_points(text: str) -> str | None:
 
 
 def has_decimal_comma(text: str) -> bool:
-    """Whether a text is surely one number with a decimal comma: `32,5`, `-0,05 m`, `1.234,5`, but not `2,5`."""
+    """Whether a text is certainly one number with a decimal comma: `32,5`, `-0,05 m`, `1.234,5`, but not `2,5`."""
     match = _COMMA.search(text) if "," in text else None
     if match is None or text.count(",") > 1 or _is_in_brackets(text, match.start()):
         return False
@@ -91,7 +91,7 @@ def has_decimal_comma(text: str) -> bool:
 
 
 def _replaced(text: str, mark: str, thousands: bool) -> str | None:
-    """Return a text with a mark for each comma that can be a decimal one; None if there is none."""
+    """Replace each possible decimal comma by `mark`; None if there are none."""
     pieces: list[str] = []
     at = 0
     for match in _COMMA.finditer(text):
@@ -109,8 +109,8 @@ def _without_dots(text: str) -> str | None:
 
 
 def _is_in_brackets(text: str, at: int) -> bool:
-    """Whether a place is in brackets in which no semicolon separates the items."""
-    opened: list[tuple[int, bool]] = []  # of each open bracket: its place, and whether it has a semicolon
+    """Whether a position is inside brackets whose items are not separated by semicolons."""
+    opened: list[tuple[int, bool]] = []  # for each open bracket: its position, and whether it contains a semicolon
     for bracket in _BRACKET.finditer(text):
         mark = bracket[0][-1]
         if mark in "([{":

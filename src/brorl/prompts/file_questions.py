@@ -1,6 +1,6 @@
-"""Reads the questions of a source from the rows of files or of a dataset; a repeated question is kept once.
+"""Reads a source's questions from the rows of files or of a dataset; a repeated question is kept once.
 
-A bad row is an error: one line with the file, the line, the column and the fix. A layout drops and counts bad rows.
+A bad row is an error that names the file, line, column and fix. A layout drops and counts bad rows instead.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from brorl.prompts.source_questions import SourceQuestions, reasons
 
 CONTRADICTION = "the same question with different answers"
 _MOST_BAD = 1_000  # stop reading after this many bad rows
-_SHOWN, _NAMED = 10, 5  # problems in a message, and rows that have the same one
+_SHOWN, _NAMED = 10, 5  # problems to list in a message, and rows to list per problem
 _BadRow = tuple[str, str]  # location and problem
 
 
 def read_source(source: FileSource, seed: int = 0) -> SourceQuestions:
     """Read a source's distinct questions, in the order of its files (by name) and rows.
 
-    A question that repeats with the same answer is kept once. With a layout, a question that repeats with a different
-    answer is dropped with all its rows. Ids are `name:number`, `name:file:number` if there are several files, or
-    `name:id` with an id column. The column `reward_model.ground_truth` means the key `ground_truth` inside the column
-    `reward_model`, unless a column has the whole name.
+    A question repeated with the same answer is kept once. With a layout, a question repeated with a different answer is
+    dropped along with all its rows. Ids are `name:number`, `name:file:number` if there are several files, or `name:id`
+    with an id column. The column `reward_model.ground_truth` means the key `ground_truth` inside the column
+    `reward_model`, unless a column has that full name.
     """
     layout = find_layout(source.layout)
     found, dropped, bad, num_rows = list[Question](), Counter[str](), list[_BadRow](), 0
@@ -93,7 +93,7 @@ def _agree(one: Question, other: Question) -> bool:
 
 
 def _contradictions(first: Question, *others: Question) -> Iterator[_BadRow]:
-    """Yield the rows that repeat the question of the first one with a different answer or domain."""
+    """Yield the rows that repeat the first row's question with a different answer or domain."""
     for question in others:
         if _agree(first, question):
             continue
@@ -103,19 +103,19 @@ def _contradictions(first: Question, *others: Question) -> Iterator[_BadRow]:
         yield (
             question.location,
             f"{question.location} has the question of {first.location} with a different {what} ({short_repr(there)} "
-            f"there, {short_repr(here)} here); the same response would be right and wrong: correct one of them or "
+            f"there, {short_repr(here)} here); the same response would be both right and wrong: correct one row or "
             "delete both",
         )
 
 
 def _repeated_ids(questions: Sequence[Question], source: FileSource) -> list[_BadRow]:
-    """Return the rows whose id an earlier row has."""
+    """Return the rows that repeat the id of an earlier row."""
     first: dict[str, Question] = {}
     return [
         (
             question.location,
-            f"{question.location} has the {source.id_column} {question.id.partition(':')[2]!r} of {earlier.location} "
-            f"again; ids must be distinct: fix them, or remove {of_source('id_column')} to number the rows",
+            f"{question.location} has the same {source.id_column} {question.id.partition(':')[2]!r} as "
+            f"{earlier.location}; ids must be distinct: fix them, or remove {of_source('id_column')} to number rows",
         )
         for question in questions
         if (earlier := first.setdefault(question.id, question)) is not question
@@ -123,9 +123,9 @@ def _repeated_ids(questions: Sequence[Question], source: FileSource) -> list[_Ba
 
 
 def _problems(bad: Sequence[_BadRow], path: str, num_rows: int) -> str:
-    """Return one message on all rows that cannot be used; rows with the same problem stand together.
+    """Return one message about all unusable rows, grouped by problem.
 
-    A problem that each of the `num_rows` rows has is due to the settings, and only the first row is named.
+    A problem shared by all `num_rows` rows comes from the settings, so only the first row is named.
     """
     rows_of: dict[str, list[str]] = {}  # problem -> rows
     for location, problem in bad:
@@ -144,9 +144,9 @@ def _problems(bad: Sequence[_BadRow], path: str, num_rows: int) -> str:
 
 
 def read_commas(found: SourceQuestions, domains: Collection[str]) -> SourceQuestions:
-    """Write the answers of some domains so that their commas have one reading, that of all answers together.
+    """Rewrite answers so that their commas are unambiguous; all answers together decide how to read them.
 
-    Domains of mathematics and science are meant: `32,5` among `32,7` and `1,25` is 32.5, and `2,5` among them 2.5.
+    Only mathematics and science among `domains` are affected: `32,5` among `32,7` and `1,25` is 32.5, and `2,5` is 2.5.
     """
     meant = {MATH_DOMAIN, SCIENCE_DOMAIN}.intersection(domains)
 
@@ -165,7 +165,7 @@ def read_commas(found: SourceQuestions, domains: Collection[str]) -> SourceQuest
 
 
 def check_first_row(source: FileSource) -> None:
-    """Check the layout, and the first row of local files: this finds a wrong path, column or layout early."""
+    """Check the layout and the first row of local files, to find a wrong path, column or layout early."""
     find_layout(source.layout)
     if is_local(source.path):
         for row in islice(read_rows(source.path, source.subset, source.split, _wanted(source)), 1):
@@ -174,9 +174,9 @@ def check_first_row(source: FileSource) -> None:
 
 
 def _wanted(source: FileSource) -> set[str] | None:
-    """Return the columns to read, None for all; for a key inside a column, `column.key`, also `column`."""
+    """Return the columns to read, None for all; a key inside a column, `column.key`, also needs `column`."""
     if source.domain == ENVIRONMENT_DOMAIN or (source.domain_column and not source.layout):
-        return None  # the rows of an environment, or of several domains, which can be one of them
+        return None  # an environment needs whole rows, and a domain column may name that domain
     columns: tuple[str | None, ...]
     columns = (
         source.prompt_column, source.context_column, source.answer_column, source.domain_column, *source.options_column

@@ -1,4 +1,4 @@
-"""Guesses what a data file means: its layout, or its columns and the verifier of its answers.
+"""Guesses how to read a data file: its layout, or its columns and the verifier for its answers.
 
 If nothing is clear, a `UserError` names the columns and the setting to give.
 """
@@ -24,36 +24,36 @@ from brorl.prompts.row_readers import read_rows
 from brorl.prompts.settings import FileSource
 from brorl.storage import split_revision
 
-_ROWS = 200  # the guess reads this many rows
-_MARKER = "####"  # stands before the answer in GSM8K's form
+_ROWS = 200  # number of rows that the guess reads
+_MARKER = "####"  # precedes the answer in GSM8K's format
 _MOSTLY = 0.9
 _MOST_CLASSES, _ROWS_PER_CLASS = 10, 4
 _CONTEXTS = (
     "context", "passage", "article", "paragraph", "story", "document", "premise", "body", "background", "scenario",
     "situation", "narrative", "dialogue", "excerpt", "table",
 )  # fmt: skip
-"""Columns with a text that the question is about."""
+"""Names of columns with text that the question is about."""
 _INSTRUCTION, _INSTRUCTION_CONTEXT = "instruction", "input"
-"""A question in the first column has its text in the second."""
+"""If the question is in the first column, its context is in the second."""
 _CLASSES = ("label", "labels", "class", "category")
-"""Columns that can have numbers of classes."""
+"""Names of columns that may contain class indices."""
 _NOT_ASKED = re.compile(
     r"sol|ration|expl|reason|cot|proof|messag|conversation|respon|completion|answer|generat|th(?:ought|ink)|test|hint|"
     r"step|decompos|meta|info|source|url|equation|program|code_|prompt|^exp$|^id$|_id$|wrong|distract"
 )
-"""In names of columns with the answer, how it was found, or where the row is from."""
+"""In the names of columns with the answer, its derivation, or the row's origin."""
 
 
 class Guess(NamedTuple):
-    """The probable meaning of a file."""
+    """The likely meaning of a file."""
 
-    source: FileSource  # settings to read the rows with
-    domain: str  # decided by the layout, if there is one
+    source: FileSource  # settings for reading the rows
+    domain: str  # determined by the layout, if there is one
     example: str  # the first answer
     domain_reason: str
     words: tuple[str, ...] = ()  # the distinct answers, if all are words such as yes and no
-    unused: tuple[str, ...] = ()  # columns of text that are not read
-    long_unused: tuple[str, ...] = ()  # columns that are not read, and have more text than the question
+    unused: tuple[str, ...] = ()  # text columns that are not read
+    long_unused: tuple[str, ...] = ()  # columns that are not read and have more text than the question
 
 
 def guess_meaning(
@@ -64,10 +64,10 @@ def guess_meaning(
     options_column: Sequence[str] = (),
     first_option: int | None = None,
 ) -> Guess:
-    """Guess what the columns of a file, a folder or a dataset mean; given columns or a given domain are kept.
+    """Guess what the columns of a file, a folder or a dataset mean, keeping any given columns and domain.
 
-    A layout is chosen if all its columns exist and it can read the rows. For mathematics, columns with clear names
-    take precedence over a layout. Columns of options make multiple-choice questions, unless the domain is not science.
+    A layout is chosen if all its columns exist and it can read the rows. For mathematics, columns with clear names take
+    precedence over a layout. Option columns mean multiple-choice questions, unless the domain is not science.
     """
     rows = _first_rows(path)
     is_given = prompt_column or answer_column or domain or options_column
@@ -86,7 +86,7 @@ def guess_meaning(
 
 
 def _first_rows(path: str) -> list[Row]:
-    """Return the first rows that can be read; reading all questions names the others."""
+    """Return the first readable rows; the others are reported when all questions are read."""
     start = list(islice(read_rows(path, None, "train", None, with_bad=True), _ROWS))
     if not start:
         raise UserError(f"{path} is empty; it must contain at least one question with an answer")
@@ -101,29 +101,29 @@ def _good_rows(path: str) -> Iterator[Row]:
 
 
 def _present(rows: Sequence[Row], column: str) -> list[Any]:
-    """Return the values of a column that are not missing."""
+    """Return a column's values that are not missing."""
     return [value for row in rows if not is_missing(value := row.cell(column))]
 
 
 def _source(path: str, **settings: Any) -> FileSource:
-    """Return a source whose name has no colon, since ids of questions begin with `name:`."""
+    """Return a source whose name has no colon, since question ids begin with `name:`."""
     stem = Path(split_revision(path)[0]).stem
     return FileSource(path=path, name=stem.replace(":", "-") if ":" in stem else None, **settings)
 
 
 def _guess_layout(path: str, rows: Sequence[Row]) -> Guess | None:
-    """Return the layout that reads the most rows; ties go to the layout with the most columns. None if none fits."""
+    """Return the layout that reads the most rows, breaking ties by the most columns; None if none fits."""
     named = [layout for layout in LAYOUTS.values() if layout.columns and {*layout.columns} <= {*rows[0].columns}]
     read = [(layout, asked) for layout in named if (asked := _read_by(layout, rows))]
     if not read:
         return None
     layout, asked = max(read, key=lambda pair: (len(pair[1]), len(pair[0].columns)))
-    why = f"the columns are those of the layout {layout.name}"
+    why = f"the columns match the layout {layout.name}"
     return Guess(_source(path, layout=layout.name), asked[0].domain, asked[0].reference, why)
 
 
 def _read_by(layout: Layout, rows: Sequence[Row]) -> list[Asked]:
-    """Return what the rows ask by a layout; nothing if it does not fit them."""
+    """Return what the rows ask according to a layout; empty if it does not fit them."""
     found: list[Asked] = []
     for row in rows:
         try:
@@ -160,9 +160,9 @@ def _guess_choice(
 def _guess_columns(
     path: str, rows: Sequence[Row], prompt_column: str | None, answer_column: str | None, domain: str | None
 ) -> Guess:
-    """Guess the columns and the domain of rows that are not in a layout and have no options."""
+    """Guess the columns and the domain of rows without a layout and without options."""
     prompt = _column(path, rows, "prompt_column", prompt_column, {answer_column} if answer_column else ())
-    answer = prompt  # where the messages end with the answer
+    answer = prompt  # if the messages end with the answer
     if answer_column != prompt:
         try:
             answer = _column(path, rows, "answer_column", answer_column, (prompt,))
@@ -183,7 +183,7 @@ def _guess_columns(
     source = _source(
         path,
         prompt_column=prompt,
-        answer_column=answer if meant == SCIENCE_DOMAIN else named,  # only the verifier of science reads aliases
+        answer_column=answer if meant == SCIENCE_DOMAIN else named,  # only the science verifier reads aliases
         answer_after=after,
         domain=meant,
     )
@@ -191,7 +191,7 @@ def _guess_columns(
 
 
 def _column(path: str, rows: Sequence[Row], setting: str, given: str | None, taken: Collection[str]) -> str:
-    """Return the column that a setting names: the given column, or the first with a usual name and fitting values."""
+    """Return the column for a setting: the given column, or the first one with a common name and suitable values."""
     columns = ", ".join(rows[0].columns) or "none"
     if given is not None:
         if {given, given.partition(".")[0]} & {*rows[0].columns}:
@@ -209,7 +209,7 @@ def _column(path: str, rows: Sequence[Row], setting: str, given: str | None, tak
 
 
 def _candidates(row: Row, setting: str) -> Iterator[str]:
-    """Yield columns with a usual name, each followed by its keys with a usual name: `reward_model.ground_truth`."""
+    """Yield columns with a common name, each followed by its keys with a common name: `reward_model.ground_truth`."""
     names = USUAL_NAMES[setting]
     spelled = {column.lower(): column for column in reversed(row.columns)}
     for column in (spelled[name] for name in names if name in spelled):
@@ -240,13 +240,13 @@ _NOUNS = {"prompt_column": "the question", "answer_column": "the reference answe
 
 
 def _own_answer(cell: Any) -> Any:
-    """Return the answer with which messages end; None for other values."""
+    """Return the answer at the end of messages; None for other values."""
     messages = conversation(cell)
     return without_answer(messages)[1] if messages else None
 
 
 def _answer_in(cell: Any) -> Any:
-    """Return the answer in a cell that can also have its aliases, or a conversation that ends with it."""
+    """Return the answer in a cell, which may also contain its aliases or a conversation that ends with it."""
     if isinstance(cell, Mapping) and "value" in cell:
         return cell["value"]
     own = _own_answer(cell)
@@ -254,20 +254,20 @@ def _answer_in(cell: Any) -> Any:
 
 
 def _reject_classes(path: str, column: str, values: Sequence[Any]) -> None:
-    """Reject answers that are numbers of classes: nobody can know what they stand for."""
+    """Reject answers that are class indices, since their meaning is unknown."""
     numbers = [number for value in values if (number := whole_number(value)) is not None and number <= _MOST_CLASSES]
     is_class = column.rpartition(".")[2].lower() in _CLASSES and len(numbers) == len(values)
     if is_class and len(set(numbers)) <= len(values) // _ROWS_PER_CLASS:
         listed = ", ".join(map(str, sorted(set(numbers))))
         raise UserError(
-            f"{path}: column {column!r} contains only {listed}, which look like numbers of classes; write the names of "
-            f"the classes into a column and name it with {of_source('answer_column')}, and let the question list them; "
+            f"{path}: column {column!r} contains only {listed}, which look like class indices; write the class names "
+            f"to a column, name it with {of_source('answer_column')}, and list them in the question; "
             f"or give {of_source('domain', 'math')} if these numbers are the answers"
         )
 
 
 def _with_context(guess: Guess, rows: Sequence[Row]) -> Guess:
-    """Add the column of a text that the question is about, and the columns that are not read."""
+    """Add the column with the question's context, and the columns that are not read."""
     source = guess.source
     taken = {source.prompt_column, source.answer_column, *source.options_column}
     taken |= {name.partition(".")[0] for name in taken}
@@ -291,5 +291,5 @@ def _with_context(guess: Guess, rows: Sequence[Row]) -> Guess:
 
 
 def _num_characters(rows: Sequence[Row], column: str) -> int:
-    """Count the characters of a column; those of a list or an object too."""
+    """Count the characters in a column, including lists and objects."""
     return sum(len(str(value)) for value in _present(rows, column))

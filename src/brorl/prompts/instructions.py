@@ -1,9 +1,9 @@
 """The reference of an instruction-following question: the instructions that a response must follow.
 
-There are the 25 kinds of IFEval (arXiv 2311.07911), with its ids and argument names, `section_spliter` included. The
-original replaces a missing or unusable argument by a random one; here it is an error. Some datasets need three
-arguments beyond the original: a relation can also be `at most`, `exactly` or `around`, `number_paragraphs` can have a
-`divider`, and `constrained_response` can have `options`.
+These are the 25 kinds of IFEval (arXiv 2311.07911), with its ids and argument names, including `section_spliter`. The
+original replaces a missing or unusable argument with a random one; here it is an error. Some datasets need three
+extensions: a relation may also be `at most`, `exactly` or `around`, `number_paragraphs` may have a `divider`, and
+`constrained_response` may have `options`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_COUNT = 1_000_000
 
 
 def _count(value: Any, least: int = 0) -> int:
-    # Tables with missing cells store whole numbers as floats.
+    # Tables with missing values store whole numbers as floats.
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value != int(value):
         raise ValueError(f"must be a whole number, got {short_repr(value)}")
     if not least <= value <= _MAX_COUNT:
@@ -70,7 +70,7 @@ def _one_of(allowed: Sequence[str], value: Any) -> str:
 _word = partial(_text, must_be="one word without punctuation", form=r"[^\s.,?!'\"]+")
 _relation, _language = partial(_one_of, RELATIONS), partial(_one_of, LANGUAGES)
 
-# argument -> (function that checks and returns a value or raises a ValueError, accepted values in words)
+# argument -> (function that validates and returns a value, or raises a ValueError; accepted values in words)
 _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Value], str]] = {
     name: (check, admits)
     for names, check, admits in (
@@ -122,7 +122,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 
 
 def _signature(kind: str) -> str:
-    """Return a kind's arguments with the values that each accepts, as text for messages."""
+    """Describe a kind's arguments and the values that each accepts, for messages."""
     admitted = [f"{_ARGUMENTS[name][1]}{', optional' if name in OPTIONAL else ''}" for name in KINDS[kind]]
     return ", ".join(f"{name} ({admits})" for name, admits in zip(KINDS[kind], admitted, strict=True)) or "none"
 
@@ -159,11 +159,11 @@ class Instruction:
                     raise ValueError(f"has an unusable argument of {self.kind}: {name} {error}") from error
         object.__setattr__(self, "arguments", checked)
         if "less than" in checked.values() and 0 in checked.values():
-            raise ValueError(f"has less than 0 for {self.kind}, which no response can follow")
+            raise ValueError(f"has less than 0 for {self.kind}, which no response can satisfy")
         nth, total = (self.arguments.get(name, 0) for name in ("nth_paragraph", "num_paragraphs"))
         if nth > total:
             raise ValueError(
-                f"has nth_paragraph {nth} above num_paragraphs {total} for {self.kind}, which no response can follow"
+                f"has nth_paragraph {nth} above num_paragraphs {total} for {self.kind}, which no response can satisfy"
             )
 
 
@@ -180,7 +180,7 @@ class Instructions:
     """The instructions of one question."""
 
     instructions: tuple[Instruction, ...]  # at least one; a correct response follows all of them
-    # Whether a response also counts that follows an instruction without its first or last line, or without asterisks.
+    # Whether a response may also follow an instruction only without its first or last line, or without asterisks.
     loose: bool = False
 
     def __post_init__(self) -> None:
@@ -189,7 +189,7 @@ class Instructions:
 
     @classmethod
     def from_lists(cls, kinds: Sequence[str], arguments: Sequence[Any], loose: bool = False) -> Instructions:
-        """Make instructions from two lists of equal length, as most datasets store them; None means no arguments."""
+        """Build instructions from two lists of equal length, as most datasets store them; None means no arguments."""
         if len(kinds) != len(arguments):
             raise ValueError(f"has {len(kinds)} instructions with {len(arguments)} lists of arguments")
         wrong = next((one for one in arguments if not isinstance(one, Mapping | None)), None)
@@ -199,7 +199,7 @@ class Instructions:
 
     @classmethod
     def from_text(cls, text: str) -> Instructions:
-        """Read the JSON text of `to_text`."""
+        """Parse the JSON text from `to_text`."""
         data: _Stored = read_json(_Stored, text, _FORM)
         made = []
         for one in data.instructions:

@@ -1,4 +1,4 @@
-"""Reads the JSON text of references strictly, and names JSON values and problems for messages."""
+"""Parses the JSON text of references strictly, and describes JSON values and problems for messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from brorl.format import short_repr
 
 FORBID_UNKNOWN_KEYS: Any = {"extra": "forbid"}
-"""The `__pydantic_config__` of a dataclass that `read_json` reads."""
+"""The `__pydantic_config__` of a dataclass that `read_json` parses."""
 JSON_NAMES = {
     list: "a list", dict: "an object", str: "text", int: "a number", float: "a number", bool: "true or false",
     type(None): "null",
@@ -20,7 +20,7 @@ JSON_NAMES = {
 
 
 def read_json(kind: Any, text: str, form: str) -> Any:
-    """Read a dataclass from JSON text, strictly; other text raises a `ValueError` with the problem and the `form`."""
+    """Parse a dataclass from JSON text, strictly; other text raises a `ValueError` with the problem and the `form`."""
     try:
         return _adapter(kind).validate_json(text, strict=True)
     except ValidationError as errors:
@@ -44,7 +44,7 @@ _adapter = cache(TypeAdapter)
 
 
 def json_problem(error: Exception) -> str:
-    """Return in a few words what `json` found wrong in a text."""
+    """Describe in a few words what `json` found wrong with a text."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if isinstance(error, json.JSONDecodeError):

@@ -1,4 +1,4 @@
-"""Finds columns of answer options, and the column that names the right one."""
+"""Finds the columns with answer options, and the column that names the right one."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ _MOSTLY = 0.9  # at least this fraction of the rows must fit
 _NUMBERED = re.compile(r"(.*?)[ _.-]*\(?([A-Za-z]|[0-9]{1,2})\)?")  # `option_a`, `choice 1`, `(B)`
 _ORDERS = (tuple(ascii_lowercase), tuple(map(str, range(26))), tuple(map(str, range(1, 26))))
 
-# Names of columns, by their letters: `rightanswer` stands for `Right answer`.
-_WRONG = re.compile(r"distractor|incorrect|wrong|false")  # options without the right one
+# Column names by their letters: `rightanswer` stands for `Right answer`.
+_WRONG = re.compile(r"distractor|incorrect|wrong|false")  # only wrong options
 _CLEAR = re.compile(rf"choice|option|ending|candidate|alternative|^opts?$|^op$|{_WRONG.pattern}")
-_POSSIBLE = re.compile(r"answers?$|^ans$|^sol(?:ution)?s?$")  # can also hold spellings of one answer
+_POSSIBLE = re.compile(r"answers?$|^ans$|^sol(?:ution)?s?$")  # may also contain spellings of one answer
 _RIGHT = (
     "answer", "answerkey", "answeridx", "answerindex", "answerletter", "correctanswer", "correctoption",
     "correctchoice", "correctindex", "correct", "bestanswer", "cop", "label", "labels", "gold", "goldindex", "key",
     "target", "groundtruth", "solution", "targets",
 )  # fmt: skip
-"""Names of a column that names the right option, the most specific first."""
+"""Names of columns that identify the right option, the most specific first."""
 
 Kind = Literal["label", "text", "index"]  # how an answer names an option
 _EVERY_KIND: frozenset[Kind] = frozenset(("label", "text", "index"))
 
 
 class OptionGroup(NamedTuple):
-    """Columns that have the form of options."""
+    """Columns that look like options."""
 
     columns: tuple[str, ...]  # one column, or one column per option
-    kinds: frozenset[Kind]  # an answer may name an option in these ways
+    kinds: frozenset[Kind]  # the ways in which an answer may name an option
     is_clear: bool  # whether the name can only mean options
 
     @property
     def name(self) -> str:
-        """The columns as text for messages."""
+        """The columns as text, for messages."""
         return self.columns[0] if len(self.columns) == 1 else f"{self.columns[0]} to {self.columns[-1]}"
 
 
 def option_groups(rows: Sequence[Row], given: Sequence[str] = ()) -> list[OptionGroup]:
-    """Return groups of columns that look like options, clear names first; only the `given` group if there is one."""
+    """Return groups of columns that look like options, clear names first; if columns are `given`, only those."""
     if given:
         return [OptionGroup(tuple(given), _EVERY_KIND, is_clear=True)]
 
@@ -73,20 +73,20 @@ def find_choice(
     Args:
         path: The file, for messages.
         rows: Its first rows.
-        every: All its rows; some are read if the first ones do not show whether an index counts from 0 or from 1.
+        every: All its rows; more are read only if the first ones do not show whether indices start at 0 or 1.
         groups: Columns that look like options.
-        answer: The answer column; None tries usual names.
-        first: Index of the first option, 0 or 1; None if it is not known.
+        answer: The answer column; None tries common names.
+        first: Index of the first option, 0 or 1; None if unknown.
 
     Returns:
         The settings `answer_column`, `options_column` and `first_option`; None if the questions have no options.
 
     Raises:
-        UserError: If answers have two readings, or if columns can only be options and no answers name them.
+        UserError: If answers are ambiguous, or if columns can only be options but no answers name them.
     """
     for group in groups:
         for column in [answer] if answer else _answer_columns(rows[0], group):
-            # a list of wrong options lacks the right one
+            # a list of wrong options does not contain the right one
             is_apart = _WRONG.search(_letters(group.columns)) and column not in group.columns
             columns = (column, *group.columns) if is_apart else group.columns
             pairs = list(_pairs(rows, columns, column))
@@ -102,19 +102,19 @@ def find_choice(
         raise UserError(
             f"{path}: {clear.name} {'looks' if len(clear.columns) == 1 else 'look'} like the options of "
             f"multiple-choice questions, and {f'column {answer!r} does not name' if answer else 'no column names'} the "
-            f"right one (columns: {', '.join(rows[0].columns)}); give {of_source('answer_column')}, with the letter, "
-            f"the index or the text of an option, or {of_source('domain')}, such as math, to leave the options out"
+            f"right one (columns: {', '.join(rows[0].columns)}); give {of_source('answer_column')}, with an option's "
+            f"letter, index or text, or {of_source('domain')}, such as math, to ignore the options"
         )
     return None
 
 
 def _group(row: Row, columns: tuple[str, ...]) -> OptionGroup:
-    """Return a group with what the names of its columns can mean."""
+    """Return a group, classified by the names of its columns."""
     letters, is_family = _letters(columns), len(columns) > 1
     is_clear = bool(_CLEAR.search(letters)) or (is_family and not letters)
     kinds: frozenset[Kind] = frozenset()
     if _WRONG.search(letters) and not is_family and not isinstance(row.cell(columns[0]), list):
-        pass  # wrong options in one text cannot be joined with the right one
+        pass  # wrong options in a single text cannot be combined with the right one
     elif is_clear or (is_family and _POSSIBLE.search(letters)):
         kinds = _EVERY_KIND
     elif _POSSIBLE.search(letters):
@@ -125,13 +125,13 @@ def _group(row: Row, columns: tuple[str, ...]) -> OptionGroup:
 
 
 def _answer_columns(row: Row, group: OptionGroup) -> list[str]:
-    """Return the columns with a usual name of the right answer, the most specific name first."""
+    """Return the columns with a common name for the right answer, the most specific name first."""
     columns = [(name, _letters((name,))) for name in _names(row) if name not in group.columns]
     return [name for usual in _RIGHT for name, letters in columns if letters == usual]
 
 
 def _names(row: Row) -> list[str]:
-    """Return the names of columns and, as `column.key`, of keys inside columns of objects."""
+    """Return the names of columns, and of keys inside columns of objects as `column.key`."""
     inside = [f"{name}.{key}" for name, value in row.values.items() if isinstance(value, Mapping) for key in value]
     return [*row.columns, *inside]
 
@@ -145,14 +145,14 @@ def _families(columns: Sequence[str]) -> list[tuple[str, ...]]:
     return [
         tuple(names[mark] for mark in order[: len(names)])
         for (stem, _), names in numbered.items()
-        if len(names) >= (2 if stem else 3)  # two columns named only a and b can be anything
+        if len(names) >= (2 if stem else 3)  # two columns named just a and b can be anything
         for order in _ORDERS
         if {*order[: len(names)]} == {*names}
     ]
 
 
 def _letters(columns: Sequence[str]) -> str:
-    """Return the letters of the name that columns share: `option` of `option_a` and `option_b`."""
+    """Return the letters of the name that columns share: `option` for `option_a` and `option_b`."""
     name = columns[-1] if len(columns) > 1 else columns[0].rpartition(".")[2]
     match = _NUMBERED.fullmatch(name) if len(columns) > 1 else None
     return re.sub(r"[^a-z]", "", (match[1] if match else name).lower())
@@ -163,7 +163,7 @@ def _options(row: Row, columns: Sequence[str]) -> Options | None:
 
 
 def _pairs(rows: Iterable[Row], columns: Sequence[str], answer_column: str) -> Iterator[tuple[Options, Any]]:
-    """Yield the options and the answer of the rows that have both."""
+    """Yield the options and the answer of each row that has both."""
     for row in rows:
         options, answer = _options(row, columns), row.cell(answer_column)
         if options is not None and answer is not None and str(answer).strip():
@@ -171,9 +171,9 @@ def _pairs(rows: Iterable[Row], columns: Sequence[str], answer_column: str) -> I
 
 
 def _readings(pairs: Sequence[tuple[Options, Any]], kinds: frozenset[Kind], first: int | None) -> list[int | None]:
-    """Return the index of the first option in each way to read the answers; None reads labels and texts.
+    """Return each plausible reading of the answers, as the index of the first option; None means labels and texts.
 
-    In a way to read them, nearly all answers name an option. Of two ways that name the same options, one is returned.
+    In a plausible reading, nearly all answers name an option. Readings that name the same options are returned once.
     """
     if not pairs:
         return []
@@ -191,14 +191,14 @@ def _readings(pairs: Sequence[tuple[Options, Any]], kinds: frozenset[Kind], firs
 
 
 def _place(options: Options, answer: Any, first: int | None) -> int | None:
-    """Return the index of the option that an answer names; None if it names none."""
+    """Return the index of the option that an answer names, or None."""
     with suppress(ValueError):
         return right_option(options, answer, first)
     return None
 
 
 def _first_index(pairs: Iterable[tuple[Options, Any]]) -> int | None:
-    """Return the index of the first option: an answer of 0, or of the number of options, decides; None if none does."""
+    """Return the index of the first option, decided by an answer of 0 or the number of options; None if undecided."""
     for options, answer in pairs:
         index = whole_number(answer[0] if isinstance(answer, list) and answer else answer)
         if index in (0, len(options.texts)):
@@ -211,6 +211,6 @@ def _two_readings(path: str, column: str, example: Any, is_text: bool) -> UserEr
     if is_text:
         meant, why = "the text or the index of an option", ""
     return UserError(
-        f"{path}: the answers in column {column!r}, such as {short_repr(example)}, can be {meant}{why}; give "
+        f"{path}: the answers in column {column!r}, such as {short_repr(example)}, could be {meant}{why}; give "
         f"{of_source('first_option')}, the index of the first option: 0 or 1"
     )

@@ -1,6 +1,6 @@
-"""The options of a row, in any form that datasets use, and the one that its answer names.
+"""A row's options, in any form that datasets use, and the one that its answer names.
 
-An answer that could mean two options is an error.
+An ambiguous answer is an error.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ class Options(NamedTuple):
     """The options of one row."""
 
     texts: tuple[str, ...]
-    labels: tuple[str, ...]  # an answer may name an option by its label: the data's labels, or letters
+    labels: tuple[str, ...]  # labels that an answer may use: those in the data, or letters
 
 
 def read_options(values: Sequence[Any]) -> Options | None:
-    """Return the options in the value of one column, or in one column per option; None if there are none.
+    """Return the options in one column, or in one column per option; None if there are none.
 
-    Two columns can also hold one option and a list of the others. With several columns, text is always an option.
-    Empty values at the end are dropped. Letters before all options become labels: `(A) He` is `He` with the label A.
+    Two columns may also contain one option and a list of the others. With several columns, text is always an option.
+    Trailing empty values are dropped. If all options begin with letters, those become labels: `(A) He` is `He` with the
+    label A.
     """
     one, *others = values
     if len(others) == 1 and isinstance(others[0], list):
@@ -54,7 +55,7 @@ def read_options(values: Sequence[Any]) -> Options | None:
 
 
 def _pairs(value: Any) -> list[tuple[Any, Any]]:
-    """Return (label, text) of each option, from any form; the label is None if the data has no labels."""
+    """Return (label, text) of each option, in any form; the label is None if the data has no labels."""
     if isinstance(value, Mapping):
         texts = next((value[name] for name in _TEXTS if isinstance(value.get(name), list)), None)
         labels = next((value[name] for name in _LABELS if isinstance(value.get(name), list)), None)
@@ -71,7 +72,7 @@ def _pairs(value: Any) -> list[tuple[Any, Any]]:
 
 
 def right_option(options: Options, answer: Any, first: int | None) -> int:
-    """Return the index of the right option, from 0; an answer that names no option or two raises a `ValueError`.
+    """Return the index of the right option, from 0; raise a `ValueError` unless the answer names exactly one.
 
     `first` is the data's index of the first option, 0 or 1; None if answers are not indices.
     """
@@ -87,20 +88,20 @@ def right_option(options: Options, answer: Any, first: int | None) -> int:
         return index - first
     found = {*_labeled(options, value), *places(options.texts, str(value))}
     if len(found) != 1:
-        several = "could name two of" if found else "is neither the label nor the text of one of"
+        several = "could mean two of" if found else "is neither the label nor the text of one of"
         advice = "" if whole_number(value) is None else "; set first_option to 0 or 1 if it is an index"
         raise ValueError(f"is {short_repr(value)}, which {several} the {number} options{advice}")
     return found.pop()
 
 
 def is_label(options: Options, answer: Any) -> bool:
-    """Whether an answer is the label of an option; a list that marks options with 0 and 1 counts as one."""
+    """Whether an answer is an option's label; a list that marks options with 0 and 1 counts as a label."""
     value = _answer(options, answer)
     return isinstance(value, list) or len(_labeled(options, value)) == 1
 
 
 def _answer(options: Options, answer: Any) -> Any:
-    """Unpack an answer stored in a list: [x] gives x; [0, 1, 0], which marks each of three options, stays a list."""
+    """Unpack an answer stored in a list: [x] becomes x, but [0, 1, 0], which marks three options, stays a list."""
     value = answer if isinstance(answer, str) and places(options.texts, answer) else decoded(answer)
     if not isinstance(value, list):
         return answer
@@ -114,7 +115,7 @@ def _labeled(options: Options, answer: Any) -> list[int]:
 
 
 def whole_number(value: Any) -> int | None:
-    """Return a whole number of at most three digits, given as number or text; None for any other value."""
+    """Return a whole number of at most three digits, given as a number or text; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     match = re.fullmatch(r"\s*([0-9]{1,3})(?:\.0)?\s*", str(value))
@@ -122,10 +123,10 @@ def whole_number(value: Any) -> int | None:
 
 
 def choice_question(question: str, texts: Sequence[str], right: int, seed: int) -> Asked:
-    """Return a question with its options below it and the `Choices` as its reference.
+    """Return a question with its options below it, and the `Choices` as its reference.
 
-    The question and the seed permute the options. A question that already shows the options with their letters stays
-    unchanged.
+    The question and the seed determine the order of the options. A question that already shows the options with their
+    letters is not changed.
     """
     try:
         if shown := shows_options(question, texts):

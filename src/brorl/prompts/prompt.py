@@ -1,4 +1,4 @@
-"""A `Prompt` is read by a model: a question in its template, as text and token ids."""
+"""A `Prompt` is a model's input: a question in its template, as text and token ids."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _LONGEST_REFERENCE = 2_000  # store at most this many characters
 
 
 class PromptIds(tuple[int, ...]):
-    """Token ids of a prompt that know the row of the prompt: two games can begin with the same text.
+    """Token ids of a prompt that carry the prompt's row, because two games can begin with the same text.
 
     Equality ignores the row.
     """
 
-    row: str  # the columns as JSON
+    row: str  # columns as JSON
 
     def __new__(cls, token_ids: Iterable[int], row: str) -> Self:
         """Make the ids of a prompt."""
@@ -32,7 +32,7 @@ class PromptIds(tuple[int, ...]):
 
 
 def row_of(token_ids: Sequence[int]) -> str:
-    """Return the row that a prompt's ids know; an empty text if they know none."""
+    """Return the row that a prompt's ids carry; an empty string if there is none."""
     return token_ids.row if isinstance(token_ids, PromptIds) else ""
 
 
@@ -40,19 +40,19 @@ def row_of(token_ids: Sequence[int]) -> str:
 class Prompt:
     """One question for the model."""
 
-    id: str  # unique name, the same in all runs
-    text: str  # the model reads this text: the question with system prompt and template
-    token_ids: tuple[int, ...]  # `text` as token ids; empty in stored rollouts, which nothing samples again
-    reference: str  # the verifier of `domain` reads this answer
+    id: str  # unique name, the same in every run
+    text: str  # the text that the model reads: the question with system prompt and template
+    token_ids: tuple[int, ...]  # `text` as token ids; empty in stored rollouts, which are not sampled again
+    reference: str  # the answer that the verifier of `domain` reads
     domain: str  # name of the verifier
-    source: str = ""  # name of the question's data, for results by source
+    source: str = ""  # name of the question's source, for results by source
     question: str = ""  # the question without system prompt and template, for lists; empty if unknown
 
 
 def stored_reference(reference: str) -> str:
-    """Return a reference for files of responses; a long one becomes its beginning, its length and a hash.
+    """Return a reference as stored with responses; a long one becomes its beginning, its length and a hash.
 
-    Every response is stored with its reference, and the tests of a program can take megabytes.
+    Every response is stored with its reference, and a program's tests can take megabytes.
     """
     if len(reference) <= _LONGEST_REFERENCE:
         return reference

@@ -1,7 +1,7 @@
-"""Lists public datasets: layouts, which read the rows, and benchmarks with their sources.
+"""Lists public datasets: the layouts that read their rows, and benchmarks with their sources.
 
-To add a layout, write a function in the file of its domain and a line here. A row that does not fit the layout is an
-error: one line with the row, the problem and the layout that fits.
+To add a layout, write a function in its domain's file and add a line here. A row that does not fit its layout is an
+error that names the row, the problem and any layout that fits.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from brorl.storage import split_revision
 
 
 class Layout(NamedTuple):
-    """How the rows of some public datasets are read."""
+    """How to read the rows of some public datasets."""
 
-    name: str  # `data.sources[].layout` selects the layout by this word
-    columns: tuple[str, ...]  # `read` needs these columns
-    # Turns the cells of a row and a seed, which shuffles options, into what the row asks. Raises `DroppedRow`, or a
-    # ValueError with the problem if the row does not have this layout.
+    name: str  # the word that selects the layout in `data.sources[].layout`
+    columns: tuple[str, ...]  # columns that `read` needs
+    # Maps a row's cells, and a seed that shuffles options, to what the row asks. Raises `DroppedRow`, or a ValueError
+    # with the problem if the row does not have this layout.
     read: Callable[[Cells, int], Asked]
     data_sets: tuple[str, ...] = ()  # hub ids of datasets with this layout
-    optional: tuple[str, ...] = ()  # `read` also reads these columns if a dataset has them
+    optional: tuple[str, ...] = ()  # columns that `read` uses if a dataset has them
     only: tuple[tuple[str, str], ...] = ()  # (column, value): keep only rows with this value
-    # Whether every row counts: a row without a question is an error, and a repeated row is a separate question.
+    # Whether every row matters: a row without a question is an error, and a repeated row is a separate question.
     is_whole: bool = False
 
     def asked(self, row: Cells, seed: int) -> Asked:
@@ -54,7 +54,7 @@ _VERL = text.answered("prompt", "reward_model.ground_truth")
 
 
 def _layout(name: str, read: Callable[[Cells, int], Asked], columns: str, data_sets: str) -> Layout:
-    """Return a layout; columns are words: `name`, `name?` if optional, `name=value` to keep only these rows."""
+    """Return a layout; `columns` lists `name`, `name?` if optional, or `name=value` to keep only those rows."""
     listed = columns.split(", ")
     needed = tuple(column.partition("=")[0] for column in listed if not column.endswith("?"))
     only = tuple((key, value) for key, _, value in (column.partition("=") for column in listed) if value)
@@ -112,7 +112,7 @@ LAYOUTS: Mapping[str, Layout] = {
 
 
 def find_layout(name: str | None) -> Layout | None:
-    """Return the layout of a source by its name; None if the source has none."""
+    """Return the layout with a name; None for None."""
     if name is None or name in LAYOUTS:
         return None if name is None else LAYOUTS[name]
     near = get_close_matches(name.lower(), LAYOUTS, 1)
@@ -121,7 +121,7 @@ def find_layout(name: str | None) -> Layout | None:
 
 
 def layouts_of(data_set: str) -> list[str]:
-    """Return the names of the layouts of a dataset on the hub, at any revision; none if it is unknown."""
+    """Return the names of a hub dataset's layouts, at any revision; empty if it is unknown."""
     return [layout.name for layout in LAYOUTS.values() if split_revision(data_set)[0] in layout.data_sets]
 
 
@@ -144,7 +144,7 @@ def read_layout(row: Row, layout: Layout, seed: int) -> Asked:
 
 
 def _other_layout(row: Row, layout: Layout, problem: str) -> UserError:
-    """Return the error for a row that is not of the layout; it names the layouts whose columns the row has."""
+    """Return the error for a row that is not in the layout; it names the layouts whose columns the row has."""
     columns = set(row.columns)
     others = {name: other.columns for name, other in LAYOUTS.items() if other.columns and other is not layout}
     fitting = [name for name, needed in others.items() if columns.issuperset(needed)]
@@ -155,17 +155,17 @@ def _other_layout(row: Row, layout: Layout, problem: str) -> UserError:
     else:
         advice = f"no layout fits these columns; name them with {of_source('prompt_column')} and answer_column"
     return UserError(
-        f"{row.location} is not of the layout {layout.name}: {problem} (columns: {', '.join(row.columns) or 'none'}); "
+        f"{row.location} is not in the layout {layout.name}: {problem} (columns: {', '.join(row.columns) or 'none'}); "
         f"{advice}"
     )
 
 
 class HubDataset(NamedTuple):
-    """A dataset of a benchmark on the Hugging Face hub."""
+    """A benchmark's dataset on the Hugging Face hub."""
 
     layout: str  # name of a `Layout`
     id: str
-    split: str  # evaluate on this split
+    split: str  # split to evaluate on
     subset: str | None = None  # configuration of the dataset
 
 
@@ -204,9 +204,9 @@ def benchmark_source(
     split: str | None = None,
     subset: str | None = None,
 ) -> FileSource:
-    """Return the source of a benchmark; a known path gives split and subset, otherwise the defaults apply."""
+    """Return a benchmark's source; a known path determines the split and subset, otherwise the defaults apply."""
     if benchmark not in BENCHMARKS:
-        raise ValueError(f"there is no benchmark {benchmark!r} (there are: {', '.join(BENCHMARKS)})")
+        raise ValueError(f"there is no benchmark {benchmark!r}; choose one of {', '.join(BENCHMARKS)}")
     default = BENCHMARKS[benchmark][0]
     path = path or default.id
     known = {hub.id: hub for hub in BENCHMARKS[benchmark]}.get(split_revision(path)[0])

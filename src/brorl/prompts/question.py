@@ -1,4 +1,4 @@
-"""A `Question` is read from data: a text or messages, with the reference answer that a verifier reads."""
+"""A `Question` from the data: a text or messages, with the reference answer for a verifier."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCIENCE_DOMAIN = "science"
 class Message:
     """One turn of a conversation."""
 
-    role: str  # `system`, `user`, `assistant`, or another role of the model's chat template
+    role: str  # `system`, `user`, `assistant`, or any other role in the model's chat template
     content: str
 
 
@@ -26,13 +26,13 @@ class Message:
 class Question:
     """One question with a reference answer, as in the data."""
 
-    id: str  # unique name, the same in all runs
-    text: str  # the question; empty if `messages` hold it
-    reference: str  # the verifier of `domain` reads this answer: `22`, or JSON such as tests of a program
+    id: str  # unique name, the same in every run
+    text: str  # the question; empty if it is in `messages`
+    reference: str  # the answer that the verifier of `domain` reads: `22`, or JSON such as a program's tests
     domain: str  # name of the verifier
-    source: str = ""  # name of the data that the question is from
+    source: str = ""  # name of the question's source
     messages: tuple[Message, ...] = ()  # instead of `text`: a conversation that ends with the user's turn
-    # File and row, for error messages; empty for a generated question. Equality ignores it.
+    # File and row for error messages; empty for a generated question. Ignored by equality.
     location: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Question:
 
     @property
     def name(self) -> str:
-        """The id, followed by file and row if known: `rows:9 (rows.jsonl line 9)`."""
+        """The id, with the file and row if known: `rows:9 (rows.jsonl line 9)`."""
         return f"{self.id} ({self.location})" if self.location else self.id
 
     @property
@@ -61,7 +61,7 @@ class Question:
     def key(self) -> str:
         """The text or the messages as one string. Questions with equal keys are the same question.
 
-        The question of an environment is its whole row: games with the same text differ in their other columns.
+        For an environment, the key is the whole row: games with the same text differ in other columns.
         """
         if self.domain == ENVIRONMENT_DOMAIN:
             return self.reference
@@ -71,7 +71,7 @@ class Question:
 
     @property
     def words(self) -> str:
-        """The key without system messages and white space. Training drops questions whose words are evaluated on."""
+        """The key without system messages and extra white space. Training drops questions that evaluations share."""
         if self.domain == ENVIRONMENT_DOMAIN:
             return self.key
         turns = [message for message in self.messages if message.role != "system"]
@@ -82,7 +82,7 @@ class Question:
 
 
 def with_text_after(question: Question, text: str) -> Question:
-    """Return a question with a text at the end of its last turn."""
+    """Append text to the last turn of a question."""
     if not question.messages:
         return replace(question, text=question.text + text)
     *before, last = question.messages

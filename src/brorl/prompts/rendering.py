@@ -1,4 +1,4 @@
-"""Renders a question as a `Prompt`, and checks that the model can read it and has room to answer."""
+"""Renders questions as `Prompt`s, and checks that the model can read them and has room to answer."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ TEMPLATES: Mapping[str, str] = {
         "\\boxed{}."
     ),
     "gym": "{prompt}\n\nPlease reason step by step, and put your final answer between <answer> and </answer>.",
-    "code": "{prompt}",  # the layouts write the form of the program into the question
+    "code": "{prompt}",  # layouts describe the form of the program in the question
     "ifeval": "{prompt}",  # the question contains all instructions
 }
-"""The usual text around a question of each domain: it requests an answer in the form that the verifier reads."""
+"""The usual text around a question, by domain; it asks for an answer in the form that the verifier reads."""
 
 _DATE = datetime(2026, 1, 1)
 _DATE_PART = re.compile(r"%([-_0^#+:]*\d*[EO]?[A-Za-z+])")  # flags, width, modifier and letter of strftime
-# Variables of a chat template are plain data, so the function is defined inside the template.
+# Chat template variables are plain data, so the function is defined inside the template.
 _FIXED_DATE = """
 {%- macro strftime_now(format) -%}
   {%- set parts = format.split('%') -%}
@@ -65,14 +65,14 @@ _QUESTIONS_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class ShownTools:
-    """How prompts show tools: the chat template writes their schemas, or a message begins with a text about them."""
+    """How prompts show tools: the chat template writes their schemas, or a message begins with text about them."""
 
-    schemas: tuple[dict[str, Any], ...] = ()  # for the chat template; empty if the text shows them
-    text: str = ""  # about the tools; empty if the chat template shows them
-    role: Literal["system", "user"] = "system"  # of the message that begins with the text
+    schemas: tuple[dict[str, Any], ...] = ()  # passed to the chat template; empty if the text shows the tools
+    text: str = ""  # describes the tools; empty if the chat template shows them
+    role: Literal["system", "user"] = "system"  # role of the message that begins with the text
 
     def messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return the messages with the text at the beginning of the first one with the role."""
+        """Put the text at the beginning of the first message with the role, or in a new message."""
         if not self.text:
             return tuple(messages)
         place = next((i for i, message in enumerate(messages) if message.role == self.role), None)
@@ -83,7 +83,7 @@ class ShownTools:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the tools that the chat template must write."""
+        """Names of the tools that the chat template must show."""
         return tuple(str(schema["function"]["name"]) for schema in self.schemas)
 
 
@@ -93,12 +93,12 @@ def render(
     tokenizer: PreTrainedTokenizerBase,
     shown: ShownTools | None = None,
 ) -> list[Prompt]:
-    """Turn questions into prompts, in order; `shown` are the tools that they show.
+    """Turn questions into prompts, in order, with the tools in `shown`.
 
-    With a chat template, the text is what the template writes up to the beginning of the answer; no token is added.
-    Without one, the text is the system prompt, a blank line, and the question in `style.template`. The tokenizer then
-    adds its tokens at the beginning; an end token that it appends is removed, since the answer follows. A template that
-    writes today's date always gets 1 January 2026, so that a resumed run has the same prompts.
+    With a chat template, the text is the template's output up to the beginning of the answer; no tokens are added.
+    Without one, it is the system prompt, a blank line, and the question in `style.template`. The tokenizer then adds
+    its tokens at the beginning; an end token that it appends is removed, since the answer follows. A template that
+    writes today's date always gets January 1, 2026, so that a resumed run has the same prompts.
     """
     template = chat_template(style, tokenizer)
     chat = template is not None
@@ -112,31 +112,31 @@ def render(
             else _chat_text(q, style, tokenizer, template, shown or ShownTools())
             for q in batch
         ]
-        # verbose=False drops the warning about `model_max_length`: the run checks the model's positions itself.
+        # verbose=False hides the warning about `model_max_length`: the run checks the model's positions itself.
         ids = tokenizer(texts, add_special_tokens=not chat, verbose=False)["input_ids"]
         for q, text, token_ids in zip(batch, texts, ids, strict=True):
             kept = tuple(token_ids[:-1] if drop_end else token_ids)
             if not kept:
-                raise UserError(f"question {q.id} has no tokens ({text[:60]!r}); fix or delete the row")
+                raise UserError(f"question {q.id} has zero tokens ({text[:60]!r}); fix or delete the row")
             known = PromptIds(kept, q.reference) if q.domain == ENVIRONMENT_DOMAIN else kept
             prompts.append(Prompt(q.id, text, known, q.reference, q.domain, q.source, q.last_turn))
     return prompts
 
 
 def drop_long(prompts: Sequence[Prompt], max_tokens: int) -> list[Prompt]:
-    """Drop prompts with more than `max_tokens` tokens; 0 keeps all. Return the rest, in order."""
+    """Return the prompts with at most `max_tokens` tokens, in order; 0 keeps all."""
     return [prompt for prompt in prompts if not max_tokens or len(prompt.token_ids) <= max_tokens]
 
 
 def chat_template(style: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return the chat template, or None. An option that is not a variable of the template is an error."""
+    """Return the chat template, or None if prompts use none. An option that the template does not read is an error."""
     if style.chat == "never":
         return None
     if not tokenizer.chat_template:
         if style.chat == "always":
             raise UserError(
-                "the tokenizer has no chat template; set prompt.chat: never, and write the text around the question "
-                "into prompt.template"
+                "the tokenizer has no chat template; set prompt.chat: never, and put the text around the question in "
+                "prompt.template"
             )
         if style.chat_template_options:
             raise UserError(
@@ -146,20 +146,18 @@ def chat_template(style: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> st
     template = tokenizer.get_chat_template()
     for name in style.chat_template_options:
         if not re.search(rf"\b{re.escape(name)}\b", template):
-            raise UserError(
-                f"the tokenizer's chat template has no variable {name!r}; fix it in prompt.chat_template_options"
-            )
+            raise UserError(f"the tokenizer's chat template has no variable {name!r}; fix prompt.chat_template_options")
     return _with_fixed_date(template) if "strftime_now" in template else template
 
 
 def _with_fixed_date(template: str) -> str:
-    """Return a chat template for which today is 1 January 2026, in every form of a date that it can write."""
+    """Return a chat template for which today is January 1, 2026, in every date format that it can write."""
     forms = dict.fromkeys([*ascii_letters, *_DATE_PART.findall(template)])
     written = {}
     for form in forms:
-        with suppress(ValueError):  # the system does not know the form
+        with suppress(ValueError):  # the system does not support the format
             written[form] = _DATE.strftime(f"%{form}")
-    # The empty expression at the end keeps a line end at the beginning of the template.
+    # The empty expression preserves a line break at the beginning of the template.
     return _FIXED_DATE.strip().replace("DATE", json.dumps(written)) + "{{ '' }}" + template
 
 
@@ -171,7 +169,7 @@ def apply_template(
     schemas: Sequence[dict[str, Any]] = (),
     answering: bool = True,
 ) -> str:
-    """Return the text of messages and tools in a chat template; `answering` adds the beginning of the answer."""
+    """Render messages and tools with a chat template; `answering` adds the beginning of the answer."""
     options = {**style.chat_template_options, **({"tools": list(schemas)} if schemas else {})}
     text = tokenizer.apply_chat_template(
         list(messages), tokenize=False, add_generation_prompt=answering, chat_template=template, **options
@@ -244,9 +242,9 @@ def prompt_problems(
     model_config: PreTrainedConfig,
     otherwise: str = "",
 ) -> Iterator[str]:
-    """Yield the problem of each prompt that the tokenizer cannot encode, or that leaves no room for a response.
+    """Yield a problem for each prompt that the tokenizer cannot encode or that leaves no room for a response.
 
-    `limits` maps the name of a setting to its maximum tokens of a response; `otherwise` is an alternative fix.
+    `limits` maps setting names to the maximum response tokens that they allow; `otherwise` is an alternative fix.
     """
     longest = model_positions(model_config)
     setting, response = max(limits.items(), key=lambda item: item[1])
@@ -254,7 +252,7 @@ def prompt_problems(
         if (part := _unknown_part(prompt, tokenizer)) is not None:
             yield (
                 f"the tokenizer of {model} cannot encode the prompt {short_repr(prompt.text)} ({prompt.id}): it has no "
-                f"token for {short_repr(part)}; choose a different model or different data"
+                f"token for {short_repr(part)}; choose a different model or other data"
             )
         elif longest and len(prompt.token_ids) + response > longest:
             has_room = len(prompt.token_ids) < longest
@@ -266,9 +264,9 @@ def prompt_problems(
 
 
 def _unknown_part(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return a word of a prompt for which the tokenizer has no token, or None.
+    """Return a word of a prompt that the tokenizer has no token for, or None.
 
-    The unknown token alone tells nothing: OPT has one token for the unknown, the beginning and the end of a text.
+    Finding the unknown token is not enough: OPT uses one token for unknown text and for the beginning and end of text.
     """
     unknown = tokenizer.unk_token_id
     if unknown is None or unknown not in prompt.token_ids:
@@ -282,5 +280,5 @@ def _unknown_part(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str | N
 
 
 def model_positions(model_config: PreTrainedConfig) -> int | None:
-    """Return the number of positions of a model; None if its configuration has none."""
+    """Return a model's number of positions; None if its configuration does not state it."""
     return getattr(model_config.get_text_config(), "max_position_embeddings", None)

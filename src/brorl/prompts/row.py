@@ -1,4 +1,4 @@
-"""A `Row` of a data file, and what it asks: the first step of the way to a `Question` and a `Prompt`."""
+"""A `Row` of a data file, and what it asks: the first step toward a `Question` and a `Prompt`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Cells = Mapping[str, Any]  # the values of a row: column -> value
 class Row(NamedTuple):
     """A row of a data file."""
 
-    location: str  # for messages: `train.jsonl line 7`, or a dataset, its split and the row
-    number: int  # line or row, counted from 1
-    part: str  # file of the row, relative to the folder of all files; empty if there is a single file
+    location: str  # for messages: `train.jsonl line 7`, or the dataset, split and row
+    number: int  # line or row number, from 1
+    part: str  # the row's file, relative to the folder; empty if there is only one file
     columns: Sequence[str]  # names of all columns
-    values: Cells  # for at least the wanted columns
-    problem: str | None = None  # why the line or row of a file cannot be read, which then has no values
+    values: Cells  # at least those of the requested columns
+    problem: str | None = None  # why the line or row cannot be read; it then has no values
 
     @property
     def key(self) -> str:
@@ -31,14 +31,14 @@ class Row(NamedTuple):
         return f"{self.part}:{self.number}" if self.part else str(self.number)
 
     def cell(self, column: str) -> Any:
-        """Return the value of a column, or of a key inside a column (`column.key`); None if there is none."""
+        """Return the value of a column or of a key inside a column (`column.key`); None if it is missing."""
         with suppress(KeyError):
             return cell_of(self.values, column)
         return None
 
 
 def cell_of(values: Cells, column: str) -> Any:
-    """Return the value of a column, or of a key inside a column (`column.key`); raise a `KeyError` if it is missing."""
+    """Return the value of a column or of a key inside a column (`column.key`); raise `KeyError` if it is missing."""
     if column in values:
         return values[column]
     value: Any = values
@@ -50,16 +50,16 @@ def cell_of(values: Cells, column: str) -> Any:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether the value of a cell is missing, empty or NaN; the code that reads rows decides what follows."""
+    """Whether a cell is missing, empty or NaN; the caller decides how to handle it."""
     return value is None or (isinstance(value, str) and not value.strip()) or value != value
 
 
 def decoded(value: Any) -> Any:
-    """Turn text such as `["a", "b"]` or `['a', 'b']` into its list or object; return any other value unchanged."""
+    """Decode text such as `["a", "b"]` or `['a', 'b']` to a list or an object; return any other value unchanged."""
     if isinstance(value, str) and value.strip()[:1] + value.strip()[-1:] in ("[]", "{}"):
         for decode in (json.loads, ast.literal_eval):
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # escapes such as \d in the text cause warnings
+                warnings.simplefilter("ignore")  # escapes such as \d cause warnings
                 try:
                     return decode(value.strip())
                 except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -68,15 +68,15 @@ def decoded(value: Any) -> Any:
 
 
 class DroppedRow(Exception):  # noqa: N818
-    """A row has no question that can be verified. Dropped rows are counted by message, so messages are general."""
+    """A row has no verifiable question. Dropped rows are counted by message, so messages must be general."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A row's part of a `Question`, which adds the id, the source and the location."""
+    """The part of a `Question` that comes from a row; the question adds an id, the source and the location."""
 
-    text: str  # the question; empty if `messages` hold it
-    reference: str  # the verifier of `domain` reads this answer
+    text: str  # the question; empty if it is in `messages`
+    reference: str  # the answer that the verifier of `domain` reads
     domain: str  # name of the verifier
     messages: tuple[Message, ...] = ()  # a conversation that ends with the user's turn
 

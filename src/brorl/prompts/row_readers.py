@@ -1,6 +1,6 @@
-"""Reads the rows of a file (JSON Lines, JSON, CSV, TSV, Parquet), a folder or a Hugging Face dataset.
+"""Reads rows from a file (JSON Lines, JSON, CSV, TSV, Parquet), a folder or a Hugging Face dataset.
 
-Everything except a JSON array is streamed. Unreadable data is a `UserError` that names the file and the line.
+Everything except a JSON array is streamed. Unreadable data raises a `UserError` that names the file and the line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OTHER_SPLITS = ("test", "validation", "valid", "eval", "dev")
 
 
 def _jsonl_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
-    del wanted  # a line is decoded whole
+    del wanted  # lines are decoded whole
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             location = f"{path} line {number}"
@@ -45,7 +45,7 @@ def _jsonl_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
 
 
 def _json_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
-    """Read a list of rows, also the only one in an object: `{"version": "1.1", "data": [...]}`; else JSON Lines."""
+    """Read a list of rows, or the only one in an object: `{"version": "1.1", "data": [...]}`; otherwise JSON Lines."""
     text, rows, place = _decode(path.read_bytes(), str(path), first=True), None, "row"
     try:
         rows = json.loads(text) if text.strip() else []
@@ -59,8 +59,8 @@ def _json_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
         keys = [key for key, value in rows.items() if _is_list_of_rows(value)]
         if len(keys) > 1:
             raise UserError(
-                f"{path} is one object with several lists of rows ({', '.join(keys)}); write the list of one of these "
-                "keys into a file"
+                f"{path} is one object with several lists of rows ({', '.join(keys)}); write one of these lists to its "
+                "own file"
             )
         place, rows = (f"row of {keys[0]!r}", rows[keys[0]]) if keys else ("row", rows)
     if isinstance(rows, list):
@@ -70,8 +70,8 @@ def _json_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
         yield from _jsonl_rows(path, wanted)
     elif isinstance(rows, dict):
         raise UserError(
-            f"{path} is one object with the keys {', '.join(rows)[:200]}, and none of them has a list of rows; a .json "
-            f"file is a list [{ROW_FORM}, ...], or an object per line"
+            f"{path} is one object with the keys {', '.join(rows)[:200]}, and none of them is a list of rows; a .json "
+            f"file is a list [{ROW_FORM}, ...], or one object per line"
         )
     elif text.lstrip().startswith("{"):  # many .json files have one row per line
         yield from _jsonl_rows(path, wanted)
@@ -83,13 +83,13 @@ _PARTS = {"role", "content", "from", "value", "label", "text", "key", "id", "opt
 
 
 def _is_list_of_rows(value: Any) -> bool:
-    """Whether a value is a list of objects that can be rows, and not the messages or the options of one row."""
+    """Whether a value is a list of objects that can be rows, rather than one row's messages or options."""
     return isinstance(value, list) and bool(value) and all(isinstance(x, dict) and {*x} - _PARTS for x in value)
 
 
 def _table_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
-    """Read CSV or TSV whose first row names the columns; every value stays text."""
-    del wanted  # a row is decoded whole
+    """Read CSV or TSV whose first row names the columns; all values stay text."""
+    del wanted  # rows are decoded whole
     with path.open("rb") as file:
         lines = (_decode(raw, f"{path} line {number}", first=number == 1) for number, raw in enumerate(file, 1))
         first = next(lines, "")
@@ -106,19 +106,19 @@ def _table_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
                     columns = [name.strip() for name in values]
                     if repeated := [name for name in columns if columns.count(name) > 1]:
                         raise UserError(
-                            f"{path} has two columns {repeated[0]!r}; its first line must name each column once"
+                            f"{path} has two columns named {repeated[0]!r}; its first line must name each column once"
                         )
                 elif values:  # a blank line has no values
                     problem = None
                     if len(values) != len(columns):
                         problem = (
                             f"{location} has {len(values)} values for {len(columns)} columns ({', '.join(columns)}); "
-                            "put a value that contains the separator or a quote into double quotes"
+                            "put double quotes around a value that contains the separator or a quote"
                         )
                     yield Row(location, number, "", columns, dict(zip(columns, values, strict=False)), problem)
         except csv.Error as error:
             raise UserError(
-                f"{path} line {rows.line_num} is not a row of a table ({error}); write a quote inside of a value twice"
+                f"{path} line {rows.line_num} is not a valid table row ({error}); write a quote inside a value twice"
             ) from error
         finally:
             csv.field_size_limit(before)
@@ -135,9 +135,7 @@ def _parquet_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
             batches = file.iter_batches(batch_size=1024, columns=chosen)
             yield from arrow_rows(batches, str(path), columns, wanted)
     except pyarrow.ArrowException as error:
-        raise UserError(
-            f"{path} is not a Parquet file that can be read ({first_line(error)}); write it again"
-        ) from error
+        raise UserError(f"{path} is not a readable Parquet file ({first_line(error)}); write it again") from error
 
 
 READERS: dict[str, Callable[[Path, Collection[str] | None], Iterator[Row]]] = {
@@ -147,7 +145,7 @@ READERS: dict[str, Callable[[Path, Collection[str] | None], Iterator[Row]]] = {
     ".csv": _table_rows,
     ".tsv": _table_rows,
 }
-"""The reader of each format by the suffix of its files; a reader gets a file and the wanted columns, None for all."""
+"""Readers by file suffix; a reader takes a file and the wanted columns, or None for all."""
 
 
 def _decode(raw: bytes, location: str, first: bool) -> str:
@@ -167,7 +165,7 @@ def _row(values: Any, location: str, number: int) -> Row:
 
 
 def is_local(path: str) -> bool:
-    """Return whether `read_rows` reads this path from local files, and not with `datasets`."""
+    """Return whether `read_rows` reads this path from local files rather than with `datasets`."""
     local = Path(path).expanduser()
     return _is_saved_dataset(local) or _files_of(path, local) is not None
 
@@ -177,10 +175,10 @@ def read_rows(
 ) -> Iterator[Row]:
     """Read rows in order: files by name, then rows as in the file.
 
-    The path is a file, a folder or a pattern (`*`, `?`, `[...]`, `**`) of files, a folder that `datasets` saved, the
-    name of a shipped file, or the id of a dataset on the Hugging Face hub, with or without `@revision`. A file has no
-    subset and no split. Values of columns that are not `wanted` can be missing; None wants all. A row of a file that
-    cannot be read is an error, or, `with_bad`, a row with a problem.
+    The path is a file, a folder or a pattern (`*`, `?`, `[...]`, `**`) of files, a folder saved by `datasets`, the name
+    of a shipped file, or the id of a dataset on the Hugging Face hub, with or without `@revision`. Files do not have
+    subsets or splits. Values of columns that are not `wanted` may be missing; None requests all. An unreadable row is
+    an error or, with `with_bad`, a row with a problem.
     """
     local = Path(path).expanduser()
     files = None if _is_saved_dataset(local) else _files_of(path, local)
@@ -205,20 +203,20 @@ def read_rows(
 
 
 def _files_of(path: str, local: Path) -> list[Path] | None:
-    """Return the files of a path, sorted; None if it can only be a dataset of the hub."""
+    """Return the files of a path, sorted; None if it can only be a hub dataset."""
     if is_file(local):
         if local.suffix.lower() in _COMPRESSED:
             raise UserError(f"{path} is compressed; unpack it first: {_COMPRESSED[local.suffix.lower()]} {path}")
         if local.suffix.lower() not in READERS:
             raise UserError(
-                f"{path} is not a file that brorl reads ({', '.join(READERS)}); convert it, for instance with "
-                f"datasets: load_dataset(...).to_json('{local.stem}.jsonl')"
+                f"brorl does not read the format of {path} (it reads {', '.join(READERS)}); convert it, for instance "
+                f"with datasets: load_dataset(...).to_json('{local.stem}.jsonl')"
             )
         return [local]
     if is_folder(local):
         return _files_in(path, local)
     if glob.has_magic(path):
-        folder = _literal_folder(local)  # a folder that exists can have brackets in its name
+        folder = _literal_folder(local)  # an existing folder may have brackets in its name
         pattern = str(local.relative_to(folder))
         found = sorted(folder / name for name in glob.glob(pattern, root_dir=folder, recursive=True))  # noqa: PTH207
         files = [file for file in found if file.is_file() and file.suffix.lower() in READERS]
@@ -239,7 +237,7 @@ def _files_of(path: str, local: Path) -> list[Path] | None:
 
 
 def _literal_folder(pattern: Path) -> Path:
-    """Return the folder of a path or a pattern: all parents that exist by their names, or have no wildcards."""
+    """Return the fixed folder of a path or a pattern: all leading parents without wildcards, or that exist as named."""
     folder = Path(*pattern.parts[:1]) if pattern.is_absolute() else Path()
     for part in pattern.parts[len(folder.parts) : -1]:
         if glob.has_magic(part) and not is_folder(folder / part):
@@ -249,7 +247,7 @@ def _literal_folder(pattern: Path) -> Path:
 
 
 def _files_in(path: str, folder: Path) -> list[Path]:
-    """Return all files below a folder; files of several splits are an error."""
+    """Return all files below a folder; files from several splits are an error."""
     files = sorted(
         file
         for file in folder.rglob("*")
@@ -258,7 +256,7 @@ def _files_in(path: str, folder: Path) -> list[Path]:
         and not any(part.startswith(".") for part in file.relative_to(folder).parts)
     )
     if not files:
-        raise UserError(f"the folder {path} contains no {', '.join(READERS)} file; fix {of_source('path')}")
+        raise UserError(f"the folder {path} does not contain any {', '.join(READERS)} file; fix {of_source('path')}")
     names = [file.relative_to(folder).as_posix() for file in files]
     train_files = [name for name in names if re.search(r"(?<![a-z])train(?![a-z])", name.lower())]
     test_files = [name for name in names if re.search(rf"(?<![a-z])({'|'.join(_OTHER_SPLITS)})(?![a-z])", name.lower())]
@@ -277,7 +275,7 @@ def _is_saved_dataset(folder: Path) -> bool:
 
 
 def _dataset_rows(path: str, subset: str | None, split: str, wanted: Collection[str] | None) -> Iterator[Row]:
-    """Read a dataset of the hub, or a folder that `datasets` saved."""
+    """Read a hub dataset, or a folder saved by `datasets`."""
     local = Path(path).expanduser()
     is_saved = _is_saved_dataset(local)
     try:
@@ -298,7 +296,7 @@ def _dataset_rows(path: str, subset: str | None, split: str, wanted: Collection[
         raise UserError(
             f"the Hugging Face dataset {path} ({'' if subset is None else f'subset {subset}, '}split {split}) "
             f"cannot be loaded: {first_line(error)}; check {of_source('path')}, subset and split, and the "
-            "connection (there is no local file or folder of this name either)"
+            "connection (there is no local file or folder with this name either)"
         ) from error
     if isinstance(rows, datasets.DatasetDict):
         if split not in rows:
@@ -315,7 +313,7 @@ def _dataset_rows(path: str, subset: str | None, split: str, wanted: Collection[
 
 @contextmanager
 def _without_retries(datasets: Any, path: str) -> Iterator[None]:
-    """Send the hub one short request. Without an answer, use downloaded files only, since retries take a minute."""
+    """Send the hub one short request; if it does not answer, use only downloaded files, since retries take a minute."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -325,7 +323,7 @@ def _without_retries(datasets: Any, path: str) -> Iterator[None]:
         if not any(before):
             get_hf_file_metadata(hf_hub_url(path, "README.md", repo_type="dataset"), timeout=_PROBE_TIMEOUT_S)
     except HfHubHTTPError:
-        pass  # the hub answers, and `datasets` has the better error
+        pass  # the hub answered, and `datasets` gives a better error
     except Exception:  # the errors of the HTTP client share no base class
         for module, name in settings:
             setattr(module, name, True)

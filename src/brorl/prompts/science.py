@@ -1,6 +1,6 @@
 """References of science questions: a measured answer with a tolerance, or options.
 
-Options are permuted, so the place of the right one reveals nothing.
+Options are permuted, so the position of the right one reveals nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from brorl.prompts.json_text import FORBID_UNKNOWN_KEYS, read_json
 from brorl.seeds import uniform_hash
 
-# `all of the above` makes sense only at the end, and `both A and B` only in the order of the data.
+# `all of the above` makes sense only at the end, and `both A and B` only in the original order.
 _LAST = re.compile(r"(?:all|none|both|neither|any|some)\b.*\b(?:above|these|the others|of them)\W*", re.IGNORECASE)
 _LETTERS = re.compile(r"\b\(?[A-Z]\)?(?:,? (?:and|or|nor|but not) |, )\(?[A-Z]\)?(?![A-Za-z])")
 
@@ -25,7 +25,7 @@ _LETTERS = re.compile(r"\b\(?[A-Z]\)?(?:,? (?:and|or|nor|but not) |, )\(?[A-Z]\)
 class Choices:
     """The options of a question."""
 
-    options: tuple[str, ...]  # 2 to 26 different texts; the letters are A, B, C, ... in this order
+    options: tuple[str, ...]  # 2 to 26 distinct texts; their letters are A, B, C, ... in this order
     right: int  # index of the right option
 
     def __post_init__(self) -> None:
@@ -40,9 +40,9 @@ class Choices:
 
     @classmethod
     def permuted(cls, options: Sequence[str], right: int, question: str, seed: int) -> Choices:
-        """Order the options of a row by a hash of the question, the option and the seed.
+        """Order a row's options by a hash of the question, the option and the seed.
 
-        Options such as `all of the above` come last. If an option names letters (`both A and B`), nothing is permuted.
+        Options such as `all of the above` come last. If an option names letters (`both A and B`), the order is kept.
         """
         cls(tuple(options), right)
         order = list(range(len(options)))
@@ -66,7 +66,7 @@ class Choices:
         return json.dumps({"options": list(self.options), "answer": self.letter}, ensure_ascii=False)
 
     def under(self, question: str) -> str:
-        """Return the question with a line per option: `A. He`."""
+        """Return the question with one line per option below it: `A. He`."""
         lines = [f"{letter}. {option.strip()}" for letter, option in zip(self.letters, self.options, strict=True)]
         return "\n".join([question.strip(), "", *lines])
 
@@ -82,7 +82,7 @@ class MeasuredAnswer:
 
     value: str  # LaTeX or plain text, such as `9.81 m/s^2`
     tolerance: float = 0.0  # accepted relative error, 0 to 0.5; 0 accepts only rounding
-    aliases: list[str] = field(default_factory=list)  # other texts that are right too, such as `New York City`
+    aliases: list[str] = field(default_factory=list)  # other correct texts, such as `New York City`
 
     def __post_init__(self) -> None:
         if not self.value.strip():
@@ -100,7 +100,7 @@ class MeasuredAnswer:
 
     @classmethod
     def of_aliases(cls, value: str, aliases: Any) -> MeasuredAnswer:
-        """Return an answer with the texts of a list as aliases; other values in the list are left out."""
+        """Return an answer with the strings of a list as aliases; other values are ignored."""
         texts = aliases if isinstance(aliases, list) else []
         others = dict.fromkeys(text.strip() for text in texts if isinstance(text, str))
         return cls(value, aliases=[text for text in others if text and text != value.strip()])
@@ -116,7 +116,7 @@ class _StoredChoices:
 
 @lru_cache(maxsize=4096)
 def read_science_reference(text: str) -> Choices | MeasuredAnswer:
-    """Read a reference; text that is not a JSON object is an answer without a tolerance."""
+    """Parse a reference; text that is not a JSON object is an answer without a tolerance."""
     try:
         data = json.loads(text) if text.lstrip().startswith("{") else None
     except (ValueError, RecursionError):
@@ -136,7 +136,7 @@ def read_science_reference(text: str) -> Choices | MeasuredAnswer:
 
 
 def places(names: Sequence[str], wanted: str) -> list[int]:
-    """Return the indices of the names that equal a text; if there are none, compare without regard to case."""
+    """Return the indices of the names that equal a text; if there are none, ignore case."""
     plain, given = " ".join(wanted.split()), [" ".join(name.split()) for name in names]
     for text, others in ((plain, given), (plain.casefold(), [name.casefold() for name in given])):
         if found := [at for at, other in enumerate(others) if other == text]:

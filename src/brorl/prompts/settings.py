@@ -1,4 +1,4 @@
-"""Settings of prompts: their sources (built-in puzzles, files, datasets), and the text around a question."""
+"""Prompt settings: the sources (built-in puzzles, files, datasets) and the text around a question."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from brorl.storage import exists, split_revision
 
 _PLACEHOLDER = "{prompt}"
 GYM_SETS = ALL, PRORL = ("all", "prorl")
-"""Sets of Reasoning Gym's datasets, which a source can name in place of datasets."""
+"""Sets of Reasoning Gym datasets that a source can name instead of single datasets."""
 _OWN_OPTIONS = {"messages", "add_generation_prompt", "chat_template", "strftime_now"}
 """Variables of a chat template that are not options."""
 _OF_A_LAYOUT = (
     "prompt_column", "context_column", "answer_column", "answer_after", "options_column", "first_option", "domain",
     "domain_column",
 )  # fmt: skip
-"""Settings of a source that its layout decides."""
+"""Source settings that a layout determines."""
 
 
 class CountdownSource(Section):
-    """Built-in puzzles: combine numbers with + - * / to a target. Puzzles of the same numbers are held out together."""
+    """Built-in puzzles: combine numbers with + - * / to reach a target. Whole sets of numbers are held out."""
 
     task: Literal["countdown"] = Field("countdown", description="the built-in puzzle")
     name: str | None = Field(None, description="name of the source in tables")
@@ -51,7 +51,7 @@ class CountdownSource(Section):
 
     @property
     def kind(self) -> str:
-        """A word for the kind of source."""
+        """The kind of source, as a word."""
         return self.task
 
 
@@ -59,33 +59,32 @@ class FileSource(Section):
     """Questions with reference answers, one per row: JSONL, JSON, CSV, Parquet, or a Hugging Face dataset."""
 
     path: str = Field(
-        description="file, folder or pattern (*.jsonl), hub id of a dataset, also id@revision, or the shipped "
-        "`products`"
+        description="file, folder or pattern (*.jsonl), hub id of a dataset (or id@revision), or the shipped `products`"
     )
     name: str | None = Field(None, description="name of the source in tables; null uses the last part of the path")
     layout: str | None = Field(
-        None, description="layout of a public dataset, instead of columns and domain (docs/how-to/data.md)"
+        None, description="layout of a public dataset; replaces columns and domain (docs/how-to/data.md)"
     )
     prompt_column: str = Field("prompt", description="column with the question: text, or a list of messages")
     context_column: str | None = Field(
-        None, description="column with a text to put before the question, such as a passage; null for none"
+        None, description="column with text that precedes the question, such as a passage; null for none"
     )
     answer_column: str = Field("answer", description="column with the reference answer")
     answer_after: str | None = Field(
-        None, description="the answer follows the last occurrence of this text, such as #### in GSM8K"
+        None, description="text whose last occurrence precedes the answer, such as #### in GSM8K"
     )
     options_column: Names = Field(
         (),
-        description="column with the options of multiple-choice questions, or a list of one column per option; they "
-        "are written below the question, and the answer is a letter, an index or the text of one",
+        description="column with the options of a multiple-choice question, or a list of one column per option; they "
+        "are written below the question, and the answer is an option's letter, index or text",
     )
     first_option: int | None = Field(
-        None, ge=0, le=1, description="index of the first option, 0 or 1, if the answer is an index; null if it is not"
+        None, ge=0, le=1, description="index of the first option, 0 or 1, if answers are indices; null otherwise"
     )
-    id_column: str | None = Field(None, description="column with a unique id; null numbers the rows")
+    id_column: str | None = Field(None, description="column with unique ids; null numbers the rows")
     domain: str = Field(
         "math", min_length=1, description="domain of the questions, which selects the verifier; environment passes "
-        "whole rows to tools.environment, and needs no answer",
+        "whole rows to tools.environment and does not need an answer",
     )  # fmt: skip
     domain_column: str | None = Field(None, description="column with the domain, if it differs between rows")
     subset: str | None = Field(None, description="configuration of a Hugging Face dataset")
@@ -108,7 +107,7 @@ class FileSource(Section):
 
     @property
     def kind(self) -> str:
-        """A word for the kind of source: its layout, or `columns`."""
+        """The kind of source, as a word: its layout, or `columns`."""
         return self.layout or "columns"
 
     @model_validator(mode="after")
@@ -116,7 +115,7 @@ class FileSource(Section):
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if isinstance(value, str) and not (value if field.default is None else value.strip()):
-                otherwise = "null" if field.default is None else "leave it out if it has a default"
+                otherwise = "null" if field.default is None else "remove it if it has a default"
                 raise ValueError(f"{of_source(name)} is empty; give it a value, or {otherwise}")
         _check_label(self.label)
         if self.layout is not None:
@@ -124,8 +123,8 @@ class FileSource(Section):
             given = next((name for name in _OF_A_LAYOUT if getattr(self, name) != fields[name].default), None)
             if given:
                 raise ValueError(
-                    f"{of_source(given)}: the layout {self.layout} sets it; remove {given}, or remove layout and "
-                    "name the columns"
+                    f"{of_source(given)}: the layout {self.layout} already sets it; remove {given}, or remove layout "
+                    "and name the columns"
                 )
         self._check_options()
         return self
@@ -136,33 +135,33 @@ class FileSource(Section):
                 raise ValueError(f"{of_source('first_option')} has no effect without options_column; set or remove it")
             return
         if not all(name.strip() for name in self.options_column):
-            raise ValueError(f"{of_source('options_column')} has an empty name; name columns, or remove it")
+            raise ValueError(f"{of_source('options_column')} contains an empty name; fix it, or remove the setting")
         if self.answer_after is not None:
             raise ValueError(f"{of_source('answer_after')} has no effect with options_column; remove one of them")
         if self.domain == MATH_DOMAIN and self.domain_column is None:
             raise ValueError(
-                f"{of_source('options_column')} needs the verifier of multiple choice; set "
+                f"{of_source('options_column')} needs the multiple-choice verifier; set "
                 f"{of_source('domain', SCIENCE_DOMAIN)}"
             )
 
 
 class GymSource(Section):
-    """Questions that Reasoning Gym generates, at consecutive indices of its datasets; needs the extra `gym`."""
+    """Questions generated by Reasoning Gym, at consecutive indices of its datasets; needs the extra `gym`."""
 
     gym: Names = Field(
         min_length=1,
-        description="a dataset of Reasoning Gym, a list of them, prorl (the 96 that ProRL trained on), or all "
+        description="a Reasoning Gym dataset, a list of them, prorl (the 96 that ProRL trained on), or all "
         "(docs/reference/gym.md)",
     )
     name: str | None = Field(None, description="name of the source in tables; null uses the dataset's name, or gym")
-    num_questions: int = Field(1000, ge=1, le=10**7, description="questions to generate, over all datasets in turn")
+    num_questions: int = Field(1000, ge=1, le=10**7, description="questions to generate, cycling over the datasets")
     first_index: int = Field(
-        0, ge=0, le=10**9, description="index of the first entry of each dataset; the next ones follow"
+        0, ge=0, le=10**9, description="index of the first entry to use from each dataset; later ones follow"
     )
     seed: int = Field(0, ge=0, le=2**31, description="random seed of the datasets")
     config: dict[str, Any] = Field(
         {},
-        description="settings of the dataset (docs/reference/gym.md); of several datasets by name: "
+        description="settings of the dataset (docs/reference/gym.md); for several datasets, by name: "
         "{leg_counting: {min_animals: 3}}",
     )
     weight: float = Field(1.0, gt=0, description="weight among the training prompts, relative to other sources")
@@ -174,7 +173,7 @@ class GymSource(Section):
 
     @property
     def is_single(self) -> bool:
-        """Whether the source is a single dataset, not several or a set."""
+        """Whether the source is a single dataset, rather than several or a set."""
         return len(self.gym) == 1 and self.gym[0] not in GYM_SETS
 
     @property
@@ -184,14 +183,14 @@ class GymSource(Section):
 
     @property
     def kind(self) -> str:
-        """A word for the kind of source."""
+        """The kind of source, as a word."""
         return "gym"
 
 
 def _check_label(label: str) -> None:
     if ":" in label:
         raise ValueError(
-            f"{of_source('name', repr(label))} must have no colon, which separates the parts of ids; "
+            f"{of_source('name', repr(label))} must not contain a colon, which separates the parts of an id; "
             "choose a different name"
         )
 
@@ -216,7 +215,7 @@ EvaluationSource = Annotated[
 
 
 def as_sources(value: Any) -> Any:
-    """Turn one source into a list of one. Text is the name of a built-in puzzle, or a path."""
+    """Wrap a single source in a list. A string is the name of a built-in puzzle, or a path."""
     sources = []
     for item in as_list(value):
         key = "task" if item == "countdown" else "path"
@@ -229,24 +228,24 @@ class DataSettings(Section):
 
     sources: Annotated[tuple[Source, ...], BeforeValidator(as_sources), Field(strict=False)] = Field(
         (CountdownSource(),), min_length=1, description="training data: files, Hugging Face datasets, "
-        "Reasoning Gym or built-in puzzles; one, or a list with weights (docs/how-to/data.md)",
+        "Reasoning Gym or built-in puzzles; one source, or a list with weights (docs/how-to/data.md)",
     )  # fmt: skip
     held_out_fraction: float = Field(0.1, ge=0, lt=1, description="fraction of the prompts held out for evaluation")
     split_seed: int = Field(0, ge=0, lt=2**63, description="random seed of the held-out split")
-    max_prompt_tokens: int = Field(0, ge=0, description="drop prompts with more tokens than this; 0 keeps all")
+    max_prompt_tokens: int = Field(0, ge=0, description="drop prompts longer than this; 0 keeps all")
 
 
 class PromptFormat(Section):
     """The text around a question."""
 
-    template: str = Field(_PLACEHOLDER, description="text around the question; {prompt} marks its place")
+    template: str = Field(_PLACEHOLDER, description="text around the question, which replaces {prompt}")
     domain_templates: dict[str, str] = Field(
-        {}, description="templates of some domains, instead of `template`: {math: ..., code: ...}"
+        {}, description="templates for single domains, instead of `template`: {math: ..., code: ...}"
     )
     system_prompt: str | None = Field(None, description="system prompt before every question; null for none")
     chat: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="use the tokenizer's chat template: auto, if it has one | always, an error if it has none | never",
+        description="use the tokenizer's chat template: auto, if it has one | always, or fail if it has none | never",
     )
     chat_template_options: dict[str, Any] = Field(
         {}, description="variables for the chat template, such as {enable_thinking: false}"
@@ -259,10 +258,10 @@ class PromptFormat(Section):
             count = text.count(_PLACEHOLDER)
             if count != 1:
                 raise ValueError(
-                    f"{name} must have {_PLACEHOLDER} once, in the place of the question, got {count} times ({text!r})"
+                    f"{name} must contain {_PLACEHOLDER} once, where the question goes, got {count} times ({text!r})"
                 )
         if self.system_prompt is not None and not self.system_prompt.strip():
-            raise ValueError("prompt.system_prompt is blank; give it a text, or null for none")
+            raise ValueError("prompt.system_prompt is blank; set it to a text, or to null for none")
         if self.chat == "never" and self.chat_template_options:
             raise ValueError("prompt.chat_template_options has no effect with prompt.chat: never; remove one of them")
         own = sorted(_OWN_OPTIONS.intersection(self.chat_template_options))
@@ -271,18 +270,18 @@ class PromptFormat(Section):
         return self
 
     def fill(self, text: str, domain: str) -> str:
-        """Return the text of a question with the template of its domain around it."""
+        """Return a question's text inside its domain's template."""
         before, _, after = self.domain_templates.get(domain, self.template).partition(_PLACEHOLDER)
         return before + text + after
 
     def messages_of(self, question: Question) -> tuple[Message, ...]:
-        """Return the system prompt and the messages of a question, the last one with the template around it."""
+        """Return the system prompt and the question's messages, the last one inside the template."""
         *before, last = question.messages or (Message("user", question.text),)
         if self.system_prompt is not None:
             if any(message.role == "system" for message in before):
                 raise UserError(
-                    f"question {question.id} has a system message too; set prompt.system_prompt: null, or remove the "
-                    "system messages from the data"
+                    f"question {question.id} already has a system message; set prompt.system_prompt: null, or remove "
+                    "the system messages from the data"
                 )
             before = [Message("system", self.system_prompt), *before]
         return (*before, replace(last, content=self.fill(last.content, question.domain)))

@@ -1,4 +1,4 @@
-"""The questions of one source, what became of its rows, and the split into training and held-out questions."""
+"""One source's questions, a summary of its rows, and the split into training and held-out questions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class SourceQuestions:
     source: Source
     train: Sequence[Question]  # questions to train on
     held_out: Sequence[Question] = ()  # questions to evaluate on, in a seeded order
-    weight: float = 0.0  # share in training, relative to other sources; 0 for evaluation only
-    num_held_out: int = 0  # number of questions held out, evaluated on or not
-    num_evaluated_on: int = 0  # training questions dropped because another source evaluates on them
+    weight: float = 0.0  # training weight relative to other sources; 0 for evaluation only
+    num_held_out: int = 0  # number of held-out questions, evaluated on or not
+    num_evaluated_on: int = 0  # training questions dropped because a different source evaluates on them
     num_rows: int = 0  # rows read; 0 if the questions were generated
     num_repeated: int = 0  # rows that repeat a question with the same answer
     dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> number of rows that the layout dropped
-    commas: str = ""  # says how commas in numbers were read; empty if there are none
+    commas: str = ""  # line that says how commas in numbers were read; empty if there are none
 
     @property
     def name(self) -> str:
@@ -44,11 +44,11 @@ class SourceQuestions:
 
 
 def split_held_out(questions: Iterable[Question], fraction: float, seed: int) -> tuple[list[Question], list[Question]]:
-    """Split questions into those to train on and held-out ones, by a hash of their words (`Question.words`).
+    """Split questions into training and held-out ones, by a hash of their words (`Question.words`).
 
     A question's side depends only on its words and the seed, so two sources with the same question agree. The held-out
-    questions are shuffled by words and seed. The first k are a uniform sample, and they are the same k for every
-    fraction that holds out k or more. A larger fraction holds out all that a smaller fraction does.
+    questions are shuffled by words and seed. The first k are a uniform sample, and are the same for every fraction that
+    holds out at least k. A larger fraction holds out everything that a smaller one does.
     """
     train: list[Question] = []
     held_out: list[tuple[int, Question]] = []
@@ -71,6 +71,6 @@ def drop_evaluated(questions: Iterable[Question], evaluated: Iterable[Question])
 
 
 def reasons(dropped: Mapping[str, int]) -> str:
-    """Return as text why rows were dropped, with counts, the most frequent reason first."""
+    """Return the reasons for dropped rows as text, with counts, the most frequent first."""
     ordered = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count:,} {reason}" for reason, count in ordered)

@@ -1,6 +1,6 @@
 """A `PromptStream` orders prompts; the order depends only on (seed, source, epoch) and the weights.
 
-A resumed run continues the order.
+A resumed run continues the same order.
 """
 
 from __future__ import annotations
@@ -19,28 +19,27 @@ from brorl.seeds import seed_sequence
 
 
 class PromptStream:
-    """Endless, seeded, resumable order of the prompts of one or several sources.
+    """Endless, seeded, resumable order of the prompts from one or more sources.
 
-    Every epoch of a source has each of its prompts once. Every prefix of the order has each source's fraction to within
-    one prompt. The schedule of sources is fair: with fraction w, a source's j-th turn comes at turn floor((j - 1) / w)
-    or later, and before turn ceil(j / w). Among the sources whose turn may come, the one with the earliest deadline is
-    next. So |turns among the first n - n w| < 1 for every n. Picking the source that lags most would not ensure this.
+    Each epoch of a source visits each of its prompts once. Every prefix of the order matches each source's fraction to
+    within one prompt. The schedule is fair: with fraction w, a source's j-th turn comes no earlier than turn
+    floor((j - 1) / w), and before turn ceil(j / w). Among the sources that are due, the one with the earliest deadline
+    is next. So |turns among the first n - n w| < 1 for every n; picking the most delayed source would not ensure that.
 
     Source: Baruah, Cohen, Plaxton, Varvel, "Proportionate progress", Algorithmica 15 (1996), on one processor.
 
     Args:
-        prompts: The prompts, with distinct ids, at least one.
+        prompts: Prompts with distinct ids, at least one.
         seed: Seed of the shuffles, 0 to 2**64 - 1.
-        weights: The fraction of each source (`Prompt.source`), relative to the others, above 0. Printed decimals count:
-            0.1 and 0.2 are exactly one to two. None if the prompts are of one source.
+        weights: Weight of each source (`Prompt.source`) relative to the others, above 0, as a printed decimal: 0.1 to
+            0.2 is exactly one to two. None if all prompts come from one source.
     """
 
     def __init__(self, prompts: Sequence[Prompt], seed: int, weights: Mapping[str, float] | None = None) -> None:
         wrong = next((weight for weight in (weights or {}).values() if not (isfinite(weight) and weight > 0)), None)
         if wrong is not None:
             raise ValueError(
-                f"the weight of a source must be a positive number, got {wrong}; remove a source that should not be "
-                "used"
+                f"a source's weight must be a positive number, got {wrong}; remove the source if it should not be used"
             )
         exact = {None: Fraction(1)} if weights is None else {s: Fraction(str(weight)) for s, weight in weights.items()}
         self.prompts = tuple(prompts)
@@ -62,11 +61,11 @@ class PromptStream:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the prompts, in order."""
+        """Hash of the prompts in order."""
         return fingerprint(self.prompts)
 
     def take(self, n: int) -> list[Prompt]:
-        """Return the next `n` prompts, from as many epochs as needed."""
+        """Return the next `n` prompts, over as many epochs as needed."""
         taken: list[Prompt] = []
         for _ in range(n):
             turn = sum(self._turns)
@@ -97,13 +96,13 @@ class PromptStream:
         own = self.state_dict()
         if set(state) != set(own):
             raise ValueError(
-                f"a stream's state has the keys {', '.join(own)}, got {sorted(state)}; pass what state_dict() returned"
+                f"a stream's state has the keys {', '.join(own)}, got {sorted(state)}; pass the result of state_dict()"
             )
         shares, own_shares = ", ".join(state["shares"]), ", ".join(own["shares"])
         for name, problem in (
             ("num_prompts", f"{state['num_prompts']} training prompts then, {self.num_prompts} now; restore the data"),
-            ("fingerprint", f"still {self.num_prompts} training prompts, but other ids, tokens, references or domains, "
-             "or a different order; restore the data, the prompt settings and the tokenizer"),
+            ("fingerprint", f"still {self.num_prompts} training prompts, but different ids, tokens, references or "
+             "domains, or a different order; restore the data, the prompt settings and the tokenizer"),
             ("shares", f"the fractions of the sources were {shares} and are {own_shares}; restore the sources and "
              "their weights"),
         ):  # fmt: skip

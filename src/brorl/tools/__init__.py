@@ -1,1 +1,1 @@
-"""Tools and turns: rollouts that call functions, and continue with the results."""
+"""Tools and turns: rollouts that call functions and continue with the results."""

@@ -1,4 +1,4 @@
-"""Checks the arguments of a call against the schema of its tool, before the call runs."""
+"""Checks a call's arguments against its tool's schema before the call runs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _WORDS = {
 
 
 def argument_problem(arguments: str, parameters: Mapping[str, Any]) -> str:
-    """Return what is wrong with arguments that a model wrote as JSON, on one line; empty if nothing is.
+    """Return what is wrong with arguments that a model wrote as JSON, as one line; empty if nothing is.
 
-    Names and JSON types are checked, and the values of an enumeration, but not what is inside a list or an object.
+    Checks names, JSON types and the values of enumerations, but not the contents of lists and objects.
     """
     try:
         values = json.loads(arguments)
@@ -54,7 +54,7 @@ def _fits(value: object, schema: Mapping[str, Any]) -> bool:
 
 
 def _has_type(value: object, name: str) -> bool:
-    if isinstance(value, bool):  # in Python a bool is an int
+    if isinstance(value, bool):  # in Python, bool is a subclass of int
         return name not in _TYPES or name == "boolean"
     return name not in _TYPES or isinstance(value, _TYPES[name])
 

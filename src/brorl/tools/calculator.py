@@ -1,4 +1,4 @@
-"""A built-in tool that computes arithmetic, exactly on integers. A model writes the text: size and time are bounded."""
+"""A built-in tool that evaluates arithmetic, exactly on integers. Models write the input: size and time are limited."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from math import isfinite
 
 _MAX_CHARACTERS = 1_000
-_MAX_BITS = 4_096  # of an integer: 1,233 digits
+_MAX_BITS = 4_096  # bits of an integer: 1,233 digits
 _WRITE = "write numbers, + - * / // % ** and parentheses"
 _TOO_LARGE = "the result is too large"
 _Number = int | float
@@ -51,13 +51,13 @@ def _value(node: ast.AST) -> _Number:
 
 
 def _quotient(left: _Number, right: _Number) -> _Number:
-    """Divide; integers without a remainder stay exact."""
+    """Divide; integer division without a remainder stays exact."""
     is_exact = isinstance(left, int) and isinstance(right, int) and right and not left % right
     return left // right if is_exact else left / right
 
 
 def _power(base: _Number, exponent: _Number) -> _Number:
-    """Return a power, after a look at its size: computing a huge one would take hours."""
+    """Return a power after checking its size: computing a huge one would take hours."""
     is_integer = isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1
     if is_integer and int(base).bit_length() * exponent > 2 * _MAX_BITS:
         raise OverflowError(_TOO_LARGE)

@@ -1,8 +1,8 @@
-"""Reads the calls in the text of a turn, in the three usual forms.
+"""Parses the calls in the text of a turn, in the three common formats.
 
-In: the text of a turn, with special tokens and without the end token. Out: its calls, in order; `()` if it makes none.
-Reading stops at the first call that cannot be read, which has a `problem`. Calls in a thought are not made; calls in a
-block of code are. Time is linear in the length of the text, and no text raises.
+In: the text of a turn, with special tokens but without the end token. Out: its calls, in order; `()` if there are none.
+Parsing stops at the first unreadable call, which then has a `problem`. Calls inside a thought are ignored; calls inside
+a code block are not. Time is linear in the length of the text, and no text raises an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from brorl.verification.thoughts import THINK
 
 ReadCalls: TypeAlias = Callable[[str], tuple[Call, ...]]  # text of a turn -> its calls
 
-_JSON = json.JSONDecoder(strict=False)  # models write line ends in strings as they are
+_JSON = json.JSONDecoder(strict=False)  # models write raw line breaks inside strings
 _SPACE = r"\s*+"
 _AFTER_HERMES = re.compile(r"\s*+(?:</tool_call>|(?=<tool_call>)|\Z)")
 _LLAMA3_START = re.compile(r"\s*+(?=\{)")
@@ -29,17 +29,17 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class UnreadableCallError(ValueError):
-    """A call cannot be read; the message tells the model why, in words that do not depend on its place in the text."""
+    """A call cannot be read; the message tells the model why, without mentioning the call's position in the text."""
 
 
 def reader(form: Callable[[str], Iterator[Call]]) -> ReadCalls:
-    """Return a function that reads all calls of a text; an `UnreadableCallError` becomes the last one."""
+    """Return a function that reads all calls in a text; an `UnreadableCallError` becomes the last call."""
 
     def read(text: str) -> tuple[Call, ...]:
         calls: list[Call] = []
         try:
             for call in form(text):
-                calls.append(call)  # noqa: PERF402  # the calls before an error count
+                calls.append(call)  # noqa: PERF402  # keep the calls before an error
         except UnreadableCallError as error:
             calls.append(Call("", "{}", str(error)))
         return tuple(calls)
@@ -48,12 +48,12 @@ def reader(form: Callable[[str], Iterator[Call]]) -> ReadCalls:
 
 
 def call_of(value: object) -> Call:
-    """Return the call of `{"name": ..., "arguments": ...}`, or of the same with `parameters`.
+    """Return the call in `{"name": ..., "arguments": ...}`, where `parameters` may replace `arguments`.
 
-    Arguments can be an object, the JSON text of one, or missing.
+    The arguments may be an object, the JSON text of one, or missing.
 
     Raises:
-        UnreadableCallError: If it is no such object, or cannot be written as JSON.
+        UnreadableCallError: If the value is not such an object, or cannot be written as JSON.
     """
     if not isinstance(value, dict):
         raise UnreadableCallError(f"a call is an object with a name and arguments, not {_kind(value)}")
@@ -94,13 +94,13 @@ def _named_problems() -> Iterator[None]:
 
 
 def _decoded(text: str, start: int) -> tuple[Any, int]:
-    """Return the JSON value that begins at `start`, and where it ends."""
+    """Return the JSON value that begins at `start`, and its end."""
     with _named_problems():
         return _JSON.raw_decode(text, start)
 
 
 def _after_marker(marker: str, text: str, start: int = 0) -> int | None:
-    """Return where the next marker outside of thoughts and the white space after it end; None if there is none."""
+    """Return the end of the next marker outside thoughts, including trailing white space; None if there is none."""
     either = re.compile(f"(?P<thought>{re.escape(THINK.opening)})|{re.escape(marker)}{_SPACE}")
     while found := either.search(text, start):
         if not found["thought"]:
@@ -114,9 +114,9 @@ def _after_marker(marker: str, text: str, start: int = 0) -> int | None:
 
 @reader
 def hermes_calls(text: str) -> Iterator[Call]:
-    r"""Read `<tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>` of Hermes and Qwen.
+    r"""Read `<tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>`, the format of Hermes and Qwen.
 
-    A closing tag can be missing at the end, and before another call.
+    The closing tag may be missing at the end of the text and before another call.
     """
     at = _after_marker("<tool_call>", text)
     while at is not None:
@@ -129,10 +129,10 @@ def hermes_calls(text: str) -> Iterator[Call]:
 
 @reader
 def llama3_calls(text: str) -> Iterator[Call]:
-    """Read `{"name": ..., "parameters": ...}` of Llama 3: the whole turn, or what follows `<|python_tag|>`.
+    """Read `{"name": ..., "parameters": ...}`, the format of Llama 3: the whole turn, or all after `<|python_tag|>`.
 
-    Several objects are several calls, also with semicolons between them. Without the tag, text that begins with a
-    different object is an answer.
+    Several objects, with or without semicolons between them, are several calls. Without the tag, text that begins with
+    any other object is an answer.
     """
     at = _after_marker("<|python_tag|>", text)
     surely = at is not None
@@ -153,20 +153,20 @@ def llama3_calls(text: str) -> Iterator[Call]:
 
 
 def _names_call(value: str | dict[str, Any]) -> bool:
-    """Whether an object, or the text of a damaged one, has the keys of a call."""
+    """Whether an object, or the text of a malformed one, has the keys of a call."""
     keys = [f'"{key}"' if isinstance(value, str) else key for key in ("name", *_ARGUMENTS)]
     return keys[0] in value and any(key in value for key in keys[1:])
 
 
 def _first_thought_end(text: str) -> int:
-    """Return where the thought at the beginning of a text ends; 0 if there is none, or no end."""
+    """Return where the thought at the beginning of a text ends; 0 without a thought, or if it does not end."""
     closing = text.find(THINK.closing) if text.lstrip().startswith(THINK.opening) else -1
     return 0 if closing < 0 else closing + len(THINK.closing)
 
 
 @reader
 def mistral_calls(text: str) -> Iterator[Call]:
-    """Read `[TOOL_CALLS][{"name": ..., "arguments": ...}]` of Mistral, or the newer `[TOOL_CALLS]name[ARGS]{...}`."""
+    """Read Mistral's `[TOOL_CALLS][{"name": ..., "arguments": ...}]`, or the newer `[TOOL_CALLS]name[ARGS]{...}`."""
     at = _after_marker("[TOOL_CALLS]", text)
     while at is not None:
         if text.startswith("[", at):
@@ -181,4 +181,4 @@ def mistral_calls(text: str) -> Iterator[Call]:
 
 
 FORMS: Mapping[str, ReadCalls] = {"hermes": hermes_calls, "llama3": llama3_calls, "mistral": mistral_calls}
-"""The built-in forms by name, in the order in which a template is compared with them."""
+"""The built-in call formats by name, in the order in which they are tried on a template."""

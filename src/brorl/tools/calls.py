@@ -1,4 +1,4 @@
-"""Calls that responses make, and their results."""
+"""Calls in responses, and their results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 class Failure(StrEnum):
     """Why a call has no result. The model sees `error: ...`, and metrics count each kind."""
 
-    UNREADABLE = "unreadable"  # the text begins as a call and cannot be parsed
+    UNREADABLE = "unreadable"  # the text begins like a call but cannot be parsed
     UNKNOWN_TOOL = "unknown tool"
     WRONG_ARGUMENTS = "wrong arguments"
     RAISED = "raised"
@@ -20,18 +20,18 @@ class Failure(StrEnum):
 
 @dataclass(frozen=True)
 class Call:
-    """One call as the model wrote it. Equal calls are the same call."""
+    """A call as the model wrote it. Equal calls are the same call."""
 
     name: str  # name of the tool; empty if the call cannot be read
     arguments: str  # a JSON object with sorted keys, without spaces
-    problem: str = ""  # why it cannot be read, for the model; empty for a readable call
+    problem: str = ""  # tells the model why the call cannot be read; empty for a readable call
 
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a call returned."""
+    """The result of a call."""
 
-    text: str  # what the model sees; after a failure `error: ...`
+    text: str  # text that the model sees; `error: ...` after a failure
     failure: Failure | None = None
 
 

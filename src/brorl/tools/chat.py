@@ -1,7 +1,7 @@
-"""A call and its results, as the chat template of a model writes them.
+"""A call and its results, as a model's chat template writes them.
 
-In: a chat template and results. Out: the text of the call, its end token, and the text of all that follows. A template
-that drops calls or results, or changes what stands before them, is refused.
+In: a chat template and results. Out: the text of the call, its end token, and all text that follows. A template that
+drops calls or results, or changes the text before them, is rejected.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from brorl.prompts.settings import PromptFormat
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Results: TypeAlias = Sequence[tuple[str, str]]  # the name of the tool and the content, for every call of a turn
+Results: TypeAlias = Sequence[tuple[str, str]]  # tool name and content, for every call in a turn
 
-_MARK, _RESULTS = "q7Zk4Wm", ("Yw2Rt81", "Yw2Rt82")  # found again in the text of a call, and of two results
+_MARK, _RESULTS = "q7Zk4Wm", ("Yw2Rt81", "Yw2Rt82")  # markers to find in the text of a call and of two results
 _HERMES = """\
 # Tools
 
@@ -46,27 +46,27 @@ class RefusedTemplateError(UserError):
 
 @dataclass(frozen=True)
 class Exchange:
-    """The three parts of the text from the model's turn with a call to its next turn."""
+    """The text from a model turn with a call up to the next turn, in three parts."""
 
-    turn: str  # what the model writes
+    turn: str  # the model's own text
     end: str  # its end token
-    reply: str  # all up to the first token of the next turn
+    reply: str  # everything up to the first token of the next turn
 
 
 @dataclass(frozen=True, eq=False)
 class Chat:
-    """The chat template of a model that is shown tools."""
+    """A model's chat template, with the tools that it shows."""
 
     template: str
     tokenizer: PreTrainedTokenizerBase
     style: PromptFormat
-    ends: tuple[str, ...]  # the texts of the tokens that end a turn
-    shown: ShownTools  # with a text, calls and results are messages in the form of Hermes
-    # How several results follow a turn: as many calls, a single call, or a single call and all results in one.
+    ends: tuple[str, ...]  # text of the tokens that end a turn
+    shown: ShownTools  # if it has a text, calls and results are messages in the Hermes format
+    # How several results follow a turn: after one call each, after a single call, or joined after a single call.
     several: Literal["calls", "results", "joined"] = "calls"
 
     def with_hermes(self) -> Chat:
-        """Return the same chat with a text that shows the tools, at the beginning of a message."""
+        """Return the same chat with the tools shown as text at the beginning of a message."""
         lines = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in self.shown.schemas)
         text = _HERMES.format(schemas=lines)
         chat = replace(self, shown=ShownTools(text=text))
@@ -77,28 +77,28 @@ class Chat:
 
     @cached_property
     def prompt(self) -> str:
-        """The text of a question, up to the first token of the answer."""
+        """A question's text, up to the first token of the answer."""
         return self._text(self._question)
 
     @cached_property
     def _unanswered(self) -> str:
-        """The text of a question without the beginning of an answer."""
+        """A question's text without the beginning of an answer."""
         return self._text(self._question, answering=False)
 
     def shows_tools(self) -> bool:
-        """Whether the chat template writes the names of the tools that it gets."""
+        """Whether the chat template writes the names of the tools passed to it."""
         try:
             return all(name in self.prompt for name in self.shown.names)
         except RefusedTemplateError:
             return False
 
     def exchange(self, results: Results, arguments: Mapping[str, Any] | None = None) -> Exchange:
-        """Return the text of a turn with a call of the first tool, or of each tool, and of the results.
+        """Return the text of a turn that calls the first tool, or each tool, and of the results.
 
-        Every call has the same `arguments`; by default, the `example_arguments`, which must be found in the text.
+        Every call has the same `arguments`, or by default the `example_arguments`, which must appear in the text.
         """
         text = self._text([*self._question, *self._messages(results, arguments)])
-        # A template that begins answers with an empty thought can leave it out of turns with calls.
+        # A template that begins answers with an empty thought may omit it in turns with calls.
         asked = next((asked for asked in (self.prompt, self._unanswered) if text.startswith(asked)), None)
         if asked is None:
             raise self.refused("changes the text of a question when a result follows it")
@@ -114,24 +114,24 @@ class Chat:
         return Exchange(text[len(asked) : start + at], end, after[at + len(end) :])
 
     def _without_end(self, after: str) -> RefusedTemplateError:
-        """Return the error of a template in which no stop token stands between a call and its result."""
+        """Return the error for a template without a stop token between a call and its result."""
         between = after[: min((after.find(mark) for mark in _RESULTS if mark in after), default=None)]
         added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
         ends = sorted((between.find(token), token) for token in added if token in between)
         if not ends:
-            return self.refused("writes no end token between a call and its result")
+            return self.refused("does not write an end token between a call and its result")
         return RefusedTemplateError(
-            f"the tokenizer's chat template ends a turn with {ends[0][1]!r}, and responses end with "
+            f"the tokenizer's chat template ends a turn with {ends[0][1]!r}, but responses end with "
             f"{', '.join(map(repr, self.ends))}; set sampling.stop: [{ends[0][1]!r}]"
         )
 
     def tried(self) -> Chat:
-        """Return the chat with the way in which its template shows several results; refuse one that shows none."""
+        """Return the chat with a working way to show several results; reject a template that does not show them."""
         names = self.shown.names or ("tool",)
         if not self.shows_tools():
             raise self.refused("does not show the tools")
         if _RESULTS[0] not in self.exchange([(names[0], _RESULTS[0])]).reply:
-            raise self.refused("drops the results of tools")
+            raise self.refused("drops tool results")
         ways: tuple[Literal["calls", "results", "joined"], ...] = ("calls", "results", "joined")
         for chat in (replace(self, several=way) for way in ways):
             with suppress(RefusedTemplateError):
@@ -141,11 +141,11 @@ class Chat:
         raise self.refused("cannot show two results after a turn")
 
     def refused(self, problem: str) -> RefusedTemplateError:
-        """Return the error of a template with a problem."""
+        """Return the error for a template with a problem."""
         other = "choose a model with a different template" if self.shown.text else "set tools.format: hermes"
         return RefusedTemplateError(
-            f"the tokenizer's chat template {problem}; {other}, or set tools.format to a file of your own with parse "
-            "and render"
+            f"the tokenizer's chat template {problem}; {other}, or set tools.format to your own file with parse and "
+            "render"
         )
 
     @property
@@ -153,7 +153,7 @@ class Chat:
         return [asdict(message) for message in self.shown.messages([Message("user", "?")])]
 
     def _messages(self, results: Results, arguments: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-        """Return the turn of the model and what follows."""
+        """Return the model's turn and the messages that follow."""
         if self.shown.text:
             call = {"name": results[0][0], "arguments": arguments or example_arguments()}
             turn = f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
@@ -163,7 +163,7 @@ class Chat:
             results = [(results[0][0], "\n".join(content for _, content in results))]
         calls, messages = list[dict[str, Any]](), list[dict[str, Any]]()
         for number, (name, content) in enumerate(results, 1):
-            ident = f"call{number:05}"  # Mistral's templates want nine characters
+            ident = f"call{number:05}"  # Mistral's templates require nine characters
             if number == 1 or self.several == "calls":
                 function = {"name": name, "arguments": arguments or example_arguments(number)}
                 calls.append({"id": ident, "type": "function", "function": function})
@@ -180,5 +180,5 @@ class Chat:
 
 
 def example_arguments(number: int = 1) -> dict[str, str]:
-    """Return the arguments of the call with this number in an `Exchange`."""
+    """Return the arguments of call `number` in an `Exchange`."""
     return {"query": f'{_MARK}{number}e "\N{LATIN SMALL LETTER E WITH ACUTE}" {{x}}'}

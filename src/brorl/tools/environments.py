@@ -1,6 +1,6 @@
-"""The verifier of the domain `environment`: the calls of a response go in, the reward of the environment comes out.
+"""The verifier of the domain `environment`: the calls in a response go in, the environment's reward comes out.
 
-The reference answer is the row of the question as JSON. The text that is verified is what `calls_text` returns.
+The reference answer is the question's row as JSON. The verified text is the result of `calls_text`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from brorl.verification.verifier import TrialResponses, malformed
 
 
 def calls_text(calls: Sequence[Call]) -> str:
-    """Return all calls of a response as JSON, `[["name", "{arguments}"], ...]`."""
+    """Return all calls in a response as JSON, `[["name", "{arguments}"], ...]`."""
     return json.dumps([[call.name, call.arguments] for call in calls])
 
 
 class EnvironmentVerifier:
-    """Plays the calls of a response on a new object, and returns its reward, from 0 to 1; 1 is correct."""
+    """Replays the calls in a response on a new object and returns its reward, from 0 to 1; 1 is correct."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify the calls of responses; a text that holds no list of calls has `no answer`.
+        """Verify the calls in responses; a text without a list of calls has `no answer`.
 
-        The other reasons are those of a user's function (`FunctionVerifier.verify_all`).
+        The other reasons are those of user functions (`FunctionVerifier.verify_all`).
         """
         calls = [_read_calls(text) for _, text in items]
         played = [(prompt.reference, made) for (prompt, _), made in zip(items, calls, strict=True) if made is not None]
@@ -38,11 +38,11 @@ class EnvironmentVerifier:
         return [verdict_of(NO_ANSWER) if made is None else verdict_of_reply(next(replies)) for made in calls]
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find references that are no rows."""
+        """Find references that are not rows."""
         return malformed(references, _require_row)
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return a response without calls: only a player knows the right ones."""
+        """Return a response without calls, since only a player knows the right ones."""
         del reference, others
         return TrialResponses(calls_text(()), (), certain=False)
 
@@ -61,4 +61,4 @@ def _require_row(reference: str) -> None:
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        raise ValueError("is not a row as JSON, which an environment is reset with")
+        raise ValueError("is not a row as JSON, which an environment needs for its reset")

@@ -1,4 +1,4 @@
-"""Finds the functions of a Python file that can be tools. The file runs in a worker, as in a run."""
+"""Finds the functions in a Python file that can be tools. The file is executed in a worker, as in a run."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _LOAD_S = 60.0
 
 @dataclass(frozen=True)
 class FileFunctions:
-    """The public functions of a file."""
+    """The public functions in a file."""
 
     tools: dict[str, str]  # name -> `file.py:function`, as in `tools.functions`
-    left_out: dict[str, str]  # name of a function that cannot be a tool -> why
+    left_out: dict[str, str]  # name of a function that cannot be a tool -> reason
 
     @classmethod
     def of(cls, file: str) -> FileFunctions:
-        """Find the functions that the file defines under names without an underscore.
+        """Find the functions that the file defines under names without a leading underscore.
 
         Raises:
-            UserError: If the file cannot be loaded, or none of its functions can be a tool.
+            UserError: If the file cannot be loaded, or if none of its functions can be a tool.
         """
         try:
             body = ast.parse(Path(file).expanduser().read_text("utf-8")).body
         except (OSError, ValueError, SyntaxError) as error:
-            raise UserError(f"{option('tools', file)}: {error}; give a Python file with functions") from error
+            raise UserError(f"{option('tools', file)}: {error}; pass a Python file with functions") from error
         names = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         paths = {name: f"{file}:{name}" for name in names if not name.startswith("_")}
         left_out = {}
@@ -50,12 +50,12 @@ class FileFunctions:
         if not paths.keys() - left_out.keys():
             why = "".join(f"; {name}: {problem}" for name, problem in left_out.items())
             raise UserError(
-                f"{option('tools', file)}: no function can be a tool{why}; give a function types for its parameters "
+                f"{option('tools', file)}: no function can be a tool{why}; a tool needs type hints for its parameters "
                 "and a docstring that describes it and each parameter"
             )
         return cls({name: paths[name] for name in paths if name not in left_out}, left_out)
 
     def lines(self) -> list[str]:
-        """Return lines for the user."""
+        """Return the lines to print."""
         lines = [f"tools: {', '.join(self.tools)}"] if self.tools else []
-        return lines + [f"  left out: {name}, which cannot be a tool: {why}" for name, why in self.left_out.items()]
+        return lines + [f"  skipped: {name}, which cannot be a tool: {why}" for name, why in self.left_out.items()]

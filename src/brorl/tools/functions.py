@@ -1,6 +1,6 @@
 """`Tools`: the functions that responses can call. Turns go in, results come out.
 
-A call runs in a worker process with a bound on time and memory, never in this process. Equal calls run once.
+Calls run in worker processes with time and memory limits, never in this process. Equal calls run once.
 """
 
 from __future__ import annotations
@@ -44,42 +44,42 @@ _PYTHON_SCHEMA = {
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _SCHEMA_S = 60.0
 _CHARACTERS_PER_TOKEN = 64  # most tokens are far shorter
-_MAX_PROGRAM_BYTES = 1 << 20  # of output
+_MAX_PROGRAM_BYTES = 1 << 20  # of program output
 _ERROR = re.compile(r"error: [^\n]*")
-_COMPARED = 24  # characters of an error, after which a format may have escaped or cut it
+_COMPARED = 24  # characters of an error to compare; a format may escape or truncate the rest
 _BEGINNINGS = {
     Failure.TIMEOUT: re.compile("error: timeout after ").match,
     Failure.NOT_TEXT: re.compile("error: the result cannot be written").match,
     Failure.CRASHED: re.compile(f"error: ({'|'.join([*Fault, 'the process of the tool ended'])})").match,
 }
-_MIN_FAILED = 8  # distinct calls that failed, before a tool is called broken
+_MIN_FAILED = 8  # distinct failed calls after which a tool counts as broken
 _FORM = "give every parameter a type, and write a Google docstring that describes the tool and its parameters"
 
-_GAME = "an environment has reset(**row), and methods with types and Google docstrings"
+_GAME = "an environment needs reset(**row), and methods with type hints and Google docstrings"
 
 
 class Tool(NamedTuple):
     """One tool."""
 
-    schema: Mapping[str, Any]  # as `transformers.utils.get_json_schema` makes it
-    path: str = ""  # `file.py:function`, or the class of a method; empty for the tool that runs programs
+    schema: Mapping[str, Any]  # in the format of `transformers.utils.get_json_schema`
+    path: str = ""  # `file.py:function`, or the method's class; empty for the tool that runs programs
     setting: str = ""  # the setting that names the user's function; empty for a built-in tool
     deterministic: bool = True
-    is_method: bool = False  # of the environment
+    is_method: bool = False  # whether it is a method of the environment
 
     @property
     def name(self) -> str:
-        """The name under which responses call it."""
+        """The name that responses call it by."""
         return str(self.schema["function"]["name"])
 
 
 class _Work(NamedTuple):
-    """A call to run. Equal ones run once."""
+    """A call to run. Equal work runs once."""
 
     call: Call
     row: str = ""  # for a method of the environment
-    before: tuple[Call, ...] = ()  # earlier calls of its methods
-    # Numbers of the turn, the rollout and the call in the turn, for a tool that is not deterministic.
+    before: tuple[Call, ...] = ()  # earlier calls of the environment's methods
+    # Indices of the turn, the rollout and the call within the turn, for a nondeterministic tool.
     place: tuple[int, int, int] | None = None
 
 
@@ -87,11 +87,11 @@ class Tools:
     """The tools of a run: loads them, shows their schemas, and runs calls in worker processes.
 
     Attributes:
-        tools: Each tool by the name under which responses call it.
+        tools: Tools by the name that responses call them by.
         schemas: JSON schemas for the chat template, in the order of the settings.
         environment: `file.py:class` of the environment; None if there is none.
         has_reward: Whether the environment has get_reward().
-        num_run: Number of calls that have run in a process. Calls of unknown tools and with wrong arguments do not run.
+        num_run: Number of calls run in a process. Calls to unknown tools and with wrong arguments do not run.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class Tools:
         self.environment, self.has_reward = settings.environment, has_reward
         self.num_run = 0
         self._worked: set[str] = set()  # names of tools with at least one result
-        self._failed: dict[str, set[_Work]] = {}  # of other tools, the distinct calls that failed
+        self._failed: dict[str, set[_Work]] = {}  # distinct failed calls of the other tools
 
     @classmethod
     def from_settings(cls, settings: ToolSettings, workers: Workers) -> Tools:
-        """Load the functions in a worker and make their schemas; a UserError names the setting and the fix."""
+        """Load the functions in a worker and build their schemas; a UserError names the setting and the fix."""
         tools = [_own_tool(name, path, workers) for name, path in settings.functions.items()]
         if settings.calculator:
             tools.append(Tool(_described(_CALCULATOR, _FUNCTION, workers)["schema"], _CALCULATOR))
@@ -126,9 +126,9 @@ class Tools:
         return cls({tool.name: tool for tool in tools}, settings, workers, has_reward)
 
     def observations(self, rows: Sequence[str]) -> list[str]:
-        """Return what the environment says when it is reset with each row, a JSON object; empty if it says nothing.
+        """Return the text that the environment's reset returns for each row, a JSON object; empty if there is none.
 
-        Raises a UserError if it cannot be reset.
+        Raises a UserError if reset fails.
         """
         if self.environment is None:
             return [""] * len(rows)
@@ -139,14 +139,14 @@ class Tools:
         for row, reply in zip(distinct, self._workers.functions.run(calls), strict=True):
             if reply.failure:
                 raise UserError(
-                    f"tools.environment: reset(**row) fails with {shortened(row)}: {_without_verifier(reply.failure)}; "
-                    f"fix reset or the row; {of_source('domain', ENVIRONMENT_DOMAIN)} passes on whole rows"
+                    f"tools.environment: reset(**row) fails for {shortened(row)}: {_without_verifier(reply.failure)}; "
+                    f"fix reset or the row; {of_source('domain', ENVIRONMENT_DOMAIN)} passes whole rows"
                 )
             said[row] = reply.value
         return [said[row] for row in rows]
 
     def rewards(self, played: Sequence[tuple[str, Sequence[Call]]]) -> list[Reply]:
-        """Return what get_reward returns after a reset with a row and calls, or the failure; the calls may be any."""
+        """Return the result of get_reward after a reset with a row and any calls, or the failure."""
         assert self.environment is not None  # `EnvironmentVerifier` has checked it
         calls = []
         for row, made in played:
@@ -156,15 +156,15 @@ class Tools:
         return self._workers.functions.run(calls)
 
     def run(self, turns: Sequence[Turn]) -> list[list[tuple[tuple[ToolResult, ...], int]]]:
-        """Run the calls of turns, each distinct call of a deterministic tool once.
+        """Run the calls in turns, each distinct call of a deterministic tool once.
 
         Returns:
-            The distinct outcomes of each turn: one result per call, and the number of rollouts with these results. The
-            numbers of a turn add up to its count.
+            The distinct outcomes of each turn: one result per call, and the number of rollouts with these results. A
+            turn's numbers add up to its count.
 
         Raises:
-            ToolError: If a tool of the user has failed on every call so far, or if infrastructure failures kept a call
-                from running twice.
+            ToolError: If one of the user's tools has failed on every call so far, or if infrastructure failures
+                stopped a call twice.
         """
         planned = [self._plan(number, turn) for number, turn in enumerate(turns)]
         distinct = dict.fromkeys(work for plan in planned for works, _ in plan for work in works)
@@ -178,9 +178,9 @@ class Tools:
         return outcomes
 
     def _plan(self, number: int, turn: Turn) -> list[tuple[tuple[_Work, ...], int]]:
-        """Return the work of a turn for its rollouts: for all at once, unless a tool is not deterministic."""
+        """Return the work of a turn: shared by all its rollouts, unless a tool is nondeterministic."""
         works: list[_Work] = []
-        varied: list[int] = []  # calls of tools that are not deterministic
+        varied: list[int] = []  # calls of nondeterministic tools
         for index, call in enumerate(turn.calls):
             tool = self.tools.get(call.name)
             if tool is not None and tool.is_method:
@@ -197,14 +197,14 @@ class Tools:
         return plan
 
     def _steps(self, calls: Sequence[Call]) -> tuple[Call, ...]:
-        """Return the calls that reached the environment."""
+        """Return the calls that reach the environment."""
         return tuple(
             call for call in calls if call.name in self.tools and self.tools[call.name].is_method
             and self._refusal(call) is None
         )  # fmt: skip
 
     def _results(self, works: Sequence[_Work]) -> dict[_Work, ToolResult]:
-        """Run work in the workers; calls that cannot run have their failure as the result."""
+        """Run work in the workers; the result of a call that cannot run is its failure."""
         result_of: dict[_Work, ToolResult] = {}
         for work in works:
             if (refusal := self._refusal(work.call)) is not None:
@@ -244,7 +244,7 @@ class Tools:
         return VerifierCall(tool.path, step, "brorl.tools.inside:step", limit_s)
 
     def _limit_s(self, work: _Work) -> float:
-        """Return the time limit of a call; an environment may have to play all earlier calls again."""
+        """Return the time limit of a call; an environment may have to replay all earlier calls."""
         return self._timeout_s * (1 + len(work.before))
 
     def _of_reply(self, work: _Work, reply: Reply) -> ToolResult:
@@ -261,7 +261,7 @@ class Tools:
         return self._failure(Failure.CRASHED, OUT_OF_MEMORY if is_full else "the process of the tool ended")
 
     def _of_program(self, work: _Work, end: Reply | Undecided) -> ToolResult:
-        """Return what a program printed, without the last line end, or how it ended."""
+        """Return a program's output without the final line break, or the failure that ended it."""
         if isinstance(end, JudgeTimeout) or (isinstance(end, Reply) and end.failure == TIMEOUT):
             return self._failure(Failure.TIMEOUT, f"timeout after {self._timeout_s:g} s")
         if isinstance(end, Undecided):
@@ -274,7 +274,7 @@ class Tools:
         return ToolResult(readable(f"error: {problem}", self._max_characters), failure)
 
     def failures(self, calls: Sequence[Call], reply: str) -> list[Failure]:
-        """Return the failures of a turn's calls, given the text of the reply to them."""
+        """Return the failures of a turn's calls, given the text of the reply."""
         refusals = [refusal for call in calls if (refusal := self._refusal(call))]
         beginnings = {refusal.text[:_COMPARED] for refusal in refusals}
         errors = [error for error in _ERROR.findall(reply) if error[:_COMPARED] not in beginnings]
@@ -282,7 +282,7 @@ class Tools:
         return [*(refusal.failure for refusal in refusals if refusal.failure), *kinds]
 
     def _refuse_broken(self, result_of: Mapping[_Work, ToolResult]) -> None:
-        """End the run if a tool of the user has only failed: it would teach the model not to call it."""
+        """End the run if one of the user's tools has always failed: training would teach the model not to call it."""
         errors: dict[str, str] = {}
         self._worked |= {work.call.name for work, result in result_of.items() if result.failure is None}
         for work, result in result_of.items():
@@ -294,16 +294,16 @@ class Tools:
             if len(self._failed[name]) >= _MIN_FAILED:
                 raise ToolError(
                     f"{self.tools[name].setting}: the tool {name!r} failed on each of its first "
-                    f"{len(self._failed[name]):,} distinct calls: {error}; fix the function, or return text where the "
-                    "model is to read that its call is wrong"
+                    f"{len(self._failed[name]):,} distinct calls: {error}; fix the function, or return text instead if "
+                    "the model should learn that its call is wrong"
                 )
 
 
 def _own_tool(name: str, path: str, workers: Workers) -> Tool:
-    """Load a function of the user."""
+    """Load one of the user's functions."""
     setting = f"tools.functions.{name}"
     if not _NAME.fullmatch(name):
-        raise UserError(f"{setting}: the name of a tool has letters, digits, _ and -; rename it")
+        raise UserError(f"{setting}: a tool's name may contain only letters, digits, _ and -; rename it")
     described = _own(setting, path, _FUNCTION, _FORM, workers)
     schema = described["schema"]
     named = {**schema, "function": {**schema["function"], "name": name}}
@@ -311,7 +311,7 @@ def _own_tool(name: str, path: str, workers: Workers) -> Tool:
 
 
 def _own(setting: str, path: str, describe: str, form: str, workers: Workers) -> dict[str, Any]:
-    """Load what a setting names, and return what `brorl.tools.schema` says of it; a UserError names the fix."""
+    """Load what a setting names, and return its description by `brorl.tools.schema`; a UserError names the fix."""
     try:
         described = _described(path, describe, workers)
     except LoadError as error:
@@ -324,7 +324,7 @@ def _own(setting: str, path: str, describe: str, form: str, workers: Workers) ->
 def _described(path: str, describe: str, workers: Workers) -> dict[str, Any]:
     (reply,) = workers.functions.run([VerifierCall(path, (), f"brorl.tools.schema:{describe}", _SCHEMA_S)])
     if reply.failure:
-        raise LoadError(f"cannot read the types and the docstring of {path!r}: {_without_verifier(reply.failure)}")
+        raise LoadError(f"cannot read the types and docstring of {path!r}: {_without_verifier(reply.failure)}")
     described: dict[str, Any] = reply.value
     return described
 
@@ -339,6 +339,6 @@ def _run_program(code: str, limits: Limits, worker: Worker) -> Reply:
 
 def _lost(work: _Work, reason: str) -> ToolError:
     return ToolError(
-        f"a call of the tool {work.call.name!r} was lost twice ({reason}); free memory or processes of this machine, "
+        f"a call to the tool {work.call.name!r} was lost twice ({reason}); free memory or processes on this machine, "
         "then resume the run"
     )

@@ -1,7 +1,7 @@
-"""Calls tools in a worker, where the code of the user runs. The pool bounds its time and memory.
+"""Calls tools in a worker, where the user's code runs. The pool limits its time and memory.
 
-The state of an environment is a function of its row and the calls so far, so that any worker can make any call: it
-continues a copy of an object that it has kept, or plays all calls again.
+An environment's state is a function of its row and the calls so far, so any worker can make any call: it continues from
+a copy of an object that it kept, or replays all calls.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from brorl.tools.calls import Failure
 from brorl.verification.sandbox.inside.calling import result
 from brorl.verification.sandbox.inside.functions import describe, scalar
 
-Outcome = tuple[str, Failure | None]  # a text of a result, and why the call has none
-Step = Sequence[str]  # a call of a method: its name, and its arguments as JSON
+Outcome = tuple[str, Failure | None]  # a result's text, and why the call failed
+Step = Sequence[str]  # a method call: the name, and the arguments as JSON
 _MAX_KEPT = 64
 _kept: OrderedDict[tuple[object, ...], Any] = OrderedDict()  # (class, row, steps) -> object after the steps
 
 
 def call(function: Callable[..., object], arguments: str, max_characters: int, seeded: bool) -> Outcome:
-    """Call a function with arguments as a JSON object; `seeded` makes a call that draws random numbers repeatable."""
+    """Call a function with arguments from a JSON object; `seeded` makes its random numbers repeatable."""
     seed(arguments if seeded else None)
     return outcome(function, json.loads(arguments), max_characters)
 
 
 def outcome(function: Callable[..., object], arguments: dict[str, Any], max_characters: int) -> Outcome:
-    """Return what a function returns as text, or its exception. A coroutine is run to its end."""
+    """Return a function's result as text, or its exception. A coroutine is run to completion."""
     try:
         value = result(function(**arguments))
     except MemoryError:  # ends the process
         raise
-    except BaseException as error:  # also a SystemExit
+    except BaseException as error:  # includes SystemExit
         return readable(f"error: {describe(error)}", max_characters), Failure.RAISED
     try:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=scalar)
@@ -49,19 +49,19 @@ def outcome(function: Callable[..., object], arguments: dict[str, Any], max_char
 
 
 def readable(text: str, max_characters: int) -> str:
-    """Return the first characters of a text, without lone surrogates, which no tokenizer reads."""
+    """Return the first characters of a text, without lone surrogates, which tokenizers cannot read."""
     return text[:max_characters].encode("utf-8", "replace").decode()
 
 
 def seed(text: str | None) -> None:
-    """Seed the random numbers of Python and NumPy: other calls in this process have drawn some. None for new ones."""
+    """Seed Python's and NumPy's random numbers, since earlier calls in this process drew some; None for a new seed."""
     random.seed(text)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(None if text is None else crc32(text.encode("utf-8", "replace")))
 
 
 def observe(factory: Callable[[], Any], row: str) -> str:
-    """Return what an environment says when it is reset with a row, a JSON object; empty if it says nothing."""
+    """Return the text that an environment's reset returns for a row, a JSON object; empty if it returns None."""
     columns = json.loads(row)
     if not isinstance(columns, dict):
         raise TypeError("the reference answer is not a row")
@@ -74,7 +74,7 @@ def observe(factory: Callable[[], Any], row: str) -> str:
 
 
 def step(factory: Callable[[], Any], row: str, before: Sequence[Step], call: Step, max_characters: int) -> Outcome:
-    """Call a method of an environment after a reset and earlier steps."""
+    """Call an environment's method after a reset and earlier steps."""
     try:
         game = _played(factory, row, before)
         name, arguments = call
@@ -91,14 +91,14 @@ def step(factory: Callable[[], Any], row: str, before: Sequence[Step], call: Ste
 
 
 def reward(factory: Callable[[], Any], row: str, steps: Sequence[Step]) -> object:
-    """Return the reward of an environment after a reset and steps."""
+    """Return an environment's reward after a reset and steps."""
     game = _played(factory, row, steps)
     _seed_step(row, [*steps, ("get_reward", "")])
     return result(game.get_reward())
 
 
 def _played(factory: Callable[[], Any], row: str, steps: Sequence[Step]) -> Any:
-    """Return an object after a reset and steps, which the caller may change."""
+    """Return an object after a reset and steps; the caller may modify it."""
     for done in range(len(steps), -1, -1):
         key = _key(factory, row, steps[:done])
         if key in _kept and (game := _copy(_kept[key])) is not None:
@@ -117,7 +117,7 @@ def _played(factory: Callable[[], Any], row: str, steps: Sequence[Step]) -> Any:
 
 
 def _keep(factory: Callable[[], Any], row: str, steps: Sequence[Step], game: object) -> None:
-    """Keep a copy of an object, instead of the one that was used longest ago."""
+    """Keep a copy of an object; if there are too many, drop the least recently used one."""
     key = _key(factory, row, steps)
     if key not in _kept and (copied := _copy(game)) is not None:
         _kept[key] = copied
@@ -140,5 +140,5 @@ def _key(factory: Callable[[], Any], row: str, steps: Sequence[Step]) -> tuple[o
 
 
 def _seed_step(row: str, steps: Sequence[Step]) -> None:
-    """Seed the random numbers of a step by the transcript: a copy and a replay then draw the same ones."""
+    """Seed a step's random numbers from the transcript, so that a copy and a replay draw the same ones."""
     seed(json.dumps([row, *steps]))

@@ -1,4 +1,4 @@
-"""The tools of a recipe, if it has any. Without tools, no other module of this package but the settings is imported."""
+"""A recipe's tools, if it has any. Without tools, only the settings module of this package is imported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def load_tools(config: TrainConfig, workers: Workers) -> Tools | None:
-    """Load the tools of a recipe; None if it has none. See `Tools.from_settings`."""
+    """Load a recipe's tools; None if it has none. See `Tools.from_settings`."""
     if not config.tools.enabled:
         return None
     from brorl.tools.functions import Tools
@@ -34,7 +34,7 @@ def load_tools(config: TrainConfig, workers: Workers) -> Tools | None:
 def make_toolbox(
     config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, tools: Tools | None
 ) -> Toolbox | None:
-    """Choose the form of calls for a model, a name or a folder; None without tools. See `Toolbox.of_run`."""
+    """Choose the call format for a model, which is a name or a folder; None without tools. See `Toolbox.of_run`."""
     if tools is None:
         return None
     from brorl.tools.toolbox import Toolbox
@@ -43,13 +43,13 @@ def make_toolbox(
 
 
 def environment_verifier(tools: Tools | None) -> Callable[[], Verifier]:
-    """Return a function that makes the verifier of environments, for `make_verifiers`."""
+    """Return a function that builds the environment verifier, for `make_verifiers`."""
 
     def make() -> Verifier:
         if tools is None or not tools.has_reward:
             lacks = "has no reward" if tools and tools.environment is not None else "is not set"
             raise UserError(
-                f"the data has questions of the domain {ENVIRONMENT_DOMAIN!r}, and tools.environment {lacks}; set it "
+                f"the data has questions in the domain {ENVIRONMENT_DOMAIN!r}, but tools.environment {lacks}; set it "
                 f"to a class with get_reward(), or set a different {of_source('domain')}"
             )
         from brorl.tools.environments import EnvironmentVerifier
@@ -60,7 +60,7 @@ def environment_verifier(tools: Tools | None) -> Callable[[], Verifier]:
 
 
 def with_turns(engine: Engine, toolbox: Toolbox | None) -> Engine:
-    """Return an engine that samples responses of several turns, or without tools the engine itself."""
+    """Return an engine that samples multi-turn responses, or the engine itself without tools."""
     if toolbox is None:
         return engine
     from brorl.tools.turns import TurnEngine

@@ -1,7 +1,7 @@
-"""The tokens of a result, in which no special token is forged.
+"""Tokenizes results so that they cannot forge special tokens.
 
-In: text that follows a turn, with what tools printed in it. Out: its tokens, as the tokenizer makes them after the
-turn's end token; an added token inside of what a tool printed, such as `<|im_end|>`, is split.
+In: the text after a turn, including tool output. Out: its tokens, as the tokenizer produces them after the turn's end
+token; an added token inside tool output, such as `<|im_end|>`, is split.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ResultTokens:
-    """Turns text around and inside of results into tokens, and a turn's tokens into text."""
+    """Converts text around and inside results to tokens, and a turn's tokens to text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -27,33 +27,33 @@ class ResultTokens:
         ends = {decode_tokens(tokenizer, [token], special=True): token for token in stop_token_ids}
         self.ends = {text: token for text, token in ends.items() if text}
         added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
-        # Tokens of white space alone, as Gemma has them, forge nothing and are the usual tokens of a text.
+        # Pure white-space tokens, as in Gemma's vocabulary, cannot forge anything and are ordinary tokens of a text.
         self.added = {i: text for i, text in added.items() if len(text) > 1 and text.replace("▁", "").strip()}
 
     @cached_property
     def _begins_added(self) -> re.Pattern[str]:
-        """Matches the first character of every added token in a text, also of those that overlap."""
+        """Pattern for the first character of every added token in a text, even if they overlap."""
         texts = "|".join(map(re.escape, self.added.values()))
         return re.compile(rf"(?s:(?={texts})(.))" if texts else "(?!)")
 
     def turn_text(self, token_ids: Sequence[int]) -> str:
-        """Return the text of a turn with its special tokens, without its end token."""
+        """Return the text of a turn, with special tokens but without its end token."""
         is_ended = len(token_ids) > 0 and token_ids[-1] in self._stop
         return decode_tokens(self._tokenizer, token_ids[:-1] if is_ended else token_ids, special=True)
 
     def broken(self, contents: Sequence[str]) -> tuple[str, list[str]]:
-        """Return a word that occurs in none of the contents, and the contents with it inside of every added token."""
+        """Return a word that does not occur in the contents, and the contents with it inside every added token."""
         readable = [content.encode("utf-8", "replace").decode() for content in contents]
         word = next(word for n in count() if not any((word := f"xQ{n}Zk4Wm") in content for content in readable))
         texts = [self._begins_added.sub(lambda found: found[1] + word, content) for content in readable]
         for place, (content, text) in enumerate(zip(readable, texts, strict=True)):
-            # a tokenizer that normalizes can find added tokens in other spellings
+            # a tokenizer that normalizes text may find added tokens in other spellings
             if not self.added.keys().isdisjoint(self.tokens("", text.split(word))):
                 texts[place] = word.join(content)
         return word, texts
 
     def tokens(self, end: str, pieces: Sequence[str]) -> tuple[int, ...]:
-        """Return the tokens of a text in pieces, none of which crosses pieces; `end` is the end token before it."""
+        """Return the tokens of a text in pieces, without tokens that span pieces; `end` is the preceding end token."""
         token_ids: list[int] = []
         for piece in pieces:
             after_end = self._ids(end + piece)

@@ -1,4 +1,4 @@
-"""Makes the JSON schemas of tools. Only workers import this module: types and docstrings are code of the user."""
+"""Builds the JSON schemas of tools. Only workers import this module: types and docstrings are the user's code."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from transformers.utils import chat_template_utils
 
 from brorl.verification.sandbox.inside.functions import describe
 
-# Arguments are JSON, never tensors: this saves the import of torch.
+# Arguments are JSON, never tensors; this avoids importing torch.
 chat_template_utils.is_torch_available = lambda: False  # type: ignore[attr-defined]
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def describe_function(function: Callable[..., object]) -> dict[str, Any]:
-    """Return `schema` and `deterministic` of a function, or its `problem`."""
+    """Return a function's `schema` and whether it is `deterministic`, or its `problem`."""
     try:
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind not in _BY_NAME:
@@ -28,7 +28,7 @@ def describe_function(function: Callable[..., object]) -> dict[str, Any]:
 
 
 def describe_environment(factory: Callable[[], object]) -> dict[str, Any]:
-    """Return the schemas of the `tools` of an environment, and whether it `has_reward`, or its `problem`."""
+    """Return the schemas of an environment's `tools` and whether it `has_reward`, or its `problem`."""
     try:
         game = factory()
         methods = dict(inspect.getmembers(game, inspect.ismethod))

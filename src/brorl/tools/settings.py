@@ -1,4 +1,4 @@
-"""Settings of tools and turns."""
+"""Settings for tools and turns."""
 
 from __future__ import annotations
 
@@ -10,54 +10,54 @@ from brorl.section import Section
 from brorl.storage import function_path
 
 FORMATS = ("auto", "hermes", "llama3", "mistral")
-"""The built-in forms of calls; `auto` is the one that the chat template writes."""
+"""The built-in call formats; `auto` is the chat template's own."""
 
 
 class ToolSettings(Section):
-    """Tools that responses can call, and limits; without a tool, a response is a single turn."""
+    """Tools that responses can call, and their limits; without tools, a response is a single turn."""
 
     functions: dict[str, str] = Field(
-        {}, description="your tools by name: {calculator: tools.py:calculator}, functions with types and a docstring "
-        "(docs/how-to/tools.md)",
+        {}, description="your own tools, by name: {calculator: tools.py:calculator}, functions with type hints and a "
+        "docstring (docs/how-to/tools.md)",
     )  # fmt: skip
-    calculator: bool = Field(False, description="a built-in tool that computes arithmetic")
+    calculator: bool = Field(False, description="a built-in tool that evaluates arithmetic")
     python: bool = Field(
-        False, description="a built-in tool that runs a Python program in the sandbox of the code domain; no state is "
-        "kept between calls",
+        False, description="a built-in tool that runs a Python program in the code domain's sandbox; calls do not "
+        "share state",
     )  # fmt: skip
     environment: str | None = Field(
-        None, description="a class whose public methods are the tools, one object per distinct transcript: "
+        None, description="a class whose public methods are the tools, with one object per distinct transcript: "
         "games.py:Wordle, with reset(**row) and, for the reward, get_reward()",
     )  # fmt: skip
     format: str = Field(
-        "auto", description="how calls are written: auto, as the chat template says | hermes, also for a template "
-        "without tools | llama3 | mistral | a file of your own with parse and render: my_format.py",
+        "auto", description="how calls are written: auto, as in the chat template | hermes, which also works if the "
+        "template has no tools | llama3 | mistral | your own file with parse and render: my_format.py",
     )  # fmt: skip
-    max_turns: int = Field(4, ge=2, description="most turns of the model in a response, the answer included")
-    max_result_tokens: int = Field(256, ge=1, description="maximum length of a result, in tokens; the rest is cut off")
+    max_turns: int = Field(4, ge=2, description="maximum model turns per response, including the answer")
+    max_result_tokens: int = Field(256, ge=1, description="maximum length of a result, in tokens; the rest is dropped")
     max_response_tokens: int | None = Field(
-        None, ge=1, description="maximum tokens of a response, results included: a turn starts only if it fits; null: "
-        "max_turns times (sampling.max_new_tokens + max_result_tokens)",
+        None, ge=1, description="maximum length of a response in tokens, including results: a turn starts only if it "
+        "fits; null: max_turns times (sampling.max_new_tokens + max_result_tokens)",
     )  # fmt: skip
     timeout_s: float = Field(5.0, gt=0, description="time limit of one call, in seconds")
 
     @property
     def enabled(self) -> bool:
-        """Whether there is a tool."""
+        """Whether there are any tools."""
         return bool(self.functions or self.calculator or self.python or self.environment)
 
     @property
     def untrusted(self) -> tuple[str, ...]:
-        """The tools that run the code of responses, as settings."""
+        """The settings of tools that run code from responses."""
         return ("tools.python",) if self.python else ()
 
     @property
     def has_own_format(self) -> bool:
-        """Whether `format` is a file of the user."""
+        """Whether `format` is the user's own file."""
         return self.format.endswith(".py")
 
     def total_tokens(self, max_new_tokens: int) -> int:
-        """Return the most tokens that a response can have, if a turn has at most `max_new_tokens`."""
+        """Return the maximum tokens per response if a turn has at most `max_new_tokens`."""
         if not self.enabled:
             return max_new_tokens
         return self.max_response_tokens or self.max_turns * (max_new_tokens + self.max_result_tokens)
@@ -76,12 +76,12 @@ class ToolSettings(Section):
     @field_validator("format")
     @classmethod
     def _known_format(cls, name: str) -> str:
-        """Make the path of a file absolute; refuse an unknown name."""
+        """Make a file's path absolute; reject an unknown name."""
         if name in FORMATS:
             return name
         if not name.endswith(".py"):
             raise ValueError(
-                f"tools.format = {name} is not known; set it to {', '.join(FORMATS)}, or to a file of your own with "
-                "parse and render, such as my_format.py"
+                f"tools.format = {name} is unknown; set it to {', '.join(FORMATS)}, or to your own file with parse and "
+                "render, such as my_format.py"
             )
         return str(Path(name).expanduser().absolute())

@@ -1,4 +1,4 @@
-"""The tools of a run in the form of its model: reads the calls of turns, runs them, and writes the replies."""
+"""A run's tools in its model's call format: parses the calls in turns, runs them, and writes the replies."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from brorl.tools.functions import Tools
 from brorl.tools.settings import ToolSettings
 from brorl.tree import RolloutTree
 
-_PROBE = "1234567890"  # a result that occurs in no template
+_PROBE = "1234567890"  # a result that does not occur in any template
 
 
 @dataclass(frozen=True, eq=False)
 class Toolbox:
-    """Reads and answers the calls of a model."""
+    """Parses and answers a model's calls."""
 
     tools: Tools
     format: ToolFormat
@@ -36,10 +36,10 @@ class Toolbox:
 
     @classmethod
     def of_run(cls, config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, tools: Tools) -> Toolbox:
-        """Choose the form of calls for a model, a name or a folder.
+        """Choose the call format for a model, which is a name or a folder.
 
         Raises:
-            UserError: If the model's chat template shows no tools.
+            UserError: If the model's chat template does not show tools.
         """
         check_turn_ends(tokenizer, config.sampling.stop)
         stop_token_ids = end_tokens(model, tokenizer, config.sampling.stop)
@@ -47,11 +47,11 @@ class Toolbox:
         return cls(tools, form, config.tools, tokenizer)
 
     def calls_text(self, turns: Sequence[Sequence[int]]) -> str:
-        """Return the calls of the turns of a response, as the verifier of environments reads them."""
+        """Return all calls in a response's turns, in the form that the environment verifier reads."""
         return calls_text([call for turn in turns for call in self.calls(turn)])
 
     def observed(self, questions: Sequence[Question]) -> list[Question]:
-        """Append to each question of an environment what the environment says when it is reset with the row."""
+        """Append to each environment question the text that the environment's reset returns for its row."""
         mine = [question for question in questions if question.domain == ENVIRONMENT_DOMAIN]
         said = iter(self.tools.observations([question.reference for question in mine]))
         return [
@@ -60,11 +60,11 @@ class Toolbox:
         ]
 
     def calls(self, token_ids: Sequence[int]) -> tuple[Call, ...]:
-        """Return the calls of a turn; none if it is an answer."""
+        """Return the calls in a turn; none if it is an answer."""
         return self.format.parse(self.format.turn_text(token_ids))
 
     def replies(self, turns: Sequence[Turn]) -> list[list[tuple[tuple[int, ...], int]]]:
-        """Run the calls of turns, each distinct call once; return the tokens of the replies, see `CallReader`."""
+        """Run the calls in turns, each distinct call once; return the reply tokens, see `CallReader`."""
         reply_of: dict[tuple[tuple[str, str], ...], tuple[int, ...]] = {}
         replies = []
         for turn, outcomes in zip(turns, self.tools.run(turns), strict=True):
@@ -79,15 +79,15 @@ class Toolbox:
         return replies
 
     def _cut(self, text: str) -> str:
-        """Return the beginning of a text that is longer than a result may be."""
+        """Truncate a text to the maximum length of a result."""
         limit = self.settings.max_result_tokens
-        if len(text.encode()) <= limit:  # a token has a byte or more
+        if len(text.encode()) <= limit:  # a token has at least one byte
             return text
         token_ids = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
         return text if len(token_ids) <= limit else decode_tokens(self.tokenizer, token_ids[:limit], special=True)
 
     def reply_text(self, token_ids: Sequence[int]) -> str:
-        """Return the text of a reply; of a single result, without what the form writes around it."""
+        """Return the text of a reply; for a single result, without the text that the format puts around it."""
         text, (before, after) = decode_tokens(self.tokenizer, token_ids, special=True), self._frame
         is_framed = text.startswith(before) and text.endswith(after) and len(text) >= len(before) + len(after)
         return text[len(before) : len(text) - len(after)] if is_framed else text.strip()
@@ -100,9 +100,9 @@ class Toolbox:
         return before, after
 
     def metrics(self, trees: Sequence[RolloutTree]) -> dict[str, Any]:
-        """Return the section `tools` of the metrics (docs/reference/metrics.md): what rollouts called, and what ran.
+        """Return the `tools` section of the metrics (docs/reference/metrics.md): turns, calls and failures.
 
-        Failures are counted as the models saw them.
+        Failures are counted as the model saw them.
         """
         rollouts, turns = sum(tree.num_rollouts for tree in trees), sum(tree.num_turns for tree in trees)
         made, distinct = 0, set[Call]()
@@ -124,14 +124,14 @@ class Toolbox:
 
 
 def _turn_before(tree: RolloutTree, node: int) -> list[int]:
-    """Return the turn that a given node follows."""
+    """Return the turn before a given node."""
     path = tree.path(int(tree.parent[node]))
     given = np.flatnonzero(tree.given[path])
     return tree.token[path[given[-1] + 1 :] if given.size else path].tolist()  # type: ignore[no-any-return]
 
 
 def _reply_from(tree: RolloutTree, node: int) -> list[int]:
-    """Return the tokens of the reply that begins with a given node, up to where it forks."""
+    """Return the tokens of the reply that begins with a given node, up to its first fork."""
     stop = node + 1
     while stop < tree.num_nodes and tree.given[stop] and tree.parent[stop] == stop - 1:
         stop += 1

@@ -1,11 +1,11 @@
-"""Rollouts of several turns: an engine around an engine, which continues responses that call tools.
+"""Multi-turn rollouts: an engine around another engine, which continues responses that call tools.
 
-A turn of all rollouts is sampled as trees. Rollouts with equal tokens made equal calls, so each distinct turn is read
-once, each distinct call runs once, and the next turn is sampled from each distinct transcript with its number of
-rollouts. The result is one tree per prompt, whose results are given nodes.
+One turn of all rollouts is sampled as trees. Rollouts with equal tokens made equal calls, so each distinct turn is
+parsed once, each distinct call runs once, and the next turn is sampled from each distinct transcript with its number of
+rollouts. The result is one tree per prompt, in which tool results are given nodes.
 
-The seed of a later turn depends on the seed of its prompt and the tokens of its transcript alone. So other prompts do
-not matter, and a resumed run samples the same trees. An engine that caches prompts computes a transcript's earlier
+The seed of a later turn depends only on its prompt's seed and the tokens of its transcript. So trees do not depend on
+other prompts, and a resumed run samples the same ones. An engine that caches prompts computes a transcript's earlier
 turns once.
 """
 
@@ -30,16 +30,16 @@ _SEED_BYTES = 12  # seeds of prompts are below 2**96
 
 
 class CallReader(Protocol):
-    """Reads the calls of turns, and answers them."""
+    """Parses the calls in turns, and answers them."""
 
     def calls(self, token_ids: Sequence[int]) -> tuple[Call, ...]:
-        """Return the calls of a turn; none if it is an answer."""
+        """Return the calls in a turn; none if it is an answer."""
         ...
 
     def replies(self, turns: Sequence[Turn]) -> list[list[tuple[tuple[int, ...], int]]]:
-        """Return what follows each turn: token ids up to the model's next turn, and the number of rollouts with them.
+        """Return the replies to each turn: token ids up to the model's next turn, and their number of rollouts.
 
-        A deterministic tool gives one reply per turn. The numbers add up to the count of the turn.
+        With deterministic tools there is one reply per turn. The numbers add up to the turn's count.
         """
         ...
 
@@ -53,7 +53,7 @@ class _Transcript:
     token: IntArray  # token ids after the prompt, shape [T]
     logprob: FloatArray  # log-probs (nats), 0 for given tokens, shape [T]
     given: BoolArray  # whether a reply wrote each token, shape [T]
-    finished: bool = True  # False if it was cut at a limit
+    finished: bool = True  # False if it was cut off at a limit
     calls: tuple[Call, ...] = ()  # calls of its last turn
     history: tuple[Call, ...] = ()  # calls of its earlier turns
 
@@ -63,7 +63,7 @@ class _Transcript:
         return cls(prompt, count, np.empty(0, np.int64), np.empty(0), np.empty(0, np.bool_))
 
     def followed_by(self, tree: RolloutTree, reader: CallReader) -> list[_Transcript]:
-        """Append each distinct response of a tree; read the calls of those that ended by themselves."""
+        """Append each distinct response of a tree; parse the calls of those that finished."""
         edges = np.cumsum(tree.total_length)[:-1]
         paths = np.split(tree.response_nodes(), edges)
         return [
@@ -91,11 +91,11 @@ class _Transcript:
         )
 
     def cut(self) -> _Transcript:
-        """Return the transcript that ends with its calls."""
+        """Return the transcript cut off after its calls."""
         return replace(self, finished=False)
 
     def seed(self, prompt_seed: int) -> int:
-        """Return the seed of the next turn; that of the prompt for the first turn."""
+        """Return the seed of the next turn; for the first turn, the prompt's seed."""
         if not self.token.size:
             return prompt_seed
         words = prompt_seed.to_bytes(_SEED_BYTES, "little") + self.token.astype("<i8").tobytes()
@@ -103,10 +103,10 @@ class _Transcript:
 
 
 class TurnEngine:
-    """Samples responses of several turns; see `Engine`.
+    """Samples multi-turn responses; see `Engine`.
 
-    A response ends with its first turn that calls no tool. One that still calls a tool in the last turn that `settings`
-    permits, or whose next turn might not fit, ends with its calls and counts as cut.
+    A response ends with its first turn that does not call a tool. If it still calls a tool in the last turn that
+    `settings` permits, or if its next turn might not fit, it ends with its calls and counts as cut off.
     """
 
     def __init__(self, engine: Engine, reader: CallReader, settings: ToolSettings) -> None:
@@ -114,7 +114,7 @@ class TurnEngine:
 
     @property
     def version(self) -> int:
-        """The version of the weights."""
+        """Version of the weights."""
         return self._engine.version
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -122,11 +122,11 @@ class TurnEngine:
         self._engine.load_weights(weights, version)
 
     def close(self) -> None:
-        """End the processes of the engine."""
+        """End the engine's processes."""
         self._engine.close()
 
     def sample(self, task: SampleTask) -> list[RolloutTree]:
-        """Sample N rollouts of each prompt, of one or several turns; see `Sampler.sample`.
+        """Sample N rollouts of each prompt, with one or several turns; see `Sampler.sample`.
 
         `max_new_tokens` limits each turn.
         """
@@ -146,7 +146,7 @@ class TurnEngine:
         return _trees(task.prompts, ended)
 
     def _sampled(self, live: Sequence[_Transcript], task: SampleTask) -> list[_Transcript]:
-        """Sample a turn of each transcript, and read its calls."""
+        """Sample one turn of each transcript, and parse its calls."""
         seed_P = task.seed_P
         turns = SampleTask(
             [[*task.prompts[one.prompt], *one.token.tolist()] for one in live],
@@ -160,7 +160,7 @@ class TurnEngine:
     def _replied(
         self, calling: Sequence[_Transcript], prompts: Sequence[Sequence[int]], room: int
     ) -> tuple[list[_Transcript], list[_Transcript]]:
-        """Reply to calls; return the transcripts that have room for one more turn, and those that are cut."""
+        """Reply to calls; return the transcripts with room for another turn, and those that are cut off."""
         live, cut = [], []
         turns = [Turn(one.calls, one.count, one.history, row_of(prompts[one.prompt])) for one in calling]
         for one, replies in zip(calling, self._reader.replies(turns), strict=True):

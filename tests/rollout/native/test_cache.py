@@ -59,7 +59,7 @@ def test_an_arena_keeps_to_its_memory(rng: np.random.Generator, limit: int, max_
 def test_what_does_not_fit_is_refused() -> None:
     cache = arena_of(1000, 8, 16)
     cache.start(500)
-    said = r"one row of 2 tokens needs .*, the prompts beside it need .*; raise engine\.memory_gib"
+    said = r"one row of 2 tokens needs .* and the prompts need .*; raise engine\.memory_gib"
     with pytest.raises(OutOfMemoryError, match=said):
         cache.rows_that_fit(2)
 

@@ -84,10 +84,10 @@ def test_a_step_that_cannot_be_recorded_runs_eagerly(rng: np.random.Generator) -
     for _ in range(2):
         assert_same_trees(engine.sample(SampleTask(prompts, 8, sampling, seed=2)), expected)
     said = "RuntimeError: operation not permitted when stream is capturing"
-    assert lines == [f"decoding starts its kernels one by one, without CUDA graphs: {said}"]
+    assert lines == [f"decoding launches its kernels one by one, without CUDA graphs: {said}"]
     assert engine._reusable_decoder is None  # it keeps no memory for graphs
     engine, _ = recording(model, refuse, "on")
-    with pytest.raises(UserError, match=rf"engine.cuda_graphs = on, and .*{said}; set engine.cuda_graphs: auto"):
+    with pytest.raises(UserError, match=rf"engine.cuda_graphs = on, but .*{said}; set engine.cuda_graphs: auto"):
         engine.sample(SampleTask(prompts, 8, sampling, seed=2))
 
 
@@ -118,7 +118,7 @@ def test_a_step_in_which_the_host_waits_is_not_recorded(
     engine, lines = recording(model, capture)
     assert_same_trees(engine.sample(SampleTask(prompts, 8, sampling, seed=2)), expected)
     assert capture.captures == 0
-    assert lines == [f"decoding starts its kernels one by one, without CUDA graphs: {name} lets the host wait"]
+    assert lines == [f"decoding launches its kernels one by one, without CUDA graphs: {name} makes the host wait"]
 
 
 @pytest.mark.parametrize("change", [0.9, float("nan")])
@@ -128,7 +128,7 @@ def test_a_replay_with_other_logits_is_not_taken(change: float, rng: np.random.G
     expected = NativeEngine(model, EOS).sample(SampleTask(prompts, 8, sampling, seed=2))
     engine, lines = recording(model, RecordedSteps(lambda: engine._reusable_decoder._logits.mul_(change)))
     assert_same_trees(engine.sample(SampleTask(prompts, 8, sampling, seed=2)), expected)
-    assert lines == ["decoding starts its kernels one by one, without CUDA graphs: its logits change"]
+    assert lines == ["decoding launches its kernels one by one, without CUDA graphs: its logits change"]
 
 
 def test_graphs_need_a_cuda_device() -> None:

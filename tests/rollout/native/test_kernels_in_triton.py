@@ -240,4 +240,4 @@ def test_kernels_that_fail_their_trial_are_not_used(rng: np.random.Generator, mo
     engine = NativeEngine(engine.model, EOS, echo=said.append)
     assert [tree.responses() for tree in engine.sample(SampleTask(prompts, 3, sampling, seed=1))] == expected
     [line] = said
-    assert line.startswith("decoding with PyTorch's operations, without kernels in Triton: TypeError: 'NoneType'")
+    assert line.startswith("decoding with PyTorch's operations instead of Triton kernels: TypeError: 'NoneType'")

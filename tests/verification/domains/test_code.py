@@ -297,7 +297,7 @@ class TestReferences:
         good = [question_of(tests).reference for tests in KINDS.values()]
         broken = {
             "42": "has malformed tests (has 42 (input should be an object)",
-            '{"stdin": {"inputs": [], "outputs": []}}': "has malformed tests (there is no test case; inputs",
+            '{"stdin": {"inputs": [], "outputs": []}}': "has malformed tests (there are no test cases; inputs",
             question_of(TestCode("f", "assert f( ==")).reference: "has malformed tests (invalid syntax",
             question_of(TestCode("f", "f = 3")).reference: "(the test code ended without a call)",
             question_of(

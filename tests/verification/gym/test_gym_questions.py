@@ -49,7 +49,7 @@ def test_a_source_is_named_after_its_data_set() -> None:
     [
         ({"gym": "maze", "num_question": 3}, "num_question is not a setting; did you mean num_questions"),
         ({"gym": "maze", "num_questions": 0}, "greater than or equal to 1"),
-        ({"gym": "maze", "name": "a:b"}, "must have no colon"),
+        ({"gym": "maze", "name": "a:b"}, "must not contain a colon"),
         ({"gym": []}, "at least 1 item"),
     ],
 )

@@ -1,8 +1,8 @@
-"""Layouts of public datasets of programming questions.
+"""Layouts of public programming datasets.
 
-Expected outputs are compared exactly, up to white space and the notation of numbers. A row with several valid outputs,
-without tests, or with an interactive or file-based program is dropped. Text is added to a question only where a model
-could not know the form of the answer.
+Expected outputs are compared exactly, up to white space and number notation. Rows with several valid outputs, without
+tests, or with an interactive or file-based program are dropped. Text is added to a question only if a model could not
+otherwise know the form of the answer.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _ANSWER = "Put the whole {} into one code block that starts with ```python."
 _STDIN = "Write a Python program that reads from standard input and writes to standard output. " + _ANSWER.format(
     "program"
 )
-_NUMPY_CLOSE = 1e-5  # of the judges of APPS, TACO and CodeContests
-# The judges of these datasets import the usual names before the answer, and raise the recursion limit. The import of
+_NUMPY_CLOSE = 1e-5  # tolerance of the judges of APPS, TACO and CodeContests
+# The judges of these datasets import the usual names before the answer and raise the recursion limit. Importing
 # `builtins` restores names such as `pow`.
 PRELUDE = "\n".join(
     [
@@ -60,7 +60,7 @@ _SEVERAL = re.compile(
     r"|\bany (?:valid|correct|optimal|possible|suitable) (?:answer|solution|output)",
     re.IGNORECASE,
 )
-# About the output, not about the input: behind one of these words in the same sentence.
+# About the output, not the input: after one of these words in the same sentence.
 _OF_OUTPUT = r"\b(?:print|output|return|report|display|write|answer)(?:s|ed)?\b[^.\n]{0,80}"
 _ANY_ORDER = re.compile(rf"{_OF_OUTPUT}\b(?:in any order|order (?:does not|doesn't) matter)\b", re.IGNORECASE)
 _ANY_CASE = re.compile(
@@ -69,7 +69,7 @@ _ANY_CASE = re.compile(
 
 
 def apps(row: Cells, _seed: int) -> Asked:
-    """Read APPS and TACO: `input_output` is JSON text of inputs, outputs and perhaps `fn_name`."""
+    """Read APPS and TACO: `input_output` is JSON text with inputs, outputs and sometimes `fn_name`."""
     question, column, limit = _text(row, "question"), row["input_output"], row.get("time_limit")
     seconds = re.match(r"\s*(\d+(?:\.\d+)?)", str(limit)) if limit else None
     tests = _tests(
@@ -103,7 +103,7 @@ def code_contests(row: Cells, _seed: int) -> Asked:
 
 
 def codeforces(row: Cells, _seed: int) -> Asked:
-    """Read Codeforces, whose statement is in several columns."""
+    """Read Codeforces, whose problem statement spans several columns."""
     if row["interaction_format"]:
         raise DroppedRow("the program is interactive")
     if row["input_mode"] not in (None, "stdio"):
@@ -131,7 +131,7 @@ def codeforces(row: Cells, _seed: int) -> Asked:
 
 
 def live_code_bench(row: Cells, _seed: int) -> Asked:
-    """Read LiveCodeBench, whose private cases are packed."""
+    """Read LiveCodeBench, whose private cases are compressed."""
     question, starter = _text(row, "question_content"), row["starter_code"] or ""
     cases = [*_read_json(row["public_test_cases"], "public_test_cases"), *_private_cases(row["private_test_cases"])]
     if not cases:
@@ -146,14 +146,14 @@ def live_code_bench(row: Cells, _seed: int) -> Asked:
 
 
 class _TextUnpickler(pickle.Unpickler):
-    """Reads only text: a pickle that names any class or function is an error."""
+    """Loads only text: a pickle that names any class or function is an error."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
 def _private_cases(column: Any) -> list[dict[str, str]]:
-    """Return the private cases of LiveCodeBench: JSON text, or the same text pickled, compressed and in base64."""
+    """Return LiveCodeBench's private cases: JSON text, or the same text pickled, compressed and in base64."""
     text = str(column or "[]")
     if not text.lstrip().startswith("["):
         try:
@@ -172,7 +172,7 @@ _MATH_OF_EURUS = texts.answered("prompt", "reward_model.ground_truth")
 
 
 def eurus2(row: Cells, seed: int) -> Asked:
-    """Read rows of mathematics and code by `ability`, without the system message."""
+    """Read math and code rows, depending on `ability`, without the system message."""
     if row["ability"] == "math":
         return _MATH_OF_EURUS(row, seed)
     if row["ability"] != "code":
@@ -186,7 +186,7 @@ def eurus2(row: Cells, seed: int) -> Asked:
 def human_eval(row: Cells, _seed: int) -> Asked:
     """Read a function to complete, with test code."""
     prompt, function = _text(row, "prompt"), _text(row, "entry_point")
-    # A few prompts define other functions first, which the completed function and the test code call.
+    # A few prompts first define other functions, which the completed function and the test code call.
     before, definition, _ = prompt.rpartition(f"\ndef {function}(")
     prelude = before.strip() if definition else ""
     shared = "" if all(line.startswith(_IMPORTS) for line in prelude.splitlines() if line) else f"{prelude}\n\n\n"
@@ -205,7 +205,7 @@ def mbpp_plus(row: Cells, _seed: int) -> Asked:
 
 
 def mbpp(row: Cells, _seed: int) -> Asked:
-    """Read a short function with assertions, and show only the first one: all of them would be the whole answer."""
+    """Read a short function with assertions; show only the first one, since all of them would give the answer away."""
     tests = [*(row["test_list"] or ()), *(row.get("challenge_test_list") or ())]
     before = row.get("test_imports") or [row.get("test_setup_code") or ""]
     text = _text(row, "text" if "text" in row else "prompt")
@@ -213,7 +213,7 @@ def mbpp(row: Cells, _seed: int) -> Asked:
 
 
 def _mbpp(question: str, shown: Sequence[str], test: str, before: Sequence[str] | None, solution: str) -> Asked:
-    """Return a question that shows some of its tests, with the code of all of them."""
+    """Return a question that shows some of its tests, together with the code of all tests."""
     named = re.search(r"\bassertion\((?:set\()?(\w+)\(\*inp\)", test) or re.search(
         r"\bassert\s+(?:\(|not\s+|(?:set|sorted|tuple|list|str|round|math\.isclose|abs)\()*(\w+)\(", "\n".join(shown)
     )
@@ -226,7 +226,7 @@ def _mbpp(question: str, shown: Sequence[str], test: str, before: Sequence[str] 
 
 
 def _tests(question: str, cases: Any, seconds: float = 0.0) -> CodeTests:
-    """Return the tests of a question whose cases are in the form of APPS."""
+    """Return the tests of a question whose cases are in the APPS format."""
     if not cases or not cases.get("inputs"):
         raise DroppedRow(_NO_TESTS)
     function, inputs, outputs = cases.get("fn_name"), cases["inputs"], cases["outputs"]
@@ -236,7 +236,7 @@ def _tests(question: str, cases: Any, seconds: float = 0.0) -> CodeTests:
 
 
 def _question(text: str, tests: CodeTests, starter: str | None = None) -> Asked:
-    """Return a question; where there is code to start from, even if it is empty, the form of the answer follows it."""
+    """Return a question; unless `starter` is None, add the starter code, if any, and the form of the answer."""
     if starter is not None:
         code = f"Start from this code:\n\n```python\n{starter.strip()}\n```\n\n" if starter.strip() else ""
         form = _STDIN
@@ -264,7 +264,7 @@ def _check_outputs(question: str, is_call: bool) -> None:
 def _stdin_cases(
     question: str, inputs: Sequence[Any], outputs: Sequence[Any], tolerance: float, compare: Any = "tokens"
 ) -> StdinCases:
-    """Return cases of a program; a list of lines is joined, as the judges do."""
+    """Return a program's cases; a list of lines is joined, as the judges do."""
     _check_outputs(question, is_call=False)
     inputs, outputs = (
         ["\n".join(map(str, text)) if isinstance(text, list) else str(text) for text in texts]
@@ -281,7 +281,7 @@ def _stdin_cases(
 
 
 def _call_cases(question: str, function: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> CallCases:
-    """Return cases of a function, as the judges of APPS, TACO and PRIME read them; the question can allow any order."""
+    """Return a function's cases, as the judges of APPS, TACO and PRIME read them; the question may allow any order."""
     _check_outputs(question, is_call=True)
     arguments, expected = inputs, outputs
     if all(isinstance(text, str) for text in (*inputs, *outputs)):
@@ -301,7 +301,7 @@ def _call_cases(question: str, function: Any, inputs: Sequence[Any], outputs: Se
 
 
 def _chosen(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
-    """Return the cases to keep: all if there are at most 100, or 100 at even distances; large ones while they fit."""
+    """Return the cases to keep: all, or 100 evenly spaced ones if there are more; large cases only while they fit."""
     if len(inputs) != len(outputs):
         raise DroppedRow(_UNREADABLE)
     number = len(inputs)
@@ -318,7 +318,7 @@ def _chosen(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
 
 
 def _read_json(text: Any, column: str) -> Any:
-    """Return a JSON value; a few rows of large datasets hold other text, or integers too long to read."""
+    """Return a JSON value; a few rows in large datasets contain other text, or integers too long to parse."""
     if not isinstance(text, str):
         raise ValueError(f"{column} must be JSON text, got {text!r:.40}")
     try:

@@ -1,4 +1,4 @@
-"""Layouts of public datasets of puzzles."""
+"""Layouts of public puzzle datasets."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from brorl.prompts.row import Asked, Cells, decoded
 
 
 def countdown(row: Cells, _seed: int) -> Asked:
-    """Read the numbers and the target of a countdown puzzle; a row that has a prompt keeps it."""
+    """Read the numbers and the target of a countdown puzzle; if the row has a prompt, keep it."""
     numbers, target = decoded(row["nums"]), row["target"]
     if isinstance(target, str) and target.strip().isdecimal():  # in a CSV file
         target = int(target)
     if not isinstance(numbers, list) or not all(isinstance(n, int) for n in (*numbers, target)):
         raise ValueError(
-            f"nums must be a list of whole numbers and target one, got {short_repr(numbers)} and {short_repr(target)}"
+            f"nums must be a list of whole numbers and target a whole number, got {short_repr(numbers)} and "
+            f"{short_repr(target)}"
         )
     puzzle = CountdownPuzzle(tuple(sorted(numbers)), target)
     given = listed([str(number) for number in numbers])

@@ -1,4 +1,4 @@
-"""Layouts of public datasets of mathematics, science and instructions; a row that cannot be verified is dropped."""
+"""Layouts of public mathematics, science and instruction datasets; a row that cannot be verified is dropped."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from brorl.prompts.science import MeasuredAnswer
 
 MARKER = "####"  # before the answer in GSM8K's form
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3})")
-_AROUND = re.compile(  # what DAPO and PRIME put around a problem
+_AROUND = re.compile(  # text that DAPO and PRIME put around a problem
     r"\ASolve the following math problem step by step\..*?\n\n"
     r'|Remember to put your answer on its own line after "Answer:"\.\Z'
     r"|Present the answer in LaTex format: \\boxed\{Your answer\}\Z",
     re.DOTALL,
 )
-# Columns of benchmarks, in upper or lower case; the first that a row has is read.
+# Benchmark columns, ignoring case; the first one that a row has is used.
 QUESTIONS = ("problem", "question", "prompt", "query", "input")
 ANSWERS = ("answer", "final_answer", "expected_answer", "ground_truth", "gt", "target")
 SOLUTIONS = ("solution", "original_solution", "response", "output")
-CONTEXT = "context"  # column of a text before the question
+CONTEXT = "context"  # column with text before the question
 SPELLINGS = {
     spelling
     for name in (*QUESTIONS, *ANSWERS, *SOLUTIONS, CONTEXT)
     for spelling in (name, name.capitalize(), name.title(), name.upper())
 }
 
-Find = Callable[[Any], str | None]  # finds the answer in the value of a column; None if there is no answer
+Find = Callable[[Any], str | None]  # finds the answer in a cell; None if there is no answer
 
 
 def reference_answer(value: Any) -> str | None:
-    """Return an answer as text: a whole number without decimals, a list joined by commas; None if there is none."""
+    """Return an answer as text: whole numbers without decimals, lists joined by commas; None if there is none."""
     if isinstance(value, str):
         listed = decoded(value)
         is_list = isinstance(listed, list) and bool(listed) and all(isinstance(item, str) for item in listed)
@@ -52,7 +52,7 @@ def reference_answer(value: Any) -> str | None:
 
 
 def after_marker(value: Any) -> str | None:
-    """Return the number after `####`, without commas between thousands."""
+    """Return the number after `####`, without thousands separators."""
     _, marker, answer = str(value).rpartition(MARKER)
     if not marker:
         raise DroppedRow(f"no {MARKER} before the answer")
@@ -60,7 +60,7 @@ def after_marker(value: Any) -> str | None:
 
 
 def boxed(value: Any) -> str | None:
-    """Return the last box of a solution."""
+    """Return the content of the last box in a solution."""
     answer = last_box(str(value))
     if answer is None:
         raise DroppedRow("no \\boxed{} in the solution")
@@ -68,7 +68,7 @@ def boxed(value: Any) -> str | None:
 
 
 def the_only(value: Any) -> str | None:
-    """Return the answer of a list with one accepted answer."""
+    """Return the answer in a list with one accepted answer."""
     answers = decoded(value)
     if not isinstance(answers, list):
         raise ValueError(f"the answer must be a list of answers, got {str(value)[:60]!r}")
@@ -78,7 +78,7 @@ def the_only(value: Any) -> str | None:
 
 
 def answered(question: str, answer: str, find: Find = reference_answer) -> Callable[[Cells, int], Asked]:
-    """Return the reader of a column with a problem, and of a column or a key inside one with its answer."""
+    """Return a reader for a column with a problem, and a column (or `column.key`) with its answer."""
 
     def read(row: Cells, _seed: int) -> Asked:
         problem = _AROUND.sub("", asked_text(row[question]).strip()).strip()
@@ -90,7 +90,7 @@ def answered(question: str, answer: str, find: Find = reference_answer) -> Calla
 
 
 def asked_text(value: Any) -> str:
-    """Return the text of a question: a string, or the last message of a conversation; empty for none."""
+    """Return a question's text: a string, or the last message of a conversation; empty if there is none."""
     last = value[-1] if isinstance(value, list) and value else None
     if isinstance(last, Mapping) and isinstance(last.get("content"), str) and last.get("role") == "user":
         return str(last["content"])
@@ -101,7 +101,7 @@ def asked_text(value: Any) -> str:
 
 
 def benchmark_row(row: Cells, _seed: int) -> Asked:
-    r"""Read the columns of a benchmark by their usual names; the answer may be after `####`, or in a `\boxed{...}`."""
+    r"""Read a benchmark's columns by their common names; the answer may follow `####`, or be in a `\boxed{...}`."""
     asked, context = (_texts(row, names) for names in (QUESTIONS, [CONTEXT]))
     given = [answer for answer in map(reference_answer, _cells(row, ANSWERS)) if answer]
     marked = [_THOUSANDS.sub("", answer.rpartition(MARKER)[2]) if MARKER in answer else answer for answer in given]
@@ -118,7 +118,7 @@ def _texts(row: Cells, names: Sequence[str]) -> list[str]:
 
 
 def _cells(row: Cells, names: Sequence[str]) -> list[Any]:
-    """Return the values of the named columns that a row has, in the order of the names, ignoring case."""
+    """Return a row's values in the named columns that it has, in the order of the names, ignoring case."""
     spelled = {name.lower(): name for name in reversed(list(row))}
     return [row[spelled[name]] for name in names if name in spelled]
 
@@ -127,7 +127,7 @@ _MAX_ANSWER = 100
 _SCIBENCH_TOLERANCE = 0.05
 _ANSWER = re.compile(r"\b(?:final )?answer\b[*_\s]*(?:is\b|[:=])[*_:=\s]*([^\n]{1,200})", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.;](?=\s|$)")
-_CHECKABLE = re.compile(r"[0-9\\^=]")  # in a number or a formula; an answer of words alone has many forms
+_CHECKABLE = re.compile(r"[0-9\\^=]")  # in a number or a formula; an answer in words has many forms
 
 
 def _text(row: Cells, column: str) -> str:
@@ -140,9 +140,9 @@ def _text(row: Cells, column: str) -> str:
 def choices(
     question: str, options: Sequence[str], *answers: str, first: int | None = None
 ) -> Callable[[Cells, int], Asked]:
-    """Return the reading of a question with options, in one column, or in one column per option, the right one first.
+    """Return a reader for a question with options, in one column, or in one column each with the right one first.
 
-    All columns of `answers` must name the same option of one column; the last is an index if `first` is given.
+    With one column, all columns of `answers` must name the same option; the last is an index if `first` is given.
     """
 
     def read(row: Cells, seed: int) -> Asked:
@@ -165,7 +165,7 @@ def choices(
 
 
 def scp(row: Cells, _seed: int) -> Asked:
-    """Read a problem whose solution states a short answer: in a box, after `answer`, or as its only line."""
+    """Read a problem whose solution states a short answer in a box, after `answer`, or as its only line."""
     solution = _text(row, "matched_solution" if "matched_solution" in row else "solution")
     answer = last_box(solution)
     if answer is None:
@@ -180,7 +180,7 @@ def scp(row: Cells, _seed: int) -> Asked:
 
 
 def scibench(row: Cells, _seed: int) -> Asked:
-    """Read a number with its unit, which is accepted within 5%."""
+    """Read a number with its unit, accepted within 5%."""
     problem, number, unit = (_text(row, column) for column in ("problem_text", "answer_number", "unit"))
     value = f"{number} {unit.replace('$', '').strip()}".strip()
     return Asked(problem, MeasuredAnswer(value, _SCIBENCH_TOLERANCE).to_text() if number else "", SCIENCE_DOMAIN)
@@ -189,7 +189,7 @@ def scibench(row: Cells, _seed: int) -> Asked:
 _UNKNOWN_KIND = "an instruction that is not one of the 25 kinds of IFEval"
 _UNUSABLE = "an instruction with missing or unusable arguments"
 
-# RLVR-IFeval: each function with its kind, our name of each of its arguments, and arguments that its prompts state.
+# RLVR-IFeval: each function with its kind, our names for its arguments, and arguments that its prompts imply.
 _FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, str]]] = {
     name: (
         kind,
@@ -231,7 +231,7 @@ _FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, str]]] = {
 
 
 def _instructed(prompt: Any, kinds: Any, arguments: Any, loose: bool = False) -> Asked:
-    """Return the question of a row with a list of kinds and a list of their arguments."""
+    """Return the question of a row with a list of kinds and a list of arguments."""
     if not isinstance(kinds, list | tuple) or not isinstance(arguments, list | tuple):
         types = f"{type(kinds).__name__} and {type(arguments).__name__}"
         raise ValueError(f"the kinds of instructions and their arguments must be two lists, got {types}")
@@ -247,18 +247,18 @@ def _instructed(prompt: Any, kinds: Any, arguments: Any, loose: bool = False) ->
 
 
 def ifeval(row: Cells, _seed: int, loose: bool = False) -> Asked:
-    """Read the lists of IFEval."""
+    """Read IFEval's lists."""
     return _instructed(row["prompt"], row["instruction_id_list"], row["kwargs"], loose)
 
 
 def nemotron(row: Cells, _seed: int) -> Asked:
-    """Read the lists of IFEval inside `args`."""
+    """Read IFEval's lists inside `args`."""
     arguments = _mapping(row["args"], "args", "instruction_id_list", "instruction_kwargs")
     return _instructed(row["input"], arguments["instruction_id_list"], arguments["instruction_kwargs"])
 
 
 def multi_constraints(row: Cells, _seed: int) -> Asked:
-    """Read the lists of IFEval inside `ground_truth`, which can be a list of one mapping."""
+    """Read IFEval's lists inside `ground_truth`, which may be a list with one mapping."""
     truth = decoded(row["ground_truth"])
     truth = truth[0] if isinstance(truth, list) and len(truth) == 1 else truth
     truth = _mapping(truth, "ground_truth", "instruction_id", "kwargs")
@@ -266,7 +266,7 @@ def multi_constraints(row: Cells, _seed: int) -> Asked:
 
 
 def rlvr(row: Cells, _seed: int) -> Asked:
-    """Read one function with its arguments."""
+    """Read a function with its arguments."""
     truth = _mapping(row["ground_truth"], "ground_truth", "func_name")
     if truth["func_name"] not in _FUNCTIONS:
         raise DroppedRow(_UNKNOWN_KIND)
@@ -276,8 +276,8 @@ def rlvr(row: Cells, _seed: int) -> Asked:
 
 
 def _mapping(value: Any, column: str, *keys: str) -> Mapping[str, Any]:
-    """Return a mapping with some keys, which may be stored as the text of JSON or of a Python literal."""
+    """Return a mapping with the given keys; it may be stored as JSON text or as a Python literal."""
     found = decoded(value)
     if not isinstance(found, Mapping) or not {*keys} <= {*found}:
-        raise ValueError(f"{column} must contain one mapping with {' and '.join(keys)}, got {short_repr(value)}")
+        raise ValueError(f"{column} must be a mapping with {' and '.join(keys)}, got {short_repr(value)}")
     return found

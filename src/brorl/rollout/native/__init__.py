@@ -1,1 +1,1 @@
-"""The native engine: samples a tree with any Hugging Face decoder."""
+"""The parts of the native engine, which samples trees with any Hugging Face decoder."""

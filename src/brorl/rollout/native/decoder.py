@@ -1,7 +1,7 @@
-"""Rows of one length, the memory that they take, and the decoder that feeds their tokens to a model.
+"""Rows of equal length, their memory, and the decoder that feeds their tokens to a model.
 
-`PagedDecoder` decodes with the kernels in C on a CPU, and `SlotDecoder` anywhere else. `ModelCacheDecoder` is for
-models whose attention cannot be hooked.
+`PagedDecoder` uses the C kernels on a CPU; `SlotDecoder` runs anywhere else. `ModelCacheDecoder` is for models whose
+attention cannot be hooked.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from brorl.model.tree_attention import (
 
 @dataclass(frozen=True)
 class Rows:
-    """Live prefixes, all of one length, and their rollouts.
+    """Live prefixes of equal length, and their rollouts.
 
     Rollouts 7 8, 7 8 and 7 9 of one prompt are 2 rows of depth 2: token_R [8, 9], row_K [0, 0, 1], rollout_K [0, 1, 2].
     """
 
     depth: int  # tokens after the prompt; at depth 0 each prompt is one row
     prompt_R: IntArray  # prompt of each row, shape [R]
-    node_R: IntArray  # number of the node of each row's last token, shape [R]; -1 at depth 0
+    node_R: IntArray  # node of each row's last token, shape [R]; -1 at depth 0
     token_R: IntArray  # each row's last token, shape [R]; -1 at depth 0
-    slot_R: IntArray  # slot with each row's earlier tokens, shape [R]; at depth 1, its prompt's place in the wave
+    slot_R: IntArray  # slot with each row's earlier tokens, shape [R]; at depth 1, its prompt's index in the wave
     row_K: IntArray  # row of each of K rollouts, ascending, shape [K]
     rollout_K: IntArray  # index of each rollout within its prompt, shape [K]
 
@@ -46,7 +46,7 @@ class Rows:
         return self.node_R.size
 
     def take(self, rows: IntArray) -> Rows:
-        """Return some rows, renumbered in the given order, with their rollouts."""
+        """Return the given rows, renumbered in that order, with their rollouts."""
         if np.array_equal(rows, np.arange(self.size)):
             return self
         renumber = np.full(self.size, -1)
@@ -65,7 +65,7 @@ class Rows:
         )
 
     def join(self, other: Rows) -> Rows:
-        """Return these rows and then others of the same depth."""
+        """Append other rows of the same depth."""
         assert self.depth == other.depth
         if not other.size:
             return self
@@ -76,11 +76,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class RowMemory:
-    """How much of a memory limit rows take."""
+    """Memory use of rows, under a limit."""
 
     limit: int  # bytes for the keys and values of rows and prompts, and for the logits of rows
-    max_rows: int  # most rows there can be
-    max_tokens: int  # most tokens per row
+    max_rows: int  # maximum number of rows
+    max_tokens: int  # maximum tokens per row
     bytes_per_token: int  # keys and values of one token in all layers
     largest_layer: int  # bytes of a token's keys and values in the largest layer
     bytes_per_row: int  # logits of one row, their softmax, and one temporary of the same size
@@ -89,7 +89,7 @@ class RowMemory:
     def of(
         cls, model: PreTrainedModel, shapes: Sequence[KVShape], limit: int, max_rows: int, max_tokens: int
     ) -> RowMemory:
-        """Return the memory of a model's rows, from the shape of keys and values in each layer."""
+        """Return the memory use of a model's rows, from the shape of keys and values in each layer."""
         itemsize, vocabulary = model.dtype.itemsize, model.config.get_text_config().vocab_size
         sizes = [shape.size * itemsize for shape in shapes]
         logit_bytes = logit_bytes_per_row(vocabulary, itemsize)
@@ -97,60 +97,60 @@ class RowMemory:
 
     @property
     def prompt_tokens(self) -> int:
-        """The most prompt tokens that are cached together: they fill half of the limit."""
+        """Maximum prompt tokens to cache together: they fill half of the limit."""
         return self.limit // (2 * self.bytes_per_token)
 
     def rows(self, tokens_reserved: int, other_bytes: int) -> int:
-        """Return how many rows fit, each with `tokens_reserved` tokens, beside prompts that take `other_bytes`."""
+        """Return how many rows of `tokens_reserved` tokens fit in addition to prompts that take `other_bytes`."""
         row_bytes = tokens_reserved * self.bytes_per_token + self.bytes_per_row
         return max(0, self.limit - other_bytes) // row_bytes
 
     def too_small_error(self, num_tokens: int, tokens_reserved: int, other_bytes: int) -> OutOfMemoryError:
-        """Return the error for a limit that does not hold a single row."""
+        """Return the error for a limit that does not fit a single row."""
         row_bytes = tokens_reserved * self.bytes_per_token + self.bytes_per_row
         return OutOfMemoryError(
-            f"one row of {num_tokens} tokens needs {row_bytes / 2**20:.3g} MiB, the prompts beside it need "
-            f"{other_bytes / 2**20:.3g} MiB, and the engine may use {self.limit / 2**20:.3g} MiB; raise "
+            f"one row of {num_tokens} tokens needs {row_bytes / 2**20:.3g} MiB and the prompts need "
+            f"{other_bytes / 2**20:.3g} MiB, but the engine may use only {self.limit / 2**20:.3g} MiB; raise "
             "engine.memory_gib or lower sampling.max_new_tokens"
         )
 
 
 class Decoder:
-    """Feeds the rows of growing trees to a model, wave by wave; a wave has some prompts, and rows of one length."""
+    """Feeds the rows of growing trees to a model, wave by wave; a wave has some prompts, and rows of equal length."""
 
     def attention(self) -> AbstractContextManager[None]:
-        """Return the context in which all other methods are called."""
+        """Return the context in which to call all other methods."""
         return nullcontext()
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
-        """Split prompts into waves, each an ascending array of indices; a wave is prefilled and decoded together."""
+        """Split prompts into waves that are prefilled and decoded together, each an ascending array of indices."""
         raise NotImplementedError
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
-        """Begin a wave: compute its prompts, and return the logits after each, shape [P, V]."""
+        """Begin a wave: compute its prompts and return the logits after each, shape [P, V]."""
         raise NotImplementedError
 
     def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows of `num_tokens` fit beside the prompts; raise an `OutOfMemoryError` if none does."""
+        """Return how many rows of `num_tokens` fit in addition to the prompts; raise `OutOfMemoryError` if none."""
         raise NotImplementedError
 
     def keep_prompts(self, prompts: IntArray) -> None:
-        """Drop the prompts of the wave that have no rows any more."""
+        """Keep only these prompts of the wave; the others no longer have rows."""
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
-        """Give each row a slot that continues its `slot_R`; return the rows in the order of their new slots.
+        """Assign each row a slot that continues its `slot_R`; return the rows in the order of their new slots.
 
-        `prompt_R` has the place of each row's prompt in the wave.
+        `prompt_R` is the index of each row's prompt in the wave.
         """
         raise NotImplementedError
 
     def feed(self, rows: Rows) -> Tensor:
-        """Feed the last token of each row that was placed; return the logits, shape [R, V]."""
+        """Feed the last token of each placed row; return the logits, shape [R, V]."""
         raise NotImplementedError
 
 
 class ModelCacheDecoder(Decoder):
-    """Decodes with the model's own cache: each row has a copy of its prompt and its tokens, or the state after them."""
+    """Decodes with the model's own cache: each row stores a copy of its prompt and tokens, or the state after them."""
 
     def __init__(self, model: PreTrainedModel, memory_bytes: int) -> None:
         self._model = model
@@ -161,7 +161,7 @@ class ModelCacheDecoder(Decoder):
         self._num_rows = self._num_tokens = 0  # rows in the cache, and tokens of each row
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
-        """Split prompts into waves of one length, because a state cannot skip padding; see `Decoder.split`."""
+        """Split prompts into waves of equal length, because a state cannot skip padding; see `Decoder.split`."""
         length_P = np.array([len(prompt) for prompt in prompts])
         waves: list[IntArray] = []
         for length in np.unique(length_P).tolist():
@@ -171,7 +171,7 @@ class ModelCacheDecoder(Decoder):
         return waves
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
-        """Compute the prompts of a wave, all of one length; see `Decoder.start`."""
+        """Compute the prompts of a wave, all of equal length; see `Decoder.start`."""
         self._cache = ModelCache(self._model, self._tensor(np.array(prompts)))
         self._num_rows, self._num_tokens = len(prompts), len(prompts[0])
         return self._cache.logits_RV
@@ -182,13 +182,13 @@ class ModelCacheDecoder(Decoder):
         needed = row_bytes + self._logit_bytes
         if needed > self._memory_bytes:
             raise OutOfMemoryError(
-                f"one row of {num_tokens} tokens and its prompt need {needed / 2**20:.3g} MiB, and the engine may use "
-                f"{self._memory_bytes / 2**20:.3g} MiB; raise engine.memory_gib or lower sampling.max_new_tokens"
+                f"one row of {num_tokens} tokens and its prompt need {needed / 2**20:.3g} MiB, but the engine may use "
+                f"only {self._memory_bytes / 2**20:.3g} MiB; raise engine.memory_gib or lower sampling.max_new_tokens"
             )
         return self._memory_bytes // needed
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:  # noqa: ARG002
-        """Choose and repeat the rows of the cache; see `Decoder.place`."""
+        """Select and repeat the rows of the cache; see `Decoder.place`."""
         if not np.array_equal(rows.slot_R, np.arange(self._num_rows)):
             self._cache.take(self._tensor(rows.slot_R))
             self._num_rows = rows.size

@@ -1,9 +1,9 @@
 """Logits to tokens: one inverse-CDF draw per rollout, from the tokens that top-p and top-k keep.
 
-Each rollout has one uniform number per position, addressed by (seed of the prompt, rollout, position). So its tokens do
-not depend on the rows that share its batch, or on how the batch was split.
+Each rollout has one uniform number per position, addressed by (prompt seed, rollout, position). So its tokens do not
+depend on the other rows in its batch or on how the batch was split.
 
-Dimensions: P prompts, R rows, K rollouts, V tokens of the vocabulary in B blocks of C tokens, J 16 positions.
+Dimensions: P prompts, R rows, K rollouts, V vocabulary tokens in B blocks of C tokens, J = 16 positions.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from brorl.model.logits import LOGITS_PER_DRAW, MASSES_PER_DRAW, tokens_per_mass
 from brorl.model.logprobs import smallest_kept, softmax_lse
 from brorl.sampling import SamplingParams
 
-# Uniform numbers are computed for 16 positions at once, and a device draws 16 tokens between two looks of the host.
+# Uniform numbers are computed 16 positions at a time, and the device draws 16 tokens before the host collects them.
 POSITIONS_AT_ONCE = 16
 
 
 def forbidden_at(depth: int, sampling: SamplingParams) -> tuple[int, ...]:
-    """Return the tokens that cannot follow `depth` tokens: all stop tokens before `min_new_tokens`, then none."""
+    """Return the tokens forbidden after `depth` tokens: all stop tokens before `min_new_tokens`, then none."""
     return sampling.stop_token_ids if depth < sampling.min_new_tokens else ()
 
 
 def without(logits_RV: Tensor, forbidden: tuple[int, ...]) -> Tensor:
-    """Return logits with -inf for the forbidden tokens."""
+    """Return the logits with the forbidden tokens set to -inf."""
     if forbidden:
         logits_RV = logits_RV.clone()
         for token in forbidden:
@@ -41,9 +41,9 @@ def without(logits_RV: Tensor, forbidden: tuple[int, ...]) -> Tensor:
 
 
 class Uniforms:
-    """Uniform numbers in [0, 1) for each prompt, rollout and position. They do not depend on the order of access.
+    """Uniform numbers in [0, 1) for each prompt, rollout and position, independent of the order of access.
 
-    The numbers of a prompt depend on its seed, 0 to 2**96 - 1, and on its number of rollouts.
+    A prompt's numbers depend on its seed, 0 to 2**96 - 1, and on its number of rollouts.
     """
 
     def __init__(self, seed_P: Sequence[int], rollouts_P: Sequence[int]) -> None:
@@ -59,12 +59,12 @@ class Uniforms:
         return uniform_K
 
     def block(self, position: int, prompt_K: IntArray, rollout_K: IntArray) -> FloatArray:
-        """Return the numbers of K rollouts at all 16 positions of a position's block, shape [K, 16]."""
+        """Return the numbers of K rollouts at all 16 positions of the block with `position`, shape [K, 16]."""
         uniform_KJ: FloatArray = self._of_block(position, prompt_K)[prompt_K, :, rollout_K]
         return uniform_KJ
 
     def _of_block(self, position: int, prompt_K: IntArray) -> FloatArray:
-        """Return the table of a position's block, filled for some prompts, shape [P, 16, N]."""
+        """Return the table of the block with `position`, filled for the given prompts, shape [P, 16, N]."""
         block = position // POSITIONS_AT_ONCE
         if block != self._block:
             self._block = block
@@ -81,19 +81,19 @@ class Uniforms:
 def draw_tokens(
     logits_RV: Tensor, row_K: IntArray | None, uniform_K: FloatArray | Tensor, sampling: SamplingParams
 ) -> tuple[Tensor, Tensor]:
-    """Draw one token for each of K rollouts on R rows, without a wait for the device.
+    """Draw one token for each of K rollouts on R rows, without waiting for the device.
 
     Args:
         logits_RV: The model's logits of the rows, shape [R, V].
-        row_K: Row of each rollout, ascending: [0, 0, 1] draws twice from row 0. None draws once from each row, with all
-            numbers on the device.
+        row_K: Row of each rollout, ascending: [0, 0, 1] draws twice from row 0. None draws once from each row, with
+            everything on the device.
         uniform_K: A float64 number in [0, 1) for each rollout, shape [K].
         sampling: Temperature, top-p and top-k.
 
     Returns:
         Token ids [K], and their log-probs [K] in nats under the distribution that drew them (at temperature 0, the
-        distribution of temperature 1). A row that has NaN or +inf, or only -inf, has no distribution: its log-probs
-        are NaN. Blocks of rows and rollouts bound the memory and change no token.
+        distribution at temperature 1). A row with a NaN or +inf, or with only -inf, has no distribution: its log-probs
+        are NaN. Processing rows and rollouts in blocks bounds memory and does not change any token.
     """
     (num_rows, vocabulary), device = logits_RV.shape, logits_RV.device
     row = torch.arange(num_rows, device=device) if row_K is None else to_device(row_K, device)
@@ -118,7 +118,7 @@ def draw_tokens(
 
 
 def _draw_block(logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Draw for one block of rows, as `draw_tokens` does."""
+    """Draw for one block of rows; see `draw_tokens`."""
     if sampling.temperature and (sampling.top_p < 1 or sampling.top_k):
         smallest_R = smallest_kept(logits_RV, sampling.temperature, sampling.top_p, sampling.top_k)
         logits_RV = logits_RV.masked_fill(logits_RV < smallest_R[:, None], float("-inf"))
@@ -131,7 +131,7 @@ def _draw_block(logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: S
 
 
 def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
-    """Invert a cumulative distribution in two levels: first among blocks of tokens, then inside one block."""
+    """Invert a cumulative distribution in two levels: first over blocks of tokens, then inside one block."""
     vocabulary = mass_RV.shape[1]
     block_size = tokens_per_mass(vocabulary)
     if vocabulary % block_size:
@@ -145,10 +145,10 @@ def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
 
 
 def _from_masses(mass_RBC: Tensor, edge_RB: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
-    """Draw for K rollouts, given the masses of tokens [R, B, C] and the cumulative masses of blocks [R, B]."""
+    """Draw for K rollouts, given token masses [R, B, C] and cumulative block masses [R, B]."""
     edge_KB = edge_RB[row_K]
-    target_K = uniform_K * edge_KB[:, -1]  # rounds to less than the last edge: a uniform number is at most 1 - 2**-53
-    # A row with NaN has no such block: the limits keep its indices valid, and its log-probs are NaN.
+    target_K = uniform_K * edge_KB[:, -1]  # rounds to below the last edge: a uniform number is at most 1 - 2**-53
+    # A row with NaN has no such block: clamping keeps its indices valid, and its log-probs are NaN.
     block_K = torch.searchsorted(edge_KB, target_K[:, None], right=True)[:, 0].clamp_(max=edge_KB.shape[1] - 1)
     before_K = torch.where(block_K > 0, edge_KB.gather(1, (block_K[:, None] - 1).clamp(min=0))[:, 0], 0.0)
     inner_KC = mass_RBC[row_K, block_K].to(torch.float64).cumsum(1)

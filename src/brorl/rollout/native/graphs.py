@@ -1,7 +1,7 @@
-"""CUDA graphs of a step of decoding: recorded at first use, compared with the eager step, and replayed.
+"""CUDA graphs of decoding steps: recorded at first use, compared with the eager step, and replayed.
 
-A step is a function without arguments. It reads and writes tensors at fixed addresses, and has the same result if it
-runs twice. A step that a graph cannot record runs eagerly, and one line says so.
+A step is a function without arguments. It reads and writes tensors at fixed addresses and is idempotent. If a graph
+cannot record a step, steps run eagerly, and a line reports it.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from brorl.errors import UserError, first_line
 from brorl.model.forward import agrees
 
 GraphChoice = Literal["auto", "on", "off"]
-_MAX_GRAPHS = 256  # most graphs that are kept, of a few MiB each; the least recently used one is dropped first
-# Operators after which the host must know a result of the device.
+_MAX_GRAPHS = 256  # graphs to keep, a few MiB each; the least recently used one is dropped first
+# Operators that make the host wait for a result from the device.
 _WAITS = {
     "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_consecutive", "unique_dim",
     "equal", "bincount", "repeat_interleave", "_pin_memory",
 }  # fmt: skip
-_INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # for a mask, the host waits for its count
+_INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # with a mask, the host waits for its count
 _COPIES = {"_to_copy", "copy_", "lift_fresh"}
 Step = Callable[[], None]
-Capture = Callable[[Step], Step]  # runs a step as often as needed, records it, and returns its replay
+Capture = Callable[[Step], Step]  # runs a step as often as needed, records it, and returns the replay
 
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the one stream of all captures on a device: libraries keep memory for each stream."""
+    """Return the stream for all captures on a device; there is only one because libraries keep memory per stream."""
     return torch.cuda.Stream(device)
 
 
 class CudaCapture:
-    """Records CUDA graphs that share one pool of memory, since they are replayed one after the other.
+    """Records CUDA graphs that share one memory pool, since they are replayed one after another.
 
-    A pool ends with its last graph, so later graphs need a new pool.
+    A pool is released with its last graph, so later graphs need a new pool.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -49,7 +49,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Step) -> Step:
-        """Warm up on a different stream, as libraries allocate at first use, then record the kernels of the step."""
+        """Warm up on a side stream, since libraries allocate at first use, then record the step's kernels."""
         with torch.cuda.device(self._device):
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):  # restores the caller's stream even if the capture fails
@@ -64,7 +64,7 @@ class CudaCapture:
 
 
 class _Inspection(TorchDispatchMode):
-    """Finds what a graph cannot record: a wait of the host, or a copy from its memory.
+    """Detects what a graph cannot record: the host waiting, or access to host memory.
 
     A capture that fails halfway can leave CUDA's allocator in a bad state, so each step is inspected first.
     """
@@ -83,12 +83,12 @@ class _Inspection(TorchDispatchMode):
         waits = name in _WAITS or any(isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in masks)
         of_host = any(x.dim() or name in _COPIES for x in tensors if x.device.type != self._device.type)
         if self.reason is None and here and (waits or of_host):
-            self.reason = f"{name} {'lets the host wait' if waits else 'reads or writes memory of the host'}"
+            self.reason = f"{name} {'makes the host wait' if waits else 'reads or writes host memory'}"
         return made
 
 
 def graphs_on(device: torch.device, choice: GraphChoice, echo: Echo) -> StepGraphs | None:
-    """Return a recorder of steps; None if graphs are not wanted, the device has none, or a trial fails."""
+    """Return a recorder of steps; None if graphs are off, the device does not support them, or a trial fails."""
     if choice == "off" or device.type != "cuda":
         return None
     graphs, number = StepGraphs(choice, echo, partial(CudaCapture, device)), torch.zeros(1, device=device)
@@ -105,33 +105,33 @@ class StepGraphs:
     """The recorded steps of a decoder.
 
     Args:
-        choice: With `on` a failure is an error. With `auto` steps run eagerly after it.
+        choice: With `on`, a failure is an error. With `auto`, steps run eagerly after it.
         echo: Receives a line about the failure.
-        new_capture: Makes a `Capture`, once for all steps that read and write the same tensors.
+        new_capture: Creates a `Capture` for all steps that read and write the same tensors.
     """
 
     def __init__(self, choice: GraphChoice, echo: Echo, new_capture: Callable[[], Capture]) -> None:
-        self.enabled = True  # whether steps are recorded; once False, it stays False
+        self.enabled = True  # whether steps are recorded; once False, always False
         self._choice, self._echo, self._new_capture = choice, echo, new_capture
         self._capture: Capture | None = None
         self._replays: dict[Hashable, Step] = {}
         self._addresses: Sequence[int] = ()
 
     def bind(self, addresses: Sequence[int]) -> None:
-        """Forget the graphs if the tensors that they read and write have moved."""
+        """Drop the graphs if the tensors that they read and write have moved."""
         if addresses != self._addresses:
             self._replays.clear()
             self._capture, self._addresses = None, addresses
 
     def run(self, key: Hashable, step: Step, output: Tensor) -> None:
-        """Run or replay a step that writes `output`. The key and the addresses decide its kernels and shapes.
+        """Run or replay a step that writes `output`. The key and the addresses determine its kernels and shapes.
 
         Raises:
-            UserError: If the step cannot be recorded or gives other numbers, and graphs are required.
+            UserError: If graphs are required, but the step cannot be recorded or its replay gives different results.
         """
         replay = self._replays.pop(key, None)
         if replay is not None:
-            self._replays[key] = replay  # move it to the end: the first graph is dropped first
+            self._replays[key] = replay  # move to the end: the first graph is dropped first
             replay()
             return
         if not self.enabled:
@@ -148,20 +148,20 @@ class StepGraphs:
                 step()
 
     def refuse(self, reason: str) -> None:
-        """Run everything eagerly from now on and say why, or raise an error if graphs are required."""
+        """Run everything eagerly from now on and report why; raise an error if graphs are required."""
         if not self.enabled:
             return
         if self._choice == "on":
             raise UserError(
-                f"engine.cuda_graphs = on, and a step of decoding cannot be a CUDA graph: {reason}; set "
+                f"engine.cuda_graphs = on, but a decoding step cannot be recorded as a CUDA graph: {reason}; set "
                 "engine.cuda_graphs: auto"
             )
         self.enabled = False
         self._replays.clear()
-        self._echo(f"decoding starts its kernels one by one, without CUDA graphs: {reason}")
+        self._echo(f"decoding launches its kernels one by one, without CUDA graphs: {reason}")
 
     def _recorded(self, key: Hashable, step: Step, output: Tensor) -> str | None:
-        """Record a step that has just run, or return the reason why it cannot be replayed."""
+        """Record a step that has just run; return the reason if it cannot be replayed."""
         expected = output.clone()
         output.zero_()
         try:
@@ -169,7 +169,7 @@ class StepGraphs:
             replay = self._capture(step)
             output.zero_()
             replay()
-        except Exception as error:  # a model's own code can do anything that a graph refuses
+        except Exception as error:  # a model's own code can do anything that graphs reject
             return f"{type(error).__name__}: {first_line(error)}"
         if not agrees(output, expected):
             return "its logits change"

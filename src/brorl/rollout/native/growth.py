@@ -1,8 +1,8 @@
-"""Grows the trees of one call: draws a token for every rollout, finds the rows that live on, and feeds them.
+"""Grows the trees of one call: draws a token for every rollout, finds the rows that continue, and feeds them.
 
-Rows that do not fit into memory wait, and are decoded later from their prefixes with the same uniform numbers.
+Rows that do not fit in memory wait, and are later decoded from their prefixes with the same uniform numbers.
 
-Dimensions: R rows, K rollouts, C children (new nodes), S slots, P prompts, V tokens of the vocabulary, J 16 positions.
+Dimensions: R rows, K rollouts, C children (new nodes), S slots, P prompts, V vocabulary tokens, J = 16 positions.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from brorl.tree import RolloutTree
 
 
 class Growth:
-    """One call of `sample`: its growing trees and its draws, which all waves share.
+    """One call of `sample`: its growing trees and its draws, shared by all waves.
 
-    `sampling.stop_token_ids` has all tokens that end a response, and `stop` all texts that end one.
+    `sampling.stop_token_ids` contains all tokens that end a response, and `stop` all texts that do.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Growth:
         self._rollouts_P = np.array(rollouts_P)
         self._decoder = decoder
         self._device_drawer = decoder if isinstance(decoder, SlotDecoder) and decoder.draws else None
-        # rows for which the device draws, one entry per depth since the host's last look
+        # rows whose tokens the device draws, one entry per depth since the host last collected them
         self._device_rows: list[Rows] = []
         self._sampling, self._uniforms = sampling, uniforms
         self._stop_ids = np.array(sampling.stop_token_ids, np.int64)
@@ -50,7 +50,7 @@ class Growth:
         self._text_ends = TextEnds(stop, self._trees) if stop else None
 
     def grow(self) -> list[RolloutTree]:
-        """Decode all rollouts to their ends; return one tree per prompt."""
+        """Decode all rollouts to the end; return one tree per prompt."""
         waves = deque(self._first_rows(wave) for wave in self._decoder.split(self._prompts))
         with self._decoder.attention():
             while waves:
@@ -59,13 +59,13 @@ class Growth:
         return trees if self._shares_prefixes else [RolloutTree.merge([tree]) for tree in trees]
 
     def _first_rows(self, wave: IntArray) -> Rows:
-        """Return the rows of a wave of prompts, which are prefilled and then decoded together."""
+        """Return the initial rows of a wave of prompts, which are prefilled and decoded together."""
         none, number_R, rollouts_R = np.full(wave.size, -1), np.arange(wave.size), self._rollouts_P[wave]
         rollout_K = np.concatenate([np.arange(n) for n in rollouts_R])
         return Rows(0, wave, none, none, number_R, np.repeat(number_R, rollouts_R), rollout_K)
 
     def _decode(self, rows: Rows) -> list[Rows]:
-        """Decode rows to their ends; return the rows that must wait for memory."""
+        """Decode rows to the end; return those that must wait for memory."""
         waiting: list[Rows] = []
         live = np.unique(rows.prompt_R)
         logits_RV = self._decoder.start([self._prompts[p] for p in live])
@@ -82,7 +82,7 @@ class Growth:
             rows = self._fitting(rows, waiting)
             if not self._device_rows:
                 still = np.unique(rows.prompt_R)
-                if 2 * still.size <= live.size:  # drop the prompts that are done
+                if 2 * still.size <= live.size:  # drop finished prompts
                     self._decoder.keep_prompts(np.searchsorted(live, still))
                     live = still
             rows = self._decoder.place(rows, np.searchsorted(live, rows.prompt_R))
@@ -90,7 +90,7 @@ class Growth:
             logits_RV = self._decoder.feed(rows)
 
     def _fitting(self, rows: Rows, waiting: list[Rows]) -> Rows:
-        """Return the rows that fit into memory beside the rows for which the device draws; the others wait."""
+        """Return the rows that fit in memory in addition to those that the device draws for; the others wait."""
         capacity = self._decoder.rows_that_fit(rows.depth)
         room = capacity - sum(single_rows.size for single_rows in self._device_rows)
         if rows.size <= room:
@@ -101,7 +101,7 @@ class Growth:
         return rows.take(kept)
 
     def _hand_single_rows_to_device(self, rows: Rows) -> Rows:
-        """Let the device draw for rows with one rollout if it can, and return the other rows."""
+        """Hand single-rollout rows to the device if it can draw, and return the other rows."""
         if self._device_drawer is None or not rows.size:
             return rows
         single_R = np.bincount(rows.row_K, minlength=rows.size) == 1
@@ -113,7 +113,7 @@ class Growth:
         return rows.take(np.flatnonzero(~single_R))
 
     def _with_device_rows(self, rows: Rows) -> Rows:
-        """Record what the device has drawn, and return all rows that live on, in the order of their slots."""
+        """Record the device's draws, and return all rows that continue, in the order of their slots."""
         if not self._device_rows or self._device_drawer is None:
             return rows
         token_SJ, logprob_SJ = self._device_drawer.collect_drawn()
@@ -129,22 +129,22 @@ class Growth:
         return rows.take(np.argsort(rows.slot_R, kind="stable"))
 
     def _draw(self, rows: Rows, logits_RV: Tensor) -> Rows:
-        """Draw one token for every rollout; return the rows that live on."""
+        """Draw one token for every rollout; return the rows that continue."""
         if not rows.size:
             return replace(rows, depth=rows.depth + 1)
         uniform_K = self._uniforms.at(rows.depth, rows.prompt_R[rows.row_K], rows.rollout_K)
         logits_RV = without(logits_RV, forbidden_at(rows.depth, self._sampling))
         drawn = draw_tokens(logits_RV, rows.row_K, uniform_K, self._sampling)
-        # One copy, for which the host waits once. Token ids are exact in float64.
+        # A single copy, so the host waits only once. Token ids are exact in float64.
         token_K, logprob_K = torch.stack([x_K.double() for x_K in drawn]).cpu().numpy()
         return self._grown(rows, token_K.astype(np.int64), logprob_K)
 
     def _grown(self, rows: Rows, token_K: IntArray, logprob_K: FloatArray) -> Rows:
-        """Record the tokens that follow some rows, and return the rows that live on, in their parents' slots."""
+        """Record the tokens that follow some rows, and return the rows that continue, in their parents' slots."""
         if not np.isfinite(logprob_K).all():
             raise DivergedError(
-                f"the logits of token {rows.depth + 1:,} of a response are not finite numbers: the training has "
-                "diverged; lower optimizer.learning_rate and resume from an earlier checkpoint"
+                f"the logits of token {rows.depth + 1:,} of a response are not finite: training has diverged; lower "
+                "optimizer.learning_rate and resume from an earlier checkpoint"
             )
         width = int(token_K.max(initial=0)) + 1
         key_K = rows.row_K * width + token_K if self._shares_prefixes else np.arange(token_K.size)
@@ -173,7 +173,7 @@ class Growth:
         return children.take(np.flatnonzero(~done_C))
 
     def _replayed(self, rows: Rows, prompt_R: IntArray) -> tuple[Rows, Tensor]:
-        """Feed the tokens of rows that waited again; return the rows in their slots, and the logits after each."""
+        """Feed the tokens of waiting rows again; return the rows in their slots, and the logits after each."""
         path_RT = self._trees.paths(rows.node_R, rows.depth - 1)
         fed = replace(rows, slot_R=prompt_R)
         for position in range(rows.depth):
@@ -184,7 +184,7 @@ class Growth:
 
 
 class GrowingTrees:
-    """The trees of P prompts while they grow. Their nodes are numbered 0, 1, 2, ... as they are added."""
+    """The trees of P prompts while they grow. Nodes are numbered 0, 1, 2, ... in the order of `add`."""
 
     def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
         self._prompts = [tuple(p) for p in prompts]
@@ -206,7 +206,7 @@ class GrowingTrees:
         return np.arange(self._size - token_C.size, self._size)
 
     def finish(self, node_C: IntArray, count_C: IntArray, stopped_C: BoolArray) -> None:
-        """Record that responses end at nodes, with the number of rollouts that end there."""
+        """Record the nodes where responses end, with the number of rollouts that end there."""
         self._leaves.append((node_C, count_C, stopped_C.astype(np.int64)))
 
     @property
@@ -215,7 +215,7 @@ class GrowingTrees:
         return self._size
 
     def path(self, node: int) -> list[int]:
-        """Return the tokens from the prompt down to one node, without a copy of all nodes."""
+        """Return the tokens from the prompt down to one node, without copying all nodes."""
         tokens = []
         while node >= 0:
             call = bisect_right(self._starts, node) - 1
@@ -225,7 +225,7 @@ class GrowingTrees:
         return tokens[::-1]
 
     def paths(self, node_R: IntArray, depth: int) -> IntArray:
-        """Return the tokens from the prompt down to nodes of one depth, shape [R, depth + 1]."""
+        """Return the tokens from the prompt down to nodes of equal depth, shape [R, depth + 1]."""
         _, parent, token, _, _ = self._concatenated()
         tokens = np.empty((node_R.size, depth + 1), np.int64)
         for column in range(depth, -1, -1):
@@ -270,7 +270,7 @@ class GrowingTrees:
 def _preorder(
     prompt: IntArray, parent: IntArray, token: IntArray, depth: IntArray, num_prompts: int
 ) -> tuple[IntArray, IntArray]:
-    """Return each node's place in preorder, siblings by token, and where each prompt starts, shape [P + 1]."""
+    """Return each node's preorder index, with siblings by token, and where each prompt starts, shape [P + 1]."""
     num_nodes = token.size
     by_depth = np.argsort(depth, kind="stable")
     levels = np.split(by_depth, np.cumsum(np.bincount(depth))[:-1])
@@ -292,16 +292,16 @@ def _preorder(
 
 
 class TextEnds:
-    """Finds the nodes that end a response because they complete a stop string.
+    """Finds the nodes that end a response by completing a stop string.
 
-    The last characters of every live prefix are kept, so a node costs one search in a short text. If that finds a stop
-    string, which is seldom, the response is decoded from its start, and its text decides.
+    It keeps the last characters of every live prefix, so a node costs one search in a short text. In the rare case that
+    the search finds a stop string, it decodes the response from its start to decide.
     """
 
     def __init__(self, stop: StopStrings, trees: GrowingTrees) -> None:
         self._stop = stop
         self._trees = trees
-        self._tail_of = {-1: ""}  # last characters, without spaces, of each live node; -1 is every prompt
+        self._tail_of = {-1: ""}  # last characters, without spaces, of each live node; -1 stands for all prompts
 
     def completes_stop(self, parent_C: IntArray, token_C: IntArray, node_C: IntArray) -> BoolArray:
         """Return whether each of C new nodes completes a stop string; all children of a node are in one call."""
@@ -318,6 +318,6 @@ class TextEnds:
         ], np.bool_)  # fmt: skip
 
     def forget(self, node_C: IntArray) -> None:
-        """Drop what is kept of nodes at which all rollouts end."""
+        """Drop the text of nodes where all rollouts end."""
         for node in node_C.tolist():
             del self._tail_of[node]

@@ -1,6 +1,6 @@
-"""The trial of the kernels in Triton: a short decoding of a model with them, compared with one without them.
+"""The trial of the Triton kernels: decodes briefly with and without them, and compares the results.
 
-Dimensions: R rows, T tokens of each, V compared tokens of the vocabulary, K draws.
+Dimensions: R rows, T tokens per row, V compared tokens of the vocabulary, K draws.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from brorl.rollout.native.draw import draw_tokens
 from brorl.rollout.native.slot_decoder import SlotDecoder
 from brorl.sampling import SamplingParams
 
-_MAX_ROWS, _MAX_TOKENS = 48, 20  # rows and tokens of the kernels' trial: more than one program reads at once
+_MAX_ROWS, _MAX_TOKENS = 48, 20  # rows and tokens in the trial: more than one kernel program reads at a time
 _PROMPT_TOKENS = (1, 3, 160)
-_MAX_COMPARED = 4096  # logits of a row: all of a large vocabulary take gigabytes
-_TIMES_PLAIN = 3.0  # the permitted error, as a multiple of that of the model's own forward pass
-_FLOORS = {torch.float32: 1e-3}  # and added to it, relative to the spread of the logits
-_FLOOR = 1e-2  # in other dtypes
+_MAX_COMPARED = 4096  # logits compared per row: a large vocabulary would take gigabytes
+_TIMES_PLAIN = 3.0  # permitted error, as a multiple of the error of the model's own forward pass
+_FLOORS = {torch.float32: 1e-3}  # added to that, relative to the spread of the logits
+_FLOOR = 1e-2  # the same for other dtypes
 
 
 def why_kernels_differ(model: PreTrainedModel, new_decoder: Callable[[], SlotDecoder]) -> str | None:
-    """Return why the kernels in Triton cannot decode `_MAX_ROWS` rows of `_MAX_TOKENS`; None if they can.
+    """Return why the Triton kernels cannot decode `_MAX_ROWS` rows of `_MAX_TOKENS` tokens; None if they can.
 
-    Some models amplify the rounding of bfloat16 from layer to layer. So the kernels' logits may differ from those of
-    PyTorch's operations by some times as much as those of the model's own forward pass do.
+    Some models amplify bfloat16 rounding from layer to layer. So the kernels' logits may differ from those of
+    PyTorch's operations by a small multiple of the difference that the model's own forward pass shows.
     """
     rng, vocabulary = np.random.default_rng(0), model.config.get_text_config().vocab_size
     prompts = [rng.integers(vocabulary, size=length) for length in _PROMPT_TOKENS]
     token_RT = rng.integers(vocabulary, size=(_MAX_ROWS, _MAX_TOKENS))
     try:
         logits_RTV, logprob_R = _decoded(new_decoder(), prompts, token_RT, use=True)
-    except Exception as error:  # from the compiler, the driver or the import
+    except Exception as error:  # the compiler, the driver or the import can fail
         return f"{type(error).__name__}: {first_line(error)}"
     expected_RTV, expected_R = _decoded(new_decoder(), prompts, token_RT, use=False)
     floor = _FLOORS.get(expected_RTV.dtype, _FLOOR) * float(expected_RTV.float().std())
@@ -54,7 +54,7 @@ def why_kernels_differ(model: PreTrainedModel, new_decoder: Callable[[], SlotDec
 
 
 def trial_memory(model: PreTrainedModel, shapes: Sequence[KVShape]) -> RowMemory:
-    """Return memory that holds the rows of the trial."""
+    """Return memory that fits the rows of the trial."""
     return RowMemory.of(model, shapes, 1 << 40, _MAX_ROWS, _MAX_TOKENS)
 
 
@@ -63,7 +63,7 @@ def _rms(difference: Tensor) -> float:
 
 
 def _decoded(decoder: SlotDecoder, prompts: list[IntArray], token_RT: IntArray, *, use: bool) -> tuple[Tensor, Tensor]:
-    """Return the logits after each token of all rows, [R, T, V], and drawn tokens with their log-probs."""
+    """Return the logits after each token of every row, [R, T, V], and drawn tokens with their log-probs."""
     number_R = np.arange(_MAX_ROWS)
     prompt_R = slot_R = number_R // (_MAX_ROWS // len(prompts))
     found = []
@@ -73,14 +73,14 @@ def _decoded(decoder: SlotDecoder, prompts: list[IntArray], token_RT: IntArray, 
             rows = Rows(depth, prompt_R, number_R, token_R, slot_R, number_R, number_R)
             found.append(decoder.feed(decoder.place(rows, prompt_R))[:, :_MAX_COMPARED].clone())
             slot_R = number_R
-        # Draw from fixed logits: the kernels may round their logits differently, and a draw from those may differ.
+        # Draw from fixed logits: the kernels may round theirs differently, and then a draw may differ too.
         fixed_RV = torch.linspace(-4, 4, 3 * found[0].shape[1], device=found[0].device).view(3, -1).to(found[0].dtype)
         token_K, logprob_K = draw_tokens(fixed_RV, np.arange(3), np.array([0.1, 0.5, 0.9]), SamplingParams())
     return torch.stack(found, 1), torch.cat([logprob_K.double(), token_K.double()])
 
 
 def _plain_logits(model: PreTrainedModel, prompts: list[IntArray], token_RT: IntArray) -> Tensor:
-    """Return the logits after each token of all rows by the model's own forward pass, [R, T, V]."""
+    """Return the logits after each token of every row from the model's own forward pass, [R, T, V]."""
     num_tokens = token_RT.shape[1]
     found = []
     for prompt, own_RT in zip(prompts, np.split(token_RT, len(prompts)), strict=True):

@@ -1,4 +1,4 @@
-"""The decoder for a CPU with the kernels in C: rows share blocks of keys and values."""
+"""The decoder for a CPU with the C kernels: rows share blocks of keys and values."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ _FIRST_SLOTS = 64
 
 
 class PagedCache:
-    """Keys and values of rows for the kernels in C, in blocks of `KEYS_PER_BLOCK` tokens.
+    """Keys and values of rows for the C kernels, in blocks of `KEYS_PER_BLOCK` tokens.
 
-    A block has a slot for each row that was alive when it was written. All rows that grow from such a row share its
-    slot. So a prefix is stored once per tree: only its last block is copied where a row forks.
+    A block has a slot for each row that was alive when it was written. All rows that grow from that row share its slot.
+    So a prefix is stored once per tree: only its last block is copied when a row forks.
 
-    A slot of a block is the memory of `KEYS_PER_BLOCK` tokens; in `slot_attention` a slot is the memory of a whole row.
+    A slot in a block is the memory of `KEYS_PER_BLOCK` tokens; in `slot_attention`, a slot is the memory of a whole
+    row.
     """
 
     def __init__(self, kernels: Kernels, shapes: Sequence[KVShape], memory: RowMemory) -> None:
@@ -42,11 +43,11 @@ class PagedCache:
         self.memory = memory
         self._shapes = shapes
         self._blocks: list[list[Tensor]] = []  # per block: keys, values of layer 0, keys, values of layer 1, ...
-        self.pages: list[Tensor] = []  # per layer the addresses of its blocks; see `Kernels.attend_rows`
+        self.pages: list[Tensor] = []  # per layer, the addresses of its blocks; see `Kernels.attend_rows`
         self.slot_BR = torch.empty(0, 0, dtype=torch.int64)  # slot of each row in each block
 
     def rows_that_fit(self, num_tokens: int, other_bytes: int = 0) -> int:
-        """Return how many rows of `num_tokens` fit beside the prompts' keys and values; raise an error if none does."""
+        """Return how many rows of `num_tokens` fit in addition to the prompts; raise an error if none does."""
         fits = self.memory.rows(padded_to_blocks(num_tokens), other_bytes)
         if not fits:
             raise self.memory.too_small_error(num_tokens, padded_to_blocks(num_tokens), other_bytes)
@@ -55,7 +56,7 @@ class PagedCache:
     def rearrange(self, source_R: IntArray, num_tokens: int, capacity: int, other_bytes: int) -> None:
         """Move rows of `num_tokens` tokens so that slot r continues slot source_R[r], with room for `capacity` tokens.
 
-        A slot that is its own source stays where it is.
+        A slot that is its own source does not move.
         """
         num_rows, num_complete = source_R.size, num_tokens // KEYS_PER_BLOCK
         if not num_tokens:
@@ -70,7 +71,7 @@ class PagedCache:
         for index, wanted in enumerate(wanted_B):
             if index >= len(self._blocks):
                 self._blocks.append(self._new_block(wanted))
-            elif index < num_complete and wanted < slots_B[index]:  # memory is scarce: keep the slots in use
+            elif index < num_complete and wanted < slots_B[index]:  # memory is tight: keep only the slots in use
                 kept, shared[index] = shared[index].unique(return_inverse=True)
                 for number, x in enumerate(self._blocks[index]):
                     self._blocks[index][number] = x[kept]
@@ -82,7 +83,7 @@ class PagedCache:
         self.pages = list(addresses.T.unflatten(0, (-1, 2)).contiguous())
 
     def _slots(self, slots_B: list[int], num_rows: int, num_tokens: int, capacity: int, other_bytes: int) -> list[int]:
-        """Return how many slots each block must have, future blocks included; complete blocks never get more."""
+        """Return how many slots each block needs, including future blocks; complete blocks never grow."""
         num_complete, num_blocks = num_tokens // KEYS_PER_BLOCK, padded_to_blocks(capacity) // KEYS_PER_BLOCK
         complete_B, last = slots_B[:num_complete], slots_B[num_complete] if len(slots_B) > num_complete else 0
         if num_rows > last:
@@ -94,7 +95,7 @@ class PagedCache:
         return wanted_B
 
     def _move(self, block: list[Tensor], slots: int, source: Tensor, moved_R: IntArray) -> None:
-        """Let slot r of a block continue slot source[r], in place or in a new number of slots."""
+        """Make slot r of a block continue slot source[r], in place or with a new number of slots."""
         target = torch.from_numpy(moved_R)
         for number, old in enumerate(block):
             if slots != old.shape[0]:
@@ -113,23 +114,23 @@ class PagedCache:
 
 
 class PagedDecoder(Decoder, AttentionContext):
-    """Tree attention by the kernels in C: a row attends to the keys of its prompt and to its own.
+    """Tree attention with the C kernels: a row attends to its prompt's keys and its own.
 
-    The decoder is also the context of its own steps.
+    The decoder is also the attention context of its own steps.
     """
 
     def __init__(self, model: PreTrainedModel, model_pass: ModelPass, cache: PagedCache) -> None:
         self._model, self._model_pass, self._cache = model, model_pass, cache
         self._prompts: PromptCache
         self._prompt_R: IntArray
-        self._position = self.longest = 0  # position of the tokens that are fed, and tokens of the longest context
+        self._position = self.longest = 0  # position of the fed tokens, and length of the longest context
 
     def attention(self) -> AbstractContextManager[None]:
-        """Let contexts compute the attention of the model; see `Decoder.attention`."""
+        """Let contexts compute the model's attention; see `Decoder.attention`."""
         return tree_attention(self._model)
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
-        """Split prompts into waves that fit beside the rows; see `Decoder.split`."""
+        """Split prompts into waves that leave memory for rows; see `Decoder.split`."""
         return padded_ranges([len(prompt) for prompt in prompts], min(PREFILL_TOKENS, self._cache.memory.prompt_tokens))
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
@@ -147,7 +148,7 @@ class PagedDecoder(Decoder, AttentionContext):
         self._prompts = self._prompts.select(prompts)
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
-        """Move the last block of rows; the first child of a row keeps its slot. See `Decoder.place`."""
+        """Move the last block of each row; a row's first child keeps its slot. See `Decoder.place`."""
         source_R, stored_tokens = rows.slot_R, rows.depth - 1
         slot_R = np.arange(rows.size)
         if stored_tokens:
@@ -171,7 +172,7 @@ class PagedDecoder(Decoder, AttentionContext):
     def attend(
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, _window: int | None = None, /
     ) -> Tensor:
-        """Store the new keys and values, then attend to the prompt and to the row with one softmax."""
+        """Store the new keys and values, then attend to the prompt and the row with one softmax."""
         return self._cache.kernels.attend_rows(
             query_THD, key_TKD, value_TKD, self._prompts.key[layer], self._prompts.value[layer],
             torch.from_numpy(self._prompt_R), torch.from_numpy(self._prompts.length), self._cache.pages[layer],

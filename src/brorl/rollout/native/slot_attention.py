@@ -1,8 +1,8 @@
-"""Keys and values of slots and of their prompts, and the attention of slots to both. A slot is the memory of one row.
+"""Keys and values of slots and their prompts, and the attention of slots to both. A slot is the memory of one row.
 
-Notation: P prompts of length S, R slots that reserve T tokens each, U of them with a row, at most W slots per prompt,
-C = P * W cells of a grid, K key-value heads, G query heads for each of them, Q = W * G queries per prompt, D head
-dimension. In `slot_decoder` S counts slots.
+Dimensions: P prompts of length S, R slots that reserve T tokens each, U of them with a row, at most W slots per prompt,
+C = P * W grid cells, K key-value heads, G query heads per key-value head, Q = W * G queries per prompt, D head
+dimension. In `slot_decoder`, S counts slots.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def rounded_up(number: int) -> int:
 class SlotCache:
     """Keys and values of slots, all with the same number of reserved tokens.
 
-    A slot holds as many tokens as the rows need now: many short slots at first, and fewer but longer slots later. The
-    reserved tokens grow in few steps. At each step the rows that live on are copied, layer by layer.
+    A slot reserves as many tokens as rows currently need: many short slots at first, fewer and longer slots later.
+    Reservations grow in a few steps. At each step, the rows that continue are copied layer by layer.
     """
 
     def __init__(self, model: PreTrainedModel, shapes: Sequence[KVShape], memory: RowMemory) -> None:
@@ -48,33 +48,33 @@ class SlotCache:
         self._shapes = shapes
         self._layers_of = {shape: [i for i, s in enumerate(shapes) if s == shape] for shape in dict.fromkeys(shapes)}
         self._stores: list[Tensor] = []  # keys and values of each shape in turn, [layers, numbers]
-        self._capacity = 0  # tokens that the stores can hold, all slots together
+        self._capacity = 0  # tokens that the stores can hold, over all slots
         self._slot_tokens = self._prompt_bytes = 0
-        self.max_slots = 0  # most slots since `start`, of any length
-        self.num_tokens = 0  # tokens reserved in each slot
+        self.max_slots = 0  # maximum number of slots since `start`, at any length
+        self.num_tokens = 0  # tokens reserved per slot
         self._views: list[Tensor] = []  # the stores, divided into slots
         self.key: list[Tensor] = []  # per layer, shape [slots, K, tokens, D]
         self.value: list[Tensor] = []  # per layer, like the keys
 
     @property
     def addresses(self) -> list[int]:
-        """Where the keys and values are, and how far apart two layers are."""
+        """Addresses of the keys and values, and the distance between two layers."""
         return [number for x in self._stores for number in (x.data_ptr(), x.shape[1])]
 
     def start(self, prompt_bytes: int) -> None:
-        """Begin a wave without rows, whose prompts take `prompt_bytes` for their keys and values."""
+        """Begin a wave with no rows yet, whose prompts' keys and values take `prompt_bytes`."""
         self._prompt_bytes = prompt_bytes
         self.max_slots, self._slot_tokens = self._sizes(prompt_bytes)
         self.num_tokens = 0
         room = self.memory.limit - prompt_bytes - self.max_slots * self.memory.bytes_per_row
-        # The number of rows changes what their logits leave free. Stores with 3/4 of the tokens that now fit are kept.
+        # Logits leave more or less room depending on the number of rows. Keep stores with 3/4 of the tokens that fit.
         enough = max(self._reserved(self.memory.max_tokens), 3 * self._slot_tokens // 4)
         if enough <= self._capacity and self._capacity * self.memory.bytes_per_token <= room:
             self._slot_tokens = min(self._slot_tokens, self._capacity)
         else:
             self._stores, self._views, self.key, self.value = [], [], [], []  # free before more is allocated
             self._capacity = self._slot_tokens
-            # Entries that no row has written get a weight of 0. They are zeros because they must be finite.
+            # Entries that no row has written get an attention weight of 0, but must be finite, so they start as zeros.
             self._stores = [
                 self._empty.new_zeros(len(layers), self._capacity * shape.num_heads * dim)
                 for shape, layers in self._layers_of.items()
@@ -82,20 +82,20 @@ class SlotCache:
             ]
 
     def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows of `num_tokens` there can be, or raise an error if not even one fits."""
+        """Return how many rows of `num_tokens` fit; raise an error if not even one does."""
         fits = min(self.max_slots, self._slot_tokens // self._reserved(num_tokens))
         if not fits:
             raise self.memory.too_small_error(num_tokens, self._reserved(num_tokens), self._prompt_bytes)
         return fits
 
     def grows(self, num_tokens: int) -> bool:
-        """Return whether rows of this length need more reserved tokens than there are now."""
+        """Return whether rows of this length need more reserved tokens than slots currently have."""
         return self._reserved(num_tokens) > self.num_tokens
 
     def place(self, source_R: IntArray, slot_R: IntArray, stored_tokens: int, num_tokens: int) -> None:
         """Move rows of `stored_tokens` tokens from slots source_R to slots slot_R, with room for `num_tokens`.
 
-        If more tokens must be reserved, the new slots are the numbers from 0 to R - 1.
+        If the reservation must grow, the new slots must be 0 to R - 1.
         """
         before, grows = self._views, self.grows(num_tokens)
         if grows:
@@ -105,23 +105,23 @@ class SlotCache:
             return
         source, target = to_device(np.stack([source_R[moved], slot_R[moved]]), self._empty.device)
         layer_bytes = moved.size * stored_tokens * self.memory.largest_layer
-        step = 1 if grows else max(1, _COPIED_AT_ONCE // layer_bytes)  # one layer may be read after it is written
+        step = 1 if grows else max(1, _COPIED_AT_ONCE // layer_bytes)  # a layer may be read after it is written
         for views in zip(before, self._views, strict=True):
             old, new = (view.narrow(3, 0, stored_tokens) for view in views)
             for layers in map(slice, range(0, new.shape[0], step), range(step, new.shape[0] + step, step)):
                 new[layers][:, target] = old[layers][:, source]
 
     def _reserved(self, num_tokens: int) -> int:
-        """Return the tokens to reserve for rows of this length; it does not change between two looks of the host."""
+        """Return the tokens to reserve for rows of this length; constant within a block of 16 positions."""
         return min(
             rounded_up(num_tokens // POSITIONS_AT_ONCE * POSITIONS_AT_ONCE + POSITIONS_AT_ONCE - 1),
             self.memory.max_tokens,
         )
 
     def _sizes(self, prompt_bytes: int) -> tuple[int, int]:
-        """Return the largest number of slots, and the tokens of all of them together.
+        """Return the maximum number of slots, and their total number of tokens.
 
-        There can be more short rows than rows of full length: their logits may take up to a quarter of the memory.
+        More short rows fit than full-length rows: their logits may take up to a quarter of the memory.
         """
         memory, longest = self.memory, self._reserved(self.memory.max_tokens)
         left = max(0, memory.limit - prompt_bytes)
@@ -132,7 +132,7 @@ class SlotCache:
         return slots, min(tokens, slots * longest)
 
     def _lay_out(self, tokens: int) -> None:
-        """Divide the stores into slots of `tokens` tokens each."""
+        """Divide the stores into slots of `tokens` tokens."""
         self.num_tokens, slots = tokens, min(self.max_slots, self._slot_tokens // tokens)
         stores = iter(self._stores)
         self._views = []
@@ -147,14 +147,14 @@ class SlotCache:
 
 
 def power_of_two(number: int) -> int:
-    """Return the least power of two that is no less than a positive number."""
+    """Return the smallest power of two that is at least a positive number."""
     return 1 << (number - 1).bit_length()
 
 
 class SlotPrompts:
     """Keys and values of P prompts, heads first, padded on the right.
 
-    With `keeps` the memory stays from wave to wave, and P and S are rounded up to few values.
+    With `keeps`, memory is reused from wave to wave, and P and S are rounded up to a few values.
     """
 
     def __init__(self, *, keeps: bool) -> None:
@@ -163,7 +163,7 @@ class SlotPrompts:
         self._bias, self._length = torch.empty(0), torch.empty(0, dtype=torch.int64)
         self.key: list[Tensor] = []  # per layer, shape [K, P, S, D]
         self.value: list[Tensor] = []  # like the keys
-        self.bias: Tensor | None = None  # -inf for padding, else 0, shape [P, 1, S]; None if nothing is padded
+        self.bias: Tensor | None = None  # -inf for padding, else 0, shape [P, 1, S]; None without padding
         self.length = np.empty(0, np.int64)  # tokens of each prompt
         self.length_P = self._length  # `length` on the device
 
@@ -174,23 +174,23 @@ class SlotPrompts:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of prompts and tokens, P and S, with padding."""
+        """Numbers of prompts and tokens, P and S, including padding."""
         return self.value[0].shape[1], self.value[0].shape[2]
 
     @property
     def addresses(self) -> list[int]:
-        """Where the keys, the values, the bias and the lengths are."""
+        """Addresses of the keys, values, bias and lengths."""
         return [x.data_ptr() for x in (*self._stores, self._bias, self._length)]
 
     def fill(self, cache: PromptCache) -> None:
-        """Take the prompts of a wave; the lists of the cache are emptied."""
+        """Take over the prompts of a wave, emptying the cache's lists."""
         tokens = rounded_up(cache.value[0].shape[2]) if self._keeps else cache.value[0].shape[2]
         layers = [(cache.key.pop(0), cache.value.pop(0)) for _ in range(len(cache.key))]
         self.length = cache.length
         self._put([x.transpose(0, 1) for pair in layers for x in pair], tokens)
 
     def keep(self, prompts: IntArray) -> None:
-        """Keep some prompts, in the given order."""
+        """Keep only these prompts, in the given order."""
         chosen = to_device(prompts, self.value[0].device)
         self.length = self.length[prompts]
         pairs = zip(self.key, self.value, strict=True)
@@ -207,7 +207,7 @@ class SlotPrompts:
             store = stores[index] if stores and self._keeps else part.new_empty(0)
             size = prod(sizes)
             if store.numel() < size:
-                store = part.new_zeros(size)  # padding has a weight of 0 and must be finite
+                store = part.new_zeros(size)  # padding has an attention weight of 0, but must be finite
             view = store[:size].view(sizes)
             view[:, : part.shape[1], : part.shape[2]] = part
             self._stores.append(store)
@@ -216,7 +216,7 @@ class SlotPrompts:
         self._set_bias(num_prompts, tokens)
 
     def _set_bias(self, num_prompts: int, tokens: int) -> None:
-        """Write the prompts' lengths, and a bias that hides padded tokens. A prompt that only pads has full length."""
+        """Write the prompts' lengths, and a bias that hides padded tokens. A padding prompt has full length."""
         length_P = np.append(self.length, [tokens] * (num_prompts - self.length.size))
         like = self.value[0]
         if self._length.device != like.device or self._length.numel() < num_prompts:
@@ -233,14 +233,14 @@ class SlotPrompts:
 
 
 class Grid(NamedTuple):
-    """Lays R slots on a padded grid of prompts and their slots, so that one product serves all prompts.
+    """Arranges R slots in a padded grid of prompts by slots, so that one product serves all prompts.
 
-    Slots 0, 1, 2 of prompts 0, 1, 0 are in the grid [[0, 2], [1, -]]: cell_R is [0, 2, 1].
+    Slots 0, 1, 2 of prompts 0, 1, 0 form the grid [[0, 2], [1, -]]: cell_R is [0, 2, 1].
     """
 
-    shape: tuple[int, int]  # number of prompts P, and of slots per prompt W
-    slot_C: Tensor | None  # the slot of each of P * W cells; None if the grid is the slots
-    cell_R: Tensor | None  # the cell of each slot
+    shape: tuple[int, int]  # number of prompts P, and slots per prompt W
+    slot_C: Tensor | None  # slot of each of the P * W cells; None if cells and slots are the same
+    cell_R: Tensor | None  # cell of each slot
 
     def spread(self, x_RKGD: Tensor) -> Tensor:
         """[R, K, G, D] -> [K, P, W * G, D]."""
@@ -258,7 +258,7 @@ class Grid(NamedTuple):
 
 
 def cells_of(prompt_U: IntArray, num_prompts: int) -> tuple[IntArray, int]:
-    """Return each slot's rank among its prompt's slots, and the most slots of a prompt: [0, 1, 0] -> [0, 0, 1], 2."""
+    """Return each slot's rank within its prompt, and the most slots of any prompt: [0, 1, 0] -> [0, 0, 1], 2."""
     count_P = np.bincount(prompt_U, minlength=num_prompts)
     order = np.argsort(prompt_U, kind="stable")
     rank_U = np.empty_like(order)
@@ -267,7 +267,7 @@ def cells_of(prompt_U: IntArray, num_prompts: int) -> tuple[IntArray, int]:
 
 
 class SlotContext(AttentionContext):
-    """One new token for each of the first slots: it attends to its prompt and to its own slot, with one softmax.
+    """One new token for each of the first slots, which attends to its prompt and its own slot with one softmax.
 
     The new tokens have index `position` in their slots, shape [1]. The longest context has `longest` tokens.
     """
@@ -280,10 +280,10 @@ class SlotContext(AttentionContext):
         self.longest = longest
         self._cache, self._prompts, self._grid = cache, prompts, grid
         self._position, self._num_slots = position, num_slots
-        self._biases: dict[int | None, tuple[Tensor, Tensor | None]] = {}  # hidden tokens by window
+        self._biases: dict[int | None, tuple[Tensor, Tensor | None]] = {}  # window -> biases of `_hidden`
 
     def _hidden(self, window: int | None) -> tuple[Tensor, Tensor | None]:
-        """Return -inf for hidden tokens and 0 for others: [T] for every slot, and [P, 1, S] for the prompts."""
+        """Return biases, -inf for hidden tokens and 0 for others: [T] for every slot, and [P, 1, S] for prompts."""
         if window in self._biases:
             return self._biases[window]
         position, prompts = self._position, self._prompts
@@ -314,7 +314,7 @@ class SlotContext(AttentionContext):
         value.index_copy_(2, self._position, value_TKD[:, :, None])
         query = query_THD.unflatten(1, (key.shape[1], -1))  # [R, K, G, D]
         num_groups = query.shape[2]
-        # This also reads reserved tokens that are not in use, so memory is read in one stream and no shape changes.
+        # This also reads reserved tokens that are not in use, so memory is read in one stream and shapes stay fixed.
         bias_T, bias_P1S = self._hidden(window)
         of_row = torch.baddbmm(bias_T, query.flatten(0, 1), key.flatten(0, 1).mT).unflatten(0, key.shape[:2])
         of_prompt = self._grid.spread(query) @ self._prompts.key[layer].mT  # [K, P, W * G, S]

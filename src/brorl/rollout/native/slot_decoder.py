@@ -1,11 +1,11 @@
 """The decoder for any device: each row has a slot, and a step reads and writes tensors at fixed addresses.
 
-A row with one rollout never forks. On CUDA the device draws its tokens, and the host looks at them every 16 positions:
-only rows with more rollouts need the host at each position. The step can then be a CUDA graph. Elsewhere the host draws
-for all rows.
+A row with a single rollout never forks. On CUDA, the device draws its tokens and the host collects them every 16
+positions; only rows with more rollouts need the host at each position. The step can then be a CUDA graph. On other
+devices, the host draws for all rows.
 
 Dimensions: S slots of the state, R of them in a step, U of these with a row, C cells of the grid of prompts and slots,
-P prompts, V tokens of the vocabulary, J 16 positions.
+P prompts, V vocabulary tokens, J = 16 positions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NONE = np.empty(0, np.int64)
 
 
 class _State:
-    """The state of S slots on the device. Each tensor stays where it is until more slots are needed."""
+    """The state of S slots on the device. Tensors keep their addresses until more slots are needed."""
 
     def __init__(self, slots: int, cells: int, device: torch.device, *, draws: bool) -> None:
         self.size = slots, cells  # slots, and cells of the largest grid of prompts and slots
@@ -57,19 +57,19 @@ class _State:
         self.logprob_SJ = number(drawn, POSITIONS_AT_ONCE)
         self.uniform_SJ = number(drawn, POSITIONS_AT_ONCE)  # uniform numbers for 16 positions
         self.cell_S, self.slot_C = integer(slots), integer(cells)
-        self.position = integer(1)  # position of the tokens that are fed
+        self.position = integer(1)  # position of the fed tokens
 
     @property
     def addresses(self) -> list[int]:
-        """Where the tensors are."""
+        """Addresses of the tensors."""
         return [x.data_ptr() for x in vars(self).values() if isinstance(x, Tensor)]
 
 
 class SlotDecoder(Decoder):
-    """Tree attention: a slot attends to the keys of its prompt and to its own.
+    """Tree attention: a slot attends to its prompt's keys and its own.
 
-    With graphs, the prompts and the logits keep their tensors, and sizes are rounded up to few values. `draws` says
-    whether the device draws for rows with one rollout.
+    With graphs, the prompts and the logits keep their tensors, and sizes are rounded up to a few values. `draws` says
+    whether the device draws for single-rollout rows.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class SlotDecoder(Decoder):
         self._state = _State(0, 0, model_pass.device, draws=draws)
         self._prompts = SlotPrompts(keeps=graphs is not None)
         self._logits = torch.empty(0, 0, device=model_pass.device)
-        self._device_slots = self._used = _NONE  # slots for which the device draws, and all slots in use
+        self._device_slots = self._used = _NONE  # slots that the device draws for, and all slots in use
         self._prompt_S = _NONE  # index of each slot's prompt
         self._grid: Grid | None = None  # grid of the slots in use; None after they change
-        # Writes that wait for `_upload`: the target on the device, its rows (None for all), and the numbers.
+        # Writes queued for `_upload`: the target on the device, its rows (None for all), and the numbers.
         self._uploads: list[tuple[Tensor, IntArray | None, IntArray | FloatArray]] = []
 
     def reuse_for(self, memory: RowMemory, sampling: SamplingParams) -> bool:
-        """Prepare another call with the current weights; return False if the model has other parameters now."""
+        """Prepare for another call with the current weights; return False if the model's parameters were replaced."""
         parameters = [id(p) for p in self._model.parameters()]
         if parameters != self._parameters:
             return False
@@ -106,14 +106,14 @@ class SlotDecoder(Decoder):
         return True
 
     def attention(self) -> AbstractContextManager[None]:
-        """Let contexts compute the attention of the model; see `Decoder.attention`."""
+        """Let contexts compute the model's attention; see `Decoder.attention`."""
         return tree_attention(self._model)
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
-        """Split prompts into waves that fit beside the rows; see `Decoder.split`."""
+        """Split prompts into waves that leave memory for rows; see `Decoder.split`."""
         most = self.cache.memory.prompt_tokens
         if self._graphs is not None:
-            most //= 3  # rounding up makes at most 2 times as many prompts, of 1.5 times as many tokens
+            most //= 3  # rounding up gives at most 2 times as many prompts with 1.5 times as many tokens
         return padded_ranges([len(prompt) for prompt in prompts], min(PREFILL_TOKENS, most))
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
@@ -128,7 +128,7 @@ class SlotDecoder(Decoder):
             sizes = max(slots, slots_before), max(cells, cells_before)
             self._state = _State(*sizes, self.model_pass.device, draws=self.draws)
         self._device_slots, self._prompt_S = _NONE, np.zeros(slots, np.int64)
-        self._state.start_S.zero_()  # a slot without a row computes too, at positions that this wave can have
+        self._state.start_S.zero_()  # slots without a row also compute; keep their positions valid for this wave
         if self._graphs is not None:
             if self._logits.shape[0] < slots:
                 self._logits = logits_PV.new_empty(slots, logits_PV.shape[1])
@@ -144,9 +144,9 @@ class SlotDecoder(Decoder):
         self._prompts.keep(prompts)
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
-        """Copy the rows that move; the first child of a row keeps its slot.
+        """Copy the rows that move; a row's first child keeps its slot.
 
-        If the device draws for no row, the rows get the first slots.
+        If the device is not drawing for any row, the rows get the first slots.
         """
         if not rows.size:
             return rows
@@ -165,14 +165,14 @@ class SlotDecoder(Decoder):
         return rows
 
     def draw_on_device(self, slot_R: IntArray, uniform_RJ: FloatArray) -> None:
-        """Let the device draw for rows with one rollout until `collect_drawn`, with these uniform numbers, [R, 16]."""
+        """Let the device draw for single-rollout rows until `collect_drawn`, with these uniform numbers, [R, 16]."""
         self._device_slots = np.concatenate([self._device_slots, slot_R])
         self._uploads.append((self._state.uniform_SJ, slot_R, uniform_RJ))
 
     def collect_drawn(self) -> tuple[IntArray, FloatArray]:
-        """Wait for the tokens of the slots at the last 16 positions and their log-probs, each of shape [S, 16].
+        """Wait for the slots' tokens at the last 16 positions and their log-probs, each of shape [S, 16].
 
-        Afterwards the host draws for all rows.
+        After this, the host draws for all rows.
         """
         state, top = self._state, int(self._used.max()) + 1
         token_SJ, logprob_SJ = torch.stack([state.token_SJ[:top].double(), state.logprob_SJ[:top]]).cpu().numpy()
@@ -180,7 +180,7 @@ class SlotDecoder(Decoder):
         return token_SJ.astype(np.int64), logprob_SJ
 
     def feed(self, rows: Rows) -> Tensor:
-        """Feed one token per slot; return the logits of the rows for which the host draws; see `Decoder.feed`."""
+        """Feed one token per slot; return the logits of the rows that the host draws for; see `Decoder.feed`."""
         position, state = rows.depth - 1, self._state
         num_slots = int(self._used.max()) + 1
         if self._graphs is not None:
@@ -204,7 +204,7 @@ class SlotDecoder(Decoder):
         return self._logits[to_device(rows.slot_R, state.position.device)]
 
     def _step(self, num_slots: int, grid: Grid, longest: int, forbidden: tuple[int, ...] | None) -> None:
-        """Feed the token of each slot at the position, and draw the next one unless `forbidden` is None."""
+        """Feed each slot's token at the current position, and draw the next one unless `forbidden` is None."""
         state, position = self._state, self._state.position
         token_R = state.token_SJ[:num_slots].index_select(1, position % POSITIONS_AT_ONCE)[:, 0]
         context = SlotContext(self.cache, self._prompts, grid, position, num_slots, longest)
@@ -225,7 +225,7 @@ class SlotDecoder(Decoder):
         state.logprob_SJ[:num_slots].index_copy_(1, after, logprob_R[:, None].double())
 
     def _new_slots(self, source_R: IntArray, depth: int) -> IntArray:
-        """Return the slot of each row at a depth: its source if the row can stay there, or a free one."""
+        """Return each row's slot at a depth: its source if the row can stay there, or a free slot."""
         if depth == 1 or self.cache.grows(depth):
             return np.arange(source_R.size)
         limit = self.cache.rows_that_fit(depth) if self._device_slots.size else source_R.size
@@ -248,7 +248,7 @@ class SlotDecoder(Decoder):
             rank_U, width = cells_of(prompt_U, num_prompts)
             width = width if self._graphs is None else min(power_of_two(width), num_slots)
             cell_U = prompt_U * width + rank_U
-            # A slot without a row has the first cell, and a cell without a slot has the first slot.
+            # A slot without a row uses the first cell, and a cell without a slot uses the first slot.
             cell_R, slot_C = np.zeros(num_slots, np.int64), np.zeros(num_prompts * width, np.int64)
             cell_R[self._used], slot_C[cell_U] = cell_U, self._used
             targets = state.slot_C[: slot_C.size], state.cell_S[:num_slots]
@@ -257,7 +257,7 @@ class SlotDecoder(Decoder):
         return self._grid
 
     def _upload(self) -> None:
-        """Write all changes to the device with one copy from the host."""
+        """Write all queued changes to the device with one copy from the host."""
         if not self._uploads:
             return
         arrays = [x.ravel().view(np.int64) for _, *both in self._uploads for x in both if x is not None]
@@ -270,11 +270,11 @@ class SlotDecoder(Decoder):
         self._uploads.clear()
 
     def _bind(self, graphs: StepGraphs) -> None:
-        """Tell the graphs where all tensors are, and turn graphs off if the model depends on the context length."""
+        """Bind the graphs to the addresses of all tensors; turn them off if the model depends on the context length."""
         longest = int(self._prompts.length.max()) + self.cache.memory.max_tokens
         config = self._model.config
         if any(limit is not None and longest > limit.tokens for limit in (position_limit(config), other_span(config))):
-            graphs.refuse(f"{type(self._model).__name__} checks the length of each context of up to {longest:,} tokens")
+            graphs.refuse(f"{type(self._model).__name__} checks the context length, up to {longest:,} tokens")
         weights = [x.data_ptr() for x in (*self._model.parameters(), *self._model.buffers())]
         if isinstance(self.model_pass, LlamaPass):
             weights += self.model_pass.addresses(longest)
