@@ -156,7 +156,7 @@ def test_output_dir_that_is_in_use_is_left_alone() -> None:
     used = Path("used")
     used.mkdir()
     (used / "thesis.txt").write_text("precious")
-    for name, advice in (("used", "brorl resume used"), ("used/thesis.txt", "choose another")):
+    for name, advice in (("used", "brorl resume used"), ("used/thesis.txt", "choose a different")):
         message = refused("train", f"--output_dir={name}")
         assert "exists and is not empty" in message
         assert advice in message

@@ -139,7 +139,7 @@ def test_another_comparison_is_not_mixed_in(compared: Compared) -> None:
     assert "contains a comparison with budget 8.0, not 9.0; choose a different `output_dir`" in said
     said = refusal("quickstart", *SWEEP, *TINY, "--optimizer.learning_rate=1e-4", "--output-dir", compared.folder)
     assert "contains a comparison of different arms (N=8, N=16) or with different settings" in said
-    assert "`budget` would change it; only `seeds` and `jobs` may" in refusal(compared.folder, "--budget=3")
+    assert "which `budget` cannot change; only `seeds` and `jobs` can" in refusal(compared.folder, "--budget=3")
     assert "`seeds` can only add" in refusal(compared.folder, "--seeds=1")
 
 

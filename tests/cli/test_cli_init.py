@@ -87,7 +87,7 @@ def test_the_folder_of_a_model_is_checked_first(tmp_path: Path, rng: np.random.G
     for model, said in (
         ("runs/typo", "there is no folder runs/typo, and runs is a folder here; fix the name"),
         ("runs/fist", "did you mean runs/first?"),
-        ("runs/first", f"has no config.json, which a model has; give `model={checkpoint}`"),
+        ("runs/first", f"has no config.json, so it is not a model; give `model={checkpoint}`"),
         (str(tmp_path / "none"), "does not exist"),
     ):
         assert said in refusal(data, "--model", model)
@@ -207,7 +207,7 @@ def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
     assert "there is no file or folder none.jsonl" in said
     assert "fix `path`" in said
     Path("mine.yaml").write_text("precious")
-    assert "mine.yaml already exists; choose another name with `output`" in refusal(data)
+    assert "mine.yaml already exists; choose a different name with `output`" in refusal(data)
     Path("empty.jsonl").write_text("")
     assert "empty.jsonl is empty" in refusal("empty.jsonl", "--output=b.yaml")
     long = "Let us think. " * 30

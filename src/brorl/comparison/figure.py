@@ -32,7 +32,7 @@ from brorl.reporting.figure import (
 
 
 def arm_colors(comparison: Comparison) -> dict[str, str]:
-    """Return a color for each arm: for two arms distant colors, for arms ordered by N a ramp, else any."""
+    """Return a color for each arm: distant colors for two arms, a ramp for arms ordered by N, else any."""
     arms = comparison.arms
     if len(arms) == 2:
         return {arms[0].name: COLORS[1], arms[1].name: COLORS[0]}
@@ -106,7 +106,7 @@ def _draw_scores(part: SubFigure, results: ComparisonResults) -> None:
 def _draw_other_units(part: SubFigure, results: ComparisonResults) -> None:
     """Draw pass@1 against the units in which the arms are not matched, and coverage against pass@1.
 
-    If arms share one line in the last panel, they differ only in how far they have come.
+    Arms that share a line in the last panel differ only in how far they got.
     """
     comparison = results.comparison
     units: list[Unit] = [unit for unit in UNITS if unit != comparison.unit]

@@ -1,6 +1,6 @@
 """The tables of a comparison, in the layout of the paper's tables.
 
-Only the record has every evaluation of every run on every prompt.
+Only the record contains every evaluation of every run on every prompt.
 
 Source: the layout of BroRL (arXiv 2510.01180), Tables 1 to 5.
 """
@@ -17,7 +17,7 @@ from brorl.evaluation.paired import CorrectedInterval, TTest, conclusion_of
 from brorl.format import Estimate, interval, p_value, plain, short, short_time, signed
 from brorl.table import Table
 
-_LONGEST_VALUE = 9  # if a value has more characters, the table of settings has a row per arm
+_LONGEST_VALUE = 9  # if a value is longer, in characters, the table of settings has a row per arm
 
 
 def tables_of(results: ComparisonResults) -> list[Table]:
@@ -58,7 +58,7 @@ def arm_table(results: ComparisonResults) -> Table:
             interval(at.pass_at[1]),
         ))  # fmt: skip
     notes = [
-        f"Means over runs ({results.seeds_text} an arm); brackets: 95% intervals. Samples are counted before dynamic "
+        f"Means over runs ({results.seeds_text} per arm); brackets: 95% intervals. Samples are counted before dynamic "
         f"sampling. Evaluations are not part of any cost. Machine: {comparison.machine}."
     ]
     notes += [
@@ -93,7 +93,7 @@ def use_table(results: ComparisonResults) -> Table:
     notes = (
         "Mixed groups: fraction of sampled groups with correct and incorrect rollouts; dynamic sampling keeps these. "
         "Samples/s: per second of the run; generated/s: per second of generation alone. Means over whole runs; the "
-        "last two columns are of the evaluations at the budget.",
+        "last two columns come from the evaluations at the budget.",
     )
     return Table("Use of the samples", ("arm", *(heading for heading, _ in _USE.values())), tuple(rows), notes)
 
@@ -181,8 +181,8 @@ def equal_table(results: ComparisonResults) -> Table:
             cells.append("-" if not difference or not corrected else _marked(difference.difference, corrected))
         rows.append(tuple(cells))
     notes = [
-        "At the largest cost that every run of the two arms reached, on straight lines between evaluations; tokens are "
-        "unique tokens.",
+        "At the largest cost that every run of the two arms reached, interpolated linearly between evaluations; tokens "
+        "are unique tokens.",
         *([_marks_note(number)] if number else []),
     ]
     if any(score is None for equal in results.at_equal_cost for score in equal.scores.values()):
@@ -194,7 +194,7 @@ def equal_table(results: ComparisonResults) -> Table:
 
 
 def frontier_table(results: ComparisonResults, k: int) -> Table:
-    """Make the table of every arm's pass@k at every evaluation point; the best arm of each is marked."""
+    """Make the table of every arm's pass@k at every evaluation point; the best arm at each point is marked."""
     unit, best = results.comparison.unit, {b.eval_point: b for b in results.best[k] if not b.is_tied}
     rows = []
     for index, eval_point in enumerate(results.comparison.eval_points):
