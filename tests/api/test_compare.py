@@ -42,7 +42,7 @@ def test_a_run_keeps_the_evaluations_that_end_it_and_never_pauses(
     run = run_config(ArmRecipe("arm", config), 0, tmp_path, Budget("steps", 9))
     assert (run.evaluation.every, run.evaluation.patience) == (every, config.evaluation.patience)
     assert (run.budget.limit, run.budget.pause_at) == (9, None)
-    with pytest.raises(UserError, match=r"budget\.pause_at` is decided by the comparison; use `budget"):
+    with pytest.raises(UserError, match=r"budget\.pause_at` is set by the comparison; use `budget"):
         compare("quickstart", "quickstart-16", **{"budget.pause_at": 2.0})
 
 

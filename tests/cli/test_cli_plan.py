@@ -49,7 +49,7 @@ def test_a_plan_from_end_to_end() -> None:
     measure_it = next(line for line in outcome.out.splitlines() if line.startswith("or measure it: "))
     program, *words = shlex.split(measure_it.partition(": ")[2])
     assert (program, words[:2]) == ("brorl", ["compare", "quickstart"])
-    assert "`seeds`: at least 1 is needed" in command(*words, "--seeds=0").err  # the last check of the command line
+    assert "`seeds`: expected at least 1" in command(*words, "--seeds=0").err  # the last check of the command line
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ def test_a_start_without_anything_to_find_is_told_so(tmp_path: Path, monkeypatch
     returned: list[bool] = []
     monkeypatch.setattr(module, "return_freed_memory", lambda: returned.append(True))
     result = brorl.tune("quickstart", output_dir=tmp_path / "out", progress=False)
-    assert result.answer.startswith("There is hardly anything to find: held-out pass@256 is 0.505 [0.450, 0.510]")
+    assert result.answer.startswith("There is hardly anything to gain: held-out pass@256 is 0.505 [0.450, 0.510]")
     assert (result.recipe, result.final) == (None, None)
     assert returned == [True]  # the runs of a race get the memory of the pilot
 
