@@ -137,7 +137,7 @@ def point_at(link: Path, name: str) -> None:
     """Make a link to a file or a folder beside it, or a file with its name where there are no links; atomically."""
     temporary = link.with_name(f".{link.name}.tmp")
     temporary.unlink(missing_ok=True)
-    with optional("symbolic links", link.parent, f"{link.name} is a file with the name of the folder that it means"):
+    with optional("symbolic links", link.parent, f"{link.name} is a plain file that names its target folder"):
         temporary.symlink_to(name)  # relative: the folder can be moved
     if not temporary.is_symlink():
         temporary.write_text(name, "utf-8")

@@ -240,7 +240,7 @@ def test_run_that_finds_no_mixed_group_ends_well_and_says_why(tiny: Path) -> Non
         "no group was mixed (correct and incorrect rollouts) in 2 rounds in a row (no rollout was correct)"
         in outcome.said
     )
-    assert "were cut off at sampling.max_new_tokens; raise it" in outcome.said
+    assert "were truncated at sampling.max_new_tokens; raise it" in outcome.said
     assert Path("run/checkpoints/step-000000/COMMIT").exists()
     start, end = map(json.loads, Path("run/metrics.jsonl").read_text().splitlines())
     assert (start["step"], end["step"]) == (0, 1)
