@@ -2,7 +2,7 @@
 
     python examples/mixed/make_data.py
 
-writes four files beside this one: `math.jsonl` and `code.jsonl` with the columns `prompt` and `answer`, `science.jsonl`
+writes four files next to this one: `math.jsonl` and `code.jsonl` with the columns `prompt` and `answer`, `science.jsonl`
 as in GPQA, and `ifeval.jsonl` as in google/IFEval. Each has 300 rows that ask different things. The same seed gives the
 same bytes.
 """
@@ -89,7 +89,7 @@ def _value(body: str, parameters: str, values: list[Any]) -> Any:
 
 
 def _arguments(parameters: str, start: int, rng: Random) -> list[Any]:
-    """Return arguments near a number, so that the cases of a row lie apart."""
+    """Return arguments near a number, so that the cases of a row are spread out."""
     near = [start + rng.randint(0, 9) for _ in parameters.split(", ")]
     return ["abcdefghij"[: near[0] % 11]] if parameters == "s" else near
 
@@ -203,20 +203,20 @@ ROWS: dict[str, tuple[str, Callable[[Random], Row]]] = {
 
 
 def draw_rows(domain: str, seed: int) -> Iterator[Row]:
-    """Yield rows without end."""
+    """Yield rows endlessly."""
     rng = Random(f"{domain} {seed}")
     while True:
         yield ROWS[domain][1](rng)
 
 
 def same_words(domain: str, row: Row) -> str:
-    """Return what two rows that ask the same fraction: the text, and the options in any order."""
+    """Return what two rows that ask the same thing share: the text, and the options in any order."""
     options = sorted(value for column, value in row.items() if "Answer" in column)
     return "\n".join((row[ROWS[domain][0]], *options))
 
 
 def file_rows(domain: str, number: int, seed: int) -> list[Row]:
-    """Return so many rows that ask different things."""
+    """Return `number` rows that ask different things."""
     seen: dict[str, Row] = {}
     for row in draw_rows(domain, seed):
         seen.setdefault(same_words(domain, row), row)

@@ -207,7 +207,9 @@ def test_a_model_that_solves_nothing_and_responses_that_are_cut_are_warned_of(tm
     model = save_tiny_model(tmp_path / "tiny")
     outcome = command("check", *SMALL, f"--model={model}", "--sampling.max_new_tokens=2")
     assert outcome.code == 0, outcome
-    assert re.search(r"warning: \d+% of the rollouts were truncated at sampling\.max_new_tokens; raise it", outcome.said)
+    assert re.search(
+        r"warning: \d+% of the rollouts were truncated at sampling\.max_new_tokens; raise it", outcome.said
+    )
     assert "warning: none of the measured groups is mixed (correct and incorrect rollouts)" in outcome.said
 
 

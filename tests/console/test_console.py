@@ -410,7 +410,7 @@ def test_warnings_of_a_step(rng: np.random.Generator) -> None:
     record = record | {"sampling": record["sampling"] | {"verifier_cut_offs": 12}}
     note = warnings(from_json(record))["programs"]
     assert note is not None
-    assert note.startswith("warning: 12 responses had used")
+    assert note.startswith("warning: 12 responses used up")
     assert "verification.batch_timeout_s" in note
 
 
