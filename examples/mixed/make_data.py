@@ -2,9 +2,9 @@
 
     python examples/mixed/make_data.py
 
-writes four files next to this one: `math.jsonl` and `code.jsonl` with the columns `prompt` and `answer`, `science.jsonl`
-as in GPQA, and `ifeval.jsonl` as in google/IFEval. Each has 300 rows that ask different things. The same seed gives the
-same bytes.
+This writes four files next to this one: `math.jsonl` and `code.jsonl` with the columns `prompt` and `answer`,
+`science.jsonl` as in GPQA, and `ifeval.jsonl` as in google/IFEval. Each has 300 rows that ask different things. The
+same seed gives the same bytes.
 """
 
 import argparse

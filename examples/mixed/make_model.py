@@ -2,10 +2,10 @@
 
     python examples/mixed/make_model.py runs/mixed_model       # a few minutes on one core
 
-writes a Hugging Face folder: a Llama of 0.7 million parameters and a byte-level tokenizer made for it. It learns from
-fresh rows, none of which is in the committed files. In most steps all responses are right. In the last ones only a
-fraction is (`RIGHT`), so the model also writes wrong responses, which leaves room for reinforcement learning in each domain.
-The same seed and steps give the same weights on the same machine.
+This writes a Hugging Face folder: a Llama of 0.7 million parameters and a byte-level tokenizer made for it. It learns
+from fresh rows, none of which is in the committed files. In most steps all responses are right. In the last ones only a
+fraction is (`RIGHT`), so the model also writes wrong responses, which leaves room for reinforcement learning in each
+domain. The same seed and steps give the same weights on the same machine.
 """
 
 import argparse

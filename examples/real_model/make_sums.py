@@ -2,7 +2,7 @@
 
     python examples/real_model/make_sums.py FOLDER
 
-writes `train.jsonl` and `held_out.jsonl`, and a harder half, `hard_train.jsonl` and `hard_held_out.jsonl`. An easy
+This writes `train.jsonl` and `held_out.jsonl`, and a harder half, `hard_train.jsonl` and `hard_held_out.jsonl`. An easy
 question adds 2 to 4 small numbers; a hard one has numbers up to 99, and also differences and products. No expression
 appears twice. The same seed gives the same bytes.
 """

@@ -3,7 +3,7 @@
     python examples/word_problems/make_model.py runs/word_model            # under a minute on one core
     python examples/word_problems/make_model.py runs/word_model --random   # untrained, in seconds
 
-writes a Hugging Face folder: a Llama of 0.6 million parameters, a byte-level tokenizer made for it, and a chat
+This writes a Hugging Face folder: a Llama of 0.6 million parameters, a byte-level tokenizer made for it, and a chat
 template. It is weak on purpose: right in about one of eight attempts, while 64 attempts solve nearly every problem.
 The rest is left for reinforcement learning. It trains on fresh problems, none of which has the text of one in
 `problems.jsonl`. The same seed and steps give the same weights on the same machine.
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=200, help="batches of 64 fresh problems")
     parser.add_argument(
-        "--seconds", type=float, default=120.0, help="stop training after this long, regardless of --steps"
+        "--seconds", type=float, default=120.0, help="stop training after this long, even before --steps"
     )
     parser.add_argument("--random", action="store_true", help="leave the model untrained")
     parser.add_argument("--seed", type=int, default=1)

@@ -2,7 +2,7 @@
 
     python examples/word_problems/make_problems.py
 
-writes `problems.jsonl` next to this file: 300 problems with different texts, one or two steps of arithmetic, whole
+This writes `problems.jsonl` next to this file: 300 problems with different texts, one or two steps of arithmetic, whole
 numbers up to 30 and some decimals and fractions. The same seed gives the same bytes.
 """
 

@@ -52,8 +52,8 @@ COMMANDS = {
                     settings="api.evaluate:SETTINGS"),
     "compare": Command("train arms from the same checkpoint with the same budget, and report which is better",
                        "api.compare:compare_command", inherits=("api.compare:compare",)),
-    "tune": Command("find the N, objective and learning rate that end highest for an aim, and test them against your "
-                    "recipe", "api.tune:tune"),
+    "tune": Command("find the N, objective and learning rate with the best final score for an aim, and test them "
+                    "against your recipe", "api.tune:tune"),
     "report": Command("show runs as one HTML file: charts, rollouts, settings", "api.stored_runs:report"),
     "samples": Command("show stored rollouts: prompts with their pass rates, responses with verdicts",
                        "api.stored_runs:samples"),

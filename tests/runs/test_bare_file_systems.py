@@ -68,7 +68,7 @@ def test_checkpoints_their_best_and_locks(
     assert len(lines) == (4 if code == errno.EINVAL else 5)  # fsync of files too
     reason = os.strerror(code)
     for line in (
-        f"the file system of {directory.checkpoints} has no symbolic links ({reason}): best is a plain file that names its target",
+        f"the file system of {directory.checkpoints} has no symbolic links ({reason}): best is a plain file that",
         f"the file system of {directory.checkpoints} has no permissions ({reason}): files of checkpoints may",
         f"the file system of {run} has no locks ({reason}): do not start a second process that works on it",
         f"has no fsync of folders ({reason}): a power cut can lose what was just written",
