@@ -43,7 +43,7 @@ ENDINGS = ("The end.", "That is all.", "Good night!", "So it was.")
 
 
 def math_row(rng: Random) -> Row:
-    """Draw a task of arithmetic with two digits, in one of four wordings for each operation."""
+    """Draw a two-digit arithmetic task, in one of four wordings for each operation."""
     a, b = rng.randint(2, 9), rng.randint(2, 9)
     wordings, answer = rng.choice(
         (
@@ -58,7 +58,7 @@ def math_row(rng: Random) -> Row:
 
 
 def code_row(rng: Random) -> Row:
-    """Draw a function of one line, with its values on five inputs."""
+    """Draw a one-line function, with its values on five inputs."""
     a, b = rng.randint(2, 12), rng.randint(2, 12)
     text, parameters, body = rng.choice(
         (

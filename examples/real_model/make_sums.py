@@ -1,4 +1,4 @@
-"""Make questions of arithmetic for a pretrained model: training and held-out rows, one JSON object per line.
+"""Make arithmetic questions for a pretrained model: training and held-out rows, one JSON object per line.
 
     python examples/real_model/make_sums.py FOLDER
 

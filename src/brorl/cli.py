@@ -75,9 +75,9 @@ _METAVARS = {
 _SETTING = "setting:"
 _LIST = inspect.Parameter.VAR_POSITIONAL
 _PATH_PROBLEMS = {
-    errno.ENAMETOOLONG: "the name is too long; choose another path",
+    errno.ENAMETOOLONG: "the name is too long; choose a different path",
     **dict.fromkeys(
-        (errno.EACCES, errno.EPERM), "permission denied; give your user access to it, or choose another path"
+        (errno.EACCES, errno.EPERM), "permission denied; give your user access to it, or choose a different path"
     ),
 }
 _FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -464,9 +464,9 @@ def test_tools_in_memory_become_paths_and_files(monkeypatch: pytest.MonkeyPatch,
     ("tools", "said"),
     [
         ([add, add], "two functions have the name add"),
-        (["add"], "got 'add'"),
-        ([ModuleType], "got <class"),
-        ([Path("a").exists], "got <bound method"),
+        (["add"], "contains 'add'"),
+        ([ModuleType], "contains <class"),
+        ([Path("a").exists], "contains <bound method"),
         ([lambda a: a], "tools: <lambda>"),
     ],
 )

@@ -351,4 +351,6 @@ def test_a_path_without_permission_is_one_line(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("brorl.api.data.resolve_config", lambda path, _: denied(path))
     outcome = command("data", "mine.yaml")
     assert outcome.code == 2
-    assert outcome.err == ("brorl: mine.yaml: permission denied; give your user access to it, or choose another path\n")
+    assert outcome.err == (
+        "brorl: mine.yaml: permission denied; give your user access to it, or choose a different path\n"
+    )

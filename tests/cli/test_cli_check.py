@@ -200,7 +200,7 @@ def test_cut_responses_tell_nothing_about_mixed_groups(tmp_path: Path, monkeypat
     )
     assert "so the fraction of mixed groups was not measured" in outcome.said
     assert "none of the measured groups is mixed" not in outcome.said
-    assert "cut off at sampling.max_new_tokens" not in outcome.said  # unknown
+    assert "truncated at sampling.max_new_tokens" not in outcome.said  # unknown
 
 
 def test_a_model_that_solves_nothing_and_responses_that_are_cut_are_warned_of(tmp_path: Path) -> None:

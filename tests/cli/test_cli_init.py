@@ -287,7 +287,7 @@ def test_the_options_of_multiple_choice_are_found_and_checked(tmp_path: Path) ->
         right = re.search(r"\| ([A-D])\. carbon dioxide\n", checked.out)
         assert right is not None
         assert f"reference answer, as the response `\\boxed{{{right[1]}}}`: correct" in checked.out
-        assert re.search(r"another answer, as the response `\\boxed\{[A-D]\}`: incorrect", checked.out)
+        assert re.search(r"a different answer, as the response `\\boxed\{[A-D]\}`: incorrect", checked.out)
         assert "reference answers of 5 questions: 5 accepted" in checked.out
         assert "can only be options" not in checked.out
         assert "name an option" not in checked.out
@@ -342,7 +342,7 @@ def test_long_columns_that_are_not_in_the_prompt_are_a_warning(rng: np.random.Ge
     rows = [row | long | {"kind": "x"} for row in sums(rng, 30, "question", "answer")]
     said = command("init", write_rows("rows.jsonl", rows)).said
     assert (
-        "warning: not in the prompt, with more text than the question: before, code and cells; if a question is about "
+        "warning: not in the prompt, although longer than the question: before, code and cells; if a question is about "
         "it, name it in the recipe with context_column" in said
     )
     assert "not in the prompt: 3 columns of text, note, solution and kind" in said

@@ -217,7 +217,7 @@ def test_cut_rollouts_are_named_at_most_once_in_ten_steps(tmp_path: Path, capsys
     counts = []
     for n in (4, 5, 6, 8, 15, 16):
         progress.show(from_json(step(n, samples=16, sampled=90, unique=80, distinct=30, groups=2)))
-        counts.append(capsys.readouterr().out.count("cut off at sampling.max_new_tokens"))
+        counts.append(capsys.readouterr().out.count("truncated at sampling.max_new_tokens"))
     assert counts == [0, 0, 1, 0, 0, 1]  # 6 of 16 is the first above a third
 
 
@@ -239,7 +239,7 @@ def test_cut_rollouts_are_named_while_a_step_refills(tmp_path: Path, capsys: pyt
     assert lines[:2] == [f"step 16: round {n}, 0 of 4 mixed groups so far" for n in (3, 4)]
     assert CUT in " ".join(lines[2:4])
     assert "step 16: round 6, 0 of 4 mixed groups so far" in lines[3:5]
-    assert out.count("cut off at sampling") == 1
+    assert out.count("truncated at sampling") == 1
 
 
 def test_time_left_by_the_budget_alone(records: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def _trial_lines(trial: Trial, is_own: bool) -> list[str]:
         lines.append(_verdict_line(right, trial.right, trial.right_verdict))
     else:
         lines.append(f"  no {right}: no response to this question is known to be correct")
-    lines.append(_verdict_line("another answer", trial.wrong, trial.wrong_verdict))
+    lines.append(_verdict_line("a different answer", trial.wrong, trial.wrong_verdict))
     if len(trial.answers) > 1:
         accepted = sum(verdict.correct for _, verdict in trial.answers)
         lines.append(f"  {right}s of {len(trial.answers)} questions: {accepted} accepted")
@@ -224,7 +224,7 @@ def _trial_lines(trial: Trial, is_own: bool) -> list[str]:
             "  warning: your function rejects the reference answer; this is right only if it also checks other things"
         )
     if trial.wrong_verdict.correct:
-        lines.append(f"  warning: {verifier} accepts another answer")
+        lines.append(f"  warning: {verifier} accepts a different answer")
     rejected = [f"{one.id} ({verdict.reason})" for one, verdict in trial.answers if not verdict.correct]
     if rejected:
         more = [counted(len(rejected) - 3, "other")] if len(rejected) > 3 else []

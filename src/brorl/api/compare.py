@@ -126,7 +126,7 @@ def _marks(text: str | None) -> int | list[float] | None:
         return [float(part) for part in text.split(",")] if "," in text else int(text)
     except ValueError:
         raise UserError(
-            f"{option('marks')}: expected a number of evaluation points, or amounts like 10,20,40, not {text!r}"
+            f"{option('marks')}: expected a number of evaluation points, or amounts like 10,20,40, got {text!r}"
         ) from None
 
 

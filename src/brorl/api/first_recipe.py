@@ -99,7 +99,7 @@ class FirstRecipe:
             lines.append(f"  the questions ask for the answer {self.form.name}, so prompt.template adds no other form")
         if guess.long_unused:
             lines.append(
-                f"  warning: not in the prompt, with more text than the question: {listed(guess.long_unused)}; if a "
+                f"  warning: not in the prompt, although longer than the question: {listed(guess.long_unused)}; if a "
                 "question is about it, name it in the recipe with context_column"
             )
         if guess.unused:

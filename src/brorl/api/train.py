@@ -40,8 +40,8 @@ def train(
 ) -> TrainingResult:
     """Train a model and return the result; the files are in the run directory.
 
-    Ctrl-C, the interrupt of a notebook and SIGTERM stop the run: it saves a checkpoint and returns. A second one
-    discards the step in progress and raises KeyboardInterrupt. Signals work in the main thread only.
+    Ctrl-C, a notebook's interrupt and SIGTERM stop the run, which saves a checkpoint and returns. A second one discards
+    the step in progress and raises KeyboardInterrupt. Signals work only in the main thread.
 
     Examples:
         >>> run = brorl.train("quickstart", steps=30, evaluation={"every": 5}, output_dir="runs/first")
@@ -52,10 +52,10 @@ def train(
         config_or_path: A built-in recipe, a YAML file, nested settings, or a config (default: `quickstart`, or for rows
             the recipe that `brorl init` writes). With `resume`, a run directory.
         reward: A function that verifies the responses of all domains: `verify(response, reference)`, or with TRL's
-            signature `reward(completions, **columns) -> list[float]`. Several terms are a mapping,
-            `{"right": right, "brief": (brief, 0.2)}`: the first decides what is correct, and the weighted sum is the
-            reward. Worker processes import a function's file; functions of a notebook or a script, lambdas and closures
-            are pickled into the run directory.
+            signature `reward(completions, **columns) -> list[float]`. Give several terms as a mapping, `{"right":
+            right, "brief": (brief, 0.2)}`: the first decides what is correct, and the weighted sum is the reward.
+            Worker processes import a function's file; lambdas, closures and functions of a notebook or script are
+            pickled into the run directory.
         resume: Continue a run from its last checkpoint. Settings such as `steps` can change
             (`brorl.config.reading.CHANGEABLE_ON_RESUME`).
         progress: Print the output of the command, which run.log always contains.

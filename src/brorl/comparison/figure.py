@@ -87,7 +87,7 @@ def _draw_scores(part: SubFigure, results: ComparisonResults) -> None:
     comparison = results.comparison
     axes = part.subplots(1, len(results.end_ks), squeeze=False)[0]
     several = max(len(arm.runs) for arm in comparison.arms) > 1
-    spread = f"mean of {results.seeds_text}, band: all of them" if several else "one seed"
+    spread = f"mean of {results.seeds_text}, band: their range" if several else "one seed"
     for axis, k in zip(axes, results.end_ks, strict=True):
         curves = _curves(comparison, comparison.unit, k)
         _draw_lines(axis, comparison, comparison.unit, curves)

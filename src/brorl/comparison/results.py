@@ -103,8 +103,8 @@ class CoverageChange:
     """Prompts that the runs of an arm solve and the start did not, and the reverse."""
 
     arm: str
-    gained: Spread  # prompts solved now and not at the start, over runs
-    lost: Spread  # prompts solved at the start and not now
+    gained: Spread  # prompts solved now but not at the start, over runs
+    lost: Spread  # prompts solved at the start but not now
     by_chance: Spread  # unchanged pass rates would give this many gains, and as many losses
     expected: Spread  # prompts that k attempts are expected to solve now (the sum of pass@k)
     expected_change: Estimate  # `expected` minus its value at the start, in prompts, with a 95% interval

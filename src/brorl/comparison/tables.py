@@ -95,7 +95,7 @@ def use_table(results: ComparisonResults) -> Table:
         "Samples/s: per second of the run; generated/s: per second of generation alone. Means over whole runs; the "
         "last two columns come from the evaluations at the budget.",
     )
-    return Table("Use of the samples", ("arm", *(heading for heading, _ in _USE.values())), tuple(rows), notes)
+    return Table("Use of samples", ("arm", *(heading for heading, _ in _USE.values())), tuple(rows), notes)
 
 
 def pair_table(results: ComparisonResults) -> Table:
@@ -206,7 +206,7 @@ def frontier_table(results: ComparisonResults, k: int) -> Table:
                 cell += "**" if best[eval_point].lead_shown else "*"
             cells.append(cell)
         rows.append((short_amount(eval_point, unit), *cells))
-    notes = ["* best at that budget; ** and its lead over the second is shown (the 95% interval lies above 0)"]
+    notes = ["* best at that budget; ** and its lead over the second is shown (the 95% interval is above 0)"]
     if not all(at.matched for points in results.at_eval_points.values() for at in points):
         notes.append(f"(in brackets): a run overshot the budget by over {TOLERANCE:.0%}: not compared there")
     return Table(f"pass@{k} by budget", (UNIT_WORDS[unit], *results.names), tuple(rows), tuple(notes))
@@ -239,8 +239,8 @@ def solved_table(results: ComparisonResults) -> Table:
     )
     notes = (
         f"Of {len(comparison.prompts)} prompts. Gained: none of {comparison.num_samples} responses correct at the "
-        "start and at least one now; lost: the reverse; mean over runs (smallest-largest). By luck: as many gains, and "
-        f"as many losses, if no pass rate had changed. Expected: prompts solved in {k} "
+        "start and at least one now; lost: the reverse; mean over runs (smallest-largest). By luck: the expected "
+        f"gains and losses if no pass rate had changed. Expected: prompts solved in {k} "
         f"{'attempts' if k > 1 else 'attempt'}, and their change since the start.",
         _marks_note(len(results.coverage)),
     )

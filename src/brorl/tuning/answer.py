@@ -93,7 +93,7 @@ class TuningResult(Result):
     race: tuple[tuple[Standing, ...], ...]  # [rung][arm]
     final: FinishedComparison | None  # the winner against the user's recipe; None if the recipe won the race
     recipe: Path | None = None  # train this recipe next; None if the user's own is the best
-    page: Path | None = None  # HTML with the answer, the race and the final; None if there was nothing to find
+    page: Path | None = None  # HTML with the answer, the race and the final; None if there was nothing to gain
 
     @property
     def train_command(self) -> str | None:
@@ -228,5 +228,5 @@ def race_table(spec: TuningSpec, race: Sequence[Sequence[Standing]]) -> Table:
         rows.append((arm.name, arm.title, *scores, *not_reached, reached[arm.name][-1].dropped or ""))
     columns = ("arm", "settings", *(amount(spec.run_seconds * fraction, "seconds") for fraction in RUNGS), "dropped")
     title = f"The race: held-out pass@{spec.k} on the tuning prompts"
-    notes = ("-: did not get there.",) if any("-" in row for row in rows) else ()
+    notes = ("-: the arm did not get there.",) if any("-" in row for row in rows) else ()
     return Table(title, columns, tuple(rows), notes, words=frozenset({0, 1, 5}))

@@ -142,7 +142,7 @@ _K = 16  # the k of the aim pass@k
 
 
 def train_race(spec: TuningSpec, folder: Path, jobs: int | None, screen: Screen) -> TuningResult:
-    """Train the race and the final while there is time, and state the answer; the folder is locked meanwhile."""
+    """Train the race and the final while there is time, and return the answer, with the folder locked."""
 
     @cache
     def slots() -> list[Slot]:
