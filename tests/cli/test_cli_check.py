@@ -53,8 +53,8 @@ def test_a_check_from_end_to_end() -> None:
         "nothing was written; train with: brorl train quickstart",
     ):
         assert said in outcome.said
-    verified = re.findall(r"(reference|another) answer, as the response `([^`]*)`: (correct|incorrect)", outcome.out)
-    assert [(which, judged) for which, _, judged in verified] == [("reference", "correct"), ("another", "incorrect")]
+    verified = re.findall(r"(reference|different) answer, as the response `([^`]*)`: (correct|incorrect)", outcome.out)
+    assert [(which, judged) for which, _, judged in verified] == [("reference", "correct"), ("different", "incorrect")]
     assert eval(verified[0][1]) == int(first.reference.split(" -> ")[1])
     seconds = re.search(r"seconds per step: about ([\d.]+) \((.*)\)", outcome.out)
     assert seconds

@@ -105,7 +105,7 @@ class CoverageChange:
     arm: str
     gained: Spread  # prompts solved now but not at the start, over runs
     lost: Spread  # prompts solved at the start but not now
-    by_chance: Spread  # unchanged pass rates would give this many gains, and as many losses
+    by_chance: Spread  # expected gains, and equally losses, if no pass rate changed
     expected: Spread  # prompts that k attempts are expected to solve now (the sum of pass@k)
     expected_change: Estimate  # `expected` minus its value at the start, in prompts, with a 95% interval
     # The same change with an interval corrected for the number of arms; its conclusion calls the start A.

@@ -256,7 +256,7 @@ def finish_runs(
 def _start(run: PlannedRun, slot: Slot) -> ForkServerProcess:
     """Start a run, or resume it."""
     begun = (run.directory / "config.yaml").is_file()
-    if not begun:  # remove what a run left that was killed before its first file
+    if not begun:  # remove what is left of a run that was killed before its first file
         shutil.rmtree(run.directory, ignore_errors=True)
     command = ["resume", str(run.directory), *run.resume_with] if begun else ["train", str(run.recipe)]
     context = get_context("forkserver")

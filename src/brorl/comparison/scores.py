@@ -155,7 +155,7 @@ def starts_by_seed(arms: Sequence[Arm]) -> list[list[Score]]:
 
 
 def have_same_seeds(a: Arm, b: Arm) -> bool:
-    """Return whether two arms have runs of the same seeds, each once, so that the runs are paired."""
+    """Return whether two arms have runs with the same seeds, each once, so that the runs are paired."""
     seeds_a, seeds_b = ([run.seed for run in arm.runs] for arm in (a, b))
     return sorted(seeds_a) == sorted(seeds_b) and len(set(seeds_a)) == len(seeds_a)
 

@@ -238,7 +238,7 @@ def reason(runs: Sequence[StoredRun], what: Missing) -> str:
 
 
 def why_missing(run: StoredRun, what: Missing) -> str:
-    """Return why a run has no number of its steps, updates, checks or evaluations, or why a folder has no responses."""
+    """Return why a run lacks numbers of steps, updates, checks or evaluations, or why a folder has no responses."""
     setting = _SWITCHES.get(what, "")
     every = run.settings.get(setting, "")
     if every == "0":

@@ -17,9 +17,9 @@ _FILE = "tokenizer.json"
 
 
 def tokenizer_of_run(run: Path) -> Any:
-    """Return the tokenizer of a run's last checkpoint, or before the first checkpoint that of its model.
+    """Return the tokenizer of a run's last checkpoint, or of its model before the first checkpoint.
 
-    None if this machine has none of them, or it cannot be read.
+    None if this machine has neither, or it cannot be read.
     """
     checkpoints = sorted((run / "checkpoints").glob(f"*/{_FILE}"))
     file = checkpoints[-1] if checkpoints else _file_of(read_settings(run / "config.yaml").get("model", ""))
