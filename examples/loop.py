@@ -2,10 +2,10 @@
 
     python examples/loop.py
 
-The model of the quickstart learns countdown puzzles (3 7 8 -> 29: `3*7+8`) for about a minute on one core.
+The quickstart model learns countdown puzzles (3 7 8 -> 29: `3*7+8`) for about a minute on one core.
 `brorl train` adds what a long run needs: files, resuming, intervals, other models, GPUs, clusters.
 
-Dimensions: N rollouts of a prompt, L distinct responses, M tree nodes, K nodes of all trees of a mini-batch.
+Dimensions: N rollouts of a prompt, L distinct responses, M tree nodes, K nodes of all trees in a mini-batch.
 """
 
 import sys
@@ -37,14 +37,14 @@ SAMPLING = SamplingParams(max_new_tokens=12)
 
 
 def verify(prompt: Prompt, tree: RolloutTree, tokenizer: PreTrainedTokenizerBase) -> Group:
-    """Verify each distinct response once, whatever its count. A response that was cut is incorrect."""
+    """Verify each distinct response once, whatever its count. A truncated response is incorrect."""
     texts = tokenizer.batch_decode([tokens for tokens, _ in tree.responses()], skip_special_tokens=True)
     correct_L = tree.finished & [CountdownVerifier().verify(prompt, text).correct for text in texts]
     return Group(prompt, tree, correct_L, reward_L=correct_L.astype(float))
 
 
 def policy_loss(model: PreTrainedModel, groups: Sequence[Group], advantages: Sequence[FloatArray]) -> Tensor:
-    """PPO's clipped loss of all rollouts, from one pass over their distinct tokens.
+    """Return PPO's clipped loss over all rollouts, from one pass over their distinct tokens.
 
     A node needs two numbers: the positive and the negative advantages of the rollouts below it, summed.
     """
@@ -61,7 +61,7 @@ def policy_loss(model: PreTrainedModel, groups: Sequence[Group], advantages: Seq
 
 
 def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, groups: Sequence[Group]) -> None:
-    """One update with MaxRL's advantages, w(N, c) (r - mean): the weight w grows as successes get rare."""
+    """Update once with MaxRL's advantages, w(N, c) (r - mean): the weight w grows as successes get rare."""
     optimizer.zero_grad()
     policy_loss(model, groups, outcome_weighted(groups, maxrl_weight)).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -2,9 +2,10 @@
 
     python examples/simulate_sweep.py > sweep.md
 
-Three N of the paper at its full vocabulary, one seed (over seeds the ends of the paper's settings differ by at most
-0.0003 in mass and half a percentage point in tokens improved), three minutes on one core. Every row of the first two
-tables is one that `examples/simulator.py` can repeat; the third says which correct tokens an exact gradient raises.
+It takes three minutes on one core, with three N of the paper, its full vocabulary and one seed (over seeds the ends of
+the paper's settings differ by at most 0.0003 in mass and half a percentage point in tokens improved).
+`examples/simulator.py` can repeat every row of the first two tables; the third shows which correct tokens an exact
+gradient raises.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from brorl.theory.simulator import SimulationSettings, initial_logits, simulate
 
 ROLLOUTS = (4, 512, 51_200)
 PAPER = SimulationSettings(record_every=1000)
-EVEN = replace(PAPER, weight_decay=0.0)  # decay alone moves the mass, so rows about other things leave it out
+EVEN = replace(PAPER, weight_decay=0.0)  # decay alone moves the mass, so rows about other things omit it
 SGD = replace(PAPER, optimizer="sgd", learning_rate=1e4)  # gradients of 1e-9 to 1e-5 need such a rate
 SGD_RATIO = replace(SGD, surrogate="ratio", learning_rate=1.0)
 
@@ -70,7 +71,7 @@ def main() -> None:
     print("\n| V | epsilon | start |" + "".join(f" N/V = {s}: mass | improved | worst drop |" for s in SHARES))
     print("| --- | --- | --- |" + " --- |" * 3 * len(SHARES))
     for size in VOCABULARIES:
-        # Probabilities go as 1/V and gradients at the same N/V as 1/V^2: the second epsilon keeps their ratio.
+        # Probabilities scale as 1/V and gradients at the same N/V as 1/V^2: the second epsilon keeps their ratio.
         for epsilon in dict.fromkeys((EVEN.epsilon, EVEN.epsilon * (PAPER.vocabulary_size / size) ** 2)):
             correct = PAPER.num_correct * size // PAPER.vocabulary_size
             settings = replace(

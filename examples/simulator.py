@@ -4,8 +4,8 @@
     python examples/simulator.py seeds=0,1,2,3,4       # mean and standard deviation over five seeds
     python examples/simulator.py rollouts=64,256 optimizer=sgd learning_rate=1e4
 
-It prints a table of the ends and the terms of Theorem 1 at the first step, and writes `simulator.png`. Every setting of
-`SimulationSettings` can be given.
+It prints a table of the ends and the terms of Theorem 1 at the first step, and writes `simulator.png`. It accepts every
+setting of `SimulationSettings`.
 
 Dimensions: C simulations (one per seed), S recorded steps.
 """
@@ -55,7 +55,7 @@ def print_ends(results: Results) -> None:
 
 
 def print_terms(results: Results) -> None:
-    """Print what changes the correct mass at the first step: for distinct draws, without a baseline and moments.
+    """Print what changes the correct mass at the first step: for distinct draws, without a baseline or moments.
 
     All terms have 1/N in front, so compare their signs.
     """

@@ -86,9 +86,9 @@ def test_other_errors_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (("verify", "responses.jsonl", "--data={name}.yaml"), "recipe '{name}.yaml' is neither a file nor a built-in"),
         (("verify", "responses.jsonl", "--data=quickstart", "--output={name}/x"), "there is no folder {name}"),
         (("verify", "responses.jsonl", "--data={path: none.jsonl, name: {name}}"), "there is no file or folder none"),
-        (("eval", "{name}"), "{name}: the name is too long; choose another path"),
-        (("resume", "{name}"), "{name}/config.yaml: the name is too long; choose another path"),
-        (("check", "--model={name}"), "{name}: the name is too long; choose another path"),
+        (("eval", "{name}"), "{name}: the name is too long; choose a different path"),
+        (("resume", "{name}"), "{name}/config.yaml: the name is too long; choose a different path"),
+        (("check", "--model={name}"), "{name}: the name is too long; choose a different path"),
     ],
 )
 def test_a_name_that_is_too_long_is_an_error_of_one_line(name: str, arguments: tuple[str, ...], said: str) -> None:

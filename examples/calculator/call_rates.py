@@ -35,7 +35,7 @@ class PromptCounts:
 
 
 def counts_of_step(file: Path) -> list[PromptCounts]:
-    """Count the stored rollouts of each prompt; a row is a distinct response and says who wrote each token."""
+    """Count the stored rollouts of each prompt; a row is a distinct response and records who wrote each token."""
     rows = defaultdict[str, list[tuple[int, bool, bool]]](list)
     for row in pq.read_table(file, columns=["question", "count", "given", "correct"]).to_pylist():
         rows[row["question"]].append((row["count"], any(row["given"]), row["correct"]))

@@ -1,4 +1,4 @@
-"""A tool of one's own for the shipped model `calculator`, which calls it by its name."""
+"""A custom tool for the shipped model `calculator`, which calls it by name."""
 
 
 def calculator(expression: str) -> int:

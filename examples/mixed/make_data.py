@@ -2,9 +2,9 @@
 
     python examples/mixed/make_data.py
 
-writes four files beside this one: `math.jsonl` and `code.jsonl` with the columns `prompt` and `answer`, `science.jsonl`
-as in GPQA, and `ifeval.jsonl` as in google/IFEval. Each has 300 rows that ask different things. The same seed gives the
-same bytes.
+This writes four files next to this one: `math.jsonl` and `code.jsonl` with the columns `prompt` and `answer`,
+`science.jsonl` as in GPQA, and `ifeval.jsonl` as in google/IFEval. Each has 300 rows that ask different things. The
+same seed gives the same bytes.
 """
 
 import argparse
@@ -43,7 +43,7 @@ ENDINGS = ("The end.", "That is all.", "Good night!", "So it was.")
 
 
 def math_row(rng: Random) -> Row:
-    """Draw a task of arithmetic with two digits, in one of four wordings for each operation."""
+    """Draw a two-digit arithmetic task, in one of four wordings for each operation."""
     a, b = rng.randint(2, 9), rng.randint(2, 9)
     wordings, answer = rng.choice(
         (
@@ -58,7 +58,7 @@ def math_row(rng: Random) -> Row:
 
 
 def code_row(rng: Random) -> Row:
-    """Draw a function of one line, with its values on five inputs."""
+    """Draw a one-line function, with its values on five inputs."""
     a, b = rng.randint(2, 12), rng.randint(2, 12)
     text, parameters, body = rng.choice(
         (
@@ -89,7 +89,7 @@ def _value(body: str, parameters: str, values: list[Any]) -> Any:
 
 
 def _arguments(parameters: str, start: int, rng: Random) -> list[Any]:
-    """Return arguments near a number, so that the cases of a row lie apart."""
+    """Return arguments near a number, so that the cases of a row are spread out."""
     near = [start + rng.randint(0, 9) for _ in parameters.split(", ")]
     return ["abcdefghij"[: near[0] % 11]] if parameters == "s" else near
 
@@ -203,20 +203,20 @@ ROWS: dict[str, tuple[str, Callable[[Random], Row]]] = {
 
 
 def draw_rows(domain: str, seed: int) -> Iterator[Row]:
-    """Yield rows without end."""
+    """Yield rows endlessly."""
     rng = Random(f"{domain} {seed}")
     while True:
         yield ROWS[domain][1](rng)
 
 
 def same_words(domain: str, row: Row) -> str:
-    """Return what two rows that ask the same fraction: the text, and the options in any order."""
+    """Return what two rows that ask the same thing share: the text, and the options in any order."""
     options = sorted(value for column, value in row.items() if "Answer" in column)
     return "\n".join((row[ROWS[domain][0]], *options))
 
 
 def file_rows(domain: str, number: int, seed: int) -> list[Row]:
-    """Return so many rows that ask different things."""
+    """Return `number` rows that ask different things."""
     seen: dict[str, Row] = {}
     for row in draw_rows(domain, seed):
         seen.setdefault(same_words(domain, row), row)

@@ -1,11 +1,11 @@
-"""Train a tiny model that gets the tasks of the mixed example right now and then.
+"""Train a tiny model that sometimes solves the tasks of the mixed example.
 
     python examples/mixed/make_model.py runs/mixed_model       # a few minutes on one core
 
-writes a Hugging Face folder: a Llama of 0.7 million parameters and a byte-level tokenizer made for it. It learns from
-fresh rows, none of which is in the committed files. In most steps all responses are right. In the last ones only a
-fraction is (`RIGHT`), so the model writes wrong responses as well, and reinforcement learning has room in each domain.
-The same seed and steps give the same weights on the same machine.
+This writes a Hugging Face folder: a Llama of 0.7 million parameters and a byte-level tokenizer made for it. It learns
+from fresh rows, none of which is in the committed files. In most steps all responses are right. In the last ones only a
+fraction is (`RIGHT`), so the model also writes wrong responses, which leaves room for reinforcement learning in each
+domain. The same seed and steps give the same weights on the same machine.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def math_response(row: Row, _text: str, right: bool, rng: Random) -> str:
 
 
 def code_response(row: Row, _text: str, right: bool, rng: Random) -> str:
-    """Write the function, or one with another number or operator."""
+    """Write the function, or one with a different number or operator."""
     program = CodeTests.from_text(row["answer"]).solution
     head, _, body = program.partition("return ")
     if not right:
@@ -62,7 +62,7 @@ def science_response(row: Row, text: str, right: bool, rng: Random) -> str:
 
 
 def ifeval_response(row: Row, _text: str, right: bool, rng: Random) -> str:
-    """Write sentences that follow the instructions, or that follow them by chance."""
+    """Write sentences that follow the instructions, or follow them only by chance."""
     asked = dict(zip(row["instruction_id_list"], row["kwargs"], strict=True)) if right else {}
     words = asked.get("length_constraints:number_words", {})
     at_least, most = words.get("relation") == "at least", 99
@@ -92,7 +92,7 @@ def _sentence(topic: str, rng: Random) -> str:
 
 
 def _formed(text: str, topic: str, asked: dict[str, Any], rng: Random) -> str:
-    """Return a text with the forms that are asked for, and with others now and then."""
+    """Return a text with the forms that are asked for, and sometimes with others."""
     if "punctuation:no_comma" in asked or rng.random() < 0.2:
         text = text.replace(",", "")
     if "startend:end_checker" in asked or rng.random() < 0.1:
@@ -117,7 +117,7 @@ def text_of(domain: str, row: Row) -> str:
 
 
 def fresh_examples(seed: int, num_right: int = 0) -> Iterator[Example]:
-    """Yield prompts and responses of all domains in turn, without end; none asks what a row of the files asks.
+    """Yield prompts and responses of all domains in turn, endlessly; none repeats a question of the files.
 
     The first `num_right` responses are right, then the fractions of `RIGHT`.
     """
@@ -179,7 +179,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalL
 def train(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, examples: Iterator[Example], steps: int
 ) -> list[float]:
-    """Train on batches of fresh examples; return the loss of each batch, in which every domain counts the same."""
+    """Train on batches of fresh examples; return the loss of each batch, which weights every domain equally."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps + 1, pct_start=0.1)
     started, losses = perf_counter(), []
@@ -199,7 +199,7 @@ def train(
 
 
 def response_loss(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, examples: list[Example]) -> torch.Tensor:
-    """Return the mean loss of the tokens of the responses."""
+    """Return the mean loss over the tokens of the responses."""
     rows = [(tokenizer(prompt)["input_ids"], tokenizer(response + END)["input_ids"]) for prompt, response in examples]
     width = max(len(prompt) + len(response) for prompt, response in rows)
     ids = torch.full((len(rows), width), int(tokenizer.pad_token_id))

@@ -3,9 +3,9 @@
     python examples/plateau/best_n.py runs/plateau/three/verdict/128_to_16/seed-0 [STEP ...]
 
 In: a run directory with checkpoints, and steps (default: about six, evenly spread). Out: for each checkpoint and order
-T a line with V, the variance between prompts of a group's gradient, S, that within a prompt times N, both over |G|^2,
-g, the exponent of the seconds of a step against N, the N that (1 - g) S / (g V) predicts, and the measured noise times
-seconds at each N, over the least of them. Nothing is assumed about N: each N has its own groups.
+T, a line with V, the variance of a group's gradient between prompts; S, the variance within a prompt times N (both over
+|G|^2); g, the exponent of step seconds against N; the N that (1 - g) S / (g V) predicts; and the measured noise times
+seconds at each N, over the smallest. Nothing is assumed about N: each N has its own groups.
 
 Method: 1,024 rollouts of 64 prompts are split into groups of N. With g_pj the gradient of group j of prompt p,
 M = E g_p1 . g_p2 over pairs of groups, |G|^2 = E g_p . g_q over pairs of prompts, and the noise of a step of B prompts

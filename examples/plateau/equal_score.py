@@ -1,7 +1,7 @@
 """Coverage at equal pass@1, for the study: each arm where its own pass@1 first reached the level that all reached.
 
 At equal cost a slow arm has the better pass@k because it is slow: training sharpens, pass@1 rises and pass@k of a large
-k falls. Arms whose pass@1 is not shown to have risen are left out. The value is read from mean curves, so it is not a
+k falls. Arms whose pass@1 is not shown to have risen are excluded. The value is read from mean curves, so it is not a
 mean over prompts or seeds. Leaving out a prompt or a seed and reading again gives the jackknife's pseudo-values (Tukey
 1958), from which the intervals are made as usual (`brorl.evaluation.paired`).
 """
@@ -23,7 +23,7 @@ _MeanCurve = tuple[FloatArray, FloatArray]  # pass@1 and pass@k at the start and
 
 @dataclass(frozen=True)
 class EqualScore:
-    """Two arms at one pass@1."""
+    """Two arms at the same pass@1."""
 
     level: float  # the pass@1: the highest that the mean of the runs of both arms reached
     spent: tuple[float, float]  # mean cost of the runs of each, in the comparison's unit
@@ -31,7 +31,7 @@ class EqualScore:
 
 
 def at_equal_score(comparison: Comparison, a: Arm, b: Arm, k: int) -> EqualScore | None:
-    """Compare pass@k of two arms of the same seeds where each had the same pass@1.
+    """Compare pass@k of two arms with the same seeds where both had the same pass@1.
 
     None if pass@1 of an arm is not shown to have risen, or was above that level at its first evaluation.
     """
@@ -94,7 +94,7 @@ def _level(mean_A: list[_MeanCurve]) -> float:
 
 
 def _at(score_T: FloatArray, value_T: FloatArray, level: float) -> float:
-    """Return a value where the score first reaches a level, on straight lines between evaluations."""
+    """Return a value where the score first reaches a level, interpolated linearly between evaluations."""
     after = int(np.argmax(score_T >= level))
     if after == 0:
         return float(value_T[0])

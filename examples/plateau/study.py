@@ -7,10 +7,10 @@
 
 `python scripts/print_tables.py study` also has the tables whose runs are not kept.
 
-In: `study.yaml`, which has for each task its stages, with their budget, seeds, held-out puzzles and arms. Out: runs
+In: `study.yaml`, which lists the stages of each task, with their budget, seeds, held-out puzzles and arms. Out: runs
 under runs/plateau/TASK/STAGE, and one line for each finished run in examples/plateau/results, from which the tables are
-made. A stopped stage continues where it was; a finished run is not made again. Seconds are CPU seconds of one thread. A
-stage that tunes has other seeds and other held-out puzzles than one that judges, whose name begins with "verdict".
+made. A stopped stage continues where it stopped; finished runs are not repeated. Seconds are CPU seconds of one thread.
+A tuning stage uses different seeds and held-out puzzles from a judging stage, whose name begins with "verdict".
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def runs_of(task: str, stage: str) -> Iterator[tuple[str, int, Settings]]:
 
 
 def checkpoint(task: str, stage: str, arm: str, seed: int, step: int) -> str:
-    """Return the checkpoint of a run of another stage, from which a stage starts."""
+    """Return the checkpoint from a different stage's run that a stage starts from."""
     return str(folder_of(task, stage, arm, seed) / "checkpoints" / f"step-{step:06d}")
 
 
@@ -137,7 +137,7 @@ def train(task: str, stage: str, name: str, seed: int, settings: Settings, core:
 
 
 def result_of(folder: Path, name: str, seed: int, settings: Settings) -> Settings:
-    """Return what the tables need of a finished run: the cost and the counts of each evaluation."""
+    """Return what the tables need from a finished run: the cost and the counts of each evaluation."""
     cost, evaluations, groups, mixed, correct = Cost(), [], 0, 0, 0.0
     for record in RunDirectory(folder).read_metrics():
         cost += record.cost
@@ -175,7 +175,7 @@ def make_model(task: str) -> None:
 
 
 def stage_table(task: str, stage: str) -> Table:
-    """Return a row for each run: its cost, and pass@k on the way, at its best pass@1 and at the end."""
+    """Return a row for each run: its cost, and pass@k along the way, at its best pass@1 and at the end."""
     rows = []
 
     def best(kind: str) -> str:

@@ -1,10 +1,10 @@
-"""Make questions of arithmetic for a pretrained model: training and held-out rows, one JSON object a line.
+"""Make arithmetic questions for a pretrained model: training and held-out rows, one JSON object per line.
 
     python examples/real_model/make_sums.py FOLDER
 
-writes `train.jsonl` and `held_out.jsonl`, and a harder half, `hard_train.jsonl` and `hard_held_out.jsonl`. An easy
-question adds 2 to 4 small numbers, a hard one has numbers up to 99, differences and products too. No expression comes
-twice. The same seed gives the same bytes.
+This writes `train.jsonl` and `held_out.jsonl`, and a harder half, `hard_train.jsonl` and `hard_held_out.jsonl`. An easy
+question adds 2 to 4 small numbers; a hard one has numbers up to 99, and also differences and products. No expression
+appears twice. The same seed gives the same bytes.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def expression(rng: Random, count: int, signs: str, largest: int) -> str:
 
 
 def distinct(draw: Callable[[Random], str], rng: Random, taken: set[str]) -> list[str]:
-    """Draw the expressions of a half, none of them taken, in random order, and take them."""
+    """Draw the expressions of a half in random order, none of them taken before, and mark them as taken."""
     drawn: list[str] = []
     while len(drawn) < NUM_TRAIN + NUM_HELD_OUT:
         expression = draw(rng)

@@ -1,12 +1,12 @@
-"""Train a tiny chat model that answers such word problems now and then: a stand-in for a model of your own.
+"""Train a tiny chat model that sometimes solves such word problems: a stand-in for your own model.
 
     python examples/word_problems/make_model.py runs/word_model            # under a minute on one core
     python examples/word_problems/make_model.py runs/word_model --random   # untrained, in seconds
 
-writes a Hugging Face folder: a Llama of 0.6 million parameters, a byte-level tokenizer made for it, and a chat
+This writes a Hugging Face folder: a Llama of 0.6 million parameters, a byte-level tokenizer made for it, and a chat
 template. It is weak on purpose: right in about one of eight attempts, while 64 attempts solve nearly every problem.
-What is left to learn is for reinforcement learning. It trains on fresh problems; those of `problems.jsonl` are left
-out by their text. The same seed and steps give the same weights on the same machine.
+The rest is left for reinforcement learning. It trains on fresh problems, none of which has the text of one in
+`problems.jsonl`. The same seed and steps give the same weights on the same machine.
 """
 
 import argparse
@@ -35,7 +35,7 @@ IGNORED = -100  # label of tokens that are not part of the answer
 
 
 def fresh_problems(seed: int) -> Iterator[Problem]:
-    """Yield problems to train on without end; none has the text of one in the file."""
+    """Yield training problems endlessly; none has the text of one in the file."""
     kept_out = {json.loads(line)["question"] for line in PROBLEMS.read_text("utf-8").splitlines()}
     return (p for p in draw_problems(1_000_000 + seed) if p.question not in kept_out)
 
@@ -83,7 +83,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalL
 
 
 def response(problem: Problem) -> str:
-    r"""Return what the model is to say: `12 + 10 = 22, so \boxed{22}`."""
+    r"""Return what the model should say: `12 + 10 = 22, so \boxed{22}`."""
     return f"{problem.reasoning}, so \\boxed{{{problem.answer}}}"
 
 
@@ -98,7 +98,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, problem: Problem) -> tuple[list[i
 def train(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: list[Problem], seconds: float
 ) -> list[float]:
-    """Train on each problem once, in order, for at most so many seconds; return the loss of each batch."""
+    """Train on each problem once, in order, for at most `seconds`; return the loss of each batch."""
     rows = [encode(tokenizer, p) for p in problems]
     steps = len(rows) // BATCH
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
@@ -132,7 +132,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=200, help="batches of 64 fresh problems")
-    parser.add_argument("--seconds", type=float, default=120.0, help="stop training after so long, whatever --steps is")
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help="stop training after this long, even before --steps"
+    )
     parser.add_argument("--random", action="store_true", help="leave the model untrained")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

@@ -1,8 +1,8 @@
-"""Make a small file of math word problems, one JSON object a line, with answers as in GSM8K.
+"""Make a small file of math word problems, one JSON object per line, with answers as in GSM8K.
 
     python examples/word_problems/make_problems.py
 
-writes `problems.jsonl` beside this file: 300 problems with different texts, one or two steps of arithmetic, whole
+This writes `problems.jsonl` next to this file: 300 problems with different texts, one or two steps of arithmetic, whole
 numbers up to 30 and some decimals and fractions. The same seed gives the same bytes.
 """
 
@@ -15,7 +15,7 @@ from random import Random
 from typing import NamedTuple
 
 PROBLEMS = Path(__file__).with_name("problems.jsonl")
-LARGEST = 30  # of all answers: a tiny model has to see every number often
+LARGEST = 30  # of all answers: a tiny model must see every number often
 
 NAMES = ("Ann", "Ben", "Cara", "Dan", "Eva", "Finn", "Gina", "Hugo", "Ida", "Jack", "Kim", "Leo", "Mia", "Noah", "Olga",
          "Paul")  # fmt: skip
@@ -67,7 +67,7 @@ def groups(rng: Random) -> Problem:
 
 
 def sharing(rng: Random) -> Problem:
-    """Divide without a rest."""
+    """Divide without a remainder."""
     name, thing, each, friends = rng.choice(NAMES), rng.choice(THINGS), rng.randint(2, 10), rng.randint(2, 4)
     question = f"{name} shares {each * friends} {thing} fairly among {friends} friends. How many does each friend get?"
     return Problem(question, f"{each * friends} / {friends} = {each}", str(each))
@@ -91,7 +91,7 @@ def groups_and_more(rng: Random) -> Problem:
 
 
 def two_kinds(rng: Random) -> Problem:
-    """Add what is told by a difference."""
+    """Add two amounts, one of them given by its difference from the other."""
     (first, second), thing = rng.sample(NAMES, 2), rng.choice(THINGS)
     a, more = rng.randint(2, 10), rng.randint(1, 10)
     question = f"{first} has {a} {thing}. {second} has {more} more than {first}. How many do they have together?"
@@ -99,7 +99,7 @@ def two_kinds(rng: Random) -> Problem:
 
 
 def change(rng: Random) -> Problem:
-    """Multiply by a price in half units, then subtract: an answer with a decimal now and then."""
+    """Multiply by a price in half units, then subtract: the answer is sometimes a decimal."""
     name, thing, halves, number = rng.choice(NAMES), rng.choice(THINGS), rng.randint(1, 9), rng.randint(2, 4)
     price, paid = Fraction(halves, 2), rng.choice((20, 30))
     left = paid - price * number
@@ -117,7 +117,7 @@ def halving(rng: Random) -> Problem:
 
 
 def share_left(rng: Random) -> Problem:
-    """Tell a part of a whole as a fraction."""
+    """State a part of a whole as a fraction."""
     name, thing, whole = rng.choice(NAMES), rng.choice(THINGS), rng.choice((3, 4, 5, 6, 8, 10))
     taken = rng.randint(1, whole - 1)
     left = Fraction(whole - taken, whole)
@@ -136,7 +136,7 @@ def decimal(value: Fraction) -> str:
 
 
 def draw_problems(seed: int) -> Iterator[Problem]:
-    """Yield problems without end; every template is drawn equally often, and no text comes twice."""
+    """Yield problems endlessly; every template is drawn equally often, and no text appears twice."""
     rng = Random(seed)
     seen: set[str] = set()
     while True:

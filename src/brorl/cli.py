@@ -1,8 +1,8 @@
-"""The command line: a function's arguments become the options of its command, and its docstring becomes their help.
+"""The command line. A command's options and their help come from the arguments and docstring of its function.
 
-An error that the user can fix is one line on stderr. The exit code is 2 before any work, and 1 if the error stopped a
-run. Ctrl-C, SIGTERM and SIGHUP stop every command with exit code 130. A command's module is imported when the command
-is called, and torch once the settings are right, so that `brorl --help` is fast.
+An error that the user can fix prints one line on stderr. Its exit code is 2 before any work and 1 if it stopped a run.
+Ctrl-C, SIGTERM and SIGHUP stop every command with exit code 130. To keep `brorl --help` fast, a command's module is
+imported only when the command runs, and torch only once the settings are valid.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from brorl.training.stop_request import on_stop, stop_signals
 
 
 class Command(NamedTuple):
-    """A command. Functions and tuples are named `module:name` without the package: `api.train:train_command`."""
+    """A command. Functions and tuples are written as `module:name`, without the package: `api.train:train_command`."""
 
     summary: str  # one line for `brorl --help`
     function: str  # its arguments become the options of the command
     inherits: tuple[str, ...] = ()  # functions whose arguments become options too
-    settings: str = ""  # names the tuple of settings and sections (`verification.`) it accepts; empty accepts all
+    settings: str = ""  # the tuple of settings and sections (`verification.`) that it accepts; empty: all
     is_shown: bool = True  # whether the result is printed here; otherwise the function prints it
 
 
@@ -50,10 +50,10 @@ COMMANDS = {
                       settings="config.reading:CHANGEABLE_ON_RESUME", is_shown=False),
     "eval": Command("measure pass@k of a model on benchmarks, files or held-out prompts", "api.evaluate:evaluate",
                     settings="api.evaluate:SETTINGS"),
-    "compare": Command("train arms from the same checkpoint with the same budget, and conclude which is better",
+    "compare": Command("train arms from the same checkpoint with the same budget, and report which is better",
                        "api.compare:compare_command", inherits=("api.compare:compare",)),
-    "tune": Command("find the N, objective and learning rate that end highest for an aim, and test it against your "
-                    "recipe", "api.tune:tune"),
+    "tune": Command("find the N, objective and learning rate with the best final score for an aim, and test them "
+                    "against your recipe", "api.tune:tune"),
     "report": Command("show runs as one HTML file: charts, rollouts, settings", "api.stored_runs:report"),
     "samples": Command("show stored rollouts: prompts with their pass rates, responses with verdicts",
                        "api.stored_runs:samples"),
@@ -63,7 +63,7 @@ COMMANDS = {
                       settings="api.verify:SETTINGS"),
     "plan": Command("predict the gains and costs of more rollouts per prompt on this machine", "api.plan:plan_command",
                     inherits=("api.plan:plan",), is_shown=False),
-    "doctor": Command("examine this machine (device, memory, sandbox; exit code 1 without a sandbox of code)",
+    "doctor": Command("check this machine: device, memory, sandbox (exit code 1 without a sandbox for code)",
                       "api.doctor:doctor"),
     "completion": Command("print a script that completes commands and options in a shell", "cli:completion"),
 }  # fmt: skip
@@ -75,23 +75,23 @@ _METAVARS = {
 _SETTING = "setting:"
 _LIST = inspect.Parameter.VAR_POSITIONAL
 _PATH_PROBLEMS = {
-    errno.ENAMETOOLONG: "the name is too long; choose another path",
+    errno.ENAMETOOLONG: "the name is too long; choose a different path",
     **dict.fromkeys(
-        (errno.EACCES, errno.EPERM), "permission denied; give your user access to it, or choose another path"
+        (errno.EACCES, errno.EPERM), "permission denied; give your user access to it, or choose a different path"
     ),
 }
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Help(argparse.HelpFormatter):
-    """Help whose lines break at spaces only, so that a path stays whole."""
+    """A help formatter that breaks lines only at spaces, so that paths stay whole."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser that reports an error in one line."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=_Help, allow_abbrev=False, **options)
@@ -100,28 +100,28 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (see {self.prog} --help)")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """End after --help or --version."""
+        """Exit after --help or --version."""
         sys.stdout.flush()
         super().exit(status, message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line, given without the program's name (default: the process's), and return its exit code."""
+    """Run a command line (without the program name; default: this process's) and return its exit code."""
     try:
         with on_stop(_interrupt, [number for number in stop_signals() if number != signal.SIGINT]):
             code = _run(list(sys.argv[1:] if arguments is None else arguments))
-            sys.stdout.flush()  # a closed pipe is noticed here, and not when the interpreter exits
+            sys.stdout.flush()  # detect a closed pipe here, not when the interpreter exits
             return code
     except UserError as error:
         print(f"brorl: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
     except BrokenPipeError:
-        if not _is_closed(sys.stdout):  # the broken pipe led to another process, which has ended
+        if not _is_closed(sys.stdout):  # the broken pipe led to a different process, which has exited
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at its exit
         return CLOSED
     except OSError as error:
-        if error.filename is None and error.errno in _FULL:  # files of a run have names: this is a redirected output
+        if error.filename is None and error.errno in _FULL:  # a run's files have names, so this is redirected output
             print(f"brorl: {error.strerror}; free some space, or write the output elsewhere", file=sys.stderr)  # noqa: T201
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at its exit
             return CLOSED
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"brorl: {error.filename}: {problem}", file=sys.stderr)  # noqa: T201
         return UserError.exit_code
     except KeyboardInterrupt as stop:
-        if not stop.args:  # otherwise the command has printed how to continue
+        if not stop.args:  # otherwise the command has already printed how to continue
             print("brorl: stopped", file=sys.stderr)  # noqa: T201
         return STOPPED
 
@@ -142,7 +142,7 @@ def _is_closed(stream: TextIO) -> bool:
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-    except (OSError, ValueError, AttributeError):  # no file, or a system without poll
+    except (OSError, ValueError, AttributeError):  # not a file, or poll is not available
         return False
 
 
@@ -163,10 +163,10 @@ def make_parser(chosen: Collection[str], with_settings: bool = True) -> argparse
 
 
 def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
-    """Print a script that completes commands, options, their values and recipes. The Tab key starts no Python process.
+    """Print a script that completes commands, options, option values and recipes. Completing does not start Python.
 
     Args:
-        shell: The shell.
+        shell: The shell that will run the script.
     """
     from brorl.api.completion import completion_script
 
@@ -337,7 +337,7 @@ def _overrides_of(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value_of(name: str, text: str, kind: Any) -> Any:
-    """Return the value of a setting: unchanged for text, and otherwise read as YAML; lists need no brackets."""
+    """Parse a setting's value: text stays unchanged, anything else is read as YAML, and lists need no brackets."""
     from brorl.config.reading import parse_yaml
 
     if kind in (str, str | None) and text != "null":
@@ -348,7 +348,7 @@ def _value_of(name: str, text: str, kind: Any) -> Any:
 
 
 def _unknown_option(option: str, name: str) -> str:
-    """Return the message for an option that a command does not have."""
+    """Return the error message for an option that a command does not have."""
     from brorl.config.reading import CHANGEABLE_ON_RESUME, unknown_setting
 
     command, setting = COMMANDS[name], option.partition("=")[0].lstrip("-").replace("-", "_")

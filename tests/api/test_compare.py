@@ -42,7 +42,7 @@ def test_a_run_keeps_the_evaluations_that_end_it_and_never_pauses(
     run = run_config(ArmRecipe("arm", config), 0, tmp_path, Budget("steps", 9))
     assert (run.evaluation.every, run.evaluation.patience) == (every, config.evaluation.patience)
     assert (run.budget.limit, run.budget.pause_at) == (9, None)
-    with pytest.raises(UserError, match=r"budget\.pause_at` is decided by the comparison; use `budget"):
+    with pytest.raises(UserError, match=r"budget\.pause_at` is set by the comparison; use `budget"):
         compare("quickstart", "quickstart-16", **{"budget.pause_at": 2.0})
 
 
@@ -147,9 +147,9 @@ def test_the_same_call_and_the_folder_give_the_same_result_without_new_runs(
     assert (again.answer, again.tables) == (compared.answer, compared.tables)
     assert capsys.readouterr().out == ""
     assert {p: p.stat().st_mtime_ns for p in compared.path.glob("arms/*/*/*")} == before
-    with pytest.raises(UserError, match="rollouts_per_prompt` would change it"):
+    with pytest.raises(UserError, match="which `rollouts_per_prompt` cannot change"):
         compare(compared.path, evaluation={"rollouts_per_prompt": 3})
-    with pytest.raises(UserError, match="output_dir` would change it"):
+    with pytest.raises(UserError, match="which `output_dir` cannot change"):
         compare(compared.path, output_dir="elsewhere")
 
 

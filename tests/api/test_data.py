@@ -197,7 +197,7 @@ def test_a_prompt_that_training_rejects_is_the_error_of_training(
     found = data(settings, show=0)
     assert (found.problem is not None) == any("é" in text or len(text) + 8 > 256 for text in texts)
     if found.problem is not None:
-        assert found.notes[-1] == f"a run stops with an error: {found.problem}"
+        assert found.notes[-1] == f"a run would stop with an error: {found.problem}"
         Path("mine.yaml").write_text(json.dumps(settings))
         assert command("check", "mine.yaml", "--no-timing").err == f"brorl: {found.problem}\n"
 
@@ -226,7 +226,7 @@ def test_prompts_that_are_all_too_long_are_the_error_of_training(
         number["held-out"] - evaluated,
     ]
     assert any(note.startswith(f"evaluated on: {evaluated} ") for note in found.notes) == bool(evaluated)
-    assert found.notes[-1] == f"a run stops with an error: {found.problem}"
+    assert found.notes[-1] == f"a run would stop with an error: {found.problem}"
     said = command("data", "mine.yaml")
     assert said.code == 2
     assert f"every {'held-out prompt' if evaluated == 0 else 'prompt of training'} has more than" in said.out

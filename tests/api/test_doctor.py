@@ -101,6 +101,6 @@ def test_a_card_that_torch_cannot_use_is_named_with_the_fix(
     monkeypatch.setattr(torch.version, "cuda", cuda)
     pretend(monkeypatch, [Level("landlock", (), None), Level("seccomp", (), None)])
     build = "without CUDA" if cuda is None else "for CUDA 13.0"
-    assert f"(driver 570.86.15), and torch 2.9.9, built {build}, does not reach it; install" in shown(doctor())
+    assert f"(driver 570.86.15), but torch 2.9.9, built {build}, cannot use it; install" in shown(doctor())
     (tmp_path / "version").unlink()
     assert "NVIDIA" not in shown(doctor())

@@ -89,5 +89,5 @@ def test_errors_name_the_argument(tmp_path: Path) -> None:
     with pytest.raises(brorl.UserError, match=r"^`show`: .* at least 0"):
         brorl.data(show=-1)
     (tmp_path / "report.html").write_text("mine")
-    with pytest.raises(brorl.UserError, match="give another `output`"):
+    with pytest.raises(brorl.UserError, match="give a different `output`"):
         brorl.report(tmp_path, output=tmp_path / "report.html")

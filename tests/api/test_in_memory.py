@@ -335,7 +335,7 @@ def test_terms_have_names_and_weights() -> None:
     for wrong, said in (
         ([right, right], "expected a function or a mapping of names to functions"),
         ({}, "expected a function or a mapping of names to functions"),
-        ({"right": (right, "1")}, "expected a function or (function, weight) as 'right'"),
+        ({"right": (right, "1")}, "expected a function or (function, weight) for 'right'"),
         ({"right": (right, 0.0), "brief": brief}, "give it a weight above 0"),
     ):
         with pytest.raises(UserError, match=re.escape(said)):
@@ -464,9 +464,9 @@ def test_tools_in_memory_become_paths_and_files(monkeypatch: pytest.MonkeyPatch,
     ("tools", "said"),
     [
         ([add, add], "two functions have the name add"),
-        (["add"], "got 'add'"),
-        ([ModuleType], "got <class"),
-        ([Path("a").exists], "got <bound method"),
+        (["add"], "contains 'add'"),
+        ([ModuleType], "contains <class"),
+        ([Path("a").exists], "contains <bound method"),
         ([lambda a: a], "tools: <lambda>"),
     ],
 )

@@ -142,7 +142,7 @@ def test_a_run_is_resumed_with_more_steps(reference: Path) -> None:
     for other in (None, {}):
         with pytest.raises(UserError, match="needs a run directory as the first argument"):
             brorl.train(other, resume=True)
-    with pytest.raises(UserError, match="a resumed run keeps its reward; leave out reward"):
+    with pytest.raises(UserError, match="a resumed run keeps its reward; omit reward"):
         brorl.train("runs/mine", resume=True, reward=lambda completions: [0.0] * len(completions))
 
 
@@ -165,7 +165,7 @@ def test_a_second_interrupt_discards_the_step(
     interrupt_at(monkeypatch, step=1, times=2)
     with pytest.raises(KeyboardInterrupt):
         brorl.train("quickstart", steps=STEPS, output_dir="run", **SETTINGS)
-    assert "stopped at once; unsaved work is discarded" in capsys.readouterr().out
+    assert "stopped immediately; unsaved work is lost" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -234,7 +234,7 @@ def test_a_reward_function_with_the_signature_of_trl_trains_as_it_is(
     again = brorl.train(**SETTINGS, reward=Inside.nested, steps=1, progress=False)
     assert again.ending is Ending.NO_MIXED_GROUPS
     layout = {"data.sources": [{"path": "some/data", "layout": "taco"}]}
-    with pytest.raises(UserError, match="the rows of data name their domains; name the function for each"):
+    with pytest.raises(UserError, match="the rows of data name their own domains; name a function for each"):
         brorl.train(**{**SETTINGS, **layout}, reward=reward, progress=False)
 
 

@@ -128,9 +128,9 @@ def test_the_command_writes_verdicts_and_requires_agreement() -> None:
     outcome = command("verify", responses, f"--data={data}", "--output=verdicts.jsonl")
     assert (outcome.code, outcome.err) == (0, ""), outcome
     for said in (
-        f"not verified, because no question of {data} has its id or text: 1 response, r.jsonl line 3 (77)",
+        f"not verified, because no question of {data} has the same id or text: 1 response, r.jsonl line 3 (77)",
         "agreement with 2 stored verdicts: 50.00%",
-        "first disagreements (1 in all)",
+        "first disagreements (1 in total)",
         "sums:2, r.jsonl line 2: stored correct, now incorrect (wrong answer)",
         "extracted: 5; reference: 4",
     ):
@@ -160,7 +160,7 @@ def test_the_command_writes_verdicts_and_requires_agreement() -> None:
         (
             {"id": "9", "response": "x"},
             {},
-            "no response of r.jsonl belongs to a question of sums.jsonl (ids there: sums:1",
+            "no response in r.jsonl belongs to a question of sums.jsonl (its ids: sums:1",
         ),
     ],
 )

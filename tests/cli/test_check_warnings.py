@@ -23,8 +23,8 @@ pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 BOX = "{prompt} Put your answer within \\boxed{}."
 OPTIONS = "which can only be options of multiple-choice questions"
 BLIND = "name an option that the prompt does not contain"
-UNREAD = "which the verifier does not read"
-SECOND = "and the text around them for one in \\boxed{}"
+UNREAD = "which the verifier cannot read"
+SECOND = "but the text around them for one in \\boxed{}"
 
 
 class Boxes:
@@ -62,7 +62,7 @@ def test_a_system_message_that_wants_the_answer_alone() -> None:
     text = "<system>Reply with the number only.</system>1 + 1? Please put your final answer within \\boxed{}."
     prompts = [Prompt(f"p{n}", text, (1,), "2", "math", "rows", "1 + 1?") for n in range(9)]
     (said,) = unread_forms(Boxes(), prompts, is_own=False)
-    assert "the questions ask for the answer alone, and the text around them for one in \\boxed{}" in said
+    assert "the questions ask for the answer alone, but the text around them for one in \\boxed{}" in said
     plain = [replace(one, text="<system>Be kind.</system>1 + 1? Use \\boxed{}.") for one in prompts]
     assert not [*unread_forms(Boxes(), plain, is_own=False)]
 

@@ -156,7 +156,7 @@ def test_output_dir_that_is_in_use_is_left_alone() -> None:
     used = Path("used")
     used.mkdir()
     (used / "thesis.txt").write_text("precious")
-    for name, advice in (("used", "brorl resume used"), ("used/thesis.txt", "choose another")):
+    for name, advice in (("used", "brorl resume used"), ("used/thesis.txt", "choose a different")):
         message = refused("train", f"--output_dir={name}")
         assert "exists and is not empty" in message
         assert advice in message
@@ -240,7 +240,7 @@ def test_run_that_finds_no_mixed_group_ends_well_and_says_why(tiny: Path) -> Non
         "no group was mixed (correct and incorrect rollouts) in 2 rounds in a row (no rollout was correct)"
         in outcome.said
     )
-    assert "were cut off at sampling.max_new_tokens; raise it" in outcome.said
+    assert "were truncated at sampling.max_new_tokens; raise it" in outcome.said
     assert Path("run/checkpoints/step-000000/COMMIT").exists()
     start, end = map(json.loads, Path("run/metrics.jsonl").read_text().splitlines())
     assert (start["step"], end["step"]) == (0, 1)
@@ -351,4 +351,6 @@ def test_a_path_without_permission_is_one_line(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("brorl.api.data.resolve_config", lambda path, _: denied(path))
     outcome = command("data", "mine.yaml")
     assert outcome.code == 2
-    assert outcome.err == ("brorl: mine.yaml: permission denied; give your user access to it, or choose another path\n")
+    assert outcome.err == (
+        "brorl: mine.yaml: permission denied; give your user access to it, or choose a different path\n"
+    )

@@ -53,8 +53,8 @@ def test_a_check_from_end_to_end() -> None:
         "nothing was written; train with: brorl train quickstart",
     ):
         assert said in outcome.said
-    verified = re.findall(r"(reference|another) answer, as the response `([^`]*)`: (correct|incorrect)", outcome.out)
-    assert [(which, judged) for which, _, judged in verified] == [("reference", "correct"), ("another", "incorrect")]
+    verified = re.findall(r"(reference|different) answer, as the response `([^`]*)`: (correct|incorrect)", outcome.out)
+    assert [(which, judged) for which, _, judged in verified] == [("reference", "correct"), ("different", "incorrect")]
     assert eval(verified[0][1]) == int(first.reference.split(" -> ")[1])
     seconds = re.search(r"seconds per step: about ([\d.]+) \((.*)\)", outcome.out)
     assert seconds
@@ -190,22 +190,26 @@ def test_the_timing_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 def test_cut_responses_tell_nothing_about_mixed_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut responses count as incorrect, whatever they would have become."""
+    """Truncated responses are graded incorrect, whatever they would have become."""
     monkeypatch.setattr(step_forecast, "MAX_TOKENS", 2)
     model = save_tiny_model(tmp_path / "tiny")
     outcome = command("check", *SMALL, f"--model={model}", "--sampling.max_new_tokens=8")
     assert outcome.code == 0, outcome
-    assert re.search(r"\d+% of the measured responses were cut at 2 tokens; if all of these grow to 8, ", outcome.said)
+    assert re.search(
+        r"\d+% of the measured responses were truncated at 2 tokens; if all of these grow to 8, ", outcome.said
+    )
     assert "so the fraction of mixed groups was not measured" in outcome.said
     assert "none of the measured groups is mixed" not in outcome.said
-    assert "cut off at sampling.max_new_tokens" not in outcome.said  # unknown
+    assert "truncated at sampling.max_new_tokens" not in outcome.said  # unknown
 
 
 def test_a_model_that_solves_nothing_and_responses_that_are_cut_are_warned_of(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "tiny")
     outcome = command("check", *SMALL, f"--model={model}", "--sampling.max_new_tokens=2")
     assert outcome.code == 0, outcome
-    assert re.search(r"warning: \d+% of the rollouts were cut off at sampling\.max_new_tokens; raise it", outcome.said)
+    assert re.search(
+        r"warning: \d+% of the rollouts were truncated at sampling\.max_new_tokens; raise it", outcome.said
+    )
     assert "warning: none of the measured groups is mixed (correct and incorrect rollouts)" in outcome.said
 
 
@@ -226,8 +230,8 @@ def test_thoughts_are_named(tmp_path: Path) -> None:
     assert outcome.code == 0, outcome
     found = re.search(
         r"thoughts: all prompts end with <think>, which opens a thought; (\d+) of (\d+) measured rollouts contain a "
-        r"thought, and (\d+) were cut in it \(at 4 tokens; sampling.max_new_tokens = 4\); built-in verifiers judge "
-        r"what follows </think>", outcome.said,
+        r"thought, and (\d+) were truncated inside it \(at 4 tokens; sampling.max_new_tokens = 4\); built-in verifiers "
+        r"judge what follows </think>", outcome.said,
     )  # fmt: skip
     assert found, outcome.said
     thinking, rollouts, cut = map(int, found.groups())
@@ -271,7 +275,9 @@ def test_stored_solutions_are_tried_on_the_tests(tmp_path: Path, rng: np.random.
     outcome = command("check", source, *options)
     assert outcome.code == 0, outcome
     assert "stored solutions of 4 questions: 3 accepted" in outcome.out
-    assert f"warning: the stored solution is rejected, fix or delete the rows: he:{wrong} (wrong answer)" in outcome.out
+    assert (
+        f"warning: the stored solution is rejected, fix or delete these rows: he:{wrong} (wrong answer)" in outcome.out
+    )
     assert "your function" not in outcome.out
 
     row = {"question": "Print the number in the first line.", "input_output": json.dumps(cases), "starter_code": ""}
@@ -335,7 +341,7 @@ def test_the_first_transcript_in_a_form_of_the_user(tmp_path: Path) -> None:
     lines = transcript(outcome.out).splitlines()
     assert lines[1].startswith("tools: calculator; shown by nothing; calls in the form of ")
     assert lines[-3:] == [
-        "it is given 5 tokens with the result ..., and not trained on them:", "  | =...", "  | "
+        "it is given 5 tokens with the result ..., and is not trained on them:", "  | =...", "  | "
     ]  # fmt: skip
 
 

@@ -115,7 +115,7 @@ def test_an_interrupted_evaluation_continues_to_the_same_result(monkeypatch: pyt
     assert said in outcome.said
     first = next(folder.glob("responses/*")).stat().st_mtime_ns
     outcome = command("eval", *QUICK)
-    assert "continuing: 1 of 3 batches are stored already" in outcome.said
+    assert "continuing: 1 of 3 batches are already stored" in outcome.said
     assert "countdown 2/5 prompts" not in outcome.said
     assert "the 2 sessions differ in processor:" in outcome.said
     assert outcome.code == 0
@@ -181,7 +181,7 @@ def test_an_evaluation_of_a_run_says_how_it_differs_from_the_runs_own(tmp_path: 
     outcome = command("eval", path, "--samples=8", "--evaluation.num_prompts=3", "--top-p=1", "--output-dir=other")
     assert outcome.code == 0, outcome
     differing = "temperature 0.6 (in training 1), responses per prompt 8 (in training 4), prompts 3 (in training 2)"
-    said = f"the run's own evaluations had other settings, so their pass@k is not comparable: {differing}"
+    said = f"the run's own evaluations used other settings, so their pass@k is not comparable: {differing}"
     assert outcome.said.count(said) == 2  # before the work, and beside the numbers
     same = ("--samples=4", "--ks=1,4", "--temperature=1", "--top-p=1", "--evaluation.num_prompts=2")
     outcome = command("eval", path, *same, "--output-dir=same")

@@ -87,7 +87,7 @@ def test_the_folder_of_a_model_is_checked_first(tmp_path: Path, rng: np.random.G
     for model, said in (
         ("runs/typo", "there is no folder runs/typo, and runs is a folder here; fix the name"),
         ("runs/fist", "did you mean runs/first?"),
-        ("runs/first", f"has no config.json, which a model has; give `model={checkpoint}`"),
+        ("runs/first", f"has no config.json, so it is not a model; give `model={checkpoint}`"),
         (str(tmp_path / "none"), "does not exist"),
     ):
         assert said in refusal(data, "--model", model)
@@ -207,7 +207,7 @@ def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
     assert "there is no file or folder none.jsonl" in said
     assert "fix `path`" in said
     Path("mine.yaml").write_text("precious")
-    assert "mine.yaml already exists; choose another name with `output`" in refusal(data)
+    assert "mine.yaml already exists; choose a different name with `output`" in refusal(data)
     Path("empty.jsonl").write_text("")
     assert "empty.jsonl is empty" in refusal("empty.jsonl", "--output=b.yaml")
     long = "Let us think. " * 30
@@ -287,7 +287,7 @@ def test_the_options_of_multiple_choice_are_found_and_checked(tmp_path: Path) ->
         right = re.search(r"\| ([A-D])\. carbon dioxide\n", checked.out)
         assert right is not None
         assert f"reference answer, as the response `\\boxed{{{right[1]}}}`: correct" in checked.out
-        assert re.search(r"another answer, as the response `\\boxed\{[A-D]\}`: incorrect", checked.out)
+        assert re.search(r"a different answer, as the response `\\boxed\{[A-D]\}`: incorrect", checked.out)
         assert "reference answers of 5 questions: 5 accepted" in checked.out
         assert "can only be options" not in checked.out
         assert "name an option" not in checked.out
@@ -342,7 +342,7 @@ def test_long_columns_that_are_not_in_the_prompt_are_a_warning(rng: np.random.Ge
     rows = [row | long | {"kind": "x"} for row in sums(rng, 30, "question", "answer")]
     said = command("init", write_rows("rows.jsonl", rows)).said
     assert (
-        "warning: not in the prompt, with more text than the question: before, code and cells; if a question is about "
+        "warning: not in the prompt, although longer than the question: before, code and cells; if a question is about "
         "it, name it in the recipe with context_column" in said
     )
     assert "not in the prompt: 3 columns of text, note, solution and kind" in said

@@ -27,7 +27,7 @@ def test_a_plan_from_end_to_end() -> None:
     outcome = command("plan", *SMALL, *PILOT, "--seconds-per-step=2.5", "--output-dir=out/mine")
     assert outcome.code == 0, outcome
     assert outcome.err == ""
-    assert "8 rollouts of each of 12 training prompts, 96 in total (1.5 of a step)" in outcome.said
+    assert "8 rollouts for each of 12 training prompts, 96 in total (1.5 of a step)" in outcome.said
     assert "Steps of 2.50 s" in outcome.said
     assert "What a run needs by how it trains" in outcome.said
     record = json.loads(Path("out/mine/plan.json").read_text())
@@ -49,7 +49,7 @@ def test_a_plan_from_end_to_end() -> None:
     measure_it = next(line for line in outcome.out.splitlines() if line.startswith("or measure it: "))
     program, *words = shlex.split(measure_it.partition(": ")[2])
     assert (program, words[:2]) == ("brorl", ["compare", "quickstart"])
-    assert "`seeds`: at least 1 is needed" in command(*words, "--seeds=0").err  # the last check of the command line
+    assert "`seeds`: expected at least 1" in command(*words, "--seeds=0").err  # the last check of the command line
 
 
 @pytest.mark.slow

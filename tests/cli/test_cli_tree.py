@@ -133,8 +133,8 @@ def test_the_settings_of_a_run_for_other_domains_or_its_engine_are_no_mistake(sh
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("quickstart", PUZZLE, "--rollouts=0"), "`rollouts`: a number from 1 to"),
-        (("quickstart", PUZZLE, "--lines=0"), "`lines`: at least 1"),
+        (("quickstart", PUZZLE, "--rollouts=0"), "`rollouts`: expected a number from 1 to"),
+        (("quickstart", PUZZLE, "--lines=0"), "`lines`: expected at least 1"),
         (("quickstart", " "), "the prompt is empty"),
         (("quickstart", "some text", "--reference=5"), "`reference` needs the domain of its verifier"),
         (("quickstart", PUZZLE, "--against=start"), "`against=start`: only a run has a start"),

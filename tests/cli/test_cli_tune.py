@@ -128,7 +128,7 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
         assert result.train_command == f"brorl train {result.recipe}"
     again = brorl.tune(str(folder), jobs=2, progress=False)
     assert again.answer == result.answer
-    with pytest.raises(UserError, match="is a tuning already, and `seeds` would change it"):
+    with pytest.raises(UserError, match="is already a tuning, which `seeds` cannot change"):
         brorl.tune(str(folder), seeds=9, progress=False)
 
 
@@ -138,7 +138,7 @@ def test_a_start_without_anything_to_find_is_told_so(tmp_path: Path, monkeypatch
     returned: list[bool] = []
     monkeypatch.setattr(module, "return_freed_memory", lambda: returned.append(True))
     result = brorl.tune("quickstart", output_dir=tmp_path / "out", progress=False)
-    assert result.answer.startswith("There is hardly anything to find: held-out pass@256 is 0.505 [0.450, 0.510]")
+    assert result.answer.startswith("There is hardly anything to gain: held-out pass@256 is 0.505 [0.450, 0.510]")
     assert (result.recipe, result.final) == (None, None)
     assert returned == [True]  # the runs of a race get the memory of the pilot
 
@@ -339,7 +339,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "used" / "tune.json").write_text("{")
     assert "continue it with: brorl tune" in refusal("quickstart", f"--output-dir={tmp_path / 'used'}")
     assert "is damaged" in refusal(f"{tmp_path / 'used'}")
-    assert "is a tuning already, and `output_dir`" in refusal(f"{tmp_path / 'used'}", "--output-dir=other")
+    assert "is already a tuning, which `output_dir`" in refusal(f"{tmp_path / 'used'}", "--output-dir=other")
 
 
 def test_the_command_prints_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,7 +196,7 @@ def test_a_plan_leaves_nothing(tmp_path: Path) -> None:
         command.send(signal.SIGTERM)
         outcome = command.ended()
     assert outcome.code == 130, outcome.out
-    assert outcome.out.splitlines()[-1] == "stopped: a plan is written at its end; rerun the command"
+    assert outcome.out.splitlines()[-1] == "stopped: the plan is written only at the end; rerun the command"
     assert not (tmp_path / "out").exists()
 
 

@@ -69,7 +69,7 @@ def test_bands_are_the_range_of_seeds(rng: np.random.Generator) -> None:
             of_runs = score_SP(comparison, arm, eval_point).mean(1)
             at_mark = ends[np.isclose(ends[:, 0], eval_point), 1]
             assert (at_mark.min(), at_mark.max()) == pytest.approx((of_runs.min(), of_runs.max()), abs=1e-12)
-    assert "mean of 3 seeds, band: all of them" in axis.get_title(loc="left")
+    assert "mean of 3 seeds, band: their range" in axis.get_title(loc="left")
     alone = panels(figure_of(synthetic(rng, num_tasks=1, num_seeds=1)))[0]
     assert not alone.collections
     assert "one seed" in alone.get_title(loc="left")

@@ -29,7 +29,7 @@ def test_a_shown_difference_is_checked_for_longer(tmp_path: Path) -> None:
     assert shlex.split(following) == [
         "brorl", "compare", *recipes, "--match", "seconds", "--budget", "80", "--seeds", "3", "--marks", "3",
     ]  # fmt: skip
-    assert why == "to see whether this holds for longer (80 seconds each)"
+    assert why == "to see whether this holds for longer runs (80 seconds each)"
 
 
 def test_arms_that_are_not_matched_get_a_larger_budget(tmp_path: Path) -> None:

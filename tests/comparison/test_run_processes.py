@@ -65,7 +65,7 @@ def test_the_costs_of_steps_are_those_of_the_metrics(tmp_path: Path, unit: Unit)
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [(-9, r"the run A, seed 0, was killed, as the system does when memory runs out; free memory or lower `jobs`"),
+    [(-9, r"the run A, seed 0, was killed, as happens when memory runs out; free memory or lower `jobs`"),
      (2, r"the run A, seed 0, failed \(exit code 2\): it is wrong \(its errors are in .*A.err\)")],
 )  # fmt: skip
 def test_a_run_that_fails_ends_the_comparison_with_its_reason(

@@ -122,5 +122,5 @@ def test_a_comparison_without_unverified_responses_stays(rng: np.random.Generato
 
 
 def test_nothing_can_be_compared_if_no_prompt_is_left(rng: np.random.Generator) -> None:
-    with pytest.raises(UserError, match="for each held-out prompt some responses could not be verified"):
+    with pytest.raises(UserError, match="every held-out prompt has responses that could not be verified"):
         without_unverified(random_comparison(rng, 1.0))

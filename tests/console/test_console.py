@@ -208,7 +208,7 @@ def test_a_step_with_many_rounds_has_extra_lines(tmp_path: Path, capsys: pytest.
     assert (tmp_path / "run.log").read_text().splitlines() == lines
 
 
-CUT = "50% of the rollouts were cut off at sampling.max_new_tokens; raise it"
+CUT = "50% of the rollouts were truncated at sampling.max_new_tokens; raise it"
 
 
 def test_cut_rollouts_are_named_at_most_once_in_ten_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,7 +217,7 @@ def test_cut_rollouts_are_named_at_most_once_in_ten_steps(tmp_path: Path, capsys
     counts = []
     for n in (4, 5, 6, 8, 15, 16):
         progress.show(from_json(step(n, samples=16, sampled=90, unique=80, distinct=30, groups=2)))
-        counts.append(capsys.readouterr().out.count("cut off at sampling.max_new_tokens"))
+        counts.append(capsys.readouterr().out.count("truncated at sampling.max_new_tokens"))
     assert counts == [0, 0, 1, 0, 0, 1]  # 6 of 16 is the first above a third
 
 
@@ -225,7 +225,7 @@ def test_limits_of_turns_are_named_where_there_are_tools() -> None:
     record = step(8, samples=16, sampled=90, unique=80, distinct=30, groups=2)
     assert "tools.max_turns" not in str(warnings(from_json(record))["cut"])
     assert str(warnings(from_json(record | {"tools": CALLED}))["cut"]).endswith(
-        "; tools.max_turns and tools.max_response_tokens cut rollouts too"
+        "; tools.max_turns and tools.max_response_tokens truncate rollouts too"
     )
 
 
@@ -239,7 +239,7 @@ def test_cut_rollouts_are_named_while_a_step_refills(tmp_path: Path, capsys: pyt
     assert lines[:2] == [f"step 16: round {n}, 0 of 4 mixed groups so far" for n in (3, 4)]
     assert CUT in " ".join(lines[2:4])
     assert "step 16: round 6, 0 of 4 mixed groups so far" in lines[3:5]
-    assert out.count("cut off at sampling") == 1
+    assert out.count("truncated at sampling") == 1
 
 
 def test_time_left_by_the_budget_alone(records: list[dict[str, Any]], tmp_path: Path) -> None:
@@ -400,7 +400,7 @@ def lossy(record: dict[str, Any], lost: int, rollouts: int = 1000) -> dict[str, 
 
 
 def test_warnings_of_a_step(rng: np.random.Generator) -> None:
-    """The warnings are about more than one percent of the rollouts, and about programs that were cut off."""
+    """The warnings are about more than one percent of the rollouts, and about programs that ran out of time."""
     record = step_record(rng, 1, random_step(rng, 2, 8))
     for lost in (0, 10, 11, 1000):
         note = warnings(from_json(lossy(record, lost))).get("unverified")
@@ -410,7 +410,7 @@ def test_warnings_of_a_step(rng: np.random.Generator) -> None:
     record = record | {"sampling": record["sampling"] | {"verifier_cut_offs": 12}}
     note = warnings(from_json(record))["programs"]
     assert note is not None
-    assert note.startswith("warning: 12 responses had used")
+    assert note.startswith("warning: 12 responses used up")
     assert "verification.batch_timeout_s" in note
 
 

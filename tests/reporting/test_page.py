@@ -270,7 +270,7 @@ def test_what_was_not_measured_is_said_and_not_drawn() -> None:
     assert charts["kl"].traces == charts["gradient"].traces == ()
     page = make_page([run_of(records)])
     assert "Training: There are no responses in run/rollouts." in page
-    assert "The metrics hold no such number." in page
+    assert "The metrics contain no such number." in page
 
 
 def test_summary_adds_up(made: tuple[StoredRun, Records]) -> None:

@@ -398,7 +398,7 @@ def check_two_runs(browser: Chromium, stored: dict[int, list[Group]]) -> None:
     assert names[0] == "other"
     assert "&lt;script&gt;" in names[1]
     legend = browser.value("[...document.querySelectorAll('#chart-pass1 .legendtext')].map((e) => e.textContent)")
-    resets = [f"{name} \u00b7 reset of the reference" for name in ("other", HOSTILE[0].replace("/", "|"))]
+    resets = [f"{name} \u00b7 reference reset" for name in ("other", HOSTILE[0].replace("/", "|"))]
     assert sorted(legend) == sorted(["other", HOSTILE[0].replace("/", "|"), *resets])
     browser.choose("browser-folder", "rollouts")
     browser.wait_for("document.getElementById('browser-step').options.length === 1")

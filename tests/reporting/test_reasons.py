@@ -75,8 +75,8 @@ def test_what_is_off_or_not_due_or_was_not_measured(rng: np.random.Generator) ->
     records = complete_steps(rng, 3)
     for record in records:
         del record["coverage"]
-    every, none = "diagnostics.held_out_check_every", "The metrics hold no such number."
-    off = f"The run was made without ({every}: 0)."
+    every, none = "diagnostics.held_out_check_every", "The metrics contain no such number."
+    off = f"The run disabled this ({every}: 0)."
     later = f"The first is due at step 25 ({every}), and the run is at step 3."
     for value, said in (("0", off), ("25", later), ("2", none)):
         empty = reasons(run_of(records, **{every: value}))
@@ -89,7 +89,7 @@ def test_what_is_off_or_not_due_or_was_not_measured(rng: np.random.Generator) ->
     assert empty["improved"] == none
     off = reasons(run_of(records, **{"evaluation.num_prompts": "0"}))
     assert {off[name] for name in ("pass1", "passk", "held-out")} == {
-        "The run was made without (evaluation.num_prompts: 0)."
+        "The run disabled this (evaluation.num_prompts: 0)."
     }
     assert why_missing(run_of(records), "evaluation") == none
 
@@ -102,7 +102,7 @@ def test_evaluations_of_other_prompts_show_no_change(rng: np.random.Generator) -
 
 def test_why_no_responses_were_stored(tmp_path: Path, rng: np.random.Generator) -> None:
     records = [{"step": 0, "evaluation": evaluation(rng)}, *complete_steps(rng, 3)]
-    off = "The run was made without (store_rollouts_every: 0)."
+    off = "The run disabled this (store_rollouts_every: 0)."
     later = "The first is due at step 10 (store_rollouts_every), and the run is at step 3."
     for every, training in (("0", off), ("10", later), ("1", f"There are no responses in {Path('run/rollouts')}.")):
         run = run_of(records, store_rollouts_every=every)
@@ -112,7 +112,7 @@ def test_why_no_responses_were_stored(tmp_path: Path, rng: np.random.Generator) 
     make_run(tmp_path / "run", rng)
     run = read_run(tmp_path / "run")
     said = evaluations_shown(run, choose_evaluations(run, token_text(None), 1_000_000))
-    assert said.startswith("Held-out prompts: the responses to 3 of 12 prompts, chosen by their place in the list")
+    assert said.startswith("Held-out prompts: the responses to 3 of 12 prompts, chosen by their position in the list")
     assert f"brorl samples {tmp_path / 'run'} --held-out" in said
     interrupted = replace(run, records=run.records[1:2])  # stored, and the metrics record is not written yet
     said = evaluations_shown(interrupted, choose_evaluations(interrupted, token_text(None), 1_000_000))

@@ -132,7 +132,7 @@ UNFINISHED = "The metrics end here: the run is not finished, or it was stopped."
 def test_a_run_without_evaluations_says_so(rng: np.random.Generator) -> None:
     run = run_of([{"step": 0}, *complete_steps(rng, 7)], **{"evaluation.num_prompts": "0"})
     assert shown(run)[0] == {}
-    assert "The run was made without (evaluation.num_prompts: 0)." in make_page([run])
+    assert "The run disabled this (evaluation.num_prompts: 0)." in make_page([run])
 
 
 def test_one_evaluation_is_shown_and_no_change_is_claimed(rng: np.random.Generator) -> None:

@@ -225,9 +225,9 @@ def test_what_is_not_there_is_named_with_what_is(run: Run, tmp_path: Path) -> No
         assert "\n" not in str(error.value)
     (tmp_path / "config.yaml").write_text("store_rollouts_every: 0\n")
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
-    with pytest.raises(UserError, match=r"contains no rollouts: The run was made without \(store_rollouts_every: 0\)"):
+    with pytest.raises(UserError, match=r"contains no rollouts: The run disabled this \(store_rollouts_every: 0\)"):
         samples(tmp_path)
-    with pytest.raises(UserError, match=r"contains no evaluations: The run was made without"):
+    with pytest.raises(UserError, match=r"contains no evaluations: The run disabled this"):
         samples(tmp_path, held_out=True)
 
 

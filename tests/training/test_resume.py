@@ -384,7 +384,7 @@ def test_step_0_is_recorded_once_although_the_first_step_found_nothing(
     stopped = child("train", *cold, "--output_dir", run)
     assert stopped.code == 1  # not one step was made
     assert "no group was mixed (correct and incorrect rollouts) in 2 rounds in a row" in stopped.said
-    assert f"try again, with other draws: brorl resume {run}" in stopped.said
+    assert f"try again with new samples: brorl resume {run}" in stopped.said
     assert last_complete(run) == "step-000000"
     assert child("resume", run).code == 1
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

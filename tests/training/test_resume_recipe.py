@@ -81,7 +81,7 @@ def test_two_stages_killed_in_each_equal_the_uninterrupted_ones(child: ChildRuns
     broader = (*broader, f"--model={first / 'checkpoints' / 'step-000004'}")
     stage = child("train", *broader, "--output_dir", second)
     assert stage.code == 0, stage.err
-    assert "continuing from step 4 of a run with N = 16 x 4 prompts, with its optimizer's state" in stage.said
+    assert "continuing from step 4 of a run with N = 16 x 4 prompts, with its optimizer state" in stage.said
     origin = json.loads((second / "env.json").read_text())["continued_from"]
     assert origin["rollouts_per_prompt"] == 16
     assert Path(origin["checkpoint"]) == first / "checkpoints" / "step-000004"

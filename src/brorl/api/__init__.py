@@ -1,1 +1,1 @@
-"""The functions of `import brorl`: train, evaluate, compare and plan from Python, as the command line does."""
+"""The Python API: train, evaluate, compare and plan as the command line does."""

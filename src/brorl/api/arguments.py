@@ -1,4 +1,4 @@
-"""Reads the arguments that several commands share: a recipe, a checkpoint, a new run's directory. Needs no torch."""
+"""Arguments that several commands share: a recipe, a checkpoint, a new run's directory. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from brorl.verification.sandbox.inside.functions import IN_A_WORKER, MAIN_GUARD
 
 
 def refuse_in_worker() -> None:
-    """Raise a UserError in a worker of a verifier: the file of its function would start a command of brorl again."""
+    """Raise a UserError in a verifier's worker, where importing the user's file would start a brorl command again."""
     if IN_A_WORKER in os.environ:
         raise UserError(MAIN_GUARD)
 
@@ -31,7 +31,7 @@ def refuse_in_worker() -> None:
 def make_run_directory(output_dir: str | None, name: str) -> RunDirectory:
     """Make the directory of a new run: `output_dir`, or a new directory `runs/name...`.
 
-    `runs/` also holds evaluations, plans and comparisons. They have no `config.yaml` and are not runs.
+    `runs/` also contains evaluations, plans and comparisons, which have no `config.yaml` and are not runs.
     """
     try:
         if output_dir is None:
@@ -48,13 +48,13 @@ def make_run_directory(output_dir: str | None, name: str) -> RunDirectory:
 
 
 def refuse_used_folder(path: Path) -> None:
-    """Reject an output_dir that is a file or a folder with content."""
+    """Reject an output_dir that is a file or a nonempty folder."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise _used(path)
 
 
 def _new_directory(base: Path) -> Path:
-    """Make a directory that did not exist, even if another process makes directories at the same time."""
+    """Make a directory that did not exist, even while other processes make directories."""
     for number in count(1):
         path = base if number == 1 else base.with_name(f"{base.name}-{number}")
         with suppress(FileExistsError):
@@ -65,7 +65,7 @@ def _new_directory(base: Path) -> Path:
 
 def _used(path: Path) -> UserError:
     return UserError(
-        f"output_dir {path} exists and is not empty; choose another, or resume the run in it: "
+        f"output_dir {path} exists and is not empty; choose a different one, or resume the run in it: "
         f"{shell_command('resume', path)}"
     )
 
@@ -78,13 +78,13 @@ WITHOUT_TRAINING: Mapping[str, Any] = {
     "importance.correction": "truncate",
     "rewards.terms": {},
 }
-"""Overrides for a recipe whose model is only sampled from: with them, no setting of training refuses another one."""
+"""Overrides for a recipe whose model is only sampled from. They prevent conflicts between training settings."""
 
 
 def resolve_config(config_or_path: ConfigOrPath, overrides: Mapping[str, Any]) -> TrainConfig:
     """Return the checked config of a recipe with some settings replaced.
 
-    Overrides are nested (`{"evaluation": {"every": 5}}`) or have dotted names (`{"evaluation.every": 5}`). An override
+    Overrides are nested (`{"evaluation": {"every": 5}}`) or use dotted names (`{"evaluation.every": 5}`). An override
     of `budget.limit` without `steps` also replaces the recipe's `steps`.
     """
     if isinstance(config_or_path, TrainConfig) and not overrides:
@@ -98,7 +98,7 @@ def recipe_name(config_or_path: ConfigOrPath) -> str:
 
 
 def check_cheaply(config: TrainConfig) -> None:
-    """Check the folders of a new run and of its model, the files of its functions, and the first row of its data."""
+    """Check a new run's folder and model folder, the files of its functions, and the first row of its data."""
     if config.output_dir is not None:
         refuse_used_folder(Path(config.output_dir).expanduser())
     check_folder(config.model)
@@ -126,9 +126,9 @@ class Checkpoint(NamedTuple):
 
 
 def resolve_checkpoint(name: str) -> Checkpoint:
-    """Find the model and run that a name means: a model, a run (its last checkpoint), a checkpoint or its `ema`."""
+    """Find the model and run that a name refers to: a model, a run (its last checkpoint), a checkpoint or its `ema`."""
     path = Path(name).expanduser()
-    path = followed(path) if path.is_file() else path  # `best`, where there are no links
+    path = followed(path) if path.is_file() else path  # `best` on a system without links
     if path.is_file() or path.suffix in (".yaml", ".yml"):
         raise UserError(
             f"{name} names a file; give a model's folder or hub id, a run directory, or a checkpoint in one"
@@ -142,12 +142,12 @@ def resolve_checkpoint(name: str) -> Checkpoint:
         return Checkpoint(str(last), path / "config.yaml")
     if not path.is_dir():
         check_folder(name)
-    whole = path.resolve().parent if path.name == "ema" else path.resolve()  # averaged weights are a subfolder
+    whole = path.resolve().parent if path.name == "ema" else path.resolve()  # averaged weights are in a subfolder
     run_config = whole.parent.parent / "config.yaml"
     if path.is_dir() and run_config.is_file() and whole.parent.name == "checkpoints":
         from brorl.runs.checkpoint import complete_checkpoints
 
         if whole not in [p.resolve() for p in complete_checkpoints(whole.parent)]:
-            raise UserError(f"{path} is not a complete checkpoint of its run; choose another one")
+            raise UserError(f"{path} is not a complete checkpoint of its run; choose a different one")
         return Checkpoint(str(path), run_config)
     return Checkpoint(name, None)

@@ -1,4 +1,4 @@
-"""`brorl.check`: checks everything about a recipe that needs no training. It writes nothing."""
+"""`brorl.check`: check everything about a recipe that does not require training. Writes nothing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class CheckResult(Result):
     """A recipe that can be trained."""
 
     config: TrainConfig  # the checked settings
-    trials: tuple[Trial, ...]  # each source and domain has one trial of its verifier
+    trials: tuple[Trial, ...]  # one trial of the verifier for each source and domain
     forecast: StepForecast | None  # expected seconds per step; None without timing
     lines: tuple[Text | Table, ...]  # the report
 
@@ -87,7 +87,7 @@ def check(
         config_or_path: Built-in recipe or YAML file; from Python also nested settings or a config (default:
             quickstart).
         timing: Load the model and forecast the seconds of a step.
-        timing_seconds: Time limit of these small steps; the seconds of a whole step are extrapolated.
+        timing_seconds: Time limit for timing small steps, from which the time of a full step is extrapolated.
         progress: Print the report line by line.
         overrides: Settings that replace those of the recipe, nested or by dotted name; `data` may be rows, and `reward`
             and `tools` functions, as in `brorl.train`.
@@ -156,7 +156,7 @@ def _checked(
 
 
 class _Report:
-    """Prints and keeps lines; a notebook shows them as the result, so they are only kept."""
+    """Prints and keeps lines. A notebook shows them as the result, so there they are only kept."""
 
     def __init__(self, progress: bool) -> None:
         self._console = text_console(quiet=not progress or in_notebook())
@@ -195,9 +195,9 @@ def check_trial(trial: Trial) -> None:
         if is_timeout(reason) or is_failure(reason):
             raise UserError(
                 f"the verifier of the domain {prompt.domain!r} failed on the response {quoted(response)} to "
-                f"question {prompt.id}: {reason}; it must return a verdict for every text"
+                f"question {prompt.id}: {reason}; it must return a verdict for any text"
             )
-    # tests can be right although this one solution is wrong
+    # tests can be right even if this one solution is wrong
     others_pass = prompt.domain == CODE_DOMAIN and any(verdict.correct for _, verdict in trial.answers)
     if not trial.right_verdict.correct and trial.certain and not others_pass:
         raise UserError(
@@ -215,20 +215,20 @@ def _trial_lines(trial: Trial, is_own: bool) -> list[str]:
         lines.append(_verdict_line(right, trial.right, trial.right_verdict))
     else:
         lines.append(f"  no {right}: no response to this question is known to be correct")
-    lines.append(_verdict_line("another answer", trial.wrong, trial.wrong_verdict))
+    lines.append(_verdict_line("a different answer", trial.wrong, trial.wrong_verdict))
     if len(trial.answers) > 1:
         accepted = sum(verdict.correct for _, verdict in trial.answers)
         lines.append(f"  {right}s of {len(trial.answers)} questions: {accepted} accepted")
     if is_own and known and not trial.right_verdict.correct:
         lines.append(
-            "  warning: your function rejects the reference answer; that is right only if it also checks other things"
+            "  warning: your function rejects the reference answer; this is right only if it also checks other things"
         )
     if trial.wrong_verdict.correct:
-        lines.append(f"  warning: {verifier} accepts another answer")
+        lines.append(f"  warning: {verifier} accepts a different answer")
     rejected = [f"{one.id} ({verdict.reason})" for one, verdict in trial.answers if not verdict.correct]
     if rejected:
         more = [counted(len(rejected) - 3, "other")] if len(rejected) > 3 else []
-        lines.append(f"  warning: the {right} is rejected, fix or delete the rows: {listed([*rejected[:3], *more])}")
+        lines.append(f"  warning: the {right} is rejected, fix or delete these rows: {listed([*rejected[:3], *more])}")
     return lines
 
 
@@ -267,25 +267,25 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
         f"{forecast.measured_seconds:.1f} s, extrapolated to {rollouts} rollouts x {config.prompts_per_step} prompts"
     )
     if forecast.is_stopped:
-        lines[-1] += f", since larger steps would take more than the time for this ({option('timing-seconds')})"
+        lines[-1] += f", because larger steps would exceed the time limit ({option('timing-seconds')})"
     if forecast.kept_fraction is not None:
         lines[-1] += f"; the expected fraction of mixed groups is {forecast.kept_fraction:.0%}"
     elif config.dynamic_sampling.enabled and not forecast.fraction_cut:
         lines.append(
             "warning: none of the measured groups is mixed (correct and incorrect rollouts); without mixed groups a "
-            "step samples again and again, takes longer than predicted, and learns nothing; try easier questions, a "
+            "step keeps resampling, takes longer than predicted, and learns nothing; try easier questions, a "
             "prompt.template that the model follows, a lower sampling.temperature, or more rollouts"
         )
     if forecast.fraction_cut:
         lines.append(
-            f"{forecast.fraction_cut:.0%} of the measured responses were cut at {forecast.max_tokens} tokens; if all "
-            f"of these grow to {config.sampling.max_new_tokens:,}, a step takes about "
+            f"{forecast.fraction_cut:.0%} of the measured responses were truncated at {forecast.max_tokens} tokens; if "
+            f"all of these grow to {config.sampling.max_new_tokens:,}, a step takes about "
             f"{seconds_text(forecast.max_seconds)} s"
         )
         if config.dynamic_sampling.enabled:
             lines[-1] += (
-                ", and longer if groups are dropped: a cut response counts as incorrect, so the fraction of mixed "
-                "groups was not measured"
+                ", and longer if groups are dropped: truncated responses are graded incorrect, so the fraction of "
+                "mixed groups was not measured"
             )
     if warning := cut_warning(forecast.fraction_at_limit):
         lines.append(warning)
@@ -315,19 +315,19 @@ def _thought_lines(config: TrainConfig, inputs: RunInputs, groups: Sequence[Grou
         rollouts = sum(group.tree.num_rollouts for group in groups)
         longest = max(int(group.tree.length.max()) for group in groups)
         found.append(
-            f"{thinking:,} of {rollouts:,} measured rollouts contain a thought, and {cut:,} were cut in it (at "
-            f"{longest:,} tokens; sampling.max_new_tokens = {config.sampling.max_new_tokens:,})"
+            f"{thinking:,} of {rollouts:,} measured rollouts contain a thought, and {cut:,} were truncated inside it "
+            f"(at {longest:,} tokens; sampling.max_new_tokens = {config.sampling.max_new_tokens:,})"
         )
     judged = f"built-in verifiers judge what follows {tags.closing} (docs/how-to/thinking_models.md)"
     return [f"thoughts: {'; '.join([*found, judged])}"] if found else []
 
 
 def _threads_line(seconds: Mapping[int, float], chosen: int) -> str:
-    """Return the seconds of the same step per number of threads; if another number is faster, also the setting."""
+    """Return a step's time for each number of threads, and the setting to change if a different number is faster."""
     from brorl.planning.advice import seconds_text
 
     timed = ", ".join(f"{seconds_text(time)} s with {counted(number, 'thread')}" for number, time in seconds.items())
     fastest = min(seconds, key=lambda number: seconds[number])
     slower = seconds.get(chosen, 0.0) / seconds[fastest]
-    advice = f"; faster here and now: engine.threads: {fastest}" if slower > _MIN_SLOWDOWN else ""
-    return f"threads: a small step takes {timed}; the run has {chosen}{advice}"
+    advice = f"; fastest right now: engine.threads: {fastest}" if slower > _MIN_SLOWDOWN else ""
+    return f"threads: a small step takes {timed}; the run uses {chosen}{advice}"

@@ -1,4 +1,4 @@
-"""`brorl.compare`: train arms from one checkpoint with one budget, and conclude which arm is better."""
+"""`brorl.compare`: train arms from one checkpoint with one budget, and find which arm is better."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def compare(
 ) -> FinishedComparison:
     """Train arms from one checkpoint with one budget, and return which arm is better.
 
-    Three steps of every arm are timed first, and a budget that is too small for them is raised. Each run is a child
-    process on its own cores or GPU. A stopped comparison continues with the same call, or with its folder as the only
-    argument; finished runs are not repeated.
+    Three steps of every arm are timed first, and a budget that is too small is raised. Each run is a child process on
+    its own cores or GPU. To continue a stopped comparison, repeat the call or pass the folder as the only argument;
+    finished runs are not repeated.
 
     Examples:
         >>> result = brorl.compare("quickstart", sweep={"rollouts_per_prompt": [16, 256]}, budget="5m")
@@ -51,11 +51,11 @@ def compare(
         sweep: Values by setting, one arm per value; several settings change together.
         checkpoint: The model that all arms start from: a model, a run (its last checkpoint), or a checkpoint in a run
             (default: the model of the recipes).
-        match: Unit in which every run gets the same budget (default: seconds).
+        match: Unit of the budget, which is the same for every run (default: seconds).
         budget: Budget of each run, in that unit; seconds also as 90s, 5m or 8h (default: 24 steps of every arm, and at
             least 30 seconds).
-        marks: Evaluation points: their number (default: 8), each a factor of the square root of 2 from the next, with
-            the last one at the budget; or the amounts at which to evaluate.
+        marks: Evaluation points: their number (default: 8), spaced by a factor of the square root of 2 with the last
+            one at the budget; or the amounts at which to evaluate.
         seeds: Runs of each arm (default: 5). More seeds can be added to a folder later.
         jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit, 1 with a cluster; an unfinished
             comparison keeps its number).
@@ -80,7 +80,7 @@ def compare(
 
 
 def _complete(folder: Path, spec: ComparisonSpec, arguments: Arguments, jobs: int | None, screen: Screen) -> None:
-    """Do the runs of a comparison that are not complete."""
+    """Complete the unfinished runs of a comparison."""
     from brorl.comparison.arm_recipes import check_arms
     from brorl.comparison.run_processes import ComparisonView, fitted, machine_of, run_comparison, slots_for
 
@@ -92,7 +92,7 @@ def _complete(folder: Path, spec: ComparisonSpec, arguments: Arguments, jobs: in
     machine = machine_of(slots, spec.arms)
     if spec.unit == "seconds" and spec.machine not in ("", machine):
         raise UserError(
-            f"{folder} was started on {spec.machine}, and this is {machine}: a comparison in seconds cannot continue "
+            f"{folder} was started on {spec.machine}, but this is {machine}: a comparison in seconds cannot continue "
             f"here; use the same {option('jobs')}, or start a new one in a different {option('output-dir')}"
         )
     check_arms(spec.arms, spec.unit, spec.seeds, len(slots), None if spec.machine else folder)
@@ -104,12 +104,12 @@ def _complete(folder: Path, spec: ComparisonSpec, arguments: Arguments, jobs: in
 def compare_command(
     *arms: str, sweep: Sequence[str] = (), marks: str | None = None, **options: Any
 ) -> FinishedComparison:
-    """Compare as a command.
+    """Compare arms from the command line.
 
     Args:
         arms: Two or more recipes (files, built-in names); one recipe, with --sweep or to compare its N with 512 (with
             16 if it is 512 or more); or the folder of a comparison, to continue it (default: plateau-16 plateau-512).
-        sweep: One arm per value of a setting; repeat it for settings that change together.
+        sweep: One arm per value of a setting; repeat the option for settings that change together.
         marks: Evaluation points during training: their number, spaced geometrically, or amounts (default: 8).
         options: Those of `compare`.
     """
@@ -126,7 +126,7 @@ def _marks(text: str | None) -> int | list[float] | None:
         return [float(part) for part in text.split(",")] if "," in text else int(text)
     except ValueError:
         raise UserError(
-            f"{option('marks')}: a number of evaluation points, or amounts like 10,20,40, not {text!r}"
+            f"{option('marks')}: expected a number of evaluation points, or amounts like 10,20,40, got {text!r}"
         ) from None
 
 
@@ -142,7 +142,7 @@ def _sweep(options: Sequence[str]) -> dict[str, list[Any]]:
         if name not in known:
             raise UserError(unknown_setting(name))
         if name in sweep:
-            raise UserError(f"{option('sweep')}: {name} is given twice; put all its values into one")
+            raise UserError(f"{option('sweep')}: {name} is given twice; list all its values in one")
         sweep[name] = parse_yaml(values if values.startswith("[") else f"[{values}]", option("sweep", name))
     return sweep
 
@@ -155,8 +155,8 @@ def _folder_and_spec(arguments: Arguments, output_dir: str | Path | None) -> tup
     if isinstance(first, str | Path) and (Path(first) / SPEC_FILE).is_file():
         if output_dir is not None:
             raise UserError(
-                f"{first} is a comparison already, and {option('output-dir')} would change it; only {option('seeds')} "
-                f"and {option('jobs')} may"
+                f"{first} is already a comparison, which {option('output-dir')} cannot change; only {option('seeds')} "
+                f"and {option('jobs')} can"
             )
         return Path(first), spec_in(Path(first), arguments)
     if output_dir is None:

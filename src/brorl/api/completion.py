@@ -1,4 +1,4 @@
-"""What the shell offers after an option or in place of an argument: the values of a setting, recipes, models, files."""
+"""Shell completions for options and arguments: the values of a setting, recipes, models, files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FILES = ("DATA_FILE", "FILE", "RUN")
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str, setting: str) -> str:
-    """Return the script of a shell for a parser, whose settings have names (`dest`) that begin with `setting`."""
+    """Return a shell's completion script for a parser. The names (`dest`) of its settings start with `setting`."""
     kinds = {f"{setting}{name}": info.annotation for name, info in setting_fields(TrainConfig)}
     names = {
         **dict.fromkeys(_RECIPES, ("recipe", builtin_recipes())),
@@ -52,22 +52,22 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _values(annotation: Any) -> Iterator[str]:
-    """Yield the words that a setting may be: those of its literals, of a bool, and null where it may be missing."""
+    """Yield the words that a setting accepts: its literals, true and false, and null if it is optional."""
     if get_origin(annotation) is Literal:
         yield from (value for value in get_args(annotation) if isinstance(value, str))
     elif annotation is bool:
         yield from ("true", "false")
     elif annotation is NoneType:
         yield "null"
-    else:  # unions, tuples, and what `Annotated` describes
+    else:  # unions, tuples and `Annotated` types
         for part in get_args(annotation):
             yield from _values(part)
 
 
 def _or_a_file(noun: str, names: Iterable[str]) -> dict[str, Any]:
-    """Return the completion of one of some names, or a file."""
+    """Return a completion that offers some names and files."""
     words = " ".join(names)
-    function = f"_brorl_{noun}_or_file"  # bash marks what a function with `_file` in its name offers as files
+    function = f"_brorl_{noun}_or_file"  # bash treats completions from a function with `_file` in its name as files
     return {
         "bash": function,
         "zsh": function,

@@ -1,7 +1,7 @@
-"""`brorl.data`: counts and checks the questions of a recipe's sources. It loads no weights and writes nothing.
+"""`brorl.data`: count and check the questions of a recipe's sources. Loads no weights and writes nothing.
 
-A reference answer that no response can match is an error, as in training. The model's tokenizer measures lengths if it
-can be loaded. A note names each skipped check.
+A reference answer that no response can match is an error, as in training. Lengths are in tokens if the model's
+tokenizer can be loaded. A note names each skipped check.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ class SourceSummary:
     # Training and held-out prompts longer than `data.max_prompt_tokens`; 0 if lengths are in characters.
     num_too_long: int
     # Domain -> number of training questions; held-out questions if the source is only evaluated on. Prompts that are
-    # too long do not count.
+    # too long are not counted.
     domains: Mapping[str, int]
     fraction: float  # share of all training prompts, 0 to 1
-    # Lengths of the training prompts, too long ones included; of the held-out prompts if none is trained on.
+    # Lengths of the training prompts, including too long ones; of the held-out prompts if none is trained on.
     lengths: Lengths
 
 
 def prompt_lines(prompt: Prompt, unit: str = "tokens", whole: bool = False) -> list[Text]:
-    """Return lines with a prompt's id, its length in `unit`, its reference, and its text or the beginning of it."""
+    """Return lines with a prompt's id, its length in `unit`, its reference, and its text, whole or shortened."""
     length = len(prompt.text) if whole else _PROMPT
     cut, more = visible_text(prompt.text[:length]), len(prompt.text) - length
     lines = [*cut.split("\n"), *([f"... {counted(more, 'more character')}"] if more > 0 else [])]
@@ -93,7 +93,7 @@ class DataResult(Result):
     """The counts and examples of the sources of a recipe."""
 
     sources: tuple[SourceSummary, ...]
-    prompts: tuple[Prompt, ...]  # examples; without a tokenizer they have no chat template, and a token per character
+    prompts: tuple[Prompt, ...]  # examples; without a tokenizer, they have no chat template and one token per character
     unit: str  # unit of lengths: `tokens`, or `characters` without a tokenizer
     notes: tuple[str, ...]  # lines for the user
     problem: str | None = None  # a run would stop with this error; None if no check found one
@@ -206,7 +206,7 @@ def describe_data(config: TrainConfig, show: int, observe: Observe = unobserved)
         lengths = sorted(len(prompt.token_ids) for prompt in parts[0] or parts[1]) or [0]
         examples = train or held_out or parts[0] or parts[1]
         most = min(show // len(sources) + (number < show % len(sources)), len(examples))
-        shown += [examples[index * len(examples) // most] for index in range(most)]  # at even distances
+        shown += [examples[index * len(examples) // most] for index in range(most)]  # evenly spaced
         summaries.append(
             SourceSummary(
                 name=source.name,
@@ -228,7 +228,7 @@ def describe_data(config: TrainConfig, show: int, observe: Observe = unobserved)
     too_long, asked = sum(one.num_too_long for one in summaries), sum(one.num_evaluated_on for one in summaries)
     notes += removed_lines(too_long, asked, config)
     if problem is not None:
-        notes.append(f"a run stops with an error: {problem}")
+        notes.append(f"a run would stop with an error: {problem}")
     return DataResult(tuple(summaries), tuple(shown), "tokens" if model else "characters", tuple(notes), problem)
 
 

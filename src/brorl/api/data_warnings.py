@@ -1,4 +1,4 @@
-"""Warnings of `brorl check` about the data: what a model cannot know, and answers that the verifier does not read."""
+"""Data warnings of `brorl check`: facts that the model cannot know, and answers that the verifier cannot read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from brorl.prompts.settings import FileSource
 from brorl.verification.verifier import Verifier
 
 _ROWS = 50  # rows to search for options
-_TRIED = 8  # prompts to try the form of the answer on
+_TRIED = 8  # prompts on which to try the answer form
 _MAJORITY = 0.5
 _LETTER = re.compile(r"\(?([A-J])\)?\.?")
 
@@ -49,7 +49,7 @@ def unused_options(source: FileSource) -> Iterator[str]:
 
 
 def _contains(text: str, options: Sequence[str]) -> bool:
-    """Whether a text contains each option, up to spaces."""
+    """Whether a text contains each option, ignoring whitespace."""
     plain = " ".join(text.split())
     return all(" ".join(option.split()) in plain for option in options)
 
@@ -62,7 +62,7 @@ def unreachable_references(prompts: Sequence[Prompt]) -> Iterator[str]:
         yield (
             f"warning: the reference answers of {counted(len(blind), 'prompt')} name an option that the prompt does "
             f"not contain, such as {blind[0].id} with {blind[0].reference[:60]!r}: the letters mean nothing to the "
-            "model; write the options into the question, or set data.sources[].options_column"
+            "model; add the options to the question, or set data.sources[].options_column"
         )
 
 
@@ -77,7 +77,7 @@ def _shows_option(prompt: Prompt) -> bool | None:
 
 
 def unread_forms(verifier: Verifier, prompts: Sequence[Prompt], is_own: bool) -> Iterator[str]:
-    """Yield a warning if the verifier does not read the form of answer that a domain's questions ask for."""
+    """Yield a warning if the verifier cannot read the answer form that a domain's questions ask for."""
     if not is_own and prompts[0].domain not in (MATH_DOMAIN, SCIENCE_DOMAIN):
         return
     form, around = asked_form([prompt.question for prompt in prompts]), _forms_around(prompts[0])
@@ -88,7 +88,7 @@ def unread_forms(verifier: Verifier, prompts: Sequence[Prompt], is_own: bool) ->
     others = [other.name for other in around if other != form]
     if others:
         yield (
-            f"warning: the questions ask for the answer {form.name}, and the text around them for one "
+            f"warning: the questions ask for the answer {form.name}, but the text around them for one "
             f"{listed(others)}; set prompt.template: '{{prompt}}', or remove one of the two"
         )
     tried = [prompts[index * len(prompts) // _TRIED] for index in range(min(_TRIED, len(prompts)))]
@@ -97,14 +97,14 @@ def unread_forms(verifier: Verifier, prompts: Sequence[Prompt], is_own: bool) ->
     rejected = [item for item, verdict in zip(items, verifier.verify_all(items), strict=True) if not verdict.correct]
     if rejected:
         yield (
-            f"warning: the questions ask for the answer {form.name}, which the verifier does not read: it rejects "
+            f"warning: the questions ask for the answer {form.name}, which the verifier cannot read: it rejects "
             f"{rejected[0][1]!r} ({len(rejected)} of {counted(len(items), 'reference answer')} in this form); ask for "
             "\\boxed{} in the questions, or write a verifier for this form (docs/how-to/verifiers.md)"
         )
 
 
 def _forms_around(prompt: Prompt) -> list[AnswerForm]:
-    """Return the forms that the text around a question asks for: each sentence or line of it may ask for one."""
+    """Return the answer forms that the text around a question asks for; each sentence or line may ask for one."""
     before, _, after = prompt.text.partition(prompt.question)
     found = (form for part in re.split(r"\n|(?<=[.!?]) ", f"{before}\n{after}") for form in answer_forms(part))
     own = answer_forms(prompt.question)
@@ -112,7 +112,7 @@ def _forms_around(prompt: Prompt) -> list[AnswerForm]:
 
 
 def other_spellings(verifier: Verifier, prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Yield a warning if the verifier rejects an answer that is the reference in digits of ASCII, with a point."""
+    """Yield a warning if the verifier rejects the reference when rewritten with ASCII digits and a decimal point."""
     spelled = [(prompt, plain) for prompt in prompts if (plain := _in_ascii(prompt.reference)) != prompt.reference]
     tried = [spelled[index * len(spelled) // _TRIED] for index in range(min(_TRIED, len(spelled)))]
     items = [(prompt, f"\\boxed{{{plain}}}") for prompt, plain in tried]
@@ -127,12 +127,12 @@ def other_spellings(verifier: Verifier, prompts: Sequence[Prompt]) -> Iterator[s
 
 
 def _in_ascii(text: str) -> str:
-    """Return a text with the digits 0 to 9 for those of other scripts, and a point for a decimal comma."""
+    """Replace digits of other scripts by 0 to 9, and a decimal comma by a point."""
     plain = "".join(str(unicodedata.digit(c)) if c.isdecimal() else c for c in text)
     plain = plain.replace("\N{ARABIC DECIMAL SEPARATOR}", ".")
     return (with_points(plain) if has_decimal_comma(plain) else None) or plain
 
 
 def quoted(text: str) -> str:
-    """Return a text for a line, shortened and in quotes."""
+    """Return a text on one line, shortened and in quotes."""
     return f"`{shortened(text)}`"

@@ -1,6 +1,6 @@
-"""`brorl doctor`: reports this machine and the sandbox that holds on it.
+"""`brorl doctor`: report on this machine and on the sandbox levels that hold on it.
 
-It runs the attacks of `verification.sandbox.level` and leaves no file and no process behind.
+It runs the attacks of `verification.sandbox.level` and leaves no files or processes behind.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _FIXES = {
     LANDLOCK: "Linux 5.13 or later with Landlock; if `landlock` is missing in /sys/kernel/security/lsm, add it to "
     "the kernel option lsm=",
-    SECCOMP: "a kernel with seccomp filters on x86-64 or 64-bit ARM; a container that replaces the kernel (gVisor) "
-    "or whose own seccomp profile denies `seccomp` and `prctl` cannot have one: start it with --security-opt "
+    SECCOMP: "a kernel with seccomp filters on x86-64 or 64-bit ARM; they fail in a container that replaces the kernel "
+    "(gVisor) or whose seccomp profile denies `seccomp` and `prctl`: start such a container with --security-opt "
     "seccomp=unconfined",
 }
 
 
 @dataclass(frozen=True)
 class Diagnosis(Result):
-    """What `brorl doctor` found."""
+    """The findings of `brorl doctor`."""
 
     level: str | None  # `verification.sandbox: auto` chooses this sandbox level; None if no level holds
     tables: tuple[Table, ...]  # the report
@@ -97,7 +97,7 @@ def _device() -> str:
 
 
 def _unused_card() -> str | None:
-    """Return why torch cannot use the NVIDIA card of this machine, and the fix; None without a driver."""
+    """Return why torch cannot use this machine's NVIDIA card, and the fix; None without a driver."""
     import torch
 
     try:
@@ -106,8 +106,8 @@ def _unused_card() -> str | None:
         return None
     build = "without CUDA" if torch.version.cuda is None else f"for CUDA {torch.version.cuda}"
     return (
-        f"this machine has an NVIDIA card (driver {version[0] if version else 'of unknown version'}), and torch "
-        f"{torch.__version__}, built {build}, does not reach it; install a build of torch for this driver "
+        f"this machine has an NVIDIA card (driver {version[0] if version else 'of unknown version'}), but torch "
+        f"{torch.__version__}, built {build}, cannot use it; install a torch build for this driver "
         "(https://pytorch.org/get-started/locally), or start a container with --gpus all, and check that nvidia-smi "
         f"runs and that CUDA_VISIBLE_DEVICES ({os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}) names a card"
     )

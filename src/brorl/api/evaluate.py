@@ -86,7 +86,7 @@ def evaluate(
         seed: Seed of the sampling, at least 0.
         progress: Print the settings and the progress, as the command does.
         overrides: Settings of a recipe, nested or by dotted name: device, dtype, engine.kind, engine.dtype,
-            engine.memory_gib, engine.threads, sampling.stop, evaluation.num_prompts (most prompts of each
+            engine.memory_gib, engine.threads, sampling.stop, evaluation.num_prompts (limit per
             dataset), evaluation.top_k and evaluation.min_new_tokens (by default the run's), and those in `prompt`,
             `verification`, `engine.vllm` and `cluster`. An evaluation uses a cluster only if cluster.nodes is given.
 
@@ -95,7 +95,7 @@ def evaluate(
 
     Raises:
         UserError: If a setting is wrong, or the data or the model cannot be read.
-        KeyboardInterrupt: If the evaluation was stopped. The next call with the same arguments continues it.
+        KeyboardInterrupt: If the evaluation was stopped. Repeat the call to continue it.
     """
     refuse_in_worker()
     sets, guessed = _sets(data, checkpoint)
@@ -112,13 +112,13 @@ def evaluate(
 def default_ks(num_rollouts: int) -> tuple[int, ...]:
     """Return 1 and the powers of 2 up to half the number of samples, at most 256: 64 samples give 1, 2, 4, 8, 16, 32.
 
-    At a larger k, the subsets that pass@k averages share most of their responses.
+    At a larger k, the subsets over which pass@k averages share most of their responses.
     """
     return (1, *(2**i for i in range(1, 9) if 2 ** (i + 1) <= num_rollouts))
 
 
 def _sets(data: Any, checkpoint: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the datasets, and lines about guesses. Rows are written to a file, which is then named."""
+    """Return the dataset names, and lines about guesses. Rows are written to a file, whose name is returned."""
     if isinstance(data, str):
         return (data,), ()
     if isinstance(data, list | tuple) and all(isinstance(name, str) for name in data):
@@ -135,7 +135,7 @@ def make_request(
     sampled: Mapping[str, Any],
     given: Mapping[str, Any],
 ) -> EvaluationRequest:
-    """Return the checked settings of an evaluation: the checkpoint's run has them, and given ones replace them."""
+    """Return the checked settings of an evaluation: those of the checkpoint's run, replaced by the given ones."""
     samples, temperature = sampled["samples"], sampled["temperature"]
     if temperature == 0 and samples > 1:
         raise UserError(
@@ -174,7 +174,7 @@ def make_request(
         "evaluation.skip_prompts": 0,
         "seed": sampled["seed"],
     }
-    if overrides.get("cluster.mode") == "async":  # the mode says how sampling and learning overlap
+    if overrides.get("cluster.mode") == "async":  # this mode overlaps sampling and learning
         overrides["cluster.mode"] = "sync"
     config = make_config(settings, overrides, found.recipe or "the options", _OPTIONS)
     if not config.evaluation.num_prompts:
@@ -261,7 +261,7 @@ def _sample(
     store.begin({**inputs.settings, "weights": weights})
     done = store.num_stored
     if done:
-        echo(f"continuing: {done} of {len(inputs.batches)} batches are stored already")
+        echo(f"continuing: {done} of {len(inputs.batches)} batches are already stored")
     if done < len(inputs.batches):
         config = inputs.request.config
         commit = commit_of(find_model(config.model))
@@ -315,5 +315,5 @@ def _compare_with_own(run_config: Path, settings: Mapping[str, Any]) -> list[str
         "skipped prompts": ("0", f"{evaluation.skip_prompts:,}"),
     }
     differing = [f"{setting} {here} (in training {own})" for setting, (here, own) in pairs.items() if here != own]
-    said = f"the run's own evaluations had other settings, so their pass@k is not comparable: {', '.join(differing)}"
+    said = f"the run's own evaluations used other settings, so their pass@k is not comparable: {', '.join(differing)}"
     return [said] if differing and num_prompts else []

@@ -1,4 +1,4 @@
-"""Writes a first recipe for a data file: a comment on every setting, and lines on the guesses about the data.
+"""A first recipe for a data file, with a comment on every setting and lines about the guesses.
 
 The numbers suit a first run on a laptop; the comments give the paper's numbers.
 """
@@ -39,7 +39,7 @@ class FirstRecipe:
     lines: tuple[Line, ...]  # the settings, in the order of the file
     guess: Guess
     reading: SourceQuestions
-    form: AnswerForm | None  # questions ask for answers in this form, such as `\boxed{...}`; None if in no form
+    form: AnswerForm | None  # the answer form that questions ask for, such as `\boxed{...}`; None if they ask for none
 
     @property
     def source(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class FirstRecipe:
     def text(self, name: str) -> str:
         """Return the recipe as YAML; `name` is its file.
 
-        Comments are aligned in one column. The comment of a setting that is too long is above it.
+        Comments are aligned in one column. A setting that is too long has its comment above it.
         """
         lines = [
             f"# A first try on a laptop. Check it: brorl check {name}. Train it: brorl train {name}",
@@ -79,7 +79,7 @@ class FirstRecipe:
         return "\n".join(lines) + "\n"
 
     def guesses(self) -> list[str]:
-        """Return lines on the guesses about the data."""
+        """Return lines about the guesses."""
         guess, source = self.guess, self.source
         columns = {key: value for key, value in source.items() if key not in ("path", "domain")}
         lines = [
@@ -99,7 +99,7 @@ class FirstRecipe:
             lines.append(f"  the questions ask for the answer {self.form.name}, so prompt.template adds no other form")
         if guess.long_unused:
             lines.append(
-                f"  warning: not in the prompt, with more text than the question: {listed(guess.long_unused)}; if a "
+                f"  warning: not in the prompt, although longer than the question: {listed(guess.long_unused)}; if a "
                 "question is about it, name it in the recipe with context_column"
             )
         if guess.unused:
@@ -131,13 +131,13 @@ class FirstRecipe:
 def make_first_recipe(
     path: str, model: str | None, guess: Guess, reading: SourceQuestions, tools: Mapping[str, str]
 ) -> FirstRecipe:
-    """Choose the settings, so that a prompt and its response fit into the model's positions.
+    """Choose settings with which a prompt and its response fit in the model's positions.
 
-    `tools` maps names of tools to the user's functions.
+    `tools` maps tool names to the user's functions.
     """
     questions, positions, source = reading.questions, _positions(model), guess.source
     domain, form = guess.domain, asked_form([question.key for question in questions])
-    # the shipped model reads no sentences and calls no tools
+    # the shipped model can neither read sentences nor call tools
     puzzles = domain == COUNTDOWN_DOMAIN and not source.layout and not tools
     response = 16 if puzzles else 512 if domain == CODE_DOMAIN else 256
     response = response if positions is None else max(1, min(response, positions // (4 if tools else 2)))
@@ -164,36 +164,36 @@ def make_first_recipe(
     lines: list[Line] = [
         ("model", model or ("quickstart" if puzzles else _MODEL), "a folder or a Hugging Face hub id"),
         ("rollouts_per_prompt", 16, "N: 16 for a quick try, 512 in BroRL; compare them: brorl plan"),
-        ("prompts_per_step", 8, "small, for a laptop; BroRL has 128"),
-        ("steps", 20, "a first look; the runs of the paper take 419 to 3,000"),
+        ("prompts_per_step", 8, "small, for a laptop; BroRL uses 128"),
+        ("steps", 20, "a first look; the paper's runs take 419 to 3,000"),
         ("checkpoint_every", 10, "a stopped run resumes from the last checkpoint: brorl resume RUN"),
         (f"{_SOURCE}path", path, "relative to the folder in which brorl is started"),
         *((f"{_SOURCE}{name}", value, comment) for name, value, comment in ([layout] if source.layout else columns)),
         ("data.held_out_fraction", fraction, held_out),
         ("data.max_prompt_tokens", None if positions is None else positions - (positions // 2 if tools else response),
-         "longer prompts are dropped: the model has no room for a response"),
+         "longer prompts are dropped: they leave no room for a response"),
         ("prompt.template", template, "text around each question, {prompt}"),
         ("prompt.chat", "auto", "use the model's chat template if it has one"),
-        ("sampling.temperature", 1.0, "sample from the model as it is"),
-        ("sampling.max_new_tokens", response, "longer responses are cut and count as incorrect"),
+        ("sampling.temperature", 1.0, "sample from the model's own distribution"),
+        ("sampling.max_new_tokens", response, "longer responses are truncated and graded incorrect"),
         ("optimizer.learning_rate", 2e-6, "brorl's default, from ProRL; raise it for a very small model"),
         ("optimizer.mini_batches", 2, "updates per step; each needs at least one prompt"),
         ("evaluation.num_prompts", min(num_held_out, _EVALUATED), "held-out questions for pass@k"),
         ("evaluation.rollouts_per_prompt", 16, "responses per question"),
         ("evaluation.ks", [1, 16], "pass@1 and pass@16; a k is at most rollouts_per_prompt"),
         ("evaluation.every", 10, "steps between evaluations; the start and the end are always evaluated"),
-        ("engine.threads", 0, "CPU threads; 0: by the size of the model; brorl check measures them"),
+        ("engine.threads", 0, "CPU threads; 0: chosen by model size; brorl check measures them"),
         ("verification.functions", None if domain in DOMAINS else {domain: f"{_FUNCTION_FILE}:check"},
          f"write {_SIGNATURE}"),
         ("tools.functions", dict(tools) or None, "responses can call them; the model reads their docstrings"),
         ("tools.max_response_tokens", None if positions is None or not tools else positions // 2,
-         "of a response of several turns, results included"),
+         "limit for all turns of a response, including results"),
     ]  # fmt: skip
     return FirstRecipe(tuple(line for line in lines if line[1] is not None), guess, reading, form)
 
 
 def _positions(model: str | None) -> int | None:
-    """Read how many positions a model on this machine has, without importing transformers; None if unknown."""
+    """Return the number of positions of a model on this machine, without importing transformers; None if unknown."""
     folder = shipped_folder(model or "") or Path(model or "").expanduser()
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))

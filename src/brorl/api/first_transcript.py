@@ -1,4 +1,4 @@
-"""What follows a prompt with tools, for `brorl check`: what the model writes itself, and what it is given."""
+"""A sample transcript with tools, for `brorl check`: what the model writes, and what it is given."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from brorl.sampling import decode_tokens
 if TYPE_CHECKING:
     from brorl.tools.toolbox import Toolbox
 
-_EXAMPLES = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}  # of other types: text
+_EXAMPLES = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}  # other types get text
 
 
 def transcript_lines(toolbox: Toolbox) -> Iterator[Text]:
-    """Yield how tools are shown, a made-up call of the first tool, and what follows up to the next turn."""
+    """Yield lines on how tools are shown, a made-up call of the first tool, and the text up to the next turn."""
     form, schema = toolbox.format, toolbox.tools.schemas[0]["function"]
     shown = "a text that brorl adds" if form.shown.text else "the chat template" if form.shown.schemas else "nothing"
     yield Text(f"\ntools: {listed([*toolbox.tools.tools])}; shown by {shown}; calls in the form of {form.name}")
@@ -28,7 +28,7 @@ def transcript_lines(toolbox: Toolbox) -> Iterator[Text]:
         yield Text("after a prompt, the model writes, for example:")
         yield from _block(turn, ">", "green")
     reply = form.reply([(schema["name"], "...")])
-    yield Text(f"it is given {counted(len(reply), 'token')} with the result ..., and not trained on them:")
+    yield Text(f"it is given {counted(len(reply), 'token')} with the result ..., and is not trained on them:")
     yield from _block(decode_tokens(toolbox.tokenizer, reply, special=True), "|", "cyan")
     yield Text("it writes its next turn, and so on, until a turn has no call")
 

@@ -1,7 +1,7 @@
-"""Turns rows and functions in memory into files and settings: `train(data=rows, reward=function, tools=[function])`.
+"""Turn in-memory rows and functions into files and settings: `train(data=rows, reward=function, tools=[function])`.
 
 Rows become JSON Lines. A function of an imported file is named by its path; any other function is pickled. The caller
-gives a folder for the files. A run keeps them in its directory, so that it can be resumed from there.
+passes a folder for the files. A run keeps them in its directory, so that it can be resumed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from brorl.verification.sandbox.inside.calling import columns_of_verl, required_
 
 FOLDER = "given"
 """Folder of these files in a run directory."""
-_DOMAIN = "own"  # rows have this domain if a given function verifies them
-_COLUMNS = "reward_columns"  # if functions read several columns, this one holds them all as the reference answer
+_DOMAIN = "own"  # domain of rows that a given function verifies
+_COLUMNS = "reward_columns"  # if functions read several columns, this one contains them all as the reference answer
 _SEVERAL = "give several as {'right': f, 'brief': (g, 0.2)}"
 Reward: TypeAlias = Callable[..., object]
 Rewards: TypeAlias = "Reward | Mapping[str, Reward | tuple[Reward, float]]"
@@ -45,20 +45,20 @@ class Term(NamedTuple):
 
 
 class ResolvedRecipe(NamedTuple):
-    """A recipe whose rows and functions are files."""
+    """A recipe whose rows and functions are stored in files."""
 
     recipe: ConfigOrPath  # the given recipe, or a first one for the rows
     config: TrainConfig  # its settings with all overrides
-    lines: tuple[str, ...]  # lines on the guesses about the rows
+    lines: tuple[str, ...]  # lines about the guesses
 
 
 def resolve_in_memory(
     config_or_path: ConfigOrPath | None, overrides: Mapping[str, Any], reward: Rewards | None, folder: Path
 ) -> ResolvedRecipe:
-    """Write given rows and functions into a folder, and return settings that name the files.
+    """Write given rows and functions to a folder, and return settings that name the files.
 
-    Without a recipe, rows get the recipe that `brorl init` writes for them. Without rows it is quickstart. In the
-    overrides, `data` may be rows, and `tools` a list of functions.
+    The default recipe is the one that `brorl init` writes for the rows, or quickstart without rows. In the overrides,
+    `data` may be rows, and `tools` a list of functions.
     """
     recipe, rest = config_or_path, dict(overrides)
     if isinstance(rest.get("tools"), list | tuple):
@@ -87,8 +87,8 @@ def resolve_in_memory(
 def rows_to_evaluate(data: Any, checkpoint: str | Path) -> tuple[str, tuple[str, ...]]:
     """Store rows in `runs/evaluations`, named by their content, and return `data` for an evaluation.
 
-    The columns are read as in the rows that the checkpoint's run was trained on. If there are none, they are guessed,
-    and the returned lines say how.
+    Columns have the same meaning as in the rows that the checkpoint's run was trained on. Without such rows it is
+    guessed, and the returned lines say how.
     """
     recipe = resolve_checkpoint(str(checkpoint)).recipe
     sources = [] if recipe is None else read_recipe(recipe).get("data", {}).get("sources", [])
@@ -107,7 +107,7 @@ def rows_to_evaluate(data: Any, checkpoint: str | Path) -> tuple[str, tuple[str,
 
 
 def moved(config: TrainConfig, old: Path, new: Path) -> TrainConfig:
-    """Copy the files of a folder into another one, and return the config with their new paths."""
+    """Copy the files of a folder to a new one, and return the config with their new paths."""
     files = sorted(old.iterdir()) if old.is_dir() else []
     text = json.dumps(config.model_dump(mode="json"))
     for file in files:
@@ -124,7 +124,7 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def _is_rows(data: object) -> bool:
-    """Whether `data` is rows; otherwise it is the settings of the section `data`."""
+    """Whether `data` is rows, not the settings of the section `data`."""
     if isinstance(data, Mapping):
         return any(hasattr(value, "to_list") for value in data.values())  # True for a datasets.DatasetDict
     return not isinstance(data, str | Path | None) and not hasattr(data, "model_dump")
@@ -139,7 +139,7 @@ def _rows_of(data: Any) -> list[dict[str, Any]]:
     elif hasattr(data, "to_batches"):  # pyarrow.Table
         rows = [row.values for row in arrow_rows(data.to_batches(), "data", None, None)]
     elif hasattr(data, "to_list"):  # datasets.Dataset
-        is_own = data.format["type"] == "custom"  # a function of the user makes the rows
+        is_own = data.format["type"] == "custom"  # a user function makes the rows
         batches = [] if is_own else data.with_format("arrow").iter(batch_size=1024)
         rows = list(data) if is_own else [row.values for row in arrow_rows(batches, "data", None, None)]
     elif isinstance(data, Iterable) and not isinstance(data, bytes | Mapping):
@@ -155,7 +155,7 @@ def _rows_of(data: Any) -> list[dict[str, Any]]:
 def _text(rows: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> tuple[bytes, str | None]:
     """Return rows as JSON Lines, and the name of the answer column (None: guess it).
 
-    If a function needs several columns, a new column holds an object of all of them.
+    If a function needs several columns, a new column contains them all as an object.
     """
     lines = []
     for number, row in enumerate(rows, 1):
@@ -164,13 +164,13 @@ def _text(rows: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> tuple[byt
                 _json(value)
             except (TypeError, ValueError, AttributeError, RecursionError) as error:
                 raise UserError(
-                    f"data: row {number} has {name!r} of type {type(value).__name__}, which JSON does not have "
-                    f"({error}); remove the column, or write it as text or numbers"
+                    f"data: row {number} has {name!r} of type {type(value).__name__}, which JSON cannot represent "
+                    f"({error}); remove the column, or convert it to text or numbers"
                 ) from error
         missing = [name for name in needed if name not in row] if len(needed) > 1 else []
         if missing:
             raise UserError(
-                f"reward: the function needs the column {missing[0]!r}, and row {number} of the data has none "
+                f"reward: the function needs the column {missing[0]!r}, which row {number} of the data does not have "
                 f"(columns: {', '.join(map(str, row))}); rename the parameter or the column"
             )
         more = {_COLUMNS: _json({name: row[name] for name in needed})} if len(needed) > 1 else {}
@@ -191,7 +191,7 @@ def _json(value: Any) -> str:
 def _guessed(
     file: Path, model: str | None, answer: str | None, has_function: bool, tools: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
-    """Return a first recipe for rows, their entry in data.sources, and lines on the guesses."""
+    """Return a first recipe for rows, their entry in data.sources, and lines about the guesses."""
     from brorl.api.first_recipe import make_first_recipe  # a run without rows does not load these modules
     from brorl.prompts.file_questions import read_commas, read_source
     from brorl.prompts.guess import guess_meaning
@@ -203,7 +203,7 @@ def _guessed(
             guess = guess._replace(source=guess.source.model_copy(update={"answer_after": None}))
         reading = read_commas(read_source(guess.source), {guess.domain})
         first = make_first_recipe(path, model, guess, reading, tools)
-    except UserError as error:  # the caller gave rows and knows no file
+    except UserError as error:  # the caller passed rows and knows of no file
         advice = "rows have no settings: rename their columns, or give `reward=FUNCTION`"
         raise UserError(f"{str(error).replace(path, 'data')}; {advice}") from None
     recipe = {name: value for name, value in first.settings.items() if name != "verification.functions"}
@@ -211,18 +211,18 @@ def _guessed(
 
 
 def _check_columns(terms: Sequence[Term], given: Sequence[str], row: Mapping[str, Any]) -> None:
-    """Refuse a later function that needs columns that the first function does not."""
+    """Reject a later function that needs columns that the first one does not."""
     for term in terms[1:]:
         needed = required_columns(term.function)
         if needed and ((len(needed) > 1) != (len(given) > 1) or not {*needed} & {*row} <= {*given}):
             raise UserError(
-                f"reward: {term.name} needs {', '.join(needed)}, and {terms[0].name}, the first function, "
-                f"{', '.join(given)}; all functions get the same columns: give each of them the same parameters"
+                f"reward: {term.name} needs {', '.join(needed)}, but {terms[0].name}, the first function, "
+                f"needs {', '.join(given)}; all functions get the same columns: give them the same parameters"
             )
 
 
 def _needed_columns(function: Reward, rows: list[dict[str, Any]]) -> list[str]:
-    """Return the columns that a function needs; for one of verl's, give rows in verl's format flat columns."""
+    """Return the columns that a function needs. For a verl function, flatten rows in verl's format."""
     columns = columns_of_verl(function)
     if not columns or not {*columns[1:]} & {*rows[0]}:
         return required_columns(function)
@@ -245,7 +245,7 @@ def terms_of(reward: Rewards) -> tuple[Term, ...]:
         function, weight = entry if isinstance(entry, tuple | list) and len(entry) == 2 else (entry, 1.0)
         if not callable(function) or isinstance(weight, bool) or not isinstance(weight, int | float):
             raise UserError(
-                f"reward: expected a function or (function, weight) as {name!r}, got {entry!r:.80}; {_SEVERAL}"
+                f"reward: expected a function or (function, weight) for {name!r}, got {entry!r:.80}; {_SEVERAL}"
             )
         terms.append(Term(str(name), function, float(weight)))
     if not terms[0].weight > 0:
@@ -262,7 +262,7 @@ def _reward_settings(terms: Sequence[Term], config: TrainConfig, folder: Path) -
     for source in config.data.sources:
         if getattr(source, "layout", None) or getattr(source, "domain_column", None):
             raise UserError(
-                f"reward: the rows of {source.label} name their domains; name the function for each of them instead: "
+                f"reward: the rows of {source.label} name their own domains; name a function for each of them: "
                 "verification={'functions': {'math': 'rewards.py:reward'}}"
             )
     domains = [str(getattr(source, "domain", source.kind)) for source in config.data.sources]
@@ -284,20 +284,22 @@ def _tool_paths(tools: Sequence[Any], folder: Path) -> dict[str, str]:
     paths: dict[str, str] = {}
     for tool in tools:
         if not callable(tool) or inspect.isclass(tool) or inspect.ismethod(tool):
-            raise UserError(f"tools: expected a list of functions, got {tool!r:.80} in it; define each tool with `def`")
+            raise UserError(
+                f"tools: expected a list of functions, but it contains {tool!r:.80}; define each tool with `def`"
+            )
         name = _name_of(tool)
         if not name.isidentifier():
             raise UserError(f"tools: {name} has no name that a response could call; define it with `def`")
         if name in paths:
             raise UserError(f"tools: two functions have the name {name}; rename one of them")
-        if inspect.isfunction(tool) and file_path(tool) is None:  # a pickle lacks the names in annotations as text
+        if inspect.isfunction(tool) and file_path(tool) is None:  # a pickle loses the names in string annotations
             tool.__annotations__ = get_type_hints(tool, include_extras=True)
         paths[name] = _path(tool, folder, "tools")
     return paths
 
 
 def _path(function: Callable[..., object], folder: Path, argument: str) -> str:
-    """Return the path of a function: in the file of its module, or in a pickle that is written into the folder."""
+    """Return the path of a function: in the file of its module, or in a pickle that is written to the folder."""
     path = file_path(function)
     if path is None:
         content = pickled(function, argument)
@@ -308,7 +310,7 @@ def _path(function: Callable[..., object], folder: Path, argument: str) -> str:
 
 
 def file_path(function: Callable[..., object]) -> str | None:
-    """Return `file.py:function` for what a module outside of packages defines at its top level; None for the rest."""
+    """Return `file.py:function` for a top-level definition of a module outside packages, else None."""
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file, name = getattr(module, "__file__", None), getattr(function, "__qualname__", "")
     if module is None or file is None or module.__name__ == "__main__" or module.__package__:
@@ -320,17 +322,17 @@ def file_path(function: Callable[..., object]) -> str | None:
 
 
 def pickled(function: Callable[..., object], argument: str = "reward") -> bytes:
-    """Return a function and all that it captures as bytes, which `load` of the trusted workers reads.
+    """Return a function and everything that it captures as bytes, which `load` of the trusted workers reads.
 
-    What an imported module defines is pickled by reference. So that workers can import it, also after a resume from a
-    different folder, the bytes name the folders of `sys.path`.
+    Definitions of imported modules are pickled by reference. The bytes name the folders of `sys.path`, so that workers
+    can import these modules, even after a resume from a different folder.
 
     Raises:
-        UserError: If the function cannot be pickled, with the captured object that is the reason.
+        UserError: If the function cannot be pickled; the error names the captured object at fault.
     """
     try:
         content = cloudpickle.dumps(function)
-    except Exception as error:  # whatever the `__reduce__` of a captured object raises
+    except Exception as error:  # the `__reduce__` of a captured object can raise anything
         raise UserError(
             f"{argument}: {_unpicklable(function, error)}; worker processes get a copy of the function: make the "
             "object inside the function, or import the function from a file"

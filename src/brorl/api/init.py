@@ -1,4 +1,4 @@
-"""`brorl init`: writes a first recipe for the user's own data file, with a comment on every setting. No torch here."""
+"""`brorl init`: write a first recipe for a data file, with a comment on every setting. Does not import torch."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def init(
         model: Model folder or hub id (default: a small Qwen model; quickstart for countdown puzzles).
         prompt_column: Column of the question (default: guessed).
         answer_column: Column of the reference answer (default: guessed).
-        options_column: Column of the options of multiple choice; may be repeated, for one column per option (default:
+        options_column: Column of the multiple-choice options; may be repeated, for one column per option (default:
             guessed).
         first_option: Index of the first option, 0 or 1, if the answer is an index (default: found in the data).
         domain: Verifier: math, science, countdown, or a name for your own (default: guessed).
-        tools: A Python file whose functions become tools, if they have types and a docstring (default: none).
+        tools: A Python file; its functions with types and a docstring become tools (default: none).
 
     Raises:
         UserError: If the data does not fit, or `output` exists.
@@ -52,7 +52,7 @@ def init(
         _check_model(model)
     output = Path(output)
     if output.exists():
-        raise UserError(f"{output} already exists; choose another name with {option('output')}")
+        raise UserError(f"{output} already exists; choose a different name with {option('output')}")
     columns: dict[str, Any] = {
         "prompt_column": prompt_column, "answer_column": answer_column, "domain": domain,
         "options_column": options_column, "first_option": first_option,
@@ -66,14 +66,14 @@ def init(
 
 
 def _check_model(model: str) -> None:
-    """Refuse a model whose name is that of a folder here without a model, or that nearly is one."""
+    """Reject a model name that is, or nearly is, the name of a folder here without a model."""
     if shipped_folder(model) is not None:
         return
     folder, given = Path(model).expanduser(), option("model", model)
     if folder.is_dir() and not is_file(folder / "config.json"):
         checkpoints = sorted(folder.glob("checkpoints/*/config.json"))
         fix = f"give {option('model', checkpoints[-1].parent)}" if checkpoints else "give the folder that has it"
-        raise UserError(f"{given}: the folder has no config.json, which a model has; {fix}")
+        raise UserError(f"{given}: the folder has no config.json, so it is not a model; {fix}")
     check_folder(model)
     above = folder.parent
     if not folder.exists() and "@" not in model and (above == RUNS or (above != Path() and is_folder(above))):
@@ -94,5 +94,5 @@ def _write(output: Path, text: str) -> TrainConfig:
         with output.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise StorageError(f"could not write {output}: {error.strerror}; choose another {option('output')}") from error
+        raise StorageError(f"could not write {output}: {error.strerror}; change {option('output')}") from error
     return config

@@ -1,4 +1,4 @@
-"""`brorl.plan`: recommends N and the prompts per step for a time budget, from measurements on this machine."""
+"""`brorl.plan`: recommend N and the prompts per step for a time budget, from measurements on this machine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def plan(
 ) -> PlanResult:
     """Compare N, the rollouts per prompt, on this machine, and recommend one for a time budget.
 
-    The plan is made from a pilot and a few timed steps, and written to `plan.json`. The model does not change. Ctrl-C
+    The plan comes from a pilot and a few timed steps, and is written to `plan.json`. The model does not change. Ctrl-C
     stops without a plan.
 
     Examples:
@@ -56,7 +56,7 @@ def plan(
         recipe: Built-in recipe or YAML file; from Python also nested settings or a config (default: the run's, or
             quickstart).
         pilot_prompts: Training prompts of the pilot, >= 8.
-        pilot_rollouts: Rollouts of each, an even number >= 4.
+        pilot_rollouts: Rollouts per pilot prompt, an even number >= 4.
         rollouts: Numbers of rollouts per prompt to compare, 2 to 2^20; the recipe's own number is added.
         seconds_per_step: Time budget of a step, > 0 (default: the time of the recipe's own N and prompts).
         output_dir: Folder of the files; an earlier plan in it is replaced.
@@ -64,8 +64,7 @@ def plan(
         overrides: Settings that replace those of the recipe, nested or by dotted name.
 
     Raises:
-        UserError: If an argument, the data, the model or the machine's memory does not fit, or no group of the pilot is
-            mixed.
+        UserError: If an argument, the data, the model or the machine's memory does not fit, or no pilot group is mixed.
     """
     refuse_in_worker()
     _check(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step)
@@ -128,7 +127,7 @@ def plan_command(
     data: str | None = None,
     **options: Any,
 ) -> None:
-    """Plan as a command.
+    """Plan from the command line.
 
     Args:
         checkpoint: A model (`quickstart`, a folder, a hub id), a run, or a checkpoint in one (default: the recipe's
@@ -141,7 +140,7 @@ def plan_command(
     try:
         plan(checkpoint, **options)
     except KeyboardInterrupt:
-        print("\nstopped: a plan is written at its end; rerun the command")  # noqa: T201
+        print("\nstopped: the plan is written only at the end; rerun the command")  # noqa: T201
         raise KeyboardInterrupt("stopped") from None
 
 
@@ -176,15 +175,15 @@ def _resolve(
 def _announcement(
     config: TrainConfig, parts: LocalParts, pilot_prompts: int, pilot_rollouts: int, is_default: bool
 ) -> list[str]:
-    """Return lines with the model, the recipe and the amount of work; `is_default`: no recipe and no data was given."""
+    """Return lines on the model, the recipe and the amount of work; `is_default`: no recipe and no data was given."""
     pilot = pilot_prompts * pilot_rollouts
     step = config.rollouts_per_prompt * config.prompts_per_step
     parameters = sum(p.numel() for p in parts.model.parameters())
     lines = [
         f"brorl {brorl.__version__}: a plan for {config.model} ({parameters:,} parameters) on {parts.model.device}",
         f"the recipe: N = {config.rollouts_per_prompt} rollouts x {config.prompts_per_step} prompts per step",
-        f"pilot: {pilot_rollouts} rollouts of each of {pilot_prompts} training prompts, {pilot:,} in "
-        f"total ({plain(pilot / step, 2)} of a step), two gradients of each prompt, and steps of up to 5 sizes",
+        f"pilot: {pilot_rollouts} rollouts for each of {pilot_prompts} training prompts, {pilot:,} in "
+        f"total ({plain(pilot / step, 2)} of a step), two gradients per prompt, and steps of up to 5 sizes",
     ]
     if is_default:
         lines.append(

@@ -43,20 +43,20 @@ _PUZZLE = re.compile(r"make (\d+) from ((?:\d+[ ,]*)+)")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SampledTree(Result):
-    """N responses to one prompt by one model, or by two."""
+    """N responses to one prompt, from one model or two."""
 
     prompt: str  # the text that the model reads
-    names: tuple[str, ...]  # one name per model; the last model is the one asked for
+    names: tuple[str, ...]  # one name per model; the requested model is last
     trees: tuple[RolloutTree, ...]  # one tree per model
     verdicts: tuple[tuple[Verdict, ...], ...] | None  # [model][distinct response]; None without a reference answer
     decode: Callable[[Sequence[int]], str]  # turns token ids into text
     num_lines: int  # number of branches to draw
     decode_reply: Callable[[Sequence[int]], str] | None = None  # turns token ids of results into text
-    called: tuple[ToolUse, ...] = ()  # what the rollouts of each model called; empty without tools
+    called: tuple[ToolUse, ...] = ()  # the tool calls of each model's rollouts; empty without tools
 
     @property
     def tree(self) -> RolloutTree:
-        """The rollouts of the model that was asked for."""
+        """The rollouts of the requested model."""
         return self.trees[-1]
 
     @property
@@ -123,8 +123,8 @@ def sample(
         checkpoint: A model (`quickstart`, a folder, a hub id), a run (its last checkpoint), or a checkpoint in one.
         prompt: The question, as in the data of the run, or a puzzle such as `make 22 from 3 5 7`.
         rollouts: N, 1 to 2^20.
-        against: A second model, whose tree is drawn beside it; `start` is the model that the run started from.
-        reference: The reference answer of the prompt (default: of the same question in the run's data).
+        against: A second model, whose tree is drawn next to it; `start` is the model that the run started from.
+        reference: The reference answer of the prompt (default: that of the same question in the run's data).
         domain: The domain of its verifier (default: the domain of the run's data).
         lines: Branches to draw, at least 1: those with the most rollouts.
         seed: Seed of the sampling.
@@ -136,9 +136,9 @@ def sample(
     """
     refuse_in_worker()
     if not 1 <= rollouts <= _MAX_ROLLOUTS:
-        raise UserError(f"{option('rollouts')}: a number from 1 to {_MAX_ROLLOUTS:,} is needed, got {rollouts}")
+        raise UserError(f"{option('rollouts')}: expected a number from 1 to {_MAX_ROLLOUTS:,}, got {rollouts}")
     if lines < 1:
-        raise UserError(f"{option('lines')}: at least 1 is needed, got {lines}")
+        raise UserError(f"{option('lines')}: expected at least 1, got {lines}")
     if not prompt.strip():
         raise UserError("the prompt is empty; give a question, such as 'make 22 from 3 5 7'")
     given = flat_settings(overrides)
@@ -163,7 +163,7 @@ def sample(
 
 
 def _question(config: TrainConfig | None, text: str, reference: str | None, domain: str | None) -> Question:
-    """Return the prompt as a question; the user or the data of `config` (None: no data) gives the reference answer."""
+    """Return the prompt as a question. The reference answer is the given one, or comes from the data of `config`."""
     if puzzle := _PUZZLE.fullmatch(text.strip()):
         numbers = tuple(sorted(map(int, re.findall(r"\d+", puzzle[2]))))
         asked = CountdownPuzzle(numbers, int(puzzle[1]))
@@ -174,7 +174,7 @@ def _question(config: TrainConfig | None, text: str, reference: str | None, doma
         chosen = domain or (domains.pop() if len(domains) == 1 else None)
         if chosen is None:
             raise UserError(
-                f"{option('reference')} needs the domain of its verifier; add {option('domain', 'math')}, or another"
+                f"{option('reference')} needs the domain of its verifier; add, for example, {option('domain', 'math')}"
             )
         return Question("prompt", text, reference, chosen)
     for source in () if config is None else build_questions(config):

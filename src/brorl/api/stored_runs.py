@@ -61,14 +61,14 @@ def samples(
         prompt: Number of the prompt in the step, from 1, or its name (default: the one with the pass rate nearest to
             one half, among those with responses of the kind).
         kind: Show all responses, only the incorrect ones (wrong), or only the correct ones (right).
-        limit: Most responses to show, at least 1.
+        limit: Maximum number of responses to show, at least 1.
         held_out: Read the responses to held-out prompts at an evaluation, not the rollouts of training.
 
     Returns:
         The prompts and the responses, which show as text in terminals and notebooks.
 
     Raises:
-        UserError: If the run, the step or the prompt does not exist, with the existing ones.
+        UserError: If the run, the step or the prompt does not exist; the error lists those that do.
     """
     if limit < 1:
         raise UserError(f"{option('limit')}: expected a number of at least 1, not {limit}")

@@ -1,4 +1,4 @@
-"""`brorl.train`, `brorl train` and `brorl resume`: turn a recipe into a run, train to its end, return the result."""
+"""`brorl.train`, `brorl train` and `brorl resume`: turn a recipe into a run, train it, and return the result."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def train(
 ) -> TrainingResult:
     """Train a model and return the result; the files are in the run directory.
 
-    Ctrl-C, the interrupt of a notebook and SIGTERM stop the run: it saves a checkpoint and returns. A second one
-    discards the step in progress and raises KeyboardInterrupt. Signals work in the main thread only.
+    Ctrl-C, a notebook's interrupt and SIGTERM stop the run, which saves a checkpoint and returns. A second one discards
+    the step in progress and raises KeyboardInterrupt. Signals work only in the main thread.
 
     Examples:
         >>> run = brorl.train("quickstart", steps=30, evaluation={"every": 5}, output_dir="runs/first")
@@ -52,13 +52,13 @@ def train(
         config_or_path: A built-in recipe, a YAML file, nested settings, or a config (default: `quickstart`, or for rows
             the recipe that `brorl init` writes). With `resume`, a run directory.
         reward: A function that verifies the responses of all domains: `verify(response, reference)`, or with TRL's
-            signature `reward(completions, **columns) -> list[float]`. Several terms are a mapping,
-            `{"right": right, "brief": (brief, 0.2)}`: the first decides what is correct, and the weighted sum is the
-            reward. Worker processes import a function's file; functions of a notebook or a script, lambdas and closures
-            are pickled into the run directory.
+            signature `reward(completions, **columns) -> list[float]`. Give several terms as a mapping, `{"right":
+            right, "brief": (brief, 0.2)}`: the first decides what is correct, and the weighted sum is the reward.
+            Worker processes import a function's file; lambdas, closures and functions of a notebook or script are
+            pickled into the run directory.
         resume: Continue a run from its last checkpoint. Settings such as `steps` can change
             (`brorl.config.reading.CHANGEABLE_ON_RESUME`).
-        progress: Print the output of the command, which run.log has in any case.
+        progress: Print the output of the command, which run.log always contains.
         overrides: Settings that replace those of the recipe, nested or by dotted name, such as `output_dir` (default: a
             new directory in `runs/`). `data` may also be rows: a `datasets.Dataset`, a list of dicts, a data frame or a
             table. Their columns are guessed as by `brorl init`, and they are stored in the run directory. `tools` may
@@ -68,16 +68,16 @@ def train(
         The result. It shows as tables in terminals and notebooks.
 
     Raises:
-        UserError: If a setting, the data, the model or the machine's memory does not fit. No files are left.
+        UserError: If a setting, the data, the model or the machine's memory does not fit. No files are left behind.
     """
     refuse_in_worker()
     if resume:
         if not isinstance(config_or_path, str | Path):
             raise UserError("resume=True needs a run directory as the first argument")
         if reward is not None:
-            raise UserError("a resumed run keeps its reward; leave out reward, or start a new run with it")
+            raise UserError("a resumed run keeps its reward; omit reward, or start a new run with it")
         if isinstance(overrides.get("tools"), list | tuple):
-            raise UserError("a resumed run keeps its tools; leave out tools, or start a new run with them")
+            raise UserError("a resumed run keeps its tools; omit tools, or start a new run with them")
         return _resume(config_or_path, overrides, progress)
     with TemporaryDirectory(prefix="brorl-given-") as scratch:
         folder = Path(scratch) / FOLDER
@@ -102,13 +102,13 @@ def _train_new(config: TrainConfig, name: str, given: Path, progress: bool) -> T
             except (EngineLostError, LearnerLostError):  # it can be resumed, even from step 0
                 raise
             except UserError:
-                if not directory.read_metrics():  # no step was done: remove all, so that the command can be repeated
+                if not directory.read_metrics():  # no step was done: clean up, so that the command can be repeated
                     rmtree(directory.path, ignore_errors=True)
                 raise
 
 
 def train_command(config_or_path: str = _RECIPE, **overrides: Any) -> TrainingResult:
-    """Train as a command.
+    """Train from the command line.
 
     Args:
         config_or_path: Built-in recipe or YAML file.
@@ -118,7 +118,7 @@ def train_command(config_or_path: str = _RECIPE, **overrides: Any) -> TrainingRe
 
 
 def resume_command(run: str, **overrides: Any) -> TrainingResult:
-    """Resume as a command.
+    """Resume from the command line.
 
     Args:
         run: Run directory.

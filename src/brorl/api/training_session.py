@@ -1,4 +1,4 @@
-"""Trains a run in this process, from its settings and directory to its result."""
+"""Train a run in this process, from its settings and directory to its result."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TrainingResult(Result):
     checkpoints: tuple[Path, ...]  # complete checkpoints, oldest first; each loads with transformers
     best_checkpoint: Path | None  # has the best held-out pass@k; None if no checkpoint was kept
     report: Path | None  # HTML file; None if the run has no report
-    hints: tuple[str, ...] = ()  # lines on where the charts are, and the commands that continue the run
+    hints: tuple[str, ...] = ()  # the location of the charts, and the commands that continue the run
 
     @property
     def cost(self) -> Cost:
@@ -101,7 +101,7 @@ class TrainingResult(Result):
         yield from (*held_out_check_lines(self.metrics), *coverage_note(evaluations), *self.hints)
 
     def show_on(self, screen: Screen) -> None:
-        """Write the parts; commands are not wrapped. A notebook shows the result itself, so they are only logged."""
+        """Write the parts without wrapping commands; only log them in a notebook, which shows the result itself."""
         screen.ending = f"{self.message}; run directory: {self.path}"
         for part in self.parts():
             if in_notebook():
@@ -138,8 +138,8 @@ class TrainingSession:
         except KeyboardInterrupt:
             last = last_checkpoint(self.directory.checkpoints)
             where = f"resume from {last.name}" if last else "there is no checkpoint yet; start again from step 0"
-            screen.echo(f"\nstopped at once; unsaved work is discarded; {where} with: {self._resume}", is_command=True)
-            raise KeyboardInterrupt("stopped at once") from None
+            screen.echo(f"\nstopped immediately; unsaved work is lost; {where} with: {self._resume}", is_command=True)
+            raise KeyboardInterrupt("stopped immediately") from None
         return self._finish(ending, message)
 
     @property
@@ -188,14 +188,14 @@ class TrainingSession:
             progress.observe(activity)
             stop.check()
 
-        if not directory.config_file.exists():  # a run that is killed from here on can be resumed
+        if not directory.config_file.exists():  # from here on, a killed run can be resumed
             self._write_config()
         run, state = build_run(config, directory, progress.show, self.screen.echo, observe, cluster, parts.callback)
         self._write_config(torch.get_num_threads())
         if last_checkpoint(directory.checkpoints) is None:
             directory.write_begun(fixed_settings(config), False, fingerprints(config, config.model))
         arithmetic_line = directory.arithmetic_line(config.device)
-        commit = None if state.step else commit_of(find_model(config.model))  # a resumed run may have lost the folder
+        commit = None if state.step else commit_of(find_model(config.model))  # a resumed run's model folder may be gone
         directory.write_environment(config.device, _lineage(config.model), commit)
         directory.write_held_out(run.held_out.prompts if run.held_out else [])
         progress.recall(directory.read_metrics())
@@ -206,7 +206,7 @@ class TrainingSession:
         return run, state
 
     def _write_config(self, threads: int | None = None) -> None:
-        """Write the settings; `threads` is added once chosen, since the last bits of sums depend on it."""
+        """Write the settings; `threads` is added once chosen, because it affects the last bits of sums."""
         config = self.config
         if threads is not None and not config.cluster.enabled:
             config = config.model_copy(update={"engine": config.engine.model_copy(update={"threads": threads})})
@@ -257,7 +257,7 @@ class TrainingSession:
         """Return the commands that continue the run."""
         advice = {
             Ending.INTERRUPTED: "continue with", Ending.PAUSED: "continue with", Ending.COLLAPSED: "continue anyway",
-            Ending.STALLED: "continue anyway", Ending.NO_MIXED_GROUPS: "try again, with other draws",
+            Ending.STALLED: "continue anyway", Ending.NO_MIXED_GROUPS: "try again with new samples",
             Ending.UNVERIFIED: "continue when the machine works again",
         }  # fmt: skip
         if ending in advice:
@@ -317,13 +317,13 @@ def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]
     if lineage:
         before = " of a run with N = {rollouts_per_prompt} x {prompts_per_step} prompts"
         before = before.format(**lineage) if "rollouts_per_prompt" in lineage else ""
-        state = "with its optimizer's state" if optimizer.from_checkpoint else "with a new optimizer"
+        state = "with its optimizer state" if optimizer.from_checkpoint else "with a new optimizer"
         lines.append(f"continuing from step {lineage['step']}{before}, {state}")
     return [*lines, f"resuming after step {step}"] if step else lines
 
 
 def _placement_line(settings: ClusterSettings, num_machines: int) -> str:
-    """Return a line on which processes a run has on its cluster."""
+    """Return a line about the processes of a run on its cluster."""
     each, parts = counted(settings.cpus_per_worker, "CPU thread"), []
     for number, kind, gpus in (
         (settings.rollout_workers, "rollout worker", settings.gpus_per_rollout_worker),

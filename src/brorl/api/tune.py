@@ -1,4 +1,4 @@
-"""`brorl.tune`: a race finds the N, objective and learning rate that end highest; a final tests them."""
+"""`brorl.tune`: a race finds the N, objective and learning rate with the best final score; a final tests them."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def tune(
     progress: bool = True,
     **overrides: Any,
 ) -> TuningResult:
-    """Find the N, objective and learning rate that end highest for an aim, and test them against your recipe.
+    """Find the N, objective and learning rate with the best final score for an aim, and test them against your recipe.
 
-    A pilot measures how much there is to gain, and how many prompts fit in a step at each N. Candidates then race on
-    tuning prompts: the best continue after a quarter, a half and all of their budget. The winner is compared with your
-    recipe on different held-out prompts and seeds. After the pilot, a stopped tuning continues with its folder as the
-    only argument.
+    A pilot measures the possible gain, and how many prompts fit in a step at each N. Candidates then race on tuning
+    prompts: the best continue after a quarter, a half and all of their budget. The winner is compared with your recipe
+    on different held-out prompts and seeds. To continue a tuning that was stopped after the pilot, pass its folder as
+    the only argument.
 
     Examples:
         >>> result = brorl.tune("mine.yaml", aim="pass@1", budget="2h")
@@ -53,7 +53,7 @@ def tune(
         aim: The score to raise: `pass@1`, `pass@k` (pass@16), or `coverage` (pass@k of the largest k)
             (default: pass@1).
         budget: Total time: seconds, or a number with s, m or h (default: 30m). Runs are stopped at its end, and the
-            answer rests on the complete ones. An unfinished tuning may get a new budget.
+            answer uses only complete ones. An unfinished tuning may get a new budget.
         seeds: Runs of each of the two arms of the final, >= 2 (default: 5).
         jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit; an unfinished tuning keeps its
             number).
@@ -80,7 +80,7 @@ def tune(
         if aim not in (None, *AIMS):
             raise UserError(f"{option('aim')} must be one of {', '.join(AIMS)}, got {aim}")
         if seeds is not None and seeds < 2:
-            raise UserError(f"{option('seeds')}: at least 2 are needed, got {seeds}")
+            raise UserError(f"{option('seeds')}: expected at least 2, got {seeds}")
         config = _own_config(start, recipe, flat_settings(overrides))
         with output_folder(folder):
             begun = prepare_tuning(config, folder, aim or "pass@1", seconds, seeds or 5, jobs, screen)
@@ -90,15 +90,15 @@ def tune(
 def _refuse_changes(folder: Path, changed: Sequence[str]) -> None:
     if changed:
         raise UserError(
-            f"{folder} is a tuning already, and {option(changed[0])} would change it; only {option('jobs')} and "
-            f"{option('budget')} may"
+            f"{folder} is already a tuning, which {option(changed[0])} cannot change; only {option('jobs')} and "
+            f"{option('budget')} can"
         )
 
 
 def _seconds(budget: str | float) -> float:
     seconds = in_seconds(budget)
     if not seconds:
-        raise UserError(f"{option('budget')}: a time such as 90s, 30m or 8h is needed, got {budget}")
+        raise UserError(f"{option('budget')}: expected a time such as 90s, 30m or 8h, got {budget}")
     return seconds
 
 
@@ -110,7 +110,7 @@ def _own_config(start: ConfigOrPath | None, recipe: ConfigOrPath | None, given: 
     is_recipe = not isinstance(start, str | Path) or str(start) in builtin_recipes() or Path(start).is_file()
     if start is None or is_recipe:
         if recipe is not None and start is not None:
-            raise UserError(f"{start} is a recipe, and {option('recipe')} names another; give one of them")
+            raise UserError(f"{start} is a recipe, and {option('recipe')} names a second one; give only one")
         chosen = "quickstart" if start is None and recipe is None else start or recipe or ""
     else:
         if "model" in given:
@@ -127,7 +127,7 @@ def _folder(start: ConfigOrPath | None, output_dir: str | Path | None) -> Path:
         return Path(start)
     folder = RUNS / f"tune-{datetime.now():%Y%m%d-%H%M%S}" if output_dir is None else Path(output_dir).expanduser()
     if (folder / TUNE_FILE).is_file():
-        raise UserError(f"{folder} holds a tuning already; continue it with: brorl tune {shlex.quote(str(folder))}")
+        raise UserError(f"{folder} already contains a tuning; continue it with: brorl tune {shlex.quote(str(folder))}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{option('output-dir', folder)} exists and is not empty; choose another folder")
+        raise UserError(f"{option('output-dir', folder)} exists and is not empty; choose a different folder")
     return folder

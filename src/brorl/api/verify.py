@@ -1,4 +1,4 @@
-"""`brorl.verify`: verifies stored responses again, and compares the new verdicts with the stored ones.
+"""`brorl.verify`: verify stored responses again, and compare the new verdicts with the stored ones.
 
 Responses to unknown questions are counted and shown.
 """
@@ -63,7 +63,7 @@ class VerifyResult(Result):
 
     @cached_property
     def compared(self) -> tuple[RescoredResponse, ...]:
-        """Responses with a stored verdict, without truncated and unverified ones."""
+        """Responses with a stored verdict, except truncated and unverified ones."""
         return tuple(
             item
             for item in self.rescored
@@ -82,12 +82,12 @@ class VerifyResult(Result):
 
     @cached_property
     def num_unverified(self) -> int:
-        """Number of responses that infrastructure failures kept from a verdict at both of two tries."""
+        """Number of responses without a verdict because both tries failed in the infrastructure."""
         return sum(item.verdict.unverified for item in self.rescored)
 
     @property
     def agrees(self) -> bool:
-        """Whether every stored verdict was reached again; False without stored verdicts."""
+        """Whether every stored verdict was reproduced; False without stored verdicts."""
         return bool(self.compared) and not self.disagreements and not self.num_unverified
 
     @property
@@ -120,7 +120,7 @@ class VerifyResult(Result):
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command: 1 if an agreement is required and not reached."""
+        """Exit code of the command: 1 if agreement is required and was not reached."""
         return int(self.is_required and not self.agrees)
 
     @property
@@ -130,7 +130,7 @@ class VerifyResult(Result):
         if self.unknown:
             shown = ", ".join(_named(item) for item in self.unknown[:_UNKNOWN])
             number = counted(len(self.unknown), "response")
-            lines.append(f"not verified, because no question of {self.data} has its id or text: {number}, {shown}")
+            lines.append(f"not verified, because no question of {self.data} has the same id or text: {number}, {shown}")
         if self.unreadable:
             question, problem = self.unreadable[0]
             lines.append(
@@ -156,7 +156,7 @@ class VerifyResult(Result):
             yield from (table, "")
         yield from self.lines
         if self.disagreements:
-            yield Text(f"\nfirst disagreements ({len(self.disagreements):,} in all)", style="bold")
+            yield Text(f"\nfirst disagreements ({len(self.disagreements):,} in total)", style="bold")
             for item in self.disagreements[:_DISAGREEMENTS]:
                 yield from _disagreement(item)
 
@@ -201,11 +201,11 @@ def verify(
         data: The questions: a recipe, a run directory, or a dataset as in brorl eval (default: the
             run of FILE).
         response_column: Column of the response.
-        id_column: Column of the question's id (default: a usual name).
-        correct_column: Column of the stored verdict, true or false (default: a usual name).
+        id_column: Column of the question's id (default: one of the usual names).
+        correct_column: Column of the stored verdict, true or false (default: one of the usual names).
         output: New file for the verdicts, one JSON object per line.
-        require_agreement: Exit with code 1 unless every stored verdict is reached again.
-        progress: Show the current work, and the level of the sandbox if the code of responses runs.
+        require_agreement: Exit with code 1 unless every stored verdict is reproduced.
+        progress: Show the current work, and the sandbox level if code of responses runs.
         overrides: Settings in `verification`, nested or by dotted name.
 
     Returns:
@@ -325,7 +325,7 @@ def _no_match(path: str, data: str, responses: Sequence[StoredResponse], ids: Se
     if not responses:
         return f"{path} contains no responses; give a file with at least one"
     return (
-        f"no response of {path} belongs to a question of {data} (ids there: {', '.join(ids[:_UNKNOWN])}, ...; first "
+        f"no response in {path} belongs to a question of {data} (its ids: {', '.join(ids[:_UNKNOWN])}, ...; first "
         f"response: {_named(responses[0])}); name the data of the responses with {option('data')}, or their id with "
         f"{option('id-column')}"
     )

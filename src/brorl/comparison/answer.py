@@ -26,15 +26,15 @@ from brorl.reporting.frame import AnswerParts, answer_page
 from brorl.storage import json_ready, replace_file, storage_errors
 from brorl.table import Result, Table
 
-MOST_CAVEATS = 3  # show at most this many; the record has all
+MOST_CAVEATS = 3  # show at most this many; the record contains all
 _LONGER = 2  # a longer comparison gets this multiple of the budget
 
 
 def next_command(results: ComparisonResults, folder: Path) -> tuple[str, str]:
-    """Return why to run which command after a comparison.
+    """Return the reason for the next command after a comparison, and the command.
 
-    Two matched arms without a shown difference get more seeds, or more prompts where no number of seeds can show one.
-    All others get a larger budget, either to be matched, or because a longer run may rank the arms differently.
+    Two matched arms without a shown difference get more seeds, or more prompts if no number of seeds can show one. All
+    others get a larger budget, to match the arms or because a longer run may rank them differently.
     """
     comparison = results.comparison
     recipes = [f"{arm.runs[0].path}.yaml" for arm in comparison.arms]
@@ -50,7 +50,7 @@ def next_command(results: ComparisonResults, folder: Path) -> tuple[str, str]:
         more = ["--evaluation.num_prompts", str(ceil(needed.prompts / max(len(comparison.task_names()), 1)))]
         why += f", with {needed.prompts:,} held-out prompts (raise data.held_out_fraction too if there are fewer)"
     elif results.matched:
-        why = f"to see whether this holds for longer ({amount(budget, comparison.unit)} each)"
+        why = f"to see whether this holds for longer runs ({amount(budget, comparison.unit)} each)"
     else:
         why = f"to match the arms ({amount(budget, comparison.unit)} each)"
     options = ["--match", comparison.unit, "--budget", exact(budget), "--seeds", str(seeds)]
@@ -76,7 +76,7 @@ def comparison_page(results: ComparisonResults, figures: Sequence[Path], followi
 
 
 def comparison_record(results: ComparisonResults) -> dict[str, Any]:
-    """Return the content of `comparison.json`: the answer, the conditions, all numbers, and the scores of prompts."""
+    """Return the content of `comparison.json`: the answer, the conditions, all numbers, and the scores by prompt."""
     comparison, caveats = results.comparison, sentences(caveats_of(results))
     per_prompt = ("prompts", "tasks")
     conditions = {f.name: getattr(comparison, f.name) for f in fields(comparison) if f.name not in per_prompt}
@@ -100,7 +100,7 @@ def comparison_record(results: ComparisonResults) -> dict[str, Any]:
 
 
 def _run(run: FinishedRun, results: ComparisonResults) -> dict[str, Any]:
-    """Return a run with all its evaluations, also between the evaluation points."""
+    """Return a run with all its evaluations, including those between the evaluation points."""
     num_samples = results.comparison.num_samples
     evaluations = [
         {
@@ -128,7 +128,7 @@ class FinishedComparison(Result):
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """Limits of the answer, the gravest first, at most three."""
+        """Limits of the answer, the most serious first, at most three."""
         return tuple(sentences(caveats_of(self.results)[:MOST_CAVEATS]))
 
     @property
@@ -138,7 +138,7 @@ class FinishedComparison(Result):
 
     @property
     def next(self) -> tuple[str, str]:
-        """Why to run which command next."""
+        """The reason for the next command, and the command."""
         return next_command(self.results, self.path)
 
     @property
@@ -162,7 +162,7 @@ class FinishedComparison(Result):
         return None if self.results.pair is None else self.results.pair[1]
 
     def figure(self) -> ResultFigure:
-        """Return the figure of the comparison, that of `comparison.png`, as a matplotlib figure."""
+        """Return the figure in `comparison.png` as a matplotlib figure."""
         return make_figure(self.results, self.answer[0])
 
     def parts(self) -> Iterator[str | Text | Table]:

@@ -1,6 +1,6 @@
 """The recipes of the arms of a comparison, which differ only where they should.
 
-Arms that start from different models, or are evaluated differently, are an error before anything is trained.
+Arms that start from different models or are evaluated differently are rejected before anything is trained.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from brorl.model.load import choose_device
 from brorl.runs.run_directory import held_out_record
 from brorl.training.inputs import prepare_run
 
-_LONGEST_NAME = 14  # tables and figures can repeat an arm's name of at most this many characters
+_LONGEST_NAME = 14  # longest name of an arm, in characters, that tables and figures can repeat
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ArmRecipe:
 
 
 def _owned() -> dict[str, str]:
-    """Return the settings that a comparison decides: setting -> option to use instead."""
+    """Return the settings that a comparison sets itself: setting -> option to use instead."""
     return {
         "seed": f"{option('seeds', 'N')}, which runs seeds 0 to N-1",
         "output_dir": option("output-dir"),
@@ -65,10 +65,10 @@ def _owned() -> dict[str, str]:
 
 
 def reject_owned(overrides: Mapping[str, Any]) -> None:
-    """Raise a UserError for a setting that a comparison decides."""
+    """Raise a UserError for a setting that a comparison sets itself."""
     owned = _owned()
     if name := next((name for name in overrides if name in owned), None):
-        raise UserError(f"{option(name)} is decided by the comparison; use {owned[name]}")
+        raise UserError(f"{option(name)} is set by the comparison; use {owned[name]}")
 
 
 def read_arms(recipes: Sequence[ConfigOrPath], settings: Mapping[str, Any]) -> list[ArmRecipe]:
@@ -94,7 +94,7 @@ def sweep_arms(
     if len({*lengths.values()}) > 1 or min(lengths.values()) < 2:
         given = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise UserError(
-            f"{option('sweep')}: settings change together and need as many values each, at least two ({given})"
+            f"{option('sweep')}: settings change together and need the same number of values, at least two ({given})"
         )
     if both := next((name for name in sweep if name in settings), None):
         raise UserError(f"{option(both)} and {option('sweep')} {both} both set it; remove one")
@@ -127,9 +127,9 @@ def _reject_folder(recipe: str | Path) -> None:
         told = (
             f"the recipe of a run is {recipe}/config.yaml"
             if (Path(recipe) / "config.yaml").is_file()
-            else (f"a model is given as {option('checkpoint')}, and the folder of a comparison alone")
+            else (f"give a model as {option('checkpoint')}, and the folder of a comparison alone")
         )
-        raise UserError(f"{recipe} is a folder, and an arm is a recipe; {told}")
+        raise UserError(f"{recipe} is a folder, but an arm is a recipe; {told}")
 
 
 def _named(arms: Sequence[ArmRecipe]) -> list[ArmRecipe]:
@@ -156,9 +156,9 @@ def short_names(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def check_arms(arms: Sequence[ArmRecipe], unit: Unit, seeds: int, jobs: int, new_folder: Path | None = None) -> None:
-    """Raise a UserError if arms cannot be compared in a unit, or if `jobs` of their runs do not fit into memory.
+    """Raise a UserError if arms cannot be compared in a unit, or if `jobs` of their runs do not fit in memory.
 
-    The same holds if `new_folder` is on a disk that is too small for a checkpoint of every run.
+    Also raise it if the disk of `new_folder` is too small for a checkpoint of every run.
     """
     if len(arms) < 2:
         raise UserError(f"a comparison needs two recipes, or one recipe and {option('sweep', 'KEY=VALUE,VALUE,...')}")
@@ -237,8 +237,8 @@ def _check_ready(arms: Sequence[ArmRecipe], seeds: int, jobs: int, new_folder: P
         above = next(path for path in (new_folder.absolute(), *new_folder.absolute().parents) if path.exists())
         if stored > (free := shutil.disk_usage(above).free):
             raise UserError(
-                f"{counted(len(arms) * seeds, 'run')} keep {memory_size(stored)} of checkpoints at least, and "
-                f"{memory_size(free)} are free in {above}; free some, compare fewer arms or seeds, or choose a "
+                f"{counted(len(arms) * seeds, 'run')} keep at least {memory_size(stored)} of checkpoints, but "
+                f"only {memory_size(free)} is free in {above}; free some, compare fewer arms or seeds, or choose a "
                 f"different {option('output-dir')}"
             )
     device = choose_device(arms[0].config.device)
@@ -249,8 +249,8 @@ def _check_ready(arms: Sequence[ArmRecipe], seeds: int, jobs: int, new_folder: P
         fit = next((number for number in range(jobs - 1, 0, -1) if sum(largest[:number]) <= available), None)
         fix = "lower engine.memory_gib or prompts_per_step" if fit is None else f"use {option('jobs', fit)}"
         raise UserError(
-            f"{counted(jobs, 'run')} in parallel need {memory_size(together)} of memory, and "
-            f"{memory_size(available)} are available; {fix}"
+            f"{counted(jobs, 'run')} in parallel need {memory_size(together)} of memory, but "
+            f"only {memory_size(available)} is available; {fix}"
         )
 
 

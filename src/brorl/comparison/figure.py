@@ -32,7 +32,7 @@ from brorl.reporting.figure import (
 
 
 def arm_colors(comparison: Comparison) -> dict[str, str]:
-    """Return a color for each arm: for two arms distant colors, for arms ordered by N a ramp, else any."""
+    """Return a color for each arm: distant colors for two arms, a ramp for arms ordered by N, else any."""
     arms = comparison.arms
     if len(arms) == 2:
         return {arms[0].name: COLORS[1], arms[1].name: COLORS[0]}
@@ -87,7 +87,7 @@ def _draw_scores(part: SubFigure, results: ComparisonResults) -> None:
     comparison = results.comparison
     axes = part.subplots(1, len(results.end_ks), squeeze=False)[0]
     several = max(len(arm.runs) for arm in comparison.arms) > 1
-    spread = f"mean of {results.seeds_text}, band: all of them" if several else "one seed"
+    spread = f"mean of {results.seeds_text}, band: their range" if several else "one seed"
     for axis, k in zip(axes, results.end_ks, strict=True):
         curves = _curves(comparison, comparison.unit, k)
         _draw_lines(axis, comparison, comparison.unit, curves)
@@ -106,7 +106,7 @@ def _draw_scores(part: SubFigure, results: ComparisonResults) -> None:
 def _draw_other_units(part: SubFigure, results: ComparisonResults) -> None:
     """Draw pass@1 against the units in which the arms are not matched, and coverage against pass@1.
 
-    If arms share one line in the last panel, they differ only in how far they have come.
+    Arms that share a line in the last panel differ only in how far they got.
     """
     comparison = results.comparison
     units: list[Unit] = [unit for unit in UNITS if unit != comparison.unit]

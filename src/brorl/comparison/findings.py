@@ -1,4 +1,4 @@
-"""What a comparison found: each finding is a template with its numbers. Nothing is called matched or shown that is not.
+"""The findings of a comparison, each a template with its numbers. None calls anything matched or shown that is not.
 
 `answer_of` and `caveats_of` decide which findings hold; `str` of a finding is its sentence. With two arms, the second
 is measured against the first. With more, the answer names the best arm at the budget.
@@ -31,7 +31,7 @@ BEST_WON = "{arm} won: at {budget} of training each{left_out}, " + _BEST
 BEST_WON_WITH_ONE_SEED = "{arm} won with {seeds}: at {budget} of training each{left_out}, " + _BEST
 NO_WINNER = "No winner shown: at {budget} of training each{left_out}, " + _BEST
 TIED = "At {budget} of training each{left_out}, {arm} and {second} scored the same pass@1, {score}."
-ONE_ARM_LEFT = "At {budget} of training nothing can be compared: only {arm} kept to it."
+ONE_ARM_LEFT = "At {budget} of training nothing can be compared: only {arm} stayed within it."
 NO_ARM_LEFT = "At {budget} of training nothing can be compared: every arm overshot it."
 LETTERS = "{key}."  # explains the letters that stand for long names
 # The basis
@@ -48,35 +48,35 @@ SLOW_RUN = (
     "busy with other work, so its scores are too low. To repeat it, delete {path} and rerun the command."
 )
 ENDED_EARLY = (
-    "{arm}, seed {seed}, ended early at {spent} of {budget} ({reason}); its last score counts, because it could not "
-    "spend more."
+    "{arm}, seed {seed}, ended early at {spent} of {budget} ({reason}); its last score is used, because it could "
+    "not spend more."
 )
 CHANGES_AT_EQUAL_COST = (
-    "The conclusion changes where all runs had spent exactly the same: at {amount} each, {conclusion}. pass@1 of {b} "
-    "minus {a} is {difference}, on straight lines between evaluations. At their ends the runs had spent {spent}, "
+    "The conclusion changes when all runs have spent exactly the same: at {amount} each, {conclusion}. pass@1 of {b} "
+    "minus {a} is {difference}, interpolated linearly between evaluations. By their ends the runs had spent {spent}, "
     "because a run ends with the step that reaches the budget."
 )
 LEFT_OUT = (
-    "{left_out} of {number} held-out prompts are left out: in an evaluation of a run, responses to them could not be "
+    "{left_out} of {number} held-out prompts are excluded: in some run's evaluation, responses to them could not be "
     "verified because of an infrastructure failure."
 )
 SEVERAL_SETTINGS = "The arms differ in {settings}: the result is due to all of these together."
-MORE_SETTINGS = "The arms differ in {settings} too: the result is due to all of these together."
+MORE_SETTINGS = "The arms also differ in {settings}: the result is due to all of these together."
 NOTE = "{note}."
-COVERS = "{seeds} an arm: intervals (95%) allow for {covers}."
-ONE_SEED = "With one seed, only these trained models are compared; another seed may reverse the order."
+COVERS = "{seeds} per arm: the 95% intervals allow for {covers}."
+ONE_SEED = "With one seed, only these trained models are compared; a different seed may reverse the order."
 SEEDS_AHEAD = "{b} was ahead in {ahead} of {number} seeds."
 T_TEST_DISAGREES = (
     "The t-test over prompts alone would show a difference (two-tailed p = {p}), but it does not allow for other seeds."
 )
-SEEDS_UNKNOWN = "The seeds that a small difference takes are unknown: that needs 2 seeds of each arm, and 2 prompts."
+SEEDS_UNKNOWN = "The seeds that a small difference needs are unknown: the estimate needs 2 seeds per arm and 2 prompts."
 SEEDS_NEEDED = (
-    "To show a difference of {half_width:g} in pass@1{of_arm}, these {prompts:,} prompts need {seeds:,} seeds an arm."
+    "To show a difference of {half_width:g} in pass@1{of_arm}, these {prompts:,} prompts need {seeds:,} seeds per arm."
 )
 PROMPTS_NEEDED = (
     "To show a difference of {half_width:g} in pass@1{of_arm}, a comparison needs {needed:,} prompts and {seeds:,} "
-    "seeds an arm. These {prompts:,} prompts are too few: the prompts alone take most of that width, or more, with any "
-    "number of seeds."
+    "seeds per arm. These {prompts:,} prompts are too few: with any number of seeds, the prompts alone take up most of "
+    "that width, or more."
 )
 SCOPE = (
     "This holds for this checkpoint ({checkpoint}), this data and this budget{machine}: a longer run may rank the arms "
@@ -113,14 +113,14 @@ def found(template: str, **values: Any) -> Finding:
 
 
 def answer_of(results: ComparisonResults) -> list[Finding]:
-    """Return whether the second of two arms won, or which of more arms is best; and the key of letters, if any."""
+    """Return whether the second of two arms won, or which of more arms is best; and the key to the letters, if any."""
     key = "; ".join(f"{letter} is {name}" for letter, name in results.key.items())
     first = _best_arm(results) if results.pair is None else _pair(results, results.pair[1])
     return [first, *([found(LETTERS, key=key)] if key else [])]
 
 
 def caveats_of(results: ComparisonResults) -> list[list[Finding]]:
-    """Return all limits of the answer by topic, the gravest first: faults of the comparison, then its uncertainty."""
+    """Return all limits of the answer by topic, most serious first: faults of the comparison, then its uncertainty."""
     topics = [
         [] if results.matched else match_of(results),
         _slow_runs(results),
@@ -234,7 +234,7 @@ def _change_at_equal_cost(results: ComparisonResults) -> Iterator[Finding]:
 
 
 def unverified_prompts(comparison: Comparison) -> Iterator[Finding]:
-    """Yield a finding if held-out prompts are left out."""
+    """Yield a finding if held-out prompts are excluded."""
     if comparison.num_left_out:
         number = len(comparison.prompts) + comparison.num_left_out
         yield found(LEFT_OUT, left_out=comparison.num_left_out, number=number)

@@ -72,7 +72,7 @@ def costs_at(arm: Arm, unit: Unit, eval_point: float) -> dict[str, Spread]:
 
 
 def use_of_samples(comparison: Comparison, arm: Arm | None = None) -> dict[str, Spread | None]:
-    """Return how well an arm used its samples and tokens; without an arm, only the token numbers of the start.
+    """Return an arm's use of its samples and tokens; without an arm, only the token numbers of the start.
 
     `samples_per_s` divides by the seconds of the whole run, `generated_per_s` (the paper's throughput) by those of
     generation alone. `mixed_fraction` is the paper's dynamic-sampling pass rate. `tokens_per_response` and
@@ -103,9 +103,9 @@ class CoverageChange:
     """Prompts that the runs of an arm solve and the start did not, and the reverse."""
 
     arm: str
-    gained: Spread  # prompts solved now and not at the start, over runs
-    lost: Spread  # prompts solved at the start and not now
-    by_chance: Spread  # unchanged pass rates would give this many gains, and as many losses
+    gained: Spread  # prompts solved now but not at the start, over runs
+    lost: Spread  # prompts solved at the start but not now
+    by_chance: Spread  # expected gains, and equally losses, if no pass rate changed
     expected: Spread  # prompts that k attempts are expected to solve now (the sum of pass@k)
     expected_change: Estimate  # `expected` minus its value at the start, in prompts, with a 95% interval
     # The same change with an interval corrected for the number of arms; its conclusion calls the start A.
@@ -115,12 +115,13 @@ class CoverageChange:
 def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_intervals: int = 1) -> CoverageChange:
     """Count the prompts that the runs of an arm gained and lost since the start.
 
-    A prompt is solved if at least one of n responses is correct. At low pass rates this count depends on n. So it comes
-    with the expected number of prompts solved in k attempts, which does not depend on n.
+    A prompt is solved if at least one of n responses is correct. At low pass rates this count depends on n, so it comes
+    with the expected number of prompts solved in k attempts, which does not.
 
     Gains and losses by chance: suppose that a prompt's pass rate did not change, and that the two evaluations have c
     correct responses together. Each falls on either evaluation with equal probability, so all fall on one evaluation
-    with probability C(2n - c, n) / C(2n, n). Evaluations that share random numbers differ less, so this is too many.
+    with probability C(2n - c, n) / C(2n, n). Evaluations that share random numbers differ less, so this is
+    an overestimate.
     """
     n, num_prompts = comparison.num_samples, len(comparison.prompts)
     start_SP, end_SP = num_correct_at(comparison, arm, 0), num_correct_at(comparison, arm, spent)
@@ -184,7 +185,7 @@ def scores_at_cost(comparison: Comparison, arm: Arm, unit: Unit, amount: float, 
     """Interpolate an arm's pass@k on each prompt at a cost, linearly between evaluations; shape [S, P], by seed.
 
     A run that ended early keeps its last score. The result is None between the start and a run's first evaluation, and
-    between evaluations more than a factor of about 2 apart; docs/explanation/comparing.md has the reasons.
+    between evaluations more than a factor of about 2 apart; docs/explanation/comparing.md gives the reasons.
     """
     rows = []
     for run in sorted(arm.runs, key=lambda run: run.seed):
@@ -208,7 +209,7 @@ class BestArm:
     arm: str  # name of the arm with the highest score
     second: str  # name of the arm with the second highest score
     lead: Estimate  # best score minus second score, with a 95% interval
-    lead_shown: bool  # whether the interval of the lead lies above 0
+    lead_shown: bool  # whether the interval of the lead is above 0
 
     @property
     def is_tied(self) -> bool:
@@ -219,9 +220,9 @@ class BestArm:
 def frontier(comparison: Comparison, k: int = 1) -> tuple[BestArm, ...]:
     """Find the best of the matched arms by pass@k at each evaluation point.
 
-    The best arm's lead over the second is tested after both were picked. Among arms that do not differ, the gap of the
-    best two is smaller than the gap of any other two. So picking does not raise the rate of false leads at one
-    evaluation point above 5%. Among many evaluation points, one lead may still be false.
+    The best arm's lead over the second is tested after both were picked. Among arms that do not differ, the gap between
+    the best two is smaller than between any other two. Picking therefore does not raise the rate of false leads at one
+    evaluation point above 5%. Over many evaluation points, one lead may still be false.
 
     Source: IsoCompute (arXiv 2603.12151), the best N by budget. There the budget is in rollouts and a sigmoid is fitted
     to the best N. Here the budget is in the comparison's unit, and nothing is fitted.
@@ -232,7 +233,7 @@ def frontier(comparison: Comparison, k: int = 1) -> tuple[BestArm, ...]:
         scored = [(arm, scores_at(comparison, arm, eval_point, k)) for arm in matched]
         if len(scored) < 2:
             continue
-        # Of arms with equal scores, the earlier counts as better.
+        # Among arms with equal scores, the earlier one ranks higher.
         (first, first_SP), (second, second_SP), *_ = sorted(scored, key=lambda item: -item[1].mean().round(12))
         lead = paired_difference(second_SP, first_SP, seeds_paired=have_same_seeds(second, first))
         best.append(BestArm(eval_point, first.name, second.name, lead.difference, lead.conclusion == "B leads"))
@@ -331,8 +332,8 @@ def results_of(comparison: Comparison) -> ComparisonResults:
     """Compute all numbers of a comparison.
 
     Raises:
-        ValueError: If it has fewer than two arms, two arms of one name, or a run without an evaluation at an evaluation
-            point.
+        ValueError: If it has fewer than two arms, two arms with the same name, or a run without an evaluation at an
+            evaluation point.
     """
     arms, names = comparison.arms, [arm.name for arm in comparison.arms]
     if len(names) < 2:
@@ -345,7 +346,7 @@ def results_of(comparison: Comparison) -> ComparisonResults:
     at_end |= {arm.name: {k: scores_at(comparison, arm, budget, k) for k in ks} for arm in arms}
     whole = _budget_scores(arms, at_end, ks, np.arange(len(comparison.prompts)))
     tasks = comparison.task_names()
-    # Steps are left out unless the budget counts them, because a step costs more at a larger N.
+    # Steps are omitted unless the budget is in steps, because a step costs more at a larger N.
     units = (comparison.unit, *(unit for unit in UNITS if unit not in (comparison.unit, "steps")))
     equal = [at_equal_cost(comparison, arm, unit, end_ks) for arm in arms[1:] for unit in units]
     return ComparisonResults(

@@ -1,4 +1,4 @@
-"""Runs a comparison in child processes, several in parallel, and prints their progress.
+"""Run a comparison in child processes, several in parallel, and print their progress.
 
 Each run has a slot with its own cores or GPU. An unfinished run is resumed; a complete run is left alone.
 """
@@ -42,7 +42,7 @@ from brorl.training.stop_request import on_stop, stop_signals
 
 
 class ComparisonView:
-    """Prints a line for each run that has ended; the status line of the screen has the runs in progress."""
+    """Prints a line for each run that has ended; the status line of the screen shows the runs in progress."""
 
     def __init__(self, screen: Screen, runs: Sequence[PlannedRun]) -> None:
         self._screen, self._runs = screen, runs
@@ -53,11 +53,11 @@ class ComparisonView:
         screen.describe = self.line
 
     def print_complete(self) -> None:
-        """Print the number of runs that are complete already."""
-        self._screen.echo(f"{len(self.complete)} of {len(self._runs)} runs are complete already")
+        """Print the number of runs that are already complete."""
+        self._screen.echo(f"{len(self.complete)} of {len(self._runs)} runs are already complete")
 
     def runs_progressed(self, running: Sequence[RunProgress]) -> None:
-        """Take over the runs in progress."""
+        """Update the runs in progress."""
         self._in_progress = running
 
     def line(self, width: int | None = None) -> str:
@@ -113,14 +113,14 @@ class Slot:
 
 
 def slots_for(jobs: int | None, arms: Sequence[ArmRecipe]) -> list[Slot]:
-    """Return one slot for each run that can be in progress at the same time; a UserError if no run can start."""
+    """Return one slot for each run that can be in progress at the same time; raise a UserError if none can start."""
     if current_process().daemon:
         raise UserError(
-            "each run is a process, and a daemonic process of multiprocessing cannot start one; start the process that "
+            "each run is a process, which a daemonic multiprocessing process cannot start; start the process that "
             "compares or tunes with daemon=False"
         )
     if jobs is not None and jobs < 1:
-        raise UserError(f"{option('jobs')}: at least 1 is needed, got {jobs}")
+        raise UserError(f"{option('jobs')}: expected at least 1, got {jobs}")
     device = arms[0].config.device
     if _num_machines(arms):
         _reject_more(jobs, 1, "the arms train on a cluster, and each run needs the whole cluster")
@@ -144,7 +144,7 @@ def _num_machines(arms: Sequence[ArmRecipe]) -> int:
 
 
 def machine_of(slots: Sequence[Slot], arms: Sequence[ArmRecipe]) -> str:
-    """Return the processor or accelerator, and the slots of the runs, as `compare.json` has them."""
+    """Return the processor or accelerator, and the slots of the runs, as stored in `compare.json`."""
     if not slots[0].cores and torch.cuda.is_available():
         place, name = "a GPU of its own", torch.cuda.get_device_name()
     else:
@@ -180,7 +180,7 @@ def cpu_slots(num: int | None, threads: int) -> list[Slot]:
 _POLL_S = 0.5
 _DISCARDED_BY, _KILLED_BY = 2, 3  # the second signal discards the steps in progress, the third kills the runs
 _STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-_PRELOADED = [  # in the process that all runs are forked from, so that a run starts at once
+_PRELOADED = [  # in the process that forks all runs, so that a run starts quickly
     "brorl.api.training_session", "brorl.console.progress", "brorl.trackers", "pyarrow.parquet",
     "transformers.models.llama.modeling_llama",
 ]  # fmt: skip
@@ -194,7 +194,7 @@ def run_comparison(
     again: str | None = None,
     deadline: float | None = None,
 ) -> bool:
-    """Do `finish_runs` for the runs of a spec, in a locked folder; `again` is the command that continues it."""
+    """Call `finish_runs` for the runs of a spec, in a locked folder; `again` is the command that continues it."""
     view = ComparisonView(screen, spec.runs_in(folder))
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -256,14 +256,14 @@ def finish_runs(
 def _start(run: PlannedRun, slot: Slot) -> ForkServerProcess:
     """Start a run, or resume it."""
     begun = (run.directory / "config.yaml").is_file()
-    if not begun:  # remove the remains of a kill that came before the run's first file
+    if not begun:  # remove what is left of a run that was killed before its first file
         shutil.rmtree(run.directory, ignore_errors=True)
     command = ["resume", str(run.directory), *run.resume_with] if begun else ["train", str(run.recipe)]
     context = get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     process = context.Process(target=_work, args=(command, slot, str(_errors_of(run))))
     # The process that forks the runs inherits the mask. A signal to all processes of a job must not end it, because the
-    # exit codes of the runs would be lost. The resource tracker undoes the mask when it starts, so it starts before.
+    # exit codes of the runs would be lost. The resource tracker undoes the mask when it starts, so it starts first.
     resource_tracker.ensure_running()
     main = sys.modules["__main__"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
@@ -292,7 +292,7 @@ def _work(command: list[str], slot: Slot, errors: str) -> None:
 
     def end_with_the_comparison() -> None:
         wait([parent.sentinel])
-        os.kill(os.getpid(), signal.SIGINT)  # which stops this process after its step
+        os.kill(os.getpid(), signal.SIGINT)  # stops this process after its step
 
     threading.Thread(target=end_with_the_comparison, daemon=True).start()
     if slot.device is not None:
@@ -321,8 +321,8 @@ def _check_end(run: PlannedRun, code: int) -> None:
         return
     if code == -signal.SIGKILL and not end.ended:
         raise UserError(
-            f"the run {run.arm}, seed {run.seed}, was killed, as the system does when memory runs out; free memory or "
-            f"lower {option('jobs')}, and rerun the command, which continues"
+            f"the run {run.arm}, seed {run.seed}, was killed, as happens when memory runs out; free memory or "
+            f"lower {option('jobs')}, and rerun the command to continue"
         )
     lines = errors.read_text("utf-8", "replace").strip().splitlines() if errors.is_file() else []
     last = lines[-1].removeprefix("brorl: ") if lines else "no error was printed"
@@ -346,17 +346,17 @@ def _stop(processes: Sequence[ForkServerProcess], stops: Sequence[int]) -> None:
         wait([process.sentinel for process in processes if process.exitcode is None], _POLL_S)
 
 
-_STEPS = 3  # the cost of a step is their median, because the first one contains startup
+_STEPS = 3  # the cost of a step is their median, because the first one includes startup
 _QUICK = {"evaluation.num_prompts": 1, "tracking.to": []}
 
 
 def fitted(
     spec: ComparisonSpec, arguments: Arguments, folder: Path, slots: Sequence[Slot], screen: Screen
 ) -> ComparisonSpec:
-    """Return the spec with a budget that fits the cost of a step, which a few steps of every arm show."""
+    """Return the spec with a budget that fits the cost of a step, measured on a few steps of every arm."""
     if spec.unit == "steps":  # any budget fits
         return spec
-    screen.echo(f"{_STEPS} steps of each arm first, for the cost of a step")
+    screen.echo(f"{_STEPS} steps of each arm first, to measure the cost of a step")
     folders, runs = arm_folders(spec.arms), []
     with output_folder(folder), RunDirectory(folder).locked(), TemporaryDirectory(prefix=TRIAL, dir=folder) as scratch:
         for arm in spec.arms:

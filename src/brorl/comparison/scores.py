@@ -89,11 +89,11 @@ class Comparison:
 
     @property
     def ordered_by_rollouts(self) -> bool:
-        """Whether every arm has its own N."""
+        """Whether every arm has a different N."""
         return len({arm.num_rollouts for arm in self.arms}) == len(self.arms)
 
     def task_names(self) -> list[str]:
-        """Return the different tasks, sorted."""
+        """Return the distinct tasks, sorted."""
         return sorted(set(self.tasks))
 
     def prompts_of(self, task: str) -> IntArray:
@@ -155,7 +155,7 @@ def starts_by_seed(arms: Sequence[Arm]) -> list[list[Score]]:
 
 
 def have_same_seeds(a: Arm, b: Arm) -> bool:
-    """Return whether two arms have runs of the same seeds, each once, so that the runs are paired."""
+    """Return whether two arms have runs with the same seeds, each once, so that the runs are paired."""
     seeds_a, seeds_b = ([run.seed for run in arm.runs] for arm in (a, b))
     return sorted(seeds_a) == sorted(seeds_b) and len(set(seeds_a)) == len(seeds_a)
 
@@ -168,7 +168,7 @@ SETUP = ("held-out prompts", "samples per prompt", "pass@k")
 def without_unverified(whole: Comparison) -> Comparison:
     """Return a comparison without the prompts that have unverified responses in any evaluation of any run.
 
-    All arms then have the same prompts and the same number of responses to each, as every paired difference needs.
+    All arms then have the same prompts and the same number of responses to each, as paired differences require.
     """
     kept = verified_prompts([score for arm in whole.arms for run in arm.runs for score in run.scores])
     if kept.size == len(whole.prompts):
@@ -198,7 +198,7 @@ def verified_prompts(scores: Sequence[Score]) -> IntArray:
             lost_P |= score.num_unverified_P > 0
     if lost_P.all():
         raise UserError(
-            "for each held-out prompt some responses could not be verified in some evaluation, so nothing can be "
+            "every held-out prompt has responses that could not be verified in some evaluation, so nothing can be "
             "compared; train the runs again on a machine with more free memory"
         )
     return np.flatnonzero(~lost_P)
@@ -208,7 +208,7 @@ def read_scores(path: Path, seed: int, budget: Budget) -> tuple[FinishedRun, Set
     """Read the scores of a run and how it was evaluated; return None if it has not spent the budget.
 
     Raises:
-        UserError: If the metrics hold no results by prompt, or the held-out prompts are missing.
+        UserError: If the metrics contain no results by prompt, or the held-out prompts are missing.
     """
     records = RunDirectory(path).read_metrics()
     cost, scores, begins = Cost(), [], dict[str, Cost]()
@@ -256,7 +256,7 @@ def _score(cost: Cost, evaluation: EvaluationRecord) -> Score:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of an arm, made or not."""
+    """A run of an arm, started or not."""
 
     arm: str
     seed: int

@@ -43,7 +43,7 @@ _NUM_POINTS, _SEEDS = 8, 5
 _SWEPT = "quickstart"  # recipe of a sweep without a recipe
 _ROLLOUTS = "rollouts_per_prompt"
 TRIAL = "trial-"  # folders of trial steps begin with this
-_LONGEST_NAME = 60  # an arm's folder name has at most this many characters
+_LONGEST_NAME = 60  # longest folder name of an arm, in characters
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ComparisonSpec:
             f"{names}, from {self.arms[0].config.model}, {amount(self.budget, self.unit)} "
             f"of training each, {counted(self.seeds, 'seed')}"
         )
-        yield f"{counted(self.seeds * len(self.arms), 'run')} in all; {self.machine}"
+        yield f"{counted(self.seeds * len(self.arms), 'run')} in total; {self.machine}"
         *before, last = self.eval_points
         points = ", ".join(
             [*map(plain, before), amount(last, self.unit) if last == 1 else f"{plain(last)} {UNIT_WORDS[self.unit]}"]
@@ -130,13 +130,13 @@ def arm_folders(arms: Sequence[ArmRecipe]) -> dict[str, str]:
 
 
 def spec_in(folder: Path, arguments: Arguments) -> ComparisonSpec:
-    """Read the spec of a folder; `seeds` may add to its seeds, and no other argument may be given."""
+    """Read the spec of a folder. `seeds` may add to its seeds; other arguments are rejected."""
     given = [option(name) for name in ("sweep", "checkpoint", "match", "budget", "marks") if getattr(arguments, name)]
     given += [option(name) for name in arguments.overrides or ()]
     if given:
         raise UserError(
-            f"{folder} is a comparison already, and {given[0]} would change it; only {option('seeds')} and "
-            f"{option('jobs')} may"
+            f"{folder} is already a comparison, which {given[0]} cannot change; only {option('seeds')} and "
+            f"{option('jobs')} can"
         )
     return _with_seeds(read_spec(folder), arguments.seeds, folder)
 
@@ -164,7 +164,7 @@ def write_spec(spec: Any, file: Path) -> None:
 
 
 def read_fields(file: Path, noun: str) -> dict[str, Any]:
-    """Read the fields that `write_spec` wrote; lists are tuples.
+    """Read the fields that `write_spec` wrote; lists become tuples.
 
     Raises:
         UserError: If the file is damaged.
@@ -240,7 +240,7 @@ def _with_seeds(before: ComparisonSpec, seeds: int | None, folder: Path) -> Comp
     if seeds is None or seeds == before.seeds:
         return before
     if seeds < before.seeds:
-        raise UserError(f"{folder} has {before.seeds} seeds already; {option('seeds')} can only add to them")
+        raise UserError(f"{folder} already has {before.seeds} seeds; {option('seeds')} can only add to them")
     return replace(before, seeds=seeds, seeds_before=(*before.seeds_before, before.seeds))
 
 
@@ -251,7 +251,7 @@ def _new_spec(arguments: Arguments) -> ComparisonSpec:
         raise UserError(f"{option('match')}: {unit!r} is not a unit; the units are {', '.join(UNITS)}")
     seeds = _SEEDS if arguments.seeds is None else arguments.seeds
     if seeds < 1:
-        raise UserError(f"{option('seeds')}: at least 1 is needed, got {seeds}")
+        raise UserError(f"{option('seeds')}: expected at least 1, got {seeds}")
     budget = _budget(arguments, unit)
     return ComparisonSpec(arms, unit, budget, _points_of(arguments, budget, unit), seeds, notes=notes)
 
@@ -264,11 +264,11 @@ def _budget(arguments: Arguments, unit: Unit) -> float:
     budget = in_seconds(given) if unit == "seconds" else _number(given)
     if budget is None:
         example = "a time such as 90, 90s, 5m or 8h" if unit == "seconds" else f"a number of {UNIT_WORDS[unit]}"
-        raise UserError(f"{option('budget')}: {example} is needed, got {given}")
+        raise UserError(f"{option('budget')}: expected {example}, got {given}")
     if not 0 < budget < float("inf"):
-        raise UserError(f"{option('budget')}: an amount above 0 is needed, got {exact(budget)}")
+        raise UserError(f"{option('budget')}: expected an amount above 0, got {exact(budget)}")
     if unit == "steps" and not budget.is_integer():
-        raise UserError(f"{option('budget')}: a whole number of steps is needed, got {exact(budget)}")
+        raise UserError(f"{option('budget')}: expected a whole number of steps, got {exact(budget)}")
     return budget
 
 
@@ -280,7 +280,7 @@ def _number(given: str | float) -> float | None:
 
 
 def fit_budget(spec: ComparisonSpec, arguments: Arguments, cost_of: Mapping[str, float]) -> ComparisonSpec:
-    """Return the spec with a budget so large that a run's last step does not exceed it by much, and a note if it rose.
+    """Return the spec with a budget so large that a run's last step barely exceeds it, and a note if it was raised.
 
     `cost_of` maps each arm to its cost per step, in the unit of the budget.
     """
@@ -290,7 +290,7 @@ def fit_budget(spec: ComparisonSpec, arguments: Arguments, cost_of: Mapping[str,
         return spec
     step = f"a step of {slowest} takes {plain(cost_of[slowest], 2)} {UNIT_WORDS[unit]}"
     if arguments.budget is None and (arguments.marks is None or isinstance(arguments.marks, int)):
-        note, asked = f"the budget is {amount(least, unit)}, because {step}; another one: {option('budget', 'X')}", None
+        note, asked = f"the budget is {amount(least, unit)}, because {step}; to set it: {option('budget', 'X')}", None
     else:
         asked = spec.budget
         note = (
@@ -315,7 +315,7 @@ def _arms(arguments: Arguments) -> tuple[tuple[ArmRecipe, ...], tuple[str, ...]]
     settings = dict(overrides) | ({} if arguments.checkpoint is None else {"model": arguments.checkpoint})
     if arguments.sweep:
         if len(recipes) > 1:
-            raise UserError(f"{option('sweep')} makes the arms of one recipe, not of {len(recipes)}")
+            raise UserError(f"{option('sweep')} makes arms from one recipe, not from {len(recipes)}")
         return tuple(sweep_arms(recipes[0] if recipes else _SWEPT, settings, arguments.sweep)), ()
     arms = tuple(read_arms(recipes or DEFAULT_ARMS, settings))
     if len(arms) > 1:
@@ -341,7 +341,9 @@ def _eval_points(marks: int | Sequence[float] | None, budget: float, unit: Unit)
     if marks is None or isinstance(marks, int):
         number = _NUM_POINTS if marks is None else marks
         if number < 1:
-            raise UserError(f"{option('marks')}: a number of evaluation points, or amounts like 10,20,40, not {number}")
+            raise UserError(
+                f"{option('marks')}: expected a number of evaluation points, or amounts like 10,20,40, got {number}"
+            )
         points = [budget * 2 ** (-i / 2) for i in range(number)]
     else:
         if not all(0 < point <= budget for point in marks):

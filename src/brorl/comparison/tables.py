@@ -1,6 +1,6 @@
 """The tables of a comparison, in the layout of the paper's tables.
 
-Only the record has every evaluation of every run on every prompt.
+Only the record contains every evaluation of every run on every prompt.
 
 Source: the layout of BroRL (arXiv 2510.01180), Tables 1 to 5.
 """
@@ -17,7 +17,7 @@ from brorl.evaluation.paired import CorrectedInterval, TTest, conclusion_of
 from brorl.format import Estimate, interval, p_value, plain, short, short_time, signed
 from brorl.table import Table
 
-_LONGEST_VALUE = 9  # if a value has more characters, the table of settings has a row per arm
+_LONGEST_VALUE = 9  # if a value is longer, in characters, the table of settings has a row per arm
 
 
 def tables_of(results: ComparisonResults) -> list[Table]:
@@ -58,7 +58,7 @@ def arm_table(results: ComparisonResults) -> Table:
             interval(at.pass_at[1]),
         ))  # fmt: skip
     notes = [
-        f"Means over runs ({results.seeds_text} an arm); brackets: 95% intervals. Samples are counted before dynamic "
+        f"Means over runs ({results.seeds_text} per arm); brackets: 95% intervals. Samples are counted before dynamic "
         f"sampling. Evaluations are not part of any cost. Machine: {comparison.machine}."
     ]
     notes += [
@@ -93,9 +93,9 @@ def use_table(results: ComparisonResults) -> Table:
     notes = (
         "Mixed groups: fraction of sampled groups with correct and incorrect rollouts; dynamic sampling keeps these. "
         "Samples/s: per second of the run; generated/s: per second of generation alone. Means over whole runs; the "
-        "last two columns are of the evaluations at the budget.",
+        "last two columns come from the evaluations at the budget.",
     )
-    return Table("Use of the samples", ("arm", *(heading for heading, _ in _USE.values())), tuple(rows), notes)
+    return Table("Use of samples", ("arm", *(heading for heading, _ in _USE.values())), tuple(rows), notes)
 
 
 def pair_table(results: ComparisonResults) -> Table:
@@ -181,8 +181,8 @@ def equal_table(results: ComparisonResults) -> Table:
             cells.append("-" if not difference or not corrected else _marked(difference.difference, corrected))
         rows.append(tuple(cells))
     notes = [
-        "At the largest cost that every run of the two arms reached, on straight lines between evaluations; tokens are "
-        "unique tokens.",
+        "At the largest cost that every run of the two arms reached, interpolated linearly between evaluations; tokens "
+        "are unique tokens.",
         *([_marks_note(number)] if number else []),
     ]
     if any(score is None for equal in results.at_equal_cost for score in equal.scores.values()):
@@ -194,7 +194,7 @@ def equal_table(results: ComparisonResults) -> Table:
 
 
 def frontier_table(results: ComparisonResults, k: int) -> Table:
-    """Make the table of every arm's pass@k at every evaluation point; the best arm of each is marked."""
+    """Make the table of every arm's pass@k at every evaluation point; the best arm at each point is marked."""
     unit, best = results.comparison.unit, {b.eval_point: b for b in results.best[k] if not b.is_tied}
     rows = []
     for index, eval_point in enumerate(results.comparison.eval_points):
@@ -206,7 +206,7 @@ def frontier_table(results: ComparisonResults, k: int) -> Table:
                 cell += "**" if best[eval_point].lead_shown else "*"
             cells.append(cell)
         rows.append((short_amount(eval_point, unit), *cells))
-    notes = ["* best at that budget; ** and its lead over the second is shown (the 95% interval lies above 0)"]
+    notes = ["* best at that budget; ** and its lead over the second is shown (the 95% interval is above 0)"]
     if not all(at.matched for points in results.at_eval_points.values() for at in points):
         notes.append(f"(in brackets): a run overshot the budget by over {TOLERANCE:.0%}: not compared there")
     return Table(f"pass@{k} by budget", (UNIT_WORDS[unit], *results.names), tuple(rows), tuple(notes))
@@ -239,8 +239,8 @@ def solved_table(results: ComparisonResults) -> Table:
     )
     notes = (
         f"Of {len(comparison.prompts)} prompts. Gained: none of {comparison.num_samples} responses correct at the "
-        "start and at least one now; lost: the reverse; mean over runs (smallest-largest). By luck: as many gains, and "
-        f"as many losses, if no pass rate had changed. Expected: prompts solved in {k} "
+        "start and at least one now; lost: the reverse; mean over runs (smallest-largest). By luck: the expected "
+        f"gains and losses if no pass rate had changed. Expected: prompts solved in {k} "
         f"{'attempts' if k > 1 else 'attempt'}, and their change since the start.",
         _marks_note(len(results.coverage)),
     )

@@ -1,4 +1,4 @@
-"""Shows the progress of a training run on the screen and in `run.log`: one line per step."""
+"""Show the progress of a training run on the screen and in `run.log`: one line per step."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LARGE_STEP = 0.5  # nats per token; PPO's clip keeps it near 0.01
 _LINES_PER_HEADER = 25
 _UNVERIFIED_FRACTION = 0.01  # warn if a larger fraction of a step's rollouts is unverified
 _STEPS_PER_WARNING = 10
-_CUT_FRACTION = 1 / 3  # warn if a larger fraction of the rollouts is cut at the length limit
+_CUT_FRACTION = 1 / 3  # warn if a larger fraction of the rollouts is truncated at the length limit
 _GAP = "  "
 _INDENT = " " * 7  # of the notes on a step
 
 
 class TrainingProgress:
-    """Writes one line per step. The run ends after its `steps` (None: no limit) or with its budget."""
+    """Writes one line per step. The run ends after its `steps` (None: no limit) or when its budget is spent."""
 
     def __init__(self, steps: int | None, budget: Budget, screen: Screen) -> None:
         self._steps, self._budget, self._screen = steps, budget, screen
@@ -36,10 +36,10 @@ class TrainingProgress:
         self._fraction_at_start = 0.0
         self._carried = 0
         self._num_lines = 0
-        self._warned: dict[str, int] = {}  # kind of warning -> step at which it was shown last
+        self._warned: dict[str, int] = {}  # kind of warning -> step at which it was last shown
 
     def recall(self, past: Sequence[StepRecord]) -> None:
-        """Take over the metrics of the steps before a resume."""
+        """Restore the metrics of the steps before a resume."""
         self._spent = total_cost(past)
         self._carried = next((record.kept.carried for record in reversed(past) if record.kept), 0)
 
@@ -120,11 +120,11 @@ def step_notes(record: StepRecord) -> list[str]:
     elif evaluation and evaluation.num_unverified:
         lines.append(
             f"warning: {evaluation.num_unverified:,} of {evaluation.num_prompts * evaluation.num_samples:,} responses "
-            "to held-out prompts could not be verified because of infrastructure failures; they do not count"
+            "to held-out prompts could not be verified because of infrastructure failures; they are excluded"
         )
     update = record.update
     if update and update.out_of_memory_retries:
-        lines.append(f"out of memory: from now on {update.nodes_per_pass} nodes per forward pass, same gradients")
+        lines.append(f"out of memory: {update.nodes_per_pass} nodes per forward pass from now on, same gradients")
     if update and update.old_policy_kl > _LARGE_STEP:
         lines.append(
             f"warning: the updates of this step moved the policy by {update.old_policy_kl:.2g} nats per token; "
@@ -138,7 +138,7 @@ def step_notes(record: StepRecord) -> list[str]:
 
 
 def warnings(record: StepRecord) -> dict[str, str | None]:
-    """Return warnings: rollouts that were cut, more than 1% unverified ones, and programs that were cut off."""
+    """Return warnings about truncated rollouts, more than 1% unverified rollouts, and stopped programs."""
     sampling = record.sampling
     if sampling is None:
         return {}
@@ -147,26 +147,25 @@ def warnings(record: StepRecord) -> dict[str, str | None]:
     if lost > _UNVERIFIED_FRACTION * sampling.samples:
         lines["unverified"] = (
             f"warning: {lost:,} of {sampling.samples:,} rollouts could not be verified because of infrastructure "
-            f"failures (most often: {next(iter(sampling.unverified_reasons or {}), 'unknown')}); they were taken out "
-            "of their groups"
+            f"failures (most often: {next(iter(sampling.unverified_reasons or {}), 'unknown')}); they were removed "
+            "from their groups"
         )
     if cut_off := sampling.verifier_cut_offs:
         lines["programs"] = (
-            f"warning: {counted(cut_off, 'response')} had used the equal part of the time of all programs when it was "
-            "over, and counted as incorrect; raise verification.batch_timeout_s or verification.workers if they are "
-            "right"
+            f"warning: {counted(cut_off, 'response')} used up an equal share of the batch time limit and were graded "
+            "incorrect; raise verification.batch_timeout_s or verification.workers if they are right"
         )
     return lines
 
 
 def cut_warning(fraction: float, tools: bool = False) -> str | None:
-    """Return a warning if more than a third of some rollouts were cut at the length limit."""
+    """Return a warning if more than a third of some rollouts were truncated at the length limit."""
     if not fraction > _CUT_FRACTION:
         return None
-    of_tools = "; tools.max_turns and tools.max_response_tokens cut rollouts too" if tools else ""
+    of_tools = "; tools.max_turns and tools.max_response_tokens truncate rollouts too" if tools else ""
     return (
-        f"warning: {fraction:.0%} of the rollouts were cut off at sampling.max_new_tokens; raise it, or make the model "
-        f"answer sooner (docs/how-to/thinking_models.md){of_tools}"
+        f"warning: {fraction:.0%} of the rollouts were truncated at sampling.max_new_tokens; raise it, or make the "
+        f"model answer sooner (docs/how-to/thinking_models.md){of_tools}"
     )
 
 
@@ -218,7 +217,7 @@ def _cells(record: StepRecord, carried: int, left: str) -> list[str]:
 
 
 class StepLines:
-    """Makes lines of at most `width` characters. `header` has the column heads, and `legend` explains some of them.
+    """Makes lines of at most `width` characters. `header` contains the column heads; `legend` explains some of them.
 
     A narrow terminal drops the least important columns.
     """

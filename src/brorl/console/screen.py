@@ -1,4 +1,4 @@
-"""Writes a command's output to a terminal, file or pipe, with a status line.
+"""Write a command's output to a terminal, file or pipe, with a status line.
 
 A terminal shows the permanent lines above one live status line, and a notebook shows them below it. A file or pipe gets
 the permanent lines, and the status line after every 30 seconds without output. A log file gets only the permanent
@@ -65,7 +65,7 @@ class _CurrentWork:
 
 
 class StatusLine:
-    """Observes a run, and describes its current work in a line.
+    """Observes a run, and describes its current work in one line.
 
     It shows the time left if an earlier step or evaluation, or the finished fraction of the rollouts, predicts it.
     """
@@ -114,7 +114,7 @@ class StatusLine:
         return join_fitting([head, *self._details(now, time)], width)
 
     def stop_answer(self, discards: bool) -> str:
-        """Return the answer to a stop request; `discards` tells whether the current work is lost."""
+        """Return the answer to a stop request; `discards`: whether the current work is lost."""
         now = self._now
         step = now.step
         if step is None:
@@ -168,7 +168,7 @@ class StatusLine:
 
 
 def join_fitting(parts: Sequence[str], width: int | None, separator: str = ", ") -> str:
-    """Join as many of the first parts as fit into `width` characters (None: no limit)."""
+    """Join as many of the first parts as fit in `width` characters (None: no limit)."""
     line, *more = parts
     for part in more:
         longer = f"{line}{separator}{part}"
@@ -184,7 +184,7 @@ _REFRESHES_PER_S = 4
 
 
 def in_notebook() -> bool:
-    """Tell whether this process is the kernel of a notebook. There a result shows itself, so it is not printed."""
+    """Return whether this process is a notebook kernel, where a result shows itself and is not printed."""
     return Console().is_jupyter
 
 
@@ -198,7 +198,7 @@ def text_console(file: IO[str] | None = None, quiet: bool = False) -> Console:
 
 
 class Screen:
-    """Writes permanent lines, and inside its `with` block the status line; if silent, only the log file."""
+    """Writes permanent lines and, inside its `with` block, the status line; if silent, only the log file."""
 
     def __init__(self, silent: bool = False) -> None:
         self.console = text_console(quiet=silent)
@@ -213,7 +213,7 @@ class Screen:
         self._thread: threading.Thread | None = None
         self._live: Live | None = None
         self._spinner = Spinner("line", style="dim")
-        self.ending = "ended"  # what the status line of a notebook says after the block
+        self.ending = "ended"  # the final status line of a notebook, after the block
 
     def __enter__(self) -> Self:
         if in_notebook() and not self.console.quiet:
@@ -273,10 +273,10 @@ class Screen:
             self.log(*parts)
 
     def _print(self, part: str | Text | Table, wraps: bool) -> None:
-        """Print a part. Work that has a log file continues if nobody reads the output, or if its disk is full."""
+        """Print a part. Work that has a log file continues if nobody reads the output or its disk is full."""
         try:
             self.console.print(part, soft_wrap=not wraps, markup=False, emoji=False)
-        except (SystemExit, OSError) as error:  # rich ends the process where the reader of a pipe has closed it
+        except (SystemExit, OSError) as error:  # rich exits if the reader of a pipe has closed it
             if self._log_file is None:
                 raise
             self.console.quiet = True
@@ -286,7 +286,7 @@ class Screen:
             )
 
     def log(self, *parts: str | Text | Table) -> None:
-        """Write only into the log file."""
+        """Write only to the log file."""
         with self._lock:
             if self._log_file:
                 with storage_errors(self._log_file), self._log_file.open("a", encoding="utf-8") as file:
@@ -299,7 +299,7 @@ class Screen:
         return self._spinner
 
     def _show_in_notebook(self) -> None:
-        """Keep one output of the cell up to date."""
+        """Keep one output of the notebook cell up to date."""
         from IPython.display import display
 
         def shown(line: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ _LAST_STEPS = 25
 
 
 def result_tables(records: Sequence[StepRecord]) -> list[Table]:
-    """Make the tables of a run, leaving out empty ones."""
+    """Make the tables of a run, without empty ones."""
     return [table for table in (outcome_table(records), coverage_table(records), cost_table(records)) if table.rows]
 
 

@@ -1,1 +1,1 @@
-"""Results to tables, figures and files."""
+"""Turn results into tables, figures and files."""

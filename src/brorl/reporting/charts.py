@@ -1,4 +1,4 @@
-"""The charts of the page; `charts.toml` has their words. A chart without numbers gives the reason.
+"""The charts of the page, with texts from `charts.toml`. A chart without numbers states the reason.
 
 The browser adds colors and x values: `meta` of a trace names the run, its records, and the role of its color.
 """
@@ -27,18 +27,18 @@ LAST_STEPS = 25
 _DASHES = ("solid", "dot", "dash", "dashdot")
 _CURVES = 5  # pass@k curves of a single run
 _POINT_SIZE = 6.0  # pixels, the diameter of a point that is one prompt
-_PROMPTS_SHOWN = 3  # of a point, when the reader points at it
+_PROMPTS_SHOWN = 3  # of a point, when the reader hovers over it
 _FEW_ROLLOUTS = 32  # up to this N, each number of correct rollouts has its own bar in the histogram
 
 Trace = dict[str, Any]
-# The path of a number in a record, two for a ratio, three for a value and its interval; its parts are dotted, or a
-# tuple where they hold dots themselves or are numbers.
+# The path of a number in a record: dotted, or a tuple if its parts contain dots or are numbers. Two paths are a ratio,
+# three a value and its interval.
 Path = str | tuple[str | int, ...]
 Quantity = str | Sequence[Path]
 
 
 def metric_lines(runs: Sequence[StoredRun], quantities: Mapping[str, Quantity]) -> tuple[Trace, ...]:
-    """Return a line for each run and each quantity that its metrics hold; the keys are labels for the legend."""
+    """Return a line for each run and each quantity that its metrics contain; the keys are labels for the legend."""
     traces = []
     for i, run in enumerate(runs):
         for j, (label, quantity) in enumerate(quantities.items()):
@@ -54,7 +54,7 @@ def metric_lines(runs: Sequence[StoredRun], quantities: Mapping[str, Quantity]) 
 def _values(record: StepRecord, quantity: Quantity) -> list[float]:
     """Return a quantity, with the ends of its interval if it has one; empty if the record lacks a part of it.
 
-    A step that used carried groups alone has sampled nothing, so it has no means over rollouts.
+    A step that used only carried groups sampled nothing, so it has no means over rollouts.
     """
     names = [quantity] if isinstance(quantity, str) else quantity
     nothing_sampled = record.sampling is not None and record.sampling.samples == 0
@@ -91,7 +91,7 @@ def run_line(runs: Sequence[StoredRun], i: int, label: str, j: int, points: Sequ
 
 
 def _scatter(name: str, x: Sequence[float], y: Sequence[float], color: str, mode: str = "lines+markers") -> Trace:
-    """Return a trace with x values of its own."""
+    """Return a trace with its own x values."""
     return {"type": "scatter", "mode": mode, "name": plotly_text(name), "x": x, "y": y, "meta": {"color": color}}
 
 
@@ -183,7 +183,7 @@ def held_out_points(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
 
 
 def _differing(texts: Sequence[str]) -> list[str]:
-    """Return the prompts without the beginning and the end that all share: the system prompt and the template."""
+    """Return the prompts without their shared beginning and end: the system prompt and the template."""
     if len(texts) < 2:
         return list(texts)
     start = _common(texts)
@@ -192,7 +192,7 @@ def _differing(texts: Sequence[str]) -> list[str]:
 
 
 def _common(texts: Sequence[str]) -> int:
-    """Return the number of characters with which all texts begin, as the first and the last in order show."""
+    """Return the length of the common prefix of all texts, which is that of the first and the last in order."""
     low, high = min(texts), max(texts)
     return next((at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
 
@@ -225,12 +225,12 @@ def mixed_lines(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
 
 
 def sequence_color(place: int, number: int) -> str:
-    """Return the role of the color of one of some ordered lines, counted from 1; a single line has the last color."""
+    """Return the color role of a line by its place among ordered lines, from 1; a single line gets the last color."""
     return f"sequence:{(place - 1) / (number - 1) if number > 1 else 1.0:.3f}"
 
 
 def against_n(runs: Sequence[StoredRun], name: str, label: str) -> tuple[Trace, ...]:
-    """Return the means of a pooled number of the coverage over the groups of the last steps, by N."""
+    """Return a pooled number of the coverage by N, averaged over the groups of the last steps."""
     traces = []
     for i, run in enumerate(runs):
         steps = [(r.sampling.groups, getattr(r.coverage.pooled, name)) for r in run.steps if r.sampling and r.coverage]
@@ -295,12 +295,12 @@ class Chart:
     empty: str
     layout: dict[str, Any]  # of plotly, without colors
     by_progress: bool  # whether x is the course of the run, in a unit that the reader chooses
-    marks: bool  # whether resets of the reference and begins of phases are marked
+    marks: bool  # whether reference resets and phase starts are marked
     histogram: dict[str, Any] | None = None  # counts by step; a slider chooses the step
 
 
 def charts_of(runs: Sequence[StoredRun]) -> dict[str, list[Chart]]:
-    """Return the charts of some runs by the section of the page, as `charts.toml` lists them."""
+    """Return the charts of some runs by page section, as `charts.toml` lists them."""
     sections: dict[str, list[Chart]] = {}
     for name, texts in tomllib.loads(resource("charts.toml")).items():
         chart = _chart(runs, name, texts)

@@ -37,7 +37,7 @@ def ordered_color(fraction: float) -> str:
 
 
 class ResultFigure(Figure):
-    """A matplotlib figure that a notebook shows, also where `matplotlib.pyplot` was never imported."""
+    """A matplotlib figure that a notebook shows even if `matplotlib.pyplot` was never imported."""
 
     def _repr_png_(self) -> bytes:
         picture = io.BytesIO()
@@ -89,7 +89,7 @@ def draw_start(axis: Axes, start: float, *, below: bool, fontsize: float) -> Non
 
 
 def label_ends(axis: Axes, end: float, labels: Mapping[str, tuple[float, str]], colors: Mapping[str, str]) -> None:
-    """Write the labels of the arms at the ends of their lines without overlap; the limits must be set before."""
+    """Write the labels of the arms at the ends of their lines without overlap; the axis limits must already be set."""
     low, high = axis.get_ylim()
     order = sorted(labels, key=lambda name: labels[name][0])
     height_A = apart(np.array([(labels[name][0] - low) / (high - low) for name in order]), 0.062)
@@ -142,7 +142,7 @@ def axis_label(unit: Unit) -> str:
 
 
 def run_figure(records: Sequence[StepRecord]) -> ResultFigure:
-    """Draw the metrics of a run by step; a panel without a number says so."""
+    """Draw the metrics of a run by step; a panel without numbers says so."""
     figure = ResultFigure(figsize=(11, 3.2), layout="constrained")
     reward, held_out, mixed = figure.subplots(1, 3)
     _draw_line(reward, records, lambda sampled: sampled.reward)
@@ -150,7 +150,7 @@ def run_figure(records: Sequence[StepRecord]) -> ResultFigure:
     _draw_evaluations(held_out, records)
     held_out.set_title("held-out prompts, with 95% intervals", fontsize=10, color=INK, loc="left")
     _draw_line(mixed, records, lambda sampled: sampled.groups_mixed / sampled.groups if sampled.groups else nan)
-    mixed.set_title("mixed groups, of the sampled ones", fontsize=10, color=INK, loc="left")
+    mixed.set_title("mixed fraction of sampled groups", fontsize=10, color=INK, loc="left")
     mixed.set_ylim(0, 1.02)
     for axis in (reward, held_out, mixed):
         style(axis)
@@ -162,7 +162,7 @@ def run_figure(records: Sequence[StepRecord]) -> ResultFigure:
 
 
 def _draw_line(axis: Axes, records: Sequence[StepRecord], value_of: Callable[[SamplingRecord], float]) -> None:
-    """Draw a number of the steps that sampled."""
+    """Draw a number for each step that sampled."""
     sampled = [(record.step, record.sampling) for record in records if record.sampling and record.sampling.samples]
     points = [(step, value) for step, sampling in sampled if isfinite(value := value_of(sampling))]
     if points:

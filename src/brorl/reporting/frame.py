@@ -1,4 +1,4 @@
-"""The frame of every page, a complete HTML file whose policy forbids all requests, and the page of an answer."""
+"""The frame of every page, a self-contained HTML file whose policy forbids all requests, and the page of an answer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def compressed(value: Any) -> str:
 
 
 def fill(template: str, parts: Mapping[str, str]) -> str:
-    """Replace each `{{NAME}}` of a template by its part. Names inside the parts are not replaced."""
+    """Replace each `{{NAME}}` of a template with its part. Names inside the parts are not replaced."""
     return re.sub(r"\{\{([A-Z_]+)\}\}", lambda match: parts[match[1]], template)
 
 
@@ -98,7 +98,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
-        return [v if type(v) in (int, str) else _plain(v) for v in value]  # most lists are long and hold plain values
+        return [v if type(v) in (int, str) else _plain(v) for v in value]  # most lists are long, with plain values
     return value
 
 
@@ -113,7 +113,7 @@ class AnswerParts:
     tables: Sequence[Table]  # the first one is above the figures
     figures: Sequence[Path]  # PNG files
     caveats: Sequence[str]  # what limits the answer
-    following: tuple[str, str]  # what the next command is for, and the command
+    following: tuple[str, str]  # the purpose of the next command, and the command
 
 
 def answer_page(content: AnswerParts) -> str:

@@ -74,7 +74,7 @@ def outline_of(trees: Sequence[RolloutTree], correct: Sequence[BoolArray]) -> Br
             at.append(branch)
         for node in tree.leaf.tolist():
             at[node].ends = True
-    for branch in root.walk():  # a branch takes up the tokens that follow without a fork; the prompt does not
+    for branch in root.walk():  # a branch absorbs the tokens that follow without a fork; the prompt does not
         while branch is not root and len(branch.below) == 1 and not branch.ends:
             (only,) = branch.below.values()
             if only.count_K != branch.count_K or only.given != branch.given:
@@ -93,7 +93,7 @@ def lines_of(
     num_lines: int,
     decode_reply: Callable[[Sequence[int]], str] | None = None,
 ) -> list[Line]:
-    """Draw the `num_lines` branches with the most rollouts in any tree, and a line wherever branches are left out."""
+    """Draw the `num_lines` branches with the most rollouts in any tree, and a line wherever branches are omitted."""
     largest = sorted(root.walk(), key=lambda branch: -max(branch.count_K))[:num_lines]  # parents first
     shown = {id(branch) for branch in largest}
     lines: list[Line] = []

@@ -1,7 +1,7 @@
 """The report of some runs as one HTML file: charts, rollouts, settings.
 
-The file is complete: plotly's script, data, styles. Its content security policy blocks all requests, and model output
-is inserted as text only. It replaces earlier reports and no other file.
+The file includes plotly's script, the data and the styles. Its content security policy blocks all requests, and model
+output is inserted only as text. It may replace an earlier report, but no other file.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from brorl.storage import replace_file, storage_errors
 
 ROLLOUT_BYTES = 4_000_000  # with plotly's 4.8 MB the page stays below 10 MB
 _EVALUATION_FRACTION = 4  # the responses of evaluations may take a quarter of these bytes
-_MAX_STEPS = 40  # most steps whose rollouts the page shows, over all runs
+_MAX_STEPS = 40  # the page shows the rollouts of at most this many steps, over all runs
 _SCORES_NOTE = "Intervals (95%) are over prompts. A score rose or fell if the interval of its change excludes 0."
 _COSTS_NOTE = (
-    "Dropped: rollouts of groups that were not mixed, which give no gradient. Verified: distinct responses. Time: that "
-    "of the steps, without evaluations and checkpoints."
+    "Dropped: rollouts of groups that were not mixed, which give no gradient. Verified: distinct responses. Time: step "
+    "time, without evaluations and checkpoints."
 )
 _TOOLS_NOTE = (
-    "Calls: those of all rollouts. Distinct: calls of a step that differ; equal ones share a run. Given: tokens of "
-    "results, which the model read and did not write, once per distinct transcript."
+    "Calls: over all rollouts. Distinct: different calls within a step; equal calls run once. Given: tokens of "
+    "results, which the model read but did not write, once per distinct transcript."
 )
 _GROUP_NOTE = (
     "A group is all N rollouts of one prompt in one step. A mixed group has correct and incorrect rollouts. Only mixed "
@@ -87,10 +87,10 @@ def write_report(runs: Sequence[Path], output: Path | None = None) -> Report:
         with target.open("rb") as file:
             if _MARK.encode() not in file.read(200):
                 raise UserError(
-                    f"{target} exists and is not a report; give another {option('output')}, or move it away"
+                    f"{target} exists and is not a report; give a different {option('output')}, or move it away"
                 )
     content = make_page(read_runs(runs)).encode()
-    with storage_errors(target, f"rerun the command, or give another {option('output')}"):
+    with storage_errors(target, f"rerun the command, or give a different {option('output')}"):
         target.parent.mkdir(parents=True, exist_ok=True)
         replace_file(target, content)
     return Report(target, len(content))
@@ -98,7 +98,7 @@ def write_report(runs: Sequence[Path], output: Path | None = None) -> Report:
 
 @dataclass(frozen=True)
 class _RunPart:
-    """A run with the rollouts and the responses of evaluations that are on the page."""
+    """A run with its rollouts and evaluation responses on the page."""
 
     run: StoredRun
     rollouts: tuple[StepRollouts, ...]
@@ -197,7 +197,7 @@ def _summary(runs: Sequence[StoredRun]) -> str:
 
 
 def _by_run(runs: Sequence[StoredRun], headings: Sequence[str], rows: Sequence[Sequence[Sequence[str]]]) -> str:
-    """Return a table with the rows of each run; of several, the first column has the name and the color of the run."""
+    """Return a table with the rows of each run; with several runs, the first column shows the run's name and color."""
     if len(runs) == 1:
         return _table(headings, [list(map(escape, row)) for row in rows[0]])
     names = [f'<span class="swatch" data-run="{i}"></span>{escape(run.name)}' for i, run in enumerate(runs)]
@@ -231,13 +231,13 @@ def evaluations_shown(run: StoredRun, chosen: Sequence[StepRollouts]) -> str:
     of_all = f" of {last.num_prompts:,}" if last and last.num_prompts else ""
     return (
         f"Held-out prompts: the responses to {max(step.all_prompts for step in chosen)}{of_all} prompts, chosen by "
-        f"their place in the list, at {step_list([step.step for step in chosen])}. In the terminal: "
+        f"their position in the list, at {step_list([step.step for step in chosen])}. In the terminal: "
         f"{_samples_command(run)} --held-out"
     )
 
 
 def left_out(run: StoredRun, chosen: Sequence[StepRollouts]) -> str:
-    """Return which of a run's rollouts are on the page, which were left out, and the command that shows them."""
+    """Return which of a run's rollouts are on the page, which were omitted, and the command that shows them."""
     stored = stored_steps(run.path)
     if not stored:
         return f"Training: {why_missing(run, 'rollouts')}"
@@ -248,10 +248,10 @@ def left_out(run: StoredRun, chosen: Sequence[StepRollouts]) -> str:
     of_stored = "all" if len(shown) == len(stored) else f"{len(shown)} of {len(stored)}"
     text = f"Training: the rollouts of {of_stored} stored steps are on this page ({step_list(shown)})"
     if all_prompts > prompts:
-        text += f"; of these steps {prompts:,} of {all_prompts:,} prompts"
+        text += f"; from these steps, {prompts:,} of {all_prompts:,} prompts"
     if all_responses > responses:
         text += f"; {responses:,} of {all_responses:,} distinct responses, the most frequent of each prompt"
-    return f"{text}. In the terminal, complete: {_samples_command(run)} --step {(shown or stored)[-1]}"
+    return f"{text}. Everything in the terminal: {_samples_command(run)} --step {(shown or stored)[-1]}"
 
 
 def _samples_command(run: StoredRun) -> str:
@@ -352,7 +352,7 @@ def _run_data(part: _RunPart) -> dict[str, Any]:
 
 def event_marks(run: StoredRun) -> list[dict[str, Any]]:
     """Return the places of the records at which the reference was reset or a phase began, with a label."""
-    marks = [(at, "reset of the reference") for at, r in enumerate(run.records) if r.reference_reset]
+    marks = [(at, "reference reset") for at, r in enumerate(run.records) if r.reference_reset]
     begins = [(at, r.objective.name) for at, r in enumerate(run.records) if r.objective and r.objective.begins]
     marks += [(at, plotly_text(f"{name} begins")) for at, name in begins[1:]]
     return [{"at": at, "label": label} for at, label in marks]

@@ -1,7 +1,7 @@
 """The rollouts on the page: some steps of a run, each with its prompts' trees, within a number of bytes.
 
 The steps of training are evenly spaced; the evaluations are the first, the best and the last one. A step that is too
-large loses its rarest responses first, then prompts. The page tells how many are left out.
+large loses its rarest responses first, then prompts. The page states how many are omitted.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class StepRollouts:
 
 
 def choose_rollouts(run: Path, text_of: TokenText, max_bytes: int, max_steps: int) -> tuple[StepRollouts, ...]:
-    """Choose as many evenly spaced steps of training as fit, with the first and the last one."""
+    """Choose as many evenly spaced training steps as fit, including the first and the last."""
     stored = stored_steps(run)
-    # At most a quarter of the bytes per step keeps at least four steps: progress shows between steps.
+    # A step gets at most a quarter of the bytes, so that at least four fit: progress shows between steps.
     encode = cache(lambda step: encode_step(run, step, text_of, max_bytes // min(4, len(stored))))
     number = min(max_steps, len(stored))
     largest = total = 0
@@ -60,7 +60,7 @@ def choose_rollouts(run: Path, text_of: TokenText, max_bytes: int, max_steps: in
 
 
 def choose_evaluations(run: StoredRun, text_of: TokenText, max_bytes: int) -> tuple[StepRollouts, ...]:
-    """Choose the stored responses of the first, the best and the last evaluation, with equal parts of the bytes."""
+    """Choose the stored responses of the first, the best and the last evaluation, sharing the bytes equally."""
     stored = stored_steps(run.path, "evaluations")
     best = best_evaluation(run)
     chosen = sorted({*stored[:1], *stored[-1:], *([best.step] if best else [])} & set(stored))
@@ -69,7 +69,7 @@ def choose_evaluations(run: StoredRun, text_of: TokenText, max_bytes: int) -> tu
 
 
 def evenly_spaced(steps: Sequence[int], number: int) -> list[int]:
-    """Return `number` of the steps, evenly spaced by index, with the last one and, from two on, the first one."""
+    """Return `number` of the steps, evenly spaced by index: always the last one and, from two on, the first."""
     if number >= len(steps):
         return list(steps)
     if number == 1:
@@ -154,7 +154,7 @@ def _text_if_needed(text: str, tokens: Sequence[int], text_of: TokenText) -> str
 
 
 def _step_data(step: int, groups: Sequence[dict[str, Any]], text_of: TokenText) -> dict[str, Any]:
-    """Return a step with one list of its distinct tokens; the groups hold indices into it."""
+    """Return a step with one list of its distinct tokens; the groups contain indices into it."""
     tokens = sorted({token for group in groups for token in group["token"]})
     index = {token: i for i, token in enumerate(tokens)}
     pieces = [text_of(token) for token in tokens]

@@ -1,7 +1,7 @@
 """Stored rollouts as text: the prompts of a step with their pass rates, and the responses to one of them.
 
-Control characters of prompts and responses are written out, so that they cannot act on a terminal. Where tools were
-called, a margin says on every line whether the model or a result wrote it.
+Control characters in prompts and responses are escaped, so that they cannot act on a terminal. Where tools were called,
+a margin marks on every line whether the model or a result wrote it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Samples(Result):
     rows: tuple[PromptRow, ...]
     number: int | None  # the prompt whose responses are shown; None if no prompt has responses of the kind
     group: Group | None  # rollouts of that prompt
-    chosen: bool  # whether the caller chose the prompt; then the list of prompts is left out
+    chosen: bool  # whether the caller chose the prompt; then the list of prompts is omitted
     folder: Folder
     kind: Kind
     limit: int  # show at most this many responses
@@ -92,7 +92,7 @@ class Samples(Result):
             yield from _responses(self.group, self.number, self.kind, self.limit, tokenizer)
 
     def prompts(self) -> Table:
-        """Return the prompts by pass rate; of many prompts, some that are evenly spaced."""
+        """Return the prompts by pass rate; if there are many, an evenly spaced selection."""
         order = sorted(self.rows, key=lambda row: -row.pass_rate)
         indices = np.linspace(0, len(order) - 1, min(len(order), MAX_PROMPTS)).round().astype(int).tolist()
         several = any(row.num_turns > row.num_rollouts for row in order)
@@ -145,7 +145,7 @@ def unsolved_examples(run: Path, step: int, number: int = 2) -> list[str]:
 
 
 def _responses(group: Group, number: int, kind: Kind, limit: int, tokenizer: Any) -> Iterator[str | Text]:
-    """Yield a prompt and its most frequent responses; with a tokenizer all turns of those that called tools."""
+    """Yield a prompt and its most frequent responses; with a tokenizer, all turns of those that called tools."""
     tree, kind_name, chosen = group.tree, _KIND_NAMES[kind], of_kind(group, kind)
     order = chosen[np.argsort(-tree.leaf_count[chosen], kind="stable")]
     head = f"prompt {number}, {one_line(group.prompt.id)} ({one_line(group.prompt.domain)})"
@@ -208,7 +208,7 @@ def _answer(verdict: Verdict) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return text on one line, with its control characters written out."""
+    """Return text on one line, with its control characters escaped."""
     return visible_text(text.strip(), one_line=True)
 
 

@@ -1,8 +1,7 @@
 """The summary of a run: held-out scores and their changes, the cost, notes, and why numbers are missing.
 
-Both ends of a change of a held-out score have the same prompts, so the interval of the change is narrower than those of
-the two scores. The reasons follow from the settings and from the metrics. If neither explains a gap, the text states
-the gap alone.
+Both ends of a held-out score's change use the same prompts, so its interval is narrower than those of the two scores.
+The reasons come from the settings and the metrics. If neither explains a gap, the text states only the gap.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def cost_row(run: StoredRun) -> tuple[str, ...]:
 
 
 def tools_rows(run: StoredRun) -> list[tuple[str, ...]]:
-    """Return the cells of `TOOLS` for a run; no row without tools."""
+    """Return the cells of `TOOLS` for a run; no rows without tools."""
     use = total_tool_use(run.records)
     if use is None:
         return []
@@ -92,7 +91,7 @@ def run_notes(run: StoredRun) -> list[str]:
 
 
 def _events(run: StoredRun) -> list[str]:
-    """Return signs of collapse, early ends, resets of the reference, and begins of phases."""
+    """Return signs of collapse, early ends, reference resets, and phase starts."""
     lines = [f"Sign of collapse at {record.collapse}" for record in run.records if record.collapse]
     for record in run.records:
         if record.ended is not None:  # a run with later lines was resumed
@@ -124,8 +123,8 @@ def _lost_verdicts(run: StoredRun) -> list[str]:
         for one in sampled:
             reasons.update(one.unverified_reasons or {})
         lines.append(
-            f"{lost:,} of {sum(one.samples for one in sampled):,} rollouts could not be verified because of the "
-            f"machine. They were taken out of their groups. Most often: {reasons.most_common(1)[0][0]}."
+            f"{lost:,} of {sum(one.samples for one in sampled):,} rollouts could not be verified because of "
+            f"infrastructure failures. They were removed from their groups. Most often: {reasons.most_common(1)[0][0]}."
         )
     if lost := sum(one.num_unverified or 0 for one in evaluated):
         lines.append(f"{lost:,} responses in evaluations could not be verified because of infrastructure failures.")
@@ -133,11 +132,11 @@ def _lost_verdicts(run: StoredRun) -> list[str]:
 
 
 def _ends(run: StoredRun) -> list[str]:
-    """Return failures of the infrastructure, lost memory, and whether the run is unfinished."""
+    """Return infrastructure failures, lost memory, and whether the run is unfinished."""
     stops = [record for record in run.records if record.stopped]
     lines = [f"An infrastructure failure stopped the run at step {record.step}: {record.stopped}." for record in stops]
     if retries := sum(record.update.out_of_memory_retries for record in run.records if record.update):
-        lines.append(f"Memory ran out {retries} times. Smaller passes with the same gradients followed.")
+        lines.append(f"Memory ran out {retries} times. The run continued with smaller passes and the same gradients.")
     last = run.records[-1]
     if last.stopped is None and last.ended is None and _is_unfinished(run):
         lines.append("The metrics end here: the run is not finished, or it was stopped.")
@@ -197,7 +196,7 @@ def _scores(run: StoredRun) -> dict[int, list[Estimate]]:
 
 
 def _is_unfinished(run: StoredRun) -> bool:
-    """Return whether the run has not reached the end that its settings give."""
+    """Return whether the run has not reached the end that its settings define."""
     planned, limit, unit = (run.settings.get(name, "null") for name in ("steps", "budget.limit", "budget.unit"))
     done, spent = run.records[-1].step, total_cost(run.records)
     left = [done < int(planned)] if planned != "null" else []
@@ -221,7 +220,7 @@ def _when(record: StepRecord) -> str:
 
 
 Missing = Literal["step", "update", "check", "evaluation", "rollouts", "evaluations"]
-# what a run may lack -> the setting that switches it off with 0, or gives the steps between two of them
+# what a run may lack -> the setting that disables it at 0, or sets the steps between two of them
 _SWITCHES: Mapping[Missing, str] = {
     "check": "diagnostics.held_out_check_every",
     "evaluation": "evaluation.num_prompts",
@@ -239,11 +238,11 @@ def reason(runs: Sequence[StoredRun], what: Missing) -> str:
 
 
 def why_missing(run: StoredRun, what: Missing) -> str:
-    """Return why a run has no number of its steps, updates, checks or evaluations, or why a folder has no responses."""
+    """Return why a run lacks numbers of steps, updates, checks or evaluations, or why a folder has no responses."""
     setting = _SWITCHES.get(what, "")
     every = run.settings.get(setting, "")
     if every == "0":
-        return f"The run was made without ({setting}: 0)."
+        return f"The run disabled this ({setting}: 0)."
     if run.steps and not run.updates and what in ("update", "check", "rollouts"):
         return _why_no_update(run)
     if run.updates and what in ("check", "rollouts") and every.isdecimal():
@@ -254,7 +253,7 @@ def why_missing(run: StoredRun, what: Missing) -> str:
         return "No step is complete yet."
     if what in ("rollouts", "evaluations"):
         return f"There are no responses in {run.path / what}."
-    return "The metrics hold no such number."
+    return "The metrics contain no such number."
 
 
 def _why_no_update(run: StoredRun) -> str:

@@ -12,14 +12,14 @@ from brorl.model.settings import shipped_folder
 from brorl.runs.run_directory import read_settings
 from brorl.storage import split_revision
 
-TokenText = Callable[[int], tuple[str, bool]]  # the text that a token adds, and whether the token is a special one
+TokenText = Callable[[int], tuple[str, bool]]  # the text that a token adds, and whether the token is special
 _FILE = "tokenizer.json"
 
 
 def tokenizer_of_run(run: Path) -> Any:
-    """Return the tokenizer of a run's last checkpoint, or before the first checkpoint that of its model.
+    """Return the tokenizer of a run's last checkpoint, or of its model before the first checkpoint.
 
-    None if this machine has none of them, or it cannot be read.
+    None if this machine has neither, or it cannot be read.
     """
     checkpoints = sorted((run / "checkpoints").glob(f"*/{_FILE}"))
     file = checkpoints[-1] if checkpoints else _file_of(read_settings(run / "config.yaml").get("model", ""))
@@ -29,12 +29,12 @@ def tokenizer_of_run(run: Path) -> Any:
 
     try:
         return Tokenizer.from_file(str(file))
-    except Exception:  # the library raises a bare Exception for a file that it cannot read
+    except Exception:  # the library raises a bare Exception for an unreadable file
         return None
 
 
 def _file_of(model: str) -> Path | None:
-    """Return the file in the folder of a model, or of a hub id the one that was downloaded."""
+    """Return the file in a model's folder, or the downloaded file of a hub id."""
     folder = shipped_folder(model) or Path(model).expanduser()
     if not model or folder.is_dir():
         return folder / _FILE if model else None
@@ -42,7 +42,7 @@ def _file_of(model: str) -> Path | None:
 
     hub_id, revision = split_revision(model)
     found: Any = None
-    with suppress(ValueError):  # a folder that is gone is no hub id
+    with suppress(ValueError):  # a deleted folder is not a hub id
         found = try_to_load_from_cache(hub_id, _FILE, revision=revision)
     return Path(found) if isinstance(found, str) else None
 

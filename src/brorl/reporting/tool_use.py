@@ -1,4 +1,4 @@
-"""What rollouts called, over some steps: from the section `tools` of the metrics into texts for tables."""
+"""The tool calls of rollouts over some steps: turn the section `tools` of the metrics into texts for tables."""
 
 from __future__ import annotations
 

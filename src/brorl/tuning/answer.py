@@ -68,9 +68,9 @@ NO_FINAL = (
     "No answer within {budget}: {candidate} was ahead of your recipe in the race, and there was no time to test it on "
     "fresh prompts and seeds; continue with: {command}"
 )
-NONE_AHEAD = "Keep your recipe: of {candidates} none was ahead of it in pass@{k} after {spent} of training."
+NONE_AHEAD = "Keep your recipe: none of {candidates} was ahead of it in pass@{k} after {spent} of training."
 NOT_SHOWN = (
-    "Keep your recipe: {name} ({candidate}) won the race, and on fresh prompts and seeds it is not shown to end higher "
+    "Keep your recipe: {name} ({candidate}) won the race, but on fresh prompts and seeds it is not shown to end higher "
     "in pass@{k}: {measured}."
 )
 WON = (
@@ -78,8 +78,8 @@ WON = (
     "{measured}, on fresh prompts, {seeds} each."
 )
 NOTHING_TO_FIND = (
-    "There is hardly anything to find: held-out pass@{k} is {pass_k} and pass@1 {pass_1}, so more rollouts have no "
-    "successes to learn from; choose harder prompts, or a model that solves more of them now and then."
+    "There is hardly anything to gain: held-out pass@{k} is {pass_k} and pass@1 {pass_1}, so more rollouts have no "
+    "successes to learn from; choose harder prompts, or a model that sometimes solves more of them."
 )
 
 
@@ -89,11 +89,11 @@ class TuningResult(Result):
 
     path: Path  # folder of the tuning
     answer: str  # one sentence
-    spec: TuningSpec | None  # None if there was nothing to find
+    spec: TuningSpec | None  # None if there was nothing to gain
     race: tuple[tuple[Standing, ...], ...]  # [rung][arm]
     final: FinishedComparison | None  # the winner against the user's recipe; None if the recipe won the race
     recipe: Path | None = None  # train this recipe next; None if the user's own is the best
-    page: Path | None = None  # HTML with the answer, the race and the final; None if there was nothing to find
+    page: Path | None = None  # HTML with the answer, the race and the final; None if there was nothing to gain
 
     @property
     def train_command(self) -> str | None:
@@ -101,7 +101,7 @@ class TuningResult(Result):
         return None if self.recipe is None else shell_command("train", self.recipe)
 
     def figure(self) -> ResultFigure:
-        """Return the figure of the race, that of `race.png`, as a matplotlib figure.
+        """Return the figure in `race.png` as a matplotlib figure.
 
         Raises:
             ValueError: If no part of the race is complete.
@@ -136,7 +136,7 @@ def conclude(
     """State the answer, write the page, and write the recipe if it is not the user's own.
 
     `race` has the standings at each complete rung. If there is no final, either the user's recipe won, or time ran out
-    and the command `with_more_time` continues.
+    and the command `with_more_time` continues the tuning.
     """
     findings = findings_of(spec, race, winner, final, with_more_time)
     won = final is not None and findings[0].template == WON
@@ -155,7 +155,7 @@ def findings_of(
     final: FinishedComparison | None,
     with_more_time: str,
 ) -> list[Finding]:
-    """Decide what a tuning found; if the runs of the final are not matched, that too."""
+    """Decide the findings of a tuning, including that the runs of the final are not matched."""
     pair = None if final is None else final.results.pair
     candidate = {"name": winner.name, "candidate": winner.title}
     unanswered = {"budget": duration(spec.seconds), "command": with_more_time}
@@ -180,7 +180,7 @@ def findings_of(
 
 
 def recipe_for(config: TrainConfig, run_seconds: float, folder: Path) -> Path:
-    """Write a recipe that trains as a run of the tuning did, but in its own run directory."""
+    """Write a recipe that trains like a run of the tuning, but in its own run directory."""
     settings: dict[str, Any] = {
         "seed": 0, "steps": None, "output_dir": None, "tracking.run_name": None, "budget.unit": "seconds",
         "budget.limit": run_seconds, "budget.marks": [], "budget.pause_at": None,
@@ -200,7 +200,7 @@ def _write_page(result: TuningResult, spec: TuningSpec, page: Path) -> None:
         if result.train_command is None
         else ("to train the winner", result.train_command)
     )
-    remark = "The race has one seed and chose among many: its scores are of the tuning prompts, and prove nothing."
+    remark = "The race had one seed and chose among many arms: its scores, on the tuning prompts, prove nothing."
     with storage_errors(result.path):
         result.figure().savefig(figure, **PNG)
         content = AnswerParts(
@@ -228,5 +228,5 @@ def race_table(spec: TuningSpec, race: Sequence[Sequence[Standing]]) -> Table:
         rows.append((arm.name, arm.title, *scores, *not_reached, reached[arm.name][-1].dropped or ""))
     columns = ("arm", "settings", *(amount(spec.run_seconds * fraction, "seconds") for fraction in RUNGS), "dropped")
     title = f"The race: held-out pass@{spec.k} on the tuning prompts"
-    notes = ("-: did not get there.",) if any("-" in row for row in rows) else ()
+    notes = ("-: the arm did not get there.",) if any("-" in row for row in rows) else ()
     return Table(title, columns, tuple(rows), notes, words=frozenset({0, 1, 5}))

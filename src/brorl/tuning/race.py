@@ -1,4 +1,4 @@
-"""Runs a tuning within its budget: the pilot, the race and the final."""
+"""Run a tuning within its budget: the pilot, the race and the final."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def with_tuning_prompts(config: TrainConfig) -> tuple[TrainConfig, tuple[int, in
     tuning = min(wanted, smallest - final)
     if tuning * len(sizes) < _FEWEST_PROMPTS:
         raise UserError(
-            f"a tuning needs at least {2 * _FEWEST_PROMPTS} held-out prompts, half of them for the race, and as many "
-            f"of each source; there are {2 * tuning * len(sizes)}; raise data.held_out_fraction and "
+            f"a tuning needs at least {2 * _FEWEST_PROMPTS} held-out prompts, half of them for the race, and equally "
+            f"many of each source; there are {2 * tuning * len(sizes)}; raise data.held_out_fraction and "
             "evaluation.num_prompts, or set evaluation.sources"
         )
     return _evaluated_on(config, skip, final), (skip + final, tuning)
@@ -94,7 +94,7 @@ def take_pilot(
 ) -> StartPilot:
     """Evaluate the start on the tuning prompts; for each N, find the prompts per step that take equally long.
 
-    As soon as they are known, `check_time` gets lower bounds of the seconds of a step and of an evaluation. It raises a
+    `check_time` gets lower bounds on the seconds of a step and of an evaluation as soon as they are known. It raises a
     UserError if the budget is too short for them.
     """
     config = _evaluated_on(config, *tuning)
@@ -104,7 +104,7 @@ def take_pilot(
         if (number := inputs.prompts.train.num_prompts) < _FEWEST_TRAINING_PROMPTS:
             raise UserError(f"a tuning needs at least {_FEWEST_TRAINING_PROMPTS} training prompts, got {number}")
         parts = LocalParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
-        screen.observe(Phase("timing", "a part of a step"))
+        screen.observe(Phase("timing", "part of a step"))
         with TemporaryDirectory(dir=folder, prefix=".pilot-") as scratch:
             least = least_step_seconds(parts, Path(scratch))
         check_time(least, 0.0)
@@ -127,8 +127,8 @@ def take_pilot(
             plan = PlanResult.measure(config, parts, pilot, ROLLOUTS, folder, screen.dim).plan
         except NoMixedGroupError as error:
             raise UserError(
-                f"the pilot has {pilot[1]} rollouts of each of {pilot[0]} training prompts, "
-                "and no group is mixed; choose prompts that the model solves sometimes, or look at them: brorl data"
+                f"the pilot has {pilot[1]} rollouts for each of {pilot[0]} training prompts, "
+                "but no group is mixed; choose prompts that the model sometimes solves, or look at them: brorl data"
             ) from error
     fitting = {row.num_rollouts: row.budget_prompts for row in plan.rows if row.budget_prompts}
     return StartPilot(start, fitting, plan.rows[plan.recipe].seconds["total"], evaluation_seconds)
@@ -137,19 +137,19 @@ def take_pilot(
 _FEWEST_CANDIDATES = 3  # there are always the user's own and two with a higher rate
 _FEWEST = 4  # race at least this many arms, the user's own among them, unless there are fewer candidates
 _STEPS_TO_A_RUNG = 25  # the first rung is long enough for this many steps of the user's recipe
-_HEADROOM = 0.02  # if pass@k is less than this above pass@1, there is hardly anything to find
-_K = 16  # the aim pass@k means this k
+_HEADROOM = 0.02  # if pass@k is less than this above pass@1, there is hardly anything to gain
+_K = 16  # the k of the aim pass@k
 
 
 def train_race(spec: TuningSpec, folder: Path, jobs: int | None, screen: Screen) -> TuningResult:
-    """Train the race and the final while there is time, and state the answer; the folder is locked meanwhile."""
+    """Train the race and the final while there is time, and return the answer, with the folder locked."""
 
     @cache
     def slots() -> list[Slot]:
         found = slots_for(spec.jobs if jobs is None else jobs, [spec.own])
         if (machine := machine_of(found, [spec.own])) != spec.machine:
             raise UserError(
-                f"{folder} was started on {spec.machine}, and this is {machine}; use the same {option('jobs')} and "
+                f"{folder} was started on {spec.machine}, but this is {machine}; use the same {option('jobs')} and "
                 "machine"
             )
         return found
@@ -189,7 +189,7 @@ def _final(
         compared = spec.final(winner, *size)
         screen.echo(
             f"final: {winner.name} ({winner.title}) against {OWN}, {amount(compared.budget, 'seconds')} each, "
-            f"{counted(compared.seeds, 'seed')} each, on other prompts"
+            f"{counted(compared.seeds, 'seed')} each, on different prompts"
         )
     else:
         return None
@@ -217,7 +217,7 @@ def continue_command(folder: Path) -> str:
 def prepare_tuning(
     config: TrainConfig, folder: Path, aim: Aim, seconds: float, seeds: int, jobs: int | None, screen: Screen
 ) -> TuningSpec | TuningResult:
-    """Take the pilot, choose the candidates and write `tune.json`, or return that there is nothing to find."""
+    """Run the pilot, choose the candidates and write `tune.json`, or return that there is nothing to gain."""
     started = perf_counter()
     config = with_settings(config, {"evaluation.ks": sorted({1, *config.evaluation.ks})})
     largest = max(config.evaluation.ks)
@@ -257,10 +257,10 @@ def prepare_tuning(
 
 
 def with_sizes(spec: TuningSpec, step_seconds: float, are_bounds: bool = False) -> TuningSpec:
-    """Return the spec with a run's budget, and with as many arms as leave the first rung long enough.
+    """Return the spec with a run's budget, and with the most arms that leave the first rung long enough.
 
-    The race and the final share the remaining time. One step of the recipe takes `step_seconds`, or if `are_bounds` at
-    least this long, and so do the evaluations.
+    The race and the final share the remaining time. One step of the recipe takes `step_seconds`. If `are_bounds`, this
+    and the evaluation time are lower bounds.
 
     Raises:
         UserError: If the budget is too short for the fewest arms.
@@ -334,7 +334,7 @@ def _race(
 
 
 def _courses(spec: TuningSpec, runs: Sequence[PlannedRun]) -> list[Course]:
-    """Read the scores of runs at a rung. Prompts count only if every run verified all of their responses."""
+    """Read the scores of runs at a rung. Only prompts whose responses every run verified are used."""
     evaluations: list[list[Score]] = []
     for run in runs:
         read = read_scores(run.directory, run.seed, run.budget)

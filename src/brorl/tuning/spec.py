@@ -5,9 +5,9 @@ quarter, a half and all of the budget. An arm that stays continues from its paus
 are left than the next rung has room for, the best by projected end stay. Objectives take turns in this choice, because
 a falling order lowers pass@1 first and raises it last. The user's own arm always stays.
 
-The projected end is a power law of the cost: it leads from the start through the evaluations at half of the rung and at
-the rung, with an exponent of at most 1. An arm that has turned stays where it is. So an arm that starts slowly and
-still rises stays.
+The projected end is a power law of the cost with an exponent of at most 1. It leads from the start through the
+evaluations at half of the rung and at the rung. An arm whose score has turned is projected to stay where it is. So an
+arm that starts slowly but is still rising stays.
 
 Source: successive halving (Jamieson and Talwalkar, arXiv 1502.07943); the projection is ours.
 """
@@ -71,9 +71,9 @@ class Standing:
 
 
 def standings(courses: Sequence[Course], fraction: float, room: int, own: str) -> tuple[Standing, ...]:
-    """Decide which `room` arms stay at a rung, the own arm among them; return all arms, best projected end first.
+    """Decide which `room` arms stay at a rung, including the own arm; return all arms, best projected end first.
 
-    The objectives take turns, each with its best arm that is left. An arm of the own objective that is behind the own
+    The objectives take turns, each adding its best remaining arm. An arm of the own objective that is behind the own
     arm stays only if room is left. At the end of the budget, arms of all objectives are compared.
     """
     projected = {course.arm: course.projected(fraction) for course in courses}
@@ -133,7 +133,7 @@ def _settings(
 
 
 def _objective(aim: Aim) -> dict[str, Any]:
-    """Return the settings of the objective that the study found best for an aim: MaxRL, its order ending at the k."""
+    """Return the settings of the objective that the study found best for an aim: MaxRL, with its order ending at k."""
     return {"advantage": AdvantageSettings(estimator="maxrl", final_order=_FINAL_ORDERS[aim]).model_dump(mode="json")}
 
 
@@ -156,7 +156,7 @@ class TuningSpec:
     """The plan of a tuning."""
 
     aim: Aim
-    k: int  # the aim means pass@k of this k
+    k: int  # the k of the pass@k to raise
     seconds: float  # budget of the whole command
     run_seconds: float  # budget per run
     seeds: int  # runs of each arm in the final
@@ -216,13 +216,13 @@ class TuningSpec:
 USED = 0.85  # fraction of the time outside evaluations that is training; the rest is startup and last steps
 FEWEST_SEEDS = 2  # a final needs at least this many
 _CONCLUDING = 0.03  # fraction of the whole budget that the answer's tables and figures take
-_SHORTEST = 0.5  # the final's runs get at least this fraction of their planned budget; rather, it has fewer seeds
+_SHORTEST = 0.5  # the final's runs get at least this fraction of their planned budget, even if that means fewer seeds
 _FIRST_EVALUATIONS = 3  # evaluations of a run up to the first rung; each later rung has one
 
 
 @dataclass
 class TuneClock:
-    """Divides the remaining budget; it measures how long runs take in addition to their training."""
+    """Divides the remaining budget, and measures how long runs take beyond their training."""
 
     spec: TuningSpec
     deadline: float  # all runs end by this time of `time.perf_counter`

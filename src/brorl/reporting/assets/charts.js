@@ -67,7 +67,7 @@ function layoutOf(chart) {
   };
 }
 
-// No bar of buttons: one of plotly's sends the chart to its server. Zoom by dragging, back by a double click.
+// No button bar: one of plotly's buttons sends the chart to its server. Drag to zoom; double-click to zoom out.
 const PLOTLY_OPTIONS = { responsive: true, displayModeBar: false, showSendToCloud: false, plotlyServerURL: "" };
 
 function draw(chart) {

@@ -88,7 +88,7 @@ function turns(group, i, nodes, spans) {
   return blocks;
 }
 
-// A click, or the arrow keys, choose a token whose facts stand below the response.
+// A click, or the arrow keys, choose a token whose facts are shown below the response.
 function chooseTokens(group, nodes, spans, text, facts) {
   let at = -1;
   const choose = (to) => {

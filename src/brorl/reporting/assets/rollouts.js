@@ -5,7 +5,7 @@ const unpacked = new Map(); // "folder-run-step" -> its data
 const FOLDERS = [["evaluations", "held-out prompts, before and after"], ["rollouts", "training prompts"]];
 const view = { run: 0, folder: null, sides: [], data: null, prompt: null, shown: [], turn: 0 }; // data: the last side
 const MORE = 20; // responses or branches that are added at a time
-const FEW = 6; // responses at first, where two evaluations stand side by side
+const FEW = 6; // responses at first, when two evaluations are side by side
 
 function element(tag, className, ...content) {
   const made = document.createElement(tag);
@@ -27,7 +27,7 @@ async function unpack(folder, run, step) {
   return unpacked.get(key);
 }
 
-// Nodes stand in depth-first order: the parent of a node is the last one before it that is a level up.
+// Nodes are in depth-first order: the parent of a node is the last one before it that is one level up.
 function prepare(group) {
   const last = [];
   group.parent = group.depth.map((depth, i) => { last[depth] = i; return depth ? last[depth - 1] : -1; });
@@ -38,7 +38,7 @@ function prepare(group) {
   group.leaf.forEach((node, response) => group.ending[node].push(response));
 }
 
-// Characters that would act on the page rather than show are written out, as `brorl samples` does.
+// Characters that would act on the page rather than show are escaped, as in `brorl samples`.
 const ACTING = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
 
 function writtenOut(character) {
@@ -95,7 +95,7 @@ async function chooseRun(place) {
   await chooseFolder(folders.some(([folder]) => folder === view.folder) ? view.folder : first);
 }
 
-// Two evaluations stand side by side, the first and the last if no others are chosen.
+// Two evaluations are shown side by side, the first and the last if no others are chosen.
 async function chooseFolder(folder) {
   const before = Number(stepSelect.value);
   const again = view.folder === folder;
@@ -126,7 +126,7 @@ async function chooseSteps() {
       `this browser cannot unpack the rollouts (${error.message}); use a newer browser, or ${data.runs[run].samples}`;
     return;
   }
-  if (view.turn !== turn) return; // another one was chosen meanwhile
+  if (view.turn !== turn) return; // a different one was chosen in the meantime
   const before = view.prompt !== null && view.data?.groups[view.prompt]?.id;
   view.sides = loaded.map((side, i) => ({ label: chosen[i].label, data: side }));
   view.data = loaded.at(-1);
@@ -174,7 +174,7 @@ function listPrompts() {
   choosePrompt(view.shown.includes(view.prompt) ? view.prompt : view.shown[0] ?? null);
 }
 
-// What long beginnings and ends all prompts share (instructions, templates) is left out of the list.
+// Long beginnings and ends that all prompts share (instructions, templates) are omitted from the list.
 function shortenPrompts(groups) {
   const texts = groups.map((group) => group.prompt);
   const shared = (all) => {

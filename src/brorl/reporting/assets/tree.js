@@ -96,7 +96,7 @@ function unfold(outline) {
 
 function openNow(details) {
   details.open = true;
-  details.dispatchEvent(new Event("toggle")); // the browser's own comes too late to go on into what it adds
+  details.dispatchEvent(new Event("toggle")); // the browser's own event comes too late to continue into what it adds
 }
 
 function drawIcicle(group, outline, available) {
@@ -109,7 +109,7 @@ function drawIcicle(group, outline, available) {
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.setAttribute("class", "icicle");
   svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", `tree of ${group.rollouts} rollouts, from the left; the list below holds the same`);
+  svg.setAttribute("aria-label", `tree of ${group.rollouts} rollouts, from the left; the list below contains the same`);
   const x = (depth) => (depth / deepest) * width;
   const stack = [];
   let top = 0;
