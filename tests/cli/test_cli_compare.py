@@ -274,7 +274,7 @@ def test_the_memory_of_a_cluster_is_not_that_of_this_machine(monkeypatch: pytest
     settings = {"data.sources": {"task": "countdown", "num_numbers": 3, "max_number": 7}, "data.held_out_fraction": 0.2}
     arms = sweep_arms("quickstart", settings | {"cluster.nodes": 1}, {"rollouts_per_prompt": [4, 8]})
     check_arms(arms, "steps", seeds=1, jobs=1)
-    with pytest.raises(UserError, match="of memory, but 0 MiB are available"):
+    with pytest.raises(UserError, match="of memory, but only 0 MiB"):
         check_arms(sweep_arms("quickstart", settings, {"rollouts_per_prompt": [4, 8]}), "steps", seeds=1, jobs=1)
 
 
