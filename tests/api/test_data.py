@@ -175,7 +175,7 @@ def test_a_malformed_reference_is_the_error_of_training(
 def test_nothing_left_to_evaluate_on_is_the_error_of_training(recipe: dict[str, Any], tmp_path: Path) -> None:
     few = bare(recipe["model"], write_rows(tmp_path / "rows.jsonl", rows_of("math", 3, bad=0)), "math")
     few["data"]["held_out_fraction"] = 0.0
-    with pytest.raises(UserError, match="there is no held-out question for evaluation"):
+    with pytest.raises(UserError, match="there are no held-out questions for evaluation"):
         data(few)
 
 

@@ -308,7 +308,7 @@ def test_sessions_on_different_machines_give_a_remark(report: EvaluationResult) 
     one = {"processor": "a", "threads": 2, "command": ["brorl", "eval"]}
     assert remarks(replace(report, sessions=[one, {**one, "command": ["brorl", "eval", "--ks=1"]}])) == []
     (said,) = remarks(replace(report, sessions=[one, one, {**one, "processor": "b", "threads": 4}]))
-    assert said.startswith("the 3 sessions differ in processor, threads: the seconds are a mixture")
+    assert said.startswith("the 3 sessions differ in processor, threads: seconds are not comparable")
 
 
 def test_the_table_shows_three_ks() -> None:
