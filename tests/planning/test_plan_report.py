@@ -94,7 +94,7 @@ def test_tables_fit_into_80_columns() -> None:
     assert "beyond the pilot's 32 rollouts" in fractions
     assert "0.94 [0.89, 0.96]" in fractions
     assert "2 [1, unbounded]" in budget
-    assert "of a step with 16 prompts" in fractions
+    assert "for a step with 16 prompts" in fractions
     lines = {line.split()[0]: line for line in budget.splitlines() if line.strip()[:1].isdigit()}
     assert "use this, tied" in lines["256*"]
     assert "tied, recipe" in lines["64*"]

@@ -69,7 +69,7 @@ def test_checkpoints_their_best_and_locks(
     reason = os.strerror(code)
     for line in (
         f"the file system of {directory.checkpoints} has no symbolic links ({reason}): best is a file with the name of",
-        f"the file system of {directory.checkpoints} has no permissions ({reason}): files of checkpoints may",
+        f"the file system of {directory.checkpoints} has no permissions ({reason}): checkpoint files may",
         f"the file system of {run} has no locks ({reason}): do not start a second process that works on it",
         f"has no fsync of folders ({reason}): a power cut can lose what was just written",
     ):

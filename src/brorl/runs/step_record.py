@@ -1,7 +1,7 @@
-"""The record of a step: a line of `metrics.jsonl`, typed. `from_json` reads one, and `to_json` writes one.
+"""The record of a step: a typed line of `metrics.jsonl`. `from_json` reads one, and `to_json` writes one.
 
-Each field has its unit and its meaning, which docs/reference/metrics.md repeats. A count that a file lacks is 0, and a
-mean is not a number.
+Each field states its unit and meaning, which docs/reference/metrics.md repeats. If a file lacks a count, it is 0; a
+missing mean is NaN.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from brorl.format import Estimate
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRecord:
-    """What was sampled from one source of prompts."""
+    """The rollouts sampled from one prompt source."""
 
     groups: Annotated[int, "prompts", "prompts sampled from the source"] = 0
     groups_mixed: Annotated[int, "prompts", "mixed groups"] = 0
@@ -29,7 +29,7 @@ class SourceRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingRecord:
-    """What a step sampled. Counts are over all prompts, including those that dynamic sampling dropped."""
+    """The rollouts that a step sampled. Counts include prompts that dynamic sampling dropped."""
 
     rounds: Annotated[
         int, "calls", "calls to the sampling engine, about 1.1 once the fraction of mixed groups is known"
@@ -62,13 +62,13 @@ class SamplingRecord:
     verifier_failures: Annotated[
         int, "responses", "distinct responses whose verification failed in other ways; incorrect"
     ] = 0
-    # with several terms of the reward
+    # with several reward terms
     terms: Annotated[
         Mapping[str, float | None] | None,
         "reward",
         "unweighted mean of the term over the rollouts that have it; null if none has it",
     ] = None
-    # where rollouts could not be verified
+    # if some rollouts could not be verified
     samples_unverified: Annotated[
         int | None, "rollouts", "rollouts taken out of their groups; `sampling.samples` includes them"
     ] = None
@@ -101,7 +101,7 @@ class SamplingRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolUse:
-    """The calls of some rollouts, and the tokens that results gave them."""
+    """The tool calls of some rollouts, and the tokens of their results."""
 
     turns: Annotated[float, "turns", "mean number of turns per rollout, 1 without a call"] = 1.0
     calls: Annotated[int, "calls", "calls of all rollouts that got a result"] = 0
@@ -128,7 +128,7 @@ class KeptRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRecord:
-    """What the learner measured in a step; means over its mini-batches unless noted."""
+    """The learner's measurements in a step; means over its mini-batches unless noted."""
 
     loss: Annotated[float, "", "policy loss without the KL penalty"] = nan
     grad_norm: Annotated[float, "", "gradient norm before clipping"] = nan
@@ -218,7 +218,7 @@ class PooledCoverage:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptCoverage:
-    """The same by prompt, with one entry per prompt; a field without a meaning has that of `PooledCoverage`."""
+    """The same with one entry per prompt; a field without a description has that of `PooledCoverage`."""
 
     id: Annotated[tuple[str, ...], "", "prompt ids"] = ()
     num_rollouts: Annotated[tuple[int, ...], "rollouts", "N"] = ()
@@ -251,7 +251,7 @@ class CoverageRecord:
 class HeldOutCheck:
     """The effect of an update on the probability of correct responses; intervals are 95%."""
 
-    # null if a weight is too large for a float
+    # null if a weight overflows a float
     change: Annotated[
         float | None, "probability", "estimated change in the probability of a correct response, mean over the prompts"
     ] = None
@@ -297,12 +297,12 @@ class EvaluationRecord:
     unique_tokens: Annotated[int, "tokens", "computed tokens"] = 0
     sampled_tokens: Annotated[int, "tokens", "tokens in all responses"] = 0
     seconds: Annotated[float, "s", "wall time"] = 0.0
-    # where responses could not be verified
+    # if some responses could not be verified
     num_unverified: Annotated[int | None, "responses", "such responses; pass@k is estimated without them"] = None
     left_out: Annotated[
         Mapping[int, int] | None, "prompts", "prompts with fewer than k verified responses, keyed by k"
     ] = None
-    # where responses called tools
+    # if responses called tools
     turns: Annotated[float | None, "turns", "mean number of turns per response"] = None
     given_tokens: Annotated[int | None, "tokens", "tokens in results: given nodes in the trees"] = None
     by_source: Annotated[
@@ -353,7 +353,7 @@ class StepRecord:
 
     @property
     def cost(self) -> Cost:
-        """The cost of the step; the start costs nothing. An attempt without an update counts in all units but steps."""
+        """The cost of the step; step 0 is free. An attempt without an update counts in all units except steps."""
         if self.sampling is None:
             return Cost()
         seconds = self.seconds.total if self.seconds else 0.0
@@ -362,11 +362,11 @@ class StepRecord:
 
     @property
     def weights_step(self) -> int:
-        """The step that made the weights of the evaluation: the step before, if this one made no update."""
+        """The step that produced the evaluated weights: the step before, if this one made no update."""
         return self.step if self.update else max(self.step - 1, 0)
 
     def is_regular(self, every: int) -> bool:
-        """Return whether an evaluation in this record is regular: only such an evaluation may change the training.
+        """Return whether an evaluation in this record is regular: only regular evaluations may affect training.
 
         An attempt that found no group is repeated, so its evaluation is not regular.
         """
@@ -374,7 +374,7 @@ class StepRecord:
 
 
 def total_cost(records: Iterable[StepRecord]) -> Cost:
-    """Return the cost of some steps."""
+    """Return the total cost of some steps."""
     return sum((record.cost for record in records), Cost())
 
 
@@ -383,8 +383,8 @@ def is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-_WITH_NULLS = (UpdateRecord, PooledCoverage, HeldOutCheck)  # here a missing number is null; elsewhere it has no key
-KEYS = {"began_at": "from"}  # fields whose key is a word of Python
+_WITH_NULLS = (UpdateRecord, PooledCoverage, HeldOutCheck)  # here a missing number is null; elsewhere its key is absent
+KEYS = {"began_at": "from"}  # fields whose key is a Python keyword
 
 
 def to_json(record: StepRecord) -> dict[str, Any]:
@@ -407,7 +407,7 @@ def from_json(content: Mapping[str, Any]) -> StepRecord:
     """Return the record of a JSON object; unknown keys are ignored.
 
     Raises:
-        ValueError: If the object is not a record; the text names the first wrong value.
+        ValueError: If the object is not a record; the message names the first wrong value.
     """
     record: StepRecord = _reader().validate_python(content)
     return record
