@@ -236,7 +236,7 @@ def test_prompts_that_are_all_too_long_are_the_error_of_training(
 @pytest.mark.parametrize(
     ("tokens", "limit", "response", "fix"),
     [
-        (100, 50, 100, "raise it to 100 or more, the tokens of the shortest one"),
+        (100, 50, 100, "raise it to 100 or more, the length of the shortest one"),
         (
             200,
             128,

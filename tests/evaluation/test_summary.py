@@ -293,9 +293,9 @@ def test_the_record_holds_every_number_and_is_json(report: EvaluationResult) -> 
 def test_what_is_out_of_the_ordinary_is_said(report: EvaluationResult) -> None:
     assert remarks(report) == []
     cut = replace(report, overall=replace(report.overall, truncation_rate=0.5))
-    assert "cut at 32,768 tokens; with" in remarks(cut)[0]
+    assert "truncated at 32,768 tokens; with" in remarks(cut)[0]
     with_tools = replace(cut, settings={**report.settings, "tools": {}})
-    assert "cut at 32,768 tokens a turn, or at the limits in tools; with" in remarks(with_tools)[0]
+    assert "truncated at 32,768 tokens per turn, or at the limits in tools; with" in remarks(with_tools)[0]
     few = [replace(r, num_truncated=256, verifier_timeouts=2, verifier_failures=1) for r in report.prompts[:3]]
     odd = result_of(few, (1,), {"olympiadbench": 1.0})
     lost, cut = remarks(odd)

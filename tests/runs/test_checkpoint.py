@@ -320,7 +320,7 @@ def test_shards_are_a_part_of_the_checkpoint_and_found_where_it_was_moved(
     assert read_state(moved).learner == {"shards": str(moved / "shards"), "updates": 3}
     shard = moved / "shards" / "__1_0.distcp"
     shard.write_bytes(b"shard")
-    assert find_damage(moved) == "shards/__1_0.distcp has 5 bytes of 10"
+    assert find_damage(moved) == "shards/__1_0.distcp has 5 bytes, not 10"
     shard.unlink()
     assert find_damage(moved) == "shards/__1_0.distcp is missing"
 
