@@ -312,7 +312,7 @@ def test_more_prompts_a_step_than_there_are_to_train_on_is_a_warning(tiny: Path,
     for asked, warned in ((there_are, False), (there_are + 1, True)):
         said: list[str] = []
         build_run(config(tiny, prompts_per_step=asked), RunDirectory(tmp_path), lambda _: None, said.append)
-        expected = f"prompts_per_step = {asked:,} is more than the {there_are:,} training prompts"
+        expected = f"prompts_per_step = {asked:,} exceeds the {there_are:,} training prompts"
         assert any(expected in line for line in said) == warned
 
 

@@ -93,7 +93,7 @@ def test_tables_fit_into_80_columns() -> None:
     assert "16*" not in fractions
     assert "beyond the pilot's 32 rollouts" in fractions
     assert "0.94 [0.89, 0.96]" in fractions
-    assert "2 [1, unbounded]" in budget
+    assert "2 [1, inf]" in budget
     assert "for a step with 16 prompts" in fractions
     lines = {line.split()[0]: line for line in budget.splitlines() if line.strip()[:1].isdigit()}
     assert "use this, tied" in lines["256*"]

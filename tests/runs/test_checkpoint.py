@@ -236,7 +236,7 @@ def test_another_runs_state_is_read_without_restoring_random_numbers(save: Calla
 def test_a_state_that_could_not_be_loaded_is_not_saved(
     tmp_path: Path, save: Callable[..., Path], learner: dict, where: str
 ) -> None:
-    with pytest.raises(TypeError, match=f"{where}; a checkpoint stores tensors"):
+    with pytest.raises(TypeError, match=f"{where}; a checkpoint stores only tensors"):
         save(TrainerState(2, learner))
     assert last_checkpoint(tmp_path) is None
 

@@ -249,7 +249,7 @@ def format_noise(estimate: Estimate) -> str:
         return ""
     if isinf(estimate.value):
         return f"above {plain(estimate.low, 2)}"
-    high = "unbounded" if isinf(estimate.high) else plain(estimate.high, 2)
+    high = "inf" if isinf(estimate.high) else plain(estimate.high, 2)
     return f"{plain(estimate.value, 2)} [{plain(estimate.low, 2)}, {high}]"
 
 
