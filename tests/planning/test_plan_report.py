@@ -120,7 +120,7 @@ def test_sentences_say_what_the_numbers_say() -> None:
     assert "docs/explanation/theory.md" in lines[4]
 
     alone = advice_lines(report(tied=[1], chosen=1))
-    assert "this is the recipe's own N; the recipe has 16 prompts per step" in alone[1]
+    assert "N is the recipe's own, with 16 prompts per step in the recipe" in alone[1]
     assert "The next best, N = 256, has 1.04 [0.94, 1.25] times" in alone[2]
     slow = [replace(one, budget_prompts=0) if one.num_rollouts == 64 else one for one in report().plan.rows]
     assert "the recipe's N = 64 does not fit" in advice_lines(report(rows=slow))[1]

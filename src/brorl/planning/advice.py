@@ -163,7 +163,7 @@ def _recipe_words(plan: RolloutPlan, chosen: PlanRow, settings: StepSettings) ->
     """Return how many prompts fit in the same time at the recipe's own N."""
     recipe = plan.rows[plan.recipe]
     if chosen is recipe:
-        return f"this is the recipe's own N; the recipe has {settings.prompts_per_step} prompts per step"
+        return f"N is the recipe's own, with {settings.prompts_per_step} prompts per step in the recipe"
     fits = f"has {recipe.budget_prompts} prompts in this time" if recipe.budget_prompts else "does not fit"
     return f"the recipe's N = {recipe.num_rollouts} {fits}"
 
