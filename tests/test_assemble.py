@@ -249,7 +249,7 @@ def test_longer_than_a_sliding_window(tiny: Path, tmp_path: Path) -> None:
             prepare_run(config(model, **tree), str(model))
         else:
             message = message_of(model, tmp_path, **tree)
-            assert f"can have {window + 1} tokens, and the sliding window of {model} has {window}," in message
+            assert f"can have {window + 1} tokens together, but the sliding window of {model} has {window}," in message
             assert "set engine.forward: auto" in message
 
 
@@ -298,8 +298,8 @@ def test_a_model_without_a_place_for_hooks_takes_the_flat_path(
             said: list[str] = []
             checked = config(model, steps=steps, **settings)
             run, state = build_run(checked, RunDirectory(folder), lambda _: None, said.append)
-            (flat,) = [line for line in said if line.startswith("the flat path runs, because ")]
-            assert flat.endswith("a row with its prompt for each distinct response, and computes what they share again")
+            (flat,) = [line for line in said if line.startswith("using the flat path, because ")]
+            assert flat.endswith("one row per distinct response, with its prompt, and recomputes shared tokens")
             train_run(run, state)
             assert sum("a pass over the responses of this step has" in line for line in said) == 1
             found.append({name: weight.clone() for name, weight in run.learner.weights()})
@@ -312,7 +312,7 @@ def test_more_prompts_a_step_than_there_are_to_train_on_is_a_warning(tiny: Path,
     for asked, warned in ((there_are, False), (there_are + 1, True)):
         said: list[str] = []
         build_run(config(tiny, prompts_per_step=asked), RunDirectory(tmp_path), lambda _: None, said.append)
-        expected = f"prompts_per_step = {asked:,} is more than the {there_are:,} training prompts"
+        expected = f"prompts_per_step = {asked:,} exceeds the {there_are:,} training prompts"
         assert any(expected in line for line in said) == warned
 
 
@@ -333,11 +333,11 @@ def test_lines_about_removed_data_have_the_right_plural(tiny: Path, tmp_path: Pa
     plural = "s" if number > 1 else ""
     removed = [
         f"dropped: {number} prompt{plural} of more than 3 tokens (data.max_prompt_tokens)",
-        f"removed from training: {number} question{plural} of the evaluation data",
+        f"removed from training: {number} question{plural} in the evaluation data",
     ]
     *lines, warning, _ = input_lines(prepare_run(checked, str(tiny)), checked)
     assert lines == removed
-    assert f"is more than the {number} training prompt{plural}, and a step repeats prompts" in warning
+    assert f"exceeds the {number} training prompt{plural}, so steps repeat prompts" in warning
     assert [note for note in describe_data(checked, 0).notes if note in removed] == removed
 
 

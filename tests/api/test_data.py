@@ -175,7 +175,7 @@ def test_a_malformed_reference_is_the_error_of_training(
 def test_nothing_left_to_evaluate_on_is_the_error_of_training(recipe: dict[str, Any], tmp_path: Path) -> None:
     few = bare(recipe["model"], write_rows(tmp_path / "rows.jsonl", rows_of("math", 3, bad=0)), "math")
     few["data"]["held_out_fraction"] = 0.0
-    with pytest.raises(UserError, match="there is no held-out question for evaluation"):
+    with pytest.raises(UserError, match="there are no held-out questions for evaluation"):
         data(few)
 
 
@@ -236,7 +236,7 @@ def test_prompts_that_are_all_too_long_are_the_error_of_training(
 @pytest.mark.parametrize(
     ("tokens", "limit", "response", "fix"),
     [
-        (100, 50, 100, "raise it to 100 or more, the tokens of the shortest one"),
+        (100, 50, 100, "raise it to 100 or more, the length of the shortest one"),
         (
             200,
             128,

@@ -215,7 +215,7 @@ def test_benchmarks_of_one_model(tiny: Path, tmp_path: Path) -> None:
     outcome = command("eval", tiny, *sets, *small, "--output-dir=out")
     assert outcome.code == 0, outcome
     asked = "Please reason step by step, and put your final answer within \\boxed{}."
-    assert "asked after each question of aime24" in outcome.said
+    assert "added to each question of aime24" in outcome.said
     prompts = {row["prompt_id"]: row["prompt"] for row in rows("out")}
     assert prompts == {**{f"aime24:{i + 1}": f"What is {i}?\n\n{asked}" for i in range(3)}, "mine:1": "1+1?"}
     found = record("out")

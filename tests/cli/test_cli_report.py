@@ -68,7 +68,7 @@ def test_a_report_of_a_real_run(run: Path) -> None:
 
     assert command("report", run).code == 0  # a report may be written over
     both = command("report", run, run.parent / "small", "--output", "x.html")
-    assert (both.code, both.err) == (2, f"brorl: the run {run} is given twice; give each run once\n")
+    assert (both.code, both.err) == (2, f"brorl: the run {run} is listed twice; list each run once\n")
 
 
 @pytest.mark.slow

@@ -293,9 +293,9 @@ def test_the_record_holds_every_number_and_is_json(report: EvaluationResult) -> 
 def test_what_is_out_of_the_ordinary_is_said(report: EvaluationResult) -> None:
     assert remarks(report) == []
     cut = replace(report, overall=replace(report.overall, truncation_rate=0.5))
-    assert "cut at 32,768 tokens; with" in remarks(cut)[0]
+    assert "truncated at 32,768 tokens; with" in remarks(cut)[0]
     with_tools = replace(cut, settings={**report.settings, "tools": {}})
-    assert "cut at 32,768 tokens a turn, or at the limits in tools; with" in remarks(with_tools)[0]
+    assert "truncated at 32,768 tokens per turn, or at the limits in tools; with" in remarks(with_tools)[0]
     few = [replace(r, num_truncated=256, verifier_timeouts=2, verifier_failures=1) for r in report.prompts[:3]]
     odd = result_of(few, (1,), {"olympiadbench": 1.0})
     lost, cut = remarks(odd)
@@ -308,7 +308,7 @@ def test_sessions_on_different_machines_give_a_remark(report: EvaluationResult) 
     one = {"processor": "a", "threads": 2, "command": ["brorl", "eval"]}
     assert remarks(replace(report, sessions=[one, {**one, "command": ["brorl", "eval", "--ks=1"]}])) == []
     (said,) = remarks(replace(report, sessions=[one, one, {**one, "processor": "b", "threads": 4}]))
-    assert said.startswith("the 3 sessions differ in processor, threads: the seconds are a mixture")
+    assert said.startswith("the 3 sessions differ in processor, threads: seconds are not comparable")
 
 
 def test_the_table_shows_three_ks() -> None:

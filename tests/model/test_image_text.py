@@ -214,7 +214,7 @@ def test_a_run_is_checked_resumed_and_evaluated(
     ]
     checked = command("check", *settings)
     assert checked.code == 0, checked
-    assert ("the flat path runs, because" in checked.said) == (kind in FLAT)
+    assert ("using the flat path, because" in checked.said) == (kind in FLAT)
     assert ("carry a state from token to token" in checked.said) == (kind in FLAT)
     assert command("train", "--output_dir=whole", "--steps=2", *settings).code == 0
     assert command("train", "--output_dir=parts", "--steps=1", *settings).code == 0

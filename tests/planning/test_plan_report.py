@@ -93,8 +93,8 @@ def test_tables_fit_into_80_columns() -> None:
     assert "16*" not in fractions
     assert "beyond the pilot's 32 rollouts" in fractions
     assert "0.94 [0.89, 0.96]" in fractions
-    assert "2 [1, no end]" in budget
-    assert "of a step with 16 prompts" in fractions
+    assert "2 [1, inf]" in budget
+    assert "for a step with 16 prompts" in fractions
     lines = {line.split()[0]: line for line in budget.splitlines() if line.strip()[:1].isdigit()}
     assert "use this, tied" in lines["256*"]
     assert "tied, recipe" in lines["64*"]
@@ -107,21 +107,21 @@ def test_sentences_say_what_the_numbers_say() -> None:
     lines = advice_lines(report())
     assert lines[0] == "For pass@1, use N = 256 rollouts per prompt."
     assert lines[1] == (
-        "With 10 prompts a step takes 1.00 s on this machine, which is the time to spend; the recipe's N = 64 has 20 "
+        "With 10 prompts, a step takes 1.00 s on this machine, which is the time budget; the recipe's N = 64 has 20 "
         "prompts in this time."
     )
     text = " ".join(shown(report(), 400).split())
     assert text.startswith(lines[0])
     assert all(text.count(line) == 1 for line in lines)
     assert "cannot distinguish N = 64 and 256" in lines[2]
-    assert "taken as 8%" in lines[2]
+    assert "timing error of 8%" in lines[2]
     assert "pilot_prompts=32" in lines[3]
-    assert "not the final result" in lines[4]
+    assert "do not determine the final result" in lines[4]
     assert "docs/explanation/theory.md" in lines[4]
 
     alone = advice_lines(report(tied=[1], chosen=1))
-    assert "N is the recipe's own, which has 16 prompts per step" in alone[1]
-    assert "The next is N = 256 with 1.04 [0.94, 1.25] times" in alone[2]
+    assert "N is the recipe's own, with 16 prompts per step in the recipe" in alone[1]
+    assert "The next best, N = 256, has 1.04 [0.94, 1.25] times" in alone[2]
     slow = [replace(one, budget_prompts=0) if one.num_rollouts == 64 else one for one in report().plan.rows]
     assert "the recipe's N = 64 does not fit" in advice_lines(report(rows=slow))[1]
     assert " - " in shown(budget_table(report(rows=slow)))

@@ -236,7 +236,7 @@ def test_another_runs_state_is_read_without_restoring_random_numbers(save: Calla
 def test_a_state_that_could_not_be_loaded_is_not_saved(
     tmp_path: Path, save: Callable[..., Path], learner: dict, where: str
 ) -> None:
-    with pytest.raises(TypeError, match=f"{where}; a checkpoint stores tensors"):
+    with pytest.raises(TypeError, match=f"{where}; a checkpoint stores only tensors"):
         save(TrainerState(2, learner))
     assert last_checkpoint(tmp_path) is None
 
@@ -320,7 +320,7 @@ def test_shards_are_a_part_of_the_checkpoint_and_found_where_it_was_moved(
     assert read_state(moved).learner == {"shards": str(moved / "shards"), "updates": 3}
     shard = moved / "shards" / "__1_0.distcp"
     shard.write_bytes(b"shard")
-    assert find_damage(moved) == "shards/__1_0.distcp has 5 bytes of 10"
+    assert find_damage(moved) == "shards/__1_0.distcp has 5 bytes, not 10"
     shard.unlink()
     assert find_damage(moved) == "shards/__1_0.distcp is missing"
 

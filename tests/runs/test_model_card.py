@@ -119,7 +119,7 @@ def test_the_base_of_a_later_stage_is_that_of_the_first(tmp_path: Path) -> None:
     before = {"checkpoint": str(first / "checkpoints" / "step-000007"), "step": 7, "model": "org/base"}
     card = model_card(made_up([{"step": 0}], {"continued_from": before}, model=before["checkpoint"]), 0)
     assert cells(card, "base model") == ["[org/base](https://huggingface.co/org/base) at `abc`"]
-    assert cells(card, "continued from")[0].startswith("step 7 of another run")
+    assert cells(card, "continued from")[0].startswith("step 7 of a different run")
     assert str(tmp_path) not in card
 
 

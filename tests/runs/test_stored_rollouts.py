@@ -81,7 +81,7 @@ def _reversed(table: pa.Table) -> pa.Table:
         (lambda t: t.drop_columns(["reason"]), "it has no column reason"),
         (lambda t: t.slice(1), "do not add up"),
         (lambda t: t.slice(0, t.num_rows - 1), "do not add up"),
-        (_reversed, "are not in the order of their tree"),
+        (_reversed, "are not in tree order"),
     ],
 )
 def test_a_damaged_table_is_refused(tmp_path: Path, rng: np.random.Generator, harm, said: str) -> None:  # type: ignore[no-untyped-def]
@@ -100,7 +100,7 @@ def test_a_damaged_table_is_refused(tmp_path: Path, rng: np.random.Generator, ha
 def test_a_torn_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "rollouts" / f"step-{STEP:06d}.parquet"
     file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"does not hold the rollouts of a run") as error:
+    with pytest.raises(UserError, match=r"does not contain a run's rollouts") as error:
         list(read_groups(tmp_path, STEP))
     assert "\n" not in str(error.value)
 

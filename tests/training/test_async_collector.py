@@ -342,7 +342,7 @@ def test_a_step_that_needs_no_new_samples_has_the_outcomes_of_its_groups() -> No
 def test_steps_follow_the_weights() -> None:
     collector, _ = virtual_collector(WordyEngine())
     collector.publish([], 4)
-    with pytest.raises(ValueError, match="step 4 needs the weights of version 3, and the newest are of version 4"):
+    with pytest.raises(ValueError, match="step 4 needs version 3 of the weights, but the newest is version 4"):
         collector.next_batch(4)
 
 

@@ -180,11 +180,11 @@ WRONG_VERDICT = Verdict(False, 0.0, "7", "wrong", 0.0)
         ([0], "verifier raised ValueError: x", True, "verifier raised ValueError: x.*fix the"),
         ([0], "timeout", True, r"4 of 4 verifications failed \(most often: timeout"),
         ([0], Verdict(False, 0.5, None, "partly", 0.0), True, "rewards.partial_credit: true"),
-        ([0], WRONG_VERDICT, False, "24 of 24 rollouts were cut off at sampling.max_new_tokens"),
+        ([0], WRONG_VERDICT, False, "24 of 24 rollouts were truncated at sampling.max_new_tokens"),
         ([0], "no answer", True, "found no answer in 4 of 4.*set prompt.template"),
         ([0], "unfinished thought", True, "4 of 4 .*end inside a thought.*thought_tags"),
         ([0], "no code block", True, "found no answer in 4 of 4.*set prompt.template"),
-        ([0], WRONG_VERDICT, True, "check the format and the verifier first.*rollouts_per_prompt"),
+        ([0], WRONG_VERDICT, True, "first check the format and the verifier.*rollouts_per_prompt"),
     ],
 )
 def test_the_message_says_why_nothing_is_mixed(

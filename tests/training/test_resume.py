@@ -478,7 +478,7 @@ def test_a_setting_that_was_edited_in_the_run_is_refused(child: ChildRuns, run: 
         config.write_text(written.replace(f"\n{name}: {before}\n", f"\n{name}: {now}\n"))
         outcome = child("resume", run)
         assert outcome.code == 2
-        assert f"{name} was {before} when the run began, and {config} now has {now}; set it back" in outcome.err
+        assert f"{name} was {before} when the run began, but {config} now has {now}; change it back" in outcome.err
     config.write_text(re.sub(r"memory_gib:\s+4\.0", "memory_gib: 3.0", written))  # changes no result
     assert config.read_text() != written
     assert child("resume", run, "--engine.threads=2").code == 0
@@ -503,7 +503,7 @@ def test_a_damaged_checkpoint_names_the_one_before_it(
     for file in ("model.safetensors", "trainer_state.pt", "tokenizer.json"):
         whole = (newest / file).read_bytes()
         (newest / file).write_bytes(whole[: len(whole) // 2])
-        error = f"checkpoint {newest} is damaged: {file} has {len(whole) // 2:,} bytes of {len(whole):,}"
+        error = f"checkpoint {newest} is damaged: {file} has {len(whole) // 2:,} bytes, not {len(whole):,}"
         assert error in refused()
         (newest / file).write_bytes(whole[:-64] + bytes(byte ^ 1 for byte in whole[-64:]))  # of the right size
         assert f"checkpoint {newest} is damaged: the content of {file} has changed" in refused()
@@ -523,7 +523,7 @@ def test_lost_lines_of_metrics_are_refused(child: ChildRuns, run: Path, with_all
         file.write_text("".join(damaged))
         outcome = child("resume", run)
         assert outcome.code == 2
-        assert f"{file} has no line of step {lost}, although" in outcome.err
+        assert f"{file} has no line for step {lost}, although" in outcome.err
         assert file.read_text() == "".join(damaged)
 
 

@@ -417,14 +417,14 @@ def test_the_optimizer_of_a_sharded_run_is_taken_and_one_of_another_model_is_an_
             torch.testing.assert_close(taken[index][kind], value, rtol=1e-9, atol=1e-15)
     assert learner.state_dict()["updates"] == 0
     wider = sharded_cases.learner_of(replace(case, overrides={"hidden_size": 48}), ALONE)
-    with pytest.raises(ValueError, match=r"is of another model: .* should have shape .*, and has"):
+    with pytest.raises(ValueError, match=r"belongs to a different model: .* should have shape .*, but has"):
         wider.load_optimizer_state(state)
     for file in (tmp_path / "shards").glob("*.distcp"):
         file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"shards cannot be read \(rank 0: .*; choose another checkpoint"):
+    with pytest.raises(ValueError, match=r"could not read the shards .*\(rank 0: .*; choose a different checkpoint"):
         learner.load_optimizer_state(state)
     (tmp_path / "shards" / ".metadata").unlink()
-    with pytest.raises(ValueError, match=r"shards cannot be read .*metadata.*; choose another checkpoint"):
+    with pytest.raises(ValueError, match=r"could not read the shards .*metadata.*; choose a different checkpoint"):
         learner.load_optimizer_state(state)
 
 

@@ -166,8 +166,8 @@ def test_the_state_of_another_model_is_refused(model: PreTrainedModel) -> None:
     state = ReferencePolicy(model).state_dict()
     other = deepcopy(model)
     other.model.norm.weight = torch.nn.Parameter(torch.ones(3))
-    with pytest.raises(ValueError, match=r"model.norm.weight should have shape \(3,\), and has \(32,\)"):
+    with pytest.raises(ValueError, match=r"model.norm.weight should have shape \(3,\), but has \(32,\)"):
         ReferencePolicy(other).load_state_dict(state)
     del state["model.norm.weight"]
-    with pytest.raises(ValueError, match=r"model.norm.weight should have shape \(32,\), and has None"):
+    with pytest.raises(ValueError, match=r"model.norm.weight should have shape \(32,\), but has None"):
         ReferencePolicy(model).load_state_dict(state)

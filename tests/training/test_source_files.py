@@ -109,7 +109,7 @@ def test_a_changed_file_is_named_and_a_run_that_began_with_it_is_not_resumed(
     finally:
         file.write_bytes(before)
     assert named in str(refusal.value)
-    fix = "since the run began; restore what step-000000 was trained with to resume, or start a new run: brorl train"
+    fix = "since the run began; to resume, restore what step-000000 was trained with, or start a new run: brorl train"
     assert fix in str(refusal.value)
 
 

@@ -40,12 +40,12 @@ def test_the_second_pass_of_each_way_decides_and_one_line_has_both(rng: np.rando
     distinct, tokens = num_tree_tokens(trees), num_flat_tokens(trees)
     assert line == (
         f"responses share little: {distinct} distinct tokens took 500 ms as trees, {500 / distinct:.4f} ms each, and "
-        f"{tokens} tokens 200 ms as rows, {200 / tokens:.4f} ms each; the learner takes rows"
+        f"{tokens} tokens took 200 ms as rows, {200 / tokens:.4f} ms each; the learner uses rows"
     )
     chosen, line = measured_forward(model, TREE, trees, 1024, clock([0.0, 0.2, 0.0, 0.5]))
     assert chosen is TREE
     assert line is not None
-    assert line.endswith("the learner takes trees")
+    assert line.endswith("the learner uses trees")
 
 
 def test_nothing_is_measured_where_trees_share(rng: np.random.Generator) -> None:

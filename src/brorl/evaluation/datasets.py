@@ -1,4 +1,4 @@
-"""Reads the datasets that an evaluation or a verification names: benchmarks, files, hub ids, puzzles, recipes, runs."""
+"""Read the datasets that a user names: benchmarks, files, hub ids, puzzles, recipes, runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from brorl.verification.gym.task import BENCHMARKS as GYM_BENCHMARKS
 
 _NAMES = (*BENCHMARKS, *GYM_BENCHMARKS)  # of all benchmarks
 NO_LIMIT = 2**31
-"""`evaluation.num_prompts` of an evaluation on all prompts."""
+"""Value of `evaluation.num_prompts` that evaluates on all prompts."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class EvaluationRequest:
     # the run sets it
     config: TrainConfig
     data: tuple[str, ...]  # datasets as the user named them; empty means the run's held-out questions
-    belongs_to_run: bool  # whether a run or the shipped model's recipe sets the prompt format
+    belongs_to_run: bool  # whether a run, or the recipe of the shipped model, sets the prompt format
     own_template: bool  # whether the user set prompt.template or prompt.domain_templates
 
     def format_of(self, one: SourceQuestions) -> PromptFormat:
         """Return the prompt format of a dataset.
 
-        If neither the run nor the user has templates, the usual templates of its domains apply to a public dataset, and
-        to one with multiple-choice options.
+        If neither the run nor the user sets templates, public and multiple-choice datasets use the default templates of
+        their domains.
         """
         own = self.config.prompt
         has_options = isinstance(one.source, FileSource) and bool(one.source.options_column)
@@ -54,7 +54,7 @@ class EvaluationRequest:
 
 
 def read_datasets(request: EvaluationRequest) -> list[SourceQuestions]:
-    """Read the questions to evaluate on, without the questions to train on that puzzles and the data of a run have."""
+    """Read the questions to evaluate on, and drop any training questions."""
     config = request.config
     if not request.data:
         if not request.belongs_to_run or not (config.data.held_out_fraction or config.evaluation.sources):
@@ -78,7 +78,7 @@ def read_datasets(request: EvaluationRequest) -> list[SourceQuestions]:
 
 
 def parse_data(text: str) -> Source:
-    """Return what --data names: a benchmark, `NAME=PATH_OR_HUB_ID`, a puzzle, a file, a hub id, or a YAML mapping."""
+    """Parse --data: a benchmark, `NAME=PATH_OR_HUB_ID`, a puzzle, a file, a hub id, or a YAML mapping."""
     name, equals, path = text.partition("=")
     if text in BENCHMARKS:
         return benchmark_source(text)
@@ -94,9 +94,9 @@ def parse_data(text: str) -> Source:
 
 
 def _as_guessed(text: str, source: Source, config: TrainConfig) -> Source:
-    """Guess the columns and the domain, as `brorl init` does, if --data gives only the path of a file.
+    """Guess the columns and the domain, as `brorl init` does, if --data is only a file path.
 
-    If no built-in verifier reads the answers, the user's function does, if there is one.
+    If no built-in verifier can read the answers, use the domain of the user's verifier function, if there is one.
     """
     if not isinstance(source, FileSource) or source.layout or text.lstrip().startswith("{"):
         return source
@@ -110,7 +110,7 @@ def _as_guessed(text: str, source: Source, config: TrainConfig) -> Source:
 
 @contextmanager
 def naming_data(text: str, source: Source) -> Iterator[None]:
-    """Within the block, let errors about a dataset begin with the argument that gave it."""
+    """Prefix errors about a dataset with the argument that named it."""
     try:
         yield
     except (UserError, ValueError) as error:
@@ -123,7 +123,7 @@ def naming_data(text: str, source: Source) -> Iterator[None]:
 
 
 def read_all_questions(data: str, overrides: Mapping[str, Any]) -> tuple[TrainConfig, list[Question]]:
-    """Read all questions of a recipe, a run, or a dataset that `parse_data` reads; return them with the settings."""
+    """Read all questions of a recipe, a run, or a dataset that `parse_data` accepts; return them with the settings."""
     run = Path(data).expanduser() / "config.yaml"
     recipe = str(run) if is_file(run) else data
     every = {

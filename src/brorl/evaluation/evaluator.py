@@ -1,6 +1,6 @@
-"""Evaluation, during training and in `brorl eval`: sample, verify, count, summarize; storing is optional.
+"""Evaluation, during training and in `brorl eval`: sample, verify, count, summarize, and optionally store.
 
-Prompts come in batches, one call of the engine each. Counts per prompt go out, and pass@k over any of the prompts.
+Input: batches of prompts, one engine call each. Output: counts per prompt, and pass@k over any subset of the prompts.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class PromptCounts:
     unique_tokens: int  # sampled nodes of the tree: tokens that the engine had to compute
     verifier_timeouts: int  # distinct responses whose verification timed out; they count as incorrect
     verifier_failures: int  # distinct responses whose verification failed otherwise; they count as incorrect
-    num_unverified: int = 0  # responses, 0 to n, that infrastructure failures left unverified; they do not count
+    num_unverified: int = 0  # responses left unverified by infrastructure failures, 0 to n; excluded from pass@k
     calling_turns: int = 0  # turns that called tools, in all responses
-    given_tokens: int = 0  # tokens of results: given nodes of the tree
+    given_tokens: int = 0  # tool result tokens: given nodes of the tree
 
     @property
     def num_verified(self) -> int:
@@ -55,8 +55,8 @@ class PromptCounts:
 class BatchCounts:
     """The counts of an evaluated batch."""
 
-    prompts: tuple[PromptCounts, ...]  # one for each prompt
-    seconds: float  # time for sampling and verifying
+    prompts: tuple[PromptCounts, ...]  # one per prompt
+    seconds: float  # sampling and verification time
 
 
 @dataclass(frozen=True)
@@ -66,25 +66,25 @@ class Summary:
     num_prompts: int  # number of prompts, P
     num_samples: int  # responses per prompt, n
     # k -> pass@k: the mean of unbiased estimates over prompts, with its interval. Prompts with fewer than k verified
-    # responses do not count; a k that leaves no prompt is missing.
+    # responses are excluded; a k that excludes every prompt is missing.
     pass_at: dict[int, Estimate]
     solved: int  # prompts with at least one correct response
-    tokens_per_response: float  # mean number of tokens of a response
+    tokens_per_response: float  # mean response length, in tokens
     truncation_rate: float  # fraction of truncated responses, 0 to 1
     verifier_timeouts: int  # distinct responses whose verification timed out
     verifier_failures: int  # distinct responses whose verification failed otherwise
     num_distinct: int  # distinct responses
     sampled_tokens: int  # tokens in all responses
     unique_tokens: int  # sampled nodes of all trees: tokens that the engine had to compute
-    seconds: float | None  # time for sampling and verifying; None if it is unknown
-    num_unverified: int = 0  # responses that infrastructure failures left unverified; they do not count
-    left_out: dict[int, int] = field(default_factory=dict)  # k -> number of prompts that do not count, if any
+    seconds: float | None  # sampling and verification time; None if unknown
+    num_unverified: int = 0  # responses left unverified by infrastructure failures; excluded from pass@k
+    left_out: dict[int, int] = field(default_factory=dict)  # k -> number of excluded prompts, if any
     calling_turns: int = 0  # turns that called tools
-    given_tokens: int = 0  # tokens of results: given nodes of all trees
+    given_tokens: int = 0  # tool result tokens: given nodes of all trees
 
     @property
     def turns(self) -> float:
-        """Mean number of turns of a response."""
+        """Mean number of turns per response."""
         return 1 + self.calling_turns / (self.num_samples * self.num_prompts)
 
 
@@ -116,12 +116,12 @@ def count_responses(group: Group) -> PromptCounts:
 
 
 def summarize(prompts: Sequence[PromptCounts], ks: Sequence[int], seconds: float | None) -> Summary:
-    """Summarize the counts of prompts, which must have equal numbers of responses."""
+    """Summarize the counts of prompts, which must all have the same number of responses."""
     numbers = {prompt.num_samples for prompt in prompts}
     if len(numbers) != 1:
         raise ValueError(
-            f"expected prompts with one number of samples, got {sorted(numbers) or 'no prompt'}; summarize prompts of "
-            "one evaluation"
+            f"expected prompts with the same number of samples, got {sorted(numbers) or 'no prompts'}; summarize the "
+            "prompts of one evaluation"
         )
     n = numbers.pop()
     correct_P = np.array([prompt.num_correct for prompt in prompts], np.int64)
@@ -143,7 +143,7 @@ def summarize(prompts: Sequence[PromptCounts], ks: Sequence[int], seconds: float
 
 
 def evaluation_record(batch: BatchCounts, ks: Sequence[int]) -> EvaluationRecord | None:
-    """Return the record of an evaluation; None if there is a k for which no prompt has k verified responses."""
+    """Return the record of an evaluation, or None if for some k no prompt has k verified responses."""
     prompts = batch.prompts
     summary = summarize(prompts, ks, batch.seconds)
     if len(summary.pass_at) < len(ks):
@@ -177,11 +177,11 @@ def evaluation_record(batch: BatchCounts, ks: Sequence[int]) -> EvaluationRecord
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """Some prompts, for one call of the engine."""
+    """The prompts of one engine call."""
 
     prompts: tuple[Prompt, ...]
     seed: int  # seed of the sampling
-    data_set: str = ""  # the dataset of all the prompts; empty for a run's held-out prompts, which may have several
+    data_set: str = ""  # dataset of the prompts; empty for a run's held-out prompts, which may come from several
 
     @property
     def fingerprint(self) -> str:
@@ -194,7 +194,7 @@ Store: TypeAlias = Callable[[Sequence[Group], BatchCounts], None]  # keeps the r
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Samples, verifies and counts responses, in the same way for every batch."""
+    """Samples, verifies and counts responses, identically for every batch."""
 
     grader: Grader
     sampling: SamplingParams
@@ -202,7 +202,7 @@ class Evaluator:
     observe: Observe = unobserved  # called at the start of each phase
 
     def evaluate(self, sampler: Sampler, batch: PromptBatch, store: Store | None = None) -> BatchCounts:
-        """Sample, verify and count responses to a batch of prompts, and store them on request."""
+        """Sample, verify and count responses to a batch of prompts, and store them if `store` is given."""
         started = perf_counter()
         self.observe(Phase("evaluating", f"{len(batch.prompts)} prompts of {batch.data_set}" if batch.data_set else ""))
         token_ids = [prompt.token_ids for prompt in batch.prompts]
@@ -215,11 +215,11 @@ class Evaluator:
         return counts
 
 
-_SEED_OFFSET = 1_000_003  # evaluation draws other random numbers than training
+_SEED_OFFSET = 1_000_003  # evaluation and training draw different random numbers
 
 
 def held_out_batch(prompts: Sequence[Prompt], seed: int) -> PromptBatch | None:
-    """Return a run's held-out prompts as one batch, the same for every evaluation; None if there are none."""
+    """Return a run's held-out prompts as one batch, the same in every evaluation, or None if there are none."""
     return PromptBatch(tuple(prompts), seed + _SEED_OFFSET) if prompts else None
 
 
@@ -247,7 +247,7 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
 
 
 def coverage_note(evaluations: Sequence[EvaluationRecord]) -> list[str]:
-    """Return a sentence if pass@k of the largest k fell, and the intervals before and after do not overlap."""
+    """Return a sentence if pass@k for the largest k fell and the intervals before and after do not overlap."""
     if len(evaluations) < 2:
         return []
     before_at, after_at = evaluations[0].pass_at, evaluations[-1].pass_at

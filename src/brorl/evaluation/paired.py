@@ -1,18 +1,18 @@
-"""Decides whether arm B scores higher than arm A on the same prompts: difference, interval, conclusion.
+"""Decide whether arm B scores higher than arm A on the same prompts: difference, interval, conclusion.
 
-A run's mean score varies with the prompts (others could have been held out) and with the seed (a different seed
-trains a different model). D has the differences B - A, shape [S, P] for S seeds and P prompts. The 95% interval has
+A run's mean score varies with the prompts (a different sample could be held out) and with the seed (a different seed
+trains a different model). D holds the differences B - A, shape [S, P] for S seeds and P prompts. The 95% interval has
 
     half-width^2 = t(P - 1)^2 v_P + (d u)^2 + t(S - 1)^2 v_S,
     v_P = var(mean of D over seeds) / P,    v_S = var(mean of D over prompts) / S,    u = 1 - 0.025^(1/P),
 
-where t(d) is the 97.5% quantile of Student's t with d degrees of freedom. With u, the interval of Clopper and Pearson
-for what none of P prompts shows, it does not collapse where few prompts differ or none: d is the root mean square of
-the prompts' differences that are not 0, and 1 without any. At a level L, 0.025 is replaced by (1 - L) / 2. If the
+where t(d) is the 97.5% quantile of Student's t with d degrees of freedom. u is the Clopper-Pearson bound for an event
+that none of P prompts shows; it keeps the interval from collapsing when few or no prompts differ. d is the root mean
+square of the prompts' nonzero differences, and 1 if all are 0. At a level L, 0.025 is replaced by (1 - L) / 2. If the
 arms' runs are not paired, each arm has its own v_S. docs/explanation/comparing.md shows how often the interval covers
-the truth, and how often narrower intervals do not. Without a known variance it is the whole range.
+the truth, and how often narrower intervals miss it. If no variance is known, the interval is the whole range.
 
-The interval of one arm's score has the ends of `mean_with_interval` for the prompts in place of the first two terms.
+The interval of one arm's score replaces the first two terms with the ends of `mean_with_interval` over the prompts.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from brorl.format import Estimate
 Conclusion = Literal["A leads", "B leads", "no difference shown"]
 Covers = Literal["prompts and seeds", "prompts", "seeds", "nothing"]
 
-ROUNDING = 1e-12  # differences of scores below this are rounding
+ROUNDING = 1e-12  # score differences below this are rounding errors
 
 
 @dataclass(frozen=True)
 class VariancePart:
-    """One source's share of the variance of a mean; sources are independent."""
+    """One source's share of a mean's variance; sources are independent."""
 
     variance: float  # variance that this source adds to the mean
     degrees: float  # degrees of freedom in the estimate of `variance`
-    unseen: float = 0.0  # size of the differences that `degrees` + 1 prompts may have failed to show
+    unseen: float = 0.0  # size of differences that a sample of `degrees` + 1 prompts may have missed
 
     def squared_half_width(self, level: float = 0.95) -> float:
-        """Return the squared half-width that the interval would have with this part alone."""
+        """Return the squared half-width that the interval would have from this part alone."""
         known = float(stdtrit(self.degrees, (1 + level) / 2)) ** 2 * self.variance
         bound: float = 1 - ((1 - level) / 2) ** (1 / (self.degrees + 1))
         return known + (self.unseen * bound) ** 2
@@ -60,12 +60,12 @@ class VarianceParts:
     """The parts of the variance of a mean over prompts and seeds."""
 
     prompts: VariancePart | None  # due to the prompts; None with one prompt
-    # due to the seeds: one part if runs are paired, else one for each arm; empty if an arm has one seed
+    # due to the seeds: one part if runs are paired, else one per arm; empty if an arm has only one seed
     seeds: tuple[VariancePart, ...]
 
     @classmethod
     def of(cls, value_P: FloatArray, value_S: Sequence[FloatArray]) -> VarianceParts:
-        """Estimate the parts from one difference per prompt, and one per seed (or a mean for each seed of each arm)."""
+        """Estimate the parts from one difference per prompt, and one per seed (or one mean per seed and arm)."""
 
         def part(values: FloatArray, unseen: float = 0.0) -> VariancePart:
             return VariancePart(float(values.var(ddof=1)) / values.size, values.size - 1, unseen)
@@ -77,13 +77,13 @@ class VarianceParts:
 
     @property
     def covers(self) -> Covers:
-        """Which sources of variation an interval from these parts covers."""
+        """The sources of variation that an interval from these parts covers."""
         if self.prompts is None:
             return "seeds" if self.seeds else "nothing"
         return "prompts and seeds" if self.seeds else "prompts"
 
     def interval(self, value: float, level: float = 0.95) -> Estimate:
-        """Return the interval of a difference, within -1 and 1: the whole range if no variance is known."""
+        """Return the interval of a difference, within [-1, 1]: the whole range if no variance is known."""
         known = (*self.seeds, *(() if self.prompts is None else (self.prompts,)))
         half = sqrt(sum(part.squared_half_width(level) for part in known))
         half = half if half > ROUNDING else inf  # one number, or seeds that agree on one prompt
@@ -95,7 +95,7 @@ class TTest:
     """The result of a t-test on a mean difference."""
 
     t: float  # the statistic; infinite if all differences are equal and not 0
-    degrees: float  # degrees of freedom (a fraction if two groups are not paired)
+    degrees: float  # degrees of freedom (fractional if the two groups are not paired)
     p_greater: float  # one-tailed p for B above A
     p_two_sided: float
 
@@ -105,67 +105,67 @@ class PairedDifference:
     """How much higher B scores than A, with tests and a conclusion."""
 
     difference: Estimate  # mean of B - A, with the 95% interval that the conclusion uses
-    parts: VarianceParts  # the variance of `difference`; `at_level` makes intervals at other levels from it
-    # the sources of variation in that interval; with one seed per arm it shows which trained model is better, not which
-    # setting
+    parts: VarianceParts  # the variance of `difference`; `at_level` uses it for intervals at other levels
+    # sources of variation that the interval covers; with one seed per arm it shows which trained model is better, not
+    # which setting
     covers: Covers
     conclusion: Conclusion  # an arm leads if the interval excludes 0
-    # the paper's t-test: scores are averaged over seeds, and the test is over prompts, for the given trained models;
-    # None with one prompt
+    # the paper's t-test over prompts, on scores averaged over seeds: it holds for these trained models; None with one
+    # prompt
     prompt_test: TTest | None
-    # scores are averaged over prompts, and the test is over seeds, for the given prompts; None if an arm has one seed
+    # t-test over seeds, on scores averaged over prompts: it holds for these prompts; None if an arm has one seed
     seed_test: TTest | None
     seed_interval: Estimate | None  # the mean difference with the 95% interval of `seed_test`
-    seeds_paired: bool  # whether the arms have the same seeds, so that runs are paired
+    seeds_paired: bool  # whether the arms have the same seeds, so runs are paired
     num_prompts: int  # P
     num_seeds: tuple[int, int]  # runs of A, runs of B
     seeds_ahead: int | None  # number of seeds with B's mean above A's; None unless runs are paired
 
     def at_level(self, level: float) -> Estimate:
-        """Return `difference` with its interval at a different level between 0 and 1."""
+        """Return `difference` with its interval at the given level, between 0 and 1."""
         return self.parts.interval(self.difference.value, level)
 
 
 @dataclass(frozen=True)
 class CorrectedInterval:
-    """A difference in a table of several: all intervals together contain the truth with a probability of 95%."""
+    """A difference in a table of several, whose intervals all contain the truth with 95% probability."""
 
     interval: Estimate  # the difference with its interval at `level`
-    level: float  # level of each interval alone, `corrected_level(num_intervals)`
+    level: float  # level of each single interval, `corrected_level(num_intervals)`
     num_intervals: int  # number of intervals in the table
     conclusion: Conclusion  # drawn from `interval`
 
     @classmethod
     def of(cls, interval_at: Callable[[float], Estimate], num_intervals: int) -> CorrectedInterval:
-        """Correct the level for so many intervals, and conclude from the interval at that level."""
+        """Correct the level for the number of intervals, and conclude from the interval at that level."""
         level = corrected_level(num_intervals)
         return cls(interval := interval_at(level), level, num_intervals, conclusion_of(interval))
 
 
 @dataclass(frozen=True)
 class SeedsNeeded:
-    """How many seeds and prompts make an interval as narrow as wanted."""
+    """The number of seeds and prompts for a given interval width."""
 
-    half_width: float  # half of the interval's width: a smaller measured difference is not shown
+    half_width: float  # half of the interval's width: smaller measured differences are not significant
     seeds: int
-    prompts: int  # held-out prompts: as many as the comparison has if `enough_prompts`, else more
-    enough_prompts: bool  # whether the comparison's prompts are enough, with this many seeds
+    prompts: int  # held-out prompts: the comparison's own number if `enough_prompts`, else more
+    enough_prompts: bool  # whether the comparison has enough prompts for this number of seeds
 
 
 def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_paired: bool) -> PairedDifference:
     """Compare the scores of two arms on the same prompts.
 
     Scores are between 0 and 1, shape [S, P]. Two runs with the same seed are paired: they see the same prompts in the
-    same order, and are evaluated with the same random numbers. The test holds whether or not that makes them alike.
-    Runs with different seeds are independent. With `seeds_paired`, row s of both arms has the same seed; else S may
-    differ.
+    same order, and are evaluated with the same random numbers. The test is valid whether or not that makes their scores
+    similar. Runs with different seeds are independent. With `seeds_paired`, row s of both arms has the same seed;
+    otherwise S may differ.
 
-    Source: the t-test over prompts is that of BroRL (arXiv 2510.01180, section 5); the interval is after Banerjee
-    (Sankhya 23, 1961).
+    Source: BroRL (arXiv 2510.01180, section 5) for the t-test over prompts; Banerjee (Sankhya 23, 1961) for the
+    interval.
     """
     a, b = _checked(score_a_SP), _checked(score_b_SP)
     if a.shape[1] != b.shape[1] or (seeds_paired and len(a) != len(b)):
-        raise ValueError(f"scores of shape {a.shape} and {b.shape} cannot be paired: [seeds, prompts] must agree")
+        raise ValueError(f"scores of shape {a.shape} and {b.shape} cannot be paired: [seeds, prompts] must match")
     prompt_P = b.mean(0) - a.mean(0)
     seeds = [b.mean(1) - a.mean(1)] if seeds_paired else [a.mean(1), b.mean(1)]
     value, parts = float(prompt_P.mean()), VarianceParts.of(prompt_P, seeds)
@@ -186,7 +186,7 @@ def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_p
 
 
 def conclusion_of(difference: Estimate) -> Conclusion:
-    """Return the conclusion from a difference of B minus A: a lead if its interval excludes 0."""
+    """Return the conclusion from a difference B - A: a lead if its interval excludes 0."""
     if difference.low > ROUNDING:
         return "B leads"
     return "A leads" if difference.high < -ROUNDING else "no difference shown"
@@ -195,11 +195,11 @@ def conclusion_of(difference: Estimate) -> Conclusion:
 def mean_over_runs(value_SP: FloatArray) -> Estimate:
     """Average scores between 0 and 1 over runs and prompts, shape [S, P], with a 95% interval.
 
-    The distances of its ends from the mean are those of `mean_with_interval` for the prompts' means over the runs, and
-    with two runs or more those of the t-interval over the runs. Their squares are added. With one run it is
-    `mean_with_interval`.
+    With one run, the result is `mean_with_interval` over the prompts. With more, each end's squared distance from the
+    mean is the sum of two: that of `mean_with_interval` for the prompts' means over runs, and that of the t-interval
+    over runs.
 
-    Source: MOVER adds the squares of such distances (Zou and Donner, Statistics in Medicine 27, 2008).
+    Source: MOVER (Zou and Donner, Statistics in Medicine 27, 2008) for adding the squared distances.
     """
     values = _checked(value_SP)
     over_prompts = mean_with_interval(values.mean(0))
@@ -212,7 +212,7 @@ def mean_over_runs(value_SP: FloatArray) -> Estimate:
 
 
 def corrected_level(num_intervals: int) -> float:
-    """Return the level of each interval at which all of them contain the truth with a probability of 95%: 1 - .05 / n.
+    """Return the level per interval at which all n contain the truth with 95% probability: 1 - 0.05 / n.
 
     Source: Dunn, Journal of the American Statistical Association 56 (1961), after Bonferroni's inequality.
     """
@@ -222,17 +222,18 @@ def corrected_level(num_intervals: int) -> float:
 
 
 def seeds_needed(parts: VarianceParts, half_width: float = 0.02) -> SeedsNeeded | None:
-    """Return the fewest seeds whose 95% interval has at most a given half-width.
+    """Return the fewest seeds whose 95% interval has at most the given half-width.
 
-    Let v be the variance over seeds of one seed's mean difference (its sum over both arms if runs are not paired). The
+    Let v be the variance over seeds of one seed's mean difference (summed over both arms if runs are not paired). The
     result is the smallest S with
 
         t(S - 1)^2 v / S + t(P - 1)^2 v_P + (d u)^2 <= half_width^2.
 
-    If the prompts alone contribute more than half of half_width^2, no number of seeds is enough, or only a very large
-    one. The result then has the fewest prompts that contribute at most half, and the fewest seeds with these prompts.
-    A true difference of the half-width is shown in about half of the comparisons. Few seeds measure the variance
-    roughly, so the result is rough too. It is None unless the parts of prompts and seeds are both known.
+    If the prompts alone contribute more than half of half_width^2, it takes a very large number of seeds, or no number
+    is enough. The result then has the fewest prompts that contribute at most half, and the fewest seeds for these
+    prompts. About half of all comparisons detect a true difference equal to the half-width. A few seeds give only a
+    rough estimate of the variance, so the result is rough too. It is None unless both parts, prompts and seeds, are
+    known.
     """
     prompts = parts.prompts
     if prompts is None or not parts.seeds:

@@ -1,6 +1,6 @@
 """pass@k and worst@k: the chance that at least one, or all, of k responses to a prompt are correct.
 
-The estimates are unbiased: 1 correct response of 4 gives pass@2 = 1/2. Counts above n and k above n are rejected.
+The estimates are unbiased: 1 correct response out of 4 gives pass@2 = 1/2. Counts above n and k above n are rejected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from brorl.format import Estimate
 
 
 def pass_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: int, k: int) -> FloatArray:
-    """Estimate pass@k of each prompt from c correct responses among n: 1 - C(n - c, k) / C(n, k).
+    """Estimate pass@k of each prompt from c correct responses out of n: 1 - C(n - c, k) / C(n, k).
 
     Source: Codex (arXiv 2107.03374, Eq. 1).
     """
@@ -27,7 +27,7 @@ def pass_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: in
 
 
 def pass_at_k_of_each(num_correct_P: NDArray[np.int64], num_rollouts_P: NDArray[np.int64], k: int) -> FloatArray:
-    """Estimate pass@k of each prompt with at least k responses, in order; prompts may differ in their number n."""
+    """Estimate pass@k of each prompt with at least k responses, in order; n may differ between prompts."""
     enough_P = num_rollouts_P >= k
     value_P = np.empty(num_correct_P.size)
     for n in np.unique(num_rollouts_P[enough_P]).tolist():
@@ -36,11 +36,11 @@ def pass_at_k_of_each(num_correct_P: NDArray[np.int64], num_rollouts_P: NDArray[
 
 
 def worst_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: int, k: int) -> FloatArray:
-    """Estimate worst@k of each prompt, the chance that all of k responses are correct: C(c, k) / C(n, k).
+    """Estimate worst@k of each prompt, the chance that all k responses are correct: C(c, k) / C(n, k).
 
-    pass@k shows how many prompts the model can solve, worst@k how reliably it solves them.
+    pass@k shows how many prompts the model can solve; worst@k shows how reliably it solves them.
 
-    Source: the worst@k of IsoCompute (arXiv 2603.12151), in the manner of Codex (arXiv 2107.03374, Eq. 1).
+    Source: worst@k is from IsoCompute (arXiv 2603.12151), the estimator follows Codex (arXiv 2107.03374, Eq. 1).
     """
     return _all_drawn_from(num_rollouts, k)[_checked(num_correct_P, num_rollouts, k)]
 
@@ -55,7 +55,7 @@ def _checked(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: int
 
 
 def _all_drawn_from(num_rollouts: int, k: int) -> FloatArray:
-    """Return C(m, k) / C(n, k), the chance that k draws from n all fall on m of them, for m = 0 .. n, shape [n + 1]."""
+    """Return C(m, k) / C(n, k), the chance that k draws from n all fall on a given m, for m = 0 .. n, shape [n + 1]."""
     # C(m, k) / C(n, k) = product over j = m + 1 .. n of (1 - k / j)
     factor_J = np.maximum(1 - k / np.arange(1, num_rollouts + 1), 0.0)
     return np.append(1.0, np.cumprod(factor_J[::-1]))[::-1]
@@ -63,19 +63,19 @@ def _all_drawn_from(num_rollouts: int, k: int) -> FloatArray:
 
 _TAIL = 0.025  # the chance that the truth is beyond one end of the interval
 
-# Step and end of the trapezoidal rule in `_chance_at_most`. Its relative error is below 1e-7 for every P.
+# Step size and end point of the trapezoidal rule in `_chance_at_most`. Its relative error is below 1e-7 for every P.
 _STEP, _END = 0.5, 8.5
 
 
 def mean_with_interval(value_P: FloatArray) -> Estimate:
     """Average estimates over prompts, with a 95% confidence interval for the mean over the population of prompts.
 
-    Add one value to the P values, which stands for the prompts that were not drawn: 0 for the low end, 1 for the high
-    end. Weight the P + 1 values at random; all weights that sum to 1 are equally likely (a flat Dirichlet
-    distribution). The ends are the 2.5% and the 97.5% quantile of the weighted mean. Raising a value lowers no end. The
-    interval contains the mean, because the density of a weighted mean is log-concave (Grünbaum). If all values are 0 or
-    1, it is the interval of Clopper and Pearson. The quantiles are computed without random numbers;
-    docs/explanation/intervals.md shows measured levels.
+    Add one value to the P values to represent the prompts that were not drawn: 0 for the low end, 1 for the high end.
+    Weight the P + 1 values at random, with all weights that sum to 1 equally likely (a flat Dirichlet distribution).
+    The ends are the 2.5% and 97.5% quantiles of the weighted mean. Raising a value never lowers an end. The interval
+    contains the mean, because the density of a weighted mean is log-concave (Grünbaum). If all values are 0 or 1, it is
+    the Clopper-Pearson interval. The quantiles are computed without random numbers; docs/explanation/intervals.md shows
+    measured coverage.
 
     Source: Gaffke, "Three test statistics for a nonparametric one-sided hypothesis on the mean of a nonnegative
     variable", Mathematical Methods of Statistics 14 (2005); as a bound in Learned-Miller and Thomas, arXiv 1905.06208.
@@ -91,7 +91,7 @@ def _low_end(value_P: FloatArray) -> float:
     return _low_quantile(tuple(value_J.tolist()), tuple(count_J.tolist()))
 
 
-@lru_cache(maxsize=4096)  # a comparison needs the interval of a score in several tables
+@lru_cache(maxsize=4096)  # a comparison shows the same score's interval in several tables
 def _low_quantile(values: tuple[float, ...], counts: tuple[int, ...]) -> float:
     if values[-1] == 0:
         return 0.0
@@ -103,25 +103,25 @@ def _low_quantile(values: tuple[float, ...], counts: tuple[int, ...]) -> float:
     start = np.log(expected) - spread**2 / 2 + ndtri(_TAIL) * spread
 
     def excess(log_mean: float) -> float:
-        # In logarithms and normal quantiles the distribution is nearly a line, and the secant method needs few steps.
+        # On a log and normal-quantile scale the distribution is nearly linear, so the secant method needs few steps.
         chance = _chance_at_most(np.exp(log_mean), value_J, count_J)
         return float(ndtri(np.clip(chance, 1e-300, 1 - 1e-15)) - ndtri(_TAIL))
 
-    tolerance = min(1e-6, 1e-4 * spread)  # in the logarithm; a narrow distribution needs more
+    tolerance = min(1e-6, 1e-4 * spread)  # of the log; a narrow distribution needs more precision
     return float(np.exp(newton(excess, start, x1=start + spread / 8, tol=tolerance)))
 
 
 def _chance_at_most(mean: float, value_J: FloatArray, count_J: IntArray) -> float:
     """Return the chance that the randomly weighted mean of the values is at most `mean`.
 
-    Flat Dirichlet weights are exponential numbers divided by their sum. So this is the chance of S <= 0, where S is the
-    sum over distinct values of (value - mean) g, and g has the gamma distribution of shape `count`. By Fourier
+    Flat Dirichlet weights are exponential variables divided by their sum. So this is the chance of S <= 0, where S is
+    the sum over distinct values of (value - mean) g, and g has a gamma distribution with shape `count`. By Fourier
     inversion it is the integral of exp(f(z)) / (2 pi i), f(z) = log E[exp(z S)] - log(-z), along any line from the
     lower to the upper half-plane that crosses the real axis between the first pole below 0 and 0.
 
-    We follow the path of steepest descent from the saddle point: along it f stays real and falls by u^2 / 2. There is
-    exactly one such path in the upper half-plane, because f' has a positive imaginary part there.
-    Integration by parts leaves the smooth integrand u exp(-u^2 / 2) Im z(u), and 16 nodes suffice.
+    We follow the path of steepest descent from the saddle point, along which f stays real and falls by u^2 / 2. The
+    upper half-plane contains exactly one such path, because f' has a positive imaginary part there.
+    Integration by parts leaves the smooth integrand u exp(-u^2 / 2) Im z(u), for which 16 nodes suffice.
     """
     excess_J = value_J - mean
     saddle, width = _saddle_point(excess_J, count_J)
@@ -140,12 +140,12 @@ def _chance_at_most(mean: float, value_J: FloatArray, count_J: IntArray) -> floa
                 break
         total += u * np.exp(-(u**2) / 2) * z.imag
         slope = -u / derivative
-        ahead = 5 * z_before - 4 * z + _STEP * (4 * slope + 2 * slope_before)  # extrapolates the cubic through both
+        ahead = 5 * z_before - 4 * z + _STEP * (4 * slope + 2 * slope_before)  # extrapolate the cubic through both
     return float(np.exp(peak) * _STEP / np.pi * total)
 
 
 def _saddle_point(excess_J: FloatArray, count_J: IntArray) -> tuple[float, float]:
-    """Find where f is smallest between its first pole below 0 and 0; return that z, and the width 1 / sqrt(f'') there.
+    """Minimize f between its first pole below 0 and 0; return that z, and the width 1 / sqrt(f'') there.
 
     On that interval f is a sum of terms -log(linear function), hence self-concordant: damped Newton steps stay in the
     interval and converge from any start.

@@ -1,4 +1,4 @@
-"""The inputs of an evaluation. They are checked before the model is loaded; the cheapest checks come first."""
+"""The inputs of an evaluation, checked before the model is loaded; the cheapest checks come first."""
 
 from __future__ import annotations
 
@@ -44,27 +44,27 @@ LONGEST_RESPONSE = 32_768  # the paper's context
 
 
 class EvaluationInputs(NamedTuple):
-    """All that an evaluation needs, except for the loaded model."""
+    """Everything that an evaluation needs except the loaded model."""
 
-    request: EvaluationRequest  # the model, the data and the settings
+    request: EvaluationRequest
     tokenizer: PreTrainedTokenizerBase
     batches: list[PromptBatch]  # all prompts, in batches
-    verifiers: Mapping[str, Verifier]  # domain -> its verifier
-    toolbox: Toolbox | None  # the tools that responses call
+    verifiers: Mapping[str, Verifier]  # by domain
+    toolbox: Toolbox | None  # the tools that responses can call
     sampling: SamplingParams
-    settings: dict[str, Any]  # all that the responses and verdicts depend on, except the weights, as JSON values
+    settings: dict[str, Any]  # JSON values of everything that determines responses and verdicts, except the weights
     unreadable: dict[str, list[str]]  # dataset -> ids of questions whose reference answer the verifier cannot read
     notes: list[str]  # lines for the user
 
     @property
     def context(self) -> int:
-        """Tokens in the longest prompt and the longest possible response together."""
+        """Total tokens of the longest prompt and the longest possible response."""
         longest = max(len(prompt.token_ids) for batch in self.batches for prompt in batch.prompts)
         return longest + self.request.config.tools.total_tokens(self.sampling.max_new_tokens)
 
 
 def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
-    """Read, check and encode the data, and check the memory."""
+    """Read, check and encode the data, and check that memory suffices."""
     config = request.config
     device = choose_device(config.device)
     check_engine(config)
@@ -81,8 +81,8 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
     limit = _response_limit(request, prompts_of, model_config)
     if (minimum := config.evaluated_sampling.min_new_tokens) >= limit:
         raise UserError(
-            f"every response would be cut off: it has at least {minimum} tokens and at most {limit}; set "
-            f"{option('evaluation.min_new_tokens')} lower"
+            f"every response would be truncated: it has at least {minimum} tokens and at most {limit}; lower "
+            f"{option('evaluation.min_new_tokens')}"
         )
     all_prompts = [prompt for prompts in prompts_of.values() for prompt in prompts]
     longest_response = config.tools.total_tokens(limit)
@@ -111,7 +111,7 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
 
 
 def prompts_per_batch(num_rollouts: int, max_new_tokens: int) -> int:
-    """Return the number of prompts in a batch. Long responses get small batches, so that a kill loses less work."""
+    """Return the number of prompts in a batch. Batches are smaller for long responses, so a kill loses less work."""
     return min(_MAX_PROMPTS, max(_MIN_PROMPTS, _BATCH_TOKENS // (num_rollouts * max_new_tokens)))
 
 
@@ -121,9 +121,9 @@ def _render(
     tokenizer: PreTrainedTokenizerBase,
     toolbox: Toolbox | None,
 ) -> tuple[dict[str, list[Prompt]], list[str]]:
-    """Return the prompts by dataset, and lines about dropped prompts and added instructions."""
+    """Return the prompts by dataset, and notes about dropped prompts and added instructions."""
     prompts_of: dict[str, list[Prompt]] = {}
-    names_of: dict[str, list[str]] = {}  # names of datasets, by the text that a usual template adds to their questions
+    names_of: dict[str, list[str]] = {}  # dataset names, by the text that a default template adds to their questions
     notes: list[str] = []
     own, longest = request.config.prompt, request.config.data.max_prompt_tokens
     for one in sets:
@@ -131,15 +131,15 @@ def _render(
         every = rendered(one.held_out, style, tokenizer, toolbox)
         prompts = every if request.data else drop_long(every, longest)
         if dropped := len(every) - len(prompts):
-            notes.append(f"{one.name}: {dropped} prompts of more than {longest} tokens left out, as in the run")
+            notes.append(f"{one.name}: dropped {dropped} prompts of more than {longest} tokens, as in the run")
         if not prompts:
-            raise UserError(f"{one.name} has no prompt to evaluate; choose other data")
+            raise UserError(f"{one.name} has no prompts to evaluate; choose different data")
         prompts_of[one.name] = prompts
         for template in () if style is own else {*style.domain_templates.values()}:
             if added := template.replace("{prompt}", "").strip():
                 names_of.setdefault(added, []).append(one.name)
     notes += [
-        f"asked after each question of {', '.join(names)}: {added!r} (prompt.template changes it)"
+        f"added to each question of {', '.join(names)}: {added!r} (change it with prompt.template)"
         for added, names in names_of.items()
     ]
     return prompts_of, notes
@@ -148,7 +148,7 @@ def _render(
 def _response_limit(
     request: EvaluationRequest, prompts_of: Mapping[str, Sequence[Prompt]], model_config: PreTrainedConfig
 ) -> int:
-    """Return the length limit of a response: from the user, from the run, or the model's context up to the paper's."""
+    """Return the response length limit: the user's, the run's, or the model's context up to the paper's."""
     config = request.config
     if config.evaluation.max_new_tokens:
         return config.evaluation.max_new_tokens
@@ -164,7 +164,7 @@ def _response_limit(
 def _check_memory(
     config: TrainConfig, model_config: PreTrainedConfig, prompts_of: Mapping[str, Sequence[Prompt]], limit: int
 ) -> int:
-    """Check that the weights and the responses fit into memory; return the number of weights."""
+    """Check that the weights and the responses fit in memory; return the number of weights."""
     device = choose_device(config.device)
     samples = config.evaluation.rollouts_per_prompt
     largest = min(prompts_per_batch(samples, limit), max(map(len, prompts_of.values())))
@@ -196,7 +196,7 @@ def _settings(
     sampling: SamplingParams,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Return every setting that the responses and verdicts depend on, except the weights."""
+    """Return every setting that determines responses and verdicts, except the weights."""
     config, verification = request.config, request.config.verification
     sampling_device = device.type
     if config.cluster.enabled:
@@ -246,6 +246,6 @@ def _settings(
 
 
 def _function_sums(functions: Mapping[str, str]) -> dict[str, str]:
-    """Return the sizes and checksums of the files with the user's functions, by domain or setting."""
+    """Return the sizes and checksums of the files that contain the user's functions, by domain or setting."""
     files = {name: function_file(path) for name, path in functions.items()}
     return {name: size_and_sum(file) for name, file in files.items() if file is not None}

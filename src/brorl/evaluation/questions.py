@@ -1,6 +1,6 @@
-"""Reads the questions of a recipe's sources before any model is loaded, and checks their reference answers.
+"""Read the questions of a recipe's sources before any model is loaded, and check their reference answers.
 
-A source is read in the same way for training and for evaluation. Bad rows are errors.
+Training and evaluation read a source identically. Bad rows are errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BUILT_IN = frozenset({MATH_DOMAIN, SCIENCE_DOMAIN})  # their verifiers read num
 
 
 def read_sources(config: TrainConfig) -> list[SourceQuestions]:
-    """Read the sources of a recipe: those to train on with a part held out, then those for evaluation only."""
+    """Read the sources of a recipe: first those to train on, with a fraction held out, then evaluation-only sources."""
     sources = [read_questions(one, config, config.data.held_out_fraction, one.weight) for one in config.data.sources]
     if config.evaluation.num_prompts:
         sources += [read_questions(only, config) for only in config.evaluation.sources]
@@ -45,7 +45,7 @@ def read_questions(source: Source, config: TrainConfig, held_out: float = 1.0, w
         train, kept = (countdown_questions(part, source.label) for part in parts)
         return SourceQuestions(source, train, kept[:last], weight, num_held_out=len(kept))
     if isinstance(source, GymSource):
-        from brorl.verification.gym.task import read_gym  # a step loads only the readers of its sources
+        from brorl.verification.gym.task import read_gym  # only the readers of a recipe's sources are imported
 
         groups = {"data.sources": data.sources, "evaluation.sources": config.evaluation.sources}
         places = [f"{name}[{at}]" for name, group in groups.items() for at, item in enumerate(group) if item is source]
@@ -66,13 +66,13 @@ def check_held_out(config: TrainConfig, sources: Sequence[SourceQuestions]) -> N
         skip = config.evaluation.skip_prompts
         lower = f", lower evaluation.skip_prompts = {skip}" if skip else ""
         raise UserError(
-            "there is no held-out question for evaluation; raise data.held_out_fraction, set evaluation.sources"
+            "there are no held-out questions for evaluation; raise data.held_out_fraction, set evaluation.sources"
             f"{lower}, or set evaluation.num_prompts: 0"
         )
 
 
 def reading_lines(sources: Sequence[SourceQuestions]) -> list[str]:
-    """Return a line about each source with rows that its layout dropped, and about commas that were read."""
+    """Return a line for each source whose layout dropped rows, and for each with commas in numbers."""
     return comma_lines(sources) + [
         f"{one.name}: {sum(one.dropped.values()):,} of {one.num_rows:,} rows were dropped ({reasons(one.dropped)})"
         for one in sources
@@ -81,7 +81,7 @@ def reading_lines(sources: Sequence[SourceQuestions]) -> list[str]:
 
 
 def comma_lines(sources: Sequence[SourceQuestions]) -> list[str]:
-    """Return a line about each source whose answers have commas in numbers."""
+    """Return a line for each source whose answers have commas in numbers."""
     return [f"{one.name}: {one.commas}" for one in sources if one.commas]
 
 
@@ -95,7 +95,7 @@ def find_unreadable(
 ) -> dict[str, list[tuple[Question, str]]]:
     """Find questions whose reference answer no response can match.
 
-    In the user's own data such a question is an error. For public datasets, return them with the problem, by source.
+    In the user's own data such a question is an error. For public datasets, return it with the problem, by source.
     """
     check_references(verifiers, all_questions([source for source in sources if not source.published]))
     public = {one.name: unreadable_references(verifiers, all_questions([one])) for one in sources if one.published}
@@ -106,13 +106,13 @@ def unreadable_lines(unreadable: Mapping[str, Sequence[tuple[Question, str]]]) -
     """Return a warning for the unreadable reference answers of each public dataset."""
     return [
         f"warning: {name}: the verifier cannot read {counted(len(found), 'reference answer')}, such as "
-        f"{found[0][0].reference[:60]!r} of {found[0][0].name}, which {found[0][1]}; at most a response with the same "
-        "text counts as correct"
+        f"{found[0][0].reference[:60]!r} of {found[0][0].name}, which {found[0][1]}; only an identical response counts "
+        "as correct"
         for name, found in unreadable.items()
     ]
 
 
 def _last_evaluated(config: TrainConfig) -> int:
-    """Return how many held-out questions of a source are skipped or evaluated; 0 without evaluation."""
+    """Return the number of a source's held-out questions that are skipped or evaluated; 0 without evaluation."""
     evaluation = config.evaluation
     return evaluation.skip_prompts + evaluation.num_prompts if evaluation.num_prompts else 0

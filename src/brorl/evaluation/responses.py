@@ -1,9 +1,9 @@
-"""`brorl eval`: the responses of an evaluation on disk, in batches of prompts, and its result as tables and JSON.
+"""`brorl eval`: stored responses in batches of prompts, and the result as tables and JSON.
 
-Each batch is one Parquet file (`part-*.parquet`) with one row per distinct response; its metadata has the counts of
-each prompt. A file gets its name when it is complete, and the responses of a batch depend on the batch alone. So a
-stored batch is never sampled again, and a continued evaluation equals an uninterrupted one. A folder that belongs to a
-different evaluation, or has other files, is rejected.
+Each batch is one Parquet file (`part-*.parquet`) with one row per distinct response; its metadata contains the counts
+for each prompt. A file gets its name once it is complete, and the responses of a batch depend only on the batch. So a
+stored batch is never sampled again, and a continued evaluation equals an uninterrupted one. A folder that contains a
+different evaluation, or other files, is rejected.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ResponseStore:
 
     @property
     def sessions_file(self) -> Path:
-        """File with versions, machine and command of each process that sampled."""
+        """File with the versions, machine and command of each process that sampled."""
         return self.path / "sessions.json"
 
     @property
@@ -59,7 +59,7 @@ class ResponseStore:
     def check(self, settings: Mapping[str, Any], complete: bool = False) -> None:
         """Check that the folder is empty or contains an evaluation with these settings.
 
-        The folder may have further settings if `settings` is not `complete`.
+        Unless `settings` is `complete`, the folder may have additional settings.
         """
         if not self.settings_file.is_file():
             others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".") and p.name != "env.json")
@@ -81,7 +81,7 @@ class ResponseStore:
                 )
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Store the settings if they are not stored yet; remove the temporary files of a killed process."""
+        """Store the settings unless they are already stored; remove temporary files left by a killed process."""
         self.check(settings, complete=True)
         with storage_errors(self.settings_file, _RERUN):
             for left in (*self.path.glob(".*.tmp"), *self.responses.glob(".*.tmp")):
@@ -91,7 +91,7 @@ class ResponseStore:
             self.responses.mkdir(exist_ok=True)  # after the settings: `check` rejects a folder without them
 
     def add_session(self, environment: Mapping[str, Any]) -> None:
-        """Store versions, machine and command of this process; a different machine may continue the evaluation."""
+        """Store this process's versions, machine and command; a different machine may continue the evaluation."""
         sessions = [*self.sessions(), dict(environment)]
         with storage_errors(self.sessions_file, _RERUN):
             replace_file(self.sessions_file, json.dumps(sessions, indent=2).encode())
@@ -128,7 +128,7 @@ class ResponseStore:
         return BatchCounts(prompts, seconds)
 
     def write(self, number: int, data_set: str, grader: Grader, groups: Sequence[Group], counts: BatchCounts) -> None:
-        """Store a batch on disk; one of which most responses could not be verified is an error, and is not stored."""
+        """Store a batch on disk, or raise an error if most of its responses could not be verified."""
         _check_verified(groups)
         metadata = {"results": [asdict(prompt) for prompt in counts.prompts], "seconds": counts.seconds}
         with_texts = [replace(group, texts=grader.texts(group)) for group in groups]
@@ -169,7 +169,7 @@ def evaluate_batches(
     store: ResponseStore,
     echo: Echo = lambda _: None,
 ) -> list[BatchCounts]:
-    """Evaluate the batches that are not stored, and report progress after each; return the counts of all batches."""
+    """Evaluate the batches not yet stored, and report progress after each; return the counts of all batches."""
     found = {number: counts for number, batch in enumerate(batches) if (counts := store.read(number, batch))}
     missing = [number for number in range(len(batches)) if number not in found]
     left = sum(len(batches[number].prompts) for number in missing)
@@ -185,7 +185,7 @@ def evaluate_batches(
 
 
 def _progress(batches: Sequence[PromptBatch], found: Mapping[int, BatchCounts], number: int) -> str:
-    """Return how far a batch's dataset is, its pass@1, and the speed of the batch."""
+    """Return the progress and pass@1 of a batch's dataset, and the speed of the batch."""
     data_set = batches[number].data_set
     num_prompts = sum(len(batch.prompts) for batch in batches if batch.data_set == data_set)
     prompts = [prompt for i, counts in found.items() if batches[i].data_set == data_set for prompt in counts.prompts]
@@ -206,21 +206,21 @@ class EvaluationResult(Result):
 
     path: Path  # folder with `evaluation.json` and every response
     overall: Summary  # pass@k with 95% intervals, and totals, over all prompts
-    by_data_set: dict[str, Summary]  # the same for each dataset, in the given order
-    by_domain: dict[str, Summary]  # the same for each domain, in alphabetical order
+    by_data_set: dict[str, Summary]  # the same per dataset, in the given order
+    by_domain: dict[str, Summary]  # the same per domain, in alphabetical order
     prompts: Sequence[PromptCounts]  # the counts of every prompt
     settings: Mapping[str, Any]  # everything that the responses depend on
     # ids of questions whose reference answer the verifier cannot read, by dataset
     unreadable: Mapping[str, Sequence[str]]
     sessions: Sequence[Mapping[str, Any]]  # versions, machine and command of each process that sampled
-    # how the settings differ from the run's own evaluations; empty if they do not differ, or without a run
+    # differences from the settings of the run's own evaluations; empty if there are none, or no run
     differences: Sequence[str] = ()
 
     @classmethod
     def of(
         cls, prompts: Sequence[PromptCounts], ks: Sequence[int], seconds_of: Mapping[str, float], **fields: Any
     ) -> EvaluationResult:
-        """Summarize over all prompts, by dataset and by domain; `seconds_of` has the seconds of each dataset."""
+        """Summarize over all prompts, by dataset and by domain; `seconds_of` maps datasets to seconds."""
         sets = dict.fromkeys(prompt.data_set for prompt in prompts)
         domains = sorted({prompt.domain for prompt in prompts})
         return cls(
@@ -251,7 +251,7 @@ class EvaluationResult(Result):
         return {"unreadable_references": found.pop("unreadable"), **found}
 
     def rows(self) -> Iterator[tuple[str, Summary]]:
-        """Yield the rows of a table: datasets, domains if there are several, and all prompts of several datasets."""
+        """Yield table rows: datasets, then domains and all prompts if there are several domains or datasets."""
         yield from self.by_data_set.items()
         if len(self.by_domain) > 1:
             yield from ((f"domain {name}", part) for name, part in self.by_domain.items())
@@ -274,7 +274,7 @@ def pass_table(result: EvaluationResult) -> Table:
 
 
 def response_table(result: EvaluationResult) -> Table:
-    """Return the table of the number, length and cost of the responses, and of turns and results if there are some."""
+    """Return the table of response counts, lengths and costs, with turns and tool results if there are any."""
     called = result.overall.calling_turns > 0
     more = ("given", "turns") if called else ()
     return Table(
@@ -297,7 +297,7 @@ def response_table(result: EvaluationResult) -> Table:
 
 
 def remarks(result: EvaluationResult) -> list[str]:
-    """Return warnings about failed verifications, truncated responses, and sessions on different machines."""
+    """Return warnings about failed verifications, truncated responses, and different machines."""
     overall, sessions = result.overall, result.sessions
     lines = []
     if overall.verifier_timeouts or overall.verifier_failures:
@@ -308,25 +308,25 @@ def remarks(result: EvaluationResult) -> list[str]:
     if overall.num_unverified:
         lines.append(
             f"{overall.num_unverified:,} of {overall.num_prompts * overall.num_samples:,} responses could not be "
-            "verified because of infrastructure failures; they do not count, and the responses hold the reasons"
+            "verified because of infrastructure failures; they are excluded, and their reasons are stored with them"
         )
     for k, number in overall.left_out.items():
-        lines.append(f"pass@{k} is without {counted(number, 'prompt')} of fewer than {k} verified responses")
+        lines.append(f"pass@{k} excludes {counted(number, 'prompt')} with fewer than {k} verified responses")
     if overall.truncation_rate > 0.05:
         lines.append(
-            f"{overall.truncation_rate:.0%} of the responses were cut at {result.settings['max_new_tokens']:,} tokens"
-            f"{' a turn, or at the limits in tools' if 'tools' in result.settings else ''}; "
+            f"{overall.truncation_rate:.0%} of responses were truncated at {result.settings['max_new_tokens']:,} tokens"
+            f"{' per turn, or at the limits in tools' if 'tools' in result.settings else ''}; "
             f"with a higher {option('max-new-tokens')}, more of them may be correct"
         )
     if differing := [name for name in _ENVIRONMENT if any(s.get(name) != sessions[0].get(name) for s in sessions)]:
         lines.append(
-            f"the {len(sessions)} sessions differ in {', '.join(differing)}: the seconds are a mixture, and the "
-            "responses may differ from those of one session; sessions.json lists the sessions"
+            f"the {len(sessions)} sessions differ in {', '.join(differing)}: seconds are not comparable, and responses "
+            "may differ from those of a single session; see sessions.json"
         )
     return lines
 
 
 def shown_ks(ks: Sequence[int]) -> list[int]:
-    """Choose at most three k for a table: 1, 4, 16, 64, 256 -> 1, 16, 256."""
+    """Choose at most three values of k for a table: 1, 4, 16, 64, 256 -> 1, 16, 256."""
     ordered = sorted(ks)
     return ordered if len(ordered) <= 3 else [ordered[0], ordered[len(ordered) // 2], ordered[-1]]

@@ -15,13 +15,13 @@ class EvaluationSettings(Section):
 
     every: int = Field(10, ge=0, description="steps between evaluations; 0 evaluates at the start and the end only")
     num_prompts: int = Field(
-        128, ge=0, description="maximum number of held-out prompts of each source; 0 switches evaluation off"
+        128, ge=0, description="maximum number of held-out prompts from each source; 0 turns evaluation off"
     )
     skip_prompts: int = Field(
         0,
         ge=0,
-        description="held-out prompts of each source that evaluations during training leave out, for a final "
-        "comparison on prompts that no tuning has used; `brorl eval` leaves out none",
+        description="held-out prompts of each source that evaluations during training skip, to keep them unused for a "
+        "final comparison; `brorl eval` skips none",
     )
     rollouts_per_prompt: int = Field(
         256,
@@ -45,11 +45,10 @@ class EvaluationSettings(Section):
     sources: Annotated[tuple[EvaluationSource, ...], BeforeValidator(as_sources), Field(strict=False)] = Field(
         (), description="files, Hugging Face datasets or Reasoning Gym, for evaluation only"
     )
-    keep_best: bool = Field(True, description="keep the checkpoint with the best held-out pass@k of best_k")
+    keep_best: bool = Field(True, description="keep the checkpoint with the best held-out pass@k, where k is best_k")
     best_k: int | None = Field(
-        None, ge=1, description="k of the pass@k that decides which evaluation is the best; null uses the smallest of "
-        "ks",
-    )  # fmt: skip
+        None, ge=1, description="k of the pass@k that decides which evaluation is best; null uses the smallest of ks"
+    )
     patience: int | None = Field(
         None, ge=1, description="end the run after this many regular evaluations without a new best; null for never"
     )
@@ -68,7 +67,7 @@ class EvaluationSettings(Section):
             )
         if self.best_k is not None and self.best_k not in self.ks:
             raise ValueError(
-                f"evaluation.best_k = {self.best_k} must be one of evaluation.ks = {self.ks}; add it to them, or "
-                "choose one of them"
+                f"evaluation.best_k = {self.best_k} must be one of evaluation.ks = {self.ks}; add it there or choose "
+                "one of them"
             )
         return self

@@ -1,1 +1,1 @@
-"""Everything of `brorl plan`: pilot, step cost, gradient noise, recommendation, tables."""
+"""`brorl plan`: pilot, step cost, gradient noise, recommendation, tables."""

@@ -1,4 +1,4 @@
-"""Turns a plan into tables, sentences, commands and JSON."""
+"""Turn a plan into tables, sentences, commands and JSON."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class PlanResult(Result):
     measured: PlanMeasurements
     settings: StepSettings
     model: str
-    device: str  # the plan was measured here
-    path: Path  # folder of `plan.json`
-    # Trains with the recommendation; None if no N fits in the budget, or if the recipe is not a file.
+    device: str  # device on which the plan was measured
+    path: Path  # folder that contains `plan.json`
+    # trains with the recommendation; None if no N fits in the budget, or if the recipe is not a file
     train_command: str | None = None
     compare_command: str | None = None  # tests the plan; None if there is nothing to compare
 
     @property
     def recommended(self) -> PlanRow | None:
-        """The recommended row, with the prompts per step as `budget_prompts`; None if no N fits in the budget."""
+        """The recommended row, whose `budget_prompts` is the prompts per step; None if no N fits in the budget."""
         return self.plan.recommended
 
     @classmethod
@@ -53,10 +53,10 @@ class PlanResult(Result):
         announce: Callable[[str], None],
         seconds_per_step: float | None = None,
     ) -> PlanResult:
-        """Take a pilot of (prompts, rollouts per prompt), time some steps, and make the plan from them.
+        """Take a pilot of (prompts, rollouts per prompt), time some steps, and make a plan from them.
 
-        The recipe's own N is compared too. An N that the recipe's objective refuses is left out. Without
-        `seconds_per_step`, the budget is the time of the recipe's own step.
+        The recipe's own N is also compared. An N that the recipe's objective does not support is skipped. Without
+        `seconds_per_step`, the budget is the time that the recipe's own step takes.
 
         Raises:
             NoMixedGroupError: If no group of the pilot is mixed.
@@ -70,7 +70,7 @@ class PlanResult(Result):
         return cls(plan, measured, settings, config.model, str(parts.model.device), folder)
 
     def parts(self) -> Iterator[Any]:
-        """Yield the recommendation, the tables, the pilot, the reasons, the file and the commands."""
+        """Yield the recommendation, tables, pilot summary, reasons, file path and commands."""
         recommendation, *reasons = advice_lines(self)
         yield from (Text(f"\n{recommendation}\n", style="bold"), budget_table(self), "", fraction_table(self), "")
         yield pilot_line(self)
@@ -86,11 +86,11 @@ class PlanResult(Result):
 
 
 def pilot_line(result: PlanResult) -> str:
-    """Return the summary of the pilot on one line."""
+    """Return a one-line summary of the pilot."""
     pilot = result.measured.summary
     return (
         f"the pilot: pass@1 {pilot.accuracy:.3f}, {pilot.mean_length:.1f} tokens per rollout, "
-        f"{pilot.entropy:.2f} nats per token, {pilot.truncation_rate:.1%} cut off, "
+        f"{pilot.entropy:.2f} nats per token, {pilot.truncation_rate:.1%} truncated, "
         f"{pilot.duplicate_rate:.1%} duplicates, {pilot.tokens_per_second:,.0f} sampled tokens/s"
     )
 
@@ -103,19 +103,19 @@ def fraction_table(result: PlanResult) -> Table:
         fractions = interval(row.mixed, 2), interval(row.solved, 2)
         tokens = f"{row.unique_tokens.value:,.0f}", f"{row.unique_fraction:.3f}"
         rows.append((_number(row), *fractions, *tokens, seconds_text(row.seconds["total"])))
-    notes = *_beyond_pilot(result), f"seconds: of a step with {result.settings.prompts_per_step} prompts"
-    return Table("N rollouts of a prompt", columns, tuple(rows), notes, words=frozenset())
+    notes = *_beyond_pilot(result), f"seconds: for a step with {result.settings.prompts_per_step} prompts"
+    return Table("N rollouts per prompt", columns, tuple(rows), notes, words=frozenset())
 
 
 def _beyond_pilot(result: PlanResult) -> tuple[str, ...]:
-    """Return the note that explains a star at N, if there is one."""
+    """Return the note that explains the stars, if any N has one."""
     pilot = result.measured.summary.num_rollouts
     note = f"* beyond the pilot's {pilot} rollouts: predicted from a fit"
     return (note,) if any(row.extrapolated for row in result.plan.rows) else ()
 
 
 def budget_table(result: PlanResult) -> Table:
-    """Return a table with one row per N: the step that fits in the time budget."""
+    """Return a table of the step that fits in the time budget, one row per N."""
     plan, rows = result.plan, []
     for index, row in enumerate(plan.rows):
         if not row.budget_prompts:
@@ -133,7 +133,7 @@ def budget_table(result: PlanResult) -> Table:
     strong = frozenset(() if plan.chosen is None else {plan.chosen})
     notes = [*_beyond_pilot(result)]
     if any(not row.budget_prompts for row in plan.rows):
-        notes.append("does not fit: a step of the fewest prompts, one for each mini-batch, takes longer")
+        notes.append("does not fit: even a step with the fewest prompts, one per mini-batch, takes longer")
     title = f"Steps of {seconds_text(plan.budget)} s"
     return Table(title, columns, tuple(rows), tuple(notes), words=frozenset({5}), strong=strong)
 
@@ -144,26 +144,26 @@ def advice_lines(result: PlanResult) -> list[str]:
     row, budget = plan.recommended, f"{seconds_text(plan.budget)} s"
     if row is None:
         return [
-            f"No N fits in {budget} per step with {settings.mini_batches} prompts, one for each mini-batch; raise "
+            f"No N fits in {budget} per step with {settings.mini_batches} prompts, one per mini-batch; raise "
             f"{option('seconds-per-step')}, or lower optimizer.mini_batches."
         ]
     return [
         f"For pass@1, use N = {row.num_rollouts} rollouts per prompt.",
-        f"With {row.budget_prompts} prompts a step takes {budget} on this machine, which is the time to spend; "
+        f"With {row.budget_prompts} prompts, a step takes {budget} on this machine, which is the time budget; "
         f"{_recipe_words(plan, row, settings)}.",
         *_alternatives(plan, row),
         _limits(result, row),
-        "The noise of one step's gradient and the fraction of mixed groups are not the final result: rare successes, "
-        "the objective, later policies and the optimizer count too (docs/explanation/theory.md). brorl tune measures "
-        "what ends higher.",
+        "The noise of one step's gradient and the fraction of mixed groups do not determine the final result: rare "
+        "successes, the objective, later policies and the optimizer also matter (docs/explanation/theory.md). "
+        "brorl tune measures which settings end higher.",
     ]
 
 
 def _recipe_words(plan: RolloutPlan, chosen: PlanRow, settings: StepSettings) -> str:
-    """Return how many prompts the recipe's own N has in the same time."""
+    """Return how many prompts fit in the same time at the recipe's own N."""
     recipe = plan.rows[plan.recipe]
     if chosen is recipe:
-        return f"N is the recipe's own, which has {settings.prompts_per_step} prompts per step"
+        return f"N is the recipe's own, with {settings.prompts_per_step} prompts per step in the recipe"
     fits = f"has {recipe.budget_prompts} prompts in this time" if recipe.budget_prompts else "does not fit"
     return f"the recipe's N = {recipe.num_rollouts} {fits}"
 
@@ -175,44 +175,44 @@ def _to_recipe(plan: RolloutPlan, row: PlanRow) -> str:
 
 
 def _alternatives(plan: RolloutPlan, chosen: PlanRow) -> Iterator[str]:
-    """Name every N that is tied with the best; if none is, name the second best."""
+    """Name every N tied with the best, or the second best if none is."""
     others = [r for r in plan.rows if r is not chosen and r.budget_prompts]
     if len(plan.tied) > 1:
         *tied, last = [str(plan.rows[i].num_rollouts) for i in plan.tied]
         yield (
-            f"This pilot cannot distinguish N = {', '.join(tied)} and {last} (the error of times is taken as "
+            f"This pilot cannot distinguish N = {', '.join(tied)} and {last} (assuming a timing error of "
             f"{plan.time_error:.0%}). The plan recommends the largest of them with at most {NEARLY_BEST - 1:.0%} more "
-            "noise than the least, since it covers more rare successes."
+            "noise than the least, because it covers more rare successes."
         )
     elif others:
         nearest = min(others, key=lambda r: r.to_best.value)
         yield (
-            f"Its gradient noise is the least. The next is N = {nearest.num_rollouts} with "
+            f"It has the least gradient noise. The next best, N = {nearest.num_rollouts}, has "
             f"{interval(nearest.to_best, 2)} times as much."
         )
 
 
 def _limits(result: PlanResult, chosen: PlanRow) -> str:
-    """Return how certain the plan is, and how to make it more certain."""
+    """Return the plan's uncertainty, and how to reduce it."""
     plan, summary = result.plan, result.measured.summary
     more = option("pilot-prompts", 4 * summary.num_prompts)
     reasons = []
     if not plan.gradient_seen:
         reasons.append(
-            f"the mean gradient of {summary.num_prompts} prompts is not significantly different from 0, so noise has "
-            "only a lower bound (comparisons at equal time hold)"
+            f"the mean gradient of {summary.num_prompts} prompts is not significantly different from 0, so the noise "
+            "has only a lower bound (comparisons at equal time are still valid)"
         )
     if len(plan.tied) >= 3:
         reasons.append(f"{len(plan.tied)} numbers of rollouts are tied")
     if chosen.mixed.high - chosen.mixed.low > 0.2:
         reasons.append(f"the fraction of mixed groups at N = {chosen.num_rollouts} is {interval(chosen.mixed, 2)}")
     if reasons:
-        return f"Uncertain: {'; '.join(reasons)}. {more} makes it more certain."
-    return f"Intervals are 95%, over {summary.num_prompts} prompts; {more} would about halve them."
+        return f"Uncertain: {'; '.join(reasons)}. {more} reduces the uncertainty."
+    return f"Intervals are 95% over {summary.num_prompts} prompts; {more} would roughly halve them."
 
 
 def plan_record(result: PlanResult) -> dict[str, Any]:
-    """Return the content of `plan.json`; missing numbers and infinite ends of intervals are null."""
+    """Return the content of `plan.json`; missing numbers and infinite interval ends are null."""
     plan = result.plan
     numbers = [row.num_rollouts for row in plan.rows]
     record: dict[str, Any] = json_ready({
@@ -244,12 +244,12 @@ def plan_record(result: PlanResult) -> dict[str, Any]:
 
 
 def format_noise(estimate: Estimate) -> str:
-    """Format a relative noise with its interval; only its lower bound if the mean gradient may be 0."""
+    """Format relative noise with its interval, or only its lower bound if the mean gradient may be 0."""
     if isnan(estimate.value) or isnan(estimate.low):
         return ""
     if isinf(estimate.value):
         return f"above {plain(estimate.low, 2)}"
-    high = "no end" if isinf(estimate.high) else plain(estimate.high, 2)
+    high = "inf" if isinf(estimate.high) else plain(estimate.high, 2)
     return f"{plain(estimate.value, 2)} [{plain(estimate.low, 2)}, {high}]"
 
 
@@ -258,21 +258,21 @@ def _number(row: PlanRow) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return seconds with 3 decimals below 0.1, 2 below 10, and none above."""
+    """Format seconds with 3 decimals below 0.1, 2 below 10, and none above."""
     return f"{seconds:.3f}" if seconds < 0.1 else f"{seconds:.2f}" if seconds < 10 else f"{seconds:,.0f}"
 
 
 _NOT_COMPARED = ("rollouts_per_prompt", "prompts_per_step", "seed", "steps", "evaluation.every")  # compare sets these
-_COMPARED_STEPS = 100  # the recommended comparison lasts this many steps
+_COMPARED_STEPS = 100  # length of the recommended comparison, in steps
 _LARGE_N = 512
 
 
 def next_commands(
     result: PlanResult, recipe: str | Path, given: Mapping[str, Any], is_of_a_run: bool
 ) -> tuple[str | None, str | None]:
-    """Return the commands that train with the recommendation and that test the plan; None if there is none.
+    """Return the commands that train with the recommendation and that test the plan, or None for either.
 
-    The settings in `given` replace settings of the recipe, which may be the recipe of a run.
+    The settings in `given` override the recipe, which may be a run's recipe.
     """
     plan, row = result.plan, result.plan.recommended
     if row is None:

@@ -1,7 +1,7 @@
-"""Estimates the noise of a batch gradient at any number of rollouts and prompts, from one pilot.
+"""Estimate the noise of a batch gradient for any number of rollouts and prompts, from one pilot.
 
 Each prompt's policy gradient is estimated twice, from independent halves of its rollouts. Long gradients are projected
-at random, which keeps inner products in the mean. Let g_p be the leave-one-out policy gradient of prompt p. Its mean
+at random, which preserves inner products on average. Let g_p be the leave-one-out policy gradient of prompt p. Its mean
 E[g_p] = G_p does not depend on N, and
 
     |G|^2 = E over pairs of prompts of g_p . g_q            G = mean of G_p
@@ -9,9 +9,9 @@ E[g_p] = G_p does not depend on N, and
     s_w^2 = (n / 2) E |g_p1 - g_p2|^2 / 2                   variance within a prompt, for one rollout
     s_b^2 = M - |G|^2                                       variance between prompts
 
-A mean over P prompts has the relative noise (s_b^2 + s_w^2 / N) / (P |G|^2). Dynamic sampling keeps the fraction s of
-prompts whose gradient is not 0 by construction. The P kept prompts are draws from that part, with mean G / s and second
-moment (M + s_w^2 / N) / s. Their relative noise is (s (M + s_w^2 / N) - |G|^2) / (P |G|^2).
+A mean over P prompts has relative noise (s_b^2 + s_w^2 / N) / (P |G|^2). Dynamic sampling keeps the fraction s of
+prompts whose gradient is not 0 by construction. The P kept prompts are draws from that fraction, with mean G / s and
+second moment (M + s_w^2 / N) / s. Their relative noise is (s (M + s_w^2 / N) - |G|^2) / (P |G|^2).
 
 Source: the simple noise scale of arXiv 1812.06162 (its tr(S) / |G|^2), split here into its two levels.
 """
@@ -38,7 +38,7 @@ from brorl.tree import RolloutTree
 
 _FLIPS = 4000
 _SKETCH = 1 << 18  # gradients longer than this are projected onto this many numbers
-_PIECE = 1 << 22  # project this many numbers of a gradient in one operation
+_PIECE = 1 << 22  # numbers of a gradient projected in one operation
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class GradientProducts:
 
     @classmethod
     def of(cls, first_PK: FloatArray, second_PK: FloatArray, half_rollouts: int) -> GradientProducts:
-        """Multiply the gradients of P prompts from the first and the second half of their rollouts, shape [P, K]."""
+        """Multiply the gradients of P prompts from the first and second halves of their rollouts, shape [P, K]."""
         mean_PK, difference_PK = (first_PK + second_PK) / 2, first_PK - second_PK
         return cls(
             gram_PP=mean_PK @ mean_PK.T,
@@ -64,7 +64,7 @@ class GradientProducts:
 
 @dataclass(frozen=True)
 class NoiseMoments:
-    """The moments that determine the noise of any batch: scalars, or arrays of shape [B, 1] for B replicates."""
+    """The moments that determine any batch's noise: scalars, or arrays of shape [B, 1] for B replicates."""
 
     mean_squared: FloatArray  # |G|^2, unbiased, so it can be negative
     prompt_squared: FloatArray  # M, the mean of |G_p|^2, unbiased
@@ -72,7 +72,7 @@ class NoiseMoments:
 
     @property
     def between(self) -> FloatArray:
-        """s_b^2, variance between prompts; 0 where the estimate is negative."""
+        """s_b^2, variance between prompts; negative estimates become 0."""
         return np.maximum(self.prompt_squared - self.mean_squared, 0.0)
 
     def excess(self, num_rollouts: FloatArray | float, kept_fraction: FloatArray | float) -> FloatArray:
@@ -99,22 +99,22 @@ def noise_moments(products: GradientProducts, weight_BP: FloatArray | None = Non
 
 
 def mean_gradient_p_value(products: GradientProducts, generator: np.random.Generator) -> float:
-    """Flip the signs of the prompts' gradients at random; return the fraction of flips with |G|^2 as large as measured.
+    """Flip signs of the prompts' gradients at random; return the fraction of flips with |G|^2 at least as measured.
 
-    This p value is uniform on [0, 1] if the gradients are distributed symmetrically around 0.
+    This p-value is uniform on [0, 1] if the gradients are distributed symmetrically around 0.
     """
     sign_FP = generator.choice([-1.0, 1.0], (_FLIPS, products.across_P.size))
-    flipped_F = np.einsum("fp,fp->f", sign_FP @ products.gram_PP, sign_FP)  # flips do not change the diagonal's part
+    flipped_F = np.einsum("fp,fp->f", sign_FP @ products.gram_PP, sign_FP)  # flips do not change the diagonal
     return float((1 + np.count_nonzero(flipped_F >= products.gram_PP.sum())) / (1 + _FLIPS))
 
 
 def gradient_products(
     model: PreTrainedModel, groups: Sequence[Group], parts: LocalParts, generator: np.random.Generator
 ) -> GradientProducts:
-    """Estimate the policy gradient of each prompt twice, from halves of its rollouts, and multiply the gradients.
+    """Estimate each prompt's policy gradient twice, from halves of its rollouts, and multiply the gradients.
 
     The model is a copy with the weights that sampled the groups; its gradients are overwritten. All groups have n
-    rollouts, n even and at least 4. The gradient is 0 for a group that a step would not train on.
+    rollouts, where n is even and at least 4. The gradient is 0 for a group that a step would not train on.
     """
     half = groups[0].tree.num_rollouts // 2
     length = min(_SKETCH, sum(p.numel() for p in model.parameters() if p.requires_grad))
@@ -140,10 +140,10 @@ def prompt_gradient(
 ) -> FloatArray:
     """Return the policy gradient of one prompt: (1/N) sum_i w(N, c) (r_i - mean of r) grad log pi(y_i).
 
-    With RLOO's weight, its mean over draws does not depend on N. Up to a factor it is the gradient of the learner's
-    loss at ratio 1. `count_L` (shape [L]) says how often each distinct response occurs among the N rollouts. The
-    model's gradients are overwritten. A long gradient is projected at random onto fewer numbers. All gradients of a
-    model share the projection, which keeps inner products in the mean.
+    With RLOO's weight, its mean over draws does not depend on N. Up to a factor, it is the gradient of the learner's
+    loss at ratio 1. `count_L` (shape [L]) is how often each distinct response occurs among the N rollouts. The model's
+    gradients are overwritten. A long gradient is projected at random onto fewer numbers. All gradients of a model share
+    the projection, which preserves inner products on average.
     """
     model.zero_grad(set_to_none=True)
     num_rollouts = int(count_L.sum())
@@ -168,7 +168,7 @@ def _accumulate(model: PreTrainedModel, tree: RolloutTree, weight_M: FloatArray,
 
 
 def _sketch(parameters: Sequence[Tensor]) -> FloatArray:
-    """Return the gradient as a vector; a long one as a count sketch: random signs, summed into `_SKETCH` numbers."""
+    """Return the gradient as a vector, or a long one as a count sketch: random signs, summed into `_SKETCH` numbers."""
     total = sum(p.numel() for p in parameters)
     device = parameters[0].device
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]

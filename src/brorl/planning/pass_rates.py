@@ -1,7 +1,7 @@
-"""Pass rates of prompts from a pilot, and the fraction of groups that will be mixed at another N.
+"""Pass rates of prompts from a pilot, and the fraction of mixed groups at a different N.
 
 Up to the pilot's n rollouts, the fractions are unbiased counts without a model. Beyond n they come from a fit: pass
-rates are Beta(a, b), with a fraction of prompts at exactly 0 and another at exactly 1. Counts among n rollouts cannot
+rates are Beta(a, b), with one fraction of prompts at exactly 0 and one at exactly 1. Counts among n rollouts cannot
 distinguish a pass rate of 0 from one far below 1 / n, so report both readings beyond n.
 """
 
@@ -22,17 +22,17 @@ Numbers = NDArray[np.floating[Any]] | float
 
 _LOGIT_MEANS = np.linspace(-9.0, 9.0, 49)
 _LOG_SIZES = np.linspace(np.log(0.03), np.log(1000.0), 29)
-_ZOOMS = 12  # rounds with a grid of 5 x 5 around the best point, each half as wide as the last
+_ZOOMS = 12  # rounds with a 5 x 5 grid around the best point, each half as wide as the last
 _RATE_LOGITS = np.linspace(-9.0, 9.0, 181)
 _EM_ROUNDS = 2000
 
 
 @dataclass(frozen=True)
 class PassRates:
-    """The distribution of pass rates over prompts: Beta(a, b), with spikes at 0 and at 1."""
+    """The distribution of pass rates over prompts: Beta(a, b), with spikes at 0 and 1."""
 
-    a: float  # first parameter of the Beta, > 0
-    b: float  # second parameter of the Beta, > 0
+    a: float  # first Beta parameter, > 0
+    b: float  # second Beta parameter, > 0
     never: float = 0.0  # fraction of prompts whose pass rate is exactly 0
     always: float = 0.0  # fraction of prompts whose pass rate is exactly 1
 
@@ -58,7 +58,7 @@ class PassRates:
         return float(_solved(self.a, self.b, self.never, self.between, num_rollouts))
 
     def mixed_after(self, correct_P: IntArray, pilot_rollouts: int, num_rollouts: int) -> FloatArray:
-        """Return for each prompt the chance that N fresh rollouts are mixed, given its n pilot rollouts, shape [P]."""
+        """Return each prompt's chance that N new rollouts are mixed, given its n pilot rollouts, shape [P]."""
         from_beta_P = np.ones(correct_P.shape)
         log_K = _log_beta_binomial(np.array([self.a]), np.array([self.b]), pilot_rollouts)[0]
         for outcome, spike in ((0, self.never), (pilot_rollouts, self.always)):
@@ -68,22 +68,22 @@ class PassRates:
 
 
 def fit_pass_rates(correct_P: IntArray, num_rollouts: int) -> PassRates:
-    """Fit a Beta with spikes at 0 and 1 to the numbers correct among n pilot rollouts, by maximum likelihood.
+    """Fit a Beta with spikes at 0 and 1 to the correct counts among n pilot rollouts, by maximum likelihood.
 
     Raises:
-        ValueError: If no prompt is mixed, because nothing then distinguishes the Beta from the spikes.
+        ValueError: If no prompt is mixed, because the Beta then cannot be distinguished from the spikes.
     """
     histogram_1K = _histogram(correct_P, num_rollouts)[None]
     if not histogram_1K[0, 1:-1].any():
         raise ValueError(
             f"no prompt had both correct and incorrect rollouts among {num_rollouts}, so no pass rate can be fitted; "
-            "take more rollouts or other prompts"
+            "take more rollouts or different prompts"
         )
     return _most_likely(num_rollouts, lambda log_GK: [part[:, 0] for part in _profile(log_GK, histogram_1K)])
 
 
 def fit_without_spikes(correct_P: IntArray, num_rollouts: int) -> PassRates:
-    """Fit a plain Beta: a prompt without a success then has a small pass rate, never 0."""
+    """Fit a plain Beta, so a prompt without a success has a small pass rate, never 0."""
     histogram_K = _histogram(correct_P, num_rollouts)
     return _most_likely(num_rollouts, lambda log_GK: [log_GK @ histogram_K, np.zeros((len(log_GK), 2))])
 
@@ -93,9 +93,9 @@ def fractions_of_any_shape(correct_P: IntArray, num_rollouts: int, wanted: IntAr
 
     A Beta predicts too few mixed groups where pass rates are far from 0 without being 0; this distribution does not.
     Its predictions far beyond n depend on a few prompts. Returns the fractions of mixed groups and of prompts with a
-    success at J numbers of rollouts, each of shape [J].
+    success for J numbers of rollouts, each with shape [J].
 
-    Source: Kiefer and Wolfowitz, Annals of Mathematical Statistics 27 (1956); by EM.
+    Source: Kiefer and Wolfowitz, Annals of Mathematical Statistics 27 (1956); fitted by EM.
     """
     fraction_K = _histogram(correct_P, num_rollouts) / correct_P.size
     rate_G = np.concatenate([[0.0], 1 / (1 + np.exp(-_RATE_LOGITS)), [1.0]])
@@ -110,9 +110,10 @@ def fractions_of_any_shape(correct_P: IntArray, num_rollouts: int, wanted: IntAr
 def refit_fractions(
     correct_P: IntArray, num_rollouts: int, weight_BP: FloatArray, wanted: IntArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Refit to B reweighted sets of the prompts, on the grid without zooms, and predict fractions from each fit.
+    """Refit to B reweighted sets of prompts, on the grid without zooms, and predict fractions from each fit.
 
-    Returns the fractions of mixed groups and of prompts with a success at J numbers of rollouts, each of shape [B, J].
+    Returns the fractions of mixed groups and of prompts with a success for J numbers of rollouts, each with shape
+    [B, J].
     """
     histogram_BK = np.array([np.bincount(correct_P, weight_P, num_rollouts + 1) for weight_P in weight_BP], np.float64)
     a_G, b_G, log_GK = _grid(num_rollouts, _LOGIT_MEANS, _LOG_SIZES)
@@ -130,7 +131,7 @@ def _histogram(correct_P: IntArray, num_rollouts: int) -> FloatArray:
 
 
 def _most_likely(num_rollouts: int, fit: Callable[[FloatArray], Sequence[FloatArray]]) -> PassRates:
-    """Return the Beta and the spikes with the greatest likelihood, on a grid that narrows around the best point.
+    """Return the Beta and spikes with the greatest likelihood, on a grid that narrows around the best point.
 
     `fit` maps log-probabilities of the counts under G Betas, shape [G, n + 1], to log-likelihoods, shape [G], and
     spikes, shape [G, 2].
@@ -150,7 +151,7 @@ def _most_likely(num_rollouts: int, fit: Callable[[FloatArray], Sequence[FloatAr
 def _grid(num_rollouts: int, means: FloatArray, sizes: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return a and b of G Betas, shape [G], and their log-probabilities of each count, shape [G, n + 1].
 
-    There is one Beta for each pair of `means` (the logit of the mean) and `sizes` (the logarithm of a + b).
+    Each pair of `means` (the logit of the mean) and `sizes` (the logarithm of a + b) gives one Beta.
     """
     logit_G, log_size_G = (x.ravel() for x in np.meshgrid(means, sizes))
     a_G, b_G = (np.exp(log_size_G) / (1 + np.exp(sign * logit_G)) for sign in (-1, 1))
@@ -169,9 +170,9 @@ def _log_beta_binomial(a_G: FloatArray, b_G: FloatArray, num_rollouts: int) -> F
 def _profile(log_GK: FloatArray, histogram_BK: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Maximize the likelihood over the two spikes, for G Betas and B histograms.
 
-    r_0 and r_n are the observed fractions of prompts with 0 and n correct; q_0 and q_n are the Beta's. Without limits,
-    the optimum is a Beta of weight (1 - r_0 - r_n) / (1 - q_0 - q_n), and spikes for the rest. A spike that would be
-    negative is 0; the other spike is then the best one given that.
+    r_0 and r_n are the observed fractions of prompts with 0 and n correct; q_0 and q_n are the Beta's. The
+    unconstrained optimum is a Beta with weight (1 - r_0 - r_n) / (1 - q_0 - q_n), and spikes for the rest. A spike that
+    would be negative is set to 0, and the other spike is optimized given that.
     """
     total_B = histogram_BK.sum(1)
     r0, rn = histogram_BK[:, 0] / total_B, histogram_BK[:, -1] / total_B
@@ -206,7 +207,7 @@ def _log(x: FloatArray) -> FloatArray:
 
 
 def _mixed(a: Numbers, b: Numbers, weight: Numbers, num_rollouts: IntArray | int) -> FloatArray:
-    """Return the chance that N rollouts are mixed: a Beta (a, b) has this weight, the rest never is. Broadcasts."""
+    """Return the chance that N rollouts are mixed: a Beta(a, b) has this weight, the rest never mixes. Broadcasts."""
     all_correct = np.exp(betaln(a + num_rollouts, b) - betaln(a, b))
     none_correct = np.exp(betaln(a, b + num_rollouts) - betaln(a, b))
     chance: FloatArray = np.maximum(weight * (1.0 - all_correct - none_correct), 0.0)

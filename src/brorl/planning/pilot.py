@@ -1,7 +1,7 @@
-"""The pilot of a plan samples, grades and counts a few rollouts of a few training prompts, and predicts other N.
+"""The pilot of a plan: sample, grade and count a few rollouts of a few training prompts, and predict other N.
 
-The draws have their own seeds. Means over prompts have equal weights, or random weights in B replicates. A replicate
-uses the same weights for pass rates and sizes, which keeps their dependence.
+The draws have their own seeds. Means over prompts have equal weights, or random weights in B replicates. Each replicate
+uses the same weights for pass rates and sizes, which preserves their dependence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from brorl.training.coverage import growth_ratios, tree_growth
 from brorl.training.local_parts import LocalParts
 from brorl.tree import fraction_cut
 
-_SEED_TAG = 0x9140  # the pilot draws other numbers than training
+_SEED_TAG = 0x9140  # the pilot and training draw different random numbers
 
 
 def generator_of(parts: LocalParts, purpose: int) -> np.random.Generator:
@@ -48,12 +48,12 @@ class PilotSummary:
     entropy: float  # minus the mean log-prob of the sampled tokens, nats per token
     mean_length: float  # tokens per rollout
     truncation_rate: float  # fraction of rollouts that reached the length limit
-    duplicate_rate: float  # fraction of rollouts that repeat another rollout of their prompt
+    duplicate_rate: float  # fraction of rollouts that repeat an earlier rollout of their prompt
     tokens_per_second: float  # sampled tokens per second of generation
 
     @classmethod
     def of(cls, groups: Sequence[Group], generation_seconds: float) -> PilotSummary:
-        """Summarize the groups of a pilot, each with the same number of rollouts."""
+        """Summarize a pilot's groups, each with the same number of rollouts."""
         trees = [g.tree for g in groups]
         rollouts = sum(t.num_rollouts for t in trees)
         tokens = sum(t.num_sampled_tokens for t in trees)
@@ -73,9 +73,9 @@ class PilotSummary:
 class PilotCounts:
     """The pilot, prompt by prompt (P prompts, J numbers of rollouts to compare)."""
 
-    num_rollouts: int  # rollouts of each prompt in the pilot, n
+    num_rollouts: int  # rollouts per prompt in the pilot, n
     correct_P: IntArray  # correct rollouts, shape [P]
-    length_P: FloatArray  # mean length of a rollout in tokens, shape [P]
+    length_P: FloatArray  # mean rollout length in tokens, shape [P]
     wanted_J: IntArray  # numbers of rollouts to compare, ascending, shape [J]
     nodes_PJ: FloatArray  # expected nodes of the prompt's tree, shape [P, J]
     responses_PJ: FloatArray  # expected distinct responses, shape [P, J]
@@ -90,7 +90,7 @@ class PilotCounts:
         wanted_J: IntArray,
         products: GradientProducts,
     ) -> PilotCounts:
-        """Count the groups of a pilot."""
+        """Count a pilot's groups."""
         nodes_PJ, responses_PJ = map(np.stack, zip(*(tree_growth(g.tree, wanted_J) for g in groups), strict=True))
         size, generator = parts.config.optimizer.max_responses_per_outcome, generator_of(parts, 2)
         trained = [_trained_nodes(g, n, wanted_J, size, generator) for g, n in zip(groups, nodes_PJ, strict=True)]
@@ -108,20 +108,21 @@ class PilotCounts:
 
 @dataclass(frozen=True)
 class ExpectedCounts:
-    """Means over prompts at J values of N, each of shape [B, J]; B = 1 with equal weights, or B replicates."""
+    """Means over prompts at J values of N, each with shape [B, J]; B is 1 for equal weights, else one per replicate."""
 
     mixed: FloatArray  # fraction of mixed groups
     solved: FloatArray  # fraction of prompts with a success
     nodes: FloatArray  # tree nodes of a sampled group
     responses: FloatArray  # distinct responses of a sampled group
-    tokens: FloatArray  # sampled tokens of a group, duplicates counted
-    trained: FloatArray  # nodes of a kept group in the loss; prompts are weighted by their chance to be kept
+    tokens: FloatArray  # sampled tokens of a group, including duplicates
+    trained: FloatArray  # nodes of a kept group in the loss; prompts are weighted by their chance of being kept
 
 
 def expected_counts(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = None) -> ExpectedCounts:
     """Average over the pilot's prompts, with equal weights or with the weights of B replicates.
 
-    At an N beyond the pilot's rollouts, a fit to its pass rates gives the fractions. Each replicate has its own fit.
+    Beyond the pilot's number of rollouts, the fractions come from a fit to its pass rates. Each replicate has its own
+    fit.
     """
     wanted_J, n, correct_P = counts.wanted_J, counts.num_rollouts, counts.correct_P
     weight = np.ones((1, correct_P.size)) if weight_BP is None else weight_BP
@@ -156,10 +157,10 @@ def expected_counts(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray |
 
 
 def _continued(measured_B: FloatArray, fitted_BJ: FloatArray) -> FloatArray:
-    """Continue a measured fraction to larger N with a fit whose first column is at the measured N; shape [B, J - 1].
+    """Extrapolate a measured fraction to larger N with a fit whose first column is the measured N; shape [B, J - 1].
 
-    The fit does not pass through the measured fraction, and may lie below it at a larger N. So the fit only decides
-    which part of the rest, 1 - fraction, is left at each N.
+    The fit does not pass through the measured fraction, and may be below it at a larger N. So the fit only decides how
+    much of the rest, 1 - fraction, remains at each N.
     """
     rest_BJ = np.maximum(1.0 - fitted_BJ, 0.0)
     left_BJ = rest_BJ[:, 1:] / np.maximum(rest_BJ[:, :1], np.finfo(np.float64).tiny)
@@ -168,7 +169,7 @@ def _continued(measured_B: FloatArray, fitted_BJ: FloatArray) -> FloatArray:
 
 
 def with_interval(value: float, replicates_B: FloatArray) -> Estimate:
-    """Return a value with the 95% interval of its replicates; the interval is extended to include the value."""
+    """Return a value with the 95% interval of its replicates, extended to include the value."""
     low, high = np.quantile(replicates_B, [0.025, 0.975])
     return Estimate(float(value), float(min(low, value)), float(max(high, value)))
 
@@ -178,9 +179,9 @@ def fraction_estimates(
 ) -> tuple[list[Estimate], list[Estimate]]:
     """Return the fractions of mixed groups and of prompts with a success at each N, with intervals.
 
-    Beyond the pilot's n, the intervals cover three readings of the prompts with a single outcome. Their outcome may be
-    certain, so that the fractions stay as they are at n. They may be the tail of a plain Beta. Or they may follow the
-    most likely distribution of any shape.
+    Beyond the pilot's n, the intervals cover three readings of the prompts with a single outcome: their outcome is
+    certain, so the fractions stay the same as at n; they are the tail of a plain Beta; or they follow the most likely
+    distribution of any shape.
     """
     n, correct_P = counts.num_rollouts, counts.correct_P
     tail = fit_without_spikes(correct_P, n)
@@ -205,9 +206,9 @@ def fraction_estimates(
 def _trained_nodes(
     group: Group, nodes_J: FloatArray, wanted: IntArray, size: int, generator: np.random.Generator
 ) -> FloatArray:
-    """Return the nodes in the loss at each N: all nodes, or the nodes of at most `size` responses of each verdict.
+    """Return the nodes in the loss at each N: all nodes, or those of at most `size` responses per verdict.
 
-    A choice among the pilot's responses approximates the nodes per chosen response.
+    The nodes per chosen response are approximated by choosing among the pilot's responses.
     """
     tree = group.tree
     if not size:
@@ -224,23 +225,23 @@ def _trained_nodes(
     return trained_J
 
 
-_PARTS = 8  # of a step, of which one is a lower bound of its time
-_CALLS = 4  # the pilot calls the engine once to warm up, and three times with the clock running
-_QUICK_SECONDS = 10.0  # if the pilot takes longer, the timed steps have a quarter of its size
+_PARTS = 8  # parts of a step; the time of one is a lower bound for the step
+_CALLS = 4  # engine calls of the pilot: one to warm up, then three that are timed
+_QUICK_SECONDS = 10.0  # if the pilot takes longer, timed steps are a quarter of its size
 
 
 @dataclass(frozen=True)
 class PlanMeasurements:
-    """The measurements that a plan is made from."""
+    """The measurements behind a plan."""
 
     counts: PilotCounts  # the pilot, prompt by prompt
     summary: PilotSummary  # means over its rollouts
     cost: StepCost  # seconds of a step
-    timings: list[StepTiming]  # the timed steps that the cost was fitted to
+    timings: list[StepTiming]  # timed steps that `cost` was fitted to
 
 
 def least_step_seconds(parts: LocalParts, scratch: Path) -> float:
-    """Time a part of a step, an eighth of its prompts: a step takes longer. The folder `scratch` is empty."""
+    """Time a step on an eighth of its prompts, a lower bound for a whole step. The folder `scratch` must be empty."""
     config = parts.config
     prompts = parts.stream.take(ceil(config.prompts_per_step / _PARTS))
     timer = StepTimer(parts, copy.deepcopy(parts.model), scratch)
@@ -250,7 +251,7 @@ def least_step_seconds(parts: LocalParts, scratch: Path) -> float:
 
 
 class NoMixedGroupError(UserError):
-    """No group of the pilot is mixed, so there is no pass rate and no gradient to plan from."""
+    """No group of the pilot is mixed, so it gives no pass rates or gradients to plan from."""
 
     exit_code = 1
 
@@ -265,7 +266,7 @@ def measure(
 ) -> PlanMeasurements:
     """Take the pilot and time some steps, which store rollouts in the empty folder `scratch`.
 
-    `num_prompts` is at least 2, `num_rollouts` is even and at least 4, and `wanted` ascends (shape [J]).
+    `num_prompts` is at least 2, `num_rollouts` is even and at least 4, and `wanted` is ascending (shape [J]).
 
     Raises:
         NoMixedGroupError: If no group has both correct and incorrect rollouts.
@@ -280,7 +281,7 @@ def measure(
     ]
     groups = [g for call in calls for g in call.groups]
     if incomplete := sum(call.num_incomplete for call in calls):
-        announce(f"left out {incomplete} of {num_prompts} prompts: some of their rollouts could not be verified")
+        announce(f"dropped {incomplete} of {num_prompts} prompts: some of their rollouts could not be verified")
     if not any(g.is_mixed for g in groups):
         raise NoMixedGroupError(_nothing_mixed(groups))
     seconds = [call.clock.seconds() for call in calls]
@@ -305,7 +306,7 @@ def _nothing_mixed(groups: Sequence[Group]) -> str:
     solved = sum(g.num_correct > 0 for g in groups)
     return (
         f"none of the {len(groups)} prompts has both correct and incorrect rollouts among {groups[0].tree.num_rollouts}"
-        f" (all correct: {solved}, all incorrect: {len(groups) - solved}), so there is no pass rate and no gradient to "
-        f"plan from; raise {option('pilot-rollouts')} or {option('pilot-prompts')}, or choose other prompts or "
-        "another model"
+        f" (all correct: {solved}, all incorrect: {len(groups) - solved}), so there are no pass rates or gradients to "
+        f"plan from; raise {option('pilot-rollouts')} or {option('pilot-prompts')}, or choose different prompts or a "
+        "different model"
     )

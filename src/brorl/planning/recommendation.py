@@ -1,8 +1,8 @@
-"""Recommends N and the number of prompts for a time budget, from the measurements of a pilot.
+"""Recommend N and the number of prompts for a time budget, from the measurements of a pilot.
 
-At equal seconds per step, the best pair has the least relative noise of its batch gradient. Every N that the pilot
-cannot distinguish from the best is named too. All intervals come from resampling the pilot's prompts. The plan holds
-for the current policy, and does not predict the final performance of a run.
+At equal seconds per step, the best pair has the least relative noise in its batch gradient. The plan also names every N
+that the pilot cannot distinguish from the best. All intervals come from resampling the pilot's prompts. The plan is
+valid for the current policy, and does not predict a run's final performance.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from brorl.planning.pilot import ExpectedCounts, PilotCounts, expected_counts, f
 from brorl.planning.step_cost import StepCost, Work, mean_rounds
 
 _REPLICATES = 400
-_MIN_TIME_ERROR = 0.05  # relative error; the seconds of a step are never known better
+_MIN_TIME_ERROR = 0.05  # relative error; step times are never known more precisely
 _SIGNIFICANT = 0.025
-NEARLY_BEST = 1.1  # a tied N may have this multiple of the least noise; else an uncertain pilot picks the largest N
-_MIN_FRACTION = 1e-9  # least fraction of mixed groups in a replicate; a step then takes practically forever
+NEARLY_BEST = 1.1  # limit on a tied N's noise / the least; without it an uncertain pilot would pick the largest N
+_MIN_FRACTION = 1e-9  # minimum fraction of mixed groups in a replicate; a step then takes practically forever
 _MISSING = Estimate(np.nan, np.nan, np.nan)
 
 
 @dataclass(frozen=True)
 class StepSettings:
-    """The recipe's settings of a step."""
+    """The recipe's step settings."""
 
     num_rollouts: int  # the recipe's own N, which is compared with others
     prompts_per_step: int  # the recipe's own number of groups
-    mini_batches: int  # updates per step, and the least number of groups in a step
-    dynamic_sampling: bool  # whether only mixed groups are kept, and the batch is refilled
+    mini_batches: int  # updates per step, and the minimum number of groups in a step
+    dynamic_sampling: bool  # whether only mixed groups are kept and the batch is refilled
     max_prompts: int  # largest number of groups in a step
 
     @classmethod
@@ -58,15 +58,15 @@ class PlanRow:
     """The expected fractions, costs and noise at N rollouts per prompt."""
 
     num_rollouts: int  # N
-    extrapolated: bool  # whether N is beyond the pilot's rollouts; then the fit gives the fractions
+    extrapolated: bool  # whether N is beyond the pilot's rollouts, so the fractions come from the fit
     mixed: Estimate  # fraction of mixed groups
     solved: Estimate  # fraction of prompts with at least one success
     unique_tokens: Estimate  # tree nodes of a sampled group
     unique_fraction: float  # tree nodes / sampled tokens of a group
     trained_nodes: float  # tree nodes of a kept group in the loss
-    seconds: dict[str, float]  # seconds of a step with the recipe's number of prompts, by phase and in total
+    seconds: dict[str, float]  # seconds per step with the recipe's number of prompts, by phase and in total
     budget_prompts: int  # prompts per step that fit in the time budget; 0 if too few fit
-    budget_seconds: float  # seconds of a step with these prompts
+    budget_seconds: float  # seconds per step with that many prompts
     budget_noise: Estimate  # relative gradient noise of that step; the upper end is infinite if |G|^2 may be 0
     to_best: Estimate  # budget_noise / budget_noise of the best N
 
@@ -80,10 +80,10 @@ class RolloutPlan:
     recipe: int  # index of the recipe's own N
     best: int | None  # index of the N with the least noise at the budget; None if no N fits
     tied: list[int]  # indices that the pilot cannot distinguish from the best, including the best
-    # Index of the largest tied N with at most `NEARLY_BEST` times the least noise, as coverage of rare successes grows
-    # with N; None if no N fits.
+    # index of the largest tied N with at most `NEARLY_BEST` times the least noise, because a larger N covers more rare
+    # successes; None if no N fits
     chosen: int | None
-    pass_rates: PassRates  # fit that gives the fractions beyond the pilot
+    pass_rates: PassRates  # fit for the fractions beyond the pilot
     moments: NoiseMoments  # squared length and variances of the gradient
     p_value: float  # probability of a |G|^2 at least this large if the mean gradient were 0
     time_error: float  # relative error of the seconds, for comparisons of noise at equal time
@@ -108,14 +108,14 @@ class _Steps:
     point: ExpectedCounts
 
     def rounds(self, column: int, num_prompts: int) -> float:
-        """Return the calls of the engine in a step."""
+        """Return the number of engine calls in a step."""
         if not self.settings.dynamic_sampling:
             return 1.0
         fraction = float(self.point.mixed[0, column])
         return mean_rounds(round(fraction, 3) or fraction, num_prompts)
 
     def work(self, expected: ExpectedCounts, row: Any, column: int, num_prompts: float, rounds: float) -> Work:
-        """Return the work of a step that trains on `num_prompts` groups; arrays for a slice of rows."""
+        """Return the work of a step that trains on `num_prompts` groups; a slice of rows gives arrays."""
         fraction = expected.mixed[row, column] if self.settings.dynamic_sampling else 1.0
         at = (row, column)
         return Work.of_step(
@@ -134,9 +134,9 @@ class _Steps:
         return self.seconds(column, num_prompts)["total"]
 
     def redrawn_prompts(self, drawn: ExpectedCounts, column: int, num_prompts: int) -> FloatArray:
-        """Return how many prompts take the same time in each replicate, not rounded, shape [B].
+        """Return the unrounded number of prompts that take the same time in each replicate, shape [B].
 
-        At a given number of rounds, the cost is affine in the number of prompts. If no prompts fit, every entry is 1.
+        For a given number of rounds, the cost is affine in the number of prompts. If no prompts fit, every entry is 1.
         """
         if not num_prompts:
             return np.ones(drawn.nodes.shape[0])
@@ -144,7 +144,7 @@ class _Steps:
         fixed = self.cost.seconds(Work(0, 0, 0, 0, 0, 0, self.settings.mini_batches, rounds))["total"]
         work_B = self.work(drawn, slice(None), column, num_prompts, rounds)
         variable_B = np.asarray(self.cost.seconds(work_B)["total"]) - fixed
-        rises_B = variable_B > 1e-9 * total  # without a cost per prompt, nothing limits their number
+        rises_B = variable_B > 1e-9 * total  # without a cost per prompt, nothing limits the number of prompts
         factor_B: FloatArray = np.where(rises_B, (total - fixed) / np.where(rises_B, variable_B, 1.0), 1.0)
         return num_prompts * factor_B
 
@@ -152,9 +152,9 @@ class _Steps:
 def make_plan(
     counts: PilotCounts, cost: StepCost, settings: StepSettings, budget: float | None, generator: np.random.Generator
 ) -> RolloutPlan:
-    """Compare N, the recipe's own among them, and recommend one.
+    """Compare values of N, including the recipe's own, and recommend one.
 
-    The budget is in seconds per step. None takes the seconds of the recipe's own N and number of prompts.
+    The budget is in seconds per step. None uses the time of a step with the recipe's own N and number of prompts.
     """
     recipe = counts.wanted_J.tolist().index(settings.num_rollouts)
     fit = fit_pass_rates(counts.correct_P, counts.num_rollouts)
@@ -169,7 +169,7 @@ def make_plan(
     prompts = [prompts_that_fit(partial(steps.total, j), budget, minimum, maximum) for j in columns]
     redrawn_BJ = np.stack([steps.redrawn_prompts(drawn, j, prompts[j]) for j in columns], axis=1)
 
-    # Noise times |G|^2, which comparisons do not need.
+    # Noise times |G|^2: comparisons do not need |G|^2.
     fits_J, wanted_J = np.array(prompts) > 0, counts.wanted_J.astype(np.float64)
     fraction_J, fraction_BJ = (point.mixed[0], drawn.mixed) if settings.dynamic_sampling else (1.0, 1.0)
     moments, drawn_moments = noise_moments(counts.products), noise_moments(counts.products, weight_BP)
@@ -204,7 +204,7 @@ def make_plan(
 
 
 def prompts_that_fit(seconds_of: Callable[[int], float], budget: float, minimum: int, maximum: int) -> int:
-    """Return the largest number of prompts, minimum to maximum, with a step of at most `budget` seconds; 0 if none."""
+    """Return the largest number of prompts, minimum to maximum, whose step takes at most `budget` s; 0 if none."""
     number = bisect_right(range(minimum, maximum + 1), budget, key=seconds_of)
     return minimum + number - 1 if number else 0
 
@@ -214,20 +214,20 @@ def least_noise(
 ) -> tuple[int | None, list[int], FloatArray]:
     """Return the N with the least noise (None if nothing fits), every N tied with it, and the replicates' ratios.
 
-    Noise is infinite where no prompts fit. The ratio of an N is its noise / the best noise. An N is tied if the lower
-    end of the ratio's 95% interval is at most 1 + `time_error`.
+    Noise is infinite where no prompts fit. An N's ratio is its noise / the best noise. It is tied if the lower end of
+    the ratio's 95% interval is at most 1 + `time_error`.
     """
     fitting = np.flatnonzero(np.isfinite(noise_J)).tolist()
     if not fitting:
         return None, [], noise_BJ
     best = int(np.argmin(noise_J))
-    min_B1 = noise_BJ[:, best : best + 1]  # 0 in a replicate without noise in the best
+    min_B1 = noise_BJ[:, best : best + 1]  # 0 in a replicate whose best N has no noise
     seen_BJ = noise_BJ / np.where(min_B1 > 0, min_B1, 1.0)
     ratio_BJ = np.where(min_B1 > 0, seen_BJ, np.where(noise_BJ > 0, np.inf, 1.0))
     return best, [j for j in fitting if j == best or _noise(np.inf, ratio_BJ[:, j]).low <= 1 + time_error], ratio_BJ
 
 
 def _noise(value: float, replicates_B: FloatArray) -> Estimate:
-    """Return a value with a 95% interval that includes it; each end is a replicate, because some may be infinite."""
+    """Return a value with a 95% interval that includes it; its ends are replicates, because some may be infinite."""
     low, high = np.quantile(replicates_B, 0.025, method="lower"), np.quantile(replicates_B, 0.975, method="higher")
     return Estimate(float(value), min(float(low), float(value)), max(float(high), float(value)))

@@ -1,7 +1,7 @@
-"""Predicts the seconds of a training step at any number of rollouts and prompts, from a few measured steps.
+"""Predict the seconds per training step for any number of rollouts and prompts, from a few measured steps.
 
 The seconds are a fixed cost plus a cost per unit of work, with coefficients >= 0. Far beyond the measured sizes this is
-a guess. The run's model does not change, because a copy is trained.
+a guess. The run's model does not change, because the measured steps train a copy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FEATURES = {  # phase -> fields of `Work` that its seconds are affine in; None 
     "diagnostics": (None, "unique_tokens"),
 }
 _CHAINS, _STEPS, _WARM_UP, _MAX_ROUNDS = 64, 24, 4, 2000  # sizes of the simulation of dynamic sampling
-_REPEATS = 3  # time every step this often
+_REPEATS = 3  # timings per step
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Work:
 
     groups: float  # groups to sample, verify and store
     unique_tokens: float  # tree nodes of these groups
-    sampled_tokens: float  # tokens of these groups, duplicates counted
+    sampled_tokens: float  # tokens of these groups, including duplicates
     responses: float  # distinct responses of these groups
     trained_groups: float  # groups to train on
     trained_nodes: float  # tree nodes in the loss
     updates: float  # mini-batches
-    rounds: float = 1.0  # calls of the engine
+    rounds: float = 1.0  # engine calls
 
     @classmethod
     def of_step(cls, num_prompts: float, kept_fraction: float, *, nodes: float, tokens: float, responses: float,
@@ -67,7 +67,7 @@ class Work:
 
 
 def fit_affine(feature_KF: FloatArray, cost_K: FloatArray) -> tuple[float, ...]:
-    """Fit coefficients >= 0 of F features with the least sum of squared relative errors to K positive costs."""
+    """Fit coefficients >= 0 of F features to K positive costs, minimizing the sum of squared relative errors."""
     if not (cost_K > 0).all():
         raise ValueError(f"measured costs must be positive, got {cost_K.min()}")
     relative_KF = feature_KF / cost_K[:, None]
@@ -78,24 +78,24 @@ def fit_affine(feature_KF: FloatArray, cost_K: FloatArray) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class StepTiming:
-    """One amount of work, and how long it took."""
+    """An amount of work and the time it took."""
 
     num_rollouts: int
     work: Work
-    seconds: dict[str, float]  # phase -> median seconds over some repeats
+    seconds: dict[str, float]  # phase -> median seconds over the repeats
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of a step by phase."""
+    """Seconds per step, by phase."""
 
     costs: dict[str, tuple[float, ...]]  # timed phase -> coefficients of its features
-    per_step: dict[str, float]  # phase -> runs per step: 1 / k for a phase of every k-th step
+    per_step: dict[str, float]  # phase -> runs per step: 1 / k for a phase that runs every k-th step
     worst_error: float  # largest relative error of a timing's total
 
     @classmethod
     def fit(cls, timings: Sequence[StepTiming], per_step: dict[str, float]) -> StepCost:
-        """Fit each phase to the timings, all of the same phases."""
+        """Fit each phase to the timings, which must all have the same phases."""
         costs = {}
         for phase in per_step:
             features = np.array([t.work.features(phase) for t in timings], np.float64)
@@ -105,7 +105,7 @@ class StepCost:
         return cls(costs, per_step, max(errors))
 
     def seconds(self, work: Work) -> dict[str, float]:
-        """Return the seconds of each phase of a step, and their total."""
+        """Return the seconds of each phase of a step and their total."""
         seconds = {
             phase: sum(c * f for c, f in zip(cost, work.features(phase), strict=True)) * self.per_step[phase]
             for phase, cost in self.costs.items()
@@ -117,7 +117,7 @@ class StepCost:
 def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
     """Simulate dynamic sampling with refill, and return the mean number of engine calls per step.
 
-    Surplus groups are carried to the next step. A step samples num_prompts / kept_fraction groups on average;
+    Surplus groups carry over to the next step. A step samples num_prompts / kept_fraction groups on average;
     `kept_fraction` is in (0, 1].
     """
     if not 0 < kept_fraction <= 1:
@@ -142,18 +142,18 @@ def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
 
 @dataclass(frozen=True)
 class SampledGroups:
-    """The groups that one call of the engine sampled, with the time of each phase."""
+    """The groups sampled in one engine call, with the time of each phase."""
 
-    groups: list[Group]  # without groups that have unverified rollouts: a plan compares groups of one size
-    num_incomplete: int  # number of prompts that were left out
+    groups: list[Group]  # without groups that have unverified rollouts: a plan compares groups of equal size
+    num_incomplete: int  # number of prompts dropped
     clock: Stopwatch  # the time of each phase
 
 
 def sample_groups(parts: LocalParts, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> SampledGroups:
-    """Sample and grade N rollouts of each prompt as a step does, with a seed for the draws.
+    """Sample and grade N rollouts of each prompt as a step does, with the given sampling seed.
 
     Raises:
-        UnverifiedResponsesError: If no prompt has all of its rollouts verified.
+        UnverifiedResponsesError: If every prompt has unverified rollouts.
     """
     clock = Stopwatch(now=parts.config.engine.now)
     with clock("generation"):
@@ -165,7 +165,7 @@ def sample_groups(parts: LocalParts, prompts: Sequence[Prompt], num_rollouts: in
     if not complete:
         reasons = Counter(v.reason for group in groups for v in group.verdicts if v.unverified)
         raise UnverifiedResponsesError(
-            f"each of the {len(prompts)} prompts of a call has rollouts that could not be verified (most often: "
+            f"each of the call's {len(prompts)} prompts has rollouts that could not be verified (most often: "
             f"{reasons.most_common(1)[0][0]}); free memory and processes, then rerun the command"
         )
     return SampledGroups(complete, len(prompts) - len(complete), clock)
@@ -186,7 +186,7 @@ def timing_sizes(
 
 
 class StepTimer:
-    """Runs the phases of a step. This trains `model`: the run's, or a copy. Rollouts are stored in `scratch`."""
+    """Runs and times the phases of a step. Trains `model`, the run's or a copy, and stores rollouts in `scratch`."""
 
     def __init__(self, parts: LocalParts, model: PreTrainedModel, scratch: Path) -> None:
         self._parts = parts
@@ -197,16 +197,16 @@ class StepTimer:
             self.per_step["storing"] = 1 / parts.config.store_rollouts_every
 
     def time(self, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> StepTiming:
-        """Run a step."""
+        """Run and time a step."""
         return self.finish(sample_groups(self._parts, prompts, num_rollouts, seed))
 
     def finish(self, sampled: SampledGroups) -> StepTiming:
-        """Run the phases after sampling and verification."""
+        """Run and time the phases after sampling and verification."""
         groups, clock = sampled.groups, sampled.clock
         updates = self._parts.config.optimizer.mini_batches
         repeated = [groups[i % len(groups)] for i in range(max(updates, len(groups)))]  # a group for every mini-batch
         with clock("training"):
-            # The time does not depend on the estimator; the default estimator allows every N.
+            # The time does not depend on the estimator; the default one supports every N.
             metrics = self.learner.learn(repeated, advantage_estimator(AdvantageSettings()), seed=0)
         if self._parts.config.store_rollouts_every:
             with clock("storing"):

@@ -1,6 +1,6 @@
-"""Forecasts the seconds of a training step from a few small steps that are timed, within a limit of time.
+"""Forecast the seconds per training step from a few small timed steps, within a time limit.
 
-It trains the model that it gets: discard it.
+This trains the model that it receives, so discard it.
 """
 
 from __future__ import annotations
@@ -23,61 +23,61 @@ from brorl.training.coverage import tree_growth
 from brorl.training.local_parts import LocalParts
 from brorl.tree import fraction_cut
 
-MAX_TOKENS = 128  # measured responses are cut after this many tokens
-_SIZES = ((8, 2), (16, 4), (32, 8), (64, 8))  # measured steps have at most these (rollouts, prompts)
-_SECONDS = 5.0  # after this time no larger size is measured
-_FEW_TOKENS = 16  # shorter responses, where only the setup or the threads count
-_STEPS_A_THREAD_COUNT = 3  # steps with each number of threads
+MAX_TOKENS = 128  # measured responses are truncated after this many tokens
+_SIZES = ((8, 2), (16, 4), (32, 8), (64, 8))  # maximum (rollouts, prompts) of each measured step
+_SECONDS = 5.0  # no larger size is measured after this time
+_FEW_TOKENS = 16  # response length where only the setup or the threads matter
+_STEPS_A_THREAD_COUNT = 3  # steps per number of threads
 
 
 @dataclass(frozen=True)
 class StepForecast:
-    """The expected seconds of a step."""
+    """The expected seconds per step."""
 
     seconds: dict[str, float]  # phase -> seconds, and their total, for responses of the measured lengths
-    max_seconds: float  # the total if every response that was cut reaches the length limit
-    fraction_cut: float  # 0 to 1: measured responses that were cut before the length limit
-    fraction_at_limit: float  # 0 to 1: measured responses that were cut at the length limit itself
+    max_seconds: float  # the total if every truncated response reaches the length limit
+    fraction_cut: float  # 0 to 1: measured responses truncated before the length limit
+    fraction_at_limit: float  # 0 to 1: measured responses truncated at the length limit itself
     groups: Sequence[Group]  # groups of the largest measured step
-    # Expected fraction of mixed groups. None if every group is trained on, if responses were cut (they count as
+    # Expected fraction of mixed groups. None if every group is trained on, if responses were truncated (they count as
     # incorrect), or if no measured group was mixed; the seconds are then for a step that keeps all groups.
     kept_fraction: float | None
     num_rollouts: int  # measured rollouts
     num_prompts: int  # largest number of prompts in a measured step
-    measured_seconds: float  # the measurement took this long
-    max_tokens: int  # measured responses were cut after this many tokens
-    is_stopped: bool  # whether time was up before all sizes were measured
+    measured_seconds: float  # duration of the measurement
+    max_tokens: int  # measured responses were truncated after this many tokens
+    is_stopped: bool  # whether the time limit was reached before all sizes were measured
     seconds_of_threads: Mapping[int, float]  # number of CPU threads -> seconds of the same small step
 
 
 class _Measurement(NamedTuple):
-    """Small steps that were timed."""
+    """Timed small steps."""
 
-    parts: LocalParts  # with the limit of tokens at which responses were cut
+    parts: LocalParts  # with the token limit at which responses were truncated
     timings: list[StepTiming]
     groups: Sequence[Group]  # of the largest step
-    seconds: float  # all of it took this long
+    seconds: float  # total duration
     step_s: tuple[float, float]  # seconds of a step of the first size with few tokens, and of the last step
     is_stopped: bool
 
 
 def _measure(parts: LocalParts, timer: StepTimer, max_seconds: float, echo: Echo) -> _Measurement:
-    """Time a tiny step, then larger ones that are predicted to end in time, in proportion to their rollouts."""
+    """Time a tiny step, then larger ones that should end in time if time is proportional to rollouts."""
     started, brief = perf_counter(), _cut(parts, _FEW_TOKENS)
     sizes, (num_rollouts, num_prompts) = _sizes(parts), (min(2, parts.config.rollouts_per_prompt), 1)
     few = brief.config.sampling.max_new_tokens
-    for _ in range(2):  # the first has the imports and the one-time setup too
+    for _ in range(2):  # the first includes imports and one-time setup
         begun = perf_counter()
         sampled = sample_groups(brief, parts.stream.take(num_prompts), num_rollouts, 0)
         probe = timer.finish(sampled)
         last_s = perf_counter() - begun
         if perf_counter() - started > max_seconds / 2:
             break
-    echo(f"{num_rollouts} rollouts of {few} tokens take {last_s:.2g} s; larger steps are timed until {max_seconds:g} s")
-    each_s = last_s * prod(sizes[0]) / num_rollouts  # of a step of the first size with few tokens
+    echo(f"{num_rollouts} rollouts of {few} tokens take {last_s:.2g} s; timing larger steps until {max_seconds:g} s")
+    each_s = last_s * prod(sizes[0]) / num_rollouts  # a step of the first size with few tokens
     left_s = max_seconds - (perf_counter() - started)
     tokens = MAX_TOKENS if left_s * few >= each_s * MAX_TOKENS else int(few * left_s / each_s)
-    if left_s < each_s:  # not even that step ends in time
+    if left_s < each_s:  # not even that step would end in time
         seconds = perf_counter() - started
         return _Measurement(brief, [probe], sampled.groups, seconds, (each_s, last_s), is_stopped=True)
     is_stopped = tokens < min(MAX_TOKENS, parts.config.sampling.max_new_tokens)
@@ -88,7 +88,7 @@ def _measure(parts: LocalParts, timer: StepTimer, max_seconds: float, echo: Echo
         is_slow = perf_counter() - begun > _SECONDS
         if is_slow and len(timings) > 1:
             break
-        if is_slow and timings:  # the second size of a slow model is smaller than the first
+        if is_slow and timings:  # for a slow model, the second size is smaller than the first
             size = max(2, sizes[0][0] // 2), max(1, sizes[0][1] // 2)
         before = perf_counter()
         if timings and before - started + last_s * prod(size) / last > max_seconds:
@@ -116,10 +116,10 @@ def forecast_step(
 ) -> StepForecast:
     """Run small steps and extrapolate to a whole step; also time a small step with each number of CPU `threads`.
 
-    Rollouts are cut after `MAX_TOKENS` tokens to keep the measurement short; the forecast bounds the time of longer
-    responses. If the first step is slow, only one more is taken, which is smaller. No step begins that would end after
-    `max_seconds`, as predicted from an earlier one, but for the first, tiny one; `echo` gets a line after that. The
-    small steps train the model: discard it.
+    Rollouts are truncated after `MAX_TOKENS` tokens to keep the measurement short; the forecast bounds the time for
+    longer responses. If the first step is slow, only one more is taken, and it is smaller. Except for the first, tiny
+    step, no step starts if earlier ones predict that it would end after `max_seconds`; `echo` gets a line after the
+    tiny step. The small steps train the model, so discard it.
     """
     limit, rollouts_per_prompt = parts.config.sampling.max_new_tokens, parts.config.rollouts_per_prompt
     timer, whole = StepTimer(parts, parts.model, scratch), parts
@@ -140,7 +140,7 @@ def forecast_step(
     limited = parts.config.optimizer.max_responses_per_outcome  # if set, the trained nodes stop growing with N
     num_trained = min(2 * limited, rollouts_per_prompt) if limited else rollouts_per_prompt
     work = _whole_step(parts, groups, rollouts_per_prompt, num_trained, fraction)
-    added = longer * cut_before  # tokens of every response, none of them shared
+    added = longer * cut_before  # additional tokens per response, none of them shared
     longest = replace(
         work,
         unique_tokens=work.unique_tokens + work.groups * rollouts_per_prompt * added,
@@ -174,7 +174,7 @@ def _cut(parts: LocalParts, max_tokens: int) -> LocalParts:
 def _time_threads(
     timer: StepTimer, parts: LocalParts, num_rollouts: int, num_prompts: int, threads: Sequence[int]
 ) -> dict[int, float]:
-    """Run the same step with each number of CPU threads, and return the mean seconds of each."""
+    """Run the same step with each number of CPU threads, and return the mean seconds for each."""
     before, prompts = torch.get_num_threads(), parts.stream.take(num_prompts)
     sampled = sample_groups(parts, prompts, num_rollouts, seed=0)
     works: list[Callable[[], object]] = [
@@ -201,7 +201,7 @@ def _time_threads(
 def _whole_step(
     parts: LocalParts, groups: Sequence[Group], rollouts_per_prompt: int, num_trained: int, fraction: float | None
 ) -> Work:
-    """Return the work of a whole step, from the groups of the largest measured step."""
+    """Return the work of a whole step, estimated from the groups of the largest measured step."""
     sizes = np.array([num_trained, rollouts_per_prompt])
     grown_J = np.mean([tree_growth(group.tree, sizes) for group in groups], axis=0)
     (trained, nodes), responses = grown_J[0].tolist(), float(grown_J[1, 1])

@@ -2,4 +2,4 @@
 
 from pathlib import Path
 
-RUNS = Path("runs")  # default folder of every command's output
+RUNS = Path("runs")  # default output folder of every command

@@ -1,12 +1,12 @@
-"""Checkpoints: Hugging Face folders with the trainer's state beside the weights.
+"""Checkpoints: Hugging Face folders that also contain the trainer's state.
 
-A checkpoint is written under a temporary name and forced to disk; it then gets a COMMIT file, and last its final name.
-So a kill at any instant leaves earlier checkpoints intact, and nothing half-written looks complete. COMMIT has the
-step, and the size and the CRC-32 of every file. Only the model card may be edited.
+A checkpoint is written under a temporary name and flushed to disk; it then gets a COMMIT file and finally its real
+name. So a kill at any instant leaves earlier checkpoints intact, and nothing half-written looks complete. COMMIT
+contains the step and the size and CRC-32 of every file. Only the model card may be edited.
 
-A run that trains adapters saves the adapters alone, in peft's format, with the name of their base. A learner with
-several ranks writes its optimizer and its reference as shards, one file per rank, into a subfolder. `best` is a link to
-the checkpoint that evaluated best, or a file with its name where there are no links; it is never deleted.
+A run that trains adapters saves only the adapters, in peft's format, with the name of their base. A learner with
+several ranks writes its optimizer and reference as shards, one file per rank, to a subfolder. `best` is a link to the
+checkpoint that evaluated best, or a file with its name where links are not supported; it is never deleted.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from brorl.prompts.prompt import Prompt
 from brorl.storage import followed, optional, point_at, remedy, size_and_sum, storage_errors, to_disk
 from brorl.tree import ARRAY_DTYPES, RolloutTree
 
-SHARDS = "shards"  # key in a learner's state, and subfolder: what several ranks have written
-EMA = "ema"  # subfolder with the averaged weights, if there are any
-CARD = "README.md"  # the model card, which a user may edit
+SHARDS = "shards"  # key in a learner's state, and the subfolder that several ranks write
+EMA = "ema"  # subfolder with the averaged weights, if any
+CARD = "README.md"  # the model card, which the user may edit
 _COMMIT = "COMMIT"
 _NOT_REGULAR = " saved for being the best"  # on COMMIT's first line
 _STATE = "trainer_state.pt"
-FOR_RESUMING = (_COMMIT, _STATE, SHARDS)  # what only `brorl resume` reads
+FOR_RESUMING = (_COMMIT, _STATE, SHARDS)  # read only by `brorl resume`
 _BEST = "best"
 
 
 class CollectorState(NamedTuple):
-    """All that a collector needs to continue as if it had not stopped."""
+    """Everything that a collector needs to continue as if it had never stopped."""
 
     stream: dict[str, Any] | None = None  # position of the prompt stream; None at the start of a run
     carried: tuple[Group, ...] = ()  # groups that were sampled but not trained on
     attempts: int = 0  # attempts at the next step that found no mixed group
-    ahead: dict[str, Any] | None = None  # the backlog of an asynchronous collector, as plain values; else None
-    # (kept, sampled): groups that earlier steps kept and sampled; recent steps weigh more
+    ahead: dict[str, Any] | None = None  # backlog of an asynchronous collector, as plain values; else None
+    # (kept, sampled): groups that earlier steps kept and sampled, with more weight on recent steps
     seen: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """All that a run needs, in addition to the weights, to continue as if it had not stopped."""
+    """Everything besides the weights that a run needs to continue as if it had never stopped."""
 
     step: int  # number of steps done
     learner: dict[str, Any] | None  # the learner's optimizer and number of updates; None at the start
     collector: CollectorState = field(default_factory=CollectorState)
-    held_out: str | None = None  # fingerprint of the held-out prompts; None without any
+    held_out: str | None = None  # fingerprint of the held-out prompts; None if there are none
 
 
 INITIAL_STATE = TrainerState(step=0, learner=None)
@@ -74,11 +74,11 @@ def save_checkpoint(
     best_step: int | None = None,
     regular: bool = True,
 ) -> Path:
-    """Write a checkpoint: the model, which `save` writes into its folder, the tokenizer, and the state.
+    """Write a checkpoint: the model, which `save` writes to its folder, the tokenizer, and the state.
 
-    Once it is complete, older checkpoints are deleted, except for the newest `keep` regular ones (0 keeps all) and the
-    one of `best_step`. A checkpoint that is saved only because it is the best is not regular. An error leaves earlier
-    checkpoints intact.
+    Once it is complete, older checkpoints are deleted, except for the newest `keep` regular ones (0 keeps all) and that
+    of `best_step`. A checkpoint saved only because it is the best is not regular. An error leaves earlier checkpoints
+    intact.
     """
     target = folder / f"step-{state.step:06d}"
     if is_checkpoint(target) and not state.collector.attempts:
@@ -92,12 +92,12 @@ def save_checkpoint(
             if weights_folder.is_dir():
                 tokenizer.save_pretrained(weights_folder)
         with (temporary / _STATE).open("wb") as file:
-            torch.save(_to_plain(state), file)  # without a copy
+            torch.save(_to_plain(state), file)  # an open file avoids a copy
         readable = temporary.stat().st_mode & 0o666  # safetensors writes files that only their owner can read
         written = sorted(temporary.rglob("*"))
         for path in written:
             if path.is_file():
-                with optional("permissions", folder, "files of checkpoints may be readable by their owner alone"):
+                with optional("permissions", folder, "checkpoint files may be readable only by their owner"):
                     path.chmod(readable)
             to_disk(path)
         files = [path for path in written if path.is_file() and path.name != CARD]
@@ -126,7 +126,7 @@ def save_checkpoint(
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the OSError that caused an error, if any: torch.save hides it behind one about file positions."""
+    """Return the OSError that caused an error, if any: torch.save wraps it in one about file positions."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
@@ -134,7 +134,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _publish(complete: Path, target: Path) -> None:
-    """Give a complete checkpoint its final name, and delete one of the same step. `discard_unfinished` mends kills."""
+    """Give a complete checkpoint its final name, replacing one of the same step. `discard_unfinished` repairs kills."""
     if is_checkpoint(target):
         (target / _COMMIT).unlink()
         shutil.rmtree(target)
@@ -143,7 +143,7 @@ def _publish(complete: Path, target: Path) -> None:
 
 
 def _delete_old(folder: Path, keep: int, kept_steps: Collection[int | None]) -> None:
-    """Delete all checkpoints except for the newest `keep` regular ones and those of `kept_steps`."""
+    """Delete all checkpoints except the newest `keep` regular ones and those of `kept_steps`."""
     complete = complete_checkpoints(folder)
     regular = [c for c in complete if not (c / _COMMIT).read_text("utf-8").partition("\n")[0].endswith(_NOT_REGULAR)]
     for old in complete:
@@ -153,7 +153,7 @@ def _delete_old(folder: Path, keep: int, kept_steps: Collection[int | None]) -> 
 
 
 def mark_best(folder: Path, step: int) -> None:
-    """Atomically point `best` at the checkpoint of a step, if it is complete (step 0 never has one)."""
+    """Atomically point `best` at a step's checkpoint, if it is complete (step 0 never has one)."""
     target = folder / f"step-{step:06d}"
     if is_checkpoint(target):
         with storage_errors(folder):
@@ -179,46 +179,46 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Return whether a folder, or the target of a link, is a complete checkpoint of brorl."""
+    """Return whether a folder, or the target of a link, is a complete brorl checkpoint."""
     return (folder / _COMMIT).is_file() and (folder / _STATE).is_file()
 
 
 def read_step(checkpoint: Path) -> int:
-    """Return the step of a complete checkpoint, without reading its state."""
+    """Return the step of a complete checkpoint without reading its state."""
     return int((checkpoint / _COMMIT).read_text().split()[1])
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """Read all files of a complete checkpoint. Return what has changed since it was written; None if nothing has."""
+    """Read all files of a complete checkpoint. Return what has changed since it was written, or None."""
     for line in (checkpoint / _COMMIT).read_text("utf-8").splitlines()[1:]:
         size, crc, name = line.split(" ", 2)
         file = checkpoint / name
         if not file.is_file():
             return f"{name} is missing"
         if file.stat().st_size != int(size):
-            return f"{name} has {file.stat().st_size:,} bytes of {int(size):,}"
+            return f"{name} has {file.stat().st_size:,} bytes, not {int(size):,}"
         if size_and_sum(file) != f"{size} {crc}":
             return f"the content of {name} has changed since it was written"
     return None
 
 
 def read_state(checkpoint: Path) -> TrainerState:
-    """Read a checkpoint's state for another run. The state of torch's random numbers is not restored."""
+    """Read a checkpoint's state for a different run, without restoring torch's random state."""
     return _state_from(_read_plain(checkpoint), checkpoint)
 
 
 def load_state(checkpoint: Path) -> TrainerState:
-    """Read a checkpoint's state, and restore the state of torch's random numbers."""
+    """Read a checkpoint's state, and restore torch's random state."""
     plain = _read_plain(checkpoint)
     torch.set_rng_state(plain["torch_rng"])
-    for device, state in enumerate(plain["cuda_rng"][: torch.cuda.device_count()]):  # there can be fewer now
+    for device, state in enumerate(plain["cuda_rng"][: torch.cuda.device_count()]):  # there may be fewer now
         torch.cuda.set_rng_state(state, device)
     return _state_from(plain, checkpoint)
 
 
 def _read_plain(checkpoint: Path) -> dict[str, Any]:
     if not is_checkpoint(checkpoint):
-        raise UserError(f"{checkpoint} is not a complete checkpoint (no {_COMMIT} file); choose another one of the run")
+        raise UserError(f"{checkpoint} is not a complete checkpoint (no {_COMMIT} file); choose a different one")
     try:
         plain: dict[str, Any] = torch.load(checkpoint / _STATE, weights_only=True, map_location="cpu")
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
@@ -236,7 +236,7 @@ def _state_from(plain: dict[str, Any], checkpoint: Path) -> TrainerState:
 
 
 def discard_unfinished(folder: Path) -> None:
-    """Clean up after a killed process: rename a complete checkpoint with a temporary name, delete unfinished files."""
+    """Clean up after a killed process: give complete checkpoints their final names, and delete unfinished files."""
     for temporary in folder.glob(f".step-*.tmp/{_COMMIT}"):
         target = folder / temporary.parent.name.removeprefix(".").removesuffix(".tmp")
         if not is_checkpoint(target):
@@ -258,7 +258,7 @@ def _step_of(folder: Path) -> int | None:
 
 
 def _to_plain(state: TrainerState) -> dict[str, Any]:
-    """Return the state as tensors, numbers and strings only, so that loading it executes no code."""
+    """Return the state as tensors, numbers and strings only, so loading it executes no code."""
     collector = state.collector
     parts = {"learner": state.learner, "stream": collector.stream, "ahead": collector.ahead}
     for name, value in parts.items():
@@ -285,7 +285,7 @@ def _check_plain(value: Any, where: str) -> None:
             _check_plain(item, f"{where}[{index}]")
     elif type(value) not in (bool, int, float, str, type(None), torch.Tensor, torch.nn.Parameter):
         raise TypeError(
-            f"{where} is a {type(value).__name__}; a checkpoint stores tensors, numbers, strings, lists and dicts only"
+            f"{where} is a {type(value).__name__}; a checkpoint stores only tensors, numbers, strings, lists and dicts"
         )
 
 
@@ -301,7 +301,7 @@ def _group_to(group: Group) -> dict[str, Any]:
 
 
 def _group_from(plain: dict[str, Any]) -> Group:
-    """Return the group that `_group_to` made plain."""
+    """Return a group from the plain values of `_group_to`."""
     prompt = Prompt(**{**plain["prompt"], "token_ids": tuple(plain["prompt"]["token_ids"])})
     arrays = {name: tensor.numpy() for name, tensor in plain["tree"].items()}
     tree = RolloutTree(prompt_ids=prompt.token_ids, **arrays)

@@ -1,7 +1,7 @@
 """The model card of a checkpoint: `README.md` in its folder, which the Hugging Face hub shows.
 
-All numbers come from the run's records: its settings, `env.json` and `metrics.jsonl`. The card has no number that was
-not measured, and no path on this machine. The user chooses the license.
+All numbers come from the run's records: its settings, `env.json` and `metrics.jsonl`. The card contains only measured
+numbers, and no paths on this machine. The user chooses the license.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from brorl.runs.run_directory import StoredRun, read_run
 from brorl.runs.step_record import EvaluationRecord, total_cost
 from brorl.storage import replace_file
 
-_LICENSE = "# license: yours to choose; those of the base model and of the data must allow it"
+_LICENSE = "# license: yours to choose; the licenses of the base model and the data must allow it"
 _BASE_MODEL = "# base_model: its hub id, if it has one"
 _RECIPE = (
     "prompt.", "sampling.", "rewards.", "advantage.", "phases", "dynamic_sampling.", "loss.", "importance.", "kl.",
     "reference.", "optimizer.", "lora.", "dtype", "seed",
 )  # fmt: skip
-_USERS = "rewards.terms"  # functions, with their paths
+_USERS = "rewards.terms"  # the user's functions, with their paths
 _UNSET = ("null", "[]", "{}")
 
-Weights = Literal["evaluation", "ema_evaluation"]  # the key of their scores in a record of a step
+Weights = Literal["evaluation", "ema_evaluation"]  # key of their scores in a step record
 
 
 def write_card(folder: Path, run: Path, step: int, weights: Weights = "evaluation") -> None:
-    """Write the card of the weights after a step into their folder; write none if the run's settings are missing."""
+    """Write the card for the weights after a step to their folder, unless the run's settings are missing."""
     record = read_run(run)
     if record.settings:
         replace_file(folder / CARD, model_card(record, step, weights).encode())
 
 
 def upload_command(checkpoint: Path) -> str:
-    """Return the command that uploads the model of a checkpoint with its card."""
+    """Return the command that uploads a checkpoint's model with its card."""
     present = [name for name in (*FOR_RESUMING, EMA) if (checkpoint / name).exists()]
     patterns = [f"{name}/*" if (checkpoint / name).is_dir() else name for name in present]
     excluded = [word for pattern in patterns for word in ("--exclude", pattern)]
@@ -46,7 +46,7 @@ def upload_command(checkpoint: Path) -> str:
 
 
 def model_card(run: StoredRun, step: int, weights: Weights = "evaluation") -> str:
-    """Return the card of the weights after a step; `ema_evaluation` means the averaged weights."""
+    """Return the card for the weights after a step; `ema_evaluation` selects the averaged weights."""
     base, revision = _base(run)
     ending = ", averaged weights" if weights == "ema_evaluation" else ""
     cost = total_cost(record for record in run.records if record.step <= step)
@@ -60,7 +60,7 @@ def model_card(run: StoredRun, step: int, weights: Weights = "evaluation") -> st
         "advantage estimator": ", then ".join(f"`{estimator}`" for estimator in _estimators(run)),
     }
     if before := run.environment.get("continued_from"):
-        rows["continued from"] = f"step {before['step']} of another run, which this card does not describe"
+        rows["continued from"] = f"step {before['step']} of a different run, which this card does not describe"
     recipe = {k: v for k, v in run.settings.items() if k.startswith(_RECIPE) and not k.startswith(_USERS)}
     settings = "\n".join(f"{key}: {_one_line(value)}" for key, value in recipe.items() if value not in _UNSET)
     version = run.environment.get("packages", {}).get("brorl", "of unknown version")
@@ -75,7 +75,7 @@ def model_card(run: StoredRun, step: int, weights: Weights = "evaluation") -> st
 
 
 def _metadata(run: StoredRun, base: str) -> str:
-    """Return the metadata as YAML. It names only models and datasets on the hub."""
+    """Return the metadata as YAML, which names only models and datasets on the hub."""
     from huggingface_hub import ModelCardData
 
     adapters = run.settings.get("lora.rank", "0") != "0"
@@ -92,7 +92,7 @@ def _metadata(run: StoredRun, base: str) -> str:
 
 
 def _base(run: StoredRun) -> tuple[str, str | None]:
-    """Return the name and the revision of the model that training began from, possibly several runs ago."""
+    """Return the name and revision of the model that training started from, possibly several runs ago."""
     name, environment = run.settings["model"], run.environment
     while before := environment.get("continued_from"):
         name, file = before.get("model", "another model"), Path(before["checkpoint"]).parents[1] / "env.json"
@@ -107,7 +107,7 @@ def _is_hub_id(name: str) -> bool:
 
 
 def _linked(name: str, revision: str | None = None, kind: str = "") -> str:
-    """Return a model (or with the kind `datasets/` a data set) as Markdown: a link, or the last part of its path."""
+    """Return a model (or dataset, with kind `datasets/`) as Markdown: a link, or the last part of its path."""
     if not _is_hub_id(name):
         return f"`{Path(name).name}`"
     return f"[{name}](https://huggingface.co/{kind}{name}){f' at `{revision}`' if revision else ''}"
@@ -119,7 +119,7 @@ def _sources(run: StoredRun, setting: str) -> list[dict[str, Any]]:
 
 
 def _source(source: Mapping[str, Any]) -> str:
-    """Return a source of prompts as Markdown, without its folder."""
+    """Return a prompt source as Markdown, without its folder."""
     match source:
         case {"path": path}:
             name, _, revision = str(path).partition("@")
@@ -141,7 +141,7 @@ def _one_line(value: str) -> str:
 
 
 def _evaluation(run: StoredRun, step: int, weights: Weights) -> str:
-    """Return the scores before training and of these weights, with their intervals."""
+    """Return the scores before training and with these weights, with their intervals."""
     ends = {"before training": _scores(run, 0, "evaluation"), f"after step {step:,}": _scores(run, step, weights)}
     measured = {title: scores for title, scores in ends.items() if scores is not None}
     if not measured:
@@ -167,19 +167,19 @@ def _evaluation(run: StoredRun, step: int, weights: Weights) -> str:
 
 
 def _evaluated(run: StoredRun, name: str) -> str:
-    """Return a setting of the evaluation, which is that of the sampling where it is not set."""
+    """Return an evaluation setting, which defaults to the sampling setting."""
     settings = (run.settings.get(f"{section}.{name}", "null") for section in ("evaluation", "sampling"))
     return next((value for value in settings if value not in _UNSET), "0")
 
 
 def _held_out(run: StoredRun) -> str:
-    """Return where the held-out prompts are from."""
+    """Return the sources of the held-out prompts."""
     own = ["held out of the training data"] if float(run.settings["data.held_out_fraction"]) else []
     return ", ".join([*own, *map(_source, _sources(run, "evaluation.sources"))])
 
 
 def _cell(scores: EvaluationRecord, source: str, k: int) -> str:
-    """Return pass@k with its interval, over all prompts or those of a source; "-" if it was not measured."""
+    """Return pass@k with its interval, over all prompts or those of one source; "-" if it was not measured."""
     estimate = (scores.by_source.get(source, {}) if source else scores.pass_at).get(k)
     return interval(estimate) if estimate else "-"
 

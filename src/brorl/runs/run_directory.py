@@ -1,8 +1,8 @@
-"""The files of a run: `RunDirectory` writes them, `StoredRun` is their content, read back.
+"""The files of a run: `RunDirectory` writes them, and `StoredRun` is their content, read back.
 
 The files stay readable after a kill at any instant. A line of `metrics.jsonl` is on disk before the checkpoint that
-follows it. A file of responses gets its final name when it is complete. A return to a checkpoint removes later lines
-and files. A run that is read back may be unfinished; its settings are read as YAML without checks.
+follows it. A response file gets its final name once it is complete. Returning to a checkpoint removes later lines and
+files. A run may be read before it is finished; its settings are read as YAML without checks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from brorl.storage import dotted_items, lock, parquet_bytes, replace_file, stora
 
 
 class RunDirectory:
-    """Knows the paths of a run, and writes its files; the directory must exist."""
+    """The paths of a run, and functions that write its files; the directory must exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,19 +38,19 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"  # one folder per checkpoint
         self.rollouts = path / "rollouts"  # one Parquet file per step
         self.evaluations = path / "evaluations"  # one Parquet file per evaluation: responses to a few held-out prompts
-        # a resumed run checks it: the settings and the files that cannot change, and whether there was a checkpoint
+        # checked by a resumed run: the settings and files that cannot change, and whether there was a checkpoint
         self.begun_file = path / "begun.json"
 
     def write_begun(
         self, settings: dict[str, Any], has_checkpoint: bool, files: Mapping[str, str] | None = None
     ) -> None:
-        """Write `begun.json`; `files` are the fingerprints of the files that a resumed run reads again."""
+        """Write `begun.json`; `files` has the fingerprints of the files that a resumed run reads again."""
         content = {"settings": settings, "has_checkpoint": has_checkpoint, "files": dict(files or {})}
         with storage_errors(self.begun_file):
             replace_file(self.begun_file, json.dumps(content, indent=1).encode())
 
     def read_begun(self) -> dict[str, Any]:
-        """Return the content of `begun.json`; empty if the run has not begun."""
+        """Return the content of `begun.json`, or an empty dict if the run has not begun."""
         if not self.begun_file.is_file():
             return {}
         try:
@@ -66,7 +66,7 @@ class RunDirectory:
             self.write_begun(begun.get("settings", {}), has_checkpoint=True, files=begun.get("files"))
 
     def append_metrics(self, record: StepRecord) -> None:
-        """Add a line to the metrics; it is on disk when this returns."""
+        """Append a line to the metrics; it is on disk when this returns."""
         with storage_errors(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(to_json(record)) + "\n")
             file.flush()
@@ -77,9 +77,10 @@ class RunDirectory:
         return read_metrics(self.metrics_file)
 
     def rewind(self, step: int, attempts: int = 0) -> None:
-        """Remove metrics and responses of steps after `step`, and unfinished files of a killed process.
+        """Remove the metrics and responses of steps after `step`, and unfinished files of a killed process.
 
-        The first `attempts` attempts at the next step, which found no mixed group, keep their lines, and so their cost.
+        The first `attempts` attempts at the next step, which found no mixed group, keep their lines and thus their
+        cost.
         """
 
         def stays(record: StepRecord) -> bool:
@@ -97,14 +98,14 @@ class RunDirectory:
                         file.unlink()
 
     def write_responses(self, folder: Folder, step: int, groups: Sequence[Group]) -> None:
-        """Store groups with texts: all that a step sampled, kept or not, or those of an evaluation."""
+        """Store groups with texts: all that a step sampled, whether kept or not, or those of an evaluation."""
         target = self.path / folder / f"step-{step:06d}.parquet"
         with storage_errors(target):
             target.parent.mkdir(exist_ok=True)
             replace_file(target, parquet_bytes(responses_table(step, groups)))
 
     def write_held_out(self, prompts: Sequence[Prompt]) -> None:
-        """Write `held_out.json`, the prompts to evaluate on, in order."""
+        """Write `held_out.json`, the evaluation prompts in order."""
         target = self.path / "held_out.json"
         with storage_errors(target):
             replace_file(target, json.dumps(held_out_record(prompts), indent=0).encode())
@@ -119,8 +120,8 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the run within a block. It is an error if another process has locked it, or has just removed it."""
-        if sys.platform == "win32":  # it cannot open a folder
+        """Lock the run within a block. Raise an error if another process has locked it or has just removed it."""
+        if sys.platform == "win32":  # Windows cannot open a folder
             yield
             return
         descriptor = os.open(self.path, os.O_RDONLY)
@@ -136,7 +137,7 @@ class RunDirectory:
             os.close(descriptor)
 
     def arithmetic_line(self, device: str) -> str | None:
-        """Return a warning if this process computes sums in another way than the run so far; else None."""
+        """Return a warning if this process computes sums differently from the run so far, else None."""
         earlier: dict[str, str] = {}
         with suppress(OSError, ValueError):
             earlier = json.loads((self.path / "env.json").read_text("utf-8")).get("arithmetic", {})
@@ -148,19 +149,19 @@ class RunDirectory:
         if not changed:
             return None
         return (
-            f"this process computes sums in another way than the run so far ({'; '.join(changed)}), so results can "
-            "differ in their last bits from those of an uninterrupted run"
+            f"this process computes sums differently from the run so far ({'; '.join(changed)}), so results may "
+            "differ from those of an uninterrupted run in their last bits"
         )
 
     def write_environment(
         self, device: str, continued_from: dict[str, Any] | None = None, model_commit: str | None = None
     ) -> None:
         """Write `env.json`: versions, machine, threads, arithmetic, the model's commit, the continued checkpoint."""
-        import torch  # not above: reports read runs without it
+        import torch  # not at the top: reports read runs without it
 
         target = self.path / "env.json"
         before: dict[str, Any] = {}
-        if target.is_file():  # the model may be gone when a run is resumed
+        if target.is_file():  # on resume the model may be gone
             with suppress(ValueError):
                 before = json.loads(target.read_text("utf-8"))
         environment = {
@@ -174,7 +175,7 @@ class RunDirectory:
             "continued_from": continued_from or before.get("continued_from"),
             "model_commit": model_commit or before.get("model_commit"),
             "packages": {
-                "brorl": brorl.__version__,  # known also where it runs from its sources
+                "brorl": brorl.__version__,  # also known when running from source
                 **{name: version(name) for name in ("torch", "transformers", "numpy")},
             },
         }
@@ -192,7 +193,7 @@ def held_out_record(prompts: Sequence[Prompt]) -> list[dict[str, str]]:
 
 
 def _arithmetic(device: str) -> dict[str, str]:
-    """Return how this process computes in float32 on the CPU; nothing if the setting `device` chooses another."""
+    """Return how this process computes in float32 on the CPU; empty if `device` is not a CPU."""
     from brorl.model.fused_ops import fastest_product
     from brorl.model.kernels import kernels
     from brorl.model.load import choose_device
@@ -212,24 +213,24 @@ def processor_name() -> str:
     return platform.processor()
 
 
-SPEC_FILE = "compare.json"  # the spec of a comparison, in its folder
-TUNE_FILE = "tune.json"  # the spec of a tuning, in its folder
-REPORT_FILE = "report.html"  # in the directory of a run
+SPEC_FILE = "compare.json"  # spec of a comparison, in its folder
+TUNE_FILE = "tune.json"  # spec of a tuning, in its folder
+REPORT_FILE = "report.html"  # in the run directory
 
-_GIVE = "give the directory that `brorl train` printed"
+_GIVE = "pass the directory that `brorl train` printed"
 
 
 @dataclass(frozen=True, eq=False)
 class StoredRun:
-    """The contents of a run directory, apart from weights and rollouts."""
+    """The contents of a run directory, except weights and rollouts."""
 
     path: Path  # the directory
-    name: str  # shortest end of the path that tells the run from the others read with it
+    name: str  # shortest end of the path that distinguishes the run from others read with it
     # `config.yaml` by dotted name, as text: {"optimizer.learning_rate": "2e-06", ...}; empty if it is missing
     settings: Mapping[str, str]
     environment: Mapping[str, Any]  # `env.json`; empty if it is missing
-    records: tuple[StepRecord, ...]  # steps ascending
-    held_out: tuple[str, ...] = ()  # texts of the held-out prompts, in order; empty if they were not stored
+    records: tuple[StepRecord, ...]  # by ascending step
+    held_out: tuple[str, ...] = ()  # texts of the held-out prompts, in order; empty if not stored
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:
@@ -248,11 +249,11 @@ class StoredRun:
 
 
 def read_runs(paths: Sequence[Path]) -> list[StoredRun]:
-    """Read different run directories. Names are ends of the paths, long enough to differ: `a/seed-0`, `b/seed-0`."""
+    """Read distinct run directories. Names are ends of their paths, long enough to differ: `a/seed-0`, `b/seed-0`."""
     resolved = [path.resolve() for path in paths]
     for path, full in zip(paths, resolved, strict=True):
         if resolved.count(full) > 1:
-            raise UserError(f"the run {path} is given twice; give each run once")
+            raise UserError(f"the run {path} is listed twice; list each run once")
     names = _names(resolved)
     return [_read_run(path, name) for path, name in zip(paths, names, strict=True)]
 
@@ -277,13 +278,13 @@ def check_run(path: Path) -> None:
 
 
 def differing_settings(runs: Sequence[StoredRun]) -> list[str]:
-    """Return the names of the settings that differ between runs, in order, without `output_dir`."""
+    """Return the names of the settings that differ between runs, in order, except `output_dir`."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
     return [name for name in names if name != "output_dir" and len({run.settings.get(name) for run in runs}) > 1]
 
 
 def _read_run(path: Path, name: str) -> StoredRun:
-    """Return the record of a run under a name; reject a run without metrics."""
+    """Read a run and give it a name; reject a run without metrics."""
     check_run(path)
     records = read_metrics(path / "metrics.jsonl")
     if not records:
@@ -301,13 +302,13 @@ def _read_run(path: Path, name: str) -> StoredRun:
 
 
 def read_metrics(file: Path) -> list[StepRecord]:
-    """Return the records in all complete lines of a metrics file; none if it is missing. A damaged line is an error."""
+    """Return the records in all complete lines of a metrics file, none if it is missing; reject damaged lines."""
     return [record for _, record in _lines(file)]
 
 
 def _lines(file: Path) -> list[tuple[str, StepRecord]]:
     """Return the complete lines of a metrics file with their records."""
-    # The text after the last line end is incomplete: the run is writing it, or was killed.
+    # The text after the last newline is incomplete: the run is writing it, or was killed.
     lines = _text(file).split("\n")[:-1] if file.is_file() else []
     found = []
     for number, line in enumerate(lines, 1):
@@ -320,7 +321,7 @@ def _lines(file: Path) -> list[tuple[str, StepRecord]]:
 
 
 def read_settings(file: Path) -> dict[str, str]:
-    """Return the settings by dotted name, values as text."""
+    """Return the settings as text, by dotted name."""
     if not file.is_file():
         return {}
     from ruamel.yaml import YAML
@@ -353,7 +354,7 @@ def _text(file: Path) -> str:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Return the ends of paths with as many parts as make all of them differ."""
+    """Return the ends of paths, with just enough parts that all differ."""
     longest = max(len(path.parts) for path in paths)
     for length in range(1, longest + 1):
         names = ["/".join(path.parts[-length:]) for path in paths]

@@ -1,7 +1,7 @@
-"""The record of a step: a line of `metrics.jsonl`, typed. `from_json` reads one, and `to_json` writes one.
+"""The record of a step: a typed line of `metrics.jsonl`. `from_json` reads one, and `to_json` writes one.
 
-Each field has its unit and its meaning, which docs/reference/metrics.md repeats. A count that a file lacks is 0, and a
-mean is not a number.
+Each field states its unit and meaning, which docs/reference/metrics.md repeats. If a file lacks a count, it is 0; a
+missing mean is NaN.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from brorl.format import Estimate
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRecord:
-    """What was sampled from one source of prompts."""
+    """The rollouts sampled from one prompt source."""
 
     groups: Annotated[int, "prompts", "prompts sampled from the source"] = 0
     groups_mixed: Annotated[int, "prompts", "mixed groups"] = 0
@@ -29,24 +29,24 @@ class SourceRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingRecord:
-    """What a step sampled. Counts are over all prompts, including those that dynamic sampling dropped."""
+    """The rollouts that a step sampled. Counts include prompts that dynamic sampling dropped."""
 
     rounds: Annotated[
         int, "calls", "calls to the sampling engine, about 1.1 once the fraction of mixed groups is known"
     ] = 0
-    groups: Annotated[int, "prompts", "sampled prompts, without `groups_unverified`"] = 0
+    groups: Annotated[int, "prompts", "sampled prompts, excluding `groups_unverified`"] = 0
     groups_mixed: Annotated[int, "prompts", "mixed groups"] = 0
     groups_all_correct: Annotated[int, "prompts", "groups with only correct rollouts"] = 0
     samples: Annotated[int, "rollouts", "all rollouts"] = 0
     sampled_tokens: Annotated[int, "tokens", "tokens in all rollouts"] = 0
     unique_tokens: Annotated[int, "tokens", "computed tokens: sampled nodes in the trees"] = 0
     distinct_responses: Annotated[int, "responses", "distinct responses"] = 0
-    mean_length: Annotated[float, "tokens", "mean length of a rollout"] = nan
-    reward: Annotated[float, "reward", "mean over the verified rollouts"] = nan
+    mean_length: Annotated[float, "tokens", "mean rollout length"] = nan
+    reward: Annotated[float, "reward", "mean over verified rollouts"] = nan
     accuracy: Annotated[float, "fraction", "correct rollouts among the verified ones"] = nan
-    truncation_rate: Annotated[float, "fraction", "rollouts cut off at the length limit"] = nan
+    truncation_rate: Annotated[float, "fraction", "rollouts truncated at the length limit"] = nan
     responses_truncated: Annotated[
-        int, "responses", "distinct responses that are incorrect because they were cut off"
+        int, "responses", "distinct responses that are incorrect because they were truncated"
     ] = 0
     verifier_timeouts: Annotated[
         int,
@@ -60,21 +60,21 @@ class SamplingRecord:
         "distinct responses whose program had used its share when `verification.batch_timeout_s` was reached",
     ] = 0
     verifier_failures: Annotated[
-        int, "responses", "distinct responses whose verification failed in other ways; incorrect"
+        int, "responses", "distinct responses whose verification failed for other reasons; incorrect"
     ] = 0
-    # with several terms of the reward
+    # with several reward terms
     terms: Annotated[
         Mapping[str, float | None] | None,
         "reward",
-        "unweighted mean of the term over the rollouts that have it; null if none has it",
+        "unweighted mean of the term over the rollouts that have it; null if none do",
     ] = None
-    # where rollouts could not be verified
+    # if some rollouts could not be verified
     samples_unverified: Annotated[
-        int | None, "rollouts", "rollouts taken out of their groups; `sampling.samples` includes them"
+        int | None, "rollouts", "rollouts removed from their groups; `sampling.samples` includes them"
     ] = None
     groups_unverified: Annotated[int | None, "prompts", "dropped prompts with fewer than two verified rollouts"] = None
     unverified_reasons: Annotated[Mapping[str, int] | None, "rollouts", "unverified rollouts by reason"] = None
-    samples_dropped: Annotated[int, "rollouts", "rollouts in the groups that dynamic sampling dropped"] = 0
+    samples_dropped: Annotated[int, "rollouts", "rollouts in groups that dynamic sampling dropped"] = 0
     sampled_tokens_dropped: Annotated[int, "tokens", "their tokens"] = 0
     unique_tokens_dropped: Annotated[int, "tokens", "computed tokens among them"] = 0
     # with several sources
@@ -83,14 +83,14 @@ class SamplingRecord:
     staleness_mean: Annotated[
         float | None,
         "updates",
-        "number of updates since the weights that sampled a group, mean over the trained groups",
+        "updates since the weights that sampled a group, mean over the trained groups",
     ] = None
     staleness_max: Annotated[
         int | None, "updates", "the largest one; above `cluster.max_staleness` only for stragglers"
     ] = None
     groups_late: Annotated[int | None, "groups", "trained groups above `cluster.max_staleness`"] = None
-    groups_ready: Annotated[int | None, "prompts", "groups that are finished for a later step"] = None
-    prompts_under_way: Annotated[int | None, "prompts", "prompts that are being sampled or verified"] = None
+    groups_ready: Annotated[int | None, "prompts", "finished groups waiting for a later step"] = None
+    prompts_under_way: Annotated[int | None, "prompts", "prompts being sampled or verified"] = None
     prompts_late: Annotated[
         int | None,
         "prompts",
@@ -101,19 +101,21 @@ class SamplingRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolUse:
-    """The calls of some rollouts, and the tokens that results gave them."""
+    """The tool calls of some rollouts, and the tokens of their results."""
 
-    turns: Annotated[float, "turns", "mean number of turns per rollout, 1 without a call"] = 1.0
-    calls: Annotated[int, "calls", "calls of all rollouts that got a result"] = 0
+    turns: Annotated[float, "turns", "mean number of turns per rollout, 1 without calls"] = 1.0
+    calls: Annotated[int, "calls", "calls with a result, in all rollouts"] = 0
     distinct_calls: Annotated[
-        int, "calls", "distinct calls among them; the ratio of calls to distinct calls is how many rollouts share one"
+        int,
+        "calls",
+        "distinct calls among them; the ratio of calls to distinct calls is how many rollouts share a call",
     ] = 0
     given_tokens: Annotated[int, "tokens", "tokens in results, with the text around them: given nodes in the trees"] = 0
     failures: Annotated[
         Mapping[str, int],
         "calls",
         "calls of all rollouts that [failed](../how-to/tools.md#what-the-model-sees-when-a-call-fails), by kind; "
-        "a kind without a failure is absent",
+        "kinds without a failure are absent",
     ] = field(default_factory=dict)
 
 
@@ -128,21 +130,19 @@ class KeptRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRecord:
-    """What the learner measured in a step; means over its mini-batches unless noted."""
+    """The learner's measurements in a step; means over its mini-batches unless noted."""
 
     loss: Annotated[float, "", "policy loss without the KL penalty"] = nan
     grad_norm: Annotated[float, "", "gradient norm before clipping"] = nan
     clip_fraction: Annotated[
         float, "fraction", "fraction of the summed absolute advantage whose gradient the clip removed (CISPO: bounded)"
     ] = nan
-    clip_low_fraction: Annotated[float, "fraction", "its part at the lower bound"] = nan
-    clip_high_fraction: Annotated[float, "fraction", "its part at the upper bound"] = nan
+    clip_low_fraction: Annotated[float, "fraction", "the part at the lower bound"] = nan
+    clip_high_fraction: Annotated[float, "fraction", "the part at the upper bound"] = nan
     old_policy_kl: Annotated[
         float, "nats/token", "mean of old minus new log-prob over the sampled tokens, during the updates"
     ] = nan
-    entropy: Annotated[float, "nats/token", "negative mean log-prob of the sampled tokens, when they were sampled"] = (
-        nan
-    )
+    entropy: Annotated[float, "nats/token", "negative mean log-prob of the sampled tokens at sampling time"] = nan
     learning_rate: Annotated[float, "", "learning rate in the last mini-batch"] = nan
     trained_nodes: Annotated[int, "nodes", "tree nodes in the loss, over all mini-batches"] = 0
     reference_kl: Annotated[float | None, "nats/token", "estimate of the KL penalty; null without a reference"] = None
@@ -161,7 +161,7 @@ class UpdateRecord:
         float, "fraction", "the step's trained tokens whose weight the importance correction set to 0"
     ] = nan
     nodes_per_pass: Annotated[int, "nodes", "limit on nodes per forward pass, after the step"] = 0
-    out_of_memory_retries: Annotated[int, "", "number of times this limit was halved in the step"] = 0
+    out_of_memory_retries: Annotated[int, "", "times this limit was halved in the step"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ class ObjectiveRecord:
         "fraction of the steps or the budget at which it began",
     ] = 0.0
     progress: Annotated[float, "fraction", "progress within the phase"] = nan
-    begins: Annotated[str | None, "", "only in its first step: a line about the phase"] = None
+    begins: Annotated[str | None, "", "a line about the phase, only in its first step"] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,8 +197,8 @@ class PooledCoverage:
     ] = None
     u_pos_2: Annotated[float | None, "", "estimate of their sum of squared probabilities"] = None
     u_neg_2: Annotated[float | None, "", "the same for the incorrect ones"] = None
-    duplicate_rate: Annotated[float, "fraction", "rollouts that duplicate another rollout"] = nan
-    groups_all_unique: Annotated[int, "prompts", "prompts without a repeated response"] = 0
+    duplicate_rate: Annotated[float, "fraction", "rollouts that repeat an earlier rollout"] = nan
+    groups_all_unique: Annotated[int, "prompts", "prompts without repeated responses"] = 0
     coupling: Annotated[float | None, "ratio", "ratio of the third term in Theorem 1 to the sum of the first two"] = (
         None
     )
@@ -218,7 +218,7 @@ class PooledCoverage:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptCoverage:
-    """The same by prompt, with one entry per prompt; a field without a meaning has that of `PooledCoverage`."""
+    """The same with one entry per prompt; a field without a description has that of `PooledCoverage`."""
 
     id: Annotated[tuple[str, ...], "", "prompt ids"] = ()
     num_rollouts: Annotated[tuple[int, ...], "rollouts", "N"] = ()
@@ -251,14 +251,14 @@ class CoverageRecord:
 class HeldOutCheck:
     """The effect of an update on the probability of correct responses; intervals are 95%."""
 
-    # null if a weight is too large for a float
+    # null if a weight overflows a float
     change: Annotated[
         float | None, "probability", "estimated change in the probability of a correct response, mean over the prompts"
     ] = None
     change_low: Annotated[float | None, "probability", "its interval"] = None  # normal, from each prompt's variance
     change_high: Annotated[float | None, "probability", "its interval"] = None
     # null without a correct held-out rollout, as are the two extremes
-    fraction_improved: Annotated[float | None, "fraction", "fraction of the correct probability that increased"] = None
+    fraction_improved: Annotated[float | None, "fraction", "fraction of correct probability that increased"] = None
     fraction_improved_low: Annotated[float, "fraction", "its interval"] = nan  # exact binomial
     fraction_improved_high: Annotated[float, "fraction", "its interval"] = nan
     worst_drop: Annotated[
@@ -278,9 +278,11 @@ class HeldOutCheck:
 class EvaluatedPrompts:
     """The counts of an evaluation by prompt, in the order of `held_out.json`."""
 
-    num_correct: Annotated[tuple[int, ...], "responses", "list: correct responses for each prompt"] = ()
+    num_correct: Annotated[tuple[int, ...], "responses", "list: correct responses to each prompt"] = ()
     sampled_tokens: Annotated[tuple[int, ...], "tokens", "list: tokens in all responses to each prompt"] = ()
-    num_unverified: Annotated[tuple[int, ...] | None, "responses", "list: such responses for each prompt"] = None
+    num_unverified: Annotated[
+        tuple[int, ...] | None, "responses", "list: responses to each prompt that could not be verified"
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,18 +293,20 @@ class EvaluationRecord:
     num_prompts: Annotated[int, "prompts", "prompts"] = 0
     num_samples: Annotated[int, "responses", "responses per prompt"] = 0
     solved: Annotated[int, "prompts", "prompts with at least one correct response"] = 0
-    truncation_rate: Annotated[float, "fraction", "responses cut off at the length limit"] = nan
+    truncation_rate: Annotated[float, "fraction", "responses truncated at the length limit"] = nan
     verifier_timeouts: Annotated[int, "responses", "distinct responses whose verification took too long"] = 0
-    verifier_failures: Annotated[int, "responses", "distinct responses whose verification failed in other ways"] = 0
+    verifier_failures: Annotated[int, "responses", "distinct responses whose verification failed for other reasons"] = 0
     unique_tokens: Annotated[int, "tokens", "computed tokens"] = 0
     sampled_tokens: Annotated[int, "tokens", "tokens in all responses"] = 0
     seconds: Annotated[float, "s", "wall time"] = 0.0
-    # where responses could not be verified
-    num_unverified: Annotated[int | None, "responses", "such responses; pass@k is estimated without them"] = None
+    # if some responses could not be verified
+    num_unverified: Annotated[int | None, "responses", "responses that could not be verified; pass@k excludes them"] = (
+        None
+    )
     left_out: Annotated[
         Mapping[int, int] | None, "prompts", "prompts with fewer than k verified responses, keyed by k"
     ] = None
-    # where responses called tools
+    # if responses called tools
     turns: Annotated[float | None, "turns", "mean number of turns per response"] = None
     given_tokens: Annotated[int | None, "tokens", "tokens in results: given nodes in the trees"] = None
     by_source: Annotated[
@@ -343,7 +347,7 @@ class StepRecord:
     seconds: SecondsRecord | None = None
     evaluation: EvaluationRecord | None = None
     evaluation_unverified: Annotated[
-        int | None, "responses", "such responses in an evaluation that couldn't be completed"
+        int | None, "responses", "responses that couldn't be verified, in an evaluation that couldn't be completed"
     ] = None
     ema_evaluation: EvaluationRecord | None = None
     reference_reset: Annotated[str | None, "the reference policy was reset after the step", "the reason"] = None
@@ -353,7 +357,7 @@ class StepRecord:
 
     @property
     def cost(self) -> Cost:
-        """The cost of the step; the start costs nothing. An attempt without an update counts in all units but steps."""
+        """The cost of the step; step 0 is free. An attempt without an update counts in all units except steps."""
         if self.sampling is None:
             return Cost()
         seconds = self.seconds.total if self.seconds else 0.0
@@ -362,11 +366,11 @@ class StepRecord:
 
     @property
     def weights_step(self) -> int:
-        """The step that made the weights of the evaluation: the step before, if this one made no update."""
+        """The step that produced the evaluated weights: the step before, if this one made no update."""
         return self.step if self.update else max(self.step - 1, 0)
 
     def is_regular(self, every: int) -> bool:
-        """Return whether an evaluation in this record is regular: only such an evaluation may change the training.
+        """Return whether an evaluation in this record is regular: only regular evaluations may affect training.
 
         An attempt that found no group is repeated, so its evaluation is not regular.
         """
@@ -374,7 +378,7 @@ class StepRecord:
 
 
 def total_cost(records: Iterable[StepRecord]) -> Cost:
-    """Return the cost of some steps."""
+    """Return the total cost of some steps."""
     return sum((record.cost for record in records), Cost())
 
 
@@ -383,8 +387,8 @@ def is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-_WITH_NULLS = (UpdateRecord, PooledCoverage, HeldOutCheck)  # here a missing number is null; elsewhere it has no key
-KEYS = {"began_at": "from"}  # fields whose key is a word of Python
+_WITH_NULLS = (UpdateRecord, PooledCoverage, HeldOutCheck)  # here a missing number is null; elsewhere its key is absent
+KEYS = {"began_at": "from"}  # fields whose key is a Python keyword
 
 
 def to_json(record: StepRecord) -> dict[str, Any]:
@@ -407,7 +411,7 @@ def from_json(content: Mapping[str, Any]) -> StepRecord:
     """Return the record of a JSON object; unknown keys are ignored.
 
     Raises:
-        ValueError: If the object is not a record; the text names the first wrong value.
+        ValueError: If the object is not a record; the message names the first wrong value.
     """
     record: StepRecord = _reader().validate_python(content)
     return record

@@ -1,9 +1,9 @@
-"""Stored rollouts: groups with texts become a table, and are read back.
+"""Stored rollouts: write groups with texts as a table, and read them back.
 
-A file has no tokens of prompts, no seconds of verdicts, and only the beginning of a long reference answer.
+A file omits prompt tokens and verdict times, and keeps only the beginning of a long reference answer.
 
-Groups are read one after the other, so only one has to fit into memory. Steps that are not stored and damaged files are
-rejected. Responses to held-out prompts (`evaluations/step-*.parquet`) have the same format.
+Groups are read one at a time, so only one has to fit in memory. Missing steps and damaged files are rejected. Responses
+to held-out prompts (`evaluations/step-*.parquet`) have the same format.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COLUMNS = (
     "prompt_id", "domain", "prompt", "response", "token_ids", "logprobs", "count", "num_rollouts", "finished",
     "correct", "score", "extracted", "reason", "reward", "question", "reference",
 )  # fmt: skip
-_GIVEN = "given"  # runs of earlier versions do not have this column: all of their tokens were sampled
+_GIVEN = "given"  # runs of earlier versions lack this column: all their tokens were sampled
 _LISTS = ("token_ids", "logprobs", _GIVEN)
 _ROWS_PER_BATCH = 1024
 
@@ -40,7 +40,7 @@ Folder = Literal["rollouts", "evaluations"]
 
 
 def responses_table(step: int, groups: Sequence[Group]) -> pa.Table:
-    """Return a step's groups, which have texts, as a table with one row per distinct response."""
+    """Return a step's groups, which must have texts, as a table with one row per distinct response."""
     import pyarrow as pa
 
     trees = [group.tree for group in groups]
@@ -86,19 +86,19 @@ def responses_table(step: int, groups: Sequence[Group]) -> pa.Table:
 
 
 def stored_steps(run: Path, folder: Folder = "rollouts") -> list[int]:
-    """Return the steps whose responses a run directory has in a folder, ascending."""
+    """Return the steps whose responses are stored in a folder of a run directory, ascending."""
     names = (re.fullmatch(r"step-(\d+)\.parquet", file.name) for file in (run / folder).glob("step-*.parquet"))
     return sorted(int(name[1]) for name in names if name)
 
 
 def read_groups(run: Path, step: int, folder: Folder = "rollouts") -> Iterator[Group]:
-    """Yield the groups of a stored step, in the order in which they were sampled."""
+    """Yield the groups of a stored step in sampling order."""
     file = run / folder / f"step-{step:06d}.parquet"
     if not file.is_file():
         stored = step_list(stored_steps(run, folder))
         raise UserError(f"{run} contains no {folder} of step {step}; it has {stored}")
     rows: list[StoredRow] = []
-    left = 0  # rollouts of the current group in later rows
+    left = 0  # rollouts of the current group still to come
     for row in _rows(file):
         if not rows:
             left = row["num_rollouts"]
@@ -114,7 +114,7 @@ def read_groups(run: Path, step: int, folder: Folder = "rollouts") -> Iterator[G
 
 
 def step_list(steps: Sequence[int]) -> str:
-    """Return steps as text: `none`, `step 3`, `steps 1 to 40`, `5 steps from 10 to 50, each 10 after ...`."""
+    """Format steps: `none`, `step 3`, `steps 1 to 40`, `5 steps from 10 to 50, each 10 after ...`."""
     if len(steps) < 2:
         return f"step {steps[0]}" if steps else "none"
     gaps = {later - earlier for earlier, later in pairwise(steps)}
@@ -127,7 +127,7 @@ def step_list(steps: Sequence[int]) -> str:
 
 
 def _group(file: Path, rows: Sequence[StoredRow]) -> Group:
-    """Return the group of L rows, one per distinct response; reject rows that are not in the order of their tree."""
+    """Return the group of L rows, one per distinct response; reject rows that are not in tree order."""
     first = rows[0]
     try:
         token_ids, logprobs, finished, counts = (
@@ -142,7 +142,7 @@ def _group(file: Path, rows: Sequence[StoredRow]) -> Group:
         raise _damaged(file, str(error)) from error
     written = [(tuple(r["token_ids"].tolist()), r["finished"]) for r in rows]
     if written != [(t, done) for (t, _), done in zip(tree.responses(), tree.finished.tolist(), strict=True)]:
-        raise _damaged(file, f"the responses of prompt {first['prompt_id']!r} are not in the order of their tree")
+        raise _damaged(file, f"the responses of prompt {first['prompt_id']!r} are not in tree order")
     prompt = Prompt(first["prompt_id"], first["prompt"], (), first["reference"], first["domain"], "", first["question"])
     rewards = [np.nan if row["reward"] is None else row["reward"] for row in rows]
     group = Group.of_verdicts(prompt, tree, verdicts)
@@ -150,7 +150,7 @@ def _group(file: Path, rows: Sequence[StoredRow]) -> Group:
 
 
 def _rows(file: Path) -> Iterator[StoredRow]:
-    """Yield the rows of a file; tokens and log-probs as arrays."""
+    """Yield the rows of a file, with tokens and log-probs as arrays."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -170,11 +170,11 @@ def _rows(file: Path) -> Iterator[StoredRow]:
 
 
 def _slices(column: Any) -> list[NDArray[Any]]:
-    """Return the rows of a column of lists as arrays; lists of Python numbers would take eight times the memory."""
+    """Return the rows of a list column as arrays; lists of Python numbers would take eight times the memory."""
     stop = np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False)).tolist()
     values = column.flatten().to_numpy(zero_copy_only=False)
     return [values[a:b] for a, b in zip([0, *stop[:-1]], stop, strict=True)]
 
 
 def _damaged(file: Path, why: str) -> UserError:
-    return UserError(f"{file} does not hold the rollouts of a run: {why}; remove the file and rerun the command")
+    return UserError(f"{file} does not contain a run's rollouts: {why}; remove the file and rerun the command")

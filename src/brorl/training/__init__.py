@@ -1,1 +1,1 @@
-"""The loop of a run: the collector of groups, the learner, the schedule, and what is recorded."""
+"""The training loop: the collector of groups, the learner, the schedule, and the records."""

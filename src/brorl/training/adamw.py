@@ -1,9 +1,9 @@
 """AdamW that keeps its two moments in one of three ways.
 
-- `device`: as `torch.optim.AdamW` does.
-- `host`: in the memory of the CPU. The updates are the same bit by bit; the device saves 8 bytes per float32 weight.
-- `8bit`: 2 bytes per weight. Both moments are rounded after each update; the second one is stored as its root, whose
-  range is half as wide.
+- `device`: on the device, like `torch.optim.AdamW`.
+- `host`: in CPU memory. Updates are bitwise identical, and the device saves 8 bytes per float32 weight.
+- `8bit`: in 2 bytes per weight. Both moments are rounded after each update; the second is stored as its square root,
+  whose range is half as wide.
 
 Weights and gradients keep their format.
 """
@@ -22,11 +22,11 @@ from brorl.model.settings import States
 from brorl.model.sharding import local_tensor
 from brorl.training.learner_state import empty_like
 
-_SLICE = 1 << 22  # weights updated together; they take less than 100 MiB of temporary memory
+_SLICE = 1 << 22  # weights updated together, in less than 100 MiB of temporary memory
 
 
 class AdamW(torch.optim.AdamW):
-    """AdamW. With `host` and `8bit` it updates one parameter after the other, some rows at a time.
+    """AdamW. `host` and `8bit` update one parameter at a time, in slices of rows.
 
     Args:
         parameters: The trained weights.
@@ -54,7 +54,7 @@ class AdamW(torch.optim.AdamW):
                     self._update(parameter, group)
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        """Update one parameter, its moments and its step in place, some rows at a time."""
+        """Update one parameter, its moments and its step in place, in slices of rows."""
         state = self.state[parameter]
         if not state:
             at_device = parameter.device if group["fused"] else "cpu"
@@ -89,7 +89,7 @@ class AdamW(torch.optim.AdamW):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def _zero_moments(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Return moments of 0 in the stored format."""
+        """Return zero moments in the stored format."""
         moments = {}
         for kind in MOMENTS:
             if is_quantized(parameter.shape, self._states):
@@ -101,7 +101,7 @@ class AdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of AdamW, whichever way it kept its moments; one parameter at a time."""
+        """Restore an AdamW state with moments in any of the formats, one parameter at a time."""
         states = state_dict["state"]
         super().load_state_dict({**state_dict, "state": {i: {"step": state["step"]} for i, state in states.items()}})
         parameters = self._of_groups()
@@ -125,7 +125,7 @@ class AdamW(torch.optim.AdamW):
 
 
 def _read(state: dict[str, Tensor], kind: str, rows: slice, device: torch.device) -> Tensor:
-    """Return some rows of a stored moment, on a device and in the dtype of the weights."""
+    """Return some rows of a stored moment, on a device and in the weights' dtype."""
     stored = _rows(local_tensor(state[kind]))[rows].to(device, non_blocking=True)
     if kind + SCALE not in state:
         return stored

@@ -1,8 +1,8 @@
 """Asynchronous sampling: a collector whose pool samples the next groups while the learner learns.
 
-A step gets its groups as soon as enough are done. `Backlog` bounds their staleness and their number. One thread takes
-results from the pool, and a second one verifies them and submits tasks. A step takes groups in the order in which they
-complete, so a repeated run differs.
+A step gets its groups as soon as enough are done. `Backlog` bounds their staleness and number. One thread takes results
+from the pool, and a second verifies them and submits tasks. Steps take groups in order of completion, so repeated runs
+differ.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from brorl.training.batch import Batch
 from brorl.training.collector import Collector, RetryPolicy
 from brorl.tree import RolloutTree
 
-_POLL_S = 0.01  # the thread looks for results this often
-_OBSERVE_S = 0.1  # a caller that waits reports this often
+_POLL_S = 0.01  # interval at which the thread polls for results
+_OBSERVE_S = 0.1  # interval at which a waiting caller reports progress
 Sampled = tuple[PromptStart, SampledTask]
 """A prompt and its finished rollouts."""
 
@@ -35,7 +35,7 @@ class AsyncCollector(Collector):
     """A collector that samples ahead of the learner. Each training task has one prompt.
 
     It gives up after `dynamic_sampling.max_tries` times P prompts in a row without a mixed group. Verifiers are called
-    from a thread, so they must allow calls from several threads.
+    from a thread, so they must be thread-safe.
     """
 
     # samples tasks; only this collector may use it, under its lock; the caller closes it after this collector
@@ -48,7 +48,7 @@ class AsyncCollector(Collector):
         self._backlog = Backlog(self.stream, self.config.prompts_per_step, cluster.max_staleness)
         self._retries = RetryPolicy(self.config.dynamic_sampling)
         self._round: list[Group] = []
-        self._started: dict[int, PromptStart] = {}  # ticket -> the training prompt that is being sampled
+        self._started: dict[int, PromptStart] = {}  # ticket -> training prompt being sampled
         self._asked: dict[int, list[RolloutTree] | None] = {}  # ticket of `sample` -> its trees; None until done
         self._batch = self._new_batch()
         self._thread: threading.Thread | None = None
@@ -57,11 +57,11 @@ class AsyncCollector(Collector):
 
     @property
     def sampler(self) -> Sampler:
-        """This collector: it samples other prompts over the same pool, with the newest weights only."""
+        """This collector, which samples other prompts through the same pool, with the newest weights only."""
         return self
 
     def sample(self, task: SampleTask) -> list[RolloutTree]:
-        """Sample with the newest weights; see `Sampler.sample`. Training continues to sample meanwhile."""
+        """Sample with the newest weights; see `Sampler.sample`. Sampling for training continues meanwhile."""
         with self._changed:
             tickets = [self.pool.submit(part) for part in task.split(self.config.cluster.prompts_per_task)]
             self._asked |= dict.fromkeys(tickets)
@@ -75,7 +75,7 @@ class AsyncCollector(Collector):
                     del self._asked[ticket]
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Use these weights for all tasks that start from now on; tasks in progress keep theirs. See `Collector`."""
+        """Use these weights for all tasks that start from now on; running tasks keep theirs. See `Collector`."""
         with self._changed:
             self._check()
             self.pool.publish(weights, version)
@@ -85,7 +85,7 @@ class AsyncCollector(Collector):
             self._start_thread()
 
     def next_batch(self, step: int) -> Batch:
-        """Wait until enough groups are done; return them, with everything that was sampled since the last step."""
+        """Wait until enough groups are done; return them with everything sampled since the last step."""
         with self._changed:
             self._state_before_batch = self._state()
             self._fill()
@@ -104,15 +104,15 @@ class AsyncCollector(Collector):
             return batch
 
     def state(self) -> CollectorState:
-        """Return the state for a checkpoint: the finished groups that a step has reported, but none has trained on.
+        """Return the state for a checkpoint: finished groups that a step has reported but not trained on.
 
-        A resumed run samples all other prompts in progress again.
+        A resumed run resamples all other prompts in progress.
         """
         with self._changed:
             return self._state()
 
     def load_state(self, state: CollectorState) -> None:
-        """Restore a state; sampling begins when weights are published. See `Collector`."""
+        """Restore a state; sampling starts when weights are published. See `Collector`."""
         with self._changed:
             if state.stream is not None:
                 self.stream.load_state_dict(state.stream)
@@ -164,7 +164,7 @@ class AsyncCollector(Collector):
             self._started[self.pool.submit(SampleTask([prompt], number, self._sampling, [seed]))] = start
 
     def _receive(self, timeout_s: float | None) -> tuple[bool, list[Sampled]]:
-        """Take results from the pool. Return whether there were any, and the training prompts that are done."""
+        """Take results from the pool; return whether there were any, and the training prompts that are done."""
         ended: list[Sampled] = []
         results = self.pool.done(timeout_s)
         for sampled in results:
@@ -177,17 +177,17 @@ class AsyncCollector(Collector):
         return bool(results), ended
 
     def _verify(self, done: Sequence[Sampled]) -> list[Group]:
-        """Verify and reward the rollouts of prompts; needs no lock."""
+        """Verify and reward the rollouts of prompts; does not need the lock."""
         verified = self.grader.verify([start.prompt for start, _ in done], [one.trees[0] for _, one in done])
         groups = zip(verified, (start.version for start, _ in done), strict=True)
         return [replace(self.grader.rewarded(group, version + 1), version=version) for group, version in groups]
 
     def _add(self, done: Sequence[Sampled], groups: Sequence[Group]) -> None:
-        """Add verified prompts, and start others in place of those that gave no group to train on."""
+        """Add verified prompts, and start others to replace those without a group to train on."""
         any_added = False
         for (start, sampled), group in zip(done, groups, strict=True):
             if not self._backlog.finish(start, next(iter(self._retries.trainable([group])), None)):
-                continue  # a state was loaded during its verification, so it no longer counts
+                continue  # a state was loaded while it was verified, so it no longer counts
             any_added = True
             self._batch.sampled.append(group)
             self._batch.rounds += 1
@@ -201,7 +201,7 @@ class AsyncCollector(Collector):
         self._changed.notify_all()
 
     def _work(self) -> None:
-        """The thread: take results until the collector is closed. Another thread verifies them meanwhile."""
+        """Take results until the collector is closed; runs in a thread, while a second one verifies them."""
         try:
             with ThreadPoolExecutor(1, "verification") as verification:
                 while True:
@@ -219,7 +219,7 @@ class AsyncCollector(Collector):
             self._stop(error)
 
     def _finish(self, ended: Sequence[Sampled]) -> None:
-        """Verify results, and add them."""
+        """Verify and add results."""
         try:
             groups = self._verify(ended)
             with self._changed:
@@ -228,13 +228,13 @@ class AsyncCollector(Collector):
             self._stop(error)
 
     def _stop(self, error: BaseException) -> None:
-        """End the work with an error, which the caller gets."""
+        """Stop work with an error, which is raised in the caller."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
 
     def _wait(self) -> None:
-        """Wait for progress, with the lock held, and report it. The observer may raise."""
+        """Wait for progress while holding the lock, and report it. The observer may raise."""
         self._check()
         trees = [group.tree for group in self._batch.verified]
         wanted = self.config.samples_per_step

@@ -1,8 +1,8 @@
 """The prompts between the stream and a step: waiting, being sampled, or finished as groups.
 
-No more prompts start than the next `max_staleness` + 1 steps can train, and the oldest groups train first. So a group
-trains at most `max_staleness` updates after the weights that sampled it, with one exception: newer groups may fill a
-step while its prompt is still being sampled. Such stragglers train in the first step after they are done.
+Only as many prompts start as the next `max_staleness` + 1 steps can train, and the oldest groups train first. So a
+group trains at most `max_staleness` updates after the weights that sampled it, with one exception: newer groups may
+fill a step while its prompt is still being sampled. Such stragglers train in the first step after they finish.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ class PromptStart:
 
     serial: int  # number of the start: 0, 1, 2, ...
     prompt: Prompt
-    version: int  # newest weights when it began; once it is done, the weights that sampled it
-    call: int  # the n-th call of `start` with this version began it
-    index: int  # place of the prompt within the call
+    version: int  # newest weights when it began; once done, the weights that sampled it
+    call: int  # number of the `start` call with this version that began it
+    index: int  # position of the prompt within the call
 
 
 @dataclass
 class Backlog:
-    """Bounds and orders the prompts of an asynchronous collector; it samples nothing.
+    """Bounds and orders the prompts of an asynchronous collector, without sampling.
 
     Staleness is the number of updates between the weights that sampled a group and the weights that it trains.
     """
 
     stream: PromptStream  # the training prompts
-    prompts_per_step: int  # groups of a step, P
-    max_staleness: int  # largest staleness of a group, K
+    prompts_per_step: int  # groups per step, P
+    max_staleness: int  # maximum staleness of a group, K
     _version: int = 0
-    _steps_taken: int = 0  # the last step whose groups were taken
+    _steps_taken: int = 0  # last step whose groups were taken
     _calls: int = 0
     _serials: int = 0
-    _pending: deque[Prompt] = field(default_factory=deque)  # prompts to start before the stream's
+    _pending: deque[Prompt] = field(default_factory=deque)  # prompts to start before those from the stream
     _under_way: dict[int, PromptStart] = field(default_factory=dict)
-    _ready: dict[int, Group] = field(default_factory=dict)  # finished groups that wait, in the order of completion
+    _ready: dict[int, Group] = field(default_factory=dict)  # finished, waiting groups, in order of completion
     _open: dict[int, Prompt] = field(default_factory=dict)  # starts that no step has reported yet
     _stale: set[int] = field(default_factory=set)  # starts above `max_staleness`
     _slow: set[str] = field(default_factory=set)  # ids of prompts whose last start became too stale
@@ -51,16 +51,16 @@ class Backlog:
 
     @property
     def num_ready(self) -> int:
-        """Number of finished groups that wait."""
+        """Number of finished, waiting groups."""
         return len(self._ready)
 
     @property
     def capacity(self) -> int:
-        """Most waiting groups and prompts in progress: P for each step that can train them in time."""
+        """Maximum of waiting groups plus prompts in progress: P for each step that can train them in time."""
         return self.prompts_per_step * (self._version + 1 + self.max_staleness - self._steps_taken)
 
     def start(self) -> list[PromptStart]:
-        """Begin as many prompts as the capacity allows."""
+        """Start as many prompts as the capacity allows."""
         prompts = self._next_prompts(self.capacity - len(self._ready) - len(self._under_way))
         if not prompts:
             return []
@@ -75,11 +75,11 @@ class Backlog:
         return starts
 
     def _next_prompts(self, number: int) -> list[Prompt]:
-        """Return prompts to begin: first the pending ones, then the stream's.
+        """Return prompts to start: first the pending ones, then those from the stream.
 
-        A straggler does not begin again while it is in progress. Otherwise, prompts that are always too slow would come
-        again with every epoch, and fill the capacity. When it is done, it begins once more, however often the stream
-        returned it meanwhile: as many copies would fill whole steps.
+        A straggler does not start again while it is in progress. Otherwise, prompts that are always too slow would come
+        back in every epoch and fill the capacity. When it is done, it starts once more, even if the stream has returned
+        it several times meanwhile: that many copies would fill whole steps.
         """
         chosen: list[Prompt] = []
         if number <= 0:
@@ -100,9 +100,9 @@ class Backlog:
         return chosen
 
     def finish(self, start: PromptStart, group: Group | None) -> bool:
-        """Take a prompt whose rollouts are done; `group` is None if it gave no group to train on.
+        """Finish a prompt whose rollouts are done; `group` is None if it has no group to train on.
 
-        Return False if the prompt is not in progress, because a state was loaded after it began.
+        Return False if the prompt is not in progress because a state was loaded after it started.
         """
         if self._under_way.pop(start.serial, None) is None:
             return False
@@ -114,23 +114,25 @@ class Backlog:
         return True
 
     def began(self, start: PromptStart) -> None:
-        """Note which weights sampled a prompt; it is sampled, and not yet verified."""
+        """Note which weights sampled a prompt that is not yet verified."""
         if start.serial in self._under_way:
             self._under_way[start.serial] = start
 
     def take(self, step: int) -> tuple[list[Group], dict[str, float]] | None:
-        """Return the groups of a step, and metrics of how far sampling is ahead; None if there are too few.
+        """Return the groups of a step and metrics of how far sampling is ahead, or None if there are too few groups.
 
-        Groups from the oldest weights are chosen first, and among equals the group that was done first.
+        Groups from the oldest weights are chosen first; ties go to the group that finished first.
         """
         if step != self._version + 1:
             raise ValueError(
-                f"step {step} needs the weights of version {step - 1}, and the newest are of version {self._version}; "
+                f"step {step} needs version {step - 1} of the weights, but the newest is version {self._version}; "
                 "publish the weights after every step"
             )
         if len(self._ready) < self.prompts_per_step:
             return None
-        by_age = sorted(self._ready, key=lambda serial: self._ready[serial].version)  # stable: the order of completion
+        by_age = sorted(
+            self._ready, key=lambda serial: self._ready[serial].version
+        )  # stable: keeps the order of completion
         chosen = sorted(by_age[: self.prompts_per_step])
         rest = {serial: group for serial, group in self._ready.items() if serial not in chosen}
         groups = [self._ready[serial] for serial in chosen]
@@ -149,7 +151,7 @@ class Backlog:
         return groups, ahead
 
     def report(self) -> None:
-        """Note that a step has reported everything that is done."""
+        """Note that a step has reported everything done so far."""
         self._open = {serial: start.prompt for serial, start in sorted(self._under_way.items())}
         self._num_late = 0
 
@@ -165,7 +167,7 @@ class Backlog:
         self._stale = stale
 
     def state(self) -> tuple[tuple[Group, ...], dict[str, Any]]:
-        """Return the reported groups that wait, and the rest as plain values. Other prompts are sampled again."""
+        """Return the reported, waiting groups, and the rest as plain values. Other prompts are sampled again."""
         carried = tuple(group for serial, group in self._ready.items() if serial not in self._open)
         prompts = [*self._pending, *(self._open[serial] for serial in sorted(self._open))]
         return carried, {
@@ -187,8 +189,8 @@ class Backlog:
         self._calls, self._num_late, self._slow = plain["waves"], plain["num_late"], set(plain["slow"])
         self._pending = deque(prompt_of[name] for name in plain["pending"])
         self._ready = dict(enumerate(carried, self._serials))
-        self._serials += len(carried)  # numbers are never used twice: late results of earlier starts match none
+        self._serials += len(carried)  # serials are never reused, so late results of earlier starts match nothing
         self._under_way, self._open = {}, {}
         oldest = self._version - self.max_staleness
-        # these were counted as late before the checkpoint
+        # already counted as late before the checkpoint
         self._stale = {serial for serial, group in self._ready.items() if group.version < oldest}

@@ -1,4 +1,4 @@
-"""The batch of a step: the groups that it trains on, all samples behind them, and their sums for the metrics."""
+"""The batch of a step: the groups that it trains on, everything it sampled to get them, and sums for the metrics."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from brorl.verdict import CUT_OFF, TRUNCATED, is_failure, is_timeout
 
 @dataclass
 class Batch:
-    """The groups of a step, and all samples behind them."""
+    """The groups of a step, and everything it sampled to get them."""
 
     groups: list[Group] = field(default_factory=list)  # the groups that the step trains on
-    # the groups of all sampled prompts, whether trained on, carried or dropped; unverified rollouts included
+    # the groups of all sampled prompts, whether trained on, carried or dropped, including unverified rollouts
     sampled: list[Group] = field(default_factory=list)
     num_carried: int = 0  # groups left for a later step
-    rounds: int = 0  # calls of the engine
+    rounds: int = 0  # engine calls
     attempt: int = 0  # earlier attempts at this step that found no mixed group
-    keeps_all: bool = False  # True trains on all groups; False on mixed ones only (dynamic sampling)
-    worker_seconds: float = 0.0  # sampling time of all asynchronous workers together
+    keeps_all: bool = False  # True trains on all groups, False only on mixed ones (dynamic sampling)
+    worker_seconds: float = 0.0  # total sampling time of all asynchronous workers
     ahead: Mapping[str, float] = field(default_factory=dict)  # metrics of asynchronous training; see `Backlog.take`
 
     @property
@@ -36,23 +36,23 @@ class Batch:
 
     @property
     def complete(self) -> list[Group]:
-        """The sampled groups without an unverified rollout."""
+        """The sampled groups without unverified rollouts."""
         return [group for group in self.sampled if not group.num_unverified]
 
     @property
     def num_mixed(self) -> int:
-        """Number of sampled groups with correct and incorrect rollouts."""
+        """Number of sampled groups with both correct and incorrect rollouts."""
         return sum(g.is_mixed for g in self.verified)
 
     @property
     def fraction_cut(self) -> float:
-        """Fraction of the sampled rollouts that were cut at the length limit; 0 without a rollout."""
+        """Fraction of the sampled rollouts truncated at the length limit; 0 without rollouts."""
         return fraction_cut([group.tree for group in self.sampled])
 
     def summary(self) -> SamplingRecord:
-        """Return the sums over the sampled groups, for the metrics.
+        """Return sums over the sampled groups, for the metrics.
 
-        Costs and lengths count all rollouts. Outcomes count the verified ones, or the step's groups if nothing was
+        Costs and lengths count all rollouts. Outcomes count verified rollouts, or the step's groups if nothing was
         sampled because carried groups filled the step.
         """
         trees = [group.tree for group in self.sampled]
@@ -86,7 +86,7 @@ class Batch:
         )
 
     def _terms(self) -> dict[str, Any]:
-        """Return the mean of each further term of the reward, over the rollouts that have a value."""
+        """Return the mean of each additional reward term, over the rollouts that have a value."""
         sums: dict[str, list[float]] = {}
         for group in self.sampled:
             for name, value_L in group.terms_L.items():
@@ -98,7 +98,7 @@ class Batch:
         return {"terms": means} if means else {}
 
     def _unverified(self) -> dict[str, Any]:
-        """Count the rollouts without a verdict, by reason; return nothing if all rollouts were verified."""
+        """Count the rollouts without a verdict, by reason; empty if all rollouts were verified."""
         counts: Counter[str] = Counter()
         for group in self.sampled:
             for verdict, count in zip(group.verdicts, group.tree.leaf_count.tolist(), strict=True):
@@ -122,7 +122,7 @@ class Batch:
         }
 
     def _by_data_source(self) -> dict[str, Any]:
-        """Return the outcomes by source of the prompts; nothing if there is only one source."""
+        """Return the outcomes by prompt source; empty if there is only one."""
         groups = self.verified
         sources = sorted({g.prompt.source for g in groups})
         if len(sources) < 2:
@@ -130,7 +130,7 @@ class Batch:
         return {"by_source": {name: _outcomes([g for g in groups if g.prompt.source == name]) for name in sources}}
 
     def _ahead(self) -> dict[str, Any]:
-        """Return how far asynchronous sampling was ahead; nothing in synchronous training."""
+        """Return how far asynchronous sampling was ahead; empty in synchronous training."""
         return {**self.ahead, "worker_seconds": self.worker_seconds} if self.ahead else {}
 
 

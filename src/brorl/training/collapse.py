@@ -1,7 +1,7 @@
-"""Finds signs that a model collapses in the metrics of its run, and advises.
+"""Detect signs of model collapse in a run's metrics, and suggest remedies.
 
 Records may lack numbers (no evaluation, no reference). Sharpening is not a collapse: pass@k may fall while pass@1 still
-rises. The signs depend on the metrics only, so a resumed run sees the same ones.
+rises. The signs depend only on the metrics, so a resumed run sees the same signs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from statistics import fmean, median
 from brorl.runs.step_record import EvaluationRecord, StepRecord
 from brorl.training.settings import CollapseLimits
 
-WINDOW = 10  # the first and the last level are medians over this many steps: no single step gives a sign
+WINDOW = 10  # the first and last levels are medians over this many steps, so no single step triggers a sign
 
 
 def new_signs(records: Sequence[StepRecord], limits: CollapseLimits, window: int = WINDOW) -> dict[str, str]:
-    """Return the signs of collapse that are new with the last record: name -> the measured values as text.
+    """Return the signs of collapse that first appear with the last record: name -> measured values as text.
 
     A sign that disappears and returns is reported again. A level is the median over `window` steps.
     """
@@ -26,7 +26,7 @@ def new_signs(records: Sequence[StepRecord], limits: CollapseLimits, window: int
 
 
 def _signs(records: Sequence[StepRecord], limits: CollapseLimits, window: int) -> dict[str, str | None]:
-    """Return for each sign its measured values as text, or None if the records do not show the sign."""
+    """Return the measured values of each sign as text, or None if the records do not show it."""
     updates = [record.update for record in records if record.update]
     return {
         "entropy": _entropy_sign([u.entropy for u in updates if not isnan(u.entropy)], limits, window),
@@ -55,14 +55,14 @@ def _reference_sign(kls: Sequence[float], limits: CollapseLimits, window: int) -
     last = median(kl if isfinite(kl) else float("inf") for kl in kls[-window:])
     if not last > limits.reference_kl:
         return None
-    return f"the KL to the reference is {last:.3g} nats per token, above {limits.reference_kl:g}"
+    return f"the KL from the reference is {last:.3g} nats per token, above {limits.reference_kl:g}"
 
 
 def _coverage_sign(evaluations: Sequence[EvaluationRecord], limits: CollapseLimits) -> str | None:
-    """Tell whether pass@k fell in each of the last `patience` evaluations, while pass@1 did not rise.
+    """Detect that pass@k was down in each of the last `patience` evaluations while pass@1 did not rise.
 
-    pass@k fell where its interval over prompts lies wholly below that of the best evaluation. pass@1 still rises if its
-    mean over the last `patience` evaluations is above its mean over as many before them.
+    pass@k is down if its interval over prompts is entirely below that of the best evaluation. pass@1 is rising if its
+    mean over the last `patience` evaluations is above its mean over the same number before them.
     """
     patience = limits.patience
     if not evaluations:
@@ -88,24 +88,24 @@ def _coverage_sign(evaluations: Sequence[EvaluationRecord], limits: CollapseLimi
 
 
 def remedy_for(signs: Collection[str]) -> str:
-    """Return one line of advice for some signs; the most important sign comes first."""
+    """Return one line of advice for some signs, the most important first."""
     change = {
-        "coverage": "more rollouts_per_prompt or a KL penalty keep coverage",
-        "entropy": "a higher loss.clip_high, a KL penalty or more rollouts_per_prompt keep entropy",
-        "reference_kl": "a larger KL coefficient, or resetting the reference if validation still rises, bounds it",
+        "coverage": "more rollouts_per_prompt or a KL penalty preserve coverage",
+        "entropy": "a higher loss.clip_high, a KL penalty or more rollouts_per_prompt preserve entropy",
+        "reference_kl": "a larger KL coefficient, or resetting the reference if validation still rises, bounds the KL",
     }
     steps = "; ".join(change[sign] for sign in change if sign in signs)
-    return f"Go back to checkpoints/best and train on with a lower optimizer.learning_rate; {steps}"
+    return f"Go back to checkpoints/best and continue training with a lower optimizer.learning_rate; {steps}"
 
 
 class CollapseWatch:
-    """Keeps those metrics of a run that show a collapse.
+    """Watches a run's metrics for signs of collapse.
 
-    Only regular evaluations count. An evaluation at a point of the budget, or where a resumed run had ended, must not
-    change the training.
+    Only regular evaluations count. An evaluation at a budget mark, or where a resumed run had ended, must not affect
+    training.
 
     Args:
-        limits: When a model counts as collapsing.
+        limits: Thresholds of a collapse.
         evaluate_every: Steps between regular evaluations.
     """
 
@@ -118,7 +118,7 @@ class CollapseWatch:
         self._records.append(self._counting(record))
 
     def line(self, record: StepRecord) -> str | None:
-        """Return one line about the signs that are new with a metrics record; None if there are none."""
+        """Return one line about the signs that first appear with a record, or None if there are none."""
         signs = new_signs([*self._records, self._counting(record)], self._limits)
         if not signs:
             return None

@@ -1,8 +1,8 @@
-"""Collectors: they give each step its batch of groups.
+"""Collectors, which give each step its batch of groups.
 
-`SyncCollector` samples in rounds when it is called, until enough groups are mixed (dynamic sampling). On a GPU a round
-takes nearly as long for a few prompts as for many. So each round samples enough prompts to fill the step in nine of ten
-cases, judged by the fraction of groups that this and the last steps kept. Surplus groups are carried to the next step
+`SyncCollector` samples in rounds when called, until enough groups are mixed (dynamic sampling). On a GPU a round takes
+nearly as long for a few prompts as for many. So each round samples enough prompts to fill the step in nine out of ten
+cases, judging by the fraction of groups that this and recent steps kept. Surplus groups carry over to the next step
 with the log-probs of the policy that sampled them. `AsyncCollector` (async_collector.py) samples ahead of the learner.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class NoGroupsError(RuntimeError):
-    """A step cannot get its groups. `batch` holds all its samples; mixed groups are carried to the next attempt."""
+    """A step could not get its groups. `batch` has all its samples; mixed groups carry over to the next attempt."""
 
     def __init__(self, message: str, batch: Batch) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class NoGroupsError(RuntimeError):
 
 
 class NoMixedGroupsError(NoGroupsError):
-    """No group was mixed for as many rounds as the config allows."""
+    """No group was mixed in as many rounds as the config allows."""
 
 
 class UnverifiedError(NoGroupsError):
@@ -60,13 +60,13 @@ class Collector(ABC):
     config: TrainConfig  # the recipe
     stream: PromptStream  # the training prompts
     grader: Grader  # verifies and rewards responses
-    clock: Stopwatch = field(default_factory=Stopwatch)  # measures generation, verification and training, in seconds
+    clock: Stopwatch = field(default_factory=Stopwatch)  # times generation, verification and training, in seconds
     observe: Observe = unobserved  # receives the progress of sampling
 
     def __post_init__(self) -> None:
         self._sampling = self.config.sampling.params
         self._attempts = 0  # attempts at the next step that ended with a `NoGroupsError`
-        # the state before the last `next_batch`; None once new weights came
+        # the state before the last `next_batch`; None once new weights are published
         self._state_before_batch: CollectorState | None = None
 
     @abstractmethod
@@ -95,11 +95,11 @@ class Collector(ABC):
         """Restore a state.
 
         Raises:
-            ValueError: If the state belongs to other prompts.
+            ValueError: If the state belongs to different prompts.
         """
 
     def rewind(self) -> None:
-        """Undo the last `next_batch`, unless new weights came since. Its prompts are then sampled again."""
+        """Undo the last `next_batch`, unless new weights have been published since. Its prompts are sampled again."""
         if self._state_before_batch is not None:
             self.load_state(self._state_before_batch)
 
@@ -108,24 +108,24 @@ _MAX_LOST_ROUNDS = 3
 
 
 class RetryPolicy:
-    """Ends a step after too many rounds in a row without a group to train on, or with most verdicts lost."""
+    """Ends a step after too many consecutive rounds without a group to train on, or with most verdicts lost."""
 
     def __init__(self, settings: DynamicSamplingSettings) -> None:
         self._max_tries, self._mixed_only = settings.max_tries, settings.enabled
-        self._failed = self._lost = 0  # rounds in a row without a group; with most verdicts lost
+        self._failed = self._lost = 0  # consecutive rounds without a group; with most verdicts lost
         self._last: Sequence[Group] = ()
 
     def restart(self) -> None:
-        """Begin a step: count rounds without a group from zero."""
+        """Begin a step: reset the count of rounds without a group."""
         self._failed = 0
 
     def trainable(self, groups: Sequence[Group]) -> list[Group]:
-        """Choose the groups to train on; each has only its verified rollouts."""
+        """Choose the groups to train on, each with only its verified rollouts."""
         enough = [group.verified for group in groups if group.verified]
         return [group for group in enough if group.is_mixed or not self._mixed_only]
 
     def add(self, groups: Sequence[Group]) -> None:
-        """Count a round. Infrastructure failures say nothing about the prompts."""
+        """Count a round. Infrastructure failures do not count against the prompts."""
         self._last = groups
         unverified, kept = _num_unverified(groups), any(group.verified for group in groups)
         lost = 2 * unverified > _num_rollouts(groups) or (unverified > 0 and not kept)
@@ -137,11 +137,11 @@ class RetryPolicy:
 
     @property
     def is_over(self) -> bool:
-        """Whether too many rounds in a row failed in one of the two ways."""
+        """Whether too many consecutive rounds failed in one of the two ways."""
         return self._lost >= _MAX_LOST_ROUNDS or self._failed >= self._max_tries
 
     def error(self, batch: Batch) -> NoGroupsError:
-        """Return the error that ends the run, explained by the last round; reset its count."""
+        """Return the error that ends the run, with an explanation from the last round; reset its count."""
         if self._lost >= _MAX_LOST_ROUNDS:
             self._lost = 0
             return UnverifiedError(_why_unverified(self._last), batch)
@@ -167,18 +167,18 @@ def _why_unverified(groups: Sequence[Group]) -> str:
 
 
 def why_not_mixed(sampled: Sequence[Group], max_tries: int) -> str:
-    """Explain why no group of the last round is mixed, and name a fix. Silent failures come first, difficulty last."""
+    """Explain why no group of the last round is mixed, and suggest a fix. Check silent failures before difficulty."""
     groups = [group.verified for group in sampled if group.verified]
     solved = sum(g.num_correct > 0 for g in groups)
     state = "all rollouts were correct" if groups and solved == len(groups) else "no rollout was correct"
     if 0 < solved < len(groups):
-        state = f"in {solved} of the last {len(groups)} groups all rollouts were correct, in the others none"
+        state = f"all rollouts were correct in {solved} of the last {len(groups)} groups, and none in the others"
     cause = _silent_cause(sampled, groups, solved) or _difficulty(solved, len(groups))
     return f"no group was mixed (correct and incorrect rollouts) in {max_tries} rounds in a row ({state}): {cause}"
 
 
 def _silent_cause(sampled: Sequence[Group], groups: Sequence[Group], solved: int) -> str | None:
-    """Return a cause other than difficulty, such as failed verification of more than half of the samples; else None."""
+    """Return a cause other than difficulty, such as failed verification of most samples, or None."""
     verdicts = [verdict for group in sampled for verdict in group.verdicts]
     lost = Counter(v.reason for v in verdicts if is_timeout(v.reason) or is_failure(v.reason) or v.unverified)
     if 2 * lost.total() > len(verdicts):
@@ -186,49 +186,49 @@ def _silent_cause(sampled: Sequence[Group], groups: Sequence[Group], solved: int
         return f"{lost.total()} of {len(verdicts)} verifications failed (most often: {reason}); fix the verifier"
     rollouts, cut = _num_rollouts(groups), sum(g.tree.num_truncated for g in groups)
     if 2 * cut > rollouts:
-        return f"{cut:,} of {rollouts:,} rollouts were cut off at sampling.max_new_tokens; raise it"
+        return f"{cut:,} of {rollouts:,} rollouts were truncated at sampling.max_new_tokens; raise it"
     if solved:
         return None
     if any(0 < v.score < 1 for v in verdicts):
         return (
-            "the verifier gives partial scores, but dynamic sampling counts correct responses only; set "
+            "the verifier gives partial scores, but dynamic sampling only counts correct responses; set "
             "rewards.partial_credit: true and dynamic_sampling.enabled: false"
         )
     unfinished = sum(v.reason == UNFINISHED for v in verdicts)
     if 2 * unfinished > len(verdicts):
         return (
-            f"{unfinished:,} of {len(verdicts):,} distinct responses end inside a thought; use a prompt after which "
-            "the model closes its thoughts, or set verification.thought_tags to its tags"
+            f"{unfinished:,} of {len(verdicts):,} distinct responses end inside a thought; use a prompt that makes "
+            "the model close its thoughts, or set verification.thought_tags to its tags"
         )
     unanswered = sum(v.reason in (NO_ANSWER, NO_CODE) for v in verdicts)
     if 2 * unanswered > len(verdicts):
         return (
             f"the verifier found no answer in {unanswered:,} of {len(verdicts):,} distinct responses; set "
-            "prompt.template to a text that requests the answer format of the verifier"
+            "prompt.template to a text that requests the verifier's answer format"
         )
     return None
 
 
 def _difficulty(solved: int, num_groups: int) -> str:
-    """Return a remedy, given how many of the last groups were solved; in the others no rollout was correct."""
+    """Return a remedy, given how many of the last groups were all correct; in the rest no rollout was correct."""
     if solved == num_groups:
         return "there is nothing left to learn from these prompts; choose harder ones"
     remedy = (
-        "try more rollouts_per_prompt, a higher sampling.temperature, or other prompts (or a lower "
+        "try more rollouts_per_prompt, a higher sampling.temperature, or different prompts (or a lower "
         "optimizer.learning_rate, if they were solved before)"
     )
     if solved:
         return f"there is nothing left to learn from these prompts with this N; {remedy}"
     return (
-        "check the format and the verifier first: compare the extracted answers with the reference answers. If both "
+        "first check the format and the verifier: compare the extracted answers with the reference answers. If both "
         f"are right, the prompts are too hard for the model: {remedy}"
     )
 
 
-KEPT_DECAY = 0.8  # the kept fraction weighs this step's groups 1, the last step's 0.8, the one before 0.64, ...
-MAX_STEPS_PER_ROUND = 6  # a round has at most the prompts of 6 steps: limits the cost of too low an estimate
+KEPT_DECAY = 0.8  # weights of the kept fraction: 1 for this step's groups, 0.8 for the last, 0.64 before that, ...
+MAX_STEPS_PER_ROUND = 6  # a round has at most the prompts of 6 steps, to limit the cost of too low an estimate
 _SURE = 1.2816  # 90% quantile of the standard normal distribution
-_SURPLUS = 1 / 3  # largest expected surplus, in steps, so that few groups wait for longer than one step
+_SURPLUS = 1 / 3  # maximum expected surplus, in steps, so that few groups wait longer than one step
 _ROUND_BITS = 20  # an attempt has fewer than 2^20 rounds
 
 
@@ -238,11 +238,11 @@ def prompts_of_round(
     """Return how many prompts to sample to fill a step: exactly the missing ones if nothing was sampled yet.
 
     n prompts give about nf groups if the fraction f is kept. The result is the smallest n for which a normal variable
-    with mean nf and variance nf(1 - f) is at least `missing` - 0.5 (the continuity correction) in nine of ten cases.
+    with mean nf and variance nf(1 - f) is at least `missing` - 0.5 (the continuity correction) nine times out of ten.
     Two limits apply. The expected surplus is at most a third of a step. A round has the prompts of at most
-    `MAX_STEPS_PER_ROUND` steps, and of one step while no group was kept, because the run may then be about to give up.
+    `MAX_STEPS_PER_ROUND` steps, or of one step while no group has been kept, because the run may be about to give up.
 
-    `kept` and `sampled` count groups of this step and of earlier ones, weighted as `KEPT_DECAY` says.
+    `kept` and `sampled` count groups of this and earlier steps, weighted by `KEPT_DECAY`.
     """
     needed = np.asarray(missing, np.float64)
     fraction = np.add(kept, 1) / np.add(sampled, 1)
@@ -256,10 +256,10 @@ def prompts_of_round(
 
 @dataclass(kw_only=True)
 class SyncCollector(Collector):
-    """Samples when it is called, verifies, and keeps mixed groups."""
+    """Samples when called, verifies, and keeps mixed groups."""
 
     engine: Engine  # samples trees
-    # gives groups that are carried to a later step their old log-probs; see `Learner`
+    # adds old log-probs to groups that carry over to a later step; see `Learner`
     with_old_logprobs: Callable[[Sequence[Group]], list[Group]] = list
 
     @classmethod
@@ -306,7 +306,7 @@ class SyncCollector(Collector):
         self._carried, self._attempts, self._seen = state.carried, state.attempts, state.seen
 
     def next_batch(self, step: int) -> Batch:
-        """Sample until the step has its groups, or too many rounds in a row gave none. Carried groups go first."""
+        """Sample until the step has its groups, or too many consecutive rounds gave none. Carried groups go first."""
         self._state_before_batch = self.state()
         per_step = self.config.prompts_per_step
         batch = Batch(attempt=self._attempts, keeps_all=not self.config.dynamic_sampling.enabled)
@@ -330,7 +330,7 @@ class SyncCollector(Collector):
         return batch
 
     def _round(self, step: int, batch: Batch, missing: int) -> list[Group]:
-        """Sample and verify as many prompts as should fill the step."""
+        """Sample and verify as many prompts as the step should need."""
         num_prompts = missing
         if self.config.dynamic_sampling.enabled:
             num_kept, num_sampled = self._seen[0] + batch.num_mixed, self._seen[1] + len(batch.verified)

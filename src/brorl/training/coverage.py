@@ -1,8 +1,9 @@
 """Coverage of one prompt by N rollouts: sampled and unsampled mass, nodes and responses, also at other N.
 
-Outcomes are whole responses (finished, or cut at the length limit), and the mass of a set is its total probability p.
-Sampled masses are exact. Unsampled masses are estimated with pi = 1 - (1-p)^N, the chance that a response is among the
-N. If every response is unique (`Coverage.all_unique`), these numbers carry no information about missed responses.
+Outcomes are whole responses (finished, or truncated at the length limit), and the mass of a set is its total
+probability p. Sampled masses are exact. Unsampled masses are estimated with pi = 1 - (1-p)^N, the chance that a
+response is among the N. If every response is unique (`Coverage.all_unique`), the estimates say nothing about missed
+responses.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Coverage:
 
     @property
     def duplicate_rate(self) -> float:
-        """Fraction of the rollouts that repeat another rollout."""
+        """Fraction of rollouts that repeat an earlier rollout."""
         return 1.0 - self.num_distinct / self.num_rollouts
 
     @property
@@ -60,7 +61,7 @@ def response_masses(tree: RolloutTree) -> FloatArray:
 def unseen_and_seen_mass(p_L: FloatArray, num_rollouts: int | NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
     """Return 1 - pi and pi, the chances that an outcome is missing from, or among, N rollouts.
 
-    Both are precise also where they are small. Their shape is [L], or [K, L] for several N of shape [K, 1].
+    Both are precise even when they are small. Their shape is [L], or [K, L] for several N with shape [K, 1].
     """
     with np.errstate(divide="ignore"):
         log_missed = num_rollouts * np.log1p(-p_L)
@@ -68,7 +69,7 @@ def unseen_and_seen_mass(p_L: FloatArray, num_rollouts: int | NDArray[np.int64])
 
 
 def measure_coverage(tree: RolloutTree, correct_L: BoolArray) -> Coverage:
-    """Measure the sampled masses of a prompt, and estimate the unsampled ones without bias.
+    """Measure a prompt's sampled masses, and estimate the unsampled masses without bias.
 
     Source: BroRL (arXiv 2510.01180), section 3; Horvitz and Thompson, JASA 47 (1952), for 1 / pi.
     """
@@ -101,7 +102,7 @@ def unsampled_correct_at(tree: RolloutTree, correct_L: BoolArray, num_rollouts: 
 
     It is the sum of p (1 - pi') / pi over the sampled correct responses A. N' may be below or above N.
 
-    Source: the coverage curve follows from Lemma 2 of BroRL (arXiv 2510.01180) with p instead of p^2.
+    Source: BroRL (arXiv 2510.01180), Lemma 2, with p instead of p^2.
     """
     p_A = response_masses(tree)[correct_L]
     _, seen_A = unseen_and_seen_mass(p_A, tree.num_rollouts)
@@ -111,11 +112,11 @@ def unsampled_correct_at(tree: RolloutTree, correct_L: BoolArray, num_rollouts: 
 
 
 def leaving_mass(tree: RolloutTree) -> FloatArray:
-    """Return for each position the chance that a fresh rollout's first token outside the tree is there, shape [T].
+    """Return the chance that a new rollout's first token outside the tree is at each position, shape [T].
 
-    Position 0 is the first token after the prompt. A rollout at a node leaves the tree with 1 minus the sum of the
-    children's probabilities. The chance at a position is the sum over the nodes of one depth, each weighted by the
-    probability of reaching it. All chances add up to the unsampled mass M. They are exact, also where every response
+    Position 0 is the first token after the prompt. A rollout at a node leaves the tree with probability 1 minus the sum
+    of the children's probabilities. The chance at a position is the sum over the nodes at one depth, each weighted by
+    the probability of reaching it. The chances add up to the unsampled mass M. They are exact, even if every response
     is unique.
     """
     mass_M = np.exp(tree.prefix_logprob)
@@ -131,11 +132,11 @@ _SMALLEST = -690.0  # exp(-690) is still a normal float; chances below it are pr
 
 
 def tree_growth(tree: RolloutTree, wanted: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Estimate how many nodes and distinct responses a prompt's tree has at other numbers of rollouts, shape [J] each.
+    """Estimate the nodes and distinct responses of a prompt's tree at other numbers of rollouts, shape [J] each.
 
-    A prefix of probability p is a node of the tree of N' rollouts with probability 1 - (1 - p)^N'. So each node of a
+    A prefix with probability p is a node in the tree of N' rollouts with probability 1 - (1 - p)^N'. So each node in a
     tree of n independent rollouts counts (1 - (1 - p)^N') / (1 - (1 - p)^n). The estimate is exactly unbiased for every
-    N', below n and above. Sampling must not be truncated.
+    N', below or above n. Sampling must not be truncated.
 
     Source: Horvitz and Thompson, "A generalization of sampling without replacement from a finite universe" (1952).
     """
@@ -146,7 +147,7 @@ def tree_growth(tree: RolloutTree, wanted: IntArray) -> tuple[FloatArray, FloatA
 
 
 def growth_ratios(path_logprob_K: FloatArray, pilot_rollouts: int, wanted: IntArray) -> FloatArray:
-    """Return each prefix's chance to appear among N' rollouts, divided by its chance to appear among n.
+    """Return each prefix's chance of appearing among N' rollouts, divided by its chance among n.
 
     Returns:
         Ratios, shape [J, K]: N' / n for a prefix with a probability near 0, 1 for a certain prefix.

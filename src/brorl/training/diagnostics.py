@@ -1,7 +1,7 @@
-"""Live diagnostics of a step, the sections `coverage` and `held_out_check` of the metrics.
+"""Live diagnostics of a step: the sections `coverage` and `held_out_check` of the metrics.
 
-`coverage` estimates the probability mass that the N rollouts sampled and missed. `held_out_check` compares the update
-with fresh rollouts. Nothing here changes the training: the fresh rollouts have separate seeds.
+`coverage` estimates the probability mass that the N rollouts sampled and missed. `held_out_check` tests the update on
+new rollouts. Nothing here affects training: the new rollouts have separate seeds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SUBSET_SIZES = (2, 4, 8, *OTHER_N)
 _COUNTS = ("num_rollouts", "num_correct", "num_distinct")
 _EXACT = ("p_pos", "p_neg", "unsampled", "a_2", "b_2", "s_r", "entropy")
 _ESTIMATED = ("q_pos", "unsampled_correct", "u_pos_2", "u_neg_2")
-_SEED_TAG = 0xCE27  # keeps the seeds of held-out draws apart from those of training
+_SEED_TAG = 0xCE27  # separates the seeds of held-out draws from those of training
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Diagnostics:
     sampler: Sampler  # samples the held-out rollouts
     learner: Learner  # computes the held-out rollouts' log-probs after the update
     grader: Grader  # verifies and rewards responses
-    clock: Stopwatch = field(default_factory=Stopwatch)  # measures how long held-out sampling takes
+    clock: Stopwatch = field(default_factory=Stopwatch)  # times held-out sampling
 
     def hold_out(self, step: int, groups: Sequence[Group]) -> list[Group | None]:
-        """Draw fresh rollouts of the same prompts before a step's update, if a check is due.
+        """Draw new rollouts of the same prompts before a step's update, if a check is due.
 
         Returns:
-            For each group its held-out group, None where too few rollouts were verified; empty if no check is due.
+            One held-out group per group, None if too few rollouts were verified; empty if no check is due.
         """
         if not is_due(step, self.config.diagnostics.held_out_check_every):
             return []
@@ -70,9 +70,9 @@ class Diagnostics:
     def record(
         self, sampled: Sequence[Group], trained: Sequence[Group], held_out: Sequence[Group | None]
     ) -> tuple[CoverageRecord | None, HeldOutCheck | None]:
-        """Return what was measured; `held_out` is the result of `hold_out` for the trained groups.
+        """Return the measurements; `held_out` is the result of `hold_out` for the trained groups.
 
-        `sampled` has no group with unverified rollouts: without all rollouts, a sample does not show how much
+        `sampled` must not contain groups with unverified rollouts: an incomplete sample does not show how much
         probability the policy has elsewhere.
         """
         coverage = coverage_record(sampled) if sampled else None
@@ -89,7 +89,7 @@ class Diagnostics:
                 correct_L=held_out.correct_L,
                 old_logprob_L=held_out.tree.prefix_logprob[held_out.tree.leaf],
                 new_logprob_L=held_out.tree.sum_along_paths(new_logprob_M)[held_out.tree.leaf],
-                # Never exactly 0 or 1: there, held-out rollouts that are all correct would give an interval of width 0.
+                # Never exactly 0 or 1, where held-out rollouts that are all correct would give an interval of width 0.
                 baseline=(trained.num_correct + 0.5) / (trained.tree.num_rollouts + 1),
             )
             for (held_out, trained), new_logprob_M in zip(pairs, self.learner.logprobs(trees), strict=True)
@@ -99,8 +99,8 @@ class Diagnostics:
 def coverage_record(groups: Sequence[Group]) -> CoverageRecord:
     """Measure the mass that rollouts sampled and missed, per prompt and pooled.
 
-    Numbers per prompt are rounded to 4 digits. The pooled estimates of the unsampled mass are None if no prompt has two
-    equal responses.
+    Per-prompt numbers are rounded to 4 digits. The pooled estimates of the unsampled mass are None if no prompt has
+    duplicate responses.
     """
     measured = [measure_coverage(g.tree, g.correct_L) for g in groups]
     unique = sum(m.all_unique for m in measured)
@@ -139,14 +139,14 @@ def _coupling(measured: Sequence[Coverage]) -> float | None:
 
 
 def _curve(groups: Sequence[Group]) -> dict[int, FloatArray]:
-    """Return {N: expected unsampled correct mass of each group, shape [G]}, for the groups' own and other N."""
+    """Return {N: expected unsampled correct mass of each group, shape [G]}, for the groups' own N and others."""
     numbers = sorted({*OTHER_N, *(g.tree.num_rollouts for g in groups)})
     value_GK = np.stack([unsampled_correct_at(g.tree, g.correct_L, numbers) for g in groups])
     return dict(zip(numbers, value_GK.T, strict=True))
 
 
 def _informative_fraction_at(measured: Sequence[Coverage]) -> dict[int, float]:
-    """Return {N': fraction of groups that N' of the N rollouts would have found mixed}, a mean over all subsets."""
+    """Return {N': fraction of groups that would be mixed with N' of the N rollouts}, a mean over all subsets."""
     size = min(m.num_rollouts for m in measured)
     correct = np.array([m.num_correct for m in measured if m.num_rollouts == size])
     smaller = [*(n for n in SUBSET_SIZES if n < size), size]
@@ -154,9 +154,9 @@ def _informative_fraction_at(measured: Sequence[Coverage]) -> dict[int, float]:
 
 
 def _leaving(groups: Sequence[Group]) -> dict[int, FloatArray]:
-    """Return {last position: chance that a fresh rollout leaves each tree there, shape [G]}, for 1, 2, 3-4, 5-8, ..."""
+    """Return {last position: chance that a new rollout leaves each tree there, shape [G]}, for 1, 2, 3-4, 5-8, ..."""
     longest = max(int(g.tree.total_length.max()) for g in groups)
-    bin_T = np.frexp(np.arange(longest))[1]  # the bit length of a position counted from 0
+    bin_T = np.frexp(np.arange(longest))[1]  # the bit length of a 0-based position
     masses = [leaving_mass(g.tree) for g in groups]
     value_GB = np.stack([np.bincount(bin_T[: m.size], m, int(bin_T[-1]) + 1) for m in masses])
     return {1 << i: value_G for i, value_G in enumerate(value_GB.T)}

@@ -1,4 +1,4 @@
-"""The held-out check: did an update raise the probability of correct responses? Its rollouts were not trained on."""
+"""The held-out check: did an update raise the probability of correct responses on rollouts not trained on?"""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _NORMAL_95 = 1.959963984540054
 class HeldOut:
     """Held-out rollouts of one prompt (L distinct ones among H) before and after an update."""
 
-    count_L: NDArray[np.int64]  # number of rollouts that gave each distinct response, shape [L]; the sum is H >= 2
+    count_L: NDArray[np.int64]  # number of rollouts with each distinct response, shape [L]; the sum is H >= 2
     correct_L: NDArray[np.bool_]  # verdict of each distinct response, shape [L]
     old_logprob_L: FloatArray  # log-prob (nats) of each whole response under the policy that sampled it, shape [L]
     new_logprob_L: FloatArray  # log-prob (nats) of each whole response after the update, shape [L]
-    baseline: float  # any number that does not depend on these rollouts; the pass rate makes the variance small
+    baseline: float  # any number independent of these rollouts; the pass rate keeps the variance small
 
 
 def check_on_held_out(held_out: Sequence[HeldOut]) -> HeldOutCheck:
-    """Estimate how much an update changed Q_pos, from rollouts that the update was not trained on.
+    """Estimate how much an update changed Q_pos, from rollouts that it was not trained on.
 
     Rollouts that it was trained on would overestimate the change.
 
         w = pi_new(y) / pi_old(y),   dQ_hat = mean over held-out rollouts of (r - b)(w - 1)
 
-    Here r is 1 for a correct response and 0 otherwise, and b is the baseline. The estimate is unbiased for the real
-    change, because E[w - 1] = 0 and E[r w] = Q_new. The rollouts must be independent draws from the distribution of the
-    old log-probs. With top-p or top-k, E[w - 1] is 0 up to the mass of tokens that only one of the policies keeps.
+    Here r is 1 for a correct response and 0 otherwise, and b is the baseline. The estimate of the change is unbiased,
+    because E[w - 1] = 0 and E[r w] = Q_new. The rollouts must be independent draws from the distribution of the old
+    log-probs. With top-p or top-k, E[w - 1] is 0 up to the mass of tokens that only one of the policies keeps.
 
     Raises:
-        ValueError: If there is no prompt, or if a prompt has fewer than 2 rollouts.
+        ValueError: If there are no prompts, or a prompt has fewer than 2 rollouts.
     """
     if not held_out or any(h.count_L.sum() < 2 for h in held_out):
-        raise ValueError("a held-out check needs at least one prompt and at least 2 held-out rollouts of each")
+        raise ValueError("a held-out check needs at least one prompt, and at least 2 held-out rollouts per prompt")
     with np.errstate(over="ignore", invalid="ignore"):  # a long response may become e^709 times as probable
         moments = np.array([_mean_and_variance(h) for h in held_out])
         change = float(moments[:, 0].mean())
@@ -72,7 +72,7 @@ def check_on_held_out(held_out: Sequence[HeldOut]) -> HeldOutCheck:
 
 
 def binomial_interval(successes: int, trials: int) -> tuple[float, float]:
-    """Return the exact 95% interval of the probability of a success: it covers at least 95%; (0, 1) without trials.
+    """Return the exact 95% interval of a success probability, which covers at least 95%; (0, 1) without trials.
 
     Source: Clopper and Pearson, Biometrika 26 (1934).
     """

@@ -1,7 +1,7 @@
 """The checked inputs of a run: data, verifiers, tokenizer, prompts, and the memory that the run needs.
 
 Cheap checks come first; the model's weights are not loaded. A prompt that the tokenizer cannot encode, or that does not
-fit into the model, is an error.
+fit in the model's context, is an error.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ def check_memory(
 ) -> tuple[MemoryPrediction, str | None]:
     """Predict the memory of a run, without loading its model.
 
-    If the run fits and the free memory is known, `show` receives a table of ways to train and their memory.
+    If the run fits and the free memory is known, `show` receives a table of ways to train and the memory of each.
 
     Returns:
-        The prediction, and a warning if the run fits only as long as responses stay below the length limit.
+        The prediction, and a warning if the run fits only while responses stay below the length limit.
 
     Raises:
-        UserError: If the part that is certainly needed exceeds the free memory; names the smallest change that fits.
+        UserError: If the memory needed in any case exceeds the free memory; names the smallest change that fits.
     """
     settings, workload = _memory_settings(config), _workload(config, prompts)
-    # other machines hold the parts of a run on a cluster
+    # on a cluster, the parts of a run are on other machines
     available = None if config.cluster.enabled else available_bytes(choose_device(config.device))
     prediction = predict_memory(model_config, settings, workload, available)
     if available is None:
@@ -75,7 +75,7 @@ def check_memory(
 
 
 def _memory_settings(config: TrainConfig) -> MemorySettings:
-    """Return the settings of a recipe on which the memory of a run depends."""
+    """Return the recipe settings that determine a run's memory."""
     device = choose_device(config.device).type
     has_reference, offloaded = config.kl.coefficient > 0, config.reference.offload and device != "cpu"
     return MemorySettings(
@@ -115,30 +115,30 @@ class ModelInputs:
 
     model_path: str  # name or folder of the model or checkpoint
     tokenizer: PreTrainedTokenizerBase
-    context: int  # tokens of the longest prompt and the longest response together
+    context: int  # total tokens of the longest prompt and the longest response
 
 
 @dataclass(frozen=True)
 class RunInputs(ModelInputs):
-    """The checked inputs of a run; all are known before the model is loaded."""
+    """The checked inputs of a run, all known before the model is loaded."""
 
     prompts: RunPrompts  # training and held-out prompts
     grader: Grader  # verifies and rewards responses
-    toolbox: Toolbox | None  # the tools that responses call
-    workers: Workers  # processes in which the verifiers work
+    toolbox: Toolbox | None  # the tools that responses can call
+    workers: Workers  # processes in which the verifiers run
     memory: MemoryPrediction  # the memory that the run will need
-    memory_line: str  # tells the user the predicted memory, or warns
-    notes: Sequence[str] = ()  # lines about dropped rows and unreadable reference answers of public datasets
+    memory_line: str  # the predicted memory, or a warning, for the user
+    notes: Sequence[str] = ()  # lines about dropped rows, and unreadable reference answers of public datasets
 
 
 def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], None] | None = None) -> RunInputs:
-    """Read, check and encode the data, and check the memory. The first problem is a UserError."""
+    """Read, check and encode the data, and check that memory suffices. The first problem raises a UserError."""
     torch.manual_seed(derived_seed(config.seed, 0))  # on a CPU torch uses only the low 32 bits
     if choose_device(config.device).type != "cpu" and config.engine.clock == "cpu":
         raise UserError("engine.clock = cpu cannot measure the time of a GPU; set device: cpu, or engine.clock: wall")
     if config.cluster.enabled and config.device.startswith("cuda") and not config.cluster.gpus_per_learner_rank:
         raise UserError(
-            f"device = {config.device} needs GPUs, and cluster.gpus_per_learner_rank = 0 learns on CPUs; set "
+            f"device = {config.device} needs GPUs, but cluster.gpus_per_learner_rank = 0 learns on CPUs; set "
             "cluster.gpus_per_learner_rank: 1, or device: auto"
         )
     check_engine(config, config.sampling.params)
@@ -160,9 +160,9 @@ def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], No
     memory, warning = check_memory(config, model_config, prompts, show)
     set_threads_and_kernels(config, memory.num_weights)
     notes = reading_lines(sources)
-    if model_path == config.model:  # a run that is resumed has been checked
+    if model_path == config.model:  # a resumed run has been checked already
         notes += unreadable_lines(find_unreadable(verifiers, sources))
-    elif INSTRUCTIONS_DOMAIN in verifiers:  # this machine can lack the package that some instructions need
+    elif INSTRUCTIONS_DOMAIN in verifiers:  # this machine may lack the package that some instructions need
         unreadable_references({INSTRUCTIONS_DOMAIN: verifiers[INSTRUCTIONS_DOMAIN]}, questions)
     decode = make_decode(tokenizer, config.verification.thoughts, config.sampling.stop)
     grader = Grader(
@@ -174,12 +174,12 @@ def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], No
 
 
 def check_attention_limit(config: TrainConfig, model_config: PreTrainedConfig, context: int) -> None:
-    """If tree attention is required, check that prompt and response fit into the model's attention window."""
+    """If tree attention is required, check that prompt and response fit in the model's attention window."""
     span = attention_limit(model_config)
     if config.engine.forward == "tree" and span is not None and span.tokens < context:
         raise UserError(
-            f"a prompt and a response together can have {context:,} tokens, and the {span.name} of {config.model} "
-            f"has {span.tokens:,}, which tree attention does not compute; set engine.forward: auto, or lower "
+            f"a prompt and a response can have {context:,} tokens together, but the {span.name} of {config.model} "
+            f"has {span.tokens:,}, which tree attention does not support; set engine.forward: auto, or lower "
             "sampling.max_new_tokens and data.max_prompt_tokens"
         )
 
@@ -190,18 +190,18 @@ def input_lines(inputs: RunInputs, config: TrainConfig) -> list[str]:
     lines += inputs.notes
     lines += removed_lines(inputs.prompts.num_too_long, inputs.prompts.num_evaluated_on, config)
     if not config.cluster.enabled and config.cluster.model_dump(exclude_defaults=True):
-        lines.append("cluster.nodes = 0: the run has one process, and the other settings of `cluster` have no effect")
+        lines.append("cluster.nodes = 0: the run has one process, so the other `cluster` settings have no effect")
     lines += format_lines(config)
     num_train = inputs.prompts.train.num_prompts
     if num_train < config.prompts_per_step:
         lines.append(
-            f"warning: prompts_per_step = {config.prompts_per_step:,} is more than the "
-            f"{counted(num_train, 'training prompt')}, and a step repeats prompts; lower prompts_per_step, or add data"
+            f"warning: prompts_per_step = {config.prompts_per_step:,} exceeds the "
+            f"{counted(num_train, 'training prompt')}, so steps repeat prompts; lower prompts_per_step, or add data"
         )
     return [*lines, inputs.memory_line]
 
 
-_SLOW = 3.0  # seconds in bfloat16 over those in float32 that make a warning
+_SLOW = 3.0  # warn if bfloat16 takes this many times as long as float32
 
 
 def format_lines(config: TrainConfig) -> list[str]:
@@ -234,19 +234,19 @@ class RunPrompts:
     train: PromptStream  # training prompts, in training order
     held_out: Sequence[Prompt]  # prompts to evaluate on
     longest_tokens: int  # tokens in the longest prompt
-    num_too_long: int  # prompts that `data.max_prompt_tokens` dropped
+    num_too_long: int  # prompts dropped by `data.max_prompt_tokens`
     num_evaluated_on: int  # training questions dropped because another source evaluates on them
 
 
 class SourcePrompts(NamedTuple):
-    """The prompts of a source, also those of more than `data.max_prompt_tokens`."""
+    """The prompts of a source, including those longer than `data.max_prompt_tokens`."""
 
     source: SourceQuestions
     train: list[Prompt]
     held_out: list[Prompt]
 
     def short(self, max_tokens: int) -> SourcePrompts:
-        """Return the prompts of at most `max_tokens` tokens; 0 keeps all."""
+        """Return the prompts with at most `max_tokens` tokens; 0 keeps all."""
         return SourcePrompts(self.source, drop_long(self.train, max_tokens), drop_long(self.held_out, max_tokens))
 
 
@@ -256,7 +256,7 @@ def render_sources(
     tokenizer: PreTrainedTokenizerBase,
     toolbox: Toolbox | None = None,
 ) -> list[SourcePrompts]:
-    """Turn the questions of sources into prompts, which show tools if there are some."""
+    """Turn the sources' questions into prompts, which describe the tools if there are any."""
     return [
         SourcePrompts(
             source, *(rendered(part, config.prompt, tokenizer, toolbox) for part in (source.train, source.held_out))
@@ -271,7 +271,7 @@ def build_prompts(
     tokenizer: PreTrainedTokenizerBase,
     model_config: PreTrainedConfig,
 ) -> RunPrompts:
-    """Order the prompts of a run. One that cannot be encoded, or does not fit into the model, is a UserError."""
+    """Order a run's prompts. A prompt that cannot be encoded or does not fit in the model raises a UserError."""
     limits, maximum, positions = config.response_limits, config.data.max_prompt_tokens, model_positions(model_config)
     too_long = f"has more than data.max_prompt_tokens = {maximum} tokens"
     short_sources = [source.short(maximum) for source in sources]
@@ -300,11 +300,11 @@ def build_prompts(
 
 
 def _room(prompts: Sequence[Prompt], config: TrainConfig, positions: int | None) -> str:
-    """Return how to fix prompts that are too long: a higher limit, unless the model has too few positions for it."""
+    """Return a fix for prompts that are too long: a higher limit, unless the model has too few positions."""
     shortest = min(len(prompt.token_ids) for prompt in prompts)
     setting, response = max(config.response_limits.items(), key=lambda item: item[1])
     if not positions or shortest + response <= positions:
-        return f"raise it to {shortest} or more, the tokens of the shortest one"
+        return f"raise it to {shortest} or more, the length of the shortest one"
     room = f"the shortest one has {shortest} tokens, and {config.model} has {positions} positions for a prompt and"
     if shortest < positions:
         lower = f"lower {setting} to {positions - shortest}, and raise data.max_prompt_tokens"

@@ -1,8 +1,8 @@
 """The learner: groups in, an updated model out, with the exact gradient of the tree.
 
-Each step makes one AdamW update per mini-batch. Memory does not depend on N; if it runs out, a mini-batch starts again
-with smaller chunks. A loss that is not finite stops the run before the weights change. Several ranks shard the model
-and make the same update as one process: denominators cover the whole mini-batch, and gradients add up.
+Each step makes one AdamW update per mini-batch. Memory does not depend on N; if it runs out, the mini-batch restarts
+with smaller chunks. A non-finite loss stops the run before the weights change. Several ranks shard the model and make
+the same update as one process: denominators cover the whole mini-batch, and gradients add up.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Learner(Protocol):
     """Updates a model from groups.
 
     A learner can have several ranks. Every method is then collective: each rank calls the same methods in the same
-    order with equal arguments, and gets the same result.
+    order with the same arguments, and gets the same result.
     """
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
-        """Return groups that are carried to a later step with the old log-probs that it will need."""
+        """Return groups that carry over to a later step, with the old log-probs that it will need."""
         ...
 
     def learn(
@@ -73,10 +73,10 @@ class Learner(Protocol):
 
         Args:
             groups: The batch.
-            estimate_advantages: Maps the groups, after a KL penalty on their rewards, to the advantages of each group's
-                distinct responses, shape [L].
+            estimate_advantages: Maps the groups, after any KL penalty on their rewards, to the advantages of each
+                group's distinct responses, shape [L].
             seed: Seeds all random choices in the step.
-            lr_scale: Multiplies the learning rate in this step.
+            lr_scale: Factor on the learning rate in this step.
         """
         ...
 
@@ -88,41 +88,41 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Return the trained weights by name, whole and one by one; every rank iterates to the end."""
+        """Return the trained weights by name, unsharded and one at a time; every rank must iterate to the end."""
         ...
 
     def num_parameters(self, only_trainable: bool = False) -> int:
-        """Return the number of the model's parameters, or of those that are trained."""
+        """Return the number of the model's parameters, or of its trained parameters."""
         ...
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write weights and config to a folder that all ranks can reach, and averaged weights to `ema` in it.
+        """Write weights and config to a folder that all ranks can reach, and averaged weights to its subfolder `ema`.
 
-        A learner with several ranks writes its shards of the optimizer, the reference and the average too.
+        A learner with several ranks also writes its shards of the optimizer, the reference and the average.
         """
         ...
 
     def exchange_average(self) -> None:
-        """Exchange the current weights and their average, which must exist; a second call restores both.
+        """Swap the current weights and their average, which must exist; a second call swaps them back.
 
-        No update may come between.
+        No update may happen in between.
         """
         ...
 
     def reset_reference(self, clear_optimizer: bool) -> None:
-        """Take the current weights as the reference, which must exist; clear AdamW's moments on request (ProRL v1)."""
+        """Set the reference, which must exist, to the current weights; optionally clear AdamW's moments (ProRL v1)."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that the next step needs, without weights. With several ranks, `shards` names its folder."""
+        """Return the state that the next step needs, without weights. With several ranks, `shards` names a folder."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state that any number of ranks saved; `shards` is the path of its folder."""
+        """Restore a state saved by any number of ranks; `shards` is the path of its folder."""
         ...
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Load the optimizer's moments from another run's state, which must fit; learning rate and updates stay."""
+        """Load AdamW's moments from a different run's state, which must fit; keep learning rate and update count."""
         ...
 
 
@@ -130,13 +130,13 @@ class TreeLearner:
     """Trains a model in place.
 
     Args:
-        model: The model, sharded if there are several ranks. A KL penalty takes its current weights as the reference.
+        model: The model, sharded if there are several ranks. A KL penalty uses its current weights as the reference.
         config: The recipe.
-        echo: Receives lines for the user: smaller chunks after memory ran out, the cost of the flat path.
+        echo: Receives lines for the user: smaller chunks after memory ran out, and the cost of the flat path.
         observe: Receives an `Updating` before each update.
         ranks: The processes that share the model.
-        forward: How trees go through the model; tree attention if None.
-        stop_token_ids: The tokens that end a response; empty if responses have only a length limit.
+        forward: How trees go through the model; None for tree attention.
+        stop_token_ids: The tokens that end a response; empty if only the length limit ends responses.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class TreeLearner:
         self.model, self._config, self._ranks = model, config, ranks
         self._echo, self._observe = echo, observe
         self._chose_forward = False
-        self._takes_flat_path: bool | None = None  # whether that is faster; None before it is measured
+        self._takes_flat_path: bool | None = None  # whether it is faster; None before it is measured
         self._save_checked = False
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._parameters = list(self._trained.values())
@@ -178,11 +178,13 @@ class TreeLearner:
         """See `Learner`. A mini-batch is one update, and rank 0 estimates the advantages.
 
         Raises:
-            DivergedError: If the loss or the gradient is not finite. That update has then not changed the weights.
+            DivergedError: If the loss or the gradient is not finite. The update then does not change the weights.
         """
         config = self._config
         if len(groups) < config.optimizer.mini_batches:
-            raise ValueError(f"{config.optimizer.mini_batches} mini-batches need as many groups, got {len(groups)}")
+            raise ValueError(
+                f"{config.optimizer.mini_batches} mini-batches need at least as many groups, got {len(groups)}"
+            )
         self.model.train()
         if not self._chose_forward:
             self._chose_forward = True
@@ -214,7 +216,7 @@ class TreeLearner:
         )
 
     def _choose_forward(self, trees: Sequence[RolloutTree]) -> None:
-        """Say what the flat path costs, and choose between trees and the flat path on CUDA, once in a run."""
+        """Report the cost of the flat path and, on CUDA, choose between trees and the flat path; once per run."""
         if line := self._logprobs.forward.cost_line(trees):
             self._echo(line)
         engine, on_one_gpu = self._config.engine, self.model.device.type == "cuda" and self._ranks.size == 1
@@ -228,7 +230,7 @@ class TreeLearner:
                 self._echo(line)
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
-        """See `Learner`. The clip of groups that wait will compare with the current weights."""
+        """See `Learner`. Waiting groups will be clipped relative to the current weights."""
         return self._logprobs.with_old_logprobs(groups)
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
@@ -236,7 +238,7 @@ class TreeLearner:
         return self._logprobs.gathered(trees)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Learner`. Several ranks gather the weights one by one."""
+        """See `Learner`. Several ranks gather the weights one at a time."""
         if self._ranks.size == 1:
             return iter(self._trained.items())
         return ((name, full_tensor(parameter.detach())) for name, parameter in self._trained.items())
@@ -246,7 +248,7 @@ class TreeLearner:
         return sum(p.numel() for p in (self._parameters if only_trainable else self.model.parameters()))
 
     def save_pretrained(self, folder: Path) -> None:
-        """See `Learner`. The first time, check that transformers loads the weights as they were saved."""
+        """See `Learner`. The first time, check that transformers loads exactly the saved weights."""
         self._optimizer.zero_grad(set_to_none=True)  # frees memory: the check below reads the weights again
         self._save_model(folder)
         self._save_checked = True
@@ -283,7 +285,7 @@ class TreeLearner:
             self._optimizer.state.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Learner`. Several ranks leave out the tensors, which `save_pretrained` writes."""
+        """See `Learner`. Several ranks omit the tensors, which `save_pretrained` writes."""
         state: dict[str, Any] = {
             "updates": self._updates,
             "max_nodes": self._nodes.value,
@@ -301,7 +303,7 @@ class TreeLearner:
         for snapshot in self._snapshots:
             if snapshot.name not in state:
                 raise ValueError(
-                    f"the state contains no {snapshot.name} weights; resume with the kl.coefficient and the "
+                    f"the state contains no {snapshot.name} weights; resume with the kl.coefficient and "
                     "optimizer.ema_decay that the run started with, or start a new run from its weights"
                 )
             snapshot.load_state_dict(state[snapshot.name])
@@ -310,7 +312,7 @@ class TreeLearner:
         self._takes_flat_path = state["rows"]
         if self._takes_flat_path:
             self._logprobs.forward = flat_forward(self._logprobs.forward)
-        if state["max_nodes_at_start"] == self._nodes.initial:  # else engine.nodes_per_pass was changed
+        if state["max_nodes_at_start"] == self._nodes.initial:  # otherwise engine.nodes_per_pass was changed
             self._nodes.restrict(state["max_nodes"])
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
@@ -324,14 +326,14 @@ class TreeLearner:
         return factor * (rate * min(1.0, self._updates / warmup) if warmup else rate)
 
     def _update(self, batch: MiniBatch, lr_scale: float) -> dict[str, float]:
-        """Accumulate the gradient of one mini-batch and apply it; return its entries of `UpdateRecord`."""
+        """Accumulate and apply the gradient of one mini-batch; return its entries of `UpdateRecord`."""
         optimizer, local = self._config.optimizer, self._nodes.run(lambda: self._accumulate(batch))
         sums = self._ranks.sum(local)
         grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(self._parameters, optimizer.max_grad_norm))
         if not (torch.isfinite(grad_norm) and torch.isfinite(sums).all()):
             raise DivergedError(
                 f"the loss is {float(sums[0])} and the gradient norm {float(grad_norm)}; start a new run with a lower "
-                "optimizer.learning_rate, which a resume cannot change"
+                "optimizer.learning_rate, which cannot change on resume"
             )
         self._updates += 1
         for parameters in self._optimizer.param_groups:
@@ -342,7 +344,7 @@ class TreeLearner:
         return means(sums, self._ranks.sum(batch.totals())) | {"grad_norm": float(grad_norm)}
 
     def _accumulate(self, batch: MiniBatch) -> Tensor:
-        """Clear the gradient and compute that of a mini-batch, chunk by chunk; return the sums of its nodes, [S]."""
+        """Clear the gradient, then accumulate a mini-batch's, chunk by chunk; return sums over its nodes, shape [S]."""
         loss, logprobs = self._config.loss, self._logprobs
         self._optimizer.zero_grad(set_to_none=True)
         sums = no_sums(self.model.device)
@@ -362,6 +364,6 @@ class TreeLearner:
 
 
 def _mean_sampled_logprob(trees: Sequence[RolloutTree]) -> float:
-    """Return the mean log-prob (nats) of the sampled tokens when they were sampled, duplicates counted."""
+    """Return the mean log-prob (nats) of sampled tokens at sampling time, including duplicates."""
     total = sum(float((t.count * t.logprob).sum()) for t in trees)
     return total / sum(t.num_sampled_tokens for t in trees)

@@ -1,7 +1,7 @@
 """The state of a learner in a checkpoint: whole tensors from one process, or shards from several ranks.
 
-Each of several ranks writes its own shards into a folder that the `state_dict` names. A learner with any number of
-ranks reads both forms. A `Snapshot` has only trainable parameters, so with adapters it costs no more than the adapters.
+With several ranks, each writes its own shards to a folder that the `state_dict` names. A learner with any number of
+ranks reads both forms. A `Snapshot` contains only trainable parameters, so with adapters it is as small as they are.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from brorl.runs.checkpoint import SHARDS
 
 
 class Snapshot:
-    """A copy of a model's trainable parameters, at first of its current weights. Each rank copies its own shards.
+    """A copy of a model's trainable parameters, initially its current weights. Each rank copies its own shards.
 
     `offload` keeps the copy in CPU memory (pinned, for a CUDA device).
     """
 
-    name: ClassVar[str]  # key in the state of a learner
+    name: ClassVar[str]  # key in a learner's state
 
     def __init__(self, model: PreTrainedModel, offload: bool = False) -> None:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -42,13 +42,13 @@ class Snapshot:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Take the model's current weights."""
+        """Copy the model's current weights."""
         for name, parameter in self._parameters.items():
             local_tensor(self._weights[name]).copy_(local_tensor(parameter))
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Exchange the copy and the model's weights; a second call restores both bit by bit."""
+        """Swap the copy and the model's weights; a second call swaps them back, bit for bit."""
         for name, parameter in self._parameters.items():
             current, stored = local_tensor(parameter), local_tensor(self._weights[name])
             previous = current.clone()
@@ -60,14 +60,15 @@ class Snapshot:
         return dict(self._weights)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore a result of `state_dict`. A ValueError says that it belongs to another model."""
+        """Restore a result of `state_dict`; raise a ValueError if it belongs to a different model."""
         expected = {name: tuple(w.shape) for name, w in self._weights.items()}
         given = {name: tuple(w.shape) for name, w in state.items()}
         if expected != given:
             differing = sorted(n for n in expected.keys() | given.keys() if expected.get(n) != given.get(n))[0]
             raise ValueError(
-                f"the {self.name} is of another model: {differing} should have shape {expected.get(differing)}, and "
-                f"has {given.get(differing)}; resume with the model, and the adapters, that the run started with"
+                f"the {self.name} belongs to a different model: {differing} should have shape "
+                f"{expected.get(differing)}, but has {given.get(differing)}; resume with the model and adapters that "
+                "the run started with"
             )
         for name, weight in self._weights.items():
             local_tensor(weight).copy_(local_tensor(laid_out_as(state[name], self._parameters[name])))
@@ -83,7 +84,7 @@ class AveragedWeights(Snapshot):
         """Add the weights after an update: average <- (1 - new) average + new weights.
 
         Here new = max(1 - decay, 1 / updates), and `updates` includes this one. Over the first 1 / (1 - decay) updates
-        the average is the plain mean of the weights, so that the first weights do not linger.
+        the average is the plain mean of the weights, so the initial weights do not linger.
         """
         new = max(1 - decay, 1 / updates)
         for name, parameter in self._parameters.items():
@@ -91,14 +92,14 @@ class AveragedWeights(Snapshot):
 
 
 def empty_like(parameter: Tensor, offload: bool) -> Tensor:
-    """Return uninitialized memory like a parameter's; with `offload` on the CPU, pinned for a CUDA device."""
+    """Return uninitialized memory like a parameter's; `offload` puts it on the CPU, pinned for a CUDA device."""
     if not offload:
         return torch.empty_like(parameter, requires_grad=False)
     return torch.empty_like(parameter, device="cpu", requires_grad=False, pin_memory=parameter.device.type == "cuda")
 
 
 class ReferencePolicy(Snapshot):
-    """A snapshot that can take the model's place for a forward pass. Each use of an offloaded one copies it."""
+    """A snapshot that can replace the model's weights for a forward pass. If offloaded, each use copies it."""
 
     name = "reference"
 
@@ -108,17 +109,17 @@ class ReferencePolicy(Snapshot):
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the reference's weights into the model within a block.
+        """Replace the model's weights with the reference's within a block.
 
-        Afterwards the model has its own weights again, bit by bit, even if the block raises. The block must not compute
-        anything that keeps a gradient.
+        Afterwards the model has its own weights again, bit for bit, even if the block raises. The block must not
+        compute anything that keeps a gradient.
         """
         with self._contents_in_place() if self._sharded else self._pointers_in_place():
             yield
 
     @contextmanager
     def _contents_in_place(self) -> Iterator[None]:
-        """Exchange the contents of the shards, because FSDP keeps pointers to them."""
+        """Swap the contents of the shards, because FSDP keeps pointers to them."""
         self.exchange()
         try:
             yield
@@ -127,8 +128,8 @@ class ReferencePolicy(Snapshot):
 
     @contextmanager
     def _pointers_in_place(self) -> Iterator[None]:
-        """Exchange the pointers of the weights, which copies nothing."""
-        # copy all to the device before the first exchange: if memory runs out, the model is unchanged
+        """Swap the pointers to the weights, which copies nothing."""
+        # copy everything to the device before the first swap, so the model is unchanged if memory runs out
         reference = {n: w.to(self._parameters[n].device, non_blocking=True) for n, w in self._weights.items()}
         own_data = {name: parameter.data for name, parameter in self._parameters.items()}
         try:
@@ -143,7 +144,7 @@ class ReferencePolicy(Snapshot):
 def sharded_header(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], snapshots: Sequence[Snapshot]
 ) -> dict[str, Any]:
-    """Return the part of a learner's state that is not sharded; `parameters` are the trained ones by name, in order."""
+    """Return the unsharded part of a learner's state; `parameters` are the trained ones by name, in order."""
     steps = {name: float(optimizer.state[p]["step"]) for name, p in parameters.items() if p in optimizer.state}
     groups = optimizer.state_dict()["param_groups"]
     quantized = [name for name in steps if MOMENTS[0] + SCALE in optimizer.state[parameters[name]]]
@@ -158,7 +159,7 @@ def write_sharded(
     parameters: Mapping[str, Tensor],
     snapshots: Sequence[Snapshot],
 ) -> None:
-    """Write the shards of the state that `sharded_header` describes into a checkpoint's folder; collective."""
+    """Write the shards of the state that `sharded_header` describes to a checkpoint's folder; collective."""
     moments = {
         _moment(name, kind): moment
         for name, p in parameters.items()
@@ -175,8 +176,8 @@ def in_memory(
 ) -> dict[str, Any]:
     """Return a state with its tensors in memory, laid out like this learner's parameters, in the optimizer's order.
 
-    In a sharded state, `shards` is the path of its folder. Snapshots that the state lacks are left out. A state of
-    another model is a ValueError.
+    In a sharded state, `shards` is the path of its folder. Snapshots missing from the state are omitted. A state of a
+    different model raises a ValueError.
     """
     if SHARDS not in state:
         return state | {"optimizer": _laid_out(state["optimizer"], list(parameters.values()))}
@@ -184,8 +185,8 @@ def in_memory(
     if not steps.keys() <= parameters.keys():
         name = sorted(steps.keys() - parameters.keys())[0]
         raise ValueError(
-            f"the optimizer state is of another model: this model has no trainable tensor {name}; start from the "
-            "checkpoint's own model and adapters, or without its optimizer state"
+            f"the optimizer state belongs to a different model: this model has no trainable tensor {name}; start from "
+            "the checkpoint's own model and adapters, or without its optimizer state"
         )
     quantized = state["optimizer"]["quantized"]
     moments = {name: _moments_like(p, name in quantized) for name, p in parameters.items() if name in steps}
@@ -215,7 +216,7 @@ def _moments_like(parameter: Tensor, quantized: bool) -> dict[str, Tensor]:
 
 
 def _laid_out(optimizer: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
-    """Return an optimizer's state with its moments laid out like the parameters; moments of another shape stay."""
+    """Return an optimizer's state with moments laid out like the parameters; leave moments with a different shape."""
 
     def laid_out(index: int, moments: dict[str, Tensor]) -> dict[str, Tensor]:
         if index >= len(parameters) or moments[MOMENTS[0]].shape != parameters[index].shape:
@@ -233,45 +234,45 @@ def _moment(name: str, kind: str) -> str:
 
 
 def with_moments_of(other: dict[str, Any], own: dict[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
-    """Return the state `own` with the moments of `other`, which must fit; the settings of `own` stay."""
+    """Return the state `own` with the moments of `other`, which must fit; keep the settings of `own`."""
     given = sum(len(group["params"]) for group in other["param_groups"])
     if given != len(parameters):
         raise ValueError(
-            f"the optimizer state is of another model: it has {given} trainable tensors, this model has "
+            f"the optimizer state belongs to a different model: it has {given} trainable tensors, this model has "
             f"{len(parameters)}; start from the checkpoint's own model and adapters, or without its optimizer state"
         )
     for index, moments in other["state"].items():
         expected, found = tuple(parameters[index].shape), tuple(moments["exp_avg"].shape)
         if expected != found:
             raise ValueError(
-                f"the optimizer state is of another model: trainable tensor {index} has shape {expected}, its moments "
-                f"{found}; start from the checkpoint's own model and adapters, or without its optimizer state"
+                f"the optimizer state belongs to a different model: trainable tensor {index} has shape {expected}, its "
+                f"moments {found}; start from the checkpoint's own model and adapters, or without its optimizer state"
             )
     return {"state": other["state"], "param_groups": own["param_groups"]}
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write the shards of this rank to a new folder that all ranks can reach; collective, and complete on return."""
+    """Write this rank's shards to a new folder that all ranks can reach; collective, and complete on return."""
     try:
         save(dict(tensors), storage_writer=FileSystemWriter(folder))
     except CheckpointException as error:
-        raise OSError(f"the shards in {folder} could not be written: {_reason(error)}") from error
+        raise OSError(f"could not write the shards in {folder}: {_reason(error)}") from error
 
 
 def read_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read tensors of `write_shards` on any number of ranks; `like` gives their shape, type, device and layout."""
+    """Read tensors from `write_shards` on any number of ranks; `like` has their shape, type, device and layout."""
     reader = FileSystemReader(folder)
     try:
         stored = reader.read_metadata().state_dict_metadata
     except OSError as error:
-        raise ValueError(f"the shards in {folder} cannot be read ({error}); choose another checkpoint") from error
+        raise ValueError(f"could not read the shards in {folder} ({error}); choose a different checkpoint") from error
     for name, tensor in like.items():
         found = stored.get(name)
         shape = tuple(found.size) if isinstance(found, TensorStorageMetadata) else None
         if shape != tuple(tensor.shape):
             raise ValueError(
-                f"{folder} is of another model: {name} should have shape {tuple(tensor.shape)}, and has {shape}; "
-                "resume with the model, and the adapters, that the run started with"
+                f"{folder} belongs to a different model: {name} should have shape {tuple(tensor.shape)}, but has "
+                f"{shape}; resume with the model and adapters that the run started with"
             )
     tensors = {name: torch.empty_like(tensor, requires_grad=False) for name, tensor in like.items()}
     with warnings.catch_warnings():
@@ -280,11 +281,13 @@ def read_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
             load(dict(tensors), storage_reader=reader, no_dist=not torch.distributed.is_initialized())
         except CheckpointException as error:
             reason = _reason(error)
-            raise ValueError(f"the shards in {folder} cannot be read ({reason}); choose another checkpoint") from error
+            raise ValueError(
+                f"could not read the shards in {folder} ({reason}); choose a different checkpoint"
+            ) from error
     return tensors
 
 
 def _reason(error: CheckpointException) -> str:
-    """Return the failure of the lowest rank that failed, as text."""
+    """Describe the failure of the lowest failed rank."""
     rank, (failure, _) = min(error.failures.items(), key=lambda item: item[0])
     return f"rank {rank}: {type(failure).__name__}: {first_line(failure)}"

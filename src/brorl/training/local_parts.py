@@ -1,4 +1,4 @@
-"""Makes the model, the engine and the learner of one process, for a run, a plan, or a rank of the learner."""
+"""Build the model, engine and learner of one process, for a run, a plan, or a learner rank."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LocalParts:
     grader: Grader  # verifies and rewards responses
     forward: Forward = field(default_factory=TreeForward)  # how trees go through the model in the learner
     stop_token_ids: tuple[int, ...] = ()  # the tokens that end a response
-    observe: Observe = unobserved  # receives the activities
+    observe: Observe = unobserved  # receives activities
 
     @classmethod
     def load(
@@ -48,7 +48,7 @@ class LocalParts:
         on_end: OnEnd = lambda _: None,
         echo: Echo = lambda _: None,
     ) -> LocalParts:
-        """Load the model and make the parts. `on_end` receives a function that ends the engine."""
+        """Load the model and build the parts. `on_end` receives a function that closes the engine."""
         tokenizer, stop = inputs.tokenizer, config.sampling.stop
         model = build_model(config, inputs, observe)
         forward = build_forward(config, inputs, model, echo)
@@ -65,7 +65,7 @@ class LocalParts:
         return next_token(self.config, self.stop_token_ids)
 
     def learner(self, model: PreTrainedModel | None = None, echo: Echo = lambda _: None) -> TreeLearner:
-        """Make a learner of the model; `model` replaces it by a copy."""
+        """Build a learner for the model, or for the copy `model`."""
         model = self.model if model is None else model
         return TreeLearner(
             model, self.config, echo, self.observe, forward=self.forward, stop_token_ids=self.stop_token_ids
@@ -104,18 +104,18 @@ def build_forward(
 
 
 def _explain_flat_path(forward: Forward, echo: Echo) -> None:
-    """Explain to the user why the flat path runs, if it does, and its cost."""
+    """If the flat path is used, tell the user why and what it costs."""
     if isinstance(forward, FlatForward):
         echo(
-            f"the flat path runs, because {forward.reason}; a pass has a row with its prompt for each distinct "
-            "response, and computes what they share again"
+            f"using the flat path, because {forward.reason}; a pass has one row per distinct response, with its "
+            "prompt, and recomputes shared tokens"
         )
 
 
 def build_learner_forward(
     config: TrainConfig, model: PreTrainedModel, forward: Forward, echo: Echo, ranks: Ranks = ALONE
 ) -> Forward:
-    """Choose how trees go through the learner's model. On CUDA the learner has a faster way than the engine."""
+    """Choose how trees go through the learner's model. On CUDA the learner has a faster path than the engine."""
     engine = config.engine
     plain = without_windows(model, forward)
     # FlexAttention keeps log-sum-exps in float32
@@ -138,7 +138,7 @@ def build_rank(
     echo: Echo = lambda _: None,
     observe: Observe = unobserved,
 ) -> TreeLearner:
-    """Load the model and make one rank of the learner. Every rank calls this; rank 0 reads the weights."""
+    """Load the model and build one rank of the learner. Every rank calls this; rank 0 reads the weights."""
 
     def load(device: torch.device | None = None) -> tuple[PreTrainedModel, tuple[Forward, tuple[int, ...]]]:
         model = build_model(config, inputs, observe, device)

@@ -1,7 +1,7 @@
 """The training loop: sample the tree, verify the tree, learn from the tree. One loop serves local and remote parts.
 
-After each step, `Recorder` writes metrics, stored rollouts, evaluations and checkpoints. Its decisions depend on the
-metrics and the schedule only, so a resumed run decides alike.
+After each step, `Recorder` writes metrics, stored rollouts, evaluations and checkpoints. Its decisions depend only on
+the metrics and the schedule, so a resumed run makes the same ones.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ STORED_PROMPTS = 8  # held-out prompts whose responses every evaluation stores
 def train_run(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None) -> tuple[Ending, str]:
     """Train until the schedule, a collapse, or a stop request ends the run.
 
-    A stop request loses no learning. Before a step's update, the request discards the step's samples; a resumed run
-    draws them again. Once the update has begun, the step finishes first.
+    A stop request never loses learning. Before a step's update, it discards the step's samples, and a resumed run draws
+    them again. Once the update has begun, the step finishes first.
 
     Args:
-        run: The parts of the run; they already hold `state`.
-        state: The last step that is done, to continue after.
-        stop: The parts check this request while they work; None makes a new one.
+        run: The parts of the run, already restored to `state`.
+        state: The state after the last completed step.
+        stop: The request that the parts check while they work; None creates one.
 
     Returns:
         Why the run ended, and one line about it.
@@ -85,9 +85,9 @@ class Ending(Enum):
 
 
 class Recorder:
-    """Keeps the books of a run: writes its records, evaluates, saves checkpoints, and decides when it ends.
+    """Does the bookkeeping of a run: writes records, evaluates, saves checkpoints, and decides when the run ends.
 
-    It continues after step `step`, the last one that is done.
+    It continues after `step`, the last completed step.
     """
 
     def __init__(self, run: TrainingRun, step: int, stop: StopRequest) -> None:
@@ -101,7 +101,7 @@ class Recorder:
         self._ending: tuple[Ending, str] | None = None
 
     def begin(self) -> None:
-        """Evaluate the untrained model and write the line of step 0, unless a resumed run has this line already."""
+        """Evaluate the untrained model and write the line for step 0, unless a resumed run already has this line."""
         if self._run.schedule.has_begun:
             return
         with self._stop.discarding():
@@ -143,11 +143,11 @@ class Recorder:
         return record
 
     def evaluation_is_due(self, step: int) -> bool:
-        """Return whether this step is followed by an evaluation."""
+        """Return whether an evaluation follows this step."""
         return self._run.schedule.evaluates(step, self._spent_before, self._spent)
 
     def write(self, record: StepRecord) -> StepRecord:
-        """Write a record, and return it with a new sign of collapse, and with why the run ends if it ends here."""
+        """Write a record; return it with any new sign of collapse, and the reason if the run ends here."""
         run, schedule = self._run, self._run.schedule
         if sign := schedule.collapse.line(record):
             record = replace(record, collapse=sign)
@@ -163,7 +163,7 @@ class Recorder:
         return record
 
     def save_if_due(self, record: StepRecord) -> None:
-        """Save a checkpoint when due. End a run that collapsed, stalled, pauses or was asked to stop."""
+        """Save a checkpoint when due. End the run if it collapsed, stalled, pauses or was asked to stop."""
         config, schedule, self._step = self._config, self._run.schedule, record.step
         over = schedule.is_over(self._step, self._spent)
         pauses = schedule.pauses(self._spent_before, self._spent) and not over
@@ -185,7 +185,7 @@ class Recorder:
         return self._ending or (Ending.FINISHED, self._run.schedule.finish_line(self._spent))
 
     def end_early(self, reason: NoGroupsError | StopNow) -> tuple[Ending, str]:
-        """Save the state before a step that got no update. Return why the run ended, and one line about it."""
+        """Save the state before a step without an update. Return why the run ended, and one line about it."""
         if isinstance(reason, NoGroupsError):
             self._store_rollouts(self._step + 1, reason.batch)
             self.write(self._record_without_update(reason))
@@ -214,7 +214,7 @@ class Recorder:
         return self.evaluated(record)
 
     def evaluated(self, record: StepRecord) -> StepRecord:
-        """Return a record with an evaluation on the held-out prompts, if any. Store the responses to a few of them."""
+        """Add an evaluation on the held-out prompts, if any, to a record; store the responses to a few of them."""
         run, held_out, ks = self._run, self._run.held_out, self._config.evaluation.ks
         if held_out is None:
             return record
@@ -223,7 +223,7 @@ class Recorder:
             if self._config.store_rollouts_every:
                 self._store_answers(record.step, groups)
 
-        return_freed_memory()  # of the learner: an evaluation samples more rollouts than a step
+        return_freed_memory()  # the learner's: an evaluation samples more rollouts than a step
         counts = run.evaluator.evaluate(run.collector.sampler, held_out, store)
         return_freed_memory()
         found = evaluation_record(counts, ks)
@@ -249,13 +249,13 @@ class Recorder:
             collector.publish(learner.weights(), version=version)
 
     def _store_rollouts(self, step: int, batch: Batch) -> None:
-        """Store the rollouts that a step sampled; there are none if carried groups filled the step."""
+        """Store the rollouts that a step sampled, unless carried groups filled the step."""
         if self._config.store_rollouts_every and batch.sampled:
             groups = sorted(batch.sampled, key=lambda group: group.verified is None)  # unverified prompts come last
             self._store("rollouts", step, groups)
 
     def _store_answers(self, step: int, answered: Sequence[Group]) -> None:
-        """Store the responses to the same few prompts at every evaluation. Position chooses them, not success."""
+        """Store the responses to the same few prompts at every evaluation, chosen by position, not success."""
         num_prompts = len(answered)
         chosen = np.linspace(0, num_prompts - 1, min(STORED_PROMPTS, num_prompts)).round().astype(int).tolist()
         self._store("evaluations", step, [self._run.grader.rewarded(answered[i], step) for i in chosen])
@@ -265,7 +265,7 @@ class Recorder:
         self._run.directory.write_responses(folder, step, with_texts)
 
     def _save(self, regular: bool = True) -> None:
-        """Write a checkpoint of the last step, and mark it if it is the best one."""
+        """Write a checkpoint of the last step, and mark it if it is the best."""
         run, best, folder = self._run, self._run.schedule.evaluations.best_step, self._run.directory.checkpoints
         run.observe(Phase("saving", f"step {self._step}"))
         state = TrainerState(

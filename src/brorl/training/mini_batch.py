@@ -1,7 +1,7 @@
 """A mini-batch: arrays with one number per node, and the loss of a chunk of nodes, with sums for the metrics.
 
-All counts, masks and denominators are decided before the first update; the passes of the model only look up numbers.
-Losses and sums add up over the chunks of a mini-batch, and over ranks. Dimensions: K nodes of the mini-batch, S sums.
+All counts, masks and denominators are fixed before the first update; model passes only look up numbers. Losses and sums
+add up over the chunks of a mini-batch, and over ranks. Dimensions: K nodes of the mini-batch, S sums.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from brorl.training.policy_logprobs import PolicyLogprobs
 from brorl.tree import RolloutTree
 
 NUM_SUMS = 7
-"""Sums over nodes of a mini-batch, in a vector in float64 without a gradient.
+"""Length of the float64 vector of sums over a mini-batch's nodes, without gradients.
 
-In this order: the policy loss, without penalty and bonus; |weight| whose gradient the clip removed; the parts of it at
-the lower and at the upper bound; old minus new log-prob (nats) of every rollout's token; the estimate of the KL to the
-reference (nats) and the entropy (nats) of the next-token distribution, both weighted as `MiniBatch.sampled_K`.
+In this order: the policy loss, without penalty and bonus; |weight| whose gradient the clip removed; its parts at the
+lower and upper bounds; old minus new log-prob (nats) of every rollout's token; the estimate of the KL from the
+reference (nats) and the entropy (nats) of the next-token distribution, both weighted by `MiniBatch.sampled_K`.
 """
 
 
 def to_tensor(model: PreTrainedModel, arrays: Sequence[NDArray[Any]]) -> Tensor:
-    """Concatenate arrays on a model's device, in float64 for a model in float64 and in float32 for others."""
+    """Concatenate arrays on a model's device, in float64 for a float64 model and in float32 otherwise."""
     dtype = np.float64 if model.dtype == torch.float64 else np.float32
     return to_device(np.concatenate([np.empty(0), *arrays]).astype(dtype), model.device)
 
@@ -60,9 +60,9 @@ def to_tensor(model: PreTrainedModel, arrays: Sequence[NDArray[Any]]) -> Tensor:
 def choose_trained(
     group: Group, max_responses_per_outcome: int, mask_truncated: bool, generator: np.random.Generator
 ) -> Group | None:
-    """Choose which responses of a group are back-propagated; None if there are none.
+    """Choose which responses of a group are backpropagated; None if none are.
 
-    With `max_responses_per_outcome` above 0, responses with an advantage of 0 are never chosen: neither a KL penalty in
+    With `max_responses_per_outcome` above 0, responses with zero advantage are never chosen: neither a KL penalty in
     the loss nor an entropy bonus sees them.
     """
     tree = group.tree
@@ -79,21 +79,21 @@ def choose_trained(
 
 @dataclass(frozen=True, eq=False)
 class MiniBatch:
-    """Trees, and the numbers of their nodes, concatenated over the trees (K nodes in all)."""
+    """Trees, and numbers for their nodes, concatenated over the trees (K nodes in total)."""
 
-    # the responses that go through the model; their advantages include all factors, but not the counts
+    # the responses that go through the model; their advantages include all factors except the counts
     groups: list[Group]
     old_logprob_K: Tensor  # log-probs (nats) of the old policy, shape [K]
     positive_K: Tensor  # summed positive advantages, shape [K]
     negative_K: Tensor  # summed negative advantages, shape [K]
     count_K: Tensor  # rollouts that sampled each node's token, shape [K]
-    reference_logprob_K: Tensor | None  # log-probs of the reference, shape [K]; None without one
+    reference_logprob_K: Tensor | None  # log-probs of the reference, shape [K]; None without a reference
     sampled_K: Tensor  # `count_K` estimated from the chosen responses, each weighted by 1 / its chance, shape [K]
     token_weight_K: Tensor  # `sampled_K` times the aggregation's weights, for the KL penalty, shape [K]
-    # Divides the loss; it covers all rollouts of the groups. Every group of a step then has the same weight, even if
-    # the mini-batches of the step differ in size.
+    # Divides the loss, and covers all rollouts of the groups, so every group of a step has the same weight, even if the
+    # step's mini-batches differ in size.
     denominator: float
-    num_tokens: float  # the same for a mean over tokens, whatever the aggregation
+    num_tokens: float  # the denominator of a mean over tokens, regardless of the aggregation
     kept_tokens: float  # sampled tokens that no mask removed
 
     @property
@@ -102,7 +102,7 @@ class MiniBatch:
         return [group.tree for group in self.groups]
 
     def totals(self) -> Tensor:
-        """Return the denominators of the metrics: summed |weight|, `sampled_K` and `count_K`, shape [3]."""
+        """Return the metrics' denominators: summed |weight|, `sampled_K` and `count_K`, shape [3]."""
         weight = (self.positive_K - self.negative_K).sum()
         return torch.stack([weight, self.sampled_K.sum(), self.count_K.sum()]).double()
 
@@ -117,11 +117,11 @@ def make_mini_batch(
     """Sum advantages and counts over the rollouts through each node, and return the mini-batch.
 
     Args:
-        whole: The trees of all of its groups; they decide the denominator.
-        trained: The responses that are back-propagated, with advantages and log-probs.
-        config: Gives the loss, and the importance correction.
+        whole: The trees of all its groups; they determine the denominator.
+        trained: The responses to backpropagate, with advantages and log-probs.
+        config: The loss and the importance correction.
         fraction: Its number of groups, divided by the mean over the step's mini-batches.
-        tensor: Concatenates arrays on the device of the model.
+        tensor: Concatenates arrays on the model's device.
     """
     loss = config.loss
     groups, positive, negative, sampled, token_weight, kept_tokens = [], [], [], [], [], 0.0
@@ -137,7 +137,7 @@ def make_mini_batch(
         sampled.append(tree.token_weights(tree.leaf_count * factor_L))
         token_weight.append(tree.token_weights(tree.leaf_count * factor_L * aggregation_L))
         kept_tokens += float(tree.token_weights(tree.leaf_count * kept_L)[factor_M > 0].sum())
-        # a loss of whole responses (GSPO) takes the mean of a response's token factors
+        # a loss over whole responses (GSPO) uses the mean of a response's token factors
         of_response_L = tree.sum_along_paths(factor_M * ~tree.given)[tree.leaf] / tree.length
         groups.append(replace(group, advantage_L=advantage_L * of_response_L))
     longest = config.longest_response
@@ -160,13 +160,13 @@ def make_mini_batch(
 def prepare_mini_batches(
     groups: Sequence[Group], is_fresh: Sequence[bool], logprobs: PolicyLogprobs, generator: np.random.Generator
 ) -> tuple[list[MiniBatch], dict[str, Any]]:
-    """Return this rank's part of each mini-batch of a step, and entries of `UpdateRecord`.
+    """Return this rank's part of each of a step's mini-batches, and entries of `UpdateRecord`.
 
     Args:
         groups: The groups of the step, with advantages.
-        is_fresh: Whether this step sampled each group: no earlier step computed its old log-probs.
+        is_fresh: Whether this step sampled each group, so no earlier step computed its old log-probs.
         logprobs: Computes log-probs under the current weights and the reference; all ranks call this function.
-        generator: Chooses the groups of each mini-batch, and the responses to train on if not all are.
+        generator: Chooses the groups of each mini-batch, and the responses to train on if not all of them.
     """
     config, size = logprobs.config, logprobs.config.optimizer.max_responses_per_outcome
     index_of_batch = np.array_split(generator.permutation(len(groups)), config.optimizer.mini_batches)
@@ -194,7 +194,7 @@ def prepare_mini_batches(
 
 
 def _mismatch_metrics(fresh: Sequence[Group], config: TrainConfig) -> Mapping[str, float | None]:
-    """Return how far the old policy is from the sampler, over the fresh groups; None if that is unknown."""
+    """Return how far the old policy is from the sampler, over the fresh groups; None if unknown."""
     trees = [group.tree for group in fresh]
     if not (config.recompute_old_logprobs and trees) or any(np.isnan(tree.logprob).any() for tree in trees):
         return dict.fromkeys(("mismatch_mean", "mismatch_max", "mismatch_kl"))
@@ -202,12 +202,12 @@ def _mismatch_metrics(fresh: Sequence[Group], config: TrainConfig) -> Mapping[st
 
 
 def no_sums(device: torch.device) -> Tensor:
-    """Return the sums over no nodes, shape [S]."""
+    """Return the sums over zero nodes, shape [S]."""
     return torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
 
 
 def means(sums_S: Tensor, totals_3: Tensor) -> dict[str, float]:
-    """Divide sums by the weights and tokens of the mini-batch; see `MiniBatch.totals` and `UpdateRecord`."""
+    """Divide sums by the mini-batch's weights and tokens; see `MiniBatch.totals` and `UpdateRecord`."""
     loss, clipped, clipped_low, clipped_high, old_policy_kl, reference_kl, entropy = sums_S.unbind()
     weight, sampled, count = totals_3[0].clamp(min=1e-30), totals_3[1].clamp(min=1), totals_3[2].clamp(min=1)
     found = {
@@ -231,8 +231,8 @@ def chunk_loss(
         chunk: The nodes.
         batch: The mini-batch.
         config: The policy term, the KL penalty and the entropy bonus.
-        coefficient_K: For a loss of whole responses (GSPO) its derivative by each node's log-prob, shape [K]; the sums
-            then leave out the policy loss and its clips. None for PPO and CISPO.
+        coefficient_K: For a loss over whole responses (GSPO), its derivative with respect to each node's log-prob,
+            shape [K]; the sums then omit the policy loss and its clips. None for PPO and CISPO.
     """
     kl, index, new_K = config.kl, chunk.index, chunk.logprob.detach()
     old_kl = (batch.count_K[index] * (batch.old_logprob_K[index] - new_K)).sum()
@@ -272,7 +272,7 @@ def _policy_loss(chunk: ChunkLogprobs, batch: MiniBatch, settings: PolicyLossSet
         case "cispo":
             return cispo_loss(*arrays, clip_low=low, clip_high=high, denominator=denominator)
         case "gspo":
-            raise ValueError("gspo is a loss of whole responses; pass the coefficients of `response_losses`")
+            raise ValueError("gspo is a loss over whole responses; pass the coefficients from `response_losses`")
         case _:
             assert_never(settings.kind)
 
@@ -280,11 +280,13 @@ def _policy_loss(chunk: ChunkLogprobs, batch: MiniBatch, settings: PolicyLossSet
 def response_losses(
     batch: MiniBatch, logprobs: Sequence[FloatArray], settings: PolicyLossSettings
 ) -> tuple[list[FloatArray], Tensor]:
-    """Return the derivative of GSPO's loss by each node's log-prob, and the sums [S]: loss and clips, the rest 0.
+    """Return the derivative of GSPO's loss with respect to each node's log-prob, and the sums, shape [S].
+
+    The sums contain the loss and its clips, and are 0 elsewhere.
 
     Args:
         batch: The mini-batch.
-        logprobs: For each tree the log-probs (nats) under the current weights, shape [M].
+        logprobs: Log-probs (nats) of each tree under the current weights, shape [M].
         settings: Bounds of the ratio.
     """
     (low, high), denominator = settings.clip, batch.denominator

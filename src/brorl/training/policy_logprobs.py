@@ -1,7 +1,7 @@
-"""Log-probs of trees under the current weights and under the reference, in one process or on many ranks.
+"""Log-probs of trees under the current weights and the reference, in one process or on several ranks.
 
-The trees go through the model in chunks; if memory runs out, they go again in smaller ones. Several ranks divide the
-responses among them.
+Trees go through the model in chunks, which shrink if memory runs out. Several ranks divide the responses among
+themselves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from brorl.training.learner_state import ReferencePolicy
 from brorl.training.ranks import Ranks, deal
 from brorl.tree import RolloutTree
 
-LITTLE_SHARED = 0.8  # rows can be faster if trees have more than this fraction of the rows' tokens, prompts included
+LITTLE_SHARED = 0.8  # rows may be faster if trees have more than this fraction of the rows' tokens, including prompts
 
 
 def next_token(config: TrainConfig, stop_token_ids: tuple[int, ...]) -> NextToken:
@@ -41,7 +41,7 @@ def next_token(config: TrainConfig, stop_token_ids: tuple[int, ...]) -> NextToke
 
 
 def autocast(config: TrainConfig, model: PreTrainedModel) -> AbstractContextManager[Any]:
-    """Return a context in which passes compute in bfloat16, if the settings demand it."""
+    """Return a context in which passes compute in bfloat16, if the settings require it."""
     return torch.autocast(model.device.type, torch.bfloat16) if config.autocasts else nullcontext()
 
 
@@ -49,7 +49,7 @@ class PolicyLogprobs:
     """Computes the log-probs of nodes, normalized over the tokens that sampling can draw.
 
     Args:
-        model: The model. A KL penalty takes its current weights as the reference.
+        model: The model. A KL penalty uses its current weights as the reference.
         config: The recipe.
         forward: How trees go through the model.
         stop_token_ids: The tokens that end a response.
@@ -94,7 +94,7 @@ class PolicyLogprobs:
 
     @torch.no_grad()
     def local(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
-        """Return the log-probs of the nodes of this rank's trees; all ranks must call it together."""
+        """Return the log-probs of the nodes of this rank's trees; all ranks must call this together."""
 
         def work() -> list[FloatArray]:
             with autocast(self.config, self.model):
@@ -113,13 +113,13 @@ class PolicyLogprobs:
         """Return the responses that this rank works on."""
         if self.ranks.size == 1:
             return [TreeSlice(number, 0, tree.num_responses) for number, tree in enumerate(trees)]
-        # A layer has about 12 hidden^2 weights, and attends to a token with 2 hidden multiplications.
+        # A layer has about 12 hidden^2 weights, and attends to one token with 2 hidden multiplications.
         per_position = 1 / (6 * self.model.config.get_text_config().hidden_size)
         costs = [self.forward.response_costs(tree, per_position) for tree in trees]
         return deal(costs, self.ranks.size)[self.ranks.rank]
 
     def local_groups(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the part of each group's responses that this rank works on; groups without any are left out."""
+        """Return the part of each group's responses that this rank works on, omitting groups without any."""
         if self.ranks.size == 1:
             return list(groups)
         pieces = self.local_pieces([group.tree for group in groups])
@@ -133,7 +133,7 @@ class PolicyLogprobs:
         return [g if g.old_logprob_M is not None else replace(g, old_logprob_M=next(computed)) for g in groups]
 
     def with_all_logprobs(self, groups: Sequence[Group]) -> list[Group]:
-        """Return groups with old log-probs, and with those of the reference if there is one."""
+        """Return groups with old log-probs, and reference log-probs if there is a reference."""
         with_old, reference = self.with_old_logprobs(groups), self.reference
         if reference is None or all(group.reference_logprob_M is not None for group in with_old):
             return with_old
@@ -147,14 +147,14 @@ class PolicyLogprobs:
 
 
 def flat_forward(forward: Forward) -> Forward:
-    """Return the flat path in place of `forward`; the flat path itself does not change."""
+    """Return the flat path in place of `forward`, or `forward` if it already is one."""
     if isinstance(forward, FlatForward):
         return forward
     return FlatForward("rows were faster when the run began", whole_logits=forward.whole_logits)
 
 
 def device_seconds() -> float:
-    """Wait until the CUDA device has done all its work, and return the time."""
+    """Wait until the CUDA device is idle, and return the time."""
     torch.cuda.synchronize()
     return perf_counter()
 
@@ -166,11 +166,11 @@ def measured_forward(
     max_nodes: int,
     seconds: Callable[[], float] = device_seconds,
 ) -> tuple[Forward, str | None]:
-    """Measure trees against rows; return the faster path, and a line about it (None if rows cannot win).
+    """Time trees against rows; return the faster path, and a line about it (None if rows cannot win).
 
-    Trees compute each distinct token once. Rows compute few tokens more if responses share little, and have a dense
-    kernel. Each path makes a forward and a backward pass over the first chunk, twice, and the second one counts. The
-    gradients are cleared. `seconds` waits for the device and returns the time.
+    Trees compute each distinct token once. Rows compute few extra tokens if responses share little, and have a dense
+    kernel. Each path makes two forward and backward passes over the first chunk, and the second is timed. Gradients are
+    cleared. `seconds` waits for the device and returns the time.
     """
     if not isinstance(forward, TreeForward) or num_tree_tokens(trees) <= LITTLE_SHARED * num_flat_tokens(trees):
         return forward, None
@@ -179,7 +179,7 @@ def measured_forward(
     flat = flat_forward(forward)
     milliseconds = []
     for path in (forward, flat):
-        for _ in range(2):  # the first one compiles and allocates
+        for _ in range(2):  # the first compiles and allocates
             start = seconds()
             for chunk in path.chunk_logprobs(model, first_trees, max_nodes=max_nodes):
                 chunk.logprob.sum().backward()
@@ -190,7 +190,7 @@ def measured_forward(
     chosen = flat if milliseconds[1] < milliseconds[0] else forward
     line = (
         f"responses share little: {tokens[0]:,} distinct tokens took {milliseconds[0]:,.0f} ms as trees, "
-        f"{milliseconds[0] / tokens[0]:.4f} ms each, and {tokens[1]:,} tokens {milliseconds[1]:,.0f} ms as rows, "
-        f"{milliseconds[1] / tokens[1]:.4f} ms each; the learner takes {'rows' if chosen is flat else 'trees'}"
+        f"{milliseconds[0] / tokens[0]:.4f} ms each, and {tokens[1]:,} tokens took {milliseconds[1]:,.0f} ms as rows, "
+        f"{milliseconds[1] / tokens[1]:.4f} ms each; the learner uses {'rows' if chosen is flat else 'trees'}"
     )
     return chosen, line

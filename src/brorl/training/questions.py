@@ -1,4 +1,4 @@
-"""The questions of a run. A question that any source evaluates on is removed from training, whatever its source."""
+"""The questions of a run. Questions that any source evaluates on are removed from the training data of all sources."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from brorl.prompts.source_questions import SourceQuestions, drop_evaluated
 
 
 def check_first_rows(config: TrainConfig) -> None:
-    """Check the first row of each local file, before anything large is imported or read."""
+    """Check the first row of each local file before anything large is imported or read."""
     evaluated = config.evaluation.sources if config.evaluation.num_prompts else ()
     for source in (*config.data.sources, *evaluated):
         if isinstance(source, FileSource):
-            from brorl.prompts.file_questions import check_first_row  # puzzles need no reader of files
+            from brorl.prompts.file_questions import check_first_row  # puzzles need no file reader
 
             check_first_row(source)
 
@@ -36,18 +36,18 @@ def build_questions(config: TrainConfig) -> list[SourceQuestions]:
 
 
 def check_split(config: TrainConfig, sources: Sequence[SourceQuestions]) -> None:
-    """Check that questions are left to train on and to evaluate on."""
+    """Check that there are questions left to train and evaluate on."""
     check_held_out(config, sources)
     for source in sources:
         if not source.train and source.weight:
             raise UserError(
-                f"data.sources: {source.name} has no question left for training; "
+                f"data.sources: {source.name} has no questions left for training; "
                 "lower data.held_out_fraction, or add rows"
             )
 
 
 def check_domain_names(config: TrainConfig, domains: Iterable[str]) -> None:
-    """Reject settings for domains that are not in the data."""
+    """Reject settings that name domains not in the data."""
     known = sorted({*domains})
     for setting, named in (
         ("rewards.domain_weights", config.rewards.domain_weights),
@@ -63,11 +63,11 @@ def check_domain_names(config: TrainConfig, domains: Iterable[str]) -> None:
 
 
 def removed_lines(num_too_long: int, num_evaluated_on: int, config: TrainConfig) -> list[str]:
-    """Return lines about dropped prompts that are too long, and about training questions that are evaluated on."""
+    """Return lines about prompts dropped as too long, and about training questions in the evaluation data."""
     lines = []
     if num_too_long:
         maximum = counted(config.data.max_prompt_tokens or 0, "token")
         lines.append(f"dropped: {counted(num_too_long, 'prompt')} of more than {maximum} (data.max_prompt_tokens)")
     if num_evaluated_on:
-        lines.append(f"removed from training: {counted(num_evaluated_on, 'question')} of the evaluation data")
+        lines.append(f"removed from training: {counted(num_evaluated_on, 'question')} in the evaluation data")
     return lines

@@ -1,4 +1,4 @@
-"""The processes (ranks) that share a learner: they meet, add up numbers, load the model and divide the responses."""
+"""The processes (ranks) that share a learner: they connect, sum numbers, load the model and divide the responses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Backend = Literal["gloo", "nccl"]
 class Ranks:
     """The processes of a learner; every method is collective."""
 
-    rank: int = 0  # number of this process, from 0 on
+    rank: int = 0  # number of this process, starting at 0
     size: int = 1  # number of processes
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class Ranks:
         return int(largest)
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in the order of the ranks."""
+        """Return the values of all ranks, in rank order."""
         if self.size == 1:
             return [value]
         values: list[T] = [value] * self.size
@@ -55,7 +55,7 @@ class Ranks:
         return values
 
     def call_on_first_rank(self, work: Callable[[], T]) -> T:
-        """Call a function on rank 0, and return its result on every rank; the result must be picklable.
+        """Call a function on rank 0 and return its result on every rank; the result must be picklable.
 
         Raises:
             FirstRankError: On the other ranks, if the function fails with a `UserError` on rank 0.
@@ -84,18 +84,18 @@ ALONE = Ranks()
 
 
 def join(rank: int, size: int, address: str, port: int, backend: Backend = "gloo", timeout_s: float = 1800.0) -> Ranks:
-    """Connect to the other processes of a learner, and return when all are connected.
+    """Connect to the other processes of a learner, and return once all are connected.
 
     Args:
-        rank: Number of this process, from 0 on.
+        rank: Number of this process, starting at 0.
         size: Number of processes.
         address: Host of rank 0.
         port: A free port on rank 0's host.
-        backend: `nccl` for CUDA devices, one for each process; `gloo` for CPUs.
-        timeout_s: Here and in later exchanges, a process that does not answer for so many seconds is an error.
+        backend: `nccl` for CUDA devices, one per process; `gloo` for CPUs.
+        timeout_s: Timeout here and in later exchanges, in seconds; a process that does not answer is an error.
 
     Raises:
-        UserError: If the processes do not meet.
+        UserError: If the processes cannot connect.
     """
     if size == 1:
         return ALONE
@@ -110,25 +110,26 @@ def join(rank: int, size: int, address: str, port: int, backend: Backend = "gloo
     except (RuntimeError, ValueError, OSError) as error:
         raise UserError(
             f"rank {rank} of {size} could not reach the other learner ranks at {address}:{port} within {timeout_s:g} s "
-            f"({first_line(error)}); check that {size} ranks were started, and that {address} is reachable at this port"
+            f"({first_line(error)}); check that {size} ranks were started and that {address} is reachable on this port"
         ) from error
     return Ranks(rank, size)
 
 
 def deal(costs: Sequence[FloatArray], num_ranks: int) -> list[list[TreeSlice]]:
-    """Cut the responses of all trees, in order, into one part per rank, of nearly equal cost.
+    """Divide the responses of all trees, in order, into one part per rank with nearly equal costs.
 
-    Two trees of 3 and 1 responses of equal cost, on 2 ranks: rank 0 gets responses 0 and 1 of the first tree; rank 1
-    gets its response 2 and the second tree. At most R - 1 trees are split. A loss is a sum over responses, so the parts
-    of a tree have the gradient of the tree. The second rank computes the prompt and shared tokens again.
+    Example: for two trees with 3 and 1 responses of equal cost on 2 ranks, rank 0 gets responses 0 and 1 of the first
+    tree, and rank 1 gets its response 2 and the second tree. At most R - 1 trees are split. A loss is a sum over
+    responses, so the gradients of a tree's parts add up to its own. The second rank recomputes the prompt and shared
+    tokens.
 
     Args:
-        costs: For each tree the cost of each distinct response, above 0, shape [L].
+        costs: Cost of each distinct response of each tree, above 0, shape [L].
         num_ranks: Number of ranks, R.
 
     Returns:
-        For each rank its pieces; none for some ranks if there are fewer responses than ranks. The cost of a rank
-        differs from the mean by less than the most expensive response.
+        The pieces of each rank, empty for some if there are fewer responses than ranks. A rank's cost differs from the
+        mean by less than the most expensive response.
     """
     if not costs:
         return [[] for _ in range(num_ranks)]
@@ -151,10 +152,10 @@ def load_on_first_rank(
     lora: LoraSettings | None = None,
     gradient_checkpointing: bool = False,
 ) -> tuple[PreTrainedModel, dict[str, Tensor], T]:
-    """Load a model on rank 0, and make it without weights on the others; collective.
+    """Load a model on rank 0, and build it without weights on the others; collective.
 
-    `load` loads the model into CPU memory, with these adapters and this setting. It also returns facts about the model
-    that all ranks need.
+    `load` loads the model into CPU memory, with the given adapters and checkpointing. It also returns facts about the
+    model that all ranks need.
 
     Returns:
         The model with its parameters on the meta device, its weights by name (none on the other ranks), and the facts.

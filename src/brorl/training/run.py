@@ -1,4 +1,4 @@
-"""The parts of a run, and where it starts: at its last checkpoint, or with the model that its settings name."""
+"""The parts of a run, and where it starts: from its last checkpoint, or from the model in its settings."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ class TrainingRun:
     """The parts of a run."""
 
     config: TrainConfig  # the recipe
-    # what learns
+    # learning
     collector: Collector  # gives each step its groups
     learner: Learner  # updates the model from groups and advantages
-    schedule: Schedule  # the advantages of the moment, and when to evaluate, pause, end and reset the reference
-    # what measures; it does not change the training
+    schedule: Schedule  # the current advantages, and when to evaluate, pause, end and reset the reference
+    # measurement, which does not affect training
     diagnostics: Diagnostics  # measures each step
     evaluator: Evaluator  # evaluates on the held-out prompts
-    held_out: PromptBatch | None  # the held-out prompts; None: no evaluation
-    # what writes
+    held_out: PromptBatch | None  # the held-out prompts; None for no evaluation
+    # output
     directory: RunDirectory  # the run's files
     tokenizer: PreTrainedTokenizerBase  # saved with every checkpoint
-    grader: Grader  # decodes and rewards the responses that are stored
+    grader: Grader  # decodes and rewards stored responses
     report: Callable[[StepRecord], None]  # receives the record of every step
-    toolbox: Toolbox | None = None  # reads the calls of responses; None without tools
-    observe: Observe = unobserved  # is told when a step, or a phase of it, begins
-    # adds up the seconds of each phase of a step; the parts share it
+    toolbox: Toolbox | None = None  # parses the tool calls in responses; None without tools
+    observe: Observe = unobserved  # called when a step, or a phase of it, begins
+    # adds up the seconds of each phase of a step; shared by the parts
     clock: Stopwatch = field(default_factory=Stopwatch)
 
 
 def find_start(config: TrainConfig, directory: RunDirectory) -> Path | None:
-    """Return the checkpoint that a run continues from, or None for a new run. A run that can do neither is an error."""
+    """Return the checkpoint that a run continues from, or None for a new run; raise an error if neither is possible."""
     checkpoint = last_checkpoint(directory.checkpoints)
     _check_resumable(config, directory, checkpoint)
     if not checkpoint:
@@ -75,7 +75,7 @@ def find_start(config: TrainConfig, directory: RunDirectory) -> Path | None:
 
 
 def check_start(config: TrainConfig) -> None:
-    """Check that the model is a checkpoint, if the optimizer's state has to come from it."""
+    """Check that the model is a checkpoint if it must provide the optimizer state."""
     if config.optimizer.from_checkpoint and not is_checkpoint(Path(config.model)):
         raise UserError(
             f"optimizer.from_checkpoint needs a checkpoint, but model = {config.model} is not one; set model to "
@@ -84,7 +84,7 @@ def check_start(config: TrainConfig) -> None:
 
 
 def restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
-    """Set the parts and the files of a run back to a checkpoint; None is the start."""
+    """Restore the parts and files of a run to a checkpoint; None is the start."""
     config, directory, learner = run.config, run.directory, run.learner
     try:
         state = load_state(checkpoint) if checkpoint else INITIAL_STATE
@@ -104,20 +104,20 @@ def restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
             raise ValueError(
                 "the held-out questions have changed since the run began; restore the data, or start a new run"
             )
-    except ValueError as error:  # the data or the model has changed since the checkpoint
+    except ValueError as error:  # the data or model has changed since the checkpoint
         raise UserError(f"{directory.path} cannot be resumed: {error}") from error
     run.collector.publish(learner.weights(), version=state.step)
     directory.rewind(state.step if checkpoint else -1, state.collector.attempts)
     for record in directory.read_metrics():
         run.schedule.add(record)
     best = run.schedule.evaluations.best_step
-    if best is not None:  # the program may have been killed before it made the link
+    if best is not None:  # the program may have been killed before it created the link
         mark_best(directory.checkpoints, best)
     return state
 
 
 def _take_optimizer(learner: Learner, model: str) -> None:
-    """Load the optimizer's state from the checkpoint that `model` names."""
+    """Load the optimizer state from the checkpoint that `model` names."""
     try:
         state = read_state(Path(model)).learner
         if state is not None:
@@ -127,14 +127,14 @@ def _take_optimizer(learner: Learner, model: str) -> None:
 
 
 def _check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: Path | None) -> None:
-    """Reject a run whose settings or files no longer allow the same run to continue; a new run passes."""
+    """Reject a run that can no longer continue with its settings or files; accept a new run."""
     begun = directory.read_begun()
     before = begun.get("settings", {})
     changed = first_change(before, config)
     if changed is not None:
         now = fixed_settings(config)[changed]
         raise UserError(
-            f"{changed} was {before[changed]} when the run began, and {directory.config_file} now has {now}; set it "
+            f"{changed} was {before[changed]} when the run began, but {directory.config_file} now has {now}; change it "
             f"back to resume, or start a new run: {_start_anew(directory)}. These settings can change: "
             f"{', '.join(CHANGEABLE_ON_RESUME)}"
         )
@@ -148,16 +148,16 @@ def _check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: P
     if differing := changed_files(begun.get("files", {}), config, str(checkpoint)):
         verb = "has" if len(differing) == 1 else "have"
         raise UserError(
-            f"{', '.join(differing)} {verb} changed since the run began; restore what {checkpoint.name} was trained "
-            f"with to resume, or start a new run: {_start_anew(directory)}"
+            f"{', '.join(differing)} {verb} changed since the run began; to resume, restore what {checkpoint.name} was "
+            f"trained with, or start a new run: {_start_anew(directory)}"
         )
     step = read_step(checkpoint)
     missing = {*range(step + 1)} - {record.step for record in directory.read_metrics() if record.attempt is None}
     if missing:
         raise UserError(
-            f"{directory.metrics_file} has no line of step {min(missing)}, although {checkpoint} was saved after it; "
-            "restore the file, or repeat the steps: remove the checkpoints of that step and of later ones, then rerun "
-            "the command"
+            f"{directory.metrics_file} has no line for step {min(missing)}, although {checkpoint} was saved after it; "
+            "restore the file, or repeat the steps: remove the checkpoints of that step and later ones, then rerun the "
+            "command"
         )
     damage = find_damage(checkpoint)
     if damage:
@@ -165,7 +165,7 @@ def _check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: P
 
 
 def _go_back(directory: RunDirectory) -> str:
-    """Return the command that goes on without the last checkpoint, which cannot be used."""
+    """Return the command that continues without the unusable last checkpoint."""
     *earlier, last = complete_checkpoints(directory.checkpoints)
     if earlier:
         repeat = f"rm -r {shlex.quote(str(last))} && {shell_command('resume', directory.path)}"

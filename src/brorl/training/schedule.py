@@ -1,6 +1,6 @@
 """The schedule of a run: its phases, its best evaluation, when it pauses and ends, and when the reference is reset.
 
-All decisions are functions of the metrics since the start, so a resumed run decides alike.
+All decisions are functions of the metrics since the start, so a resumed run makes the same ones.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ SPIKE_STEPS = 5
 
 @dataclass(frozen=True)
 class Stall:
-    """Counts evaluations in a row without a new best score; a score that is not a number is no new best."""
+    """Counts consecutive evaluations without a new best score; a non-finite score is never a new best."""
 
     best: float | None = None  # the best score; None before the first one
-    length: int = 0  # evaluations since the best one
+    length: int = 0  # evaluations since the best score
 
     def after(self, score: float) -> Stall:
-        """Return the stall after another evaluation."""
+        """Return the stall after one more evaluation."""
         is_best = isfinite(score) and (self.best is None or score > self.best)
         return Stall(score) if is_best else Stall(self.best, self.length + 1)
 
 
 class Evaluations:
-    """Tells which evaluation of a run is the best, and whether the scores still rise.
+    """Tracks a run's best evaluation, and whether its scores still rise.
 
-    Only regular evaluations can end the run. An evaluation at a point of the budget, or where a resumed run had ended,
-    must not change the training.
+    Only regular evaluations can end the run. An evaluation at a budget mark, or where a resumed run had ended, must not
+    affect training.
     """
 
     def __init__(self, settings: EvaluationSettings) -> None:
@@ -52,7 +52,7 @@ class Evaluations:
 
     @property
     def best_step(self) -> int | None:
-        """Step with the best evaluation, the earliest of equals, not step 0; None if there is none to keep."""
+        """Step with the best evaluation, except step 0, the earliest in a tie; None if there is none to keep."""
         return self._best[1] if self._best and self._settings.keep_best else None
 
     def score(self, record: StepRecord) -> float | None:
@@ -74,11 +74,11 @@ class Evaluations:
             self._best = (score, step)
         if (regular := self.regular_score(record)) is not None:
             self._stall = self._stall.after(regular)
-        if record.ended is not None:  # a run that is resumed after its end goes on until it stalls again
+        if record.ended is not None:  # a run resumed after its end continues until it stalls again
             self._stall = Stall(self._stall.best)
 
     def why_over(self) -> str | None:
-        """Return why the run ends after the last record, if its evaluations have stopped rising."""
+        """Return why the run ends after the last record, or None if its evaluations still rise."""
         patience = self._settings.patience
         if patience is None or self._stall.length < patience:
             return None
@@ -90,17 +90,17 @@ class Evaluations:
 
 
 class ReferenceSchedule:
-    """Decides after which steps the reference is reset: at intervals, when the KL spikes, when validation stalls.
+    """Decides after which steps the reference is reset: at intervals, when the KL spikes, or when validation stalls.
 
-    - A spike: the median of the last 5 measured KLs is above `reset_kl_above`, so no single value decides. Values that
-      are not finite count as above.
-    - Cooldown: KL and validation cause no reset within `cooldown` steps of the last one, or of the start, where the
-      policy has just been its reference. Values within the cooldown still count afterwards.
+    - Spike: the median of the last 5 measured KLs is above `reset_kl_above`, so no single value decides. Non-finite
+      values count as above.
+    - Cooldown: KL and validation never cause a reset within `cooldown` steps of the last one or of the start, where the
+      policy is still close to its reference. Values within the cooldown still count afterwards.
     - Every reset, whatever its reason, clears the counters (steps, KLs, evaluations without a new best) and the best
-      score: later scores are compared with each other only.
+      score, so later scores are compared only with each other.
 
-    Source: ProRL (arXiv 2505.24864), section 3.2, resets when validation stalls or the KL spikes, by hand; ProRL v2
-    every 200 to 500 steps. The rules for spike, stall and cooldown are ours.
+    Source: ProRL (arXiv 2505.24864), section 3.2, resets manually when validation stalls or the KL spikes; ProRL v2
+    resets every 200 to 500 steps. The rules for spike, stall and cooldown are ours.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ReferenceSchedule:
         self._kls: list[float] = []
 
     def why_reset(self, record: StepRecord) -> str | None:
-        """Return why the reference is reset after the step of a metrics record; None for no reset."""
+        """Return why the reference is reset after the step of a record, or None for no reset."""
         settings, since, (kls, stall) = self._settings, record.step - self._last_reset, self._with(record)
         if settings.reset_every and since >= settings.reset_every:
             return f"{since} steps since the last reset (reference.reset_every = {settings.reset_every})"
@@ -123,7 +123,7 @@ class ReferenceSchedule:
         limit, patience = settings.reset_kl_above, settings.reset_patience
         if limit is not None and len(kls) == SPIKE_STEPS and median(kls) > limit:
             return (
-                f"the KL to the reference rose to {median(kls):.3g} nats per token, the median of {SPIKE_STEPS} "
+                f"the KL from the reference rose to {median(kls):.3g} nats per token, the median of {SPIKE_STEPS} "
                 f"steps (reference.reset_kl_above = {limit:g})"
             )
         if patience is not None and stall.length >= patience:
@@ -141,14 +141,14 @@ class ReferenceSchedule:
             self._start_again(record.step)
 
     def _with(self, record: StepRecord) -> tuple[list[float], Stall]:
-        """Return the last KLs and the stall, with those of a record."""
+        """Return the last KLs and the stall, including a record's."""
         kl, score = record.update.reference_kl if record.update else None, self._score(record)
         kls = self._kls if kl is None else [*self._kls, kl if isfinite(kl) else inf][-SPIKE_STEPS:]
         return kls, self._stall if score is None else self._stall.after(score)
 
 
 class Schedule:
-    """Decides when a run is evaluated, pauses and ends, and holds what else its metrics decide."""
+    """Decides when a run is evaluated, pauses and ends; contains everything else that its metrics decide."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._config, self._budget, self._unit = config, config.total_budget, config.total_budget.unit
@@ -159,13 +159,13 @@ class Schedule:
         self.objective = Objective(config)
 
     def add(self, record: StepRecord) -> None:
-        """Take the next line of the metrics: of this program, or from before it started."""
+        """Take the next line of the metrics, from this process or an earlier one."""
         self.has_begun = True
         for part in (self.evaluations, self.reference, self.collapse, self.objective):
             part.add(record)
 
     def pauses(self, before: Cost, spent: Cost) -> bool:
-        """Return whether a run pauses after a step; `before` and `spent` are the costs without and with it."""
+        """Return whether a run pauses after a step; `before` and `spent` are the costs before and after it."""
         at = self._config.budget.pause_at
         return at is not None and before.of(self._unit) < at <= spent.of(self._unit)
 
@@ -174,7 +174,7 @@ class Schedule:
         return (self._config.steps is not None and step >= self._config.steps) or self._budget.is_spent(spent)
 
     def fraction_spent(self, step: int, spent: Cost) -> float:
-        """Return the fraction of the steps or of the budget that is spent, whichever is larger."""
+        """Return the spent fraction of the steps or the budget, whichever is larger."""
         return fraction_spent(self._config.steps, self._budget, step, spent)
 
     def evaluates(self, step: int, before: Cost, spent: Cost) -> bool:
@@ -187,7 +187,7 @@ class Schedule:
         )
 
     def finish_line(self, spent: Cost) -> str:
-        """Return one line for a finished run: its steps, and whether the budget or the number of steps ended it."""
+        """Return one line about a finished run: its steps, and whether the budget or the number of steps ended it."""
         steps, limit = self._config.steps, self._budget.limit
         done = f"finished {counted(spent.steps, 'step')}"
         if self._unit == "steps" and limit == steps:  # no other budget
@@ -199,9 +199,9 @@ class Schedule:
 
 
 class Objective:
-    """Goes through the phases of a run (at least one): each has its own advantages and learning rate.
+    """Steps through the phases of a run (at least one), each with its own advantages and learning rate.
 
-    Phases follow one another and never return. If a resumed run has a larger budget, its current phase goes on. Its
+    Phases run in order and never repeat. If a resumed run has a larger budget, its current phase continues. Its
     progress is then computed from the fraction of the new budget, and is at least 0.
     """
 
@@ -225,13 +225,13 @@ class Objective:
 
     @property
     def lr_scale(self) -> float:
-        """Factor of the learning rate."""
+        """Factor on the learning rate."""
         optimizer = self._config.optimizer
         of_phase = (self.phase.learning_rate or optimizer.learning_rate) / optimizer.learning_rate
         return of_phase * optimizer.decay(self._fraction)
 
     def estimate_advantages(self, groups: Sequence[Group]) -> list[FloatArray]:
-        """Return for each group the advantage of each distinct response, shape [L]."""
+        """Return the advantage of each distinct response of each group, shape [L]."""
         number = self._config.rollouts_per_prompt
         return advantage_estimator(annealed(self.phase.advantage, self.progress, number))(groups)
 
@@ -242,7 +242,7 @@ class Objective:
             self._enter(self._index + 1, fraction)
 
     def record(self) -> ObjectiveRecord | None:
-        """Return the record of the current phase; None if the run has one phase."""
+        """Return the record of the current phase, or None if the run has only one."""
         if len(self._phases) == 1:
             return None
         number, name = self._index + 1, self.phase.name
@@ -256,7 +256,7 @@ class Objective:
         )
 
     def add(self, record: StepRecord) -> None:
-        """Take the next line of the metrics: its phase, and a regular evaluation for the patience of the phase."""
+        """Take the next line of the metrics: its phase, and any regular evaluation, for the phase's patience."""
         if objective := record.objective:
             if objective.phase != self._index + 1:
                 self._enter(objective.phase - 1, objective.began_at)
@@ -275,7 +275,7 @@ class Objective:
 
 
 def annealed(settings: AdvantageSettings, progress: float, num_rollouts: int) -> AdvantageSettings:
-    """Return settings with the order of MaxRL at a progress from 0 to 1.
+    """Return settings with MaxRL's order at a progress from 0 to 1.
 
     The order falls geometrically from `order` (N - 1 if None) to `final_order`, which it reaches at `final_order_at`.
     From 16 to 1: 16 at the start, 4 halfway, 1 at the end.

@@ -16,10 +16,10 @@ DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class DynamicSamplingSettings(Section):
-    """Train on mixed groups only: groups with correct and incorrect rollouts."""
+    """Train only on mixed groups: groups with both correct and incorrect rollouts."""
 
     enabled: bool = Field(
-        True, description="train on groups with 0 < number correct < N only, and sample more prompts to replace others"
+        True, description="train only on groups with 0 < number correct < N, and sample more prompts to replace others"
     )
     max_tries: int = Field(10, ge=1, description="end the run after this many rounds in a row without a mixed group")
 
@@ -32,7 +32,7 @@ class OptimizerSettings(Section):
     )
     reference_batch: int | None = Field(
         None, ge=1, description="rollouts per step at which learning_rate was tuned; the effective rate is "
-        "learning_rate * sqrt(rollouts per step / reference_batch); null uses learning_rate as it is",
+        "learning_rate * sqrt(rollouts per step / reference_batch); null uses learning_rate unscaled",
     )  # fmt: skip
     mini_batches: int = Field(4, ge=1, description="mini-batches per step, one update each")
     betas: Annotated[tuple[DecayRate, DecayRate], Field(strict=False)] = Field(
@@ -40,8 +40,8 @@ class OptimizerSettings(Section):
     )
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
     states: States = Field(
-        "device", description="where AdamW's moments are between updates: on the device of the model | in CPU memory, "
-        "which saves 8 bytes per trained weight on a GPU and leaves the updates as they are | on the device in 8 bits, "
+        "device", description="where AdamW's moments are kept between updates: on the model's device | in CPU memory, "
+        "which saves 8 bytes per trained weight on a GPU and does not change the updates | on the device in 8 bits, "
         "which saves 6 bytes per trained weight and rounds the moments",
     )  # fmt: skip
     max_grad_norm: float = Field(1.0, gt=0, description="maximum gradient norm; larger gradients are clipped")
@@ -51,21 +51,21 @@ class OptimizerSettings(Section):
         "linearly | along a cosine",
     )  # fmt: skip
     decay_from: float = Field(
-        0.0, ge=0, lt=1, description="fraction of the steps or the budget at which the learning rate begins to fall"
+        0.0, ge=0, lt=1, description="fraction of the steps or the budget at which the learning rate starts to fall"
     )
     final_rate: float = Field(
         0.1, ge=0, le=1, description="learning rate at the end, as a fraction of learning_rate, if `schedule` falls"
     )
     ema_decay: float | None = Field(
-        None, gt=0, lt=1, description="average the weights with this decay per update (EMA), evaluate them too, and "
-        "save them in the folder ema of each checkpoint; null for no average",
+        None, gt=0, lt=1, description="also keep an average of the weights with this decay per update (EMA), evaluate "
+        "it, and save it in the folder ema of each checkpoint; null for no average",
     )  # fmt: skip
     max_responses_per_outcome: int = Field(
         0, ge=0, description="train on at most this many correct and this many incorrect distinct responses per group, "
         "weighted to stay unbiased; 0 for all",
     )  # fmt: skip
     old_logprobs: Literal["engine", "recompute"] = Field(
-        "engine", description="old-policy log-probs: from sampling | from a forward pass of the learner"
+        "engine", description="old-policy log-probs: from sampling | from a forward pass in the learner"
     )
     from_checkpoint: bool = Field(False, description="start with the optimizer state of the checkpoint in `model`")
 
@@ -75,13 +75,13 @@ class OptimizerSettings(Section):
         for name in ("decay_from", "final_rate"):
             if self.schedule == "constant" and getattr(self, name) != defaults[name].default:
                 raise ValueError(
-                    f"optimizer.{name} = {getattr(self, name):g} is for a learning rate that falls, and "
+                    f"optimizer.{name} = {getattr(self, name):g} needs a falling learning rate, but "
                     "optimizer.schedule = constant; set optimizer.schedule: linear or cosine"
                 )
         return self
 
     def decay(self, progress: float) -> float:
-        """Return the factor of the learning rate at a fraction of the steps or the budget, 0 to 1."""
+        """Return the factor on the learning rate at a fraction of the steps or the budget, 0 to 1."""
         fallen = min(max((progress - self.decay_from) / (1 - self.decay_from), 0.0), 1.0)
         match self.schedule:
             case "constant":
@@ -95,7 +95,9 @@ class OptimizerSettings(Section):
         return self.final_rate + (1 - self.final_rate) * left
 
     def scaled_rate(self, samples: int) -> float:
-        """Return the learning rate for B samples per step, eta * sqrt(B / B_0): 2.83 eta from 8,192 to 65,536 samples.
+        """Return the learning rate for B samples per step, eta * sqrt(B / B_0).
+
+        With B_0 = 8,192, it is 2.83 eta for 65,536 samples.
 
         Source: BroRL (arXiv 2510.01180), section 4.
         """
@@ -118,7 +120,7 @@ class ReferenceSettings(Section):
 
     @property
     def first_reset(self) -> str | None:
-        """Name of the first setting that makes resets; None if there are none."""
+        """Name of the first setting that causes resets, or None."""
         off = {"reset_every": 0, "reset_kl_above": None, "reset_patience": None}
         return next((name for name, value in off.items() if getattr(self, name) != value), None)
 
@@ -126,7 +128,7 @@ class ReferenceSettings(Section):
     def _optimizer_needs_resets(self) -> Self:
         if self.reset_optimizer and not self.first_reset:
             raise ValueError(
-                "reference.reset_optimizer clears AdamW at every reset, but no reset is set; set "
+                "reference.reset_optimizer clears AdamW's moments at every reset, but no resets are set; set "
                 "reference.reset_every, or reference.reset_optimizer: false"
             )
         return self
@@ -140,39 +142,37 @@ class PhaseSettings(Section):
         1.0, gt=0, le=1, description="fraction of the budget at which the phase ends; 1 for the last one"
     )
     until_coverage_stalls: int | None = Field(
-        None, ge=1, description="end the phase after this many evaluations without a new best pass@k of the largest k"
+        None, ge=1, description="end the phase after this many evaluations without a new best pass@k for the largest k"
     )
-    advantage: AdvantageSettings = Field(
-        AdvantageSettings(), description="settings of the advantages, as in `advantage`"
-    )
+    advantage: AdvantageSettings = Field(AdvantageSettings(), description="advantage settings, as in `advantage`")
     learning_rate: float | None = Field(
-        None, gt=0, description="replaces optimizer.learning_rate in the phase, before the rule of reference_batch"
+        None, gt=0, description="replaces optimizer.learning_rate in the phase, before scaling by reference_batch"
     )
 
     @property
     def title(self) -> str:
-        """The advantages and the learning rate of the phase in a few words."""
+        """A short description of the phase's advantages and learning rate."""
         rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:.1e}"
         return self.advantage.title + rate
 
 
 class BudgetSettings(Section):
-    """Limit on the cost of a run, without evaluations. With a budget and `steps`, the first of the two ends the run."""
+    """Limit on a run's cost, excluding evaluations. With both a budget and `steps`, the first reached ends the run."""
 
     unit: Unit = Field(
         "samples",
         description="unit of the budget: steps | seconds | samples | unique_tokens (a shared prefix counts once)",
     )
     limit: float | None = Field(
-        None, gt=0, description="the run ends with the step that reaches this; as an override it also replaces the "
-        "recipe's `steps`, unless `steps` is overridden too; null sets no budget",
+        None, gt=0, description="the run ends with the step that reaches this limit; as an override it also replaces "
+        "the recipe's `steps`, unless `steps` is overridden too; null for no budget",
     )  # fmt: skip
     marks: Annotated[tuple[float, ...], Field(strict=False)] = Field(
-        (), description="additional evaluation points, in the unit of the budget"
+        (), description="additional evaluation points, in the budget's unit"
     )
     pause_at: float | None = Field(
-        None, description="the run pauses with the step that reaches this part of the budget: it is evaluated and "
-        "saved, and `brorl resume` continues it; null does not pause"
+        None, description="the run pauses with the step that reaches this much of the budget: it is evaluated and "
+        "saved, and `brorl resume` continues it; null for no pause"
     )  # fmt: skip
 
     @model_validator(mode="after")
@@ -189,19 +189,19 @@ class BudgetSettings(Section):
 
 
 class CollapseLimits(Section):
-    """Warnings of a collapse of the model; `training/collapse.py` makes them.
+    """Warnings of model collapse, produced by `training/collapse.py`.
 
     A tenth of the entropy: training sharpens every model (the quickstart keeps about half of its entropy while its
-    pass@1 more than doubles), but one that has lost nine tenths draws nearly the same response every time, and then no
-    group is mixed. A KL of one nat: the sampled tokens are then, in the geometric mean, 2.7 times as likely as under
-    the reference, and one response of 100 tokens is e^100 times as likely.
+    pass@1 more than doubles), but a model that has lost nine tenths samples nearly the same response every time, so no
+    group is mixed. A KL of one nat: the sampled tokens are, in geometric mean, 2.7 times as likely as under the
+    reference, and a response of 100 tokens is e^100 times as likely.
     """
 
     entropy_fraction: float = Field(
         0.1,
         ge=0,
         lt=1,
-        description="warn when the entropy is below this fraction of its first values; 0 switches it off",
+        description="warn when the entropy is below this fraction of its first values; 0 for never",
     )
     reference_kl: float | None = Field(
         1.0, gt=0, description="warn when the KL from the reference exceeds this, in nats per token; null for never"

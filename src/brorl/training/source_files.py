@@ -1,6 +1,6 @@
-"""The files outside a run directory that a resumed run reads again: the base of adapters, and the user's functions.
+"""Files outside the run directory that a resumed run reads again: the adapters' base model and the user's functions.
 
-The base of adapters on the hub is named with its commit. Modules that the user's functions import are not compared.
+A base model on the hub is identified by its commit. Modules that the user's functions import are not compared.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _CONFIGS = ("config.json", "generation_config.json")
 
 
 def fingerprints(config: TrainConfig, model: str) -> dict[str, str]:
-    """Return the size and the checksum of each file by a name that stays if the base is moved.
+    """Return the size and checksum of each file, under a name that stays the same if the base model moves.
 
-    `model` is the model or the checkpoint from which the weights are loaded.
+    `model` is the model or checkpoint whose weights are loaded.
     """
     sums = {}
     for name, file in _files(config, model).items():
-        with suppress(OSError):  # whoever uses the file reports it
+        with suppress(OSError):  # reported where the file is used
             sums[name] = size_and_sum(file)
     return sums
 
 
 def changed_files(before: Mapping[str, str], config: TrainConfig, model: str) -> list[str]:
-    """Return each file that differs from `before`, the `fingerprints` when the run began, as the user knows it."""
+    """Return each file that differs from `before`, the `fingerprints` when the run began, under the user's name."""
     files, now = _files(config, model), fingerprints(config, model)
     changed = [name for name, sums in before.items() if now.get(name) != sums]
     return [f"{files[name]} ({name})" if name in files else name for name in changed]
@@ -39,7 +39,7 @@ def changed_files(before: Mapping[str, str], config: TrainConfig, model: str) ->
 def _files(config: TrainConfig, model: str) -> dict[str, Path]:
     functions = {setting: function_file(path) for setting, path in config.own_functions.items()}
     files = {setting: file for setting, file in functions.items() if file is not None}
-    if config.adapters is None:  # a checkpoint has all weights
+    if config.adapters is None:  # a checkpoint contains all weights
         return files
     base = Path(find_model(model).path)
     weights = [*base.glob("*.safetensors")] or [*base.glob("*.bin")]

@@ -1,7 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first requests a stop and is answered at once; the second discards the step.
+"""Ctrl-C, SIGTERM and SIGHUP: the first requests a stop and is answered immediately; the second discards the step.
 
-Python runs a signal handler only after the current call of the main thread, and a backward pass is one call. So a
-thread that the signal wakes gives the answer.
+Python runs a signal handler only after the main thread's current call, and a backward pass is one call. So a separate
+thread, woken by the signal, gives the answer.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def stop_signals() -> list[signal.Signals]:
 
 @contextmanager
 def on_stop(handle: Callable[[int], object], signals: Iterable[signal.Signals]) -> Iterator[None]:
-    """Within the block, call `handle` with the number of each of these signals that arrives.
+    """Within the block, call `handle` with the number of each of these signals when it arrives.
 
-    Outside of the main thread, signals are left alone.
+    Outside the main thread, signals are left alone.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -56,7 +56,7 @@ def _ignore_hangup(number: int) -> None:
 
 
 def leave_terminal() -> None:
-    """Send output to nowhere if its terminal is gone: an error on writing would prevent the checkpoint."""
+    """Discard output if its terminal is gone, because a write error would prevent the checkpoint."""
     for descriptor in (1, 2):
         try:
             os.tcgetpgrp(descriptor)
@@ -67,17 +67,17 @@ def leave_terminal() -> None:
                 os.close(null)
 
 
-class StopNow(Exception):  # noqa: N818 (it is no error)
-    """A stop was requested during work that can be discarded, because nothing was learned in it."""
+class StopNow(Exception):  # noqa: N818 (not an error)
+    """A stop was requested during work that can be discarded because nothing was learned in it."""
 
 
 class StopRequest:
     """Within the block, the first stop signal sets `requested`; the second raises KeyboardInterrupt.
 
-    Outside of the main thread signals are left alone.
+    Outside the main thread, signals are left alone.
 
     Args:
-        answer: Called once, at the first signal, from another thread; True means that work in progress is discarded.
+        answer: Called once, at the first signal, from a separate thread; True means that work in progress is discarded.
     """
 
     def __init__(self, answer: Callable[[bool], None] = lambda _: None) -> None:
@@ -106,13 +106,13 @@ class StopRequest:
         signal.set_wakeup_fd(self._previous_fd)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        self._writer.close()  # the thread reads the end
+        self._writer.close()  # the thread reads end-of-file
         self._thread.join()
         self._reader.close()
 
     @contextmanager
     def discarding(self) -> Iterator[None]:
-        """Mark work that learns nothing. A stop request ends it when it begins, at a `check`, or when it ends."""
+        """Mark work that learns nothing. A stop request ends it at its start, at a `check`, or at its end."""
         self._discards = True
         try:
             self.check()
@@ -137,8 +137,8 @@ class StopRequest:
         while received := self._reader.recv(1):
             if received[0] in self._previous:
                 leave_terminal()
-                # Unless the main thread has run its handler, it is still in the call that the signal interrupted: judge
-                # by what it does now.
+                # Until the main thread runs its handler, it is still in the call that the signal interrupted, so go by
+                # what it is doing now.
                 discards = self._discards
                 if self.requested:
                     discards = self._discarded
