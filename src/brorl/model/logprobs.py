@@ -222,7 +222,8 @@ class LogprobHead:
 
     def call_with_settings(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Call a function with the distribution, the entropy flag and tensors; compiled if `compile` is set."""
-        return (compiled(function) if self.compile else function)(self.next_token, self.entropy, *inputs)
+        compile_it = self.compile and inputs[0].shape[0] > 1  # a single row would be compiled separately
+        return (compiled(function) if compile_it else function)(self.next_token, self.entropy, *inputs)
 
 
 class _Reduced(torch.autograd.Function):
