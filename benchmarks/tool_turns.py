@@ -26,7 +26,7 @@ from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tools.calculator import calculator
 from brorl.tools.calls import Call
-from brorl.tools.of_recipe import with_turns
+from brorl.tools.setup import with_turns
 from brorl.tools.toolbox import Toolbox
 from brorl.training.inputs import prepare_run
 

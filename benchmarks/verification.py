@@ -40,7 +40,7 @@ from brorl.prompts.code_tests import CodeTests, StdinCases, TestCode
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.math import MathVerifier
-from brorl.verification.domains.table import DOMAINS
+from brorl.verification.domains.verifiers import DOMAINS
 from brorl.verification.sandbox.pool import ProgramPool, WorkerPool, Workers
 from brorl.verification.sandbox.request import Limits, Reply
 from brorl.verification.sandbox.worker import Worker

@@ -29,7 +29,7 @@ from brorl.runs.run_directory import read_runs
 from brorl.runs.step_record import KEYS, StepRecord, to_json
 from brorl.storage import dotted_items
 from brorl.tools.calls import Failure
-from brorl.verification.domains.table import DOMAINS
+from brorl.verification.domains.verifiers import DOMAINS
 from run_support import SMALL, command
 
 ROOT = Path(__file__).resolve().parent.parent

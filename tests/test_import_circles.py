@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import brorl
-from brorl.verification.domains.table import DOMAINS
+from brorl.verification.domains.verifiers import DOMAINS
 from run_support import SMALL
 
 PACKAGE = Path(brorl.__file__).parent

@@ -24,7 +24,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.prompts.science import read_science_reference
 from brorl.training.questions import build_questions
-from brorl.verification.domains.table import make_verifiers
+from brorl.verification.domains.verifiers import make_verifiers
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.settings import VerificationSettings
 

@@ -60,7 +60,7 @@ def test_a_stopped_stage_continues_and_its_table_states_what_the_runs_measured(
 ) -> None:
     table = tmp_path / "table.yaml"
     settings = {
-        "budget.unit": "samples", "budget.limit": 600, "budget.marks": [200], "steps": None, "report": False,
+        "budget.unit": "samples", "budget.limit": 600, "budget.eval_points": [200], "steps": None, "report": False,
         "evaluation.every": 0, "evaluation.num_prompts": 4, "checkpoint_every": 1, "prompts_per_step": 4,
     }  # fmt: skip
     arms = {"16 plain": {}, "32 averaged": {"rollouts_per_prompt": 32, "optimizer.ema_decay": 0.9}}
@@ -109,7 +109,7 @@ def run_of_three_evaluations(arm: str, n: int, seed: int, draw: np.random.Genera
     ]  # fmt: skip
     settings = {
         "model": "quickstart", "rollouts_per_prompt": n, "prompts_per_step": 4, "budget.unit": "seconds",
-        "budget.limit": 20, "budget.marks": [10],
+        "budget.limit": 20, "budget.eval_points": [10],
     }  # fmt: skip
     return {"arm": arm, "seed": seed, "settings": settings, "evaluations": evaluations}
 

@@ -25,7 +25,7 @@ for number, cell in enumerate(CELLS):
 FEWER = {
     "steps=20": "steps=2",
     'match="seconds"': 'match="steps"',
-    "budget=30": "budget=2, marks=1",
+    "budget=30": "budget=2, eval_points=1",
     "seeds=3": "seeds=2",
 }
 

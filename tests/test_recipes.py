@@ -14,7 +14,7 @@ from brorl.config.settings import TrainConfig
 from brorl.prompts.public_data import LAYOUTS
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import FileSource, GymSource
-from brorl.verification.domains.table import DOMAINS
+from brorl.verification.domains.verifiers import DOMAINS
 from brorl.verification.gym.task import OUT_OF_DISTRIBUTION, SETS
 
 ROOT = Path(__file__).parents[1]
@@ -165,7 +165,7 @@ def test_the_five_domains_have_layouts_templates_weights_and_verifiers(name: str
     for source in recipe.data.sources:
         if isinstance(source, FileSource):
             assert source.layout is not None
-            assert source.path in LAYOUTS[source.layout].data_sets
+            assert source.path in LAYOUTS[source.layout].datasets
         else:
             assert isinstance(source, GymSource)
             assert source.gym == ("prorl",)

@@ -21,7 +21,7 @@ FEW = {
     "train": f"--steps 2 --prompts_per_step 4 {FEW_SAMPLES}",
     "eval": "--samples 16 --evaluation.num_prompts 8",
     "plan": "--pilot-prompts 8 --pilot-rollouts 16",
-    "compare": f"--match steps --budget 2 --marks 1 --seeds 1 {FEW_SAMPLES}",
+    "compare": f"--match steps --budget 2 --eval-points 1 --seeds 1 {FEW_SAMPLES}",
     "examples/word_problems/make_model.py": "--steps 60",
 }
 NEED_THE_HUB = (  # their model is not on this machine

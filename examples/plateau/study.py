@@ -32,7 +32,7 @@ from equal_score import at_equal_score
 
 from brorl.arrays import FloatArray
 from brorl.comparison.results import costs_at, coverage_change, equal_amount, scores_at_cost
-from brorl.comparison.scores import Arm, Comparison, FinishedRun, Score, scores_at, start_scores
+from brorl.comparison.scores import Arm, Comparison, FinishedRun, RunEvaluation, scores_at, start_scores
 from brorl.config.reading import parse_yaml
 from brorl.cost import Cost, Unit, short_amount
 from brorl.evaluation.paired import (
@@ -228,11 +228,11 @@ def verdict_of(task: str, stage: str) -> Comparison | None:
     )  # fmt: skip
     settings, (start, *_) = first["settings"], first["evaluations"]
     prompts = tuple(map(str, range(len(start["num_correct"]))))
-    limit, marks = settings["budget.limit"], settings["budget.marks"]
+    limit, marks = settings["budget.limit"], settings["budget.eval_points"]
     num_samples = max(map(int, start["pass_at"]))
     return Comparison(
         checkpoint=settings["model"], unit=settings["budget.unit"], budget=limit,
-        eval_points=tuple(sorted({*marks, limit})), prompts=prompts, tasks=(task,) * len(prompts),
+        eval_points=tuple(sorted({*marks, limit})), prompts=prompts, sources=(task,) * len(prompts),
         num_samples=num_samples, ks=tuple(map(int, start["pass_at"])), arms=arms, machine="",
     )  # fmt: skip
 
@@ -240,7 +240,7 @@ def verdict_of(task: str, stage: str) -> Comparison | None:
 def _scores_of(run: Settings) -> FinishedRun:
     """Return the evaluations of a run. Tokens of the evaluations are not recorded: no table here needs them."""
     scores = [
-        Score(
+        RunEvaluation(
             Cost(e["steps"], e["seconds"], e["samples"], unique_tokens=e["tokens"]),
             np.array(e["num_correct"]), np.zeros(len(e["num_correct"]), np.int64), truncation_rate=0.0,
         )

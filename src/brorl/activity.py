@@ -19,11 +19,11 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """A phase begins, and the previous one ends."""
+class Stage:
+    """A stage begins, and the previous one ends."""
 
-    name: str  # `loading`, `evaluating`, `saving`, or the name of a phase in the metrics (`generation`, ...)
-    detail: str = ""  # what the phase works on, such as `model`; may be empty
+    name: str  # `loading`, `evaluating`, `saving`, or the name of a stage in the metrics (`generation`, ...)
+    detail: str = ""  # what the stage works on, such as `model`; may be empty
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Round:
     number: int  # counts the step's rounds from 1; later rounds replace prompts that dynamic sampling dropped
     groups: int  # groups in the step so far, including those carried from earlier steps
     wanted: int  # groups that the step needs
-    fraction_cut: float = 0.0  # 0 to 1: share of the rollouts so far in this step that were truncated
+    truncation_rate: float = 0.0  # 0 to 1: share of the rollouts so far in this step that were truncated
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Updating:
     updates: int
 
 
-Activity = Step | Phase | Round | Decoding | Updating
+Activity = Step | Stage | Round | Decoding | Updating
 Observe = Callable[[Activity], None]
 Echo = Callable[[str], None]  # receives a line for the user
 
@@ -68,7 +68,7 @@ def unobserved(_: Activity) -> None:
 
 
 class Stopwatch:
-    """Accumulates the seconds of named phases: `with clock("generation"): ...`; `now` returns the time in seconds."""
+    """Accumulates the seconds of named stages: `with clock("generation"): ...`; `now` returns the time in seconds."""
 
     def __init__(self, observe: Observe = unobserved, now: Callable[[], float] = perf_counter) -> None:
         self._observe, self._now = observe, now
@@ -80,15 +80,15 @@ class Stopwatch:
         self._seconds: dict[str, float] = {}
 
     @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
+    def __call__(self, stage: str) -> Iterator[None]:
         """Time a block."""
-        self._observe(Phase(phase))
+        self._observe(Stage(stage))
         started = self._now()
         try:
             yield
         finally:
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + self._now() - started
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + self._now() - started
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each phase, and the total since the start."""
+        """Return the seconds of each stage, and the total since the start."""
         return {**self._seconds, "total": self._now() - self._started}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from brorl.activity import Echo, Observe, Phase, Stopwatch, unobserved
+from brorl.activity import Echo, Observe, Stage, Stopwatch, unobserved
 from brorl.config.settings import TrainConfig
 from brorl.evaluation.evaluator import Evaluator, held_out_batch, weights_fingerprint
 from brorl.model.settings import LoraSettings
@@ -17,7 +17,7 @@ from brorl.rollout.engine import Engine
 from brorl.runs.checkpoint import TrainerState, discard_unfinished
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.step_record import StepRecord
-from brorl.tools.of_recipe import with_turns
+from brorl.tools.setup import with_turns
 from brorl.training.collector import Collector, SyncCollector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.inputs import input_lines, prepare_run
@@ -61,7 +61,7 @@ def build_run(
     """
     discard_unfinished(directory.checkpoints)
     checkpoint = find_start(config, directory)
-    observe(Phase("loading", "data"))
+    observe(Stage("loading", "data"))
     inputs = prepare_run(config, str(checkpoint) if checkpoint else config.model)
     for line in input_lines(inputs, config):
         echo(line)
@@ -123,9 +123,9 @@ def build_evaluation(
     else:
         from brorl.distributed.remote_parts import place_engine, place_verifiers, remote_fingerprint
 
-        observe(Phase("starting", "cluster"))
+        observe(Stage("starting", "cluster"))
         cluster.start()
-        observe(Phase("loading", "model"))
+        observe(Stage("loading", "model"))
         verifiers = place_verifiers(cluster, config, verifiers)
         engine = place_engine(cluster, config, inputs.context, observe)
         weights = cluster.call(remote_fingerprint, config)

@@ -69,8 +69,8 @@ COMMANDS = {
 }  # fmt: skip
 
 _METAVARS = {
-    "config_or_path": "RECIPE", "output": "FILE", "folder": "DIR", "output_dir": "DIR", "sweep": "KEY=V,V,...",
-    "marks": "N|X,X,...",
+    "recipe": "RECIPE", "output": "FILE", "folder": "DIR", "output_dir": "DIR", "sweep": "KEY=V,V,...",
+    "eval_points": "N|X,X,...",
 }  # fmt: skip
 _SETTING = "setting:"
 _LIST = inspect.Parameter.VAR_POSITIONAL

@@ -393,7 +393,7 @@ class RolloutTree:
         )
 
 
-def fraction_cut(trees: Sequence[RolloutTree]) -> float:
+def truncation_rate(trees: Sequence[RolloutTree]) -> float:
     """Return the fraction of rollouts that were truncated at the length limit; 0 without trees."""
     return sum(tree.num_truncated for tree in trees) / max(sum(tree.num_rollouts for tree in trees), 1)
 

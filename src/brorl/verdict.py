@@ -12,7 +12,7 @@ NO_CODE = "no code block"
 UNFINISHED = "unfinished thought"  # the response ends inside a thought
 TRUNCATED = "truncated"
 TIMEOUT = "timeout"
-CUT_OFF = "timeout of all programs"  # the response used up its share of the batch time limit
+BATCH_TIMEOUT = "batch timeout"  # the response used up its share of the batch time limit
 OUT_OF_MEMORY = "out of memory"
 CRASHED = "verifier crashed"
 RAISED = "verifier raised"  # followed by the exception: `verifier raised ValueError: ...`
@@ -23,7 +23,7 @@ _SEPARATOR = ": "
 
 def is_timeout(reason: str) -> bool:
     """Return whether a verdict's reason is a timeout."""
-    return reason in (TIMEOUT, CUT_OFF)
+    return reason in (TIMEOUT, BATCH_TIMEOUT)
 
 
 def is_failure(reason: str) -> bool:

@@ -29,7 +29,7 @@ TINY: dict[str, Any] = {
     for name, value in (option.split("=", 1) for option in SMALL)
     if name not in ("--rollouts_per_prompt", "--prompts_per_step", "--evaluation.every", "--report")
 }
-BUDGET: dict[str, Any] = {"match": "steps", "budget": 4, "marks": [2], "seeds": 1, "jobs": 1}
+BUDGET: dict[str, Any] = {"match": "steps", "budget": 4, "eval_points": [2], "seeds": 1, "jobs": 1}
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_a_run_keeps_the_evaluations_that_end_it_and_never_pauses(
 @pytest.mark.parametrize("unit", ["seconds", "steps"])
 def test_evaluation_points_rise_to_the_budget(budget: float, unit: Unit) -> None:
     """They do so even where a point just below the budget is rounded to more than the budget."""
-    for marks in (None, 1, 9, [budget * (1 - 1e-9)], [budget / 3, budget]):
-        points = _eval_points(marks, budget, unit)
+    for points_or_number in (None, 1, 9, [budget * (1 - 1e-9)], [budget / 3, budget]):
+        points = _eval_points(points_or_number, budget, unit)
         assert points[-1] == budget
         assert all(0 < a < b for a, b in pairwise(points))
 

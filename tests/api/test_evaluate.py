@@ -90,7 +90,7 @@ def test_the_function_and_the_command_give_the_same_evaluation(
     assert stored(result.path)["prompts"] == record["prompts"] == [asdict(prompt) for prompt in result.prompts]
     assert {int(k): at for k, at in record["overall"]["pass_at"].items()} == asdict(result.overall)["pass_at"]
     correct = [row["correct"] for row in content(result.path) for _ in range(row["count"])]
-    assert result.by_data_set["countdown"].pass_at[1].value == pytest.approx(np.mean(correct))
+    assert result.by_source["countdown"].pass_at[1].value == pytest.approx(np.mean(correct))
 
     for estimate in result.overall.pass_at.values():
         shown = f"{estimate.value:.3f} [{estimate.low:.2f}, {estimate.high:.2f}]"

@@ -102,7 +102,7 @@ def test_every_option_of_every_command_has_help() -> None:
         ("evaluation.ks", ("1,8", "[1,8]", "[1, 8]", "1, 8"), (1, 8)),
         ("evaluation.ks", ("1", "[1]"), (1,)),
         ("optimizer.betas", ("0.9,0.99", "[0.9, 0.99]"), (0.9, 0.99)),
-        ("budget.marks", ("10,20.5", "[10, 20.5]", " [10,20.5]"), (10, 20.5)),
+        ("budget.eval_points", ("10,20.5", "[10, 20.5]", " [10,20.5]"), (10, 20.5)),
         ("evaluation.sources", ("a,b c", "[a, b c]"), ("a", "b c")),
         ("phases", ("[]",), ()),
     ],
@@ -244,7 +244,7 @@ def test_run_that_finds_no_mixed_group_ends_well_and_says_why(tiny: Path) -> Non
     assert Path("run/checkpoints/step-000000/COMMIT").exists()
     start, end = map(json.loads, Path("run/metrics.jsonl").read_text().splitlines())
     assert (start["step"], end["step"]) == (0, 1)
-    assert "no group was mixed" in end["ended"]
+    assert "no group was mixed" in end["end_reason"]
     assert (end["sampling"]["rounds"], end["sampling"]["samples"]) == (2, 2 * 32 * 4)  # looking has its cost
     assert end["seconds"]["total"] > 0
     assert end["evaluation"]["prompts"] == start["evaluation"]["prompts"]  # the run is evaluated where it ends

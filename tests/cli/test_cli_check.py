@@ -141,7 +141,7 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
     added = unfinished * (config.sampling.max_new_tokens - 3) * (cost["generation"] + cost["training"])
     assert cut.max_seconds == pytest.approx(cut.seconds["total"] + added, rel=1e-6)
     assert unfinished > 0
-    assert cut.fraction_cut == pytest.approx(unfinished / (8 * 64))
+    assert cut.truncation_rate == pytest.approx(unfinished / (8 * 64))
 
     monkeypatch.setattr(step_forecast, "MAX_TOKENS", 128)
     few = replace(parts, config=recipe(parts.config, max_responses_per_outcome=2))

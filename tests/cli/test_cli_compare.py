@@ -29,7 +29,7 @@ from brorl.comparison.run_processes import (
     slots_for,
 )
 from brorl.comparison.scores import PlannedRun, progress_of
-from brorl.comparison.spec import Arguments, arm_folders, read_comparison, spec_for, spec_in
+from brorl.comparison.spec import ComparisonRequest, arm_folders, read_comparison, spec_for, spec_in
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.cost import Budget
@@ -46,7 +46,7 @@ OTHER = ("--rollouts_per_prompt", "--prompts_per_step", "--evaluation.every", "-
 TINY = (*(s for s in SMALL if not s.startswith(OTHER)), "--prompts_per_step=2")
 JOBS = len(cpu_slots(None, 1)[:2])
 SWEEP = (
-    "--sweep=rollouts_per_prompt=8,16", "--match=steps", "--budget=8", "--marks=2", "--seeds=2", f"--jobs={JOBS}"
+    "--sweep=rollouts_per_prompt=8,16", "--match=steps", "--budget=8", "--eval-points=2", "--seeds=2", f"--jobs={JOBS}"
 )  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def test_what_is_read_is_what_the_runs_measured(compared: Compared) -> None:
             assert (run.groups, run.groups_mixed) == tuple(
                 sum(r["sampling"][name] for r in steps) for name in ("groups", "groups_mixed")
             )
-            assert run.ended_early is None
+            assert run.end_reason is None
             evaluations = [r["evaluation"] for r in records if "evaluation" in r]
             for score, evaluation in zip(run.scores, evaluations, strict=True):
                 assert score.num_correct_P.tolist() == evaluation["prompts"]["num_correct"]
@@ -186,7 +186,7 @@ def test_progress_follows_a_run_that_goes_back_to_a_checkpoint(compared: Compare
 def test_seeds_can_be_added_and_it_is_remembered(compared: Compared, tmp_path: Path) -> None:
     shutil.copytree(compared.folder, tmp_path / "out", symlinks=True)
     spec_file = tmp_path / "out/compare.json"
-    plan = spec_in(tmp_path / "out", Arguments(seeds=4))
+    plan = spec_in(tmp_path / "out", ComparisonRequest(seeds=4))
     assert (plan.seeds, plan.seeds_before) == (4, (2,))
     spec_file.write_text("{")
     assert "is damaged" in refusal(tmp_path / "out")
@@ -203,10 +203,10 @@ def test_a_run_that_collapses_ends_there_and_keeps_its_score(tmp_path: Path) -> 
     for arm in read_comparison(folder).arms:
         (run,) = arm.runs
         record = records_of(Path(run.path))[-1]
-        assert run.ended_early == record["ended"] == record["collapse"]
+        assert run.end_reason == record["end_reason"] == record["collapse"]
         assert run.scores[-1].num_correct_P.tolist() == record["evaluation"]["prompts"]["num_correct"]
         assert run.cost.samples < 100_000
-    assert "ended" in outcome.said
+    assert "end_reason" in outcome.said
     assert "runs are complete already" in command("compare", folder).said
 
 
@@ -250,13 +250,15 @@ def test_what_cannot_be_compared_is_refused_in_one_line(arguments: list[str], wo
 def test_runs_on_a_cluster_are_made_one_after_another_with_all_cores() -> None:
     settings = {"cluster.nodes": 2, "engine.threads": 1}
     sweep = {"rollouts_per_prompt": [4, 8]}
-    plan = spec_for(None, Arguments(("quickstart",), sweep, match="steps", budget=2, overrides=settings))
+    plan = spec_for(None, ComparisonRequest(("quickstart",), sweep, match="steps", budget=2, overrides=settings))
     (slot,) = slots_for(None, plan.arms)
     assert slot == cpu_slots(1, 0)[0]
     assert machine_of([slot], plan.arms).endswith("1 run at a time, each on a cluster of 2 machines")
-    alone = spec_for(None, Arguments(("quickstart",), sweep, match="steps", budget=2, overrides={"engine.threads": 1}))
+    alone = spec_for(
+        None, ComparisonRequest(("quickstart",), sweep, match="steps", budget=2, overrides={"engine.threads": 1})
+    )
     assert slots_for(None, alone.arms) == cpu_slots(None, 1)
-    timed = spec_for(None, Arguments(("quickstart",), sweep, budget=2, overrides={"engine.clock": "cpu"}))
+    timed = spec_for(None, ComparisonRequest(("quickstart",), sweep, budget=2, overrides={"engine.clock": "cpu"}))
     assert machine_of([slot], timed.arms).endswith(", in CPU seconds")
 
 
@@ -369,7 +371,7 @@ def test_the_status_line_has_the_runs_that_measure_a_step(tmp_path: Path, monkey
         shown.append(screen.describe(None))
 
     monkeypatch.setattr("brorl.comparison.run_processes.finish_runs", finish)
-    arguments = Arguments(("quickstart",), {"rollouts_per_prompt": [4, 8]}, budget=60)
+    arguments = ComparisonRequest(("quickstart",), {"rollouts_per_prompt": [4, 8]}, budget=60)
     screen = Screen(silent=True)
     spec = spec_for(None, arguments)
     assert fitted(spec, arguments, tmp_path / "out", cpu_slots(1, 0), screen) == spec
@@ -379,7 +381,7 @@ def test_the_status_line_has_the_runs_that_measure_a_step(tmp_path: Path, monkey
 
 @pytest.mark.slow
 def test_without_arguments_n_16_and_n_512_broaden_and_sharpen_from_the_plateau() -> None:
-    plan = spec_for(None, Arguments())
+    plan = spec_for(None, ComparisonRequest())
     few, many = (arm.config for arm in plan.arms)
     assert few.model == many.model == "plateau"
     assert (few.rollouts_per_prompt, many.rollouts_per_prompt) == (16, 512)
@@ -390,7 +392,9 @@ def test_without_arguments_n_16_and_n_512_broaden_and_sharpen_from_the_plateau()
         "broaden until 0.5 (maxrl, order N-1), then sharpen (reinforce_pp_baseline, learning rate 1.0e-04)",
         "broaden until 0.4 (maxrl, order N-1), then sharpen (grpo, learning rate 5.0e-04)",
     ]
-    assert len(plan.eval_points) < len(spec_for(None, Arguments(("plateau-16", "plateau-512"), budget=30)).eval_points)
+    assert len(plan.eval_points) < len(
+        spec_for(None, ComparisonRequest(("plateau-16", "plateau-512"), budget=30)).eval_points
+    )
 
 
 def test_a_folder_does_not_hide_a_recipe_of_its_name() -> None:
@@ -459,7 +463,7 @@ def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_budget_in_which_no_step_fits_is_raised(tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    unit = ("--match=samples", "--budget=100", "--seeds=1", "--marks=1")
+    unit = ("--match=samples", "--budget=100", "--seeds=1", "--eval-points=1")
     outcome = command("compare", "quickstart", *SWEEP, *unit, *TINY, "--output-dir", folder)
     assert outcome.code == 0, outcome
     (budget,) = re.findall(r"the budget is ([\d,]+) \w+ instead of 100 \w+, because a step of N=16 takes", outcome.said)

@@ -219,7 +219,7 @@ def test_benchmarks_of_one_model(tiny: Path, tmp_path: Path) -> None:
     prompts = {row["prompt_id"]: row["prompt"] for row in rows("out")}
     assert prompts == {**{f"aime24:{i + 1}": f"What is {i}?\n\n{asked}" for i in range(3)}, "mine:1": "1+1?"}
     found = record("out")
-    assert (list(found["by_data_set"]), list(found["by_domain"])) == (["aime24", "mine"], ["math"])
+    assert (list(found["by_source"]), list(found["by_domain"])) == (["aime24", "mine"], ["math"])
     assert found["overall"]["num_prompts"] == 4
     assert found["settings"]["data"]["aime24"]["source"]["path"] == str(aime)
     assert "all prompts" in outcome.said

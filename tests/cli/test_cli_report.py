@@ -41,7 +41,7 @@ def test_a_report_of_a_real_run(run: Path) -> None:
     data = embedded(page)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     traces = {chart["name"]: chart["traces"] for chart in data["charts"]}
-    assert set(traces) >= {"reward", "pass1", "passk", "held-out", "informative", "unsampled", "sharing", "seconds"}
+    assert set(traces) >= {"reward", "pass1", "passk", "held-out", "mixed", "unsampled", "sharing", "seconds"}
     steps = [r for r in records if "sampling" in r]
     assert traces["reward"][0]["y"] == pytest.approx([r["sampling"]["reward"] for r in steps], rel=1e-6)
     assert traces["entropy"][0]["y"] == pytest.approx([r["update"]["entropy"] for r in steps], rel=1e-6)

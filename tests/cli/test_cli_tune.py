@@ -17,7 +17,7 @@ from brorl.algorithms.settings import AdvantageSettings
 from brorl.api.tune import _own_config
 from brorl.comparison import answer as comparison_report
 from brorl.comparison.arm_recipes import ArmRecipe
-from brorl.comparison.scores import FinishedRun, Score
+from brorl.comparison.scores import FinishedRun, RunEvaluation
 from brorl.config.reading import make_config, parse_yaml, read_recipe
 from brorl.cost import Budget, Cost
 from brorl.errors import UserError
@@ -54,7 +54,7 @@ def score_of(run: Path, spent: float) -> float:
             score = float(sum(counts) / len(counts) / record["evaluation"]["num_samples"])
             if seconds >= spent:
                 return score
-    assert "ended" in record
+    assert "end_reason" in record
     return score
 
 
@@ -92,7 +92,7 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
         for standing in rung:
             run = folder / "race" / standing.arm.replace(" ", "_")
             assert standing.score == pytest.approx(score_of(run, fraction * limit), abs=1e-12)
-            if "ended" not in records_of(run)[-1]:
+            if "end_reason" not in records_of(run)[-1]:
                 assert (seconds_of(run) >= limit) == (standing.arm in {s.arm for s in result.race[-1]})
     dropped = {s.arm for rung in result.race[:-1] for s in rung if s.dropped}
     assert dropped.isdisjoint({s.arm for s in result.race[-1]})
@@ -259,7 +259,7 @@ def test_a_race_leaves_out_prompts_that_were_not_verified_in_every_run(
 
     def read(directory: Path, seed: int, _: Budget) -> tuple[FinishedRun, None]:
         costs, counts = [Cost(seconds=spent) for spent in (0.0, 1.0, 2.0)], np.array([8, 0, 4])
-        scores = tuple(Score(cost, counts, counts, 0.0, lost[directory.name]) for cost in costs)
+        scores = tuple(RunEvaluation(cost, counts, counts, 0.0, lost[directory.name]) for cost in costs)
         return FinishedRun(seed, scores, costs[-1], {}, 0, 0, None, str(directory)), None
 
     monkeypatch.setattr(module, "read_scores", read)
@@ -274,11 +274,11 @@ def test_the_recipe_of_the_answer_can_be_trained(tmp_path: Path) -> None:
     """The recipe of a run or of an arm has a folder, marks and a pause of its own."""
     settings = {
         "output_dir": "runs/mine", "steps": None, "budget.unit": "samples", "budget.limit": 1e6,
-        "budget.marks": [5e5], "budget.pause_at": 2e5, "tracking.run_name": "mine",
+        "budget.eval_points": [5e5], "budget.pause_at": 2e5, "tracking.run_name": "mine",
     }  # fmt: skip
     config = make_config(read_recipe("quickstart"), settings, "")
     recipe = make_config(read_recipe(str(recipe_for(config, 30.0, tmp_path))), {}, "")
-    assert (recipe.output_dir, recipe.budget.marks, recipe.budget.pause_at) == (None, (), None)
+    assert (recipe.output_dir, recipe.budget.eval_points, recipe.budget.pause_at) == (None, (), None)
     assert (recipe.budget.unit, recipe.budget.limit, recipe.steps) == ("seconds", 30.0, None)
     assert recipe.tracking.run_name is None
     assert recipe.optimizer == config.optimizer

@@ -10,7 +10,7 @@ from run_support import command
 
 
 @pytest.mark.parametrize("arguments", [("train",), ("resume", "run")])
-@pytest.mark.parametrize("metrics", [(), ({"step": 1, "update": {}}, {"step": 2, "ended": "no group was mixed"})])
+@pytest.mark.parametrize("metrics", [(), ({"step": 1, "update": {}}, {"step": 2, "end_reason": "no group was mixed"})])
 @pytest.mark.parametrize(
     ("ending", "code"),
     [

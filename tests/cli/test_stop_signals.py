@@ -21,7 +21,7 @@ from run_support import SMALL, Outcome
 pytestmark = pytest.mark.linux
 SETTINGS = tuple(s for s in SMALL if not s.startswith(("--rollouts_per_prompt", "--evaluation.every", "--report")))
 COMPARE = ("compare", "quickstart", "--sweep=rollouts_per_prompt=8,16", "--match=steps", "--budget=5000",
-           "--marks=1", "--seeds=2", "--jobs=2", *SETTINGS, "--output-dir=out")  # fmt: skip
+           "--eval-points=1", "--seeds=2", "--jobs=2", *SETTINGS, "--output-dir=out")  # fmt: skip
 WITHIN_S = 400.0  # no matter how busy the machine is
 
 

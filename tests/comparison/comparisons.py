@@ -12,23 +12,23 @@ from brorl.comparison.arm_recipes import short_names
 from brorl.comparison.figure import make_figure
 from brorl.comparison.findings import Finding, answer_of, caveats_of
 from brorl.comparison.results import results_of
-from brorl.comparison.scores import Arm, Comparison, FinishedRun, Score
+from brorl.comparison.scores import Arm, Comparison, FinishedRun, RunEvaluation
 from brorl.cost import Cost, Unit
 
 
 def score_of(
     cost: Cost, num_correct_P: Sequence[int] | NDArray[np.int64], tokens_P: Sequence[int] | None = None
-) -> Score:
+) -> RunEvaluation:
     correct = np.asarray(num_correct_P, np.int64)
     tokens = np.full(correct.size, 100) if tokens_P is None else np.asarray(tokens_P, np.int64)
-    return Score(cost, correct, tokens, 0.0)
+    return RunEvaluation(cost, correct, tokens, 0.0)
 
 
 def run_of(
     seed: int,
-    scores: Sequence[Score],
+    scores: Sequence[RunEvaluation],
     *,
-    ended_early: str | None = None,
+    end_reason: str | None = None,
     cost: Cost | None = None,
     phases: Mapping[str, float] | None = None,
     groups: tuple[int, int] = (10, 5),
@@ -36,7 +36,7 @@ def run_of(
 ) -> FinishedRun:
     cost = (scores[-1].cost if scores else Cost()) if cost is None else cost
     path = f"runs/{seed}" if path is None else path
-    return FinishedRun(seed, tuple(scores), cost, phases or {}, groups[0], groups[1], ended_early, path)
+    return FinishedRun(seed, tuple(scores), cost, phases or {}, groups[0], groups[1], end_reason, path)
 
 
 def figure_of(comparison: Comparison) -> Figure:
@@ -57,7 +57,7 @@ def comparison_of(
     unit: Unit = "seconds",
     ks: tuple[int, ...] = (1,),
 ) -> Comparison:
-    sources = sources or ["task"] * arms[0].runs[0].scores[0].num_correct_P.size
+    sources = sources or ["source"] * arms[0].runs[0].scores[0].num_correct_P.size
     prompts = tuple(f"held-{i}" for i in range(len(sources)))
     points = tuple(eval_points)
     return Comparison(
@@ -74,8 +74,8 @@ def _arms(numbers: Sequence[int], names: Sequence[str] | None, runs: Sequence[Se
     ]
 
 
-def _sources(num_prompts: int, num_tasks: int) -> list[str]:
-    return [f"task-{i * num_tasks // num_prompts}" for i in range(num_prompts)]
+def _sources(num_prompts: int, num_sources: int) -> list[str]:
+    return [f"source-{i * num_sources // num_prompts}" for i in range(num_prompts)]
 
 
 def cost_at(num_rollouts: int, seconds: float, more_steps: int = 0) -> Cost:
@@ -97,7 +97,7 @@ def synthetic(
     *,
     numbers: Sequence[int] = (16, 512),
     num_seeds: int = 3,
-    num_tasks: int = 2,
+    num_sources: int = 2,
     num_prompts: int = 40,
     num_samples: int = 32,
     ks: tuple[int, ...] = (1, 4, 16),
@@ -114,7 +114,7 @@ def synthetic(
         rng: Randomness.
         numbers: N of each arm.
         num_seeds: Runs of each arm.
-        num_tasks: Sources of the prompts.
+        num_sources: Sources of the prompts.
         num_prompts: Held-out prompts, spread evenly over the sources.
         num_samples: Responses per prompt.
         ks: Which pass@k.
@@ -143,8 +143,8 @@ def synthetic(
             phases = {"generation": 0.3 * seconds, "verification": 0.05 * seconds, "training": 0.6 * seconds}
             mixed = int(groups * rng.uniform(0.3, 0.9))
             path = f"runs/seed-{run}"
-            runs_A[-1].append(run_of(run, scores, ended_early=why, phases=phases, groups=(groups, mixed), path=path))
-    sources = _sources(num_prompts, num_tasks)
+            runs_A[-1].append(run_of(run, scores, end_reason=why, phases=phases, groups=(groups, mixed), path=path))
+    sources = _sources(num_prompts, num_sources)
     arms = _arms(numbers, names, runs_A)
     return comparison_of(arms, eval_points, num_samples, sources=sources, unit=unit, ks=ks)
 
@@ -156,7 +156,7 @@ def levels(
     num_seeds: int = 3,
     num_prompts: int = 12,
     num_samples: int = 32,
-    num_tasks: int = 1,
+    num_sources: int = 1,
     names: Sequence[str] | None = None,
     ks: tuple[int, ...] = (1, 16),
 ) -> Comparison:
@@ -174,11 +174,11 @@ def levels(
             for s in range(num_seeds)
         ]
         runs_A.append(runs)
-    arms, sources = _arms(numbers, names, runs_A), _sources(num_prompts, num_tasks)
+    arms, sources = _arms(numbers, names, runs_A), _sources(num_prompts, num_sources)
     return comparison_of(arms, points[1:], num_samples, sources=sources, ks=ks)
 
 
-def evaluation_at(comparison: Comparison, arm: Arm, run: int, eval_point: float) -> Score:
+def evaluation_at(comparison: Comparison, arm: Arm, run: int, eval_point: float) -> RunEvaluation:
     """The first evaluation at which a run had spent an evaluation point, or its last."""
     scores = arm.runs[run].scores
     return next((s for s in scores if getattr(s.cost, comparison.unit) >= eval_point), scores[-1])
@@ -210,10 +210,10 @@ def _cost(number: int, unit: Unit, spent: float, run: int) -> Cost:
     return Cost(**{**whole, unit: round(spent)})
 
 
-def _score(rng: np.random.Generator, cost: Cost, logit_P: np.ndarray, num_samples: int) -> Score:
+def _score(rng: np.random.Generator, cost: Cost, logit_P: np.ndarray, num_samples: int) -> RunEvaluation:
     num_correct_P = rng.binomial(num_samples, 1 / (1 + np.exp(-logit_P)))
     tokens_P = rng.integers(5, 12, (num_samples, len(logit_P))).sum(0)
-    return Score(cost, num_correct_P, tokens_P, float(rng.uniform(0, 0.05)))
+    return RunEvaluation(cost, num_correct_P, tokens_P, float(rng.uniform(0, 0.05)))
 
 
 def findings(comparison: Comparison) -> list[Finding]:

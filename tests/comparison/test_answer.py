@@ -13,14 +13,14 @@ from brorl.comparison import findings as f
 from brorl.comparison.answer import MOST_CAVEATS, comparison_record
 from brorl.comparison.findings import answer_of, caveats_of, match_of, sentences
 from brorl.comparison.results import results_of
-from brorl.comparison.scores import Comparison, Score
+from brorl.comparison.scores import Comparison, RunEvaluation
 from brorl.comparison.tables import (
     arm_table,
     equal_table,
     frontier_table,
     pair_table,
     paired_table,
-    task_table,
+    source_table,
     use_table,
 )
 from brorl.cost import Cost, Unit
@@ -36,7 +36,7 @@ def swapped(comparison: Comparison) -> Comparison:
     return replace(comparison, arms=comparison.arms[::-1])
 
 
-def with_scores(comparison: Comparison, index: int, scores: tuple[Score, ...], **changes: object) -> Comparison:
+def with_scores(comparison: Comparison, index: int, scores: tuple[RunEvaluation, ...], **changes: object) -> Comparison:
     """Give all runs of an arm these scores."""
     arm = comparison.arms[index]
     runs = tuple(replace(run, scores=scores, **changes) for run in arm.runs)
@@ -47,7 +47,7 @@ def with_scores(comparison: Comparison, index: int, scores: tuple[Score, ...], *
 class TestTables:
     @pytest.fixture
     def comparison(self, rng: np.random.Generator) -> Comparison:
-        return synthetic(rng, num_tasks=2, num_prompts=30)
+        return synthetic(rng, num_sources=2, num_prompts=30)
 
     def test_costs_and_scores_at_the_budget(self, comparison: Comparison) -> None:
         rows = arm_table(results_of(comparison)).rows
@@ -72,7 +72,7 @@ class TestTables:
         for row, arm in zip(rows, comparison.arms, strict=True):
             runs = arm.runs
             fractions = [run.groups_mixed / run.groups for run in runs]
-            generated = [run.cost.samples / run.phase_seconds["generation"] for run in runs]
+            generated = [run.cost.samples / run.stage_seconds["generation"] for run in runs]
             assert row[:2] == (arm.name, f"{100 * sum(fractions) / 3:.1f}%")
             assert row[2] == short(sum(run.cost.samples / run.cost.seconds for run in runs) / 3)
             assert row[3] == short(sum(generated) / 3)
@@ -166,7 +166,7 @@ class TestTables:
     def test_the_start_counts_once_for_each_seed(self, rng: np.random.Generator) -> None:
         """Arms of the same seeds begin with the same evaluation: the interval is that of one arm's starts."""
         comparison = synthetic(rng)
-        starts = [Score(Cost(), *rng.integers(1, 30, (2, 40)), 0.0) for _ in range(3)]
+        starts = [RunEvaluation(Cost(), *rng.integers(1, 30, (2, 40)), 0.0) for _ in range(3)]
         comparison = replace(comparison, arms=tuple(
             replace(arm, runs=tuple(
                 replace(run, scores=(starts[run.seed], *run.scores[1:])) for run in arm.runs
@@ -177,15 +177,15 @@ class TestTables:
         for k in found.ks:
             expected = mean_over_runs(score_SP(comparison, comparison.arms[0], 0.0, k))
             assert asdict(found.scores.pass_at["start"][k]) == pytest.approx(asdict(expected), abs=1e-12)
-        for task, scores in found.tasks.items():
-            chosen = [i for i, of_prompt in enumerate(comparison.tasks) if of_prompt == task]
+        for source, scores in found.sources.items():
+            chosen = [i for i, of_prompt in enumerate(comparison.sources) if of_prompt == source]
             expected = mean_over_runs(score_SP(comparison, comparison.arms[0], 0.0)[:, chosen])
             assert asdict(scores.pass_at["start"][1]) == pytest.approx(asdict(expected), abs=1e-12)
 
     def test_scores_by_task(self, comparison: Comparison) -> None:
         for k in (1, 16):
-            rows = task_table(results_of(comparison), k).rows
-            assert [row[0] for row in rows] == ["task-0 (15)", "task-1 (15)"]
+            rows = source_table(results_of(comparison), k).rows
+            assert [row[0] for row in rows] == ["source-0 (15)", "source-1 (15)"]
             for row, chosen in zip(rows, (slice(15), slice(15, 30)), strict=True):
                 means = [score_SP(comparison, arm, 40.0, k)[:, chosen].mean() for arm in comparison.arms]
                 assert [float(cell) for cell in row[2:4]] == pytest.approx(means, abs=5.1e-4)
@@ -357,7 +357,7 @@ class TestRecord:
         assert difference == pytest.approx(b - a, abs=1e-12)
 
     def test_numbers_without_a_value_are_null(self) -> None:
-        comparison = levels([[6], [8]], num_prompts=1, num_seeds=1, num_tasks=1)
+        comparison = levels([[6], [8]], num_prompts=1, num_seeds=1, num_sources=1)
         record = json.loads(json.dumps(comparison_record(results_of(comparison)), allow_nan=False))
         difference = record["scores"]["differences"]["N=512"]["1"]
         assert (difference["prompt_test"], difference["covers"]) == (None, "nothing")

@@ -60,7 +60,7 @@ def test_lines_are_the_means(rng: np.random.Generator, numbers: tuple[int, ...])
 
 @pytest.mark.slow
 def test_bands_are_the_range_of_seeds(rng: np.random.Generator) -> None:
-    comparison = synthetic(rng, num_tasks=1)
+    comparison = synthetic(rng, num_sources=1)
     axis = panels(figure_of(comparison))[0]
     assert len(axis.collections) == 2
     for band, arm in zip(axis.collections, comparison.arms, strict=True):
@@ -70,13 +70,13 @@ def test_bands_are_the_range_of_seeds(rng: np.random.Generator) -> None:
             at_mark = ends[np.isclose(ends[:, 0], eval_point), 1]
             assert (at_mark.min(), at_mark.max()) == pytest.approx((of_runs.min(), of_runs.max()), abs=1e-12)
     assert "mean of 3 seeds, band: their range" in axis.get_title(loc="left")
-    alone = panels(figure_of(synthetic(rng, num_tasks=1, num_seeds=1)))[0]
+    alone = panels(figure_of(synthetic(rng, num_sources=1, num_seeds=1)))[0]
     assert not alone.collections
     assert "one seed" in alone.get_title(loc="left")
 
 
 def test_an_overshoot_stands_where_it_was_spent_and_an_early_ending_at_the_mark(rng: np.random.Generator) -> None:
-    comparison = synthetic(rng, num_tasks=1, num_seeds=2, overshoot={1: 0.25}, ended_early={(0, 0): 1, (0, 1): 1})
+    comparison = synthetic(rng, num_sources=1, num_seeds=2, overshoot={1: 0.25}, ended_early={(0, 0): 1, (0, 1): 1})
     axis = panels(figure_of(comparison))[0]
     np.testing.assert_allclose(line_of(axis, "N=512")[0], [0.0, 12.5, 25.0, 50.0])
     x, y = line_of(axis, "N=16")
@@ -86,7 +86,7 @@ def test_an_overshoot_stands_where_it_was_spent_and_an_early_ending_at_the_mark(
 
 def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
     names = ("learning_rate=1e-06, mini_batches=4", "learning_rate=3e-06, mini_batches=1")
-    figure = figure_of(synthetic(rng, names=names, num_tasks=1, num_prompts=10))
+    figure = figure_of(synthetic(rng, names=names, num_sources=1, num_prompts=10))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"A: {names[0]}", f"B: {names[1]}"]
     colors = [handle.get_color() for handle in figure.legends[0].legend_handles]
     axis = panels(figure)[0]
@@ -109,7 +109,7 @@ def test_colors_follow_n(rng: np.random.Generator) -> None:
     [
         {"eval_points": (40.0,), "ks": (1,)},
         pytest.param({"overshoot": {0: 0.2, 1: 0.2}}, marks=pytest.mark.slow),
-        pytest.param({"num_seeds": 1, "num_prompts": 2, "num_tasks": 2}, marks=pytest.mark.slow),
+        pytest.param({"num_seeds": 1, "num_prompts": 2, "num_sources": 2}, marks=pytest.mark.slow),
         pytest.param(
             {"ks": (2, 8), "num_prompts": 6, "unit": "samples", "eval_points": (1e5, 2e5)}, marks=pytest.mark.slow
         ),
@@ -134,7 +134,7 @@ def test_odd_comparisons_are_told_and_drawn(
 
 @pytest.mark.slow
 def test_arms_of_different_seeds_are_compared_too(rng: np.random.Generator) -> None:
-    comparison = synthetic(rng, num_tasks=2)
+    comparison = synthetic(rng, num_sources=2)
     arms = (comparison.arms[0], replace(comparison.arms[1], runs=comparison.arms[1].runs[:2]))
     comparison = replace(comparison, arms=arms)
     found = findings(comparison)

@@ -9,15 +9,15 @@ import pytest
 
 from brorl.comparison.arm_recipes import run_config
 from brorl.comparison.results import TOLERANCE
-from brorl.comparison.spec import Arguments, ComparisonSpec, fit_budget, spec_for
+from brorl.comparison.spec import ComparisonRequest, ComparisonSpec, fit_budget, spec_for
 from brorl.cost import Budget
 from brorl.errors import UserError
 
 SWEEP = {"rollouts_per_prompt": [16, 512], "prompts_per_step": [512, 16]}
 
 
-def planned(**arguments: Any) -> tuple[ComparisonSpec, Arguments]:
-    asked = Arguments(**{"arms": ("quickstart",), "sweep": SWEEP, **arguments})
+def planned(**arguments: Any) -> tuple[ComparisonSpec, ComparisonRequest]:
+    asked = ComparisonRequest(**{"arms": ("quickstart",), "sweep": SWEEP, **arguments})
     return spec_for(None, asked), asked
 
 
@@ -27,10 +27,10 @@ def prompts(spec: ComparisonSpec) -> list[int]:
 
 def test_the_budget_of_a_comparison_ends_a_recipe_without_an_end() -> None:
     recipes = [{"steps": None, "rollouts_per_prompt": n} for n in (16, 512)]
-    spec = spec_for(None, Arguments(tuple(recipes), budget=60))
+    spec = spec_for(None, ComparisonRequest(tuple(recipes), budget=60))
     configs = [run_config(arm, 0, Path("run"), Budget("seconds", spec.budget)) for arm in spec.arms]
     assert [(config.steps, config.budget.limit) for config in configs] == [(None, 60), (None, 60)]
-    assert len(spec_for(None, Arguments((recipes[0],))).arms) == 2
+    assert len(spec_for(None, ComparisonRequest((recipes[0],))).arms) == 2
 
 
 def test_steps_that_fit_change_nothing() -> None:
@@ -49,13 +49,13 @@ def test_a_budget_that_was_not_given_is_that_of_24_steps_and_at_least_30_seconds
     assert len(fitted.eval_points) == 8
     spec, asked = planned(match="steps")
     assert spec.budget == 24
-    assert planned(marks=[10.0, 40.0])[0].budget == 40
+    assert planned(eval_points=[10.0, 40.0])[0].budget == 40
 
 
 @pytest.mark.parametrize("unit", ["seconds", "samples", "unique_tokens"])
 @pytest.mark.parametrize("cost", [1.6, 8.0, 20.0])
 def test_a_budget_that_is_too_small_is_raised_to_one_that_is_enough(unit: Any, cost: float) -> None:
-    spec, asked = planned(match=unit, budget=30, marks=2)
+    spec, asked = planned(match=unit, budget=30, eval_points=2)
     costs = {"N=16": cost, "N=512": cost / 2}
     fitted = fit_budget(spec, asked, costs)
     assert fitted.asked_budget == 30
@@ -73,14 +73,14 @@ def test_a_budget_that_is_too_small_is_raised_to_one_that_is_enough(unit: Any, c
 
 @pytest.mark.parametrize(("own", "values"), [(16, [16, 512]), (64, [64, 512]), (512, [16, 512]), (2048, [16, 2048])])
 def test_one_recipe_is_compared_at_its_own_n_and_at_another(own: int, values: list[int]) -> None:
-    spec = spec_for(None, Arguments(("quickstart",), budget="5m", overrides={"rollouts_per_prompt": own}))
+    spec = spec_for(None, ComparisonRequest(("quickstart",), budget="5m", overrides={"rollouts_per_prompt": own}))
     assert [arm.config.rollouts_per_prompt for arm in spec.arms] == values
     assert spec.budget == 300
     assert "one recipe at two N" in spec.notes[0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [{}, {"budget": 30}, {"budget": 30, "marks": 3}, {"marks": [10.0, 30.0]}])
+@pytest.mark.parametrize("given", [{}, {"budget": 30}, {"budget": 30, "eval_points": 3}, {"eval_points": [10.0, 30.0]}])
 def test_a_folder_continues_with_the_command_that_began_it(given: dict[str, Any], tmp_path: Any) -> None:
     """Also if its plan chose the budget; another budget or other prompts are refused."""
     spec, asked = planned(**given)
@@ -92,8 +92,8 @@ def test_a_folder_continues_with_the_command_that_began_it(given: dict[str, Any]
     assert spec_for(tmp_path, asked) == fitted
     assert spec_for(tmp_path, replace(asked, seeds=7)).seeds == 7
     with pytest.raises(UserError, match="contains a comparison with budget"):
-        spec_for(tmp_path, replace(asked, budget=5, marks=None))
+        spec_for(tmp_path, replace(asked, budget=5, eval_points=None))
     with pytest.raises(UserError, match="contains a comparison with evaluation points"):
-        spec_for(tmp_path, replace(asked, marks=6))
+        spec_for(tmp_path, replace(asked, eval_points=6))
     with pytest.raises(UserError, match="contains a comparison of different arms"):
         spec_for(tmp_path, replace(asked, sweep={**SWEEP, "prompts_per_step": [256, 16]}))

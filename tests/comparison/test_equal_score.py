@@ -11,7 +11,7 @@ import pytest
 from comparisons import arm_of, comparison_of, run_of, score_of
 from scipy import stats
 
-from brorl.comparison.scores import Comparison, Score
+from brorl.comparison.scores import Comparison, RunEvaluation
 from brorl.cost import Cost
 from brorl.evaluation.pass_at_k import pass_at_k
 
@@ -60,7 +60,7 @@ def read_off(comparison: Comparison) -> tuple[float, list[float], list[float]]:
 
 
 def without_prompt(comparison: Comparison, p: int) -> Comparison:
-    def cut(score: Score) -> Score:
+    def cut(score: RunEvaluation) -> RunEvaluation:
         return replace(score, num_correct_P=np.delete(score.num_correct_P, p))
 
     return with_runs(comparison, lambda run: replace(run, scores=tuple(map(cut, run.scores))))

@@ -27,7 +27,7 @@ def test_a_shown_difference_is_checked_for_longer(tmp_path: Path) -> None:
     why, following = next_command(results_of(comparison), tmp_path)
     recipes = [str(tmp_path / f"arms/{i}/seed-0.yaml") for i in (0, 1)]
     assert shlex.split(following) == [
-        "brorl", "compare", *recipes, "--match", "seconds", "--budget", "80", "--seeds", "3", "--marks", "3",
+        "brorl", "compare", *recipes, "--match", "seconds", "--budget", "80", "--seeds", "3", "--eval-points", "3",
     ]  # fmt: skip
     assert why == "to see whether this holds for longer runs (80 seconds each)"
 
@@ -46,8 +46,8 @@ def test_a_difference_that_is_not_shown_gets_more_seeds_or_more_prompts(tmp_path
     assert results.pair[1].conclusion == "no difference shown"
     for seeds, enough, command in (  # 40 prompts of two sources
         (9, True, f"brorl compare {tmp_path} --seeds 9"),
-        (9, False, "--budget 40 --seeds 9 --marks 3 --evaluation.num_prompts 20"),
-        (2, False, "--budget 40 --seeds 3 --marks 3 --evaluation.num_prompts 20"),
+        (9, False, "--budget 40 --seeds 9 --eval-points 3 --evaluation.num_prompts 20"),
+        (2, False, "--budget 40 --seeds 3 --eval-points 3 --evaluation.num_prompts 20"),
         (3, True, "--budget 80 --seeds 3"),
     ):
         needed = replace(results, seeds_needed={"N=512": SeedsNeeded(0.02, seeds, 40, enough)})

@@ -52,7 +52,7 @@ def test_finds_the_first_evaluation_that_reaches_the_mark(rng: np.random.Generat
 
 def test_a_run_that_ended_by_itself_keeps_its_last_score() -> None:
     scores = [score_of(Cost(), [0]), score_of(Cost(seconds=5.0), [3])]
-    assert score_at(run_of(0, scores, ended_early="collapsed"), "seconds", 80).num_correct_P[0] == 3
+    assert score_at(run_of(0, scores, end_reason="collapsed"), "seconds", 80).num_correct_P[0] == 3
     with pytest.raises(ValueError, match=r"runs/7 \(seed 7\) has no evaluation at 80 seconds or later.*at 5 seconds;"):
         score_at(run_of(7, scores), "seconds", 80)
     with pytest.raises(ValueError, match="has no evaluation; compare"):
@@ -67,7 +67,7 @@ def test_runs_are_matched_up_to_the_tolerance() -> None:
     edge = round(1000 * (1 + TOLERANCE))
     for samples, matched in (((1000, edge), True), ((1010, edge + 1), False), ((1500,), False)):
         assert is_matched(arm("a", *samples), "samples", 1000) == matched
-    early = run_of(3, [score_of(Cost(), [0]), score_of(Cost(seconds=40.0), [1])], ended_early="no mixed groups")
+    early = run_of(3, [score_of(Cost(), [0]), score_of(Cost(seconds=40.0), [1])], end_reason="no mixed groups")
     assert is_matched(arm_of("a", [early]), "seconds", 100)  # it could not spend more
 
 
@@ -144,7 +144,7 @@ def test_rates_are_ratios_of_each_run(rng: np.random.Generator) -> None:
 
 
 def test_without_steps_and_tokens_there_are_no_rates() -> None:
-    arm = arm_of("a", [run_of(9, [score_of(Cost(), [1], [0])], groups=(0, 0), ended_early="collapsed")])
+    arm = arm_of("a", [run_of(9, [score_of(Cost(), [1], [0])], groups=(0, 0), end_reason="collapsed")])
     found = use_of_samples(comparison_of([arm], [10], 2), arm)
     assert found.pop("tokens_per_response").mean == 0
     assert set(found.values()) == {None}
@@ -224,12 +224,12 @@ def random_run(
     first: int,
     gaps: tuple[int, int] = (5, 20),
     per_second: int = 1,
-    ended_early: str | None = None,
+    end_reason: str | None = None,
 ) -> FinishedRun:
     """Make a run that is evaluated at 5 numbers of samples from `first` on, so many apart."""
     samples = first + np.cumsum([0, *rng.integers(*gaps, 4)])
     costs = [Cost(), *(Cost(int(s), float(s) / per_second, int(s), 0, int(s) * 3) for s in samples)]
-    return run_of(seed, [score_of(c, rng.integers(0, N + 1, P)) for c in costs], ended_early=ended_early)
+    return run_of(seed, [score_of(c, rng.integers(0, N + 1, P)) for c in costs], end_reason=end_reason)
 
 
 def one_curve(rng: np.random.Generator, name: str, rates_P: NDArray[np.float64], evaluated: Sequence[int]) -> Arm:
@@ -284,7 +284,7 @@ def test_scores_lie_on_lines_between_evaluations(rng: np.random.Generator, k: in
 
 
 def test_a_run_that_ended_early_keeps_its_last_score_and_does_not_limit_the_others(rng: np.random.Generator) -> None:
-    ended = random_run(rng, 0, 5, ended_early="nothing was left to learn")
+    ended = random_run(rng, 0, 5, end_reason="nothing was left to learn")
     other = random_run(rng, 0, 1000)
     comparison = comparison_of([arm_of("N=16", [ended]), arm_of("N=512", [other], 512)], [1.0], N)
     found = second_at_equal_cost(comparison)

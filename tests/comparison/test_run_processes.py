@@ -11,7 +11,7 @@ import pytest
 from brorl.comparison import run_processes
 from brorl.comparison.run_processes import ComparisonView, Slot, slots_for
 from brorl.comparison.scores import PlannedRun, progress_of
-from brorl.comparison.spec import Arguments, spec_for
+from brorl.comparison.spec import ComparisonRequest, spec_for
 from brorl.console.screen import Screen
 from brorl.cost import Budget, Unit
 from brorl.errors import UserError
@@ -53,7 +53,7 @@ def test_the_status_line_has_the_runs_in_progress_and_the_time_left(
 
 @pytest.mark.parametrize(("clock", "told"), [("wall", True), ("cpu", False)])
 def test_other_work_on_the_machine_is_advised_against_where_seconds_are_matched(clock: str, told: bool) -> None:
-    spec = spec_for(None, Arguments(overrides={"engine.clock": clock, "engine.threads": 1}))
+    spec = spec_for(None, ComparisonRequest(overrides={"engine.clock": clock, "engine.threads": 1}))
     said = " ".join(spec.announcement(Path("out")))
     assert ("keep the machine free" in said) == told
 

@@ -9,7 +9,14 @@ from comparisons import arm_of, comparison_of, figure_of, run_of, score_of
 
 from brorl.comparison.findings import unverified_prompts
 from brorl.comparison.results import results_of
-from brorl.comparison.scores import Comparison, Score, have_same_seeds, scores_at, start_scores, without_unverified
+from brorl.comparison.scores import (
+    Comparison,
+    RunEvaluation,
+    have_same_seeds,
+    scores_at,
+    start_scores,
+    without_unverified,
+)
 from brorl.comparison.tables import arm_table
 from brorl.cost import Cost
 from brorl.errors import UserError
@@ -86,7 +93,7 @@ def test_begins_are_means_over_runs_and_drawn_on_the_line(rng: np.random.Generat
 def random_comparison(rng: np.random.Generator, fraction: float) -> Comparison:
     """Two arms of two runs with three evaluations of 12 prompts, some with unverified responses."""
 
-    def score() -> Score:
+    def score() -> RunEvaluation:
         lost = rng.integers(1, 3, 12) * (rng.random(12) < fraction)
         made = score_of(Cost(), rng.integers(0, 9, 12), rng.integers(1, 99, 12))
         return replace(made, num_unverified_P=lost if lost.any() else None)

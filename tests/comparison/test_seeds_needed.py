@@ -92,7 +92,7 @@ def test_one_seed_or_one_prompt_gives_no_number(rng: np.random.Generator) -> Non
 
 class TestText:
     def test_a_pair(self, rng: np.random.Generator) -> None:
-        comparison = synthetic(rng, num_prompts=600, num_tasks=1, lift={0: 0.2, 1: 0.2})
+        comparison = synthetic(rng, num_prompts=600, num_sources=1, lift={0: 0.2, 1: 0.2})
         record = comparison_record(results_of(comparison))
         needed, measured = record["seeds_needed"]["N=512"], record["scores"]["differences"]["N=512"]["1"]["parts"]
         (of_seeds,) = measured["seeds"]

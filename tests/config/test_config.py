@@ -127,7 +127,7 @@ def test_settings_that_may_change_on_resume() -> None:
     before = json.loads(json.dumps(fixed_settings(make_config({}, first, "test"))))
     assert {*CHANGEABLE_ON_RESUME} & {*before} == {"optimizer.states"}  # of which 8bit alone rounds
     others = {
-        "steps": 7, "budget.limit": 9, "budget.marks": [3], "output_dir": "b", "device": "cuda", "report": False,
+        "steps": 7, "budget.limit": 9, "budget.eval_points": [3], "output_dir": "b", "device": "cuda", "report": False,
         "optimizer.states": "host", "reference.offload": True, "engine.attention": "tiled", "tracking.to": "wandb",
         "data.sources": {"path": "moved/a.jsonl"}, "verification.sandbox": "seccomp", "cluster.nodes": 2,
         "cluster.placement": "colocated", "cluster.gpus_per_rollout_worker": 1, "cluster.gpus_per_learner_rank": 1,

@@ -270,7 +270,7 @@ def test_nothing_done_is_no_table_and_names_with_brackets_are_shown_as_they_are(
 def covered(
     informative: dict[int, float] | None, unsampled: dict[int, float] | None, q_pos: float | None, groups: int = 4
 ) -> Any:
-    pooled = {"informative_fraction_at": informative or {}, "unsampled_correct_at": unsampled, "q_pos": q_pos}
+    pooled = {"mixed_fraction_at": informative or {}, "unsampled_correct_at": unsampled, "q_pos": q_pos}
     record = {"step": 1, "sampling": {"groups": groups}, "coverage": {"pooled": pooled}}
     return json.loads(json.dumps(record))  # as read from the file
 
@@ -371,7 +371,7 @@ def test_tables_fit_80_columns(records: list[dict[str, Any]]) -> None:
     big = {"samples": 10**9, "sampled_tokens": 10**12, "unique_tokens": 10**11, "distinct_responses": 10**8,
            "samples_dropped": 5 * 10**8, "unique_tokens_dropped": 10**10}  # fmt: skip
     fractions = dict.fromkeys(("16", "64", "256", "512"), 0.123)
-    pooled = {"informative_fraction_at": fractions, "unsampled_correct_at": {**fractions, "2048": 0.1}, "q_pos": 0.9}
+    pooled = {"mixed_fraction_at": fractions, "unsampled_correct_at": {**fractions, "2048": 0.1}, "q_pos": 0.9}
     for record in records:
         if "sampling" in record:
             record["sampling"] |= big
@@ -407,7 +407,7 @@ def test_warnings_of_a_step(rng: np.random.Generator) -> None:
         assert (note is not None) == (lost > 10)
         assert note is None or note.startswith(f"warning: {lost:,} of 1,000 rollouts could not be verified")
         assert note is None or REASON in note
-    record = record | {"sampling": record["sampling"] | {"verifier_cut_offs": 12}}
+    record = record | {"sampling": record["sampling"] | {"verifier_batch_timeouts": 12}}
     note = warnings(from_json(record))["programs"]
     assert note is not None
     assert note.startswith("warning: 12 responses used up")

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 import brorl
-from brorl.activity import Phase
+from brorl.activity import Stage
 from brorl.console.screen import WIDTH, Screen
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
@@ -26,7 +26,7 @@ def test_what_stays_is_in_the_log_without_control_characters(
     monkeypatch.setenv("FORCE_COLOR", "1")  # as if the output were a terminal
     log = tmp_path / "run.log"
     with Screen() as screen:
-        screen.observe(Phase("loading", "model"))
+        screen.observe(Stage("loading", "model"))
         screen.log_to(log)
         screen.echo(Text("in color", style="bold red"))
         table = Table("a", "b")
@@ -48,7 +48,7 @@ def test_a_pipe_hears_at_once_and_then_whenever_nothing_was_said_for_a_while(
         assert capsys.readouterr().out == f"brorl {brorl.__version__}: starting\n"
         assert screen.console.width == WIDTH
         screen.log_to(log)
-        screen.observe(Phase("loading", "model"))
+        screen.observe(Stage("loading", "model"))
         while not log.exists() or log.read_text().count("\n") < 3:
             time.sleep(0.01)
     said = log.read_text()
@@ -84,7 +84,7 @@ def test_a_notebook_shows_each_line_once_and_one_line_that_changes(
     log = tmp_path / "run.log"
     with Screen() as screen:
         screen.log_to(log)
-        screen.observe(Phase("loading", "model"))
+        screen.observe(Stage("loading", "model"))
         screen.echo(Text("stays", style="bold"))
         while len(notebook) < 2:
             time.sleep(0.01)
@@ -144,12 +144,12 @@ def test_a_terminal_shows_one_line_that_changes_and_vanishes() -> None:
     width = 60
     program = """
 import sys, time
-from brorl.activity import Decoding, Phase, Round, Step
+from brorl.activity import Decoding, Stage, Round, Step
 from brorl.console.screen import Screen
 with Screen() as screen:
     screen.observe(Step(1))
     screen.observe(Round(1, 2, 3, 16))
-    screen.observe(Phase("generation"))
+    screen.observe(Stage("generation"))
     for done in range(100):
         screen.observe(Decoding(done, 99_999, 10**9, 10**6))
         time.sleep(0.01)

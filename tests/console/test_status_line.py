@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from brorl.activity import Decoding, Phase, Round, Step, Updating
+from brorl.activity import Decoding, Round, Stage, Step, Updating
 from brorl.console.screen import StatusLine
 
 
@@ -23,21 +23,21 @@ def clock() -> Clock:
 
 @pytest.fixture
 def status(clock: Clock) -> StatusLine:
-    return StatusLine(Phase("starting"), clock)
+    return StatusLine(Stage("starting"), clock)
 
 
 def test_the_line_tells_phase_progress_and_rate(clock: Clock, status: StatusLine) -> None:
     assert status.line() == "starting for 0s"
     clock.seconds += 12
     assert status.line() == "starting for 12s"
-    status.observe(Phase("loading", "model"))
+    status.observe(Stage("loading", "model"))
     assert status.line() == "loading model for 0s"
-    status.observe(Phase("evaluating", "8 prompts of aime24"))  # as `brorl eval` does
+    status.observe(Stage("evaluating", "8 prompts of aime24"))  # as `brorl eval` does
     status.observe(Decoding(3, 16, 0, 1))
     assert status.line(60) == "evaluating for 0s, 8 prompts of aime24, 3/16 rollouts"
     status.observe(Step(7))
     status.observe(Round(7, 3, 5, 16))
-    status.observe(Phase("generation"))
+    status.observe(Stage("generation"))
     clock.seconds += 20
     status.observe(Decoding(finished=1024, rollouts=8192, tokens=30_000, depth=212))
     whole = status.line()
@@ -49,9 +49,9 @@ def test_the_line_tells_phase_progress_and_rate(clock: Clock, status: StatusLine
         assert len(line) <= width
         assert whole.startswith(line)
     assert status.line(80).endswith("(round 3)")  # a part is shown or not, never cut
-    status.observe(Phase("verification"))
+    status.observe(Stage("verification"))
     assert status.line() == "step 7, verifying for 0s, 5/16 groups (round 3)"
-    status.observe(Phase("training"))
+    status.observe(Stage("training"))
     status.observe(Updating(2, 4))
     assert status.line() == "step 7, learning for 0s, update 3 of 4"
 
@@ -59,11 +59,11 @@ def test_the_line_tells_phase_progress_and_rate(clock: Clock, status: StatusLine
 def test_the_rest_of_a_step_is_told_from_the_steps_before(clock: Clock, status: StatusLine) -> None:
     for step, seconds in enumerate((30, 50, 40), 1):
         status.observe(Step(step))
-        status.observe(Phase("training"))
+        status.observe(Stage("training"))
         assert ("left" in status.line()) == (step > 1)  # of the first step nothing is known
         clock.seconds += seconds
     status.observe(Step(4))
-    status.observe(Phase("generation"))
+    status.observe(Stage("generation"))
     clock.seconds += 15
     assert status.line() == "step 4, sampling for 15s, about 25s left"  # 40 is the median
     clock.seconds += 30
@@ -72,38 +72,38 @@ def test_the_rest_of_a_step_is_told_from_the_steps_before(clock: Clock, status: 
 
 def test_the_rest_of_an_evaluation(clock: Clock, status: StatusLine) -> None:
     """The first evaluation is timed by the rollouts that ended, and a later one by the evaluation before it."""
-    status.observe(Phase("evaluating"))
+    status.observe(Stage("evaluating"))
     clock.seconds += 30
     status.observe(Decoding(1, 1000, 600, 9))
     assert status.line() == "evaluating for 30s, 1/1,000 rollouts, 20 tokens/s, at token 9"
     status.observe(Decoding(250, 1000, 600, 10))
     assert "about 1m30s left" in status.line()
     clock.seconds += 30
-    status.observe(Phase("evaluating", "verifying 80 distinct responses"))  # part of the same evaluation
+    status.observe(Stage("evaluating", "verifying 80 distinct responses"))  # part of the same evaluation
     assert status.line().startswith("evaluating for 1m00s, verifying 80 distinct responses")
     status.observe(Step(1))
-    status.observe(Phase("training"))
-    status.observe(Phase("evaluating"))
+    status.observe(Stage("training"))
+    status.observe(Stage("evaluating"))
     clock.seconds += 10
     assert status.line() == "evaluating after step 1 for 10s, about 50s left"
 
 
 def test_answers_to_a_stop_request(status: StatusLine) -> None:
     status.start_training(0)
-    status.observe(Phase("evaluating"))
+    status.observe(Stage("evaluating"))
     assert status.stop_answer(True) == "stopping now: training has not begun, so nothing is lost"
     status.observe(Step(1))
-    status.observe(Phase("generation"))
+    status.observe(Stage("generation"))
     answer = status.stop_answer(True)
     assert answer.startswith("stopping now and saving the state after step 0; step 1 has not updated the model yet")
-    status.observe(Phase("training"))
+    status.observe(Stage("training"))
     assert status.stop_answer(False) == "finishing step 1, then saving; Ctrl-C again stops now and discards it"
-    status.observe(Phase("saving"))
+    status.observe(Stage("saving"))
     status.observe(Step(2))
-    status.observe(Phase("generation"))  # step 2 is not saved
+    status.observe(Stage("generation"))  # step 2 is not saved
     status.observe(Step(3))
-    status.observe(Phase("training"))
+    status.observe(Stage("training"))
     discarded = "then saving; Ctrl-C again stops now and discards everything after step 1"
     assert status.stop_answer(False) == f"finishing step 3, {discarded}"
-    status.observe(Phase("evaluating"))
+    status.observe(Stage("evaluating"))
     assert status.stop_answer(False) == f"finishing the evaluation after step 3, {discarded}"

@@ -191,7 +191,7 @@ def test_a_comparison_on_a_cluster(tmp_path: Path) -> None:
     """Each run joins a running cluster, and is the run without one; the comparison stays the same."""
     import ray
 
-    sweep = ("--sweep=rollouts_per_prompt=4,16", "--match=steps", "--budget=2", "--marks=1", "--seeds=1")
+    sweep = ("--sweep=rollouts_per_prompt=4,16", "--match=steps", "--budget=2", "--eval-points=1", "--seeds=1")
     settings = [one for one in SMALL if not one.startswith(("--rollouts_per_prompt", "--evaluation.every", "--report"))]
     folders = tmp_path / "here", tmp_path / "placed"
     placed = ["--cluster.nodes=1", _WHOLE_BATCH, f"--cluster.address={ray.get_runtime_context().gcs_address}"]

@@ -16,7 +16,7 @@ from worker_engines import HUNG, LARGE, Fatal, NativeInBothPrecisions, unbuildab
 
 from brorl.activity import Activity, Decoding
 from brorl.errors import LearnerLostError, OutOfMemoryError, WorkersLostError
-from brorl.rollout.engine import Engine, PooledEngine, SampledTask, SampleTask, prompt_seed
+from brorl.rollout.engine import Engine, PooledEngine, SampleTask, TaskResult, prompt_seed
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from small_models import small_model
@@ -67,8 +67,8 @@ def sampled(local: NativeInBothPrecisions, task: SampleTask) -> list[RolloutTree
     return local.sample(task)
 
 
-def all_done(pool: Any, tickets: Iterable[int]) -> dict[int, SampledTask]:
-    found: dict[int, SampledTask] = {}
+def all_done(pool: Any, tickets: Iterable[int]) -> dict[int, TaskResult]:
+    found: dict[int, TaskResult] = {}
     while not found.keys() >= set(tickets):
         found.update((one.ticket, one) for one in pool.done())
     return found

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.activity import Activity, Phase
+from brorl.activity import Activity, Stage
 from brorl.algorithms.settings import RewardShaping
 from brorl.config.reading import make_config, read_recipe
 from brorl.evaluation.evaluator import BatchCounts, Evaluator, PromptBatch, evaluation_record
@@ -95,7 +95,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_response() -> None:
     distinct_prefixes = [{tuple(r[:i]) for r in rollouts for i in range(1, len(r) + 1)} for rollouts in ROLLOUTS]
     assert result.unique_tokens == sum(map(len, distinct_prefixes))
     distinct = sum(len({tuple(r) for r in rollouts}) for rollouts in ROLLOUTS)
-    assert reports == [Phase("evaluating"), Phase("evaluating", f"verifying {distinct} distinct responses")]
+    assert reports == [Stage("evaluating"), Stage("evaluating", f"verifying {distinct} distinct responses")]
 
 
 def test_verifications_that_failed_are_counted_and_truncated_ones_verified_if_asked() -> None:

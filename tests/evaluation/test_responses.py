@@ -76,7 +76,7 @@ def content(folder: Path) -> list[dict[str, Any]]:
 
 def test_batches_depend_on_the_seed_the_data_set_and_the_place_in_it_alone() -> None:
     every = batches()
-    assert [(p.data_set, len(p.prompts)) for p in every] == [
+    assert [(p.source, len(p.prompts)) for p in every] == [
         ("one", 2), ("one", 2), ("one", 1), ("two", 2), ("two", 1),
     ]  # fmt: skip
     assert [p for batch in every for p in batch.prompts] == [*prompts("one", 5), *prompts("two", 3)]
@@ -95,7 +95,7 @@ def test_results_are_those_of_plain_loops_over_what_is_stored(tmp_path: Path) ->
     results = [r for one in stored for r in one.prompts]
     rows = content(tmp_path)
     assert list(rows[0]) == [
-        "data_set", "prompt_id", "domain", "prompt", "question", "reference", "response", "token_ids", "logprobs",
+        "source", "prompt_id", "domain", "prompt", "question", "reference", "response", "token_ids", "logprobs",
         "given", "count", "num_rollouts", "finished", "correct", "score", "extracted", "reason",
     ]  # fmt: skip
     for result in results:  # the numbers of a summary follow from these, see test_summary.py
@@ -110,7 +110,7 @@ def test_results_are_those_of_plain_loops_over_what_is_stored(tmp_path: Path) ->
         )
         assert result.num_distinct == len(own)
         assert result.verifier_timeouts == sum(row["reason"] == "timeout" for row in own)
-        assert {row["data_set"] for row in own} == {result.data_set}
+        assert {row["source"] for row in own} == {result.source}
     for row in rows:
         assert row["response"] == decode(row["token_ids"])
         assert row["logprobs"] == pytest.approx([-t - 0.1 for t in row["token_ids"]], rel=1e-6)
@@ -119,7 +119,7 @@ def test_results_are_those_of_plain_loops_over_what_is_stored(tmp_path: Path) ->
         assert row["prompt"] == row["prompt_id"].replace(":", " ")
     starts = ("one  2/5 prompts", "one  4/5 prompts", "one  5/5 prompts", "two  2/3 prompts", "two  3/3 prompts")
     assert [line.partition("  pass@1")[0] for line in lines] == [*starts]
-    correct = sum(result.num_correct for result in results if result.data_set == "one")
+    correct = sum(result.num_correct for result in results if result.source == "one")
     assert f"  pass@1 so far {correct / (5 * N):.3f}  " in lines[2]
     assert re.search(r"  [\d,]+ tokens/s  ETA 0s$", lines[-1])
 

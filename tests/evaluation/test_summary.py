@@ -33,7 +33,7 @@ def results(rng: np.random.Generator) -> list[PromptCounts]:
     return [
         PromptCounts(
             prompt_id=f"p{i}",
-            data_set=("one", "one", "two")[i % 3],
+            source=("one", "one", "two")[i % 3],
             domain=("math", "countdown")[i // 3 % 2],
             num_samples=N,
             num_correct=int(rng.integers(0, N + 1)),
@@ -63,12 +63,12 @@ def result_of(
 def test_every_number_by_data_set_domain_and_over_all_prompts(rng: np.random.Generator) -> None:
     given = results(rng)
     found = result_of(given, (1, 2, 5), {"one": 2.5, "two": 0.5})
-    assert list(found.by_data_set) == ["one", "two"]
+    assert list(found.by_source) == ["one", "two"]
     assert list(found.by_domain) == ["countdown", "math"]
     groups = [(found.overall, given, 3.0)]
     groups += [
-        (s, [r for r in given if r.data_set == n], t)
-        for (n, s), t in zip(found.by_data_set.items(), (2.5, 0.5), strict=True)
+        (s, [r for r in given if r.source == n], t)
+        for (n, s), t in zip(found.by_source.items(), (2.5, 0.5), strict=True)
     ]
     groups += [(s, [r for r in given if r.domain == n], None) for n, s in found.by_domain.items()]
     for summary, rows, seconds in groups:
@@ -119,7 +119,7 @@ def test_counts_of_a_tree_are_those_of_its_rollouts(rng: np.random.Generator) ->
     assert found.num_distinct == len({(tuple(r), f) for r, f in zip(rollouts, finished, strict=True)})
     assert found.verifier_timeouts == list(reason_of.values()).count("timeout")
     assert found.verifier_failures == sum(r.startswith(("out of", "verifier")) for r in reason_of.values())
-    assert (found.prompt_id, found.data_set, found.domain) == ("a:1", "a", "math")
+    assert (found.prompt_id, found.source, found.domain) == ("a:1", "a", "math")
 
 
 def test_turns_and_given_tokens_are_counted_and_shown_where_there_are_some(rng: np.random.Generator) -> None:
@@ -197,7 +197,7 @@ def report(rng: np.random.Generator) -> EvaluationResult:
     results = [
         PromptCounts(
             prompt_id=f"{name}:{i}",
-            data_set=name,
+            source=name,
             domain="math" if name != "own" else "countdown",
             num_samples=512,
             num_correct=int(rng.integers(1, 512)),
@@ -236,7 +236,7 @@ def test_tables_are_whole_on_80_columns(report: EvaluationResult) -> None:
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in text
-    named = {**report.by_data_set, "all prompts": report.overall}
+    named = {**report.by_source, "all prompts": report.overall}
     for name, one in named.items():
         first, second = (line for line in lines if line.startswith(name))
         for k in (1, 16, 256):
@@ -247,7 +247,7 @@ def test_tables_are_whole_on_80_columns(report: EvaluationResult) -> None:
         assert f"{one.sampled_tokens:,}" in second
         assert f"{one.unique_tokens / one.sampled_tokens:.1%}" in second
     called = [replace(one, calling_turns=512, given_tokens=123_456) for one in report.prompts]
-    with_tools = result_of(called, (1,), {name: one.seconds or 0.0 for name, one in report.by_data_set.items()})
+    with_tools = result_of(called, (1,), {name: one.seconds or 0.0 for name, one in report.by_source.items()})
     assert max(map(len, shown(response_table(with_tools)).splitlines())) <= 80
     assert "…" not in shown(response_table(with_tools))
     for one in report.by_domain.values():
@@ -270,7 +270,7 @@ def test_the_result_of_the_command_has_tables_then_lines(report: EvaluationResul
 
 
 def test_one_data_set_needs_no_row_for_all(report: EvaluationResult) -> None:
-    alone = [r for r in report.prompts if r.data_set == "own"]
+    alone = [r for r in report.prompts if r.source == "own"]
     single = result_of(alone, (1,), {"own": 1.0})
     text = shown(pass_table(single), response_table(single))
     assert "all prompts" not in text
@@ -279,8 +279,8 @@ def test_one_data_set_needs_no_row_for_all(report: EvaluationResult) -> None:
 
 def test_the_record_holds_every_number_and_is_json(report: EvaluationResult) -> None:
     record = json.loads(json.dumps(report.record()))
-    for name, one in report.by_data_set.items():
-        given = record["by_data_set"][name]
+    for name, one in report.by_source.items():
+        given = record["by_source"][name]
         assert {int(k): at for k, at in given.pop("pass_at").items()} == {k: asdict(a) for k, a in one.pass_at.items()}
         assert given == {key: value for key, value in asdict(one).items() if key != "pass_at"}
     assert record["overall"]["num_prompts"] == 36

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 import brorl.planning.gradient_noise as gradients_module
 import brorl.planning.step_cost as timing_module
-from brorl.activity import Activity, Phase
+from brorl.activity import Activity, Stage
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
 from brorl.console.screen import StatusLine
@@ -209,7 +209,7 @@ def measured(measured_parts: LocalParts, tmp_path_factory: pytest.TempPathFactor
     before = {name: tensor.clone() for name, tensor in measured_parts.model.state_dict().items()}
     said: list[str] = []
     phases: list[str] = []
-    status = StatusLine(Phase("loading"), clock=lambda: 0.0)
+    status = StatusLine(Stage("loading"), clock=lambda: 0.0)
 
     def observe(activity: Activity) -> None:
         status.observe(activity)
@@ -262,7 +262,7 @@ def test_the_status_line_says_what_the_pilot_does(measured: tuple) -> None:
     assert work[1 : 1 + mixed.size] == [f"measuring the gradient of prompt {p + 1} of 10" for p in mixed]
     sizes = [line.removeprefix("warming up ") for line in work if line.startswith("warming up")]
     timed = [
-        f"timing {what} ({i} of 3)" for i in (1, 2, 3) for what in (*sizes, "the other phases on the pilot's groups")
+        f"timing {what} ({i} of 3)" for i in (1, 2, 3) for what in (*sizes, "the other stages on the pilot's groups")
     ]
     assert work[1 + mixed.size :] == [*(f"warming up {size}" for size in sizes), *timed]
 

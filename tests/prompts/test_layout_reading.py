@@ -106,16 +106,16 @@ def test_the_table_holds_every_layout_by_its_name() -> None:
         assert name == layout.name
         assert name.isidentifier()
         assert layout.columns or layout.is_whole
-        for data_set in layout.data_sets:
-            assert name in layouts_of(data_set)
+        for dataset in layout.datasets:
+            assert name in layouts_of(dataset)
 
 
 def test_the_documentation_lists_every_layout_and_every_benchmark() -> None:
     docs = Path(__file__).parents[2] / "docs"
     listed = (docs / "how-to" / "data.md").read_text("utf-8")
     for layout in LAYOUTS.values():
-        data_sets = ", ".join(f"`{data_set}`" for data_set in layout.data_sets)
-        assert f"| `{layout.name}` | {data_sets} |" in listed
+        datasets = ", ".join(f"`{dataset}`" for dataset in layout.datasets)
+        assert f"| `{layout.name}` | {datasets} |" in listed
     evaluations = (docs / "how-to" / "evaluation.md").read_text("utf-8")
     for name, (hub, *_) in BENCHMARKS.items():
         row = rf"\| `{name}` \| {re.escape(hub.id)} \({hub.split}(, {hub.subset})?\) \|"

@@ -70,7 +70,7 @@ def test_where_a_benchmark_is_read_from() -> None:
     for name, hubs in BENCHMARKS.items():
         assert {hub.layout == "benchmark" for hub in hubs} == {name in mathematical}
         if name not in mathematical:
-            assert all(hub.id in LAYOUTS[hub.layout].data_sets for hub in hubs)
+            assert all(hub.id in LAYOUTS[hub.layout].datasets for hub in hubs)
     for given, path, split, subset in (
         (("gsm8k",), "openai/gsm8k", "test", "main"),
         (("gsm8k", "openai/gsm8k@v1.2"), "openai/gsm8k@v1.2", "test", "main"),

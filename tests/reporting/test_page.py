@@ -84,7 +84,7 @@ def test_lines_hold_the_numbers_of_the_metrics(made: tuple[StoredRun, Records]) 
     unsampled = [[value for value in values if value is not None] for values in pooled]
     assert [t["y"] for t in charts["unsampled"].traces] == unsampled
     mixed = [r["sampling"]["groups_mixed"] / r["sampling"]["groups"] for _, r in steps]
-    assert charts["informative"].traces[0]["y"] == mixed
+    assert charts["mixed"].traces[0]["y"] == mixed
     phases = {t["name"]: t["y"] for t in charts["seconds"].traces}
     assert phases == {p: [r["seconds"][p] for _, r in steps] for p in phases}
     assert len(phases) == 5
@@ -202,15 +202,15 @@ def test_a_step_that_sampled_nothing_has_no_mean(rng: np.random.Generator) -> No
 def test_fractions_at_other_n_weigh_groups_alike(rng: np.random.Generator) -> None:
     records = [step_record(rng, s, random_step(rng, int(rng.integers(2, 6)), 20)) for s in range(1, 31)]
     charts = charts_of(run_of(records))
-    for chart, name in (("informative-n", "informative_fraction_at"), ("unsampled-n", "unsampled_correct_at")):
+    for chart, name in (("mixed-n", "mixed_fraction_at"), ("unsampled-n", "unsampled_correct_at")):
         last = [r for r in records if r["coverage"]["pooled"][name]][-25:]
         (trace,) = charts[chart].traces
         assert {16, 20} <= set(trace["x"])
         for n, y in zip(trace["x"], trace["y"], strict=True):
             values = [v for r in last for v in [r["coverage"]["pooled"][name][str(n)]] * r["sampling"]["groups"]]
             assert y == pytest.approx(np.mean(values), rel=1e-12)
-    smaller = {t["name"]: t for t in charts["informative"].traces}
-    assert smaller["N = 16"]["y"] == [r["coverage"]["pooled"]["informative_fraction_at"]["16"] for r in records]
+    smaller = {t["name"]: t for t in charts["mixed"].traces}
+    assert smaller["N = 16"]["y"] == [r["coverage"]["pooled"]["mixed_fraction_at"]["16"] for r in records]
 
 
 def test_the_bold_reward_is_the_moving_mean(rng: np.random.Generator) -> None:
@@ -578,7 +578,7 @@ def test_a_run_is_read_while_it_is_written(tmp_path: Path) -> None:
 def test_a_budget_stands_in_place_of_a_number_of_steps(tmp_path: Path) -> None:
     settings = {"budget.limit": "30000.0", "budget.unit": "unique_tokens", "steps": "1000000"}
     run = StoredRun(
-        tmp_path, "run", settings, {}, typed([{"step": 0}, {"step": 7, "update": {}}, {"step": 8, "ended": "x"}])
+        tmp_path, "run", settings, {}, typed([{"step": 0}, {"step": 7, "update": {}}, {"step": 8, "end_reason": "x"}])
     )
     assert steps_done(run) == "7, budget 30,000 unique tokens"
     assert steps_done(replace(run, settings={"budget.limit": "null", "steps": "9"})) == "7 of 9"

@@ -18,7 +18,7 @@ from brorl.runs.run_directory import StoredRun, read_run
 from made_up_runs import complete_steps, evaluation, fruitless_record, make_run, run_of
 
 Records = list[dict[str, Any]]
-COVERAGE = {"success", "informative-n", "unsampled", "unsampled-n"}
+COVERAGE = {"success", "mixed-n", "unsampled", "unsampled-n"}
 HELD_OUT_CHECK = {"held_out_check", "improved"}
 UPDATE = {"entropy", "kl", "clip", "gradient"}
 
@@ -68,7 +68,7 @@ def test_a_run_that_has_just_begun(rng: np.random.Generator) -> None:
     empty = reasons(run_of([{"step": 0, "evaluation": evaluation(rng)}]))
     assert empty.pop("held-out") == "A change needs two evaluations with the same prompts and samples."
     assert set(empty.values()) == {"No step is complete yet."}
-    assert COVERAGE | HELD_OUT_CHECK | UPDATE | {"reward", "informative", "sharing", "seconds", "lost"} <= set(empty)
+    assert COVERAGE | HELD_OUT_CHECK | UPDATE | {"reward", "mixed", "sharing", "seconds", "lost"} <= set(empty)
 
 
 def test_what_is_off_or_not_due_or_was_not_measured(rng: np.random.Generator) -> None:

@@ -154,7 +154,7 @@ def test_how_far_a_run_came(rng: np.random.Generator) -> None:
     for limit, finished in ((samples, True), (samples + 1, False)):
         budget = {"budget.limit": str(limit), "budget.unit": "samples", "steps": "1000000"}
         assert (UNFINISHED not in run_notes(run_of(records, **budget))) == finished
-    ended = run_of([*records[:-1], records[-1] | {"ended": "step 4: the entropy fell"}], steps="9")
+    ended = run_of([*records[:-1], records[-1] | {"end_reason": "step 4: the entropy fell"}], steps="9")
     assert "The run ended early after step 4: step 4: the entropy fell" in run_notes(ended)
     assert UNFINISHED not in run_notes(ended)
 

@@ -44,7 +44,9 @@ def test_metrics_are_read_back_and_a_torn_last_line_is_not(tmp_path: Path) -> No
     directory = RunDirectory(tmp_path)
     assert directory.read_metrics() == []
     records = [
-        StepRecord(step=i, ended="\u00e9\n", sampling=SamplingRecord(samples=i, reward=i / 3, terms={"brief": None}))
+        StepRecord(
+            step=i, end_reason="\u00e9\n", sampling=SamplingRecord(samples=i, reward=i / 3, terms={"brief": None})
+        )
         for i in range(3)
     ]
     for record in records:

@@ -124,7 +124,7 @@ def fruitless_record(rng: np.random.Generator, step: int) -> dict[str, Any]:
     record = step_record(rng, step, groups)
     for section in ("update", "coverage"):
         del record[section]
-    return record | {"ended": "no group had both", "kept": {"groups": 0, "carried": 0, "samples": 0}}
+    return record | {"end_reason": "no group had both", "kept": {"groups": 0, "carried": 0, "samples": 0}}
 
 
 def held_out_answers(rng: np.random.Generator, prompts: Sequence[Prompt], num_rollouts: int) -> list[Group]:

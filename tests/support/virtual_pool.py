@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
-from brorl.rollout.engine import Engine, SampledTask, SampleTask
+from brorl.rollout.engine import Engine, SampleTask, TaskResult
 from brorl.tree import RolloutTree
 
 Duration = Callable[[SampleTask, Sequence[RolloutTree]], float]
@@ -36,7 +36,7 @@ class VirtualPool:
         self._event = 0.0  # the time at which the caller acts: the end of the task that it got last
         self._tickets = 0
         self._queue: deque[tuple[int, SampleTask]] = deque()
-        self._running: list[tuple[float, int, SampledTask]] = []
+        self._running: list[tuple[float, int, TaskResult]] = []
 
     def advance(self, seconds: float) -> None:
         """Let time pass while the caller works; `done` returns what has ended meanwhile, in order."""
@@ -49,7 +49,7 @@ class VirtualPool:
         self._start()
         return self._tickets
 
-    def done(self, timeout_s: float | None = None) -> list[SampledTask]:
+    def done(self, timeout_s: float | None = None) -> list[TaskResult]:
         """Return the next task that ends, or nothing if none ends within the timeout.
 
         Tasks that are submitted in answer to it start when it ended, even if the clock is further.
@@ -96,5 +96,5 @@ class VirtualPool:
             trees = self._engine.sample(task)
             seconds = self._duration(task, trees)
             self.busy_seconds += seconds
-            sampled = SampledTask(ticket, trees, self._engine.version, seconds)
+            sampled = TaskResult(ticket, trees, self._engine.version, seconds)
             heapq.heappush(self._running, (self._event + seconds, ticket, sampled))

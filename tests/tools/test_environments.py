@@ -20,9 +20,9 @@ from brorl.prompts.source_questions import split_held_out
 from brorl.tools.calls import Call, Failure, ToolResult, Turn
 from brorl.tools.environments import EnvironmentVerifier, calls_text
 from brorl.tools.functions import Tools
-from brorl.tools.of_recipe import environment_verifier
 from brorl.tools.settings import ToolSettings
-from brorl.verification.domains.table import make_verifiers
+from brorl.tools.setup import environment_verifier
+from brorl.verification.domains.verifiers import make_verifiers
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.settings import VerificationSettings
 

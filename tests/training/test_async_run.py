@@ -18,7 +18,7 @@ from brorl.assemble import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
-from brorl.rollout.engine import SampledTask, SampleTask
+from brorl.rollout.engine import SampleTask, TaskResult
 from brorl.rollout.native_engine import NativeEngine
 from brorl.runs.checkpoint import TrainerState
 from brorl.runs.run_directory import RunDirectory
@@ -94,7 +94,7 @@ def test_a_run_in_a_thread_learns(rng: np.random.Generator) -> None:
 
 def test_an_exception_in_the_background_reaches_the_loop() -> None:
     class Broken(VirtualPool):
-        def done(self, timeout_s: float | None = None) -> list[SampledTask]:  # noqa: ARG002
+        def done(self, timeout_s: float | None = None) -> list[TaskResult]:  # noqa: ARG002
             raise RuntimeError("no such kernel")
 
     collector = collector_over(Broken(WordyEngine(), 1, by_tokens), kind=AsyncCollector)

@@ -40,7 +40,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_ends_with_its_budget_and_is_evaluated_at_its_marks(unit: str, probe: Path, tmp_path: Path) -> None:
     spent = spent_by(records_of(probe), unit)
     limit, mark = spent[2] + 1, spent[1] - 1  # reached by the third step, and by the first
-    options = (f"--budget.unit={unit}", f"--budget.limit={limit}", f"--budget.marks=[{mark}]")
+    options = (f"--budget.unit={unit}", f"--budget.limit={limit}", f"--budget.eval_points=[{mark}]")
     outcome = command("train", *SMALL, *QUIET, *options, "--output_dir", tmp_path / "run")
     assert outcome.code == 0, outcome.err
     records = records_of(tmp_path / "run")
@@ -58,7 +58,7 @@ def test_a_run_ends_with_its_budget_and_is_evaluated_at_its_marks(unit: str, pro
 
 @pytest.mark.slow
 def test_a_run_with_a_budget_of_seconds_ends_when_its_steps_have_taken_them(tmp_path: Path) -> None:
-    options = ("--budget.unit=seconds", "--budget.limit=0.2", "--budget.marks=[0.001]")
+    options = ("--budget.unit=seconds", "--budget.limit=0.2", "--budget.eval_points=[0.001]")
     assert command("train", *SMALL, *QUIET, *options, "--output_dir", tmp_path / "run").code == 0
     records = records_of(tmp_path / "run")
     seconds = np.cumsum([r["seconds"]["total"] if "seconds" in r else 0.0 for r in records])
@@ -114,7 +114,7 @@ def test_a_paused_run_continues_as_if_it_had_not_paused(probe: Path, tmp_path: P
     spent = spent_by(records_of(probe), "samples")
     options = (f"--budget.limit={spent[3]}", "--optimizer.schedule=cosine")  # the rate depends on the whole budget
     whole, paused = tmp_path / "whole", tmp_path / "paused"
-    marks = f"--budget.marks=[{spent[1]},{spent[2]}]"
+    marks = f"--budget.eval_points=[{spent[1]},{spent[2]}]"
     assert command("train", *SMALL, *QUIET, *options, marks, "--output_dir", whole).code == 0
 
     pause = f"--budget.pause_at={spent[1] - 1}"
@@ -136,7 +136,7 @@ def test_a_paused_run_continues_as_if_it_had_not_paused(probe: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "options", [("marks=[5]",), ("limit=4", "marks=[5]"), ("pause_at=5",), ("limit=4", "pause_at=5")]
+    "options", [("eval_points=[5]",), ("limit=4", "eval_points=[5]"), ("pause_at=5",), ("limit=4", "pause_at=5")]
 )
 def test_marks_and_pauses_need_a_budget(options: tuple[str, ...], tmp_path: Path) -> None:
     outcome = command("train", *SMALL, *(f"--budget.{option}" for option in options), "--output_dir", tmp_path / "run")

@@ -207,7 +207,7 @@ def test_regular_evaluations_without_a_new_best_end_the_run() -> None:
     recall(resumed, json.loads(json.dumps(records)))
     assert resumed.why_over() == evaluations.why_over()
     again = Evaluations(settings)  # resumed after its end: it goes on for as long as before
-    recall(again, [*records[:-1], records[-1] | {"ended": evaluations.why_over()}])
+    recall(again, [*records[:-1], records[-1] | {"end_reason": evaluations.why_over()}])
     for step, stalls in ((45, False), (50, False), (55, False), (60, True)):
         again.add(from_json(update(step) | evaluation(step, 0.9, 0.6)))
         assert (again.why_over() is not None) == stalls, step
@@ -220,7 +220,7 @@ def test_a_best_at_the_end_of_a_run_counts_after_it_is_resumed() -> None:
     evaluations = Evaluations(EvaluationSettings(every=10, patience=2))
     recall(
         evaluations,
-        [update(10) | evaluation(10, 0.3, 0.9), update(20) | evaluation(20, 0.8, 0.9) | {"ended": "collapse"}],
+        [update(10) | evaluation(10, 0.3, 0.9), update(20) | evaluation(20, 0.8, 0.9) | {"end_reason": "collapse"}],
     )
     evaluations.add(from_json(update(30) | evaluation(30, 0.5, 0.9)))
     assert evaluations.why_over() is None
@@ -241,4 +241,4 @@ def test_a_run_that_no_longer_rises_ends_with_its_best_and_can_be_resumed(tmp_pa
     assert (run / "checkpoints" / "best").resolve().name == "step-000001"
     assert command("resume", run).code == 0
     records = metrics_without_times(run)
-    assert [r["step"] for r in records if "ended" in r] == [2, 4]
+    assert [r["step"] for r in records if "end_reason" in r] == [2, 4]

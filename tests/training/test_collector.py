@@ -21,7 +21,7 @@ from brorl.sampling import SamplingParams
 from brorl.training.batch import Batch
 from brorl.training.collector import NoMixedGroupsError, SyncCollector, prompts_of_round
 from brorl.tree import RolloutTree
-from brorl.verdict import CUT_OFF, Verdict
+from brorl.verdict import BATCH_TIMEOUT, Verdict
 from brorl.verification.grade import Grader
 from each_row import each_row
 from recipes import recipe
@@ -308,10 +308,11 @@ def test_a_source_that_continues_samples_rounds_of_the_same_sizes(rng: np.random
 def test_programs_that_were_cut_off_are_timeouts_with_a_count_of_their_own() -> None:
     _, _, batch = collect(collector(ScriptedEngine([0, 6, 4, 3]), dynamic=False), 1)
     batch.sampled = [
-        replace(p, verdicts=[v if v.correct else replace(v, reason=CUT_OFF) for v in p.verdicts]) for p in batch.sampled
+        replace(p, verdicts=[v if v.correct else replace(v, reason=BATCH_TIMEOUT) for v in p.verdicts])
+        for p in batch.sampled
     ]
     summary = batch.summary()
-    assert summary.verifier_cut_offs == summary.verifier_timeouts == 3  # distinct incorrect responses
+    assert summary.verifier_batch_timeouts == summary.verifier_timeouts == 3  # distinct incorrect responses
 
 
 def test_a_group_has_the_version_of_the_weights_that_sampled_it(rng: np.random.Generator) -> None:

@@ -100,10 +100,10 @@ def test_pooled_numbers_are_means_over_the_prompts(rng: np.random.Generator) -> 
         each = [unsampled_correct_at(g.tree, g.correct_L, [n])[0] for g in groups]
         assert value == pytest.approx(np.mean(each), rel=1e-12)
         assert prompts.unsampled_correct_at[n] == pytest.approx(each, rel=1e-3)
-    for last, value in pooled.leaves_tree_at.items():
+    for last, value in pooled.escape_probability_at.items():
         each = [leaving_mass(g.tree)[last // 2 : last].sum() for g in groups]
         assert value == pytest.approx(np.mean(each), abs=1e-12)
-        assert prompts.leaves_tree_at[last] == pytest.approx(each, rel=1e-3)
+        assert prompts.escape_probability_at[last] == pytest.approx(each, rel=1e-3)
     assert json.loads(json.dumps(to_json(StepRecord(step=1, coverage=record))))["coverage"]["prompts"]["p_pos"] == [
         *prompts.p_pos
     ]
@@ -127,7 +127,7 @@ def test_informative_share_at_smaller_n_is_the_mean_over_all_subsets(
 ) -> None:
     monkeypatch.setattr(diagnostics_module, "SUBSET_SIZES", (2, 3, 5, 64))
     groups = groups_of(rng, [7, 7, 7])
-    found = coverage_record(groups).pooled.informative_fraction_at
+    found = coverage_record(groups).pooled.mixed_fraction_at
     assert list(found) == [2, 3, 5, 7]
     for n, fraction in found.items():
         each = []

@@ -388,7 +388,7 @@ def test_step_0_is_recorded_once_although_the_first_step_found_nothing(
     assert last_complete(run) == "step-000000"
     assert child("resume", run).code == 1
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [r["step"] for r in records if "ended" not in r] == [0]
+    assert [r["step"] for r in records if "end_reason" not in r] == [0]
 
 
 def prompts_of_step_1(run: Path) -> list[str]:
@@ -564,7 +564,7 @@ def test_a_killed_run_with_a_budget_ends_where_the_uninterrupted_one_does(child:
     budget = (
         "--budget.unit=samples",
         "--budget.limit=250",
-        "--budget.marks=[100]",
+        "--budget.eval_points=[100]",
         "--steps=50",
         "--evaluation.every=0",
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 import brorl
-from brorl.activity import Phase
+from brorl.activity import Stage
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings, RewardShaping
@@ -213,7 +213,7 @@ def test_a_stop_request_around_the_decision_on_a_checkpoint_loses_no_step_and_sa
 
     monkeypatch.setattr(Recorder, "save_if_due", request)
     assert train_run(run, INITIAL_STATE, stop) == (Ending.INTERRUPTED, "stopped after step 1")
-    assert [x for x in seen if isinstance(x, Phase) and x.name == "saving"] == [Phase("saving", "step 1")]
+    assert [x for x in seen if isinstance(x, Stage) and x.name == "saving"] == [Stage("saving", "step 1")]
     checkpoint = last_checkpoint(run.directory.checkpoints)
     assert checkpoint is not None
     assert read_state(checkpoint).step == 1

@@ -83,13 +83,13 @@ def test_a_resumed_learner_makes_the_same_choice_without_a_measurement(
     learner = TreeLearner(model, recipe(), lines.append)
     learner._choose_forward(trees)
     assert calls == []  # on a CPU
-    assert learner.state_dict()["rows"] is None
+    assert learner.state_dict()["takes_flat_path"] is None
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     learner._choose_forward(trees)
     assert len(calls) == 1
     assert lines == ["a line"]
     state = learner.state_dict()
-    assert state["rows"] is rows
+    assert state["takes_flat_path"] is rows
     resumed = TreeLearner(model, recipe(), lines.append)
     resumed.load_state_dict(state)
     resumed._choose_forward(trees)

@@ -105,8 +105,8 @@ def test_a_broken_machine_ends_the_run_and_a_resume_continues_it(
     assert "warning: no evaluation: 8 responses could not be verified" in outcome.said
     records = records_of(run)
     assert [r["step"] for r in records] == [0, 1]
-    assert "ended" not in records[-1]
-    assert records[-1]["stopped"].startswith("most rollouts could not be verified")
+    assert "end_reason" not in records[-1]
+    assert records[-1]["failure_reason"].startswith("most rollouts could not be verified")
     assert records[-1]["sampling"]["groups"] == 0
     assert records[-1]["sampling"]["samples_unverified"] == records[-1]["sampling"]["samples"]
     assert stored_steps(run) == [1]

@@ -10,7 +10,7 @@ from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.instructions import KINDS, Instructions
 from brorl.prompts.prompt import Prompt
-from brorl.verification.domains.table import make_verifiers
+from brorl.verification.domains.verifiers import make_verifiers
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.settings import VerificationSettings
 

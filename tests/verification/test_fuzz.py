@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from fuzz import MUTATIONS, ROOT, mutations, problems, seeds_of
 
-from brorl.verification.domains.table import DOMAINS
+from brorl.verification.domains.verifiers import DOMAINS
 from brorl.verification.sandbox.pool import Workers
 
 COUNTS = {"countdown": 400, "ifeval": 200, "science": 150, "math": 60, "code": 50, "gym": 60}

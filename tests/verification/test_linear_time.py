@@ -27,7 +27,7 @@ from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.ifeval import InstructionsVerifier, detect
 from brorl.verification.domains.math import MathVerifier
 from brorl.verification.domains.science import ScienceVerifier
-from brorl.verification.domains.table import DOMAINS, DomainVerifier
+from brorl.verification.domains.verifiers import DOMAINS, DomainVerifier
 from brorl.verification.grade import StoredResponse, rescore
 from brorl.verification.gym.task import GymTask
 from brorl.verification.gym.verifier import GymVerifier

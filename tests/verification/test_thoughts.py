@@ -14,7 +14,7 @@ from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.sampling import StopStrings
-from brorl.verification.domains import table
+from brorl.verification.domains import verifiers as verifiers_module
 from brorl.verification.grade import StoredResponse, rescore
 from brorl.verification.response_files import ResponseColumns, read_responses
 from brorl.verification.sandbox.pool import Workers
@@ -85,7 +85,9 @@ def workers() -> Iterator[Workers]:
 
 @pytest.mark.linux
 def test_the_rule_can_be_switched_off(workers: Workers) -> None:
-    verifier = table.make_verifiers(["math"], VerificationSettings(thought_tags=None), RewardShaping(), workers)["math"]
+    verifier = verifiers_module.make_verifiers(
+        ["math"], VerificationSettings(thought_tags=None), RewardShaping(), workers
+    )["math"]
     items = [(Prompt("q", OPENED, (1,), "42", "math"), text) for text in ("\\boxed{42}", "<think>\\boxed{42}")]
     assert [verdict.correct for verdict in verifier.verify_all(items)] == [True, True]
 
@@ -98,16 +100,16 @@ def whole(response: str, reference: str) -> bool:
 @pytest.mark.linux
 def test_the_functions_of_users_see_thoughts(workers: Workers) -> None:
     settings = VerificationSettings(functions={"own": f"{__file__}:whole"})
-    verifier = table.make_verifiers(["own"], settings, RewardShaping(), workers)["own"]
+    verifier = verifiers_module.make_verifiers(["own"], settings, RewardShaping(), workers)["own"]
     items = [(Prompt("q", OPENED, (1,), "42", "own"), text) for text in ("<think>.</think>42", "42")]
     assert [verdict.correct for verdict in verifier.verify_all(items)] == [True, False]
 
 
 def test_a_trial_answers_without_a_thought() -> None:
     """A prompt that opens a thought would leave the trial's right response in it."""
-    verifier: Verifier = table.make_verifiers(["countdown"], VerificationSettings(), RewardShaping(), Workers())[
-        "countdown"
-    ]
+    verifier: Verifier = verifiers_module.make_verifiers(
+        ["countdown"], VerificationSettings(), RewardShaping(), Workers()
+    )["countdown"]
     prompts = [Prompt(str(n), OPENED, (1,), f"6 {n} -> {6 * n}", "countdown", "", f"6 times {n}?") for n in (7, 8)]
     trial = try_verifier(verifier, prompts)
     assert trial.right_verdict.correct
@@ -116,7 +118,7 @@ def test_a_trial_answers_without_a_thought() -> None:
 
 def test_stored_responses_are_judged_with_the_prompt_that_opened_their_thought() -> None:
     question = Question("q", "42 from 6 and 7?", "6 7 -> 42", "countdown")
-    verifiers = table.make_verifiers(["countdown"], VerificationSettings(), RewardShaping(), Workers())
+    verifiers = verifiers_module.make_verifiers(["countdown"], VerificationSettings(), RewardShaping(), Workers())
     stored = [
         StoredResponse(f"rows.jsonl:{n}", "q", None, "6*7", prompt=text) for n, text in enumerate((None, PLAIN, OPENED))
     ]

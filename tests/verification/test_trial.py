@@ -13,7 +13,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.math import MathVerifier
-from brorl.verification.domains.table import FunctionVerifier
+from brorl.verification.domains.verifiers import FunctionVerifier
 from brorl.verification.sandbox.pool import WorkerPool
 from brorl.verification.verifier import check_references, try_verifier
 

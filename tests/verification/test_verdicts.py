@@ -17,7 +17,7 @@ import pytest
 
 from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
-from brorl.verification.domains.table import make_verifiers
+from brorl.verification.domains.verifiers import make_verifiers
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.settings import VerificationSettings
 from brorl.verification.verifier import verify_distinct

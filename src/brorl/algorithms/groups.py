@@ -126,7 +126,7 @@ class Group:
         )
 
 
-def known(array: FloatArray | None) -> FloatArray:
+def required(array: FloatArray | None) -> FloatArray:
     """Return an array that an earlier stage must have added to a group."""
     assert array is not None
     return array

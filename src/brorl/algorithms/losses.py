@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from brorl.algorithms.groups import Group, known
+from brorl.algorithms.groups import Group, required
 from brorl.algorithms.settings import Aggregation, KLEstimator, KLPenalty
 from brorl.arrays import FloatArray
 from brorl.tree import RolloutTree
@@ -269,8 +269,8 @@ def penalized_group(group: Group, penalty: KLPenalty) -> Group:
     Source: the KL reward of InstructGPT (arXiv 2203.02155, Eq. 2), per response as in RLOO (arXiv 2402.14740).
     """
     estimate_M = kl_estimates(
-        torch.from_numpy(np.array(known(group.old_logprob_M))),
-        torch.from_numpy(np.array(known(group.reference_logprob_M))),
+        torch.from_numpy(np.array(required(group.old_logprob_M))),
+        torch.from_numpy(np.array(required(group.reference_logprob_M))),
         penalty.estimator,
         penalty.clamp,
     ).numpy()

@@ -81,20 +81,20 @@ WITHOUT_TRAINING: Mapping[str, Any] = {
 """Overrides for a recipe whose model is only sampled from. They prevent conflicts between training settings."""
 
 
-def resolve_config(config_or_path: ConfigOrPath, overrides: Mapping[str, Any]) -> TrainConfig:
+def resolve_config(recipe: ConfigOrPath, overrides: Mapping[str, Any]) -> TrainConfig:
     """Return the checked config of a recipe with some settings replaced.
 
     Overrides are nested (`{"evaluation": {"every": 5}}`) or use dotted names (`{"evaluation.every": 5}`). An override
     of `budget.limit` without `steps` also replaces the recipe's `steps`.
     """
-    if isinstance(config_or_path, TrainConfig) and not overrides:
-        return config_or_path
-    return make_config(raw_settings(config_or_path), overrides, recipe_name(config_or_path))
+    if isinstance(recipe, TrainConfig) and not overrides:
+        return recipe
+    return make_config(raw_settings(recipe), overrides, recipe_name(recipe))
 
 
-def recipe_name(config_or_path: ConfigOrPath) -> str:
+def recipe_name(recipe: ConfigOrPath) -> str:
     """Return a recipe's name for messages and folders: as given, or `settings` if the caller passed the values."""
-    return str(config_or_path) if isinstance(config_or_path, str | Path) else "settings"
+    return str(recipe) if isinstance(recipe, str | Path) else "settings"
 
 
 def check_cheaply(config: TrainConfig) -> None:

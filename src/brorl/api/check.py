@@ -27,7 +27,7 @@ from brorl.api.first_transcript import transcript_lines
 from brorl.api.in_memory import resolve_in_memory
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
-from brorl.console.progress import cut_warning
+from brorl.console.progress import truncation_warning
 from brorl.console.screen import in_notebook, text_console
 from brorl.errors import UserError, option
 from brorl.format import counted, duration, listed, shell_command, shortened
@@ -70,7 +70,7 @@ class CheckResult(Result):
 
 
 def check(
-    config_or_path: ConfigOrPath | None = None,
+    recipe: ConfigOrPath | None = None,
     *,
     timing: bool = True,
     timing_seconds: float = 60.0,
@@ -84,7 +84,7 @@ def check(
         >>> brorl.check(data=rows, reward=right, timing=False)
 
     Args:
-        config_or_path: Built-in recipe or YAML file; from Python also nested settings or a config (default:
+        recipe: Built-in recipe or YAML file; from Python also nested settings or a config (default:
             quickstart).
         timing: Load the model and forecast the seconds of a step.
         timing_seconds: Time limit for timing small steps, from which the time of a full step is extrapolated.
@@ -100,7 +100,7 @@ def check(
         raise UserError(f"{option('timing-seconds')}: expected a number of seconds above 0, not {timing_seconds:g}")
     with TemporaryDirectory(prefix="brorl-given-") as scratch:
         reward = overrides.pop("reward", None)
-        recipe, config, said = resolve_in_memory(config_or_path, overrides, reward, Path(scratch))
+        recipe, config, said = resolve_in_memory(recipe, overrides, reward, Path(scratch))
         check_cheaply(config)
         report = _Report(progress)
         report.show(*said)
@@ -270,16 +270,16 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
         lines[-1] += f", because larger steps would exceed the time limit ({option('timing-seconds')})"
     if forecast.kept_fraction is not None:
         lines[-1] += f"; the expected fraction of mixed groups is {forecast.kept_fraction:.0%}"
-    elif config.dynamic_sampling.enabled and not forecast.fraction_cut:
+    elif config.dynamic_sampling.enabled and not forecast.truncation_rate:
         lines.append(
             "warning: none of the measured groups is mixed (correct and incorrect rollouts); without mixed groups a "
             "step keeps resampling, takes longer than predicted, and learns nothing; try easier questions, a "
             "prompt.template that the model follows, a lower sampling.temperature, or more rollouts"
         )
-    if forecast.fraction_cut:
+    if forecast.truncation_rate:
         lines.append(
-            f"{forecast.fraction_cut:.0%} of the measured responses were truncated at {forecast.max_tokens} tokens; if "
-            f"all of these grow to {config.sampling.max_new_tokens:,}, a step takes about "
+            f"{forecast.truncation_rate:.0%} of the measured responses were truncated at {forecast.max_tokens} tokens; "
+            f"if all of these grow to {config.sampling.max_new_tokens:,}, a step takes about "
             f"{seconds_text(forecast.max_seconds)} s"
         )
         if config.dynamic_sampling.enabled:
@@ -287,7 +287,7 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
                 ", and longer if groups are dropped: truncated responses are graded incorrect, so the fraction of "
                 "mixed groups was not measured"
             )
-    if warning := cut_warning(forecast.fraction_at_limit):
+    if warning := truncation_warning(forecast.fraction_at_limit):
         lines.append(warning)
     if forecast.seconds_of_threads:
         lines.append(_threads_line(forecast.seconds_of_threads, torch.get_num_threads()))

@@ -19,7 +19,7 @@ from brorl.runs.run_directory import SPEC_FILE
 
 if TYPE_CHECKING:
     from brorl.comparison.answer import FinishedComparison
-    from brorl.comparison.spec import Arguments, ComparisonSpec
+    from brorl.comparison.spec import ComparisonRequest, ComparisonSpec
 
 
 def compare(
@@ -28,7 +28,7 @@ def compare(
     checkpoint: str | Path | None = None,
     match: Unit | None = None,
     budget: str | float | None = None,
-    marks: int | Sequence[float] | None = None,
+    eval_points: int | Sequence[float] | None = None,
     seeds: int | None = None,
     jobs: int | None = None,
     output_dir: str | Path | None = None,
@@ -54,7 +54,7 @@ def compare(
         match: Unit of the budget, which is the same for every run (default: seconds).
         budget: Budget of each run, in that unit; seconds also as 90s, 5m or 8h (default: 24 steps of every arm, and at
             least 30 seconds).
-        marks: Evaluation points: their number (default: 8), spaced by a factor of the square root of 2 with the last
+        eval_points: Number of evaluation points (default: 8), spaced by a factor of the square root of 2 with the last
             one at the budget; or the amounts at which to evaluate.
         seeds: Runs of each arm (default: 5). More seeds can be added to a folder later.
         jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit, 1 with a cluster; an unfinished
@@ -69,17 +69,19 @@ def compare(
     """
     refuse_in_worker()
     from brorl.comparison.answer import finished_comparison
-    from brorl.comparison.spec import Arguments
+    from brorl.comparison.spec import ComparisonRequest
 
     model = None if checkpoint is None else resolve_checkpoint(str(checkpoint)).model
-    arguments = Arguments(arms, sweep, model, match, budget, marks, seeds, flat_settings(overrides))
+    arguments = ComparisonRequest(arms, sweep, model, match, budget, eval_points, seeds, flat_settings(overrides))
     folder, spec = _folder_and_spec(arguments, output_dir)
     with Screen(silent=not progress) as screen:
         _complete(folder, spec, arguments, jobs, screen)
         return finished_comparison(folder)
 
 
-def _complete(folder: Path, spec: ComparisonSpec, arguments: Arguments, jobs: int | None, screen: Screen) -> None:
+def _complete(
+    folder: Path, spec: ComparisonSpec, arguments: ComparisonRequest, jobs: int | None, screen: Screen
+) -> None:
     """Complete the unfinished runs of a comparison."""
     from brorl.comparison.arm_recipes import check_arms
     from brorl.comparison.run_processes import ComparisonView, fitted, machine_of, run_comparison, slots_for
@@ -102,7 +104,7 @@ def _complete(folder: Path, spec: ComparisonSpec, arguments: Arguments, jobs: in
 
 
 def compare_command(
-    *arms: str, sweep: Sequence[str] = (), marks: str | None = None, **options: Any
+    *arms: str, sweep: Sequence[str] = (), eval_points: str | None = None, **options: Any
 ) -> FinishedComparison:
     """Compare arms from the command line.
 
@@ -110,15 +112,15 @@ def compare_command(
         arms: Two or more recipes (files, built-in names); one recipe, with --sweep or to compare its N with 512 (with
             16 if it is 512 or more); or the folder of a comparison, to continue it (default: plateau-16 plateau-512).
         sweep: One arm per value of a setting; repeat the option for settings that change together.
-        marks: Evaluation points during training: their number, spaced geometrically, or amounts (default: 8).
+        eval_points: Evaluation points during training: their number, spaced geometrically, or amounts (default: 8).
         options: Those of `compare`.
     """
-    finished = compare(*arms, sweep=_sweep(sweep), marks=_marks(marks), **options)
+    finished = compare(*arms, sweep=_sweep(sweep), eval_points=_points(eval_points), **options)
     print()  # noqa: T201
     return finished
 
 
-def _marks(text: str | None) -> int | list[float] | None:
+def _points(text: str | None) -> int | list[float] | None:
     """Return the number of evaluation points, or their amounts."""
     if text is None:
         return None
@@ -126,7 +128,7 @@ def _marks(text: str | None) -> int | list[float] | None:
         return [float(part) for part in text.split(",")] if "," in text else int(text)
     except ValueError:
         raise UserError(
-            f"{option('marks')}: expected a number of evaluation points, or amounts like 10,20,40, got {text!r}"
+            f"{option('eval-points')}: expected a number of evaluation points, or amounts like 10,20,40, got {text!r}"
         ) from None
 
 
@@ -147,7 +149,7 @@ def _sweep(options: Sequence[str]) -> dict[str, list[Any]]:
     return sweep
 
 
-def _folder_and_spec(arguments: Arguments, output_dir: str | Path | None) -> tuple[Path, ComparisonSpec]:
+def _folder_and_spec(arguments: ComparisonRequest, output_dir: str | Path | None) -> tuple[Path, ComparisonSpec]:
     """Return the folder and the spec; the folder is new, or contains the same comparison."""
     from brorl.comparison.spec import spec_for, spec_in
 

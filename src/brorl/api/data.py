@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from brorl.activity import Observe, Phase, unobserved
+from brorl.activity import Observe, Stage, unobserved
 from brorl.api.arguments import resolve_config
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
@@ -29,9 +29,9 @@ from brorl.prompts.question import Question
 from brorl.prompts.source_questions import SourceQuestions
 from brorl.storage import is_file
 from brorl.table import Result, Table
-from brorl.tools.of_recipe import environment_verifier, load_tools, make_toolbox
+from brorl.tools.setup import environment_verifier, load_tools, make_toolbox
 from brorl.training.questions import build_questions, check_domain_names, check_first_rows, check_split, removed_lines
-from brorl.verification.domains.table import make_verifiers, untrusted_domains
+from brorl.verification.domains.verifiers import make_verifiers, untrusted_domains
 from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import Workers
 
@@ -146,16 +146,14 @@ class DataResult(Result):
         return f"DataResult({sources}: {train:,} training questions, {held_out:,} held out{problem})"
 
 
-def data(
-    config_or_path: ConfigOrPath = "quickstart", *, show: int = 10, progress: bool = True, **overrides: Any
-) -> DataResult:
+def data(recipe: ConfigOrPath = "quickstart", *, show: int = 10, progress: bool = True, **overrides: Any) -> DataResult:
     """Read and check the sources of a recipe, and count their questions, lengths, domains and dropped rows.
 
     Examples:
         >>> brorl.data("mine.yaml", show=3)
 
     Args:
-        config_or_path: Built-in recipe, YAML file or run directory; from Python also nested settings or a config.
+        recipe: Built-in recipe, YAML file or run directory; from Python also nested settings or a config.
         show: Number of prompts in the result, 0 or more, spread over the sources.
         progress: Show the current work.
         overrides: Settings that replace those of the recipe, nested or by dotted name.
@@ -170,10 +168,10 @@ def data(
     """
     if show < 0:
         raise UserError(f"{option('show')}: expected a number of at least 0, not {show}")
-    if isinstance(config_or_path, str | Path) and is_file(Path(config_or_path) / "config.yaml"):
-        config_or_path = Path(config_or_path) / "config.yaml"  # it is a run directory
+    if isinstance(recipe, str | Path) and is_file(Path(recipe) / "config.yaml"):
+        recipe = Path(recipe) / "config.yaml"  # it is a run directory
     with Screen(silent=not progress) as screen:
-        config = resolve_config(config_or_path, overrides)
+        config = resolve_config(recipe, overrides)
         check_first_rows(config)
         return describe_data(config, show, screen.observe)
 
@@ -182,11 +180,11 @@ def describe_data(config: TrainConfig, show: int, observe: Observe = unobserved)
     """Read the sources of a recipe, and check them as training does."""
     from brorl.training.inputs import SourcePrompts, build_prompts, render_sources
 
-    observe(Phase("reading", "data"))
+    observe(Stage("reading", "data"))
     sources = build_questions(config)
-    observe(Phase("checking", "reference answers"))
+    observe(Stage("checking", "reference answers"))
     notes = _check(config, sources)
-    observe(Phase("encoding", "prompts"))
+    observe(Stage("encoding", "prompts"))
     model, problem = _load(config, notes), None
     if model is None:
         every = [SourcePrompts(one, _spelled(one.train, config), _spelled(one.held_out, config)) for one in sources]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import brorl
-from brorl.activity import Phase
+from brorl.activity import Stage
 from brorl.console.screen import Screen
 from brorl.errors import UserError
 from brorl.format import memory_size
@@ -51,7 +51,7 @@ class Diagnosis(Result):
 def doctor() -> Diagnosis:
     """Examine this machine: device, memory, sandbox."""
     with Screen() as screen:  # shown while torch is imported
-        screen.observe(Phase("examining", "this machine"))
+        screen.observe(Stage("examining", "this machine"))
         levels = tuple(probe_level(name) for name in (LANDLOCK, SECCOMP)) if sys.platform == "linux" else ()
         try:
             active, problem = choose_level(AUTO).name, None

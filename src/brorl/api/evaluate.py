@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import brorl
-from brorl.activity import Echo, Observe, Phase
+from brorl.activity import Echo, Observe, Stage
 from brorl.api.arguments import WITHOUT_TRAINING, refuse_in_worker, resolve_checkpoint, resolve_config
 from brorl.api.in_memory import rows_to_evaluate
 from brorl.config.reading import flat_settings, make_config, read_recipe
@@ -231,7 +231,7 @@ def _folder(output_dir: str | Path | None, inputs: EvaluationInputs) -> Path:
 def _announce(inputs: EvaluationInputs, output: Path, notes: Sequence[str], echo: Echo) -> None:
     """Print the settings."""
     settings, device = inputs.settings, inputs.settings["device"]
-    sets = ", ".join(f"{name} ({data_set['prompts']:,} prompts)" for name, data_set in settings["data"].items())
+    sets = ", ".join(f"{name} ({source['prompts']:,} prompts)" for name, source in settings["data"].items())
     drawn = f"temperature {settings['temperature']:g}, top-p {settings['top_p']:g}"
     drawn += "".join(f", {said} {settings[name]:,}" for name, said in _SAID.items() if name in settings)
     echo(f"brorl {brorl.__version__}: {settings['checkpoint']} on {device} ({settings['dtype']}), {sets}")
@@ -256,7 +256,7 @@ def _sample(
     from brorl.evaluation.responses import evaluate_batches
     from brorl.model.source import commit_of, find_model
 
-    observe(Phase("loading", "model"))
+    observe(Stage("loading", "model"))
     engine, evaluator, weights = build_evaluation(inputs, observe, cluster, parts.callback, echo)
     store.begin({**inputs.settings, "weights": weights})
     done = store.num_stored
@@ -278,9 +278,9 @@ def _finish(
     """Summarize the results and write `evaluation.json`."""
     from brorl.evaluation.responses import EvaluationResult
 
-    seconds_of = {batch.data_set: 0.0 for batch in inputs.batches}
+    seconds_of = {batch.source: 0.0 for batch in inputs.batches}
     for batch, counts in zip(inputs.batches, stored, strict=True):
-        seconds_of[batch.data_set] += counts.seconds
+        seconds_of[batch.source] += counts.seconds
     prompts = [prompt for counts in stored for prompt in counts.prompts]
     result = EvaluationResult.of(
         prompts,

@@ -19,7 +19,7 @@ from brorl.prompts.guess import Guess
 from brorl.prompts.question import CODE_DOMAIN, COUNTDOWN_DOMAIN
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.source_questions import SourceQuestions, split_held_out
-from brorl.verification.domains.table import DOMAINS
+from brorl.verification.domains.verifiers import DOMAINS
 
 _FUNCTION_FILE = "my_checks.py"  # the file of the user's verifier
 _MODEL = "Qwen/Qwen2.5-0.5B-Instruct"

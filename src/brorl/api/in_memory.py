@@ -53,14 +53,14 @@ class ResolvedRecipe(NamedTuple):
 
 
 def resolve_in_memory(
-    config_or_path: ConfigOrPath | None, overrides: Mapping[str, Any], reward: Rewards | None, folder: Path
+    recipe: ConfigOrPath | None, overrides: Mapping[str, Any], reward: Rewards | None, folder: Path
 ) -> ResolvedRecipe:
     """Write given rows and functions to a folder, and return settings that name the files.
 
     The default recipe is the one that `brorl init` writes for the rows, or quickstart without rows. In the overrides,
     `data` may be rows, and `tools` a list of functions.
     """
-    recipe, rest = config_or_path, dict(overrides)
+    rest = dict(overrides)
     if isinstance(rest.get("tools"), list | tuple):
         rest["tools.functions"] = _tool_paths(rest.pop("tools"), folder)
     lines: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import brorl
-from brorl.activity import Phase
+from brorl.activity import Stage
 from brorl.api.arguments import refuse_in_worker, resolve_checkpoint, resolve_config
 from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml
 from brorl.config.settings import TrainConfig
@@ -97,7 +97,7 @@ def _load(config: TrainConfig, pilot_prompts: int, screen: Screen, ends: ExitSta
     from brorl.training.inputs import prepare_run
     from brorl.training.local_parts import LocalParts
 
-    screen.observe(Phase("loading", "data"))
+    screen.observe(Stage("loading", "data"))
     memory: list[Table] = []
     inputs = prepare_run(config, config.model, memory.append)
     parts = LocalParts.load(config, inputs, screen.observe, ends.callback, screen.echo)

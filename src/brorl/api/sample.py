@@ -24,9 +24,9 @@ from brorl.reporting.outline import Branch, lines_of, outline_of
 from brorl.reporting.tool_use import tool_use_line
 from brorl.runs.step_record import ToolUse
 from brorl.table import Result, Table
-from brorl.tools.of_recipe import environment_verifier, load_tools, make_toolbox, rendered, with_turns
+from brorl.tools.setup import environment_verifier, load_tools, make_toolbox, rendered, with_turns
 from brorl.training.questions import build_questions
-from brorl.verification.domains.table import make_verifiers
+from brorl.verification.domains.verifiers import make_verifiers
 from brorl.verification.grade import grade, seen_text
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.thoughts import make_decode

@@ -31,7 +31,7 @@ _RECIPE = "quickstart"
 
 
 def train(
-    config_or_path: ConfigOrPath | None = None,
+    recipe: ConfigOrPath | None = None,
     *,
     reward: Rewards | None = None,
     resume: bool = False,
@@ -49,7 +49,7 @@ def train(
         >>> run = brorl.train(data=rows, reward=lambda response, reference: reference in response)
 
     Args:
-        config_or_path: A built-in recipe, a YAML file, nested settings, or a config (default: `quickstart`, or for rows
+        recipe: A built-in recipe, a YAML file, nested settings, or a config (default: `quickstart`, or for rows
             the recipe that `brorl init` writes). With `resume`, a run directory.
         reward: A function that verifies the responses of all domains: `verify(response, reference)`, or with TRL's
             signature `reward(completions, **columns) -> list[float]`. Give several terms as a mapping, `{"right":
@@ -72,16 +72,16 @@ def train(
     """
     refuse_in_worker()
     if resume:
-        if not isinstance(config_or_path, str | Path):
+        if not isinstance(recipe, str | Path):
             raise UserError("resume=True needs a run directory as the first argument")
         if reward is not None:
             raise UserError("a resumed run keeps its reward; omit reward, or start a new run with it")
         if isinstance(overrides.get("tools"), list | tuple):
             raise UserError("a resumed run keeps its tools; omit tools, or start a new run with them")
-        return _resume(config_or_path, overrides, progress)
+        return _resume(recipe, overrides, progress)
     with TemporaryDirectory(prefix="brorl-given-") as scratch:
         folder = Path(scratch) / FOLDER
-        recipe, config, said = resolve_in_memory(config_or_path, overrides, reward, folder)
+        recipe, config, said = resolve_in_memory(recipe, overrides, reward, folder)
         check_cheaply(config)
         if progress and said:
             print("\n".join(said))  # noqa: T201
@@ -107,14 +107,14 @@ def _train_new(config: TrainConfig, name: str, given: Path, progress: bool) -> T
                 raise
 
 
-def train_command(config_or_path: str = _RECIPE, **overrides: Any) -> TrainingResult:
+def train_command(recipe: str = _RECIPE, **overrides: Any) -> TrainingResult:
     """Train from the command line.
 
     Args:
-        config_or_path: Built-in recipe or YAML file.
+        recipe: Built-in recipe or YAML file.
         overrides: Settings.
     """
-    return train(config_or_path, **overrides)
+    return train(recipe, **overrides)
 
 
 def resume_command(run: str, **overrides: Any) -> TrainingResult:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import brorl
-from brorl.activity import Activity, Phase
+from brorl.activity import Activity, Stage
 from brorl.assemble import build_run
 from brorl.config.reading import dump_yaml, fixed_settings, parse_yaml
 from brorl.config.settings import TrainConfig
@@ -232,7 +232,7 @@ class TrainingSession:
 
     def _finish(self, ending: Ending, message: str) -> TrainingResult:
         """Write the report, print the tables and the next commands, and return the result."""
-        self.screen.observe(Phase("writing", "report"))
+        self.screen.observe(Stage("writing", "report"))
         hints = self._hints(ending)
         if self.config.report and ending not in (Ending.INTERRUPTED, Ending.PAUSED):
             hints = [self._write_report(), *hints]

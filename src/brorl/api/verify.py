@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.text import Text
 
-from brorl.activity import Phase
+from brorl.activity import Stage
 from brorl.api.arguments import refuse_in_worker
 from brorl.config.reading import flat_settings
 from brorl.console.screen import Screen
@@ -28,9 +28,9 @@ from brorl.prompts.question import Question
 from brorl.runs.stored_rollouts import stored_steps
 from brorl.storage import exists, is_file, is_folder, replace_file, storage_errors
 from brorl.table import Result, Table
-from brorl.tools.of_recipe import environment_verifier, load_tools
+from brorl.tools.setup import environment_verifier, load_tools
 from brorl.verdict import TRUNCATED
-from brorl.verification.domains.table import make_verifiers, sandbox_lines
+from brorl.verification.domains.verifiers import make_verifiers, sandbox_lines
 from brorl.verification.grade import (
     RescoredResponse,
     StoredResponse,
@@ -267,10 +267,10 @@ def _new_file(output: str | Path | None) -> Path | None:
 def _verify(
     file: str, data: str, columns: ResponseColumns, settings: Mapping[str, Any], screen: Screen
 ) -> VerifyResult:
-    screen.observe(Phase("reading", "responses"))
+    screen.observe(Stage("reading", "responses"))
     path = _find_responses(file)
     responses = list(read_responses(path, columns))
-    screen.observe(Phase("reading", "questions"))
+    screen.observe(Stage("reading", "questions"))
     config, questions = read_all_questions(data, settings)
     known, unknown = match_questions(responses, questions)
     if not known:
@@ -282,13 +282,13 @@ def _verify(
         verifiers = make_verifiers(domains, config.verification, config.rewards, workers, environment)
         for line in sandbox_lines(config.verification, domains):
             screen.echo(line)
-        screen.observe(Phase("checking", "reference answers"))
+        screen.observe(Stage("checking", "reference answers"))
         unreadable = unreadable_references(verifiers, asked)
-        screen.observe(Phase("verifying", "responses"))
+        screen.observe(Stage("verifying", "responses"))
         rescored, seconds = rescore(
             known,
             verifiers,
-            lambda done: screen.observe(Phase("verifying", f"{done:,} of up to {len(known):,} responses")),
+            lambda done: screen.observe(Stage("verifying", f"{done:,} of up to {len(known):,} responses")),
             {question.id for question, _ in unreadable},
         )
     return VerifyResult(path, data, tuple(rescored), tuple(unknown), tuple(unreadable), seconds)

@@ -47,14 +47,14 @@ def next_command(results: ComparisonResults, folder: Path) -> tuple[str, str]:
     budget, more = _LONGER * comparison.budget, list[str]()
     if unshown and results.matched and needed and not needed.enough_prompts:
         budget, seeds = comparison.budget, max(seeds, needed.seeds)
-        more = ["--evaluation.num_prompts", str(ceil(needed.prompts / max(len(comparison.task_names()), 1)))]
+        more = ["--evaluation.num_prompts", str(ceil(needed.prompts / max(len(comparison.source_names()), 1)))]
         why += f", with {needed.prompts:,} held-out prompts (raise data.held_out_fraction too if there are fewer)"
     elif results.matched:
         why = f"to see whether this holds for longer runs ({amount(budget, comparison.unit)} each)"
     else:
         why = f"to match the arms ({amount(budget, comparison.unit)} each)"
     options = ["--match", comparison.unit, "--budget", exact(budget), "--seeds", str(seeds)]
-    options += ["--marks", str(len(comparison.eval_points)), *more]
+    options += ["--eval-points", str(len(comparison.eval_points)), *more]
     return why, shell_command("compare", *recipes, *options)
 
 
@@ -78,7 +78,7 @@ def comparison_page(results: ComparisonResults, figures: Sequence[Path], followi
 def comparison_record(results: ComparisonResults) -> dict[str, Any]:
     """Return the content of `comparison.json`: the answer, the conditions, all numbers, and the scores by prompt."""
     comparison, caveats = results.comparison, sentences(caveats_of(results))
-    per_prompt = ("prompts", "tasks")
+    per_prompt = ("prompts", "sources")
     conditions = {f.name: getattr(comparison, f.name) for f in fields(comparison) if f.name not in per_prompt}
     start_P = start_scores(comparison).mean(0)
     end_P = {arm.name: scores_at(comparison, arm, results.budget).mean(0) for arm in comparison.arms}
@@ -91,8 +91,8 @@ def comparison_record(results: ComparisonResults) -> dict[str, Any]:
         **{field.name: getattr(results, field.name) for field in fields(results) if field.name != "comparison"},
         "arms": [{**vars(arm), "runs": [_run(run, results) for run in arm.runs]} for arm in comparison.arms],
         "prompts": [
-            {"id": name, "source": task, "start": start_P[i], "arms": {arm: p[i] for arm, p in end_P.items()}}
-            for i, (name, task) in enumerate(zip(comparison.prompts, comparison.tasks, strict=True))
+            {"id": name, "source": source, "start": start_P[i], "arms": {arm: p[i] for arm, p in end_P.items()}}
+            for i, (name, source) in enumerate(zip(comparison.prompts, comparison.sources, strict=True))
         ],
     }
     plain: dict[str, Any] = json_ready(record)

@@ -58,9 +58,9 @@ def _owned() -> dict[str, str]:
         "steps": f"{option('match', 'steps')} {option('budget', 'N')}",
         "budget.unit": option("match"),
         "budget.limit": option("budget"),
-        "budget.marks": option("marks"),
+        "budget.eval_points": option("eval-points"),
         "budget.pause_at": option("budget"),
-        "evaluation.every": option("marks"),
+        "evaluation.every": option("eval-points"),
     }
 
 
@@ -268,7 +268,7 @@ def run_config(arm: ArmRecipe, seed: int, directory: Path, budget: Budget) -> Tr
         "keep_checkpoints": min(arm.config.keep_checkpoints, 1),  # the last one, to continue from; 0 keeps all
         "budget.unit": budget.unit,
         "budget.limit": budget.limit,
-        "budget.marks": list(budget.eval_points),
+        "budget.eval_points": list(budget.eval_points),
         "budget.pause_at": None,
         "tracking.run_name": f"{arm.full_name} seed {seed}",
     }

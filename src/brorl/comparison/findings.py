@@ -200,7 +200,7 @@ def _slow_runs(results: ComparisonResults) -> Iterator[Finding]:
     """Yield runs that made far fewer steps than their siblings in the same seconds, because the machine was busy."""
     comparison = results.comparison
     for arm in comparison.arms if comparison.unit == "seconds" else ():
-        runs = [run for run in arm.runs if run.ended_early is None]
+        runs = [run for run in arm.runs if run.end_reason is None]
         steps = [score_at(run, "seconds", results.budget).cost.steps for run in runs]
         usual = median(steps) if len(steps) >= _FEWEST_SIBLINGS else 0
         for run, made in zip(runs, steps, strict=True):
@@ -214,7 +214,7 @@ def _early_ends(results: ComparisonResults) -> Iterator[Finding]:
         for run in arm.runs:
             if (spent := run.scores[-1].cost.of(unit)) < results.budget:
                 budget = amount(results.budget, unit)
-                ended = {"spent": amount(spent, unit), "budget": budget, "reason": run.ended_early}
+                ended = {"spent": amount(spent, unit), "budget": budget, "reason": run.end_reason}
                 yield found(ENDED_EARLY, arm=arm.name, seed=run.seed, **ended)
 
 

@@ -85,7 +85,7 @@ def use_of_samples(comparison: Comparison, arm: Arm | None = None) -> dict[str, 
         scores = [score_at(run, comparison.unit, comparison.eval_points[-1]) for run in arm.runs]
         ratios = {
             "samples_per_s": [(r.cost.samples, r.cost.seconds) for r in arm.runs],
-            "generated_per_s": [(r.cost.samples, r.phase_seconds.get("generation", 0.0)) for r in arm.runs],
+            "generated_per_s": [(r.cost.samples, r.stage_seconds.get("generation", 0.0)) for r in arm.runs],
             "unique_tokens_per_s": [(r.cost.unique_tokens, r.cost.seconds) for r in arm.runs],
             "mixed_fraction": [(r.groups_mixed, r.groups) for r in arm.runs],
             "tokens_per_unique": [(r.cost.sampled_tokens, r.cost.unique_tokens) for r in arm.runs],
@@ -162,7 +162,7 @@ class EqualCost:
 def equal_amount(arms: Sequence[Arm], unit: Unit) -> float:
     """Return the largest amount of a unit that every run reached; a run that ended early does not limit it."""
     runs = [run for arm in arms for run in arm.runs]
-    limiting = [run for run in runs if run.ended_early is None] or runs
+    limiting = [run for run in runs if run.end_reason is None] or runs
     return min(run.scores[-1].cost.of(unit) for run in limiting)
 
 
@@ -274,7 +274,9 @@ class ComparisonResults:
     key: Mapping[str, str]  # letter -> title of the arm; empty if the arms have names
     ks: tuple[int, ...]  # every reported k, rising; 1 is always among them
     scores: BudgetScores  # all held-out prompts, every k
-    tasks: Mapping[str, BudgetScores]  # task -> scores at the smallest and the largest k; empty if there is one task
+    sources: Mapping[
+        str, BudgetScores
+    ]  # source -> scores at the smallest and the largest k; empty if there is one source
     at_eval_points: Mapping[str, tuple[ArmScores, ...]]  # arm -> one entry per evaluation point
     # Each later arm minus the first at equal cost: in the unit of the budget, then in each other unit.
     at_equal_cost: tuple[EqualCost, ...]
@@ -345,7 +347,7 @@ def results_of(comparison: Comparison) -> ComparisonResults:
     at_end = {START: {k: start_scores(comparison, k) for k in ks}}
     at_end |= {arm.name: {k: scores_at(comparison, arm, budget, k) for k in ks} for arm in arms}
     whole = _budget_scores(arms, at_end, ks, np.arange(len(comparison.prompts)))
-    tasks = comparison.task_names()
+    sources = comparison.source_names()
     # Steps are omitted unless the budget is in steps, because a step costs more at a larger N.
     units = (comparison.unit, *(unit for unit in UNITS if unit not in (comparison.unit, "steps")))
     equal = [at_equal_cost(comparison, arm, unit, end_ks) for arm in arms[1:] for unit in units]
@@ -354,7 +356,9 @@ def results_of(comparison: Comparison) -> ComparisonResults:
         key={arm.name: arm.title for arm in arms if arm.title},
         ks=ks,
         scores=whole,
-        tasks={t: _budget_scores(arms, at_end, end_ks, comparison.prompts_of(t)) for t in tasks if len(tasks) > 1},
+        sources={
+            t: _budget_scores(arms, at_end, end_ks, comparison.prompts_of(t)) for t in sources if len(sources) > 1
+        },
         at_eval_points={
             arm.name: tuple(ArmScores.of(comparison, arm, p, end_ks) for p in comparison.eval_points) for arm in arms
         },

@@ -28,7 +28,7 @@ import torch
 
 from brorl.comparison.arm_recipes import ArmRecipe, run_config
 from brorl.comparison.scores import PlannedRun, RunProgress, progress_of
-from brorl.comparison.spec import TRIAL, Arguments, ComparisonSpec, arm_folders, fit_budget
+from brorl.comparison.spec import TRIAL, ComparisonRequest, ComparisonSpec, arm_folders, fit_budget
 from brorl.config.reading import dump_yaml, with_settings
 from brorl.console.screen import Screen
 from brorl.cost import Budget
@@ -351,7 +351,7 @@ _QUICK = {"evaluation.num_prompts": 1, "tracking.to": []}
 
 
 def fitted(
-    spec: ComparisonSpec, arguments: Arguments, folder: Path, slots: Sequence[Slot], screen: Screen
+    spec: ComparisonSpec, arguments: ComparisonRequest, folder: Path, slots: Sequence[Slot], screen: Screen
 ) -> ComparisonSpec:
     """Return the spec with a budget that fits the cost of a step, measured on a few steps of every arm."""
     if spec.unit == "steps":  # any budget fits

@@ -24,7 +24,7 @@ from brorl.runs.step_record import EvaluationRecord, StepRecord, from_json
 
 
 @dataclass(frozen=True, eq=False)
-class Score:
+class RunEvaluation:
     """One evaluation of one run."""
 
     cost: Cost  # cost of the run up to the evaluation
@@ -40,12 +40,12 @@ class FinishedRun:
     """A run of an arm that has spent its budget, or ended early."""
 
     seed: int
-    scores: tuple[Score, ...]  # its evaluations by rising cost; the first is the start, at no cost
+    scores: tuple[RunEvaluation, ...]  # its evaluations by rising cost; the first is the start, at no cost
     cost: Cost  # cost of the whole run
-    phase_seconds: Mapping[str, float]  # seconds of the run in each phase (generation, verification, training, ...)
+    stage_seconds: Mapping[str, float]  # seconds of the run in each stage (generation, verification, training, ...)
     groups: int  # sampled groups
     groups_mixed: int  # sampled groups that were mixed
-    ended_early: str | None  # the reason if the run ended before its budget was spent; else None
+    end_reason: str | None  # the reason if the run ended before its budget was spent; else None
     path: str
     # Title of each later phase of the objective -> cost at which the phase began.
     phase_begins: Mapping[str, Cost] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Comparison:
     budget: float  # per run
     eval_points: tuple[float, ...]  # all runs were evaluated at these amounts, rising; the last is the budget
     prompts: tuple[str, ...]  # ids of the held-out prompts, P of them
-    tasks: tuple[str, ...]  # the dataset of each prompt, P of them
+    sources: tuple[str, ...]  # the dataset of each prompt, P of them
     num_samples: int  # n, responses per prompt in each evaluation
     ks: tuple[int, ...]  # the k of the reported pass@k, rising, each at most n
     arms: tuple[Arm, ...]  # if there are two, the second is measured against the first
@@ -92,16 +92,16 @@ class Comparison:
         """Whether every arm has a different N."""
         return len({arm.num_rollouts for arm in self.arms}) == len(self.arms)
 
-    def task_names(self) -> list[str]:
-        """Return the distinct tasks, sorted."""
-        return sorted(set(self.tasks))
+    def source_names(self) -> list[str]:
+        """Return the distinct sources, sorted."""
+        return sorted(set(self.sources))
 
-    def prompts_of(self, task: str) -> IntArray:
-        """Return the indices of a task's prompts."""
-        return np.array([i for i, of_prompt in enumerate(self.tasks) if of_prompt == task])
+    def prompts_of(self, source: str) -> IntArray:
+        """Return the indices of a source's prompts."""
+        return np.array([i for i, of_prompt in enumerate(self.sources) if of_prompt == source])
 
 
-def score_at(run: FinishedRun, unit: Unit, spent: float) -> Score:
+def score_at(run: FinishedRun, unit: Unit, spent: float) -> RunEvaluation:
     """Return a run's first evaluation after it had spent an amount of a unit; 0 is the start.
 
     Raises:
@@ -113,7 +113,7 @@ def score_at(run: FinishedRun, unit: Unit, spent: float) -> Score:
         if score.cost.of(unit) >= spent:
             return score
     last = run.scores[-1]
-    if run.ended_early is None:
+    if run.end_reason is None:
         raise ValueError(
             f"the run in {run.path} (seed {run.seed}) has no evaluation at {amount(spent, unit)} or later: the last is "
             f"at {amount(last.cost.of(unit), unit)}; finish the run, or compare at a smaller budget"
@@ -142,12 +142,12 @@ def start_scores(comparison: Comparison, k: int = 1) -> FloatArray:
     ])  # fmt: skip
 
 
-def starts_by_seed(arms: Sequence[Arm]) -> list[list[Score]]:
+def starts_by_seed(arms: Sequence[Arm]) -> list[list[RunEvaluation]]:
     """Return the runs' first evaluations, of the checkpoint, grouped by seed.
 
     In all arms, runs of one seed repeat the same evaluation: same model, prompts and random numbers.
     """
-    starts: dict[int, list[Score]] = {}
+    starts: dict[int, list[RunEvaluation]] = {}
     for arm in arms:
         for run in arm.runs:
             starts.setdefault(run.seed, []).append(score_at(run, "steps", 0))
@@ -174,7 +174,7 @@ def without_unverified(whole: Comparison) -> Comparison:
     if kept.size == len(whole.prompts):
         return whole
 
-    def of_kept(score: Score) -> Score:
+    def of_kept(score: RunEvaluation) -> RunEvaluation:
         kept_P, tokens_P = score.num_correct_P[kept], score.sampled_tokens_P[kept]
         return replace(score, num_correct_P=kept_P, sampled_tokens_P=tokens_P, num_unverified_P=None)
 
@@ -182,11 +182,13 @@ def without_unverified(whole: Comparison) -> Comparison:
         replace(arm, runs=tuple(replace(run, scores=tuple(map(of_kept, run.scores))) for run in arm.runs))
         for arm in whole.arms
     ]
-    prompts, tasks = (tuple(names[i] for i in kept.tolist()) for names in (whole.prompts, whole.tasks))
-    return replace(whole, arms=tuple(arms), prompts=prompts, tasks=tasks, num_left_out=len(whole.prompts) - kept.size)
+    prompts, sources = (tuple(names[i] for i in kept.tolist()) for names in (whole.prompts, whole.sources))
+    return replace(
+        whole, arms=tuple(arms), prompts=prompts, sources=sources, num_left_out=len(whole.prompts) - kept.size
+    )
 
 
-def verified_prompts(scores: Sequence[Score]) -> IntArray:
+def verified_prompts(scores: Sequence[RunEvaluation]) -> IntArray:
     """Return the indices of the prompts whose responses were all verified in all evaluations.
 
     Raises:
@@ -212,16 +214,16 @@ def read_scores(path: Path, seed: int, budget: Budget) -> tuple[FinishedRun, Set
     """
     records = RunDirectory(path).read_metrics()
     cost, scores, begins = Cost(), [], dict[str, Cost]()
-    ended = records[-1].ended if records else None
+    end_reason = records[-1].end_reason if records else None
     for record in records:
         if record.objective and record.objective.begins and record.objective.phase > 1:
             begins[record.objective.begins] = cost
         cost += record.cost
         if record.evaluation:
             scores.append(_score(cost, record.evaluation))
-    if not scores or (ended is None and not budget.is_spent(cost)):
+    if not scores or (end_reason is None and not budget.is_spent(cost)):
         return None
-    if records[0].evaluation is None or (ended is None and not budget.is_spent(scores[-1].cost)):
+    if records[0].evaluation is None or (end_reason is None and not budget.is_spent(scores[-1].cost)):
         raise UserError(
             f"in {path} the evaluation at the start or at the budget has no score, because its responses could not be "
             f"verified (an infrastructure failure); delete {path} and rerun the command"
@@ -229,29 +231,29 @@ def read_scores(path: Path, seed: int, budget: Budget) -> tuple[FinishedRun, Set
     last = next(record.evaluation for record in reversed(records) if record.evaluation)
     setup = RunDirectory(path).read_held_out(), last.num_samples, tuple(sorted(last.pass_at))
     sampled = [record.sampling for record in records if record.sampling]
-    phase_seconds: Counter[str] = Counter()
+    stage_seconds: Counter[str] = Counter()
     for record in records:
         seconds = asdict(record.seconds) if record.seconds else {}
-        phase_seconds.update({name: value for name, value in seconds.items() if value is not None and name != "total"})
+        stage_seconds.update({name: value for name, value in seconds.items() if value is not None and name != "total"})
     run = FinishedRun(
         seed=seed,
         scores=tuple(scores),
         cost=cost,
-        phase_seconds=dict(phase_seconds),
+        stage_seconds=dict(stage_seconds),
         groups=sum(step.groups for step in sampled),
         groups_mixed=sum(step.groups_mixed for step in sampled),
-        ended_early=ended,
+        end_reason=end_reason,
         path=str(path),
         phase_begins=begins,
     )
     return run, setup
 
 
-def _score(cost: Cost, evaluation: EvaluationRecord) -> Score:
+def _score(cost: Cost, evaluation: EvaluationRecord) -> RunEvaluation:
     prompts = evaluation.prompts
     correct, tokens = (np.array(counts, np.int64) for counts in (prompts.num_correct, prompts.sampled_tokens))
     lost = prompts.num_unverified
-    return Score(cost, correct, tokens, evaluation.truncation_rate, None if lost is None else np.array(lost))
+    return RunEvaluation(cost, correct, tokens, evaluation.truncation_rate, None if lost is None else np.array(lost))
 
 
 @dataclass(frozen=True)
@@ -316,7 +318,7 @@ class RunProgress:
         if record.evaluation:
             self.score = {k: estimate.value for k, estimate in record.evaluation.pass_at.items()}
             self.first = self.first or self.score
-        self.ended_early = record.ended is not None
+        self.ended_early = record.end_reason is not None
         self.ended = self.ended_early or self.run.budget.is_spent(self.spent)
 
 

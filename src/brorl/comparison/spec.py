@@ -47,7 +47,7 @@ _LONGEST_NAME = 60  # longest folder name of an arm, in characters
 
 
 @dataclass(frozen=True)
-class Arguments:
+class ComparisonRequest:
     """The arguments of `brorl.compare` that make a new spec. None or empty means not given."""
 
     arms: tuple[ConfigOrPath, ...] = ()
@@ -55,7 +55,7 @@ class Arguments:
     checkpoint: str | None = None
     match: Unit | None = None
     budget: float | str | None = None
-    marks: int | Sequence[float] | None = None
+    eval_points: int | Sequence[float] | None = None
     seeds: int | None = None
     overrides: Mapping[str, Any] | None = None
 
@@ -129,9 +129,11 @@ def arm_folders(arms: Sequence[ArmRecipe]) -> dict[str, str]:
     }
 
 
-def spec_in(folder: Path, arguments: Arguments) -> ComparisonSpec:
+def spec_in(folder: Path, arguments: ComparisonRequest) -> ComparisonSpec:
     """Read the spec of a folder. `seeds` may add to its seeds; other arguments are rejected."""
-    given = [option(name) for name in ("sweep", "checkpoint", "match", "budget", "marks") if getattr(arguments, name)]
+    given = [
+        option(name) for name in ("sweep", "checkpoint", "match", "budget", "eval_points") if getattr(arguments, name)
+    ]
     given += [option(name) for name in arguments.overrides or ()]
     if given:
         raise UserError(
@@ -141,7 +143,7 @@ def spec_in(folder: Path, arguments: Arguments) -> ComparisonSpec:
     return _with_seeds(read_spec(folder), arguments.seeds, folder)
 
 
-def spec_for(folder: Path | None, arguments: Arguments) -> ComparisonSpec:
+def spec_for(folder: Path | None, arguments: ComparisonRequest) -> ComparisonSpec:
     """Make the spec of a comparison in a folder that is empty or has the same comparison."""
     spec = _new_spec(arguments)
     if folder is None or not folder.exists():
@@ -226,7 +228,7 @@ def read_comparison(folder: Path) -> Comparison:
             budget=spec.budget,
             eval_points=spec.eval_points,
             prompts=tuple(prompt["id"] for prompt in held_out),
-            tasks=tuple(prompt["source"] for prompt in held_out),
+            sources=tuple(prompt["source"] for prompt in held_out),
             num_samples=num_samples,
             ks=ks,
             arms=arms,
@@ -244,7 +246,7 @@ def _with_seeds(before: ComparisonSpec, seeds: int | None, folder: Path) -> Comp
     return replace(before, seeds=seeds, seeds_before=(*before.seeds_before, before.seeds))
 
 
-def _new_spec(arguments: Arguments) -> ComparisonSpec:
+def _new_spec(arguments: ComparisonRequest) -> ComparisonSpec:
     arms, notes = _arms(arguments)
     unit: Unit = arguments.match or "seconds"
     if unit not in UNITS:
@@ -256,11 +258,11 @@ def _new_spec(arguments: Arguments) -> ComparisonSpec:
     return ComparisonSpec(arms, unit, budget, _points_of(arguments, budget, unit), seeds, notes=notes)
 
 
-def _budget(arguments: Arguments, unit: Unit) -> float:
-    """Return the budget in its unit: the given budget, the last amount of --marks, or the least budget."""
-    given, marks = arguments.budget, arguments.marks
+def _budget(arguments: ComparisonRequest, unit: Unit) -> float:
+    """Return the budget in its unit: the given budget, the last amount of --eval-points, or the least budget."""
+    given, points = arguments.budget, arguments.eval_points
     if given is None:
-        return _LEAST_BUDGET[unit] if marks is None or isinstance(marks, int) else max(marks)
+        return _LEAST_BUDGET[unit] if points is None or isinstance(points, int) else max(points)
     budget = in_seconds(given) if unit == "seconds" else _number(given)
     if budget is None:
         example = "a time such as 90, 90s, 5m or 8h" if unit == "seconds" else f"a number of {UNIT_WORDS[unit]}"
@@ -279,7 +281,7 @@ def _number(given: str | float) -> float | None:
         return None
 
 
-def fit_budget(spec: ComparisonSpec, arguments: Arguments, cost_of: Mapping[str, float]) -> ComparisonSpec:
+def fit_budget(spec: ComparisonSpec, arguments: ComparisonRequest, cost_of: Mapping[str, float]) -> ComparisonSpec:
     """Return the spec with a budget so large that a run's last step barely exceeds it, and a note if it was raised.
 
     `cost_of` maps each arm to its cost per step, in the unit of the budget.
@@ -289,7 +291,7 @@ def fit_budget(spec: ComparisonSpec, arguments: Arguments, cost_of: Mapping[str,
     if least <= spec.budget:
         return spec
     step = f"a step of {slowest} takes {plain(cost_of[slowest], 2)} {UNIT_WORDS[unit]}"
-    if arguments.budget is None and (arguments.marks is None or isinstance(arguments.marks, int)):
+    if arguments.budget is None and (arguments.eval_points is None or isinstance(arguments.eval_points, int)):
         note, asked = f"the budget is {amount(least, unit)}, because {step}; to set it: {option('budget', 'X')}", None
     else:
         asked = spec.budget
@@ -308,7 +310,7 @@ def _two_digits(value: float) -> float:
     return float(size.quantize(Decimal(1).scaleb(size.adjusted() - 1), ROUND_CEILING))
 
 
-def _arms(arguments: Arguments) -> tuple[tuple[ArmRecipe, ...], tuple[str, ...]]:
+def _arms(arguments: ComparisonRequest) -> tuple[tuple[ArmRecipe, ...], tuple[str, ...]]:
     """Return the arms, and a note if they were chosen."""
     overrides, recipes = arguments.overrides or {}, arguments.arms
     reject_owned(overrides)
@@ -327,43 +329,44 @@ def _arms(arguments: Arguments) -> tuple[tuple[ArmRecipe, ...], tuple[str, ...]]
     return tuple(sweep_arms(recipes[0], settings, {_ROLLOUTS: values})), (note,)
 
 
-def _points_of(arguments: Arguments, budget: float, unit: Unit) -> tuple[float, ...]:
+def _points_of(arguments: ComparisonRequest, budget: float, unit: Unit) -> tuple[float, ...]:
     """Return the evaluation points; the default arms have fewer."""
-    is_default = arguments.marks is None and not (arguments.arms or arguments.sweep)
-    return _eval_points(_DEFAULT_POINTS if is_default else arguments.marks, budget, unit)
+    is_default = arguments.eval_points is None and not (arguments.arms or arguments.sweep)
+    return _eval_points(_DEFAULT_POINTS if is_default else arguments.eval_points, budget, unit)
 
 
-def _eval_points(marks: int | Sequence[float] | None, budget: float, unit: Unit) -> tuple[float, ...]:
+def _eval_points(points: int | Sequence[float] | None, budget: float, unit: Unit) -> tuple[float, ...]:
     """Return the amounts at which runs are evaluated; the last is the budget.
 
-    If `marks` is a number of points, each is sqrt(2) times the one before: 3 points of 100 are 50, 70.7 and 100.
+    If `points` is a number, each is sqrt(2) times the one before: 3 points of 100 are 50, 70.7 and 100.
     """
-    if marks is None or isinstance(marks, int):
-        number = _NUM_POINTS if marks is None else marks
+    if points is None or isinstance(points, int):
+        number = _NUM_POINTS if points is None else points
         if number < 1:
             raise UserError(
-                f"{option('marks')}: expected a number of evaluation points, or amounts like 10,20,40, got {number}"
+                f"{option('eval-points')}: expected a number of evaluation points, or amounts like 10,20,40, "
+                f"got {number}"
             )
         points = [budget * 2 ** (-i / 2) for i in range(number)]
     else:
-        if not all(0 < point <= budget for point in marks):
-            given = ",".join(map(exact, marks))
+        if not all(0 < point <= budget for point in points):
+            given = ",".join(map(exact, points))
             raise UserError(
-                f"{option('marks')}: amounts must be above 0 and up to the budget of {exact(budget)}, got {given}"
+                f"{option('eval-points')}: amounts must be above 0 and up to the budget of {exact(budget)}, got {given}"
             )
-        points = [*marks, budget]
+        points = [*points, budget]
     if unit == "steps":
         points = [max(round(point), 1) for point in points]
     rounded = {float(f"{point:.6g}") for point in points if point < budget}
     return (*sorted(point for point in rounded if point < budget), budget)
 
 
-def _require_same(folder: Path, before: ComparisonSpec, now: ComparisonSpec, arguments: Arguments) -> None:
+def _require_same(folder: Path, before: ComparisonSpec, now: ComparisonSpec, arguments: ComparisonRequest) -> None:
     """Raise a UserError if a folder contains a different comparison than the arguments ask for."""
     asked = before.budget if before.asked_budget is None else before.asked_budget
     wanted: list[tuple[str, Any, Any]] = [("unit", before.unit, now.unit)]
     wanted += [("budget", asked, now.budget)] if arguments.budget is not None else []
-    if (arguments.budget is not None and asked == now.budget) or arguments.marks:
+    if (arguments.budget is not None and asked == now.budget) or arguments.eval_points:
         wanted.append(("evaluation points", before.eval_points, _points_of(arguments, before.budget, before.unit)))
     for name, old, new in wanted:
         if old != new:

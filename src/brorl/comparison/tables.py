@@ -32,7 +32,7 @@ def tables_of(results: ComparisonResults) -> list[Table]:
         *(frontier_table(results, k) for k in results.end_ks),
         equal_table(results),
         use_table(results),
-        *(task_table(results, k) for k in results.end_ks if results.tasks),
+        *(source_table(results, k) for k in results.end_ks if results.sources),
         solved_table(results),
     ]
     if results.key:  # the letters are explained early
@@ -187,7 +187,8 @@ def equal_table(results: ComparisonResults) -> Table:
     ]
     if any(score is None for equal in results.at_equal_cost for score in equal.scores.values()):
         notes.append(
-            f"-: a run was not evaluated close enough to that cost; a larger {option('marks')} adds evaluation points."
+            "-: a run was not evaluated close enough to that cost; "
+            f"a larger {option('eval-points')} adds evaluation points."
         )
     columns = ("arm, spent", *(column for k in results.end_ks for column in (f"pass@{k}", f"minus {first}")))
     return Table("At equal cost", columns, tuple(rows), tuple(notes))
@@ -212,15 +213,15 @@ def frontier_table(results: ComparisonResults, k: int) -> Table:
     return Table(f"pass@{k} by budget", (UNIT_WORDS[unit], *results.names), tuple(rows), tuple(notes))
 
 
-def task_table(results: ComparisonResults, k: int) -> Table:
-    """Make the table of pass@k by task, with the difference of two arms."""
+def source_table(results: ComparisonResults, k: int) -> Table:
+    """Make the table of pass@k by source, with the difference of two arms."""
     is_pair, rows = results.pair is not None, []
-    for task, scores in results.tasks.items():
+    for source, scores in results.sources.items():
         differences = [signed(by_k[k].difference) for by_k in scores.differences.values()] if is_pair else []
         cells = *_values(by_k[k] for by_k in scores.pass_at.values()), *differences
-        rows.append((f"{task} ({scores.num_prompts})", *cells))
-    columns = ("task", START, *results.names, *(("difference",) if is_pair else ()))
-    return Table(f"pass@{k} by task", columns, tuple(rows), ("In brackets: prompts.",))
+        rows.append((f"{source} ({scores.num_prompts})", *cells))
+    columns = ("source", START, *results.names, *(("difference",) if is_pair else ()))
+    return Table(f"pass@{k} by source", columns, tuple(rows), ("In brackets: prompts.",))
 
 
 def solved_table(results: ComparisonResults) -> Table:

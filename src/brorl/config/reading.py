@@ -105,17 +105,17 @@ def read_recipe(recipe: str) -> dict[str, Any]:
     return settings
 
 
-def raw_settings(config_or_path: ConfigOrPath) -> dict[str, Any]:
+def raw_settings(recipe: ConfigOrPath) -> dict[str, Any]:
     """Return a recipe's unchecked settings; the recipe may be a name, a YAML file, a mapping or a config."""
-    if isinstance(config_or_path, TrainConfig):
-        return config_or_path.model_dump(mode="json")
-    if isinstance(config_or_path, Mapping):
-        return dict(config_or_path)
-    if isinstance(config_or_path, str | Path):
-        return read_recipe(str(config_or_path))
+    if isinstance(recipe, TrainConfig):
+        return recipe.model_dump(mode="json")
+    if isinstance(recipe, Mapping):
+        return dict(recipe)
+    if isinstance(recipe, str | Path):
+        return read_recipe(str(recipe))
     raise UserError(
         "the first argument should be a recipe name, the path to a YAML file, a mapping of settings or a "
-        f"TrainConfig, not {type(config_or_path).__name__}"
+        f"TrainConfig, not {type(recipe).__name__}"
     )
 
 
@@ -309,7 +309,7 @@ def _place(location: tuple[int | str, ...]) -> tuple[str, type[BaseModel] | None
 
 CHANGEABLE_ON_RESUME = (
     "steps", "checkpoint_every", "keep_checkpoints", "store_rollouts_every", "report", "device", "verification.workers",
-    "verification.batch_timeout_s", "verification.sandbox", "budget.limit", "budget.marks", "budget.pause_at",
+    "verification.batch_timeout_s", "verification.sandbox", "budget.limit", "budget.eval_points", "budget.pause_at",
     "engine.memory_gib", "engine.nodes_per_pass", "engine.gradient_checkpointing", "engine.attention", "engine.threads",
     "engine.vllm.max_rows", "engine.vllm.placement", "reference.offload", "optimizer.states", "cluster.nodes",
     "cluster.address", "cluster.rollout_workers", "cluster.learner_ranks", "cluster.verifier_workers",

@@ -116,7 +116,7 @@ class TrainConfig(Section):
     def total_budget(self) -> Budget:
         """The run's budget; if none is set, its number of steps."""
         if self.budget.limit is not None:
-            return Budget(self.budget.unit, self.budget.limit, self.budget.marks)
+            return Budget(self.budget.unit, self.budget.limit, self.budget.eval_points)
         assert self.steps is not None  # `conflicts` has checked it
         return Budget("steps", self.steps)
 

@@ -20,7 +20,7 @@ _LARGE_STEP = 0.5  # nats per token; PPO's clip keeps it near 0.01
 _LINES_PER_HEADER = 25
 _UNVERIFIED_FRACTION = 0.01  # warn if a larger fraction of a step's rollouts is unverified
 _STEPS_PER_WARNING = 10
-_CUT_FRACTION = 1 / 3  # warn if a larger fraction of the rollouts is truncated at the length limit
+_TRUNCATED_FRACTION = 1 / 3  # warn if a larger fraction of the rollouts is truncated at the length limit
 _GAP = "  "
 _INDENT = " " * 7  # of the notes on a step
 
@@ -49,7 +49,7 @@ class TrainingProgress:
         if isinstance(activity, Round) and activity.number > 2 and (activity.number - 2).bit_count() == 1:
             so_far = f"{activity.groups} of {activity.wanted} mixed groups so far"
             self._screen.echo(Text(f"step {activity.step}: round {activity.number}, {so_far}", style="dim"))
-            self._warn(activity.step, {"cut": cut_warning(activity.fraction_cut)})
+            self._warn(activity.step, {"cut": truncation_warning(activity.truncation_rate)})
 
     def show(self, record: StepRecord) -> None:
         """Write the line of a step or of an evaluation, and notes on anything unusual in it."""
@@ -143,24 +143,24 @@ def warnings(record: StepRecord) -> dict[str, str | None]:
     if sampling is None:
         return {}
     lost = sampling.samples_unverified or 0
-    lines = {"cut": cut_warning(sampling.truncation_rate, record.tools is not None)}
+    lines = {"cut": truncation_warning(sampling.truncation_rate, record.tools is not None)}
     if lost > _UNVERIFIED_FRACTION * sampling.samples:
         lines["unverified"] = (
             f"warning: {lost:,} of {sampling.samples:,} rollouts could not be verified because of infrastructure "
             f"failures (most often: {next(iter(sampling.unverified_reasons or {}), 'unknown')}); they were removed "
             "from their groups"
         )
-    if cut_off := sampling.verifier_cut_offs:
+    if timed_out := sampling.verifier_batch_timeouts:
         lines["programs"] = (
-            f"warning: {counted(cut_off, 'response')} used up an equal share of the batch time limit and were graded "
+            f"warning: {counted(timed_out, 'response')} used up an equal share of the batch time limit and were graded "
             "incorrect; raise verification.batch_timeout_s or verification.workers if they are right"
         )
     return lines
 
 
-def cut_warning(fraction: float, tools: bool = False) -> str | None:
+def truncation_warning(fraction: float, tools: bool = False) -> str | None:
     """Return a warning if more than a third of some rollouts were truncated at the length limit."""
-    if not fraction > _CUT_FRACTION:
+    if not fraction > _TRUNCATED_FRACTION:
         return None
     of_tools = "; tools.max_turns and tools.max_response_tokens truncate rollouts too" if tools else ""
     return (
@@ -199,7 +199,7 @@ def _cells(record: StepRecord, carried: int, left: str) -> list[str]:
     sampling, kept = record.sampling or SamplingRecord(), record.kept or KeptRecord()
     seconds = record.seconds or SecondsRecord()
     one = record.evaluation.pass_at.get(1) if record.evaluation else None
-    phases = (seconds.generation, seconds.verification, seconds.training)
+    stages = (seconds.generation, seconds.verification, seconds.training)
     return [
         str(record.step),
         f"{sampling.reward:.3f}",
@@ -211,7 +211,7 @@ def _cells(record: StepRecord, carried: int, left: str) -> list[str]:
         f"{sampling.unique_tokens / max(sampling.sampled_tokens, 1):.1%}",
         f"{sampling.samples / seconds.total:,.0f}",
         f"{seconds.total:.2f}s" if seconds.total < 100 else duration(seconds.total),
-        "/".join(f"{s:.2f}" if s < 100 else f"{s:.0f}" for s in (phase or 0.0 for phase in phases)),
+        "/".join(f"{s:.2f}" if s < 100 else f"{s:.0f}" for s in (stage or 0.0 for stage in stages)),
         left,
     ]
 

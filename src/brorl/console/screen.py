@@ -24,13 +24,13 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 import brorl
-from brorl.activity import Activity, Decoding, Phase, Round, Step, Updating
+from brorl.activity import Activity, Decoding, Round, Stage, Step, Updating
 from brorl.errors import StorageError
 from brorl.format import duration
 from brorl.storage import storage_errors
 from brorl.table import Table
 
-PHASE_NAMES = {  # name in the metrics -> word for users
+STAGE_NAMES = {  # name in the metrics -> word for users
     "generation": "sampling",
     "verification": "verifying",
     "training": "learning",
@@ -45,8 +45,8 @@ _MIN_FRACTION = 0.05  # once this fraction of the rollouts has finished, it pred
 class _CurrentWork:
     """The current work. A change replaces the whole object, so no thread reads a mixture of two states."""
 
-    phase: Phase
-    phase_start: float
+    stage: Stage
+    stage_start: float
     step: int | None = None
     step_start: float = 0.0
     round: Round | None = None
@@ -55,11 +55,11 @@ class _CurrentWork:
 
     @property
     def title(self) -> str:
-        """The step and the phase."""
-        name, detail = PHASE_NAMES.get(self.phase.name, self.phase.name), self.phase.detail
+        """The step and the stage."""
+        name, detail = STAGE_NAMES.get(self.stage.name, self.stage.name), self.stage.detail
         if name == "evaluating":
             return "evaluating" if self.step is None else f"evaluating after step {self.step}"
-        if self.step is None or self.phase.name in ("saving", "writing"):
+        if self.step is None or self.stage.name in ("saving", "writing"):
             return f"{name} {detail}".rstrip()
         return f"step {self.step}, {name}"
 
@@ -70,10 +70,10 @@ class StatusLine:
     It shows the time left if an earlier step or evaluation, or the finished fraction of the rollouts, predicts it.
     """
 
-    def __init__(self, phase: Phase, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, stage: Stage, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._now = _CurrentWork(phase, clock())
-        self._phase_seconds: dict[str, float] = {}  # phase -> seconds that it took last time
+        self._now = _CurrentWork(stage, clock())
+        self._stage_seconds: dict[str, float] = {}  # stage -> seconds that it took last time
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._saved_step: int | None = None
 
@@ -89,12 +89,12 @@ class StatusLine:
                 self._end_phase(now, time)
                 if now.step is not None:
                     self._step_seconds.append(time - now.step_start)
-                self._now = _CurrentWork(Phase("starting"), time, activity.number, time)
-            case Phase() if activity.name == now.phase.name and activity.detail:  # the same phase continues
-                self._now = replace(now, phase=activity, updating=None)
-            case Phase():
+                self._now = _CurrentWork(Stage("starting"), time, activity.number, time)
+            case Stage() if activity.name == now.stage.name and activity.detail:  # the same stage continues
+                self._now = replace(now, stage=activity, updating=None)
+            case Stage():
                 self._end_phase(now, time)
-                self._now = replace(now, phase=activity, phase_start=time, decoding=None, updating=None)
+                self._now = replace(now, stage=activity, stage_start=time, decoding=None, updating=None)
             case Round():
                 self._now = replace(now, round=activity)
             case Decoding():
@@ -103,14 +103,14 @@ class StatusLine:
                 self._now = replace(now, updating=activity)
 
     def _end_phase(self, now: _CurrentWork, time: float) -> None:
-        self._phase_seconds[now.phase.name] = time - now.phase_start
-        if now.phase.name == "saving":
+        self._stage_seconds[now.stage.name] = time - now.stage_start
+        if now.stage.name == "saving":
             self._saved_step = now.step
 
     def line(self, width: int | None = None) -> str:
         """Return the status line; if it is wider than `width`, the least important details are dropped."""
         now, time = self._now, self._clock()
-        head = f"{now.title} for {duration(time - now.phase_start)}"
+        head = f"{now.title} for {duration(time - now.stage_start)}"
         return join_fitting([head, *self._details(now, time)], width)
 
     def stop_answer(self, discards: bool) -> str:
@@ -126,41 +126,41 @@ class StatusLine:
                 f"stopping now and saving the state after step {step - 1}; step {step} has not updated the model yet, "
                 "and `brorl resume` samples it again"
             )
-        current = f"the evaluation after step {step}" if now.phase.name == "evaluating" else f"step {step}"
+        current = f"the evaluation after step {step}" if now.stage.name == "evaluating" else f"step {step}"
         lost = "it" if self._saved_step == step - 1 else f"everything after step {self._saved_step or 0}"
         return f"finishing {current}, then saving; Ctrl-C again stops now and discards {lost}"
 
     def _details(self, now: _CurrentWork, time: float) -> list[str]:
         """Return the progress and the time left, the most important detail first."""
         details = []
-        if now.phase.detail and now.phase.name == "evaluating":
-            details.append(now.phase.detail)
-        verifying = now.phase.detail.startswith("verifying")
+        if now.stage.detail and now.stage.name == "evaluating":
+            details.append(now.stage.detail)
+        verifying = now.stage.detail.startswith("verifying")
         if now.decoding and not verifying:
             details.append(f"{now.decoding.finished:,}/{now.decoding.rollouts:,} rollouts")
         if now.updating:
             details.append(f"update {now.updating.done + 1} of {now.updating.updates}")
-        if now.round and now.phase.name in ("generation", "verification"):
+        if now.round and now.stage.name in ("generation", "verification"):
             details.append(f"{now.round.groups}/{now.round.wanted} groups (round {now.round.number})")
         left = self._seconds_left(now, time)
         if left is not None:
             details.append(f"about {duration(left)} left")
         if now.decoding and not verifying:
-            seconds = max(time - now.phase_start, 1e-3)
+            seconds = max(time - now.stage_start, 1e-3)
             details.append(f"{now.decoding.tokens / seconds:,.0f} tokens/s")
             details.append(f"at token {now.decoding.depth:,}")
         return details
 
     def _seconds_left(self, now: _CurrentWork, time: float) -> float | None:
         """Estimate the time until the end of the step or evaluation; None without an estimate."""
-        if now.phase.name == "evaluating":
-            elapsed = time - now.phase_start
+        if now.stage.name == "evaluating":
+            elapsed = time - now.stage_start
             fraction = now.decoding.finished / now.decoding.rollouts if now.decoding else 0.0
-            if "evaluating" in self._phase_seconds:
-                left = self._phase_seconds["evaluating"] - elapsed
+            if "evaluating" in self._stage_seconds:
+                left = self._stage_seconds["evaluating"] - elapsed
             else:
                 left = elapsed / fraction - elapsed if fraction >= _MIN_FRACTION else 0.0
-        elif now.step is None or not self._step_seconds or now.phase.name in ("saving", "writing"):
+        elif now.step is None or not self._step_seconds or now.stage.name in ("saving", "writing"):
             return None
         else:
             left = median(self._step_seconds) - (time - now.step_start)
@@ -204,7 +204,7 @@ class Screen:
         self.console = text_console(quiet=silent)
         if not self.console.is_terminal:
             self.console.width = WIDTH
-        self.status = StatusLine(Phase("starting"))
+        self.status = StatusLine(Stage("starting"))
         self.describe: Callable[[int | None], str] = self.status.line  # makes the status line, for a width
         self._log_file: Path | None = None
         self._lock = threading.RLock()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import sqrt
 from statistics import fmean
 
-from brorl.console.screen import PHASE_NAMES
+from brorl.console.screen import STAGE_NAMES
 from brorl.format import interval
 from brorl.reporting.tool_use import failed_calls, sharing, total_tool_use
 from brorl.runs.step_record import EvaluationRecord, StepRecord, total_cost
@@ -58,7 +58,7 @@ def coverage_table(records: Sequence[StepRecord]) -> Table:
     steps = [(r.sampling, r.coverage.pooled) for r in records if r.sampling and r.coverage][-_LAST_STEPS:]
     pooled = [coverage for _, coverage in steps]
     title = f"Other numbers of rollouts per prompt (last {len(steps)} steps)"
-    mixed = [(s.groups, p.informative_fraction_at) for s, p in steps if p.informative_fraction_at]
+    mixed = [(s.groups, p.mixed_fraction_at) for s, p in steps if p.mixed_fraction_at]
     if not mixed:
         return Table(title, ("N =",), ())
     covered = [(p.q_pos, p.unsampled_correct_at) for p in pooled if p.unsampled_correct_at and p.q_pos]
@@ -91,7 +91,7 @@ def _num_updates(records: Sequence[StepRecord]) -> int:
 
 
 def cost_table(records: Sequence[StepRecord]) -> Table:
-    """Return a table of samples, tokens saved by the tree, and seconds per phase; no rows without a step."""
+    """Return a table of samples, tokens saved by the tree, and seconds per stage; no rows without a step."""
     steps = [record.sampling for record in records if record.sampling]
     if not steps:
         return Table("Cost", ("", "", ""), ())
@@ -124,8 +124,8 @@ def cost_table(records: Sequence[StepRecord]) -> Table:
         lost = f"rollouts, infrastructure failures: {unverified / cost.samples:.1%}"
         rows.append(("unverified", f"{unverified:,}", lost))
     times = [record.seconds for record in records if record.sampling and record.seconds]
-    phases = (f"{word} {sum(getattr(t, name) or 0.0 for t in times):.1f}" for name, word in PHASE_NAMES.items())
-    rows.append(("seconds", f"{cost.seconds:.1f}", ", ".join(phases)))
+    stages = (f"{word} {sum(getattr(t, name) or 0.0 for t in times):.1f}" for name, word in STAGE_NAMES.items())
+    rows.append(("seconds", f"{cost.seconds:.1f}", ", ".join(stages)))
     return Table("Cost", ("", "", ""), tuple(rows), words=frozenset({0, 2}))
 
 

@@ -23,7 +23,7 @@ from brorl.errors import LearnerLostError
 from brorl.format import counted
 from brorl.model.device import free_unused, to_host
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.engine import Engine, SampledTask, SampleTask, split_prompt_seed
+from brorl.rollout.engine import Engine, SampleTask, TaskResult, split_prompt_seed
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict, unverified_verdict
 from brorl.verification.verifier import TrialResponses, Verifier
@@ -114,12 +114,12 @@ class RolloutActors:
         """Queue a task; see `SamplingPool`."""
         return self.supervisor.submit(ActorCall("sample", (task,), _title(task)))
 
-    def done(self, timeout_s: float | None = None) -> list[SampledTask]:
+    def done(self, timeout_s: float | None = None) -> list[TaskResult]:
         """Wait for tasks; see `SamplingPool`. The list is empty if no task is open, or after the timeout.
 
         If an engine raised an exception, re-raise it here; the other tasks continue.
         """
-        return [SampledTask(call.ticket, call.payload, *call.receipt) for call in self.supervisor.finished(timeout_s)]
+        return [TaskResult(call.ticket, call.payload, *call.receipt) for call in self.supervisor.finished(timeout_s)]
 
     def discard(self, tickets: Iterable[int]) -> None:
         """Forget tasks; see `SamplingPool`."""

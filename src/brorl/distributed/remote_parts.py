@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from brorl.activity import Echo, Observe, Phase, Stopwatch
+from brorl.activity import Echo, Observe, Stage, Stopwatch
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.evaluator import weights_fingerprint
@@ -29,14 +29,14 @@ from brorl.rollout.engine import Engine, PooledEngine
 from brorl.rollout.vllm_engine import VllmEngine, send_adapted, vllm_setup
 from brorl.sampling import StopStrings
 from brorl.seeds import derived_seed
-from brorl.tools.of_recipe import environment_verifier, load_tools, make_toolbox, with_turns
+from brorl.tools.setup import environment_verifier, load_tools, make_toolbox, with_turns
 from brorl.training.async_collector import AsyncCollector
 from brorl.training.collector import Collector, SyncCollector
 from brorl.training.inputs import ModelInputs, RunInputs
 from brorl.training.learner import Learner
 from brorl.training.local_parts import build_rank
 from brorl.training.ranks import Backend, join
-from brorl.verification.domains.table import make_verifiers
+from brorl.verification.domains.verifiers import make_verifiers
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
 
@@ -84,9 +84,9 @@ def place_run(
     Returns:
         The learner, and the collector with the run's grader.
     """
-    observe(Phase("starting", "cluster"))
+    observe(Stage("starting", "cluster"))
     cluster.start()
-    observe(Phase("loading", "model"))
+    observe(Stage("loading", "model"))
     learner = place_learner(cluster, config, inputs, shared, observe)
     verifiers = place_verifiers(cluster, config, inputs.grader.verifiers)
     stream, grader = inputs.prompts.train, replace(inputs.grader, verifiers=verifiers)

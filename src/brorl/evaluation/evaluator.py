@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from transformers import PreTrainedModel
 
-from brorl.activity import Observe, Phase, unobserved
+from brorl.activity import Observe, Stage, unobserved
 from brorl.algorithms.groups import Group
 from brorl.evaluation.pass_at_k import mean_with_interval, pass_at_k_of_each
 from brorl.format import Estimate
@@ -31,7 +31,7 @@ class PromptCounts:
     """Counts over the n responses to one prompt."""
 
     prompt_id: str
-    data_set: str
+    source: str
     domain: str  # decides which verifier checks the responses
     num_samples: int  # n responses, duplicates included
     num_correct: int  # correct responses, 0 to `num_verified`
@@ -99,7 +99,7 @@ def count_responses(group: Group) -> PromptCounts:
     prompt, tree, reasons = group.prompt, group.tree, [verdict.reason for verdict in group.verdicts]
     return PromptCounts(
         prompt_id=prompt.id,
-        data_set=prompt.source,
+        source=prompt.source,
         domain=prompt.domain,
         num_samples=tree.num_rollouts,
         num_correct=group.num_correct,
@@ -149,8 +149,8 @@ def evaluation_record(batch: BatchCounts, ks: Sequence[int]) -> EvaluationRecord
     if len(summary.pass_at) < len(ks):
         return None
     lost = tuple(prompt.num_unverified for prompt in prompts)
-    sources = sorted({prompt.data_set for prompt in prompts})
-    by_source = {s: summarize([p for p in prompts if p.data_set == s], ks, None).pass_at for s in sources}
+    sources = sorted({prompt.source for prompt in prompts})
+    by_source = {s: summarize([p for p in prompts if p.source == s], ks, None).pass_at for s in sources}
     return EvaluationRecord(
         pass_at=summary.pass_at,
         num_prompts=summary.num_prompts,
@@ -181,7 +181,7 @@ class PromptBatch:
 
     prompts: tuple[Prompt, ...]
     seed: int  # seed of the sampling
-    data_set: str = ""  # dataset of the prompts; empty for a run's held-out prompts, which may come from several
+    source: str = ""  # dataset of the prompts; empty for a run's held-out prompts, which may come from several
 
     @property
     def fingerprint(self) -> str:
@@ -199,15 +199,15 @@ class Evaluator:
     grader: Grader
     sampling: SamplingParams
     num_rollouts: int  # n responses per prompt
-    observe: Observe = unobserved  # called at the start of each phase
+    observe: Observe = unobserved  # called at the start of each stage
 
     def evaluate(self, sampler: Sampler, batch: PromptBatch, store: Store | None = None) -> BatchCounts:
         """Sample, verify and count responses to a batch of prompts, and store them if `store` is given."""
         started = perf_counter()
-        self.observe(Phase("evaluating", f"{len(batch.prompts)} prompts of {batch.data_set}" if batch.data_set else ""))
+        self.observe(Stage("evaluating", f"{len(batch.prompts)} prompts of {batch.source}" if batch.source else ""))
         token_ids = [prompt.token_ids for prompt in batch.prompts]
         trees = sampler.sample(SampleTask(token_ids, self.num_rollouts, self.sampling, batch.seed))
-        self.observe(Phase("evaluating", f"verifying {sum(t.num_responses for t in trees):,} distinct responses"))
+        self.observe(Stage("evaluating", f"verifying {sum(t.num_responses for t in trees):,} distinct responses"))
         groups = self.grader.verify(batch.prompts, trees)
         counts = BatchCounts(tuple(map(count_responses, groups)), perf_counter() - started)
         if store is not None:

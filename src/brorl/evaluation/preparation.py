@@ -31,8 +31,8 @@ from brorl.prompts.source_questions import SourceQuestions
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.sampling import SamplingParams
 from brorl.storage import function_file, size_and_sum
-from brorl.tools.of_recipe import environment_verifier, load_tools, make_toolbox, rendered
-from brorl.verification.domains.table import make_verifiers, sandbox_lines
+from brorl.tools.setup import environment_verifier, load_tools, make_toolbox, rendered
+from brorl.verification.domains.verifiers import make_verifiers, sandbox_lines
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
 
@@ -231,7 +231,7 @@ def _settings(
             ),
         },
         "prompt": config.prompt.model_dump(include={"system_prompt", "chat", "chat_template_options"}),
-        "data_sets": list(formats),
+        "sources": list(formats),
         "data": {
             one.name: {
                 "source": one.source.model_dump(mode="json", exclude={"weight"}),

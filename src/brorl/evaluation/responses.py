@@ -127,13 +127,13 @@ class ResponseStore:
             raise UserError(f"{file} does not contain the prompts of batch {number}; delete it and {_RERUN}")
         return BatchCounts(prompts, seconds)
 
-    def write(self, number: int, data_set: str, grader: Grader, groups: Sequence[Group], counts: BatchCounts) -> None:
+    def write(self, number: int, source: str, grader: Grader, groups: Sequence[Group], counts: BatchCounts) -> None:
         """Store a batch on disk, or raise an error if most of its responses could not be verified."""
         _check_verified(groups)
         metadata = {"results": [asdict(prompt) for prompt in counts.prompts], "seconds": counts.seconds}
         with_texts = [replace(group, texts=grader.texts(group)) for group in groups]
         table = responses_table(number, with_texts).drop_columns(["step", "reward"])
-        table = table.add_column(0, "data_set", pa.array([data_set] * len(table), pa.string()))
+        table = table.add_column(0, "source", pa.array([source] * len(table), pa.string()))
         table = table.replace_schema_metadata({_METADATA: json.dumps(metadata).encode()})
         file = self.file_of(number)
         with storage_errors(file, _RERUN):
@@ -176,7 +176,7 @@ def evaluate_batches(
     started, new = perf_counter(), 0
     for number in missing:
         batch = batches[number]
-        keep = partial(store.write, number, batch.data_set, evaluator.grader)
+        keep = partial(store.write, number, batch.source, evaluator.grader)
         found[number] = evaluator.evaluate(sampler, batch, keep)
         new += len(batch.prompts)
         seconds_left = (perf_counter() - started) / new * (left - new)
@@ -186,13 +186,13 @@ def evaluate_batches(
 
 def _progress(batches: Sequence[PromptBatch], found: Mapping[int, BatchCounts], number: int) -> str:
     """Return the progress and pass@1 of a batch's dataset, and the speed of the batch."""
-    data_set = batches[number].data_set
-    num_prompts = sum(len(batch.prompts) for batch in batches if batch.data_set == data_set)
-    prompts = [prompt for i, counts in found.items() if batches[i].data_set == data_set for prompt in counts.prompts]
+    source = batches[number].source
+    num_prompts = sum(len(batch.prompts) for batch in batches if batch.source == source)
+    prompts = [prompt for i, counts in found.items() if batches[i].source == source for prompt in counts.prompts]
     fractions = [prompt.num_correct / prompt.num_verified for prompt in prompts if prompt.num_verified]
     tokens = sum(prompt.sampled_tokens for prompt in found[number].prompts)
     return (
-        f"{data_set}  {len(prompts)}/{num_prompts} prompts  pass@1 so far {sum(fractions) / max(len(fractions), 1):.3f}"
+        f"{source}  {len(prompts)}/{num_prompts} prompts  pass@1 so far {sum(fractions) / max(len(fractions), 1):.3f}"
         f"  {tokens / max(found[number].seconds, 1e-9):,.0f} tokens/s"
     )
 
@@ -206,7 +206,7 @@ class EvaluationResult(Result):
 
     path: Path  # folder with `evaluation.json` and every response
     overall: Summary  # pass@k with 95% intervals, and totals, over all prompts
-    by_data_set: dict[str, Summary]  # the same per dataset, in the given order
+    by_source: dict[str, Summary]  # the same per dataset, in the given order
     by_domain: dict[str, Summary]  # the same per domain, in alphabetical order
     prompts: Sequence[PromptCounts]  # the counts of every prompt
     settings: Mapping[str, Any]  # everything that the responses depend on
@@ -221,11 +221,11 @@ class EvaluationResult(Result):
         cls, prompts: Sequence[PromptCounts], ks: Sequence[int], seconds_of: Mapping[str, float], **fields: Any
     ) -> EvaluationResult:
         """Summarize over all prompts, by dataset and by domain; `seconds_of` maps datasets to seconds."""
-        sets = dict.fromkeys(prompt.data_set for prompt in prompts)
+        sets = dict.fromkeys(prompt.source for prompt in prompts)
         domains = sorted({prompt.domain for prompt in prompts})
         return cls(
             overall=summarize(prompts, ks, sum(seconds_of[name] for name in sets)),
-            by_data_set={s: summarize([r for r in prompts if r.data_set == s], ks, seconds_of[s]) for s in sets},
+            by_source={s: summarize([r for r in prompts if r.source == s], ks, seconds_of[s]) for s in sets},
             by_domain={d: summarize([r for r in prompts if r.domain == d], ks, None) for d in domains},
             prompts=prompts,
             **fields,
@@ -252,10 +252,10 @@ class EvaluationResult(Result):
 
     def rows(self) -> Iterator[tuple[str, Summary]]:
         """Yield table rows: datasets, then domains and all prompts if there are several domains or datasets."""
-        yield from self.by_data_set.items()
+        yield from self.by_source.items()
         if len(self.by_domain) > 1:
             yield from ((f"domain {name}", part) for name, part in self.by_domain.items())
-        if len(self.by_data_set) > 1:
+        if len(self.by_source) > 1:
             yield "all prompts", self.overall
 
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from brorl.activity import Phase
+from brorl.activity import Stage
 from brorl.algorithms import advantages
 from brorl.algorithms.advantages import OutcomeWeight
 from brorl.algorithms.groups import Group
@@ -123,7 +123,7 @@ def gradient_products(
     for row, group in enumerate(groups):
         if parts.config.dynamic_sampling.enabled and not group.is_mixed:
             continue
-        parts.observe(Phase("measuring", f"the gradient of prompt {row + 1} of {len(groups)}"))
+        parts.observe(Stage("measuring", f"the gradient of prompt {row + 1} of {len(groups)}"))
         count_L = generator.multivariate_hypergeometric(group.tree.leaf_count, half, method="marginals")
         for halves, half_L in ((first, count_L), (second, group.tree.leaf_count - count_L)):
             halves[row] = prompt_gradient(model, group, half_L, parts)

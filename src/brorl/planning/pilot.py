@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from brorl.activity import Phase
+from brorl.activity import Stage
 from brorl.algorithms.groups import Group
 from brorl.algorithms.importance import choose_responses
 from brorl.arrays import FloatArray, IntArray
@@ -28,7 +28,7 @@ from brorl.planning.step_cost import StepCost, StepTimer, StepTiming, sample_gro
 from brorl.seeds import seed_sequence
 from brorl.training.coverage import growth_ratios, tree_growth
 from brorl.training.local_parts import LocalParts
-from brorl.tree import fraction_cut
+from brorl.tree import truncation_rate
 
 _SEED_TAG = 0x9140  # the pilot and training draw different random numbers
 
@@ -63,7 +63,7 @@ class PilotSummary:
             accuracy=sum(g.num_correct for g in groups) / rollouts,
             entropy=-sum(float((t.count * t.logprob).sum()) for t in trees) / tokens,
             mean_length=tokens / rollouts,
-            truncation_rate=fraction_cut(trees),
+            truncation_rate=truncation_rate(trees),
             duplicate_rate=1 - sum(t.num_responses for t in trees) / rollouts,
             tokens_per_second=tokens / generation_seconds,
         )
@@ -247,7 +247,7 @@ def least_step_seconds(parts: LocalParts, scratch: Path) -> float:
     timer = StepTimer(parts, copy.deepcopy(parts.model), scratch)
     timer.time(prompts[:1], config.rollouts_per_prompt, seed=0)  # imports and one-time setup are not part of a step
     seconds = timer.time(prompts, config.rollouts_per_prompt, seed=1).seconds
-    return sum(seconds[phase] for phase in ("generation", "verification", "training"))
+    return sum(seconds[stage] for stage in ("generation", "verification", "training"))
 
 
 class NoMixedGroupError(UserError):
@@ -275,7 +275,7 @@ def measure(
     size = ceil(num_prompts / _CALLS)
     seeds = [int(generator_of(parts, 10 + i).integers(1 << 62)) for i in range(_CALLS)]
     starts = range(0, num_prompts, size)
-    parts.observe(Phase("generation", "the pilot"))
+    parts.observe(Stage("generation", "the pilot"))
     calls = [
         sample_groups(parts, prompts[i : i + size], num_rollouts, seed) for i, seed in zip(starts, seeds, strict=False)
     ]

@@ -64,7 +64,7 @@ class PlanRow:
     unique_tokens: Estimate  # tree nodes of a sampled group
     unique_fraction: float  # tree nodes / sampled tokens of a group
     trained_nodes: float  # tree nodes of a kept group in the loss
-    seconds: dict[str, float]  # seconds per step with the recipe's number of prompts, by phase and in total
+    seconds: dict[str, float]  # seconds per step with the recipe's number of prompts, by stage and in total
     budget_prompts: int  # prompts per step that fit in the time budget; 0 if too few fit
     budget_seconds: float  # seconds per step with that many prompts
     budget_noise: Estimate  # relative gradient noise of that step; the upper end is infinite if |G|^2 may be 0
@@ -125,7 +125,7 @@ class _Steps:
         )  # fmt: skip
 
     def seconds(self, column: int, num_prompts: int) -> dict[str, float]:
-        """Return the seconds of a step by phase, and their total."""
+        """Return the seconds of a step by stage, and their total."""
         rounds = self.rounds(column, num_prompts)
         return self.cost.seconds(self.work(self.point, 0, column, num_prompts, rounds))
 

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import nnls
 from transformers import PreTrainedModel
 
-from brorl.activity import Observe, Phase, Stopwatch
+from brorl.activity import Observe, Stage, Stopwatch
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
@@ -29,7 +29,7 @@ from brorl.training.collector import KEPT_DECAY, prompts_of_round
 from brorl.training.diagnostics import coverage_record
 from brorl.training.local_parts import LocalParts
 
-_FEATURES = {  # phase -> fields of `Work` that its seconds are affine in; None is a constant
+_FEATURES = {  # stage -> fields of `Work` that its seconds are affine in; None is a constant
     "generation": ("rounds", "unique_tokens", "sampled_tokens"),
     "verification": ("rounds", "responses"),
     "training": ("updates", "trained_nodes", "trained_groups"),
@@ -42,7 +42,7 @@ _REPEATS = 3  # timings per step
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one call of every phase."""
+    """The work of one call of every stage."""
 
     groups: float  # groups to sample, verify and store
     unique_tokens: float  # tree nodes of these groups
@@ -61,9 +61,9 @@ class Work:
         counts = (groups, groups * nodes, groups * tokens, groups * responses)
         return cls(*counts, num_prompts, num_prompts * trained, updates, rounds)
 
-    def features(self, phase: str) -> tuple[float, ...]:
-        """Return the F numbers that a phase's seconds are affine in."""
-        return tuple(getattr(self, name) if name else 1.0 for name in _FEATURES[phase])
+    def features(self, stage: str) -> tuple[float, ...]:
+        """Return the F numbers that a stage's seconds are affine in."""
+        return tuple(getattr(self, name) if name else 1.0 for name in _FEATURES[stage])
 
 
 def fit_affine(feature_KF: FloatArray, cost_K: FloatArray) -> tuple[float, ...]:
@@ -82,33 +82,33 @@ class StepTiming:
 
     num_rollouts: int
     work: Work
-    seconds: dict[str, float]  # phase -> median seconds over the repeats
+    seconds: dict[str, float]  # stage -> median seconds over the repeats
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds per step, by phase."""
+    """Seconds per step, by stage."""
 
-    costs: dict[str, tuple[float, ...]]  # timed phase -> coefficients of its features
-    per_step: dict[str, float]  # phase -> runs per step: 1 / k for a phase that runs every k-th step
+    costs: dict[str, tuple[float, ...]]  # timed stage -> coefficients of its features
+    per_step: dict[str, float]  # stage -> runs per step: 1 / k for a stage that runs every k-th step
     worst_error: float  # largest relative error of a timing's total
 
     @classmethod
     def fit(cls, timings: Sequence[StepTiming], per_step: dict[str, float]) -> StepCost:
-        """Fit each phase to the timings, which must all have the same phases."""
+        """Fit each stage to the timings, which must all have the same stages."""
         costs = {}
-        for phase in per_step:
-            features = np.array([t.work.features(phase) for t in timings], np.float64)
-            costs[phase] = fit_affine(features, np.array([t.seconds[phase] for t in timings]))
+        for stage in per_step:
+            features = np.array([t.work.features(stage) for t in timings], np.float64)
+            costs[stage] = fit_affine(features, np.array([t.seconds[stage] for t in timings]))
         once = cls(costs, dict.fromkeys(per_step, 1.0), 0.0)
         errors = [abs(once.seconds(t.work)["total"] / sum(t.seconds[n] for n in per_step) - 1) for t in timings]
         return cls(costs, per_step, max(errors))
 
     def seconds(self, work: Work) -> dict[str, float]:
-        """Return the seconds of each phase of a step and their total."""
+        """Return the seconds of each stage of a step and their total."""
         seconds = {
-            phase: sum(c * f for c, f in zip(cost, work.features(phase), strict=True)) * self.per_step[phase]
-            for phase, cost in self.costs.items()
+            stage: sum(c * f for c, f in zip(cost, work.features(stage), strict=True)) * self.per_step[stage]
+            for stage, cost in self.costs.items()
         }
         return {**seconds, "total": sum(seconds.values())}
 
@@ -142,11 +142,11 @@ def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
 
 @dataclass(frozen=True)
 class SampledGroups:
-    """The groups sampled in one engine call, with the time of each phase."""
+    """The groups sampled in one engine call, with the time of each stage."""
 
     groups: list[Group]  # without groups that have unverified rollouts: a plan compares groups of equal size
     num_incomplete: int  # number of prompts dropped
-    clock: Stopwatch  # the time of each phase
+    clock: Stopwatch  # the time of each stage
 
 
 def sample_groups(parts: LocalParts, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> SampledGroups:
@@ -186,7 +186,7 @@ def timing_sizes(
 
 
 class StepTimer:
-    """Runs and times the phases of a step. Trains `model`, the run's or a copy, and stores rollouts in `scratch`."""
+    """Runs and times the stages of a step. Trains `model`, the run's or a copy, and stores rollouts in `scratch`."""
 
     def __init__(self, parts: LocalParts, model: PreTrainedModel, scratch: Path) -> None:
         self._parts = parts
@@ -201,7 +201,7 @@ class StepTimer:
         return self.finish(sample_groups(self._parts, prompts, num_rollouts, seed))
 
     def finish(self, sampled: SampledGroups) -> StepTiming:
-        """Run and time the phases after sampling and verification."""
+        """Run and time the stages after sampling and verification."""
         groups, clock = sampled.groups, sampled.clock
         updates = self._parts.config.optimizer.mini_batches
         repeated = [groups[i % len(groups)] for i in range(max(updates, len(groups)))]  # a group for every mini-batch
@@ -223,7 +223,7 @@ class StepTimer:
             trained_nodes=metrics.trained_nodes,
             updates=updates,
         )
-        seconds = {phase: value for phase, value in clock.seconds().items() if phase != "total"}
+        seconds = {stage: value for stage, value in clock.seconds().items() if stage != "total"}
         return StepTiming(groups[0].tree.num_rollouts, work, seconds)
 
 
@@ -234,23 +234,23 @@ def time_steps(
     pilot: Sequence[SampledGroups],
     observe: Observe,
 ) -> list[StepTiming]:
-    """Time a step of each size a few times, alternating; in between, time the other phases on the pilot's groups."""
+    """Time a step of each size a few times, alternating; in between, time the other stages on the pilot's groups."""
     pilot_size = (pilot[0].groups[0].tree.num_rollouts, len(pilot[0].groups))
     timed: dict[tuple[int, int], list[StepTiming]] = {}
     for n, p in sizes:
-        observe(Phase("warming up", f"a step of {p} prompts with {n} rollouts"))
+        observe(Stage("warming up", f"a step of {p} prompts with {n} rollouts"))
         timer.time(prompts[:p], n, seed=1)
     for repeat in range(_REPEATS):
         for n, p in sizes:
             start = repeat * p % max(len(prompts) - p, 1)
-            observe(Phase("timing", f"a step of {p} prompts with {n} rollouts ({repeat + 1} of {_REPEATS})"))
+            observe(Stage("timing", f"a step of {p} prompts with {n} rollouts ({repeat + 1} of {_REPEATS})"))
             timed.setdefault((n, p), []).append(timer.time(prompts[start : start + p], n, seed=repeat))
         if repeat < len(pilot):
-            observe(Phase("timing", f"the other phases on the pilot's groups ({repeat + 1} of {_REPEATS})"))
+            observe(Stage("timing", f"the other stages on the pilot's groups ({repeat + 1} of {_REPEATS})"))
             timed.setdefault(pilot_size, []).append(timer.finish(pilot[repeat]))
     timings = []
     for (num_rollouts, _), repeats in sorted(timed.items()):
         work = Work(*np.mean([astuple(t.work) for t in repeats], axis=0).tolist())
-        seconds = {phase: float(np.median([t.seconds[phase] for t in repeats])) for phase in repeats[0].seconds}
+        seconds = {stage: float(np.median([t.seconds[stage] for t in repeats])) for stage in repeats[0].seconds}
         timings.append(StepTiming(num_rollouts, work, seconds))
     return timings

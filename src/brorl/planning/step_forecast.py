@@ -21,7 +21,7 @@ from brorl.planning.pass_rates import fit_pass_rates
 from brorl.planning.step_cost import StepCost, StepTimer, StepTiming, Work, mean_rounds, sample_groups
 from brorl.training.coverage import tree_growth
 from brorl.training.local_parts import LocalParts
-from brorl.tree import fraction_cut
+from brorl.tree import truncation_rate
 
 MAX_TOKENS = 128  # measured responses are truncated after this many tokens
 _SIZES = ((8, 2), (16, 4), (32, 8), (64, 8))  # maximum (rollouts, prompts) of each measured step
@@ -34,9 +34,9 @@ _STEPS_A_THREAD_COUNT = 3  # steps per number of threads
 class StepForecast:
     """The expected seconds per step."""
 
-    seconds: dict[str, float]  # phase -> seconds, and their total, for responses of the measured lengths
+    seconds: dict[str, float]  # stage -> seconds, and their total, for responses of the measured lengths
     max_seconds: float  # the total if every truncated response reaches the length limit
-    fraction_cut: float  # 0 to 1: measured responses truncated before the length limit
+    truncation_rate: float  # 0 to 1: measured responses truncated before the length limit
     fraction_at_limit: float  # 0 to 1: measured responses truncated at the length limit itself
     groups: Sequence[Group]  # groups of the largest measured step
     # Expected fraction of mixed groups. None if every group is trained on, if responses were truncated (they count as
@@ -129,9 +129,9 @@ def forecast_step(
     fits = measured_seconds + (2 * len(threads) + 1) * (last_s if is_fast else each_s) <= max_seconds
     seconds_of_threads = _time_threads(timer, *timed, threads) if threads and fits else {}
     longer = limit - parts.config.sampling.max_new_tokens
-    cut = fraction_cut([group.tree for group in groups])
-    cut_before = cut if longer else 0.0
-    known = parts.config.dynamic_sampling.enabled and not cut_before
+    truncated = truncation_rate([group.tree for group in groups])
+    truncated_early = truncated if longer else 0.0
+    known = parts.config.dynamic_sampling.enabled and not truncated_early
     fraction = None
     if known and any(group.is_mixed for group in groups):
         correct_P = np.array([group.num_correct for group in groups])
@@ -140,7 +140,7 @@ def forecast_step(
     limited = parts.config.optimizer.max_responses_per_outcome  # if set, the trained nodes stop growing with N
     num_trained = min(2 * limited, rollouts_per_prompt) if limited else rollouts_per_prompt
     work = _whole_step(parts, groups, rollouts_per_prompt, num_trained, fraction)
-    added = longer * cut_before  # additional tokens per response, none of them shared
+    added = longer * truncated_early  # additional tokens per response, none of them shared
     longest = replace(
         work,
         unique_tokens=work.unique_tokens + work.groups * rollouts_per_prompt * added,
@@ -150,8 +150,8 @@ def forecast_step(
     return StepForecast(
         seconds=cost.seconds(work),
         max_seconds=cost.seconds(longest)["total"],
-        fraction_cut=cut_before,
-        fraction_at_limit=0.0 if longer else cut,
+        truncation_rate=truncated_early,
+        fraction_at_limit=0.0 if longer else truncated,
         groups=groups,
         kept_fraction=fraction,
         num_rollouts=sum(round(timing.work.groups) * timing.num_rollouts for timing in timings),

@@ -27,7 +27,7 @@ class Layout(NamedTuple):
     # Maps a row's cells, and a seed that shuffles options, to what the row asks. Raises `DroppedRow`, or a ValueError
     # with the problem if the row does not have this layout.
     read: Callable[[Cells, int], Asked]
-    data_sets: tuple[str, ...] = ()  # hub ids of datasets with this layout
+    datasets: tuple[str, ...] = ()  # hub ids of datasets with this layout
     optional: tuple[str, ...] = ()  # columns that `read` uses if a dataset has them
     only: tuple[tuple[str, str], ...] = ()  # (column, value): keep only rows with this value
     # Whether every row matters: a row without a question is an error, and a repeated row is a separate question.
@@ -53,13 +53,13 @@ _SCIQ = ("correct_answer", "distractor1", "distractor2", "distractor3")
 _VERL = text.answered("prompt", "reward_model.ground_truth")
 
 
-def _layout(name: str, read: Callable[[Cells, int], Asked], columns: str, data_sets: str) -> Layout:
+def _layout(name: str, read: Callable[[Cells, int], Asked], columns: str, datasets: str) -> Layout:
     """Return a layout; `columns` lists `name`, `name?` if optional, or `name=value` to keep only those rows."""
     listed = columns.split(", ")
     needed = tuple(column.partition("=")[0] for column in listed if not column.endswith("?"))
     only = tuple((key, value) for key, _, value in (column.partition("=") for column in listed) if value)
     optional = tuple(column[:-1] for column in listed if column.endswith("?"))
-    return Layout(name, needed, read, tuple(data_sets.split(", ")), optional, only)
+    return Layout(name, needed, read, tuple(datasets.split(", ")), optional, only)
 
 
 LAYOUTS: Mapping[str, Layout] = {
@@ -120,9 +120,9 @@ def find_layout(name: str | None) -> Layout | None:
     raise UserError(f"{of_source('layout', repr(name))} is not a layout; {advice}")
 
 
-def layouts_of(data_set: str) -> list[str]:
+def layouts_of(dataset: str) -> list[str]:
     """Return the names of a hub dataset's layouts, at any revision; empty if it is unknown."""
-    return [layout.name for layout in LAYOUTS.values() if split_revision(data_set)[0] in layout.data_sets]
+    return [layout.name for layout in LAYOUTS.values() if split_revision(dataset)[0] in layout.datasets]
 
 
 def read_layout(row: Row, layout: Layout, seed: int) -> Asked:

@@ -210,7 +210,7 @@ def mixed_lines(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
     traces = list(metric_lines(runs, {"" if several else "all rollouts": ("sampling.groups_mixed", "sampling.groups")}))
     for i, run in enumerate(runs):
         pooled = [record.coverage.pooled if record.coverage else PooledCoverage() for record in run.records]
-        by_number = [one.informative_fraction_at for one in pooled]
+        by_number = [one.mixed_fraction_at for one in pooled]
         smaller = sorted(set().union(*by_number))[:-1]
         for n in {16} if several else (16, 64, 256):
             if n in smaller:
@@ -281,7 +281,7 @@ def plotly_text(text: str) -> str:
     return escape(text, quote=False)
 
 
-_PHASES = ("generation", "verification", "training", "diagnostics", "storing")
+_STAGES = ("generation", "verification", "training", "diagnostics", "storing")
 
 
 @dataclass(frozen=True)
@@ -357,10 +357,10 @@ def _traces(runs: Sequence[StoredRun], name: str, texts: Mapping[str, Any], k: i
             found = [r.evaluation.by_source for run in runs for r in run.evaluations if r.evaluation]
             sources = sorted({source for by_source in found for source in by_source})
             return metric_lines(runs, {source: _estimate("by_source", source, 1) for source in sources})
-        case "informative":
+        case "mixed":
             return mixed_lines(runs)
-        case "informative-n":
-            return against_n(runs, "informative_fraction_at", "mixed groups")
+        case "mixed-n":
+            return against_n(runs, "mixed_fraction_at", "mixed groups")
         case "unsampled-n":
             return against_n(runs, "unsampled_correct_at", "new correct response")
         case "seconds":
@@ -381,21 +381,21 @@ def _calls(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
 
 
 def _seconds(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
-    """Return the seconds of each phase: stacked over the steps of one run, or as means of several runs."""
+    """Return the seconds of each stage: stacked over the steps of one run, or as means of several runs."""
     drawn: list[Trace] = []
     timed = [run for run in runs if run.steps]
-    for j, phase in enumerate(_PHASES):
-        meta = {"color": f"phase:{j}"}
+    for j, stage in enumerate(_STAGES):
+        meta = {"color": f"stage:{j}"}
         if len(runs) == 1:
             records = enumerate(runs[0].records)
-            points = [(at, _number(r, ("seconds", phase)) or 0.0) for at, r in records if r.sampling]
+            points = [(at, _number(r, ("seconds", stage)) or 0.0) for at, r in records if r.sampling]
             if any(value for _, value in points):
-                trace = run_line(runs, 0, phase, 0, points)
+                trace = run_line(runs, 0, stage, 0, points)
                 drawn.append({**trace, "stackgroup": "seconds", "line": {"width": 0.5}, "meta": trace["meta"] | meta})
         elif timed:
             names = [plotly_text(run.name) for run in timed]
-            means = [fmean([_number(r, ("seconds", phase)) or 0.0 for r in run.steps]) for run in timed]
-            drawn.append({"type": "bar", "name": phase, "x": names, "y": means, "meta": meta})
+            means = [fmean([_number(r, ("seconds", stage)) or 0.0 for r in run.steps]) for run in timed]
+            drawn.append({"type": "bar", "name": stage, "x": names, "y": means, "meta": meta})
     return tuple(drawn)
 
 

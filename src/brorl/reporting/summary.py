@@ -94,10 +94,10 @@ def _events(run: StoredRun) -> list[str]:
     """Return signs of collapse, early ends, reference resets, and phase starts."""
     lines = [f"Sign of collapse at {record.collapse}" for record in run.records if record.collapse]
     for record in run.records:
-        if record.ended is not None:  # a run with later lines was resumed
+        if record.end_reason is not None:  # a run with later lines was resumed
             when = "after" if record.update else "at"
             resumed = "" if record is run.records[-1] else " and was resumed later"
-            lines.append(f"The run ended early {when} step {record.step}{resumed}: {record.ended}")
+            lines.append(f"The run ended early {when} step {record.step}{resumed}: {record.end_reason}")
     if resets := [record.step for record in run.records if record.reference_reset]:
         times = "once" if len(resets) == 1 else f"{len(resets)} times"
         lines.append(f"The reference policy was reset {times}, after {step_list(resets)}.")
@@ -133,12 +133,14 @@ def _lost_verdicts(run: StoredRun) -> list[str]:
 
 def _ends(run: StoredRun) -> list[str]:
     """Return infrastructure failures, lost memory, and whether the run is unfinished."""
-    stops = [record for record in run.records if record.stopped]
-    lines = [f"An infrastructure failure stopped the run at step {record.step}: {record.stopped}." for record in stops]
+    stops = [record for record in run.records if record.failure_reason]
+    lines = [
+        f"An infrastructure failure stopped the run at step {record.step}: {record.failure_reason}." for record in stops
+    ]
     if retries := sum(record.update.out_of_memory_retries for record in run.records if record.update):
         lines.append(f"Memory ran out {retries} times. The run continued with smaller passes and the same gradients.")
     last = run.records[-1]
-    if last.stopped is None and last.ended is None and _is_unfinished(run):
+    if last.failure_reason is None and last.end_reason is None and _is_unfinished(run):
         lines.append("The metrics end here: the run is not finished, or it was stopped.")
     return lines
 

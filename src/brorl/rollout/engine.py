@@ -100,7 +100,7 @@ class Engine(Sampler, Protocol):
 _POLL_S = 0.2  # the observer receives a report this often, and can end the call on Ctrl-C
 
 
-class SampledTask(NamedTuple):
+class TaskResult(NamedTuple):
     """The result of a task."""
 
     ticket: int  # the number that `submit` returned
@@ -116,7 +116,7 @@ class SamplingPool(Protocol):
         """Queue a task and return its ticket. Idle workers take tasks in order, and tickets increase."""
         ...
 
-    def done(self, timeout_s: float | None = None) -> list[SampledTask]:
+    def done(self, timeout_s: float | None = None) -> list[TaskResult]:
         """Wait until a task is done or `timeout_s` has passed; return all finished tasks, each only once."""
         ...
 

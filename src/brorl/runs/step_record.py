@@ -51,10 +51,10 @@ class SamplingRecord:
     verifier_timeouts: Annotated[
         int,
         "responses",
-        "distinct responses whose verification exceeded `verification.timeout_s`, or that `verifier_cut_offs` counts; "
-        "incorrect",
+        "distinct responses whose verification exceeded `verification.timeout_s`, or that `verifier_batch_timeouts` "
+        "counts; incorrect",
     ] = 0
-    verifier_cut_offs: Annotated[
+    verifier_batch_timeouts: Annotated[
         int,
         "responses",
         "distinct responses whose program had used its share when `verification.batch_timeout_s` was reached",
@@ -205,13 +205,13 @@ class PooledCoverage:
     unsampled_correct_at: Annotated[
         Mapping[int, float] | None, "probability", "estimate of `unsampled_correct` with * rollouts"
     ] = None
-    leaves_tree_at: Annotated[
+    escape_probability_at: Annotated[
         Mapping[int, float],
         "probability",
         "probability that a new rollout leaves the tree at these positions: 1, 2, 3-4, 5-8, ...; the key is the "
         "last position",
     ] = field(default_factory=dict)
-    informative_fraction_at: Annotated[
+    mixed_fraction_at: Annotated[
         Mapping[int, float], "fraction", "mixed fraction with * rollouts, for the powers of 2 below N and for N"
     ] = field(default_factory=dict)
 
@@ -236,7 +236,7 @@ class PromptCoverage:
     u_pos_2: tuple[float, ...] = ()
     u_neg_2: tuple[float, ...] = ()
     unsampled_correct_at: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
-    leaves_tree_at: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    escape_probability_at: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,8 +333,8 @@ class StepRecord:
 
     step: Annotated[int, "always", "step number"]
     attempt: Annotated[int | None, "a step that found no mixed group", "number of earlier attempts at this step"] = None
-    ended: Annotated[str | None, "a step that ended the run early", "the reason"] = None
-    stopped: Annotated[
+    end_reason: Annotated[str | None, "a step that ended the run early", "the reason"] = None
+    failure_reason: Annotated[
         str | None, "a step that ended the run because most rollouts couldn't be verified", "the reason"
     ] = None
     sampling: SamplingRecord | None = None

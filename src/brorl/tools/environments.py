@@ -12,7 +12,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.tools.calls import Call
 from brorl.tools.functions import Tools
 from brorl.verdict import NO_ANSWER, Verdict, verdict_of
-from brorl.verification.domains.table import verdict_of_reply
+from brorl.verification.domains.verifiers import verdict_of_reply
 from brorl.verification.verifier import TrialResponses, malformed
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brorl.errors import UserError, option
-from brorl.verification.domains.table import load_problem
+from brorl.verification.domains.verifiers import load_problem
 from brorl.verification.sandbox.pool import LoadError, VerifierCall, Workers
 from brorl.verification.settings import VerificationSettings
 

@@ -20,7 +20,7 @@ from brorl.tools.calls import Call, Failure, ToolResult, Turn
 from brorl.tools.inside import readable
 from brorl.tools.settings import ToolSettings
 from brorl.verdict import OUT_OF_MEMORY, RAISED, TIMEOUT, UNVERIFIED, is_unverified
-from brorl.verification.domains.table import load_problem
+from brorl.verification.domains.verifiers import load_problem
 from brorl.verification.sandbox.pool import LoadError, VerifierCall, Workers
 from brorl.verification.sandbox.request import Fault, JudgeTimeout, Limits, Reply, Undecided, fault_of
 from brorl.verification.sandbox.worker import Worker

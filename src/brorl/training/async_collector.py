@@ -16,7 +16,7 @@ from torch import Tensor
 
 from brorl.activity import Decoding
 from brorl.algorithms.groups import Group
-from brorl.rollout.engine import SampledTask, Sampler, SampleTask, SamplingPool, prompt_seed
+from brorl.rollout.engine import Sampler, SampleTask, SamplingPool, TaskResult, prompt_seed
 from brorl.runs.checkpoint import CollectorState
 from brorl.seeds import derived_seed
 from brorl.training.backlog import Backlog, PromptStart
@@ -26,7 +26,7 @@ from brorl.tree import RolloutTree
 
 _POLL_S = 0.01  # interval at which the thread polls for results
 _OBSERVE_S = 0.1  # interval at which a waiting caller reports progress
-Sampled = tuple[PromptStart, SampledTask]
+Sampled = tuple[PromptStart, TaskResult]
 """A prompt and its finished rollouts."""
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from brorl.algorithms.groups import Group
 from brorl.runs.step_record import SamplingRecord, SourceRecord
-from brorl.tree import fraction_cut
-from brorl.verdict import CUT_OFF, TRUNCATED, is_failure, is_timeout
+from brorl.tree import truncation_rate
+from brorl.verdict import BATCH_TIMEOUT, TRUNCATED, is_failure, is_timeout
 
 
 @dataclass
@@ -45,9 +45,9 @@ class Batch:
         return sum(g.is_mixed for g in self.verified)
 
     @property
-    def fraction_cut(self) -> float:
+    def truncation_rate(self) -> float:
         """Fraction of the sampled rollouts truncated at the length limit; 0 without rollouts."""
-        return fraction_cut([group.tree for group in self.sampled])
+        return truncation_rate([group.tree for group in self.sampled])
 
     def summary(self) -> SamplingRecord:
         """Return sums over the sampled groups, for the metrics.
@@ -73,10 +73,10 @@ class Batch:
             mean_length=sum(int((t.leaf_count * t.length).sum()) for t in trees) / max(rollouts, 1),
             reward=sum(float((g.tree.leaf_count * g.reward_L).sum()) for g in of_outcomes) / scored,
             accuracy=sum(g.num_correct for g in of_outcomes) / scored,
-            truncation_rate=self.fraction_cut,
+            truncation_rate=self.truncation_rate,
             responses_truncated=reasons.count(TRUNCATED),
             verifier_timeouts=sum(map(is_timeout, reasons)),
-            verifier_cut_offs=reasons.count(CUT_OFF),
+            verifier_batch_timeouts=reasons.count(BATCH_TIMEOUT),
             verifier_failures=sum(is_failure(reason) for reason in reasons),
             **self._terms(),
             **self._unverified(),

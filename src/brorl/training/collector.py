@@ -314,7 +314,7 @@ class SyncCollector(Collector):
         groups, round_number = list(self._carried), 0
         while len(groups) < per_step:
             round_number += 1
-            self.observe(Round(step, round_number, len(groups), per_step, batch.fraction_cut))
+            self.observe(Round(step, round_number, len(groups), per_step, batch.truncation_rate))
             sampled = self._round(step, batch, per_step - len(groups))
             groups += self._retries.trainable(sampled)
             self._retries.add(sampled)

@@ -114,16 +114,16 @@ def coverage_record(groups: Sequence[Group]) -> CoverageRecord:
     pooled["groups_all_unique"] = unique
     pooled["coupling"] = _coupling(measured)
     pooled["unsampled_correct_at"] = {n: float(value_G.mean()) for n, value_G in curve.items()}
-    pooled["leaves_tree_at"] = {last: float(value_G.mean()) for last, value_G in leaving.items()}
+    pooled["escape_probability_at"] = {last: float(value_G.mean()) for last, value_G in leaving.items()}
     if unique == len(groups):
         pooled |= dict.fromkeys((*_ESTIMATED, "coupling", "unsampled_correct_at"))
-    pooled["informative_fraction_at"] = _informative_fraction_at(measured)
+    pooled["mixed_fraction_at"] = _mixed_fraction_at(measured)
 
     prompts: dict[str, Any] = {"id": tuple(g.prompt.id for g in groups)}
     prompts |= {name: tuple(getattr(m, name) for m in measured) for name in _COUNTS}
     prompts |= {name: _rounded(value_G) for name, value_G in zip(names, value_GK.T, strict=True)}
     prompts["unsampled_correct_at"] = {n: _rounded(value_G) for n, value_G in curve.items()}
-    prompts["leaves_tree_at"] = {last: _rounded(value_G) for last, value_G in leaving.items()}
+    prompts["escape_probability_at"] = {last: _rounded(value_G) for last, value_G in leaving.items()}
     return CoverageRecord(pooled=PooledCoverage(**pooled), prompts=PromptCoverage(**prompts))
 
 
@@ -145,7 +145,7 @@ def _curve(groups: Sequence[Group]) -> dict[int, FloatArray]:
     return dict(zip(numbers, value_GK.T, strict=True))
 
 
-def _informative_fraction_at(measured: Sequence[Coverage]) -> dict[int, float]:
+def _mixed_fraction_at(measured: Sequence[Coverage]) -> dict[int, float]:
     """Return {N': fraction of groups that would be mixed with N' of the N rollouts}, a mean over all subsets."""
     size = min(m.num_rollouts for m in measured)
     correct = np.array([m.num_correct for m in measured if m.num_rollouts == size])

@@ -31,10 +31,10 @@ from brorl.prompts.stream import PromptStream
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.seeds import derived_seed
 from brorl.table import Table
-from brorl.tools.of_recipe import environment_verifier, load_tools, make_toolbox, rendered
+from brorl.tools.setup import environment_verifier, load_tools, make_toolbox, rendered
 from brorl.training.collector import MAX_STEPS_PER_ROUND
 from brorl.training.questions import build_questions, check_domain_names, check_split, removed_lines
-from brorl.verification.domains.table import make_verifiers, sandbox_lines
+from brorl.verification.domains.verifiers import make_verifiers, sandbox_lines
 from brorl.verification.grade import Grader
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.thoughts import make_decode

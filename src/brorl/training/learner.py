@@ -168,7 +168,7 @@ class TreeLearner:
         )
         self._updates = 0
         self._logprobs = PolicyLogprobs(model, config, forward or TreeForward(), stop_token_ids, echo, ranks)
-        self._nodes = self._logprobs.nodes
+        self._node_limit = self._logprobs.nodes
         self._average = AveragedWeights(model) if optimizer.ema_decay else None
         self._tensor = partial(to_tensor, model)
 
@@ -206,12 +206,12 @@ class TreeLearner:
             metrics["reference_kl"] = None
         if not config.loss.entropy_coefficient:
             metrics["bonus_entropy"] = None
-        retries, self._nodes.retries = self._nodes.retries, 0
+        retries, self._node_limit.retries = self._node_limit.retries, 0
         return UpdateRecord(
             **metrics,
             entropy=-_mean_sampled_logprob([g.tree for g in groups]),
             learning_rate=self._learning_rate(lr_scale),
-            nodes_per_pass=self._nodes.value,
+            nodes_per_pass=self._node_limit.value,
             out_of_memory_retries=retries,
         )
 
@@ -222,8 +222,8 @@ class TreeLearner:
         engine, on_one_gpu = self._config.engine, self.model.device.type == "cuda" and self._ranks.size == 1
         if engine.forward == engine.attention == "auto" and on_one_gpu and self._takes_flat_path is None:
             with autocast(self._config, self.model):
-                self._logprobs.forward, line = self._nodes.run(
-                    lambda: measured_forward(self.model, self._logprobs.forward, trees, self._nodes.value)
+                self._logprobs.forward, line = self._node_limit.run(
+                    lambda: measured_forward(self.model, self._logprobs.forward, trees, self._node_limit.value)
                 )
             self._takes_flat_path = isinstance(self._logprobs.forward, FlatForward)
             if line:
@@ -288,9 +288,9 @@ class TreeLearner:
         """See `Learner`. Several ranks omit the tensors, which `save_pretrained` writes."""
         state: dict[str, Any] = {
             "updates": self._updates,
-            "max_nodes": self._nodes.value,
-            "max_nodes_at_start": self._nodes.initial,
-            "rows": self._takes_flat_path,
+            "max_nodes": self._node_limit.value,
+            "max_nodes_at_start": self._node_limit.initial,
+            "takes_flat_path": self._takes_flat_path,
         }
         if self._ranks.size > 1:
             return state | sharded_header(self._optimizer, self._trained, self._snapshots)
@@ -309,11 +309,11 @@ class TreeLearner:
             snapshot.load_state_dict(state[snapshot.name])
         self._optimizer.load_state_dict(state["optimizer"])
         self._updates = state["updates"]
-        self._takes_flat_path = state["rows"]
+        self._takes_flat_path = state["takes_flat_path"]
         if self._takes_flat_path:
             self._logprobs.forward = flat_forward(self._logprobs.forward)
-        if state["max_nodes_at_start"] == self._nodes.initial:  # otherwise engine.nodes_per_pass was changed
-            self._nodes.restrict(state["max_nodes"])
+        if state["max_nodes_at_start"] == self._node_limit.initial:  # otherwise engine.nodes_per_pass was changed
+            self._node_limit.restrict(state["max_nodes"])
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """See `Learner`."""
@@ -327,7 +327,7 @@ class TreeLearner:
 
     def _update(self, batch: MiniBatch, lr_scale: float) -> dict[str, float]:
         """Accumulate and apply the gradient of one mini-batch; return its entries of `UpdateRecord`."""
-        optimizer, local = self._config.optimizer, self._nodes.run(lambda: self._accumulate(batch))
+        optimizer, local = self._config.optimizer, self._node_limit.run(lambda: self._accumulate(batch))
         sums = self._ranks.sum(local)
         grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(self._parameters, optimizer.max_grad_norm))
         if not (torch.isfinite(grad_norm) and torch.isfinite(sums).all()):
@@ -338,7 +338,7 @@ class TreeLearner:
         self._updates += 1
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = self._learning_rate(lr_scale)
-        self._nodes.once(self._optimizer.step)  # its first call allocates the moments
+        self._node_limit.once(self._optimizer.step)  # its first call allocates the moments
         if self._average is not None and optimizer.ema_decay:
             self._average.add(optimizer.ema_decay, self._updates)
         return means(sums, self._ranks.sum(batch.totals())) | {"grad_norm": float(grad_norm)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from transformers import PreTrainedModel
 
-from brorl.activity import Echo, Observe, Phase, unobserved
+from brorl.activity import Echo, Observe, Stage, unobserved
 from brorl.config.settings import TrainConfig
 from brorl.model.flat_path import FlatForward
 from brorl.model.forward import Forward, choose_forward, with_packed_passes, without_windows
@@ -18,7 +18,7 @@ from brorl.model.tree_path import TreeForward
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.chosen_engine import OnEnd, build_engine
 from brorl.rollout.engine import Engine
-from brorl.tools.of_recipe import with_turns
+from brorl.tools.setup import with_turns
 from brorl.training.inputs import ModelInputs, RunInputs
 from brorl.training.learner import TreeLearner
 from brorl.training.policy_logprobs import next_token
@@ -79,7 +79,7 @@ def build_model(
     device: torch.device | None = None,
 ) -> PreTrainedModel:
     """Load the model to train."""
-    observe(Phase("loading", "model"))
+    observe(Stage("loading", "model"))
     lora = config.adapters
     dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16 if lora else torch.float32}
     return load_model(

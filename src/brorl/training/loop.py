@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from brorl.activity import Phase, Step
+from brorl.activity import Stage, Step
 from brorl.algorithms.groups import Group
 from brorl.evaluation.evaluator import BatchCounts, evaluation_record
 from brorl.model.device import return_freed_memory
@@ -152,12 +152,12 @@ class Recorder:
         if sign := schedule.collapse.line(record):
             record = replace(record, collapse=sign)
             if self._config.collapse.stop:
-                record = replace(record, ended=sign)
+                record = replace(record, end_reason=sign)
                 if record.evaluation is None and record.evaluation_unverified is None:
                     record = self.evaluated(record)
         schedule.add(record)
-        if record.ended is None and (why := schedule.evaluations.why_over()):
-            record = replace(record, ended=why)
+        if record.end_reason is None and (why := schedule.evaluations.why_over()):
+            record = replace(record, end_reason=why)
         run.directory.append_metrics(record)
         run.report(record)
         return record
@@ -168,12 +168,12 @@ class Recorder:
         over = schedule.is_over(self._step, self._spent)
         pauses = schedule.pauses(self._spent_before, self._spent) and not over
         stopped = self._stop.requested and not over  # a later request ends the run before the next update
-        due = is_due(self._step, config.checkpoint_every) or over or pauses or stopped or record.ended is not None
+        due = is_due(self._step, config.checkpoint_every) or over or pauses or stopped or record.end_reason is not None
         if due or schedule.evaluations.best_step == self._step:
             self._save(regular=due)
-        if record.ended is not None:
+        if record.end_reason is not None:
             ending = Ending.COLLAPSED if record.collapse and config.collapse.stop else Ending.STALLED
-            self._ending = ending, f"stopped after step {self._step}: {record.ended}"
+            self._ending = ending, f"stopped after step {self._step}: {record.end_reason}"
         elif pauses:
             at = config.budget.pause_at
             self._ending = Ending.PAUSED, f"paused after step {self._step} (budget.pause_at = {at:g})"
@@ -200,13 +200,13 @@ class Recorder:
 
     def _record_without_update(self, error: NoGroupsError) -> StepRecord:
         """Return the record of a step that did not get its groups: the reason, the cost and an evaluation."""
-        # "stopped": the infrastructure failed, so a comparison continues the run; "ended": the run is over
+        # `failure_reason`: the infrastructure failed, so a comparison continues the run; `end_reason`: the run is over
         lost = isinstance(error, UnverifiedError)
         record = StepRecord(
             step=self._step + 1,
             attempt=error.batch.attempt,
-            ended=None if lost else str(error),
-            stopped=str(error) if lost else None,
+            end_reason=None if lost else str(error),
+            failure_reason=str(error) if lost else None,
             sampling=error.batch.summary(),
             kept=KeptRecord(carried=len(self._run.collector.state().carried)),
             seconds=SecondsRecord(**self._run.clock.seconds()),
@@ -267,7 +267,7 @@ class Recorder:
     def _save(self, regular: bool = True) -> None:
         """Write a checkpoint of the last step, and mark it if it is the best."""
         run, best, folder = self._run, self._run.schedule.evaluations.best_step, self._run.directory.checkpoints
-        run.observe(Phase("saving", f"step {self._step}"))
+        run.observe(Stage("saving", f"step {self._step}"))
         state = TrainerState(
             step=self._step,
             learner=run.learner.state_dict(),

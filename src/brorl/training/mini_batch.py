@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from brorl.algorithms.groups import Group, known
+from brorl.algorithms.groups import Group, required
 from brorl.algorithms.importance import (
     check_sampler_logprobs,
     choose_responses,
@@ -68,7 +68,7 @@ def choose_trained(
     tree = group.tree
     allowed_L = tree.finished if mask_truncated else np.ones(tree.num_responses, np.bool_)
     if max_responses_per_outcome:
-        total_L = tree.leaf_count * known(group.advantage_L) * allowed_L
+        total_L = tree.leaf_count * required(group.advantage_L) * allowed_L
         chosen, factor_K = choose_responses(total_L, group.correct_L, max_responses_per_outcome, generator)
         return replace(group.select(chosen), factor_L=factor_K) if chosen.size else None
     if allowed_L.all():
@@ -128,9 +128,9 @@ def make_mini_batch(
     for group in trained:
         tree = group.tree
         factor_L = np.ones(tree.num_responses) if group.factor_L is None else group.factor_L
-        factor_M, kept_L = importance_factors(tree, known(group.old_logprob_M), config.importance)
+        factor_M, kept_L = importance_factors(tree, required(group.old_logprob_M), config.importance)
         aggregation_L = response_weights(tree, loss.aggregation)
-        advantage_L = known(group.advantage_L) * factor_L * aggregation_L * kept_L
+        advantage_L = required(group.advantage_L) * factor_L * aggregation_L * kept_L
         positive_M, negative_M = node_weights(tree, advantage_L)
         positive.append(positive_M * factor_M)
         negative.append(negative_M * factor_M)
@@ -144,11 +144,13 @@ def make_mini_batch(
     denominator = loss_denominator(whole, loss.aggregation, longest, loss.mask_truncated)
     return MiniBatch(
         groups=groups,
-        old_logprob_K=tensor([known(group.old_logprob_M) for group in groups]),
+        old_logprob_K=tensor([required(group.old_logprob_M) for group in groups]),
         positive_K=tensor(positive),
         negative_K=tensor(negative),
         count_K=tensor([group.tree.sampled_count for group in groups]),
-        reference_logprob_K=tensor([known(g.reference_logprob_M) for g in groups]) if config.kl.coefficient else None,
+        reference_logprob_K=tensor([required(g.reference_logprob_M) for g in groups])
+        if config.kl.coefficient
+        else None,
         sampled_K=tensor(sampled),
         token_weight_K=tensor(token_weight),
         denominator=denominator / fraction,
@@ -198,7 +200,7 @@ def _mismatch_metrics(fresh: Sequence[Group], config: TrainConfig) -> Mapping[st
     trees = [group.tree for group in fresh]
     if not (config.recompute_old_logprobs and trees) or any(np.isnan(tree.logprob).any() for tree in trees):
         return dict.fromkeys(("mismatch_mean", "mismatch_max", "mismatch_kl"))
-    return mismatch(trees, [known(group.old_logprob_M) for group in fresh])
+    return mismatch(trees, [required(group.old_logprob_M) for group in fresh])
 
 
 def no_sums(device: torch.device) -> Tensor:
@@ -292,7 +294,7 @@ def response_losses(
     (low, high), denominator = settings.clip, batch.denominator
     bounds = {"clip_low": low, "clip_high": high, "denominator": denominator}
     losses = [
-        gspo_loss(group.tree, known(group.advantage_L), new_M, known(group.old_logprob_M), **bounds)
+        gspo_loss(group.tree, required(group.advantage_L), new_M, required(group.old_logprob_M), **bounds)
         for group, new_M in zip(batch.groups, logprobs, strict=True)
     ]
     clipped_low, clipped_high = sum(s.clipped_low for s in losses), sum(s.clipped_high for s in losses)

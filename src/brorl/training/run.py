@@ -60,8 +60,8 @@ class TrainingRun:
     grader: Grader  # decodes and rewards stored responses
     report: Callable[[StepRecord], None]  # receives the record of every step
     toolbox: Toolbox | None = None  # parses the tool calls in responses; None without tools
-    observe: Observe = unobserved  # called when a step, or a phase of it, begins
-    # adds up the seconds of each phase of a step; shared by the parts
+    observe: Observe = unobserved  # called when a step, or a stage of it, begins
+    # adds up the seconds of each stage of a step; shared by the parts
     clock: Stopwatch = field(default_factory=Stopwatch)
 
 

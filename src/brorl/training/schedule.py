@@ -26,16 +26,16 @@ SPIKE_STEPS = 5
 
 
 @dataclass(frozen=True)
-class Stall:
+class Patience:
     """Counts consecutive evaluations without a new best score; a non-finite score is never a new best."""
 
     best: float | None = None  # the best score; None before the first one
     length: int = 0  # evaluations since the best score
 
-    def after(self, score: float) -> Stall:
+    def after(self, score: float) -> Patience:
         """Return the stall after one more evaluation."""
         is_best = isfinite(score) and (self.best is None or score > self.best)
-        return Stall(score) if is_best else Stall(self.best, self.length + 1)
+        return Patience(score) if is_best else Patience(self.best, self.length + 1)
 
 
 class Evaluations:
@@ -48,7 +48,7 @@ class Evaluations:
     def __init__(self, settings: EvaluationSettings) -> None:
         self._settings = settings
         self._best: tuple[float, int] | None = None
-        self._stall = Stall()  # counts regular evaluations
+        self._stall = Patience()  # counts regular evaluations
 
     @property
     def best_step(self) -> int | None:
@@ -74,8 +74,8 @@ class Evaluations:
             self._best = (score, step)
         if (regular := self.regular_score(record)) is not None:
             self._stall = self._stall.after(regular)
-        if record.ended is not None:  # a run resumed after its end continues until it stalls again
-            self._stall = Stall(self._stall.best)
+        if record.end_reason is not None:  # a run resumed after its end continues until it stalls again
+            self._stall = Patience(self._stall.best)
 
     def why_over(self) -> str | None:
         """Return why the run ends after the last record, or None if its evaluations still rise."""
@@ -110,7 +110,7 @@ class ReferenceSchedule:
         self._start_again(0)
 
     def _start_again(self, step: int) -> None:
-        self._last_reset, self._stall = step, Stall()
+        self._last_reset, self._stall = step, Patience()
         self._kls: list[float] = []
 
     def why_reset(self, record: StepRecord) -> str | None:
@@ -140,7 +140,7 @@ class ReferenceSchedule:
         if record.reference_reset is not None:
             self._start_again(record.step)
 
-    def _with(self, record: StepRecord) -> tuple[list[float], Stall]:
+    def _with(self, record: StepRecord) -> tuple[list[float], Patience]:
         """Return the last KLs and the stall, including a record's."""
         kl, score = record.update.reference_kl if record.update else None, self._score(record)
         kls = self._kls if kl is None else [*self._kls, kl if isfinite(kl) else inf][-SPIKE_STEPS:]
@@ -210,7 +210,7 @@ class Objective:
         self._phases = config.phases or (PhaseSettings(name="train", advantage=config.advantage),)
         self._index, self._began_at, self._fraction = 0, 0.0, 0.0
         self._recorded: int | None = None  # the last phase with a line in the metrics
-        self._stall = Stall()  # counts evaluations in this phase
+        self._stall = Patience()  # counts evaluations in this phase
 
     @property
     def phase(self) -> PhaseSettings:
@@ -271,7 +271,7 @@ class Objective:
         return self._fraction >= self.phase.until or (patience is not None and self._stall.length >= patience)
 
     def _enter(self, index: int, fraction: float) -> None:
-        self._index, self._began_at, self._stall = index, fraction, Stall()
+        self._index, self._began_at, self._stall = index, fraction, Patience()
 
 
 def annealed(settings: AdvantageSettings, progress: float, num_rollouts: int) -> AdvantageSettings:

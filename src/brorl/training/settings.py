@@ -167,7 +167,7 @@ class BudgetSettings(Section):
         None, gt=0, description="the run ends with the step that reaches this limit; as an override it also replaces "
         "the recipe's `steps`, unless `steps` is overridden too; null for no budget",
     )  # fmt: skip
-    marks: Annotated[tuple[float, ...], Field(strict=False)] = Field(
+    eval_points: Annotated[tuple[float, ...], Field(strict=False)] = Field(
         (), description="additional evaluation points, in the budget's unit"
     )
     pause_at: float | None = Field(
@@ -178,7 +178,7 @@ class BudgetSettings(Section):
     @model_validator(mode="after")
     def _within_the_limit(self) -> Self:
         pauses = () if self.pause_at is None else (self.pause_at,)
-        for name, values in (("marks", self.marks), ("pause_at", pauses)):
+        for name, values in (("eval_points", self.eval_points), ("pause_at", pauses)):
             wrong = [value for value in values if self.limit is None or not 0 < value <= self.limit]
             if wrong:
                 raise ValueError(

@@ -183,7 +183,7 @@ def recipe_for(config: TrainConfig, run_seconds: float, folder: Path) -> Path:
     """Write a recipe that trains like a run of the tuning, but in its own run directory."""
     settings: dict[str, Any] = {
         "seed": 0, "steps": None, "output_dir": None, "tracking.run_name": None, "budget.unit": "seconds",
-        "budget.limit": run_seconds, "budget.marks": [], "budget.pause_at": None,
+        "budget.limit": run_seconds, "budget.eval_points": [], "budget.pause_at": None,
     }  # fmt: skip
     recipe = folder / "recipe.yaml"
     with storage_errors(folder):

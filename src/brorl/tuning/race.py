@@ -12,13 +12,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from brorl.activity import Phase
+from brorl.activity import Stage
 from brorl.comparison.answer import FinishedComparison, finished_comparison
 from brorl.comparison.arm_recipes import ArmRecipe, check_arms
 from brorl.comparison.findings import found
 from brorl.comparison.run_processes import ComparisonView, Slot, finish_runs, machine_of, run_comparison, slots_for
-from brorl.comparison.scores import PlannedRun, Score, progress_of, read_scores, score_at, verified_prompts
-from brorl.comparison.spec import Arguments, ComparisonSpec, spec_in
+from brorl.comparison.scores import PlannedRun, RunEvaluation, progress_of, read_scores, score_at, verified_prompts
+from brorl.comparison.spec import ComparisonRequest, ComparisonSpec, spec_in
 from brorl.config.reading import with_settings
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
@@ -99,12 +99,12 @@ def take_pilot(
     """
     config = _evaluated_on(config, *tuning)
     with ExitStack() as ends:
-        screen.observe(Phase("loading", "data"))
+        screen.observe(Stage("loading", "data"))
         inputs = prepare_run(config, config.model)
         if (number := inputs.prompts.train.num_prompts) < _FEWEST_TRAINING_PROMPTS:
             raise UserError(f"a tuning needs at least {_FEWEST_TRAINING_PROMPTS} training prompts, got {number}")
         parts = LocalParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
-        screen.observe(Phase("timing", "part of a step"))
+        screen.observe(Stage("timing", "part of a step"))
         with TemporaryDirectory(dir=folder, prefix=".pilot-") as scratch:
             least = least_step_seconds(parts, Path(scratch))
         check_time(least, 0.0)
@@ -184,7 +184,7 @@ def _final(
     """Compare the winner with the user's recipe; return None if there is no time for two seeds of both."""
     path = folder / "final"
     if (path / SPEC_FILE).is_file():
-        compared = spec_in(path, Arguments())
+        compared = spec_in(path, ComparisonRequest())
     elif size := clock.size_of_final():
         compared = spec.final(winner, *size)
         screen.echo(
@@ -335,7 +335,7 @@ def _race(
 
 def _courses(spec: TuningSpec, runs: Sequence[PlannedRun]) -> list[Course]:
     """Read the scores of runs at a rung. Only prompts whose responses every run verified are used."""
-    evaluations: list[list[Score]] = []
+    evaluations: list[list[RunEvaluation]] = []
     for run in runs:
         read = read_scores(run.directory, run.seed, run.budget)
         if read is None:

@@ -140,7 +140,7 @@ class TestCache:
     @pytest.mark.parametrize(
         ("outcome", "reason"),
         [
-            (JudgeTimeout("over"), "timeout of all programs"),
+            (JudgeTimeout("over"), "batch timeout"),
             (Undecided("a worker was lost"), "unverified: a worker was lost"),
         ],
     )

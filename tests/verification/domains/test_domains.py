@@ -10,7 +10,7 @@ from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.verdict import Verdict
-from brorl.verification.domains import table
+from brorl.verification.domains import verifiers as verifiers_module
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.settings import VerificationSettings
 from brorl.verification.verifier import TrialResponses, unreadable_references
@@ -40,7 +40,7 @@ class ParityVerifier:
 
 @pytest.fixture(autouse=True)
 def with_a_new_domain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(table.DOMAINS, "parity", lambda _workers: ParityVerifier())
+    monkeypatch.setitem(verifiers_module.DOMAINS, "parity", lambda _workers: ParityVerifier())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -53,7 +53,7 @@ def write_rows(*answers: str) -> None:
 def test_its_references_are_checked_with_those_of_other_domains() -> None:
     references = {"parity": ["odd", "seven", "even", "seven"], "countdown": ["3 5 -> 8", "5 3 -> 8", "4"]}
     questions = [Question(f"{d}:{i}", "?", r, d) for d, own in references.items() for i, r in enumerate(own)]
-    verifiers = table.make_verifiers(references, VerificationSettings(), RewardShaping(), Workers())
+    verifiers = verifiers_module.make_verifiers(references, VerificationSettings(), RewardShaping(), Workers())
     found = [(question.id, problem) for question, problem in unreadable_references(verifiers, questions)]
     assert [name for name, _ in found] == ["countdown:1", "countdown:2", "parity:1", "parity:3"]
     assert {problem for name, problem in found if name.startswith("parity")} == {"is no parity"}
@@ -87,7 +87,7 @@ def test_a_function_of_the_user_replaces_a_verifier_of_the_table(tmp_path: Path)
     (tmp_path / "own.py").write_text("def same(response, reference): return response == reference\n")
     with Workers() as workers:
         settings = VerificationSettings(functions=dict.fromkeys(("parity", "own"), "own.py:same"))
-        verifiers = table.make_verifiers(["parity", "own"], settings, RewardShaping(), workers)
+        verifiers = verifiers_module.make_verifiers(["parity", "own"], settings, RewardShaping(), workers)
         for domain, verifier in verifiers.items():
             prompt = Prompt("p", "?", (1,), "seven", domain)
             assert verifier.check_references(["seven"]) == {}

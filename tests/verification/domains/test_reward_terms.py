@@ -11,7 +11,7 @@ from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict, is_failure
-from brorl.verification.domains.table import make_verifiers
+from brorl.verification.domains.verifiers import make_verifiers
 from brorl.verification.grade import Grader
 from brorl.verification.sandbox.pool import WorkerPool, Workers
 from brorl.verification.settings import VerificationSettings

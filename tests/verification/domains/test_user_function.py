@@ -8,7 +8,7 @@ import pytest
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
 from brorl.verdict import Verdict, is_failure
-from brorl.verification.domains.table import FunctionVerifier
+from brorl.verification.domains.verifiers import FunctionVerifier
 from brorl.verification.sandbox.pool import WorkerPool
 from case_tables import table
 

@@ -137,7 +137,7 @@ def test_an_answer_that_uses_the_time_of_all_harms_no_answer_beside_it() -> None
 
     pool = ShortPool(lambda _request: Reply((False, 0.0, None), None, 0.1))
     verdicts = GymVerifier(pool).verify_all([(prompt(MAZE), answer) for answer in ("6", "slow", "9")])
-    assert [verdict.reason for verdict in verdicts] == ["wrong answer", "timeout of all programs", "wrong answer"]
+    assert [verdict.reason for verdict in verdicts] == ["wrong answer", "batch timeout", "wrong answer"]
     assert pool.num_judges == 4
 
 

@@ -12,7 +12,7 @@ from judges import END_BY, call, execute, gone, programs
 
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.math import MathVerifier
-from brorl.verification.domains.table import FunctionVerifier
+from brorl.verification.domains.verifiers import FunctionVerifier
 from brorl.verification.sandbox import request, worker
 from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool
 from brorl.verification.sandbox.request import LostError

@@ -19,7 +19,7 @@ function colorOf(role) {
     const [a, b] = [0, 1].map((i) => [1, 3, 5].map((c) => parseInt(colors.sequence[from + i].slice(c, c + 2), 16)));
     return `rgb(${a.map((c, i) => Math.round(c + (b[i] - c) * (at - from))).join(",")})`;
   }
-  return (kind === "phase" ? colors.phase : colors.run)[Number(value) % 8];
+  return (kind === "stage" ? colors.stage : colors.run)[Number(value) % 8];
 }
 
 function finished(trace, byProgress) {

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from brorl.errors import first_line
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.prompt import Prompt
-from brorl.verdict import CORRECT, CUT_OFF, NO_CODE, TOO_LONG, Verdict, unverified_verdict, verdict_of
+from brorl.verdict import BATCH_TIMEOUT, CORRECT, NO_CODE, TOO_LONG, Verdict, unverified_verdict, verdict_of
 from brorl.verification.domains import code_choice
 from brorl.verification.domains.code_calls import ExpectedCall, ValueRule, parse_calls
 from brorl.verification.domains.code_judges import (
@@ -153,7 +153,7 @@ class CodeVerifier:
         """Verify responses; each distinct pair of tests and code runs once.
 
         The reasons are `correct`, `no code block`, `answer too long`, `syntax error`, `wrong answer`,
-        `raised ...`, `exited`, `timeout`, `timeout of all programs`, `out of memory`, `too much output`, `too many
+        `raised ...`, `exited`, `timeout`, `batch timeout`, `out of memory`, `too much output`, `too many
         threads`, `broke the protocol of the sandbox`, `killed by signal ...` and `returned no plain value`. Verdicts
         are cached. If a case hit a time limit, its verdict is cached for only an hour, because the machine may be
         faster later.
@@ -236,7 +236,7 @@ class CodeVerifier:
     def _verdict(self, code: str, outcome: Outcome | Undecided) -> tuple[Verdict, float]:
         """Return the verdict, and the number of seconds to keep it."""
         if isinstance(outcome, JudgeTimeout):
-            return verdict_of(CUT_OFF, code), 0.0
+            return verdict_of(BATCH_TIMEOUT, code), 0.0
         if isinstance(outcome, Undecided):
             return unverified_verdict(outcome.reason), 0.0
         correct = outcome.reason == CORRECT
@@ -295,7 +295,7 @@ def _read_blocks(tests: CodeTests, codes: tuple[str, ...], limits: Limits, worke
 def _chosen(codes: Sequence[str], reply: Reply | Undecided) -> _Chosen:
     """Return the code that a confined process chose. Its reply is not trusted."""
     if isinstance(reply, JudgeTimeout):
-        return _Chosen(verdict_of(CUT_OFF))
+        return _Chosen(verdict_of(BATCH_TIMEOUT))
     if isinstance(reply, Undecided):
         return _Chosen(unverified_verdict(reply.reason))
     if reply.failure is not None:

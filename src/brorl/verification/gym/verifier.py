@@ -11,9 +11,9 @@ from math import inf
 
 from brorl.prompts.prompt import Prompt
 from brorl.verdict import (
+    BATCH_TIMEOUT,
     CORRECT,
     CRASHED,
-    CUT_OFF,
     NO_ANSWER,
     OUT_OF_MEMORY,
     TIMEOUT,
@@ -58,7 +58,7 @@ class GymVerifier:
         """Verify responses. Scorers' verdicts are cached, timeouts for an hour; crashes are not cached.
 
         The reasons are `correct`, `wrong answer`, `no answer`, `answer too long`, `wrong answer: ` and a problem such
-        as `the scorer raised ValueError`, `timeout`, `timeout of all programs`, `out of memory` and `verifier crashed`.
+        as `the scorer raised ValueError`, `timeout`, `batch timeout`, `out of memory` and `verifier crashed`.
         """
         task_of = {text: GymTask.from_text(text) for text in {prompt.reference for prompt, _ in items}}
 
@@ -82,7 +82,7 @@ class GymVerifier:
             if isinstance(result, JudgeTimeout) and len(group) > 1:
                 apart += [[pair] for pair in group]
             elif isinstance(result, JudgeTimeout):
-                found[group[0]] = verdict_of(CUT_OFF, group[0][1])
+                found[group[0]] = verdict_of(BATCH_TIMEOUT, group[0][1])
             elif isinstance(result, Undecided):
                 found |= dict.fromkeys(group, unverified_verdict(result.reason))
             else:
