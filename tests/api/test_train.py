@@ -87,7 +87,7 @@ def test_a_lost_engine_ends_the_run_with_the_command_that_continues_it(monkeypat
         raise EngineLostError("the vLLM process died")
 
     monkeypatch.setattr(Recorder, "begin", lose)
-    with pytest.raises(EngineLostError, match=r"vLLM died\. Continue from the start with: .*run"):
+    with pytest.raises(EngineLostError, match=r"vLLM process died\. Continue from the start with: .*run"):
         brorl.train("quickstart", steps=STEPS, output_dir="run", progress=False, **SETTINGS)
     assert Path("run").exists()
 

@@ -69,7 +69,7 @@ def test_checkpoints_their_best_and_locks(
     reason = os.strerror(code)
     for line in (
         f"{directory.checkpoints} does not support symbolic links ({reason}): best is a file that contains",
-        f"{directory.checkpoints} does not support permissions ({reason}): files of checkpoints may",
+        f"{directory.checkpoints} does not support permissions ({reason}): checkpoint files may",
         f"{run} does not support locks ({reason}): do not start a second process on it",
         f"does not support fsync of folders ({reason}): a power failure can lose the latest writes",
     ):

@@ -258,7 +258,7 @@ NUMBER = 1
         ("wrong.py:starred", "'.a: int' cannot be passed by name"),
         ("wrong.py:alone", "'a: int' cannot be passed by name"),
         ("wrong.py:custom", "Couldn't convert the type hint"),
-        ("wrong.py:NUMBER", "NUMBER is of type int"),
+        ("wrong.py:NUMBER", "NUMBER has type int"),
         ("wrong.py:absent", "has no attribute 'absent'"),
         ("raising.py:f", "No module named 'not_there'; install the package"),
         ("syntax.py:f", "SyntaxError"),
