@@ -107,6 +107,8 @@ def test_sums_along_paths_equal_a_loop_over_prefixes(rollouts: tuple[Responses, 
     expected = [sum(logprob_of(p[: i + 1]) for i in range(len(p))) for p in all_prefixes(responses)]
     np.testing.assert_allclose(tree.prefix_logprob, expected, rtol=1e-14)
     assert tree.sum_along_paths(np.ones(len(expected))).tolist() == [len(p) for p in all_prefixes(responses)]
+    expected_L = [sum(logprob_of(r[: i + 1]) for i in range(len(r))) for r, _ in tree.responses()]
+    np.testing.assert_allclose(tree.sum_over_responses(tree.logprob), expected_L, rtol=1e-14)
 
 
 def test_sum_below_is_exactly_zero_where_all_responses_have_value_zero(rng: np.random.Generator) -> None:

@@ -71,7 +71,7 @@ def importance_factors(
             node_M = np.where((ratio_M >= correction.low) & (ratio_M <= correction.high), ratio_M, 0.0)
         case "sequence_mask":
             node_M = ratio_M
-            mean_L = np.exp(tree.sum_along_paths(log_ratio_M)[tree.leaf] / tree.length)
+            mean_L = np.exp(tree.sum_over_responses(log_ratio_M) / tree.length)
             response_L = ((mean_L >= correction.low) & (mean_L <= correction.high)).astype(np.float64)
         case _:
             assert_never(correction.correction)
