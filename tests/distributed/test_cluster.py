@@ -89,7 +89,7 @@ def test_processes_that_share_a_gpu_are_told_so(placement: str, dtype: str, monk
 
     monkeypatch.setattr("brorl.distributed.actors.RolloutActors", Pool)
     monkeypatch.setattr("brorl.distributed.remote_learner.RemoteLearner", lambda *given: made.update(sent=given[-1]))
-    monkeypatch.setattr("brorl.distributed.remote_parts.VllmEngine", lambda settings, *_, **__: settings)
+    monkeypatch.setattr("brorl.rollout.vllm_engine.VllmEngine", lambda settings, *_, **__: settings)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     place_pool(cluster, config, 9)
     place_learner(cluster, config, RunInputs("quickstart", *[None] * 8), Path(), print)  # type: ignore[arg-type]

@@ -223,7 +223,6 @@ def test_an_adapter_is_given_to_the_engine_at_its_start(
     model, tokenizer = build_sampling_model(settings, str(tmp_path)), load_tokenizer("quickstart")
     forward = choose_forward(model, "auto", 64)
     if worker:
-        monkeypatch.setattr(remote_parts, "VllmEngine", Started)
         remote_parts._make_engine(settings.model_copy(update={"model": str(tmp_path)}), 64, shares_gpu=False)
     else:
         build_engine(settings, str(tmp_path), model, tokenizer, forward, 64)

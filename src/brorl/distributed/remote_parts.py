@@ -23,10 +23,9 @@ from brorl.errors import UserError
 from brorl.evaluation.evaluator import weights_fingerprint
 from brorl.model.kernels import use_kernels
 from brorl.model.load import end_tokens, load_tokenizer
-from brorl.model.source import find_model
 from brorl.rollout.chosen_engine import build_sampling_model, load_engine
 from brorl.rollout.engine import Engine, PooledEngine
-from brorl.rollout.vllm_engine import VllmEngine, send_adapted, vllm_setup
+from brorl.rollout.vllm_engine import start_vllm, vllm_setup
 from brorl.sampling import StopStrings
 from brorl.seeds import derived_seed
 from brorl.tools.setup import environment_verifier, load_tools, make_toolbox, with_turns
@@ -179,13 +178,11 @@ def _make_engine_of_turns(
     config: TrainConfig, context: int, shares_gpu: bool, tokenizer: PreTrainedTokenizerBase
 ) -> Engine:
     if config.engine.kind == "vllm":  # vLLM loads the model itself
-        settings = replace(vllm_setup(config, config.model, context), sleeps=shares_gpu)
+        setup = replace(vllm_setup(config, config.model, context), sleeps=shares_gpu)
         stop_token_ids = end_tokens(config.model, tokenizer, config.sampling.stop)
-        engine = VllmEngine(settings, stop_token_ids, stop=StopStrings(tokenizer, config.sampling.stop))
-        if find_model(config.model).adapter:  # vLLM has loaded only the base model
-            model = build_sampling_model(_on(config, gpus=0), config.model)
-            send_adapted(engine, model, config.model)
-        return engine
+        stop = StopStrings(tokenizer, config.sampling.stop)
+        load = partial(build_sampling_model, _on(config, gpus=0), config.model)
+        return start_vllm(setup, config.model, stop_token_ids, stop, load)
     return load_engine(config, config.model, tokenizer, context)[1]
 
 

@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}  # by the setting `dtype`
+
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """Return an array as a tensor on a device; on the CPU it shares the array's memory."""

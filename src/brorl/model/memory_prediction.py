@@ -243,12 +243,12 @@ class ModelMemory:
         The state has both moments, wherever they are between updates, and the trained weights of the reference and of
         the average. The averaged model is also saved next to the model.
         """
-        shapes, number = self._trained_shapes(settings.lora), settings.trained_bytes
-        trained = sum(map(prod, shapes)) * number
-        model = trained if settings.lora else self.num_weights * number
+        shapes = self._trained_shapes(settings.lora)
+        trained = sum(map(prod, shapes)) * settings.trained_bytes
+        model = trained if settings.lora else self.num_weights * settings.trained_bytes
         has_reference = settings.reference or settings.offloaded_reference
         bits: States = "8bit" if settings.states == "8bit" else "device"
-        moments = moment_bytes(shapes, bits, number, settings.device)
+        moments = moment_bytes(shapes, bits, settings.trained_bytes, settings.device)
         return model * (1 + settings.average) + trained * (has_reference + settings.average) + moments
 
     def _copied_bytes(self, settings: MemorySettings) -> int:
@@ -259,37 +259,50 @@ class ModelMemory:
 
     def _kept_lines(self, settings: MemorySettings) -> tuple[MemoryLine, ...]:
         """Return the parts that are always in memory, such as the weights and the states of the optimizer."""
-        lora, trained, computed = settings.lora, settings.trained_bytes, settings.computed_bytes
-        shapes = self._trained_shapes(lora)
-        trained_bytes = sum(map(prod, shapes)) * trained
-        of_images = sum(p.numel() for p in self._model.parameters() if not p.requires_grad)
-        frozen_bytes = self.num_weights * computed if lora else of_images * trained
-        if lora and lora.quantization == "nf4":
-            layers = target_layers(self._model, (ALL_LINEAR,)).values()
-            quantized = sum(layer.get_parameter("weight").numel() for layer in layers)
-            frozen_bytes -= round(quantized * (computed - _NF4_BYTES))
-        has_vllm = settings.separate_engine and not settings.engine_apart
-        if settings.separate_engine:
-            copies = 1 if lora else 2  # the published adapters are small
-            copy_bytes = copies * self.num_weights * computed if has_vllm else 0
-        else:
-            copy_bytes = 2 * self.num_weights if settings.autocasts else 0
-        moments = moment_bytes(shapes, settings.states, trained, settings.device)
-        others = ("host",) * (settings.device != "cpu") + ("8bit",) * (settings.states == "device")
-        moments_smaller = ", ".join([*(f"optimizer.states: {one}" for one in others), "lora.rank"])
+        shapes = self._trained_shapes(settings.lora)
+        trained_bytes = sum(map(prod, shapes)) * settings.trained_bytes
+        moments = moment_bytes(shapes, settings.states, settings.trained_bytes, settings.device)
         joined = self._copied_bytes(settings) if settings.device == "cuda" else 0
-        smaller = "dtype: bfloat16" if lora else "dtype: bfloat16 with lora.rank"
+        has_vllm = settings.separate_engine and not settings.engine_apart
+
+        smaller = "dtype: bfloat16" if settings.lora else "dtype: bfloat16 with lora.rank"
         copy_smaller = "engine.kind: native" if settings.separate_engine else "lora.rank, whose runs have none"
+        moments_smaller = ["lora.rank"]
+        if settings.states == "device":
+            moments_smaller.insert(0, "optimizer.states: 8bit")
+        if settings.device != "cpu":
+            moments_smaller.insert(0, "optimizer.states: host")
         return (
-            MemoryLine("weights", frozen_bytes + trained_bytes, smaller),
+            MemoryLine("weights", self._frozen_bytes(settings) + trained_bytes, smaller),
             MemoryLine("gradients", trained_bytes, "lora.rank"),
-            MemoryLine("AdamW", moments, moments_smaller),
-            MemoryLine("sampling copy", copy_bytes, copy_smaller),
+            MemoryLine("AdamW", moments, ", ".join(moments_smaller)),
+            MemoryLine("sampling copy", self._sampling_copy_bytes(settings), copy_smaller),
             MemoryLine("joined weights", joined, copy_smaller),
             MemoryLine("sampling cache", settings.engine_bytes if has_vllm else 0, "engine.memory_gib"),
             MemoryLine("reference", trained_bytes if settings.reference else 0, "reference.offload"),
             MemoryLine("averaged weights", trained_bytes if settings.average else 0, "optimizer.ema_decay: null"),
         )
+
+    def _frozen_bytes(self, settings: MemorySettings) -> int:
+        """Return the bytes of the weights that are not trained: those below adapters, or those that read images."""
+        lora = settings.lora
+        if lora is None:
+            return sum(p.numel() for p in self._model.parameters() if not p.requires_grad) * settings.trained_bytes
+        frozen_bytes = self.num_weights * settings.computed_bytes
+        if lora.quantization == "nf4":
+            layers = target_layers(self._model, (ALL_LINEAR,)).values()
+            quantized = sum(layer.get_parameter("weight").numel() for layer in layers)
+            frozen_bytes -= round(quantized * (settings.computed_bytes - _NF4_BYTES))
+        return frozen_bytes
+
+    def _sampling_copy_bytes(self, settings: MemorySettings) -> int:
+        """Return the bytes of the engine's own weights: vLLM's, or the native engine's bfloat16 copy."""
+        if not settings.separate_engine:
+            return 2 * self.num_weights if settings.autocasts else 0
+        if settings.engine_apart:
+            return 0
+        copies = 1 if settings.lora else 2  # the published weights too; published adapters are small
+        return copies * self.num_weights * settings.computed_bytes
 
     def _row_bytes(self, settings: MemorySettings, workload: Workload) -> int:
         """Return the bytes of an engine row: the keys and values of a full-length response, and logits."""

@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 from brorl.activity import Decoding, Observe, unobserved
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.model.device import free_unused, to_host
+from brorl.model.device import DTYPES, free_unused, to_host
 from brorl.model.load import choose_device
 from brorl.model.lora import saved_adapter
 from brorl.model.settings import LoraSettings
@@ -89,7 +89,7 @@ class VllmEngine:
         """
         sent: Weights = weights
         if self._setup.reads_file:
-            folder = publish(weights, getattr(torch, self._setup.dtype), self._setup.lora)
+            folder = publish(weights, DTYPES[self._setup.dtype], self._setup.lora)
             self._remove_published()
             self._published = weakref.finalize(self, folder.remove)
             sent = folder.path
@@ -260,7 +260,7 @@ def vllm_setup(config: TrainConfig, source: str, context: int) -> VllmSetup:
         revision=found.revision,
         dtype="bfloat16" if config.dtype == "bfloat16" else "float32",
         context=context,
-        cache_bytes=int(config.engine.memory_gib * 2**30),
+        cache_bytes=config.engine.memory_bytes,
         device="cpu" if device.type == "cpu" else "cuda",
         threads=torch.get_num_threads(),
         max_rows=vllm.max_rows,
@@ -278,6 +278,17 @@ def _engine_gpus(config: TrainConfig, learner: int) -> tuple[int, ...]:
     others = [gpu for gpu in range(torch.cuda.device_count()) if gpu != learner]
     gpus = others if config.engine.vllm.placement == "apart" else [learner, *others]
     return tuple(gpus[: config.engine.vllm.tensor_parallel])
+
+
+def start_vllm(
+    setup: VllmSetup, source: str, stop_token_ids: Sequence[int], stop: StopStrings,
+    load: Callable[[], PreTrainedModel], observe: Observe = unobserved,
+) -> VllmEngine:  # fmt: skip
+    """Start vLLM with the model at `source`; `load` returns that model, for adapters that vLLM does not merge."""
+    engine = VllmEngine(setup, stop_token_ids, observe, stop)
+    if find_model(source).adapter:  # vLLM has loaded only the base model
+        send_adapted(engine, load(), source)
+    return engine
 
 
 def send_adapted(engine: VllmEngine, model: PreTrainedModel, source: str) -> None:

@@ -146,30 +146,30 @@ class Growth:
                 f"the logits of token {rows.depth + 1:,} of a response are not finite: training has diverged; lower "
                 "optimizer.learning_rate and resume from an earlier checkpoint"
             )
+        # Rollouts with the same row and token share a child: rows [0 0 0 1] that draw tokens [7 5 7 5] have the
+        # children (0, 5), (0, 7) and (1, 5), of 1, 2 and 1 rollouts.
         width = int(token_K.max(initial=0)) + 1
         key_K = rows.row_K * width + token_K if self._shares_prefixes else np.arange(token_K.size)
-        order = np.argsort(key_K, kind="stable")
-        first = np.append(True, key_K[order][1:] != key_K[order][:-1])[: token_K.size]
-        representative_C = order[first]  # one rollout of each child
-        child_K = np.cumsum(first) - 1
+        order = np.argsort(key_K, kind="stable")  # rollouts by child: [1 0 2 3]
+        sorted_key_K = key_K[order]
+        first_K = np.append(True, sorted_key_K[1:] != sorted_key_K[:-1])[: token_K.size]
+        child_K = np.cumsum(first_K) - 1  # child of each rollout in this order: [0 1 1 2]
         count_C = np.bincount(child_K)
-        source_C, token_C = rows.row_K[representative_C], token_K[representative_C]
-        node_C = self._trees.add(
-            rows.depth, rows.prompt_R[source_C], rows.node_R[source_C], token_C, count_C, logprob_K[representative_C]
-        )
+        rollout_C = order[first_K]  # one rollout of each child: [1 0 3]
+        row_C, token_C = rows.row_K[rollout_C], token_K[rollout_C]
+        prompt_C, parent_C = rows.prompt_R[row_C], rows.node_R[row_C]
+        node_C = self._trees.add(rows.depth, prompt_C, parent_C, token_C, count_C, logprob_K[rollout_C])
+
         stopped_C = (token_C[:, None] == self._stop_ids).any(1)
         if self._text_ends is not None:
-            completes_C = self._text_ends.completes_stop(rows.node_R[source_C], token_C, node_C)
+            completes_C = self._text_ends.completes_stop(parent_C, token_C, node_C)
             stopped_C |= completes_C & (rows.depth >= self._sampling.min_new_tokens)
         done_C = stopped_C | (rows.depth + 1 == self._sampling.max_new_tokens)
         if self._text_ends is not None:
             self._text_ends.forget(node_C[done_C])
         self._trees.finish(node_C[done_C], count_C[done_C], stopped_C[done_C])
         self._num_finished += int(count_C[done_C].sum())
-        children = Rows(
-            rows.depth + 1, rows.prompt_R[source_C], node_C, token_C, rows.slot_R[source_C], child_K,
-            rows.rollout_K[order],
-        )  # fmt: skip
+        children = Rows(rows.depth + 1, prompt_C, node_C, token_C, rows.slot_R[row_C], child_K, rows.rollout_K[order])
         return children.take(np.flatnonzero(~done_C))
 
     def _replayed(self, rows: Rows, prompt_R: IntArray) -> tuple[Rows, Tensor]:
