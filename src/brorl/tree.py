@@ -281,7 +281,7 @@ class RolloutTree:
         """Return the token ids of each turn of the distinct responses, in the order of `leaf`, without given tokens."""
         if not self.given.any():
             return [[tokens] for tokens, _ in self.responses()]
-        return [[tokens for tokens, given in parts if not given] for parts in self.parts()]
+        return [[tokens for tokens, is_given in parts if not is_given] for parts in self.parts()]
 
     def parts(self) -> list[list[tuple[tuple[int, ...], bool]]]:
         """Return the distinct responses as their turns and replies: (token ids, whether they are given)."""
@@ -341,7 +341,8 @@ class RolloutTree:
 
     def sum_along_paths(self, value_M: NDArray[Any]) -> FloatArray:
         """For each node, sum a value over its path, from the first token to the node itself; return sums, shape [M]."""
-        sum_M, jump_M = np.array(value_M, np.float64), self.parent.copy()
+        sum_M = np.array(value_M, np.float64)
+        jump_M = self.parent.copy()
         while (far := np.flatnonzero(jump_M >= 0)).size:  # pointer doubling: log2(depth) rounds
             sum_M[far] += sum_M[jump_M[far]]
             jump_M[far] = jump_M[jump_M[far]]

@@ -39,7 +39,8 @@ def mismatch(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -
     Source: the k3 estimator of Schulman, "Approximating KL divergence" (2020).
     """
     log_ratio = np.concatenate([_log_ratio(t, old) for t, old in zip(trees, old_logprobs, strict=True)])
-    count, ratio = np.concatenate([t.sampled_count for t in trees]), np.exp(log_ratio)
+    count = np.concatenate([t.sampled_count for t in trees])
+    ratio = np.exp(log_ratio)
     num_tokens = float(count.sum())
     return {
         "mismatch_mean": float(count @ ratio) / num_tokens,

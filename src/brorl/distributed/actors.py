@@ -78,7 +78,8 @@ class EngineActor:
 
     def __init__(self, build: Callable[[], Engine], threads: int, shares_gpu: bool = False) -> None:
         torch.set_num_threads(threads)
-        self._engine, self._shares_gpu = build(), shares_gpu
+        self._engine = build()
+        self._shares_gpu = shares_gpu
 
     def load(self, weights: RemoteWeights, version: int) -> tuple[None, None]:
         """Load weights."""

@@ -60,7 +60,8 @@ class RayCluster:
     ) -> None:
         self.settings = settings
         self.echo = echo
-        self._note, self._advice = note, advice
+        self._note = note
+        self._advice = advice
         self._exit_message: subprocess.Popen[bytes] | None = None
         self._folder: TemporaryFolder | None = None
         self._connected = False
@@ -76,12 +77,12 @@ class RayCluster:
         if not self._groups:
             self._reserve()
 
-    def options(self, kind: Kind, number: int) -> dict[str, Any]:
+    def options(self, kind: Kind, index: int) -> dict[str, Any]:
         """Return the actor options that place process `number` (from 0) of a kind on its reserved resources."""
         group = self._groups.get("rollout" if kind == "learner" and self.settings.colocated else kind)
         if group is None:  # nothing is reserved for it
             return {**self.settings.request(kind), "scheduling_strategy": "SPREAD"}
-        place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
+        place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
         return {**self.settings.request(kind), "scheduling_strategy": place}
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -156,14 +157,15 @@ class RayCluster:
 
     def _wait_for_machines(self) -> None:
         """Wait until all machines have joined."""
-        deadline, has_said = monotonic() + self.settings.join_timeout_s, False
+        deadline = monotonic() + self.settings.join_timeout_s
+        announced = False
         while (missing := self.settings.nodes - len(_machines())) > 0:
             join = f"ray start --address={ray.get_runtime_context().gcs_address}"
             if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
                 join = f"RAY_AUTH_MODE=token {join}"
-            if not has_said:
+            if not announced:
                 self.echo(f"waiting for {counted(missing, 'machine')}; run this on each of them: {join}")
-                has_said = True
+                announced = True
             if monotonic() > deadline:
                 raise UserError(
                     f"cluster.nodes = {self.settings.nodes}, but only {self.settings.nodes - missing} joined within "
@@ -176,7 +178,8 @@ class RayCluster:
         """Check that the cluster has enough CPUs and GPUs for all processes."""
         settings = self.settings
         available = {name: int(sum(node["Resources"].get(name, 0) for node in _machines())) for name in ("CPU", "GPU")}
-        numbers, gpus = f"cluster.rollout_workers ({settings.rollout_workers})", "cluster.gpus_per_rollout_worker"
+        numbers = f"cluster.rollout_workers ({settings.rollout_workers})"
+        gpus = "cluster.gpus_per_rollout_worker"
         if settings.learner_ranks:
             numbers += f", cluster.learner_ranks ({settings.learner_ranks})"
             gpus += ", cluster.gpus_per_learner_rank"

@@ -53,7 +53,8 @@ class LearnerRank:
 
     def __init__(self, rank: int, shares_gpu: bool = False, sent_dtype: torch.dtype | None = None) -> None:
         self._rank = rank
-        self._shares_gpu, self._sent_dtype = shares_gpu, sent_dtype
+        self._shares_gpu = shares_gpu
+        self._sent_dtype = sent_dtype
         self._reports: SimpleQueue[Report] = SimpleQueue()
         self._learner: Any = None
 
@@ -106,12 +107,12 @@ class LearnerRank:
         return [first, *self._drained()]
 
     def _drained(self) -> list[Report]:
-        found: list[Report] = []
+        reports: list[Report] = []
         while True:
             try:
-                found.append(self._reports.get_nowait())
+                reports.append(self._reports.get_nowait())
             except Empty:
-                return found
+                return reports
 
 
 def check_shared(token: Path, machine: str) -> None:
@@ -150,8 +151,11 @@ class RemoteLearner:
         observe: Observe,
         sent_dtype: torch.dtype | None = None,
     ) -> None:
-        self.timeout_s, self._echo, self._observe = timeout_s, echo, observe
-        size, shared_gpu = cluster.settings.learner_ranks, cluster.settings.shares_gpus
+        self.timeout_s = timeout_s
+        self._echo = echo
+        self._observe = observe
+        size = cluster.settings.learner_ranks
+        shared_gpu = cluster.settings.shares_gpus
         remote: Any = ray.remote  # its types lack concurrency groups
         actor = remote(concurrency_groups={"reports": 1})(LearnerRank)
         self._ranks = [
@@ -193,8 +197,8 @@ class RemoteLearner:
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """See `Learner`."""
-        found: list[FloatArray] = self._call("logprobs", list(trees))
-        return found
+        logprobs: list[FloatArray] = self._call("logprobs", list(trees))
+        return logprobs
 
     def weights(self) -> RemoteWeights:
         """Return a reference to the current weights. A process loads them only when it iterates over it."""
@@ -205,8 +209,8 @@ class RemoteLearner:
     def num_parameters(self, only_trainable: bool = False) -> int:
         """See `Learner`."""
         self.wait_until_built()
-        number: int = self._call("num_parameters", only_trainable)
-        return number
+        count: int = self._call("num_parameters", only_trainable)
+        return count
 
     def save_pretrained(self, folder: Path) -> None:
         """See `Learner`."""
@@ -235,7 +239,7 @@ class RemoteLearner:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         """Call a method on all ranks; large arguments are put into the object store once."""
-        sent = [one if isinstance(one, int | float | bool) else ray.put(one) for one in arguments]
+        sent = [value if isinstance(value, int | float | bool) else ray.put(value) for value in arguments]
         results = self._wait([rank.call.remote(method, *sent) for rank in self._ranks])
         result, reports = results[0]
         self._pass_on(reports)
@@ -266,9 +270,9 @@ class RemoteLearner:
         try:
             return _result_of(call)
         except RayTaskError as error:
-            others = [other for other in pending if other != call]
-            if isinstance(error.cause, RuntimeError) and others:  # perhaps another rank died
-                for other in ray.wait(others, num_returns=len(others), timeout=_GRACE_S)[0]:
+            unfinished = [other for other in pending if other != call]
+            if isinstance(error.cause, RuntimeError) and unfinished:  # perhaps another rank died
+                for other in ray.wait(unfinished, num_returns=len(unfinished), timeout=_GRACE_S)[0]:
                     with suppress(RayTaskError):
                         _result_of(other)
             self.close()  # the other ranks would wait for this one

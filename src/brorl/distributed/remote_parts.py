@@ -88,7 +88,8 @@ def place_run(
     observe(Stage("loading", "model"))
     learner = place_learner(cluster, config, inputs, shared, observe)
     verifiers = place_verifiers(cluster, config, inputs.grader.verifiers)
-    stream, grader = inputs.prompts.train, replace(inputs.grader, verifiers=verifiers)
+    stream = inputs.prompts.train
+    grader = replace(inputs.grader, verifiers=verifiers)
     collector: Collector
     if config.cluster.mode == "sync":
         engine = place_engine(cluster, config, inputs.context, observe)
@@ -110,7 +111,8 @@ def place_pool(cluster: RayCluster, config: TrainConfig, context: int) -> Rollou
     """Start the rollout workers; see `place_engine`."""
     from brorl.distributed.actors import RolloutActors
 
-    settings, shares_gpus = config.cluster, cluster.settings.shares_gpus
+    settings = config.cluster
+    shares_gpus = cluster.settings.shares_gpus
     recipe = partial(_make_engine, _on(config, settings.gpus_per_rollout_worker), context, shares_gpus)
     pool = RolloutActors(
         recipe, _pool_config(cluster, config, "rollout"), settings.cpus_per_worker, cluster.echo, shares_gpus
@@ -162,7 +164,8 @@ def place_learner(
     model_path = str(folder.resolve()) if folder.is_dir() else inputs.model_path
     recipe = partial(_make_learner, _on(config, config.cluster.gpus_per_learner_rank), model_path, inputs.context)
     halved = config.engine.kind == "vllm" and config.autocasts  # from float32 to vLLM's bfloat16
-    sent_dtype, timeout_s = torch.bfloat16 if halved else None, config.cluster.learner_timeout_s
+    sent_dtype = torch.bfloat16 if halved else None
+    timeout_s = config.cluster.learner_timeout_s
     return RemoteLearner(cluster, recipe, shared.resolve(), timeout_s, cluster.echo, observe, sent_dtype)
 
 

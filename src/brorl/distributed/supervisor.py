@@ -127,7 +127,8 @@ class Supervisor:
 
     def __init__(self, make: Callable[[], object], pool_config: PoolConfig, echo: Echo = lambda _: None) -> None:
         self._make = cloudpickle.dumps(make)  # actors unpickle it in `start`, where an error keeps its type
-        self._config, self._echo = pool_config, echo
+        self._config = pool_config
+        self._echo = echo
         self._tickets = count()
         self._open: dict[int, ActorCall] = {}  # ticket -> a call that is not finished
         self._waiting: deque[int] = deque()  # tickets not assigned to an actor
@@ -214,13 +215,14 @@ class Supervisor:
 
     def _give_out(self) -> None:
         """Assign each idle actor its preparation or the next call; the actor with the oldest call comes first."""
-        for actor in sorted(self._actors, key=lambda one: one.deadline):
+        for actor in sorted(self._actors, key=lambda actor: actor.deadline):
             number, preparation = self._preparation
             if actor.answer:
                 continue
             if actor.prepared < number:
                 assert preparation is not None
-                actor.prepared, call = number, preparation
+                actor.prepared = number
+                call = preparation
             elif self._waiting:
                 actor.ticket = self._waiting.popleft()
                 call = self._open[actor.ticket]
@@ -276,7 +278,8 @@ class Supervisor:
         """Replace an actor; requeue its call first, unless it was discarded or lost too often."""
         ray.kill(actor.handle)
         process = "" if actor.started is None else f" ({actor.started.host}, process {actor.started.pid})"
-        ticket, limit = actor.ticket, self._config.max_restarts
+        ticket = actor.ticket
+        limit = self._config.max_restarts
         call = None if ticket is None else self._open.get(ticket)
         work = "" if call is None else f" while {call.title}"
         lost = f"{self._config.kind} {actor.index + 1}{process} was lost{work}: {reason}"

@@ -50,21 +50,22 @@ def split_into_chunks(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[
     """
     chunk: list[TreeSlice] = []
     nodes = chunk_prompt_tokens = 0
-    for number, tree in enumerate(trees):
+    for index, tree in enumerate(trees):
         new_L = np.diff(tree.leaf, prepend=-1).tolist()
         path_L = tree.total_length.tolist()
-        start, prompt_tokens = 0, len(tree.prompt_ids)
+        start = 0
+        prompt_tokens = len(tree.prompt_ids)
         if chunk_prompt_tokens + prompt_tokens > max_nodes and chunk:
             yield chunk
             chunk, nodes, chunk_prompt_tokens = [], 0, 0
         chunk_prompt_tokens += prompt_tokens
         for leaf in range(tree.num_responses):
             if nodes + new_L[leaf] > max_nodes and (leaf > start or chunk):
-                yield [*chunk, TreeSlice(number, start, leaf)] if leaf > start else chunk
+                yield [*chunk, TreeSlice(index, start, leaf)] if leaf > start else chunk
                 chunk, start, nodes = [], leaf, path_L[leaf] - new_L[leaf]
                 chunk_prompt_tokens = prompt_tokens
             nodes += new_L[leaf]
-        chunk.append(TreeSlice(number, start, tree.num_responses))
+        chunk.append(TreeSlice(index, start, tree.num_responses))
     if chunk:
         yield chunk
 
@@ -336,7 +337,8 @@ class ChunkSize:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                reason, on_this_rank = first_line(error), not isinstance(error, PeerOutOfMemoryError)
+                reason = first_line(error)
+                on_this_rank = not isinstance(error, PeerOutOfMemoryError)
             # After the handler, the failed pass and its tensors are freed.
             if on_this_rank:
                 self._passes.fail()

@@ -86,8 +86,8 @@ def available_bytes(device: torch.device) -> int | None:
 
 def available_to_process(root: Path) -> int | None:
     """Return the memory that this process may still take, from the kernel's files below `root`."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
-    limits = [int(found[1]) * 1024] if found else []
+    free = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    limits = [int(free[1]) * 1024] if free else []
     groups = dict(re.findall(r"^\d+:([^:]*):(.*)$", _read(root / "proc/self/cgroup"), re.MULTILINE))
     mount = root / "sys/fs/cgroup"
     if "" in groups:
@@ -101,9 +101,9 @@ def available_to_process(root: Path) -> int | None:
 
 def _left_in_groups(mount: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterable[int]:
     """Yield the bytes that each limit leaves, from a control group up to the root; file caches count as free."""
-    parts = [part for part in path.split("/") if part not in ("", "..")]
-    for depth in range(len(parts) + 1):
-        folder = mount.joinpath(*parts[:depth])
+    groups = [group for group in path.split("/") if group not in ("", "..")]
+    for depth in range(len(groups) + 1):
+        folder = mount.joinpath(*groups[:depth])
         allowed, used = _read(folder / limit).strip(), _read(folder / usage).strip()
         if allowed.isdigit() and used.isdigit():
             cache = re.search(rf"^{reclaimable} (\d+)", _read(folder / "memory.stat"), re.MULTILINE)

@@ -33,7 +33,7 @@ def split_into_rows(trees: Sequence[RolloutTree], max_tokens: int) -> list[list[
 
     A row is a prompt and its response without the last token, which predicts nothing. A longer row gets its own chunk.
     """
-    rows = [(number, leaf) for number, tree in enumerate(trees) for leaf in range(tree.num_responses)]
+    rows = [(index, leaf) for index, tree in enumerate(trees) for leaf in range(tree.num_responses)]
     lengths = [len(tree.prompt_ids) + length - 1 for tree in trees for length in tree.total_length.tolist()]
     return [[rows[index] for index in chunk] for chunk in padded_ranges(lengths, max_tokens) if chunk.size]
 
@@ -54,7 +54,8 @@ def flat_chunk_logprobs(
     each row contains its prompt.
     """
     del recompute_prompts
-    offsets, head = node_offsets(trees), LogprobHead(next_token, entropy)
+    offsets = node_offsets(trees)
+    head = LogprobHead(next_token, entropy)
     for rows in split_into_rows(trees, max_nodes or default_max_nodes(model, whole_logits=whole_logits)):
         yield _chunk(model, trees, offsets, rows, head, whole_logits)
 
@@ -203,12 +204,12 @@ class ModelCache:
         return logits
 
 
-def _tensors(part: Any) -> list[Tensor]:
+def _tensors(container: Any) -> list[Tensor]:
     """Return the tensors of a cache and of its layers."""
-    if isinstance(part, Tensor):
-        return [part]
-    if isinstance(part, dict):
-        return [tensor for value in part.values() for tensor in _tensors(value)]
-    if isinstance(part, list | tuple):
-        return [tensor for value in part for tensor in _tensors(value)]
-    return _tensors(vars(part)) if type(part).__module__.startswith("transformers.cache") else []
+    if isinstance(container, Tensor):
+        return [container]
+    if isinstance(container, dict):
+        return [tensor for value in container.values() for tensor in _tensors(value)]
+    if isinstance(container, list | tuple):
+        return [tensor for value in container for tensor in _tensors(value)]
+    return _tensors(vars(container)) if type(container).__module__.startswith("transformers.cache") else []

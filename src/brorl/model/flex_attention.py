@@ -75,7 +75,8 @@ def block_pairs(end_T: IntArray, position_T: IntArray, window: int | None) -> tu
     With a window, the first is an upper bound and the second a lower bound, from the smallest and largest positions of
     the blocks.
     """
-    key_T, end_block = np.arange(end_T.size), end_T // BLOCK
+    key_T = np.arange(end_T.size)
+    end_block = end_T // BLOCK
     touched_BB = _count(key_T // BLOCK, -(-end_T // BLOCK)) > 0
     first_whole = -(-key_T // BLOCK)
     whole_BB = _count(first_whole, np.maximum(first_whole, end_block)) == BLOCK
@@ -109,12 +110,13 @@ class Copies(NamedTuple):
     def of(cls, touched_BB: BoolArray) -> Copies:
         """Return the copies, given the blocks of keys that each block of queries sees."""
         num_blocks = len(touched_BB)
-        blocks, copies = [], [(0, 0, 0)] * _FEWEST_COPIES  # no query sees these
+        blocks = []
+        copies = [(0, 0, 0)] * _FEWEST_COPIES  # no query sees these
         for block in range(num_blocks):
             edges = [0, *np.flatnonzero(touched_BB[:, block])[QUERIES_PER_COPY::QUERIES_PER_COPY].tolist(), num_blocks]
-            first, *others = [(block, *pair) for pair in pairwise(edges)]
+            first, *further = [(block, *pair) for pair in pairwise(edges)]
             blocks.append(first)
-            copies += others
+            copies += further
         if len(copies) == num_blocks:  # `torch.compile` treats two initially equal sizes as one
             copies.append(copies[0])
         return cls(*np.array(blocks + copies).T)
@@ -136,11 +138,11 @@ class FlexContext(AttentionContext):
     def __init__(self, position_T: IntArray, window: int | None, device: torch.device) -> None:
         self.longest = int(position_T.max()) + 1
         end_T = subtree_ends(position_T)
-        pairs = {one: block_pairs(end_T, position_T, one) for one in {None, window}}
+        pairs = {span: block_pairs(end_T, position_T, span) for span in {None, window}}
         copies = Copies.of(pairs[None][0])
         self._blocks = {
-            one: Blocks.of(copies.listed(touched_BB), copies.listed(whole_BB), device)
-            for one, (touched_BB, whole_BB) in pairs.items()
+            span: Blocks.of(copies.listed(touched_BB), copies.listed(whole_BB), device)
+            for span, (touched_BB, whole_BB) in pairs.items()
         }
         token = (copies.source[:, None] * BLOCK + np.arange(BLOCK)).ravel()  # token of each key
         first, stop = (np.repeat(block_E * BLOCK, BLOCK) for block_E in (copies.first, copies.stop))
@@ -174,7 +176,8 @@ class FlexContext(AttentionContext):
         softcap: float | None,
     ) -> Tensor:  # fmt: skip
         """Return the attention, also soft-capped; see `AttentionContext.of_heads`."""
-        num_tokens, device = query.shape[2], query.device.type
+        num_tokens = query.shape[2]
+        device = query.device.type
         torch._check(num_tokens % BLOCK == 0)  # the compiled kernel then needs no bounds checks
         query, key, value = cast_by_autocast(query, key, value)
 

@@ -169,7 +169,8 @@ def _gated_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Ten
         gated, grad_up = kernels.gated_backward(gate, up, grad)
         return gated, grad, grad_up
     activated = torch.nn.functional.silu(gate)
-    gated, grad_up = activated * up, activated.mul_(grad)
+    gated = activated * up
+    grad_up = activated.mul_(grad)
     return gated, torch.ops.aten.silu_backward(grad.mul_(up), gate), grad_up
 
 
@@ -210,7 +211,9 @@ class _QueryKeyValue(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         x, norm, ctx.epsilon, weight, _, query_norm, query_epsilon, key_norm, key_epsilon, angles, num_heads = arguments
         (query, key, value), mixed = _query_key_value(*arguments)
-        ctx.head_epsilons, ctx.angles, ctx.num_heads = (query_epsilon, key_epsilon), angles, num_heads
+        ctx.head_epsilons = (query_epsilon, key_epsilon)
+        ctx.angles = angles
+        ctx.num_heads = num_heads
         ctx.save_for_backward(x, norm, weight, query_norm, key_norm, None if query_norm is None else mixed)
         return query, key, value.contiguous()
 

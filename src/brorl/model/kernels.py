@@ -138,7 +138,8 @@ class Kernels:
         if key_RKD.stride(0) != value_RKD.stride(0):
             key_RKD, value_RKD = key_RKD.contiguous(), value_RKD.contiguous()
         out = torch.empty(query_RHD.shape)
-        (rows, heads, width), num_kv_heads = query_RHD.shape, key_RKD.shape[1]
+        rows, heads, width = query_RHD.shape
+        num_kv_heads = key_RKD.shape[1]
         prompts = prompt_key, prompt_value, prompt_value.shape[2], prompt_R, length_P
         sizes = rows, num_kv_heads, heads // num_kv_heads, width
         self._call(
@@ -192,7 +193,8 @@ class NodeStack:
 
     def sizes(self, query_FHD: Tensor, key_FKD: Tensor) -> tuple[int, ...]:
         """Return the nodes, prompts, key-value heads, query heads per key-value head, and head dimension."""
-        (num_nodes, num_heads, width), num_kv_heads = query_FHD.shape, key_FKD.shape[1]
+        num_nodes, num_heads, width = query_FHD.shape
+        num_kv_heads = key_FKD.shape[1]
         return num_nodes, self._num_prompts, num_kv_heads, num_heads // num_kv_heads, width
 
 
@@ -342,7 +344,8 @@ class _AttendStack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kernels: Kernels, nodes: NodeStack, *inputs: Tensor) -> Tensor:
         out, lse = kernels.attend_nodes(nodes, *inputs)
-        ctx.kernels, ctx.nodes = kernels, nodes
+        ctx.kernels = kernels
+        ctx.nodes = nodes
         ctx.save_for_backward(*inputs, out, lse)
         return out
 

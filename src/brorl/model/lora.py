@@ -284,22 +284,22 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
             put_adapter(adapted, folder, saved)
             expected = _few_logits(adapted)
             is_tied = _untie(model)
-            whole: PreTrainedModel = adapted.merge_and_unload()
+            merged_model: PreTrainedModel = adapted.merge_and_unload()
     except (ValueError, RuntimeError, TypeError, AttributeError) as error:  # AttributeError: adapters without a merge
         raise UserError(
             f"the adapter in {folder} cannot be merged into its base {model.name_or_path} ({first_line(error)})"
         ) from error
     if is_tied:
-        _tie_equal(whole)
-    change = float((_few_logits(whole) - expected).abs().max())
+        _tie_equal(merged_model)
+    change = float((_few_logits(merged_model) - expected).abs().max())
     if not change <= _RELATIVE_ERROR * float(expected.abs().max()):
         raise UserError(
             f"merging the adapter in {folder} into {model.name_or_path} changes the model: its logits of "
             f"{_NUM_TOKENS} tokens differ by up to {change:.3g}; merge the adapter with the tool that trained it, and "
             "set model to the merged model"
         )
-    whole.requires_grad_(True)
-    return whole
+    merged_model.requires_grad_(True)
+    return merged_model
 
 
 def _untie(model: PreTrainedModel) -> bool:

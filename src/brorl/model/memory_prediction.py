@@ -319,7 +319,8 @@ class ModelMemory:
         limit = settings.engine_bytes
         row_bytes = self._row_bytes(settings, workload)
         rows = max(1, limit // row_bytes)
-        cache, prefill = limit, PREFILL_TOKENS
+        cache = limit
+        prefill = PREFILL_TOKENS
         if workload.num_rows is not None:
             prompt_tokens = workload.num_rows * workload.prompt_tokens
             rows = min(rows, workload.num_rows)
@@ -386,7 +387,8 @@ class ModelMemory:
 
     def _logit_bytes(self, rows: int, settings: MemorySettings) -> int:
         """Return the bytes of a chunk's logits and of the gradient that their blocks accumulate."""
-        num_logits, trained = rows * self.vocabulary, settings.trained_bytes
+        num_logits = rows * self.vocabulary
+        trained = settings.trained_bytes
         summed = 0 if settings.lora else 2 * self.vocabulary * self.hidden * trained
         if self._is_packed(settings) and not self._whole_logits:  # the logits and their gradient
             both = 2 * min(num_logits, COMPILED_LOGITS_PER_BLOCK) * settings.computed_bytes

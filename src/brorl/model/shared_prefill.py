@@ -30,8 +30,8 @@ def shared_prefill(model_pass: ModelPass, prompts: Sequence[tuple[int, ...]]) ->
     tree = RolloutTree.from_responses((), prompts)
     if tree.num_nodes > _MOST_DISTINCT * sum(map(len, prompts)):
         return prefill(model_pass, list(prompts))
-    number = {prompt: index for index, prompt in enumerate(sorted({*prompts}))}  # in the order of the leaves
-    number_P = np.array([number[prompt] for prompt in prompts])
+    index_of = {prompt: index for index, prompt in enumerate(sorted({*prompts}))}  # in the order of the leaves
+    number_P = np.array([index_of[prompt] for prompt in prompts])
     context = _TreeOfPrompts(tree, number_P, model_pass.device)
     arrays = np.array(tree.token), tree.depth, tree.leaf[number_P]
     token_T, position_T, last_P = (to_device(array, model_pass.device) for array in arrays)
@@ -49,7 +49,8 @@ class _TreeOfPrompts(PromptContext):
         place_PS = start_P[:, None] + np.minimum(np.arange(self.longest), length_P[:, None] - 1)
         node_PS = tree.response_nodes()[place_PS]  # the padding repeats the last token
         self._node = to_device(node_PS.ravel(), device)
-        self._ragged, self._real_index = True, to_device(np.unique(node_PS, return_index=True)[1], device)
+        self._ragged = True
+        self._real_index = to_device(np.unique(node_PS, return_index=True)[1], device)
         self._depth = tree.depth
         self._tree: TreeContext | None = None
 

@@ -282,8 +282,8 @@ def text_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
     modules = dict(model.named_modules())
     if not _has_text_part(model.config):
         return modules
-    parts = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
-    prefixes = tuple(f"{name}." for name, module in modules.items() if module in parts)
+    text_roots = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
+    prefixes = tuple(f"{name}." for name, module in modules.items() if module in text_roots)
     return {name: module for name, module in modules.items() if f"{name}.".startswith(prefixes)}
 
 
@@ -302,7 +302,7 @@ def processor_files(model: PreTrainedModel, may_download: bool = False) -> list[
     """
     if not _has_text_part(model.config):
         return []
-    found = (
+    paths = (
         cached_file(
             str(model.name_or_path),
             name,
@@ -314,7 +314,7 @@ def processor_files(model: PreTrainedModel, may_download: bool = False) -> list[
         )
         for name in _PROCESSOR_FILES
     )
-    return [Path(path) for path in found if path is not None]
+    return [Path(path) for path in paths if path is not None]
 
 
 def _has_text_part(config: PreTrainedConfig) -> bool:

@@ -102,12 +102,12 @@ def _attend(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **others: Any,
+    **extra: Any,
 ) -> tuple[Tensor, None]:
     """Compute a layer's attention with the context of the pass; compiled layers trace this function."""
     if brorl_context is None:
         raise HooksError(f"{type(module).__name__} does not pass its forward arguments to its attention")
-    unknown = {n: v for n, v in others.items() if n not in _NEUTRAL_ARGUMENTS and v is not None and v is not False}
+    unknown = {n: v for n, v in extra.items() if n not in _NEUTRAL_ARGUMENTS and v is not None and v is not False}
     if unknown or dropout or attention_mask is not None:
         what = ", ".join([*unknown, *(["dropout"] if dropout else [])]) or "an attention mask"
         raise HooksError(f"{type(module).__name__} needs {what}, which tree attention does not compute")
@@ -135,7 +135,8 @@ class SwappedAttention(AbstractContextManager[None]):
         self._inside, self._before = implementation, implementation
 
     def __enter__(self) -> None:
-        self._before, self._config._attn_implementation = self._config._attn_implementation, self._inside
+        self._before = self._config._attn_implementation
+        self._config._attn_implementation = self._inside
 
     def __exit__(self, *error: object) -> None:
         self._config._attn_implementation = self._before
@@ -256,7 +257,8 @@ class PromptContext(AttentionContext):
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, window: int | None = None, /
     ) -> Tensor:
         """Attend causally within each prompt; no real token attends to the padding on the right."""
-        q, (k, v) = self._padded(query_THD), self._stored(layer, key_TKD, value_TKD)
+        q = self._padded(query_THD)
+        k, v = self._stored(layer, key_TKD, value_TKD)
         mask = self._mask(window, q.device)
         attend = partial(nn.functional.scaled_dot_product_attention, attn_mask=mask, is_causal=mask is None)
         output = attend(q, k, v, scale=1.0, enable_gqa=True)
@@ -315,7 +317,8 @@ class KVShape(NamedTuple):
 class _Recorder(AttentionContext):
     """Records the shapes of keys and values; its attention output is zeros."""
 
-    longest, has_windows = 1, True
+    longest = 1
+    has_windows = True
 
     def __init__(self) -> None:
         self.layers: list[int] = []

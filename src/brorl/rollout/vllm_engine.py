@@ -117,8 +117,8 @@ class VllmEngine:
         self._wake()
         answers = iter(self._process.complete(requests, sampling, stop_token_ids))
         trees = []
-        for prompt, count, parts in zip(task.prompts, rollouts_P, requests_P, strict=True):
-            completions = [self._cut(completion, sampling) for _ in parts for completion in next(answers)]
+        for prompt, count, requests in zip(task.prompts, rollouts_P, requests_P, strict=True):
+            completions = [self._cut(completion, sampling) for _ in requests for completion in next(answers)]
             if greedy:
                 completions *= count
             trees.append(
@@ -132,7 +132,8 @@ class VllmEngine:
         if self._setup.sleeps:
             self._process.sleep()
             self._asleep = True
-        total, depth = sum(rollouts_P), max(int(tree.length.max()) for tree in trees)
+        total = sum(rollouts_P)
+        depth = max(int(tree.length.max()) for tree in trees)
         self._observe(Decoding(total, total, sum(tree.num_unique_tokens for tree in trees), depth))
         return trees
 
@@ -254,10 +255,10 @@ def vllm_setup(config: TrainConfig, source: str, context: int) -> VllmSetup:
     """Return the setup of a vLLM engine, in its own process or inside a rollout worker."""
     device = choose_device(config.device)
     vllm = config.engine.vllm
-    found = find_model(source)
+    model = find_model(source)
     return VllmSetup(
-        source=found.path,
-        revision=found.revision,
+        source=model.path,
+        revision=model.revision,
         dtype="bfloat16" if config.dtype == "bfloat16" else "float32",
         context=context,
         cache_bytes=config.engine.memory_bytes,
@@ -275,8 +276,8 @@ def vllm_setup(config: TrainConfig, source: str, context: int) -> VllmSetup:
 
 def _engine_gpus(config: TrainConfig, learner: int) -> tuple[int, ...]:
     """Return the indices of the engine's GPUs."""
-    others = [gpu for gpu in range(torch.cuda.device_count()) if gpu != learner]
-    gpus = others if config.engine.vllm.placement == "apart" else [learner, *others]
+    other_gpus = [gpu for gpu in range(torch.cuda.device_count()) if gpu != learner]
+    gpus = other_gpus if config.engine.vllm.placement == "apart" else [learner, *other_gpus]
     return tuple(gpus[: config.engine.vllm.tensor_parallel])
 
 

@@ -113,7 +113,8 @@ class VllmProcess:
             from vllm.v1.engine.exceptions import EngineDeadError
 
             disable_envs_cache()  # an earlier engine in this process may have set different variables
-            self._vllm, self._died = vllm, EngineDeadError
+            self._vllm = vllm
+            self._died = EngineDeadError
             if setup.device == "cpu":
                 _check_head_size(setup.source, setup.revision)
             try:
@@ -123,7 +124,8 @@ class VllmProcess:
                     f"vLLM could not start {setup.source}: {first_line(error)} (see its log above); "
                     "set engine.kind: native, or change the settings that the log names"
                 ) from error
-        self._stop, self._lora = setup.stop, setup.lora
+        self._stop = setup.stop
+        self._lora = setup.lora
         self._adapter: Any = None  # vLLM's request for the adapters
         self._llm.collective_rpc("end_with", args=(os.getpid(),))
         if setup.separate:
@@ -220,7 +222,8 @@ class VllmProcess:
 
 def _watch(core: Any, died: type[Exception]) -> None:
     """End any call that is waiting when the engine's process ends; vLLM itself would leave it waiting forever."""
-    sentinels, client = core.resources.engine_manager.sentinels(), weakref.ref(core)
+    sentinels = core.resources.engine_manager.sentinels()
+    client = weakref.ref(core)
 
     def wait() -> None:
         connection.wait(sentinels)
@@ -306,10 +309,10 @@ def _environment(setup: VllmSetup) -> Iterator[None]:
                 del os.environ[name]
 
 
-def _visible_gpu(number: int) -> str:
+def _visible_gpu(index: int) -> str:
     """Return the name that a child process needs for a GPU visible to this process."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",")[number] if visible else str(number)
+    return visible.split(",")[index] if visible else str(index)
 
 
 def _check_head_size(source: str, revision: str | None) -> None:

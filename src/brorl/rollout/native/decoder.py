@@ -90,7 +90,8 @@ class RowMemory:
         cls, model: PreTrainedModel, shapes: Sequence[KVShape], limit: int, max_rows: int, max_tokens: int
     ) -> RowMemory:
         """Return the memory use of a model's rows, from the shape of keys and values in each layer."""
-        itemsize, vocabulary = model.dtype.itemsize, model.config.get_text_config().vocab_size
+        itemsize = model.dtype.itemsize
+        vocabulary = model.config.get_text_config().vocab_size
         sizes = [shape.size * itemsize for shape in shapes]
         logit_bytes = logit_bytes_per_row(vocabulary, itemsize)
         return cls(limit, max_rows, max_tokens, sum(sizes), max(sizes), logit_bytes)

@@ -42,9 +42,11 @@ class Growth:
         self._device_drawer = decoder if isinstance(decoder, SlotDecoder) and decoder.draws else None
         # rows whose tokens the device draws, one entry per depth since the host last collected them
         self._device_rows: list[Rows] = []
-        self._sampling, self._uniforms = sampling, uniforms
+        self._sampling = sampling
+        self._uniforms = uniforms
         self._stop_ids = np.array(sampling.stop_token_ids, np.int64)
-        self._shares_prefixes, self._observe = shares_prefixes, observe
+        self._shares_prefixes = shares_prefixes
+        self._observe = observe
         self._num_finished = 0
         self._trees = GrowingTrees(prompts)
         self._text_ends = TextEnds(stop, self._trees) if stop else None
@@ -60,9 +62,11 @@ class Growth:
 
     def _first_rows(self, wave: IntArray) -> Rows:
         """Return the initial rows of a wave of prompts, which are prefilled and decoded together."""
-        none, number_R, rollouts_R = np.full(wave.size, -1), np.arange(wave.size), self._rollouts_P[wave]
+        no_node = np.full(wave.size, -1)
+        index_R = np.arange(wave.size)
+        rollouts_R = self._rollouts_P[wave]
         rollout_K = np.concatenate([np.arange(n) for n in rollouts_R])
-        return Rows(0, wave, none, none, number_R, np.repeat(number_R, rollouts_R), rollout_K)
+        return Rows(0, wave, no_node, no_node, index_R, np.repeat(index_R, rollouts_R), rollout_K)
 
     def _decode(self, rows: Rows) -> list[Rows]:
         """Decode rows to the end; return those that must wait for memory."""
@@ -96,7 +100,7 @@ class Growth:
         if rows.size <= room:
             return rows
         kept, rest = np.split(np.argsort(rows.prompt_R, kind="stable"), [room])
-        waiting += [rows.take(part) for part in np.split(rest, range(capacity, rest.size, capacity))]
+        waiting += [rows.take(wave) for wave in np.split(rest, range(capacity, rest.size, capacity))]
         kept.sort()
         return rows.take(kept)
 
@@ -305,7 +309,9 @@ class TextEnds:
 
     def completes_stop(self, parent_C: IntArray, token_C: IntArray, node_C: IntArray) -> BoolArray:
         """Return whether each of C new nodes completes a stop string; all children of a node are in one call."""
-        tail_of, piece_of, kept = self._tail_of, self._stop.pieces, self._stop.longest
+        tail_of = self._tail_of
+        piece_of = self._stop.pieces
+        kept = self._stop.longest
         parents = parent_C.tolist()
         texts = [tail_of[parent] + piece_of[token] for parent, token in zip(parents, token_C.tolist(), strict=True)]
         for parent in {*parents} - {-1}:
