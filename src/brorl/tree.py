@@ -77,7 +77,7 @@ class RolloutTree:
             raise ValueError("a response must end with a sampled token, not with a given one")
 
     def __reduce__(self) -> tuple[type[RolloutTree], tuple[Any, ...]]:
-        """Pickle only the fields, without cached values; the arrays of a copy are read-only too."""
+        """Pickle only the fields, without cached values. The arrays of a copy are read-only too."""
         return type(self), (self.prompt_ids, *(getattr(self, name) for name in ARRAY_DTYPES))
 
     @classmethod
@@ -161,7 +161,7 @@ class RolloutTree:
         finished_R: BoolArray,
         count_R: IntArray,
     ) -> RolloutTree:
-        """Build a tree from R responses as rows, padded with token -1; row r stands for `count_R[r]` rollouts."""
+        """Build a tree from R responses as rows, padded with token -1. Row r stands for `count_R[r]` rollouts."""
         # 1. Sort the rows, say [5 7 _] before [5 8 9]. Big-endian bytes of (token + 1) sort as tokens do, with the
         # padding 0 before every token.
         rows = (token_RT + 1).astype(">u8")
@@ -228,7 +228,7 @@ class RolloutTree:
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Number of sampled tokens in all N rollouts; a shared prefix counts once per rollout."""
+        """Number of sampled tokens in all N rollouts. A shared prefix counts once per rollout."""
         return int(self.sampled_count.sum())
 
     @property

@@ -129,7 +129,7 @@ def _mean(value_L: FloatArray, group: Group) -> float:
 
 
 def rloo_weight(num_rollouts: int, num_correct: int) -> float:  # noqa: ARG001
-    """Return N / (N - 1), which does not depend on c; the advantage is the reward minus the mean of the other rollouts.
+    """Return N / (N - 1), which does not depend on c. The advantage is the reward minus the mean of the other rollouts.
 
     Source: arXiv 2402.14740, Eq. 5.
     """

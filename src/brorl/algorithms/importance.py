@@ -26,7 +26,7 @@ _LARGEST_LOG_WEIGHT = 20.0  # keeps exp and its sums finite; any useful bound is
 
 
 def mismatch(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -> dict[str, float]:
-    """Measure how far the old policy is from the sampler, over all sampled tokens; given tokens are excluded.
+    """Measure how far the old policy is from the sampler, over all sampled tokens. Given tokens are excluded.
 
     The mean of w is 1 if the sampler's log-probs are right. The mean of w - 1 - log w estimates KL(sampler || old) in
     nats per token, if the mean of w is 1. With top-p and top-k, this also requires that both policies keep the same
@@ -52,7 +52,7 @@ def mismatch(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -
 def importance_factors(
     tree: RolloutTree, old_logprob_M: FloatArray, correction: ImportanceCorrection
 ) -> tuple[FloatArray, FloatArray]:
-    """Return weight factors for the policy term; `old_logprob_M` has the old policy's log-probs (nats).
+    """Return weight factors for the policy term. `old_logprob_M` has the old policy's log-probs (nats).
 
     Returns:
         One factor per node, >= 0, shape [M], and one per distinct response, 0 or 1, shape [L]; all 1 for "none".
@@ -111,7 +111,7 @@ def inclusion_probabilities(weight_L: FloatArray, size: int) -> FloatArray:
 
 
 def choose(pi_L: FloatArray, generator: np.random.Generator) -> IntArray:
-    """Choose entries by systematic sampling with one uniform number; entry l is chosen with probability pi_l.
+    """Choose entries by systematic sampling with one uniform number. Entry l is chosen with probability pi_l.
 
     Returns:
         Ascending indices of the chosen entries; their number is the sum of `pi_L`, rounded up or down.
@@ -126,7 +126,7 @@ def choose(pi_L: FloatArray, generator: np.random.Generator) -> IntArray:
 def choose_responses(
     total_advantage_L: FloatArray, correct_L: BoolArray, size: int, generator: np.random.Generator
 ) -> tuple[IntArray, FloatArray]:
-    """Choose at most `size` (plus one, by rounding) responses with each verdict; a larger |advantage| is likelier.
+    """Choose at most `size` (plus one, by rounding) responses with each verdict. A larger |advantage| is likelier.
 
     Args:
         total_advantage_L: Count times advantage of each distinct response, shape [L].

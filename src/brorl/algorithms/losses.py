@@ -39,7 +39,7 @@ _LARGEST_LOG_RATIO = 80.0
 
 
 def node_weights(tree: RolloutTree, advantage_L: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Sum the positive and the negative advantages of the rollouts through each node; return both sums, shape [M].
+    """Sum the positive and the negative advantages of the rollouts through each node, and return both sums, shape [M].
 
     Both are 0 at given nodes. `advantage_L` has one number per distinct response, shape [L], which is multiplied by
     the response's count.
@@ -261,7 +261,7 @@ def kl_estimates(logprob_K: Tensor, reference_logprob_K: Tensor, estimator: KLEs
 
 
 def penalized_group(group: Group, penalty: KLPenalty) -> Group:
-    """Subtract each response's KL penalty from its reward; verdicts do not change.
+    """Subtract each response's KL penalty from its reward. Verdicts do not change.
 
     The penalty is coefficient * (sum of the estimates over the response's tokens). Old and reference log-probs must be
     known.

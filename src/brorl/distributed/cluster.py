@@ -69,7 +69,7 @@ class RayCluster:
         self._parts: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Start or join the cluster, wait for its machines, and check them; reserve their resources the first time."""
+        """Start or join the cluster, wait for its machines, and check them. Reserve their resources the first time."""
         self.connect()
         self._wait_for_machines()
         _check_versions()
@@ -100,7 +100,7 @@ class RayCluster:
         self._parts.append(end)
 
     def release(self) -> None:
-        """End the processes of the run and free their resources; Ray keeps running."""
+        """End the processes of the run and free their resources. Ray keeps running."""
         while self._parts:
             self._parts.pop()()
         while self._groups:
@@ -126,7 +126,7 @@ class RayCluster:
         return len(_machines())
 
     def connect(self) -> None:
-        """Start or join the cluster; a program that is already connected stays connected."""
+        """Start or join the cluster. A program that is already connected stays connected."""
         if ray.is_initialized():
             return
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -214,7 +214,7 @@ class RayCluster:
 
 @contextmanager
 def _without_stop_signals() -> Iterator[None]:
-    """Block SIGTERM and SIGHUP in processes that start within the block; keep this program's own SIGTERM handler.
+    """Block SIGTERM and SIGHUP in processes that start within the block. Keep this program's own SIGTERM handler.
 
     `scancel` and `timeout` send SIGTERM to all processes of a run, and a closed terminal sends SIGHUP, but the run
     needs its processes until it has saved a checkpoint. They inherit the blocked signals. On Linux the kernel kills

@@ -45,7 +45,7 @@ BuildLearner = Callable[[int, int, tuple[str, int], Callable[[str], None], Obser
 
 
 class LearnerRank:
-    """The learner of one rank; Ray makes this class an actor.
+    """The learner of one rank. Ray makes this class an actor.
 
     A rollout worker may use the same GPU between calls. `sent_dtype` is the dtype of the weights in the object store;
     None keeps the learner's.
@@ -77,7 +77,7 @@ class LearnerRank:
             raise UserError(f"learner rank {self._rank} on machine {machine}: {error}") from error
 
     def call(self, method: str, *arguments: Any) -> tuple[Any, list[Report]]:
-        """Call a method of the learner. Return its result (None except on rank 0) and the latest reports.
+        """Call a method of the learner and return its result (None except on rank 0) and the latest reports.
 
         `with_old_logprobs` returns only the old log-probs, not the groups.
         """
@@ -99,7 +99,7 @@ class LearnerRank:
         return None, stored
 
     def reports(self) -> list[Report]:
-        """Wait for reports, and return them; return an empty list after some seconds without any."""
+        """Wait for reports and return them. Return an empty list after some seconds without any."""
         try:
             first = self._reports.get(timeout=_LONGEST_WAIT_S)
         except Empty:
@@ -116,7 +116,7 @@ class LearnerRank:
 
 
 def check_shared(token: Path, machine: str) -> None:
-    """Check that the driver's folder exists here and is writable; `token` is a file that the driver wrote there."""
+    """Check that the driver's folder exists here and is writable. `token` is a file that the driver wrote there."""
     folder = token.parent
     fix = "set output_dir to storage that all machines mount at the same path"
     if not folder.is_dir():
@@ -238,7 +238,7 @@ class RemoteLearner:
         self._call("load_optimizer_state", state)
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        """Call a method on all ranks; large arguments are put into the object store once."""
+        """Call a method on all ranks. Large arguments are put into the object store once."""
         sent = [value if isinstance(value, int | float | bool) else ray.put(value) for value in arguments]
         results = self._wait([rank.call.remote(method, *sent) for rank in self._ranks])
         result, reports = results[0]

@@ -78,7 +78,7 @@ def check_ray(config: TrainConfig) -> None:
 def place_run(
     cluster: RayCluster, config: TrainConfig, inputs: RunInputs, shared: Path, clock: Stopwatch, observe: Observe
 ) -> tuple[Learner, Collector]:
-    """Start the cluster with the learner, the verifiers and the rollout workers; all must see the folder `shared`.
+    """Start the cluster with the learner, the verifiers and the rollout workers. All must see the folder `shared`.
 
     Returns:
         The learner, and the collector with the run's grader.
@@ -213,5 +213,5 @@ def _make_learner(
 
 
 def _on(config: TrainConfig, gpus: int) -> TrainConfig:
-    """Return the settings with the device "cuda" or "cpu"; Ray shows a worker only its own GPUs."""
+    """Return the settings with the device "cuda" or "cpu". Ray shows a worker only its own GPUs."""
     return config.model_copy(update={"device": "cuda" if gpus else "cpu"})

@@ -68,7 +68,7 @@ class StartReceipt(NamedTuple):
 
 
 class FailedCall(NamedTuple):
-    """Replaces the receipt of a call that raised an exception; the process is intact."""
+    """Replaces the receipt of a call that raised an exception. The process is intact."""
 
     error: Exception
 
@@ -88,7 +88,7 @@ class ActorHost:
             return _raised(error)
 
     def call(self, method: str, *arguments: Any) -> tuple[Any, Any]:
-        """Call a method of the object; return its receipt and payload, or `FailedCall` and None."""
+        """Call a method of the object and return its receipt and payload, or `FailedCall` and None."""
         try:
             receipt, payload = getattr(self._object, method)(*arguments)
         except Exception as error:
@@ -119,7 +119,7 @@ class _Actor:
 
 
 class Supervisor:
-    """Assigns calls to actors. Only one thread may use it; `echo` receives a line for each lost actor.
+    """Assigns calls to actors. Only one thread may use it. `echo` receives a line for each lost actor.
 
     `make` makes an actor's object in the actor's process and must be picklable. If it fails, or too many actors are
     lost, the start fails.
@@ -153,7 +153,7 @@ class Supervisor:
         return [actor.started for actor in self._actors if actor.started is not None]
 
     def submit(self, call: ActorCall) -> int:
-        """Queue a call; return its ticket. Tickets increase with each call."""
+        """Queue a call and return its ticket. Tickets increase with each call."""
         self._check()
         ticket = next(self._tickets)
         self._open[ticket] = call
@@ -168,7 +168,7 @@ class Supervisor:
         self._give_out()
 
     def finished(self, timeout_s: float | None = None) -> list[FinishedCall]:
-        """Wait until a call finishes; return all finished calls, each once, or none after the timeout.
+        """Wait until a call finishes, and return all finished calls, each once, or none after the timeout.
 
         If a call raised an exception, re-raise it here; the call is then finished.
         """
@@ -214,7 +214,7 @@ class Supervisor:
         return _Actor(index, handle, [handle.start.remote(self._make)], monotonic() + self._config.start_timeout_s)
 
     def _give_out(self) -> None:
-        """Assign each idle actor its preparation or the next call; the actor with the oldest call comes first."""
+        """Assign each idle actor its preparation or the next call. The actor with the oldest call comes first."""
         for actor in sorted(self._actors, key=lambda actor: actor.deadline):
             number, preparation = self._preparation
             if actor.answer:
@@ -275,7 +275,7 @@ class Supervisor:
             self._finished.append(call)
 
     def _lose(self, actor: _Actor, reason: str) -> None:
-        """Replace an actor; requeue its call first, unless it was discarded or lost too often."""
+        """Replace an actor. Requeue its call first, unless it was discarded or lost too often."""
         ray.kill(actor.handle)
         process = "" if actor.started is None else f" ({actor.started.host}, process {actor.started.pid})"
         ticket = actor.ticket

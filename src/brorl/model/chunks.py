@@ -82,7 +82,7 @@ def prompt_groups(trees: Sequence[RolloutTree], max_tokens: int) -> Iterator[tup
 
 
 def padded_ranges(lengths: Sequence[int], most_tokens: int) -> list[IntArray]:
-    """Split rows into ranges of at most `most_tokens` tokens, including padding; a longer row gets its own range."""
+    """Split rows into ranges of at most `most_tokens` tokens, including padding. A longer row gets its own range."""
     starts, longest = [0], 0
     for index, length in enumerate(lengths):
         longest = max(longest, length)
@@ -93,7 +93,7 @@ def padded_ranges(lengths: Sequence[int], most_tokens: int) -> list[IntArray]:
 
 
 def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
-    """Return the cost of each distinct response with tree attention, in tokens, shape [L]; shared tokens cost once.
+    """Return the cost of each distinct response with tree attention, in tokens, shape [L]. Shared tokens cost once.
 
     The first response pays for the prompt. `cost_per_position` is the cost of attending to one token, relative to the
     other work per token.
@@ -228,7 +228,7 @@ _MAX_QUERIES = 256  # with more, a tile reads too many keys that only a few of i
 
 
 class _Tile(NamedTuple):
-    """A run of consecutive nodes of one prompt; scores exist for one tile at a time."""
+    """A run of consecutive nodes of one prompt. Scores exist for one tile at a time."""
 
     prompt: int  # number of the prompt
     prompt_length: int  # tokens of the prompt
@@ -275,7 +275,7 @@ def _tiles(prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray, num_head
 
 
 def _attend_in_tiles(tiles: list[_Tile], *inputs: Tensor) -> Tensor:
-    """Return the attention; the inputs are those of `_Tile.attend`. With gradients, the backward pass recomputes it."""
+    """Return the attention. The inputs are those of `_Tile.attend`. With gradients, the backward pass recomputes it."""
     if not torch.is_grad_enabled():
         return torch.cat([tile.attend(*inputs) for tile in tiles])
     run = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
@@ -330,7 +330,7 @@ class ChunkSize:
         self._passes = passes or PassSync()
 
     def run(self, work: Callable[[], T]) -> T:
-        """Return the result of work that reads `value`; restart it with half the nodes whenever memory runs out."""
+        """Return the result of work that reads `value`. Restart it with half the nodes whenever memory runs out."""
         while True:
             try:
                 return work()

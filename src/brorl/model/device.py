@@ -21,7 +21,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array as a tensor on a device; on the CPU it shares the array's memory."""
+    """Return an array as a tensor on a device. On the CPU it shares the array's memory."""
     tensor = torch.from_numpy(array)
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -29,7 +29,7 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return a contiguous tensor on the host, without a gradient; floats are cast on the device."""
+    """Return a contiguous tensor on the host, without a gradient. Floats are cast on the device."""
     tensor = tensor.detach()
     if dtype is not None and tensor.is_floating_point():
         tensor = tensor.to(dtype)  # a single `to` call with a device and a dtype casts on the host
@@ -43,7 +43,7 @@ def free_unused(shares_gpu: bool) -> None:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory that the C library keeps to the system; only glibc keeps and returns any."""
+    """Return freed memory that the C library keeps to the system. Only glibc keeps and returns any."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
@@ -100,7 +100,7 @@ def available_to_process(root: Path) -> int | None:
 
 
 def _left_in_groups(mount: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterable[int]:
-    """Yield the bytes that each limit leaves, from a control group up to the root; file caches count as free."""
+    """Yield the bytes that each limit leaves, from a control group up to the root. File caches count as free."""
     groups = [group for group in path.split("/") if group not in ("", "..")]
     for depth in range(len(groups) + 1):
         folder = mount.joinpath(*groups[:depth])

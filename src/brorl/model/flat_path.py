@@ -178,12 +178,12 @@ class ModelCache:
         self.logits_RV = self._forward(prompt_PS)
 
     def take(self, row_R: Tensor) -> None:
-        """Keep some rows, in the given order; a row can be repeated."""
+        """Keep some rows, in the given order. A row can be repeated."""
         assert self._cache is not None
         self._cache.reorder_cache(row_R.long())  # type: ignore[arg-type]
 
     def feed(self, token_R: Tensor) -> Tensor:
-        """Feed one token per row; return the logits after it, shape [R, V]."""
+        """Feed one token per row and return the logits after it, shape [R, V]."""
         self.logits_RV = self._forward(token_R[:, None])
         return self.logits_RV
 

@@ -100,7 +100,7 @@ def _count(first_T: IntArray, stop_T: IntArray) -> IntArray:
 
 
 class Copies(NamedTuple):
-    """The blocks of keys, then copies of some; each field has shape [E]. A query sees one copy of a block."""
+    """The blocks of keys, then copies of some. Each field has shape [E]. A query sees one copy of a block."""
 
     source: IntArray  # the block that each entry copies; the first B entries are the blocks themselves
     first: IntArray  # the first block of queries that sees the entry
@@ -129,7 +129,7 @@ class Copies(NamedTuple):
 
 
 class FlexContext(AttentionContext):
-    """The attention of the tokens of a packed pass. Its tensors are inputs of a compiled layer; all layers are alike.
+    """The attention of the tokens of a packed pass. Its tensors are inputs of a compiled layer. All layers are alike.
 
     Trees follow one another in preorder, then padding, which has position 0. `padded_tokens` returns the length.
     `window` is the model's sliding window in tokens.
@@ -153,7 +153,7 @@ class FlexContext(AttentionContext):
         self._copied = to_device(np.eye(num_blocks, dtype=np.float32)[copies.source[num_blocks:]], device)  # [C, B]
 
     def mask(self, num_tokens: int, num_keys: int, window: int | None) -> BlockMask:
-        """Return the mask of the layers with the window, or of those without one; `num_keys` includes the copies."""
+        """Return the mask of the layers with the window, or of those without one. `num_keys` includes the copies."""
         first, stop, position = self._first, self._stop, self._position
 
         def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ _FUSES_ALWAYS = "triton.mix_order_reduction_non_strict_mode"
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function into one graph for tensors of all sizes; float arguments become constants.
+    """Compile a function into one graph for tensors of all sizes. Float arguments become constants.
 
     Raise an error where `torch.compile` would leave part of the function uncompiled.
     """

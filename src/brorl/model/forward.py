@@ -163,7 +163,7 @@ _LONGEST_CACHED = 1024
 
 
 def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
-    """Check that tree attention reproduces a model's forward pass; return each layer's shape of keys and values."""
+    """Check that tree attention reproduces a model's forward pass and return each layer's shape of keys and values."""
     trees = _example_trees(model.config.get_text_config().vocab_size)
     with _trial(model, HooksError), torch.no_grad():
         shapes = kv_shapes(model)
@@ -294,7 +294,7 @@ def agrees(got: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> b
 def _log_probs(
     model: PreTrainedModel, chunks: Callable[..., Iterator[ChunkLogprobs]], trees: Sequence[RolloutTree]
 ) -> Tensor:
-    """Return the log-probs of all nodes; if gradients are enabled, accumulate the gradient of their sum."""
+    """Return the log-probs of all nodes. If gradients are enabled, accumulate the gradient of their sum."""
     results = []
     for chunk in chunks(model, trees):
         if chunk.logprob.requires_grad:
@@ -320,7 +320,7 @@ def _logprobs_and_gradients(
 
 
 def _example_trees(vocabulary: int, num_responses: int = 2) -> list[RolloutTree]:
-    """Return a tree for each prompt length; its responses branch, and all rows have the same length."""
+    """Return a tree for each prompt length. Its responses branch, and all rows have the same length."""
     trees = []
     for length in _PROMPT_TOKENS:
         row = [7 * (length + i) % vocabulary for i in range(_ROW_TOKENS)]

@@ -94,7 +94,7 @@ def add_linear(x_Th: Tensor, y: Tensor, map_: Linear) -> Tensor:
 
 
 def add_gated_mlp(x_Th: Tensor, norm: Norm, gate: Linear, up: Linear, down: Linear) -> Tensor:
-    """Return x + down(silu(gate) * up) for the normed x; x is overwritten without gradients. arXiv 2002.05202."""
+    """Return x + down(silu(gate) * up) for the normed x. `x` is overwritten without gradients. arXiv 2002.05202."""
     if torch.is_grad_enabled():
         added: Tensor = _AddGatedMlp.apply(x_Th, *norm, *gate, *up, *down)  # type: ignore[no-untyped-call]
         return added
@@ -157,14 +157,14 @@ def _rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor, out: Tensor | None = 
 
 
 def _gated(gate: Tensor, up: Tensor, *, overwrite: bool) -> Tensor:
-    """Return silu(gate) * up; `gate` may be overwritten."""
+    """Return silu(gate) * up. `gate` may be overwritten."""
     if kernels := kernels_of(gate):
         return kernels.gated(gate, up, gate if overwrite else torch.empty_like(gate))
     return torch.nn.functional.silu(gate, inplace=overwrite).mul_(up)
 
 
 def _gated_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return silu(gate) * up, and the gradients of gate and up; `grad` is overwritten."""
+    """Return silu(gate) * up, and the gradients of gate and up. `grad` is overwritten."""
     if kernels := kernels_of(gate):
         gated, grad_up = kernels.gated_backward(gate, up, grad)
         return gated, grad, grad_up
@@ -297,7 +297,7 @@ _MIN_ROWS, _MIN_WIDTH = 32, 64  # oneDNN is slower for fewer rows, inputs or out
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x weight^T + bias, without a gradient; float32 rows are rounded to bfloat16 if the weight is bfloat16."""
+    """Return x weight^T + bias, without a gradient. Float32 rows are rounded to bfloat16 if the weight is bfloat16."""
     if weight.dtype is torch.bfloat16 and x.dtype is torch.float32:
         mapped = _padded(torch.nn.functional.linear, x.bfloat16(), weight, None).float()
         return mapped if bias is None else mapped.add_(bias)

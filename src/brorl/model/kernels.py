@@ -94,12 +94,12 @@ class Kernels:
         return out
 
     def gated(self, gate: Tensor, up: Tensor, out: Tensor) -> Tensor:
-        """Write silu(gate) * up to `out`, which may be either input; all must be contiguous."""
+        """Write silu(gate) * up to `out`, which may be either input. All must be contiguous."""
         self._call("gated", gate, up, out, gate.numel())
         return out
 
     def gated_backward(self, gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Return silu(gate) * up, and the gradient of `up`; overwrite `grad` with the gradient of `gate`."""
+        """Return silu(gate) * up, and the gradient of `up`. Overwrite `grad` with the gradient of `gate`."""
         gated, grad_up = torch.empty_like(gate), torch.empty_like(up)
         self._call("gated_backward", gate, up, grad, gated, grad_up, gate.numel())
         return gated, grad_up
@@ -118,7 +118,7 @@ class Kernels:
         self, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, prompt_key: Tensor, prompt_value: Tensor,
         prompt_R: Tensor, length_P: Tensor, pages: Tensor, slot_BR: Tensor, position: int,
     ) -> Tensor:  # fmt: skip
-        """Store keys and values of one new token per row; return its attention to the prompt and the row, [R, H, D].
+        """Store keys and values of one new token per row and return its attention to the prompt and the row, [R, H, D].
 
         Args:
             query_RHD: Scaled queries.
@@ -295,7 +295,7 @@ def _load() -> Kernels | str:
 
 
 def compile_kernels() -> Path:
-    """Return the shared library for this processor; compile it unless the user's cache folder has it."""
+    """Return the shared library for this processor. Compile it unless the user's cache folder has it."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))), None)
     if compiler is None:
         raise FileNotFoundError("no C compiler is found (CC, cc, gcc, clang)")

@@ -166,7 +166,7 @@ class LlamaPass(ModelPass):
         return Linear(self._copied(weights), self._copied(biases) if biases else None)
 
     def _copied(self, parameters: list[Tensor]) -> Tensor:
-        """Return a concatenated copy of parameters; biases keep the model's dtype."""
+        """Return a concatenated copy of parameters. Biases keep the model's dtype."""
         on_cpu = self.device.type == "cpu"
         is_matrix = parameters[0].dim() == 2
         if len(parameters) == 1 and (not is_matrix or (not on_cpu and parameters[0].dtype is self._dtype)):

@@ -229,7 +229,7 @@ class LogprobHead:
 
 
 class _Reduced(torch.autograd.Function):
-    """Log-probs of nodes and entropies of rows; keeps the logits in their own dtype."""
+    """Log-probs of nodes and entropies of rows. Keeps the logits in their own dtype."""
 
     @staticmethod
     def forward(

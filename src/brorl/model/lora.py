@@ -143,7 +143,7 @@ def adapter_shapes(model: PreTrainedModel, settings: LoraSettings) -> list[tuple
 
 
 def add_adapter(model: PreTrainedModel, settings: LoraSettings, revision: str | None = None) -> None:
-    """Add new adapters to a model and freeze its other weights; checkpoints name their base, `model.name_or_path`.
+    """Add new adapters to a model and freeze its other weights. Checkpoints name their base, `model.name_or_path`.
 
     The adapters' weights are float32 even on a bfloat16 model, to keep small updates, and float64 on a float64 model.
     One matrix is random (torch's generator) and the other is 0, so the model's output does not change.
@@ -219,7 +219,7 @@ def read_adapter(folder: Path) -> tuple[Any, dict[str, Tensor]]:
 
 
 def put_adapter(model: nn.Module, folder: Path, saved: dict[str, Tensor]) -> None:
-    """Copy a saved adapter's weights into a model with its adapters; every weight must have a place."""
+    """Copy a saved adapter's weights into a model with its adapters. Every weight must have a place."""
     from peft import set_peft_model_state_dict
 
     base = str(model.name_or_path)
@@ -303,7 +303,7 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 
 def _untie(model: PreTrainedModel) -> bool:
-    """Give every layer its own copy of a weight that several share, so that each can change; return whether any did."""
+    """Give every layer its own copy of a weight that several share, so that each can change. Return whether any did."""
     seen: set[int] = set()
     parameters = list(model.named_parameters(remove_duplicate=False))
     for name, parameter in parameters:
@@ -315,7 +315,7 @@ def _untie(model: PreTrainedModel) -> bool:
 
 
 def _tie_equal(model: PreTrainedModel) -> None:
-    """Tie the embedding and the output layer again if they are still equal; record the result in the config."""
+    """Tie the embedding and the output layer again if they are still equal. Record the result in the config."""
     embedding: Any = model.get_input_embeddings()
     output: Any = model.get_output_embeddings()
     is_equal = torch.equal(embedding.weight, output.weight)

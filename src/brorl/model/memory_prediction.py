@@ -124,7 +124,7 @@ class MemoryPrediction:
 
     @property
     def total_bytes(self) -> int:
-        """Peak bytes; sampling and learning alternate."""
+        """Peak bytes. Sampling and learning alternate."""
         return self.kept_bytes + max(self.sampling.num_bytes, self.learning.num_bytes)
 
     @property
@@ -170,7 +170,7 @@ class ModelMemory:
         freeze_images(self._model)
         parameters = dict(self._model.named_parameters())
         sizes: Any = config.get_text_config()
-        self.num_weights = sum(p.numel() for p in parameters.values())
+        self.num_weights: int = sum(p.numel() for p in parameters.values())
         self.layers: int = sizes.num_hidden_layers
         self.hidden: int = sizes.hidden_size
         self.vocabulary: int = sizes.vocab_size
@@ -201,7 +201,7 @@ class ModelMemory:
             return guessed, False
 
     def predict(self, settings: MemorySettings, workload: Workload, available: int | None = None) -> MemoryPrediction:
-        """Predict a run's memory; a small number of `available` bytes, if known, halves the nodes per pass."""
+        """Predict a run's memory. A small number of `available` bytes, if known, halves the nodes per pass."""
         kept = self._kept_lines(settings)
         cache, step, prefill = (0, 0, 0) if settings.separate_engine else self._sampling_bytes(settings, workload)
         sampling = max(step, prefill)
@@ -287,11 +287,12 @@ class ModelMemory:
         """Return the bytes of the weights that are not trained: those below adapters, or those that read images."""
         lora = settings.lora
         if lora is None:
-            return sum(p.numel() for p in self._model.parameters() if not p.requires_grad) * settings.trained_bytes
+            num_frozen: int = sum(p.numel() for p in self._model.parameters() if not p.requires_grad)
+            return num_frozen * settings.trained_bytes
         frozen_bytes = self.num_weights * settings.computed_bytes
         if lora.quantization == "nf4":
             layers = target_layers(self._model, (ALL_LINEAR,)).values()
-            quantized = sum(layer.get_parameter("weight").numel() for layer in layers)
+            quantized: int = sum(layer.get_parameter("weight").numel() for layer in layers)
             frozen_bytes -= round(quantized * (settings.computed_bytes - _NF4_BYTES))
         return frozen_bytes
 
@@ -301,7 +302,7 @@ class ModelMemory:
             return 2 * self.num_weights if settings.autocasts else 0
         if settings.engine_apart:
             return 0
-        copies = 1 if settings.lora else 2  # the published weights too; published adapters are small
+        copies = 1 if settings.lora else 2  # its own and the published weights; published adapters are small
         return copies * self.num_weights * settings.computed_bytes
 
     def _row_bytes(self, settings: MemorySettings, workload: Workload) -> int:
@@ -409,7 +410,7 @@ def _setting(config: Any, name: str) -> Any:
 def check_prediction(
     prediction: MemoryPrediction, available: int | None, fix: Callable[[], str] = lambda: ""
 ) -> str | None:
-    """Reject a run whose certain parts do not fit in the available bytes; name the largest parts and a fix.
+    """Reject a run whose certain parts do not fit in the available bytes. Name the largest parts and a fix.
 
     Return a warning if only the learner's estimate for the longest responses does not fit. `fix` returns the end of the
     message: the settings that make the run fit.

@@ -146,7 +146,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _sum_gradients(module: Any) -> None:
-    """Add up the gradients of the ranks; the default is their mean."""
+    """Add up the gradients of the ranks. The default is their mean."""
     if hasattr(module, "set_gradient_divide_factor"):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
@@ -186,12 +186,12 @@ class ShardedPassSync(PassSync):
         model.register_forward_pre_hook(self._before, prepend=True)
 
     def finish(self) -> None:
-        """Make the passes that other ranks still need; the model's parameters are shards afterwards."""
+        """Make the passes that other ranks still need. The model's parameters are shards afterwards."""
         self._reach(_Kind.NONE)
         self._back_to_shards()
 
     def fail(self) -> None:
-        """Report that this rank ran out of memory; other ranks raise an error in their next pass or in `finish`."""
+        """Report that this rank ran out of memory. Other ranks raise an error in their next pass or in `finish`."""
         if self._open:
             self._complete(self._open)
             self._open = _Kind.NONE

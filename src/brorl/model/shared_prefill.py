@@ -40,7 +40,7 @@ def shared_prefill(model_pass: ModelPass, prompts: Sequence[tuple[int, ...]]) ->
 
 
 class _TreeOfPrompts(PromptContext):
-    """Causal attention within P prompts, as nodes of a tree; `number_P` indexes the response of each prompt."""
+    """Causal attention within P prompts, as nodes of a tree. `number_P` indexes the response of each prompt."""
 
     def __init__(self, tree: RolloutTree, number_P: IntArray, device: torch.device) -> None:
         length_P = tree.total_length[number_P]
@@ -57,7 +57,7 @@ class _TreeOfPrompts(PromptContext):
     def attend(
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, window: int | None = None, /
     ) -> Tensor:
-        """Attend from each node to its path; a layer with a shorter window computes every prompt separately."""
+        """Attend from each node to its path. A layer with a shorter window computes every prompt separately."""
         if window is not None and window < self.longest:
             return super().attend(layer, query_THD, key_TKD, value_TKD, window)
         self._stored(layer, key_TKD, value_TKD)

@@ -163,7 +163,7 @@ def building_model() -> Iterator[None]:
 
 
 def _find_in(folder: Path, name: str) -> ModelSource:
-    """Return the model, or the adapter with its base model, in a local folder; `name` is as the user wrote it."""
+    """Return the model, or the adapter with its base model, in a local folder. `name` is as the user wrote it."""
     is_model, is_adapter = (folder / "config.json").exists(), (folder / ADAPTER_CONFIG).exists()
     if is_model and is_adapter:
         raise UserError(f"model folder {name} has both a model and an adapter; move the adapter to a different folder")
@@ -296,7 +296,7 @@ def freeze_images(model: PreTrainedModel) -> None:
 
 
 def processor_files(model: PreTrainedModel, may_download: bool = False) -> list[Path]:
-    """Return the files next to a model's weights that specify how it reads images; a text model has none.
+    """Return the files next to a model's weights that specify how it reads images. A text model has none.
 
     `may_download` allows fetching them into the hub's cache.
     """

@@ -63,7 +63,7 @@ class AttentionContext:
     def attend(
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, window: int | None = None, /
     ) -> Tensor:
-        """Return a layer's attention, shape [T, H, E], from scaled queries; values are [T, K, E].
+        """Return a layer's attention, shape [T, H, E], from scaled queries. Values are [T, K, E].
 
         With a window of w tokens, a token attends to the last w tokens of its sequence, including itself.
         """
@@ -104,7 +104,7 @@ def _attend(
     softcap: float | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
-    """Compute a layer's attention with the context of the pass; compiled layers trace this function."""
+    """Compute a layer's attention with the context of the pass. Compiled layers trace this function."""
     if brorl_context is None:
         raise HooksError(f"{type(module).__name__} does not pass its forward arguments to its attention")
     unknown = {n: v for n, v in extra.items() if n not in _NEUTRAL_ARGUMENTS and v is not None and v is not False}
@@ -256,7 +256,7 @@ class PromptContext(AttentionContext):
     def attend(
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, window: int | None = None, /
     ) -> Tensor:
-        """Attend causally within each prompt; no real token attends to the padding on the right."""
+        """Attend causally within each prompt. No real token attends to the padding on the right."""
         q = self._padded(query_THD)
         k, v = self._stored(layer, key_TKD, value_TKD)
         mask = self._mask(window, q.device)
@@ -315,7 +315,7 @@ class KVShape(NamedTuple):
 
 
 class _Recorder(AttentionContext):
-    """Records the shapes of keys and values; its attention output is zeros."""
+    """Records the shapes of keys and values. Its attention output is zeros."""
 
     longest = 1
     has_windows = True
@@ -358,7 +358,7 @@ def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Let the decoder layers of a causal LM keep only their inputs; the backward pass recomputes the rest.
+    """Let the decoder layers of a causal LM keep only their inputs. The backward pass recomputes the rest.
 
     Gradients are equal up to rounding. Sampling and evaluation do not change.
     """

@@ -126,7 +126,7 @@ def chunk_logprobs(
     recompute_prompts: bool = False,
     forward: TreeForward = TREE,
 ) -> Iterator[ChunkLogprobs]:
-    """Yield the log-probs of all nodes in chunks; the caller back-propagates each chunk's loss before the next chunk.
+    """Yield the log-probs of all nodes in chunks. The caller back-propagates each chunk's loss before the next chunk.
 
         for chunk in chunk_logprobs(model, trees):
             loss(chunk.index, chunk.logprob).backward()

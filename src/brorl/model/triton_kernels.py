@@ -120,7 +120,7 @@ def attend(
     position: Tensor,
     window: int | None,
 ) -> Tensor:
-    """Store the new keys and values of slots, then attend to the prompt and to the slot; return [R, H, D].
+    """Store the new keys and values of slots, then attend to the prompt and to the slot, and return [R, H, D].
 
     Args:
         query_RHD: Scaled queries.

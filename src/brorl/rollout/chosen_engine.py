@@ -96,7 +96,7 @@ def load_engine(
 
 
 def build_sampling_model(config: TrainConfig, source: str) -> PreTrainedModel:
-    """Load a model for sampling only, in the compute dtype; a learner may publish its weights to it."""
+    """Load a model for sampling only, in the compute dtype. A learner may publish its weights to it."""
     return load_model(source, choose_device(config.device), DTYPES[config.dtype], config.adapters)
 
 
@@ -105,7 +105,7 @@ _AT_START = torch.get_num_threads()
 
 
 def set_threads_and_kernels(config: TrainConfig, num_weights: int) -> None:
-    """Set torch's threads to `engine.threads`, or choose a number by model size; select the kernels."""
+    """Set torch's threads to `engine.threads`, or choose a number by model size. Select the kernels."""
     use_kernels(config.engine.compile)
     chosen = 1 if _computes_here(config) and num_weights < _SMALL else _all_threads()
     torch.set_num_threads(config.engine.threads or chosen)

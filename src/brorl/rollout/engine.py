@@ -117,7 +117,7 @@ class SamplingPool(Protocol):
         ...
 
     def done(self, timeout_s: float | None = None) -> list[TaskResult]:
-        """Wait until a task is done or `timeout_s` has passed; return all finished tasks, each only once."""
+        """Wait until a task is done or `timeout_s` has passed, and return all finished tasks, each only once."""
         ...
 
     def discard(self, tickets: Iterable[int]) -> None:
@@ -125,7 +125,7 @@ class SamplingPool(Protocol):
         ...
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Use these weights for every task that starts from now on; tasks in progress keep theirs."""
+        """Use these weights for every task that starts from now on. Tasks in progress keep theirs."""
         ...
 
 

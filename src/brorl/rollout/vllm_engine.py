@@ -83,7 +83,7 @@ class VllmEngine:
         self._process = start(self._setup)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace the weights, or only the adapters among them; the names are those of Hugging Face.
+        """Replace the weights, or only the adapters among them. The names are those of Hugging Face.
 
         A sleeping engine loads them when it next samples; until then, the learner uses its memory.
         """
@@ -167,7 +167,7 @@ class VllmEngine:
 def publish(
     weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, lora: LoraSettings | None = None
 ) -> TemporaryFolder:
-    """Write weights for other processes to a new folder, in shared memory if there is room; return the folder.
+    """Write weights for other processes to a new folder, in shared memory if there is room, and return the folder.
 
     The weights go to `model.safetensors` in this dtype. With `lora`, only the adapters are written, in peft's format
     and their own dtype.
@@ -202,7 +202,7 @@ def check_sampling(sampling: SamplingParams) -> None:
 
 
 def split_request(prompt: Sequence[int], num_responses: int, seed: int, largest: int) -> list[Request]:
-    """Split a prompt's responses into requests of at most `largest`; response r uses the first response's seed plus r.
+    """Split a prompt's responses into requests of at most `largest`. Response r uses the first response's seed plus r.
 
     With 7 responses, seed 100 and largest 3, the requests are (3, seed 100), (3, seed 103) and (1, seed 106).
     """
@@ -285,7 +285,7 @@ def start_vllm(
     setup: VllmSetup, source: str, stop_token_ids: Sequence[int], stop: StopStrings,
     load: Callable[[], PreTrainedModel], observe: Observe = unobserved,
 ) -> VllmEngine:  # fmt: skip
-    """Start vLLM with the model at `source`; `load` returns that model, for adapters that vLLM does not merge."""
+    """Start vLLM with the model at `source`. `load` returns that model, for adapters that vLLM does not merge."""
     engine = VllmEngine(setup, stop_token_ids, observe, stop)
     if find_model(source).adapter:  # vLLM has loaded only the base model
         send_adapted(engine, load(), source)
@@ -293,7 +293,7 @@ def start_vllm(
 
 
 def send_adapted(engine: VllmEngine, model: PreTrainedModel, source: str) -> None:
-    """Send a model with adapters to vLLM, which has loaded only its base; reject a merge that unties layers."""
+    """Send a model with adapters to vLLM, which has loaded only its base. Reject a merge that unties layers."""
     base, own = (config.get_text_config() for config in (read_config(find_model(source)), model.config))
     if base.tie_word_embeddings != own.tie_word_embeddings:
         raise UserError(

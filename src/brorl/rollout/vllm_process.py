@@ -134,7 +134,7 @@ class VllmProcess:
     def complete(
         self, requests: Sequence[Request], sampling: SamplingParams, stop_token_ids: Sequence[int]
     ) -> list[list[Completion]]:
-        """Return the responses to each request, in order; at temperature 0, each request has one response."""
+        """Return the responses to each request, in order. At temperature 0, each request has one response."""
         with self._alive():
             outputs = self._llm.generate(
                 [{"prompt_token_ids": list(request.prompt_ids)} for request in requests],
@@ -221,7 +221,7 @@ class VllmProcess:
 
 
 def _watch(core: Any, died: type[Exception]) -> None:
-    """End any call that is waiting when the engine's process ends; vLLM itself would leave it waiting forever."""
+    """End any call that is waiting when the engine's process ends. vLLM itself would leave it waiting forever."""
     sentinels = core.resources.engine_manager.sentinels()
     client = weakref.ref(core)
 

@@ -117,7 +117,7 @@ class RowMemory:
 
 
 class Decoder:
-    """Feeds the rows of growing trees to a model, wave by wave; a wave has some prompts, and rows of equal length."""
+    """Feeds the rows of growing trees to a model, wave by wave. A wave has some prompts, and rows of equal length."""
 
     def attention(self) -> AbstractContextManager[None]:
         """Return the context in which to call all other methods."""
@@ -132,21 +132,21 @@ class Decoder:
         raise NotImplementedError
 
     def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows of `num_tokens` fit in addition to the prompts; raise `OutOfMemoryError` if none."""
+        """Return how many rows of `num_tokens` fit in addition to the prompts. Raise `OutOfMemoryError` if none."""
         raise NotImplementedError
 
     def keep_prompts(self, prompts: IntArray) -> None:
-        """Keep only these prompts of the wave; the others no longer have rows."""
+        """Keep only these prompts of the wave. The others no longer have rows."""
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
-        """Assign each row a slot that continues its `slot_R`; return the rows in the order of their new slots.
+        """Assign each row a slot that continues its `slot_R` and return the rows in the order of their new slots.
 
         `prompt_R` is the index of each row's prompt in the wave.
         """
         raise NotImplementedError
 
     def feed(self, rows: Rows) -> Tensor:
-        """Feed the last token of each placed row; return the logits, shape [R, V]."""
+        """Feed the last token of each placed row and return the logits, shape [R, V]."""
         raise NotImplementedError
 
 

@@ -34,7 +34,7 @@ Capture = Callable[[Step], Step]  # runs a step as often as needed, records it, 
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream for all captures on a device; there is only one because libraries keep memory per stream."""
+    """Return the stream for all captures on a device. There is only one because libraries keep memory per stream."""
     return torch.cuda.Stream(device)
 
 
@@ -153,7 +153,7 @@ class StepGraphs:
                 step()
 
     def refuse(self, reason: str) -> None:
-        """Run everything eagerly from now on and report why; raise an error if graphs are required."""
+        """Run everything eagerly from now on and report why. Raise an error if graphs are required."""
         if not self.enabled:
             return
         if self._choice == "on":
@@ -166,7 +166,7 @@ class StepGraphs:
         self._echo(f"decoding launches its kernels one by one, without CUDA graphs: {reason}")
 
     def _recorded(self, key: Hashable, step: Step, output: Tensor) -> str | None:
-        """Record a step that has just run; return the reason if it cannot be replayed."""
+        """Record a step that has just run and return the reason if it cannot be replayed."""
         expected = output.clone()
         output.zero_()
         try:

@@ -52,7 +52,7 @@ class Growth:
         self._text_ends = TextEnds(stop, self._trees) if stop else None
 
     def grow(self) -> list[RolloutTree]:
-        """Decode all rollouts to the end; return one tree per prompt."""
+        """Decode all rollouts to the end and return one tree per prompt."""
         waves = deque(self._first_rows(wave) for wave in self._decoder.split(self._prompts))
         with self._decoder.attention():
             while waves:
@@ -69,7 +69,7 @@ class Growth:
         return Rows(0, wave, no_node, no_node, index_R, np.repeat(index_R, rollouts_R), rollout_K)
 
     def _decode(self, rows: Rows) -> list[Rows]:
-        """Decode rows to the end; return those that must wait for memory."""
+        """Decode rows to the end and return those that must wait for memory."""
         waiting: list[Rows] = []
         live = np.unique(rows.prompt_R)
         logits_RV = self._decoder.start([self._prompts[p] for p in live])
@@ -94,7 +94,7 @@ class Growth:
             logits_RV = self._decoder.feed(rows)
 
     def _fitting(self, rows: Rows, waiting: list[Rows]) -> Rows:
-        """Return the rows that fit in memory in addition to those that the device draws for; the others wait."""
+        """Return the rows that fit in memory in addition to those that the device draws for. The others wait."""
         capacity = self._decoder.rows_that_fit(rows.depth)
         room = capacity - sum(single_rows.size for single_rows in self._device_rows)
         if rows.size <= room:
@@ -133,7 +133,7 @@ class Growth:
         return rows.take(np.argsort(rows.slot_R, kind="stable"))
 
     def _draw(self, rows: Rows, logits_RV: Tensor) -> Rows:
-        """Draw one token for every rollout; return the rows that continue."""
+        """Draw one token for every rollout and return the rows that continue."""
         if not rows.size:
             return replace(rows, depth=rows.depth + 1)
         uniform_K = self._uniforms.at(rows.depth, rows.prompt_R[rows.row_K], rows.rollout_K)
@@ -177,7 +177,7 @@ class Growth:
         return children.take(np.flatnonzero(~done_C))
 
     def _replayed(self, rows: Rows, prompt_R: IntArray) -> tuple[Rows, Tensor]:
-        """Feed the tokens of waiting rows again; return the rows in their slots, and the logits after each."""
+        """Feed the tokens of waiting rows again and return the rows in their slots, and the logits after each."""
         path_RT = self._trees.paths(rows.node_R, rows.depth - 1)
         fed = replace(rows, slot_R=prompt_R)
         for position in range(rows.depth):
@@ -308,7 +308,7 @@ class TextEnds:
         self._tail_of = {-1: ""}  # last characters, without spaces, of each live node; -1 stands for all prompts
 
     def completes_stop(self, parent_C: IntArray, token_C: IntArray, node_C: IntArray) -> BoolArray:
-        """Return whether each of C new nodes completes a stop string; all children of a node are in one call."""
+        """Return whether each of C new nodes completes a stop string. All children of a node are in one call."""
         tail_of = self._tail_of
         piece_of = self._stop.pieces
         kept = self._stop.longest

@@ -47,7 +47,7 @@ class PagedCache:
         self.slot_BR = torch.empty(0, 0, dtype=torch.int64)  # slot of each row in each block
 
     def rows_that_fit(self, num_tokens: int, other_bytes: int = 0) -> int:
-        """Return how many rows of `num_tokens` fit in addition to the prompts; raise an error if none does."""
+        """Return how many rows of `num_tokens` fit in addition to the prompts. Raise an error if none does."""
         fits = self.memory.rows(padded_to_blocks(num_tokens), other_bytes)
         if not fits:
             raise self.memory.too_small_error(num_tokens, padded_to_blocks(num_tokens), other_bytes)
@@ -85,7 +85,7 @@ class PagedCache:
         self.pages = list(addresses.T.unflatten(0, (-1, 2)).contiguous())
 
     def _slots(self, slots_B: list[int], num_rows: int, num_tokens: int, capacity: int, other_bytes: int) -> list[int]:
-        """Return how many slots each block needs, including future blocks; complete blocks never grow."""
+        """Return how many slots each block needs, including future blocks. Complete blocks never grow."""
         num_complete = num_tokens // KEYS_PER_BLOCK
         num_blocks = padded_to_blocks(capacity) // KEYS_PER_BLOCK
         complete_B = slots_B[:num_complete]
@@ -154,7 +154,7 @@ class PagedDecoder(Decoder, AttentionContext):
         self._prompts = self._prompts.select(prompts)
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
-        """Move the last block of each row; a row's first child keeps its slot. See `Decoder.place`."""
+        """Move the last block of each row. A row's first child keeps its slot. See `Decoder.place`."""
         source_R = rows.slot_R
         stored_tokens = rows.depth - 1
         slot_R = np.arange(rows.size)

@@ -82,7 +82,7 @@ class SlotCache:
             ]
 
     def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows of `num_tokens` fit; raise an error if not even one does."""
+        """Return how many rows of `num_tokens` fit. Raise an error if not even one does."""
         fits = min(self.max_slots, self._slot_tokens // self._reserved(num_tokens))
         if not fits:
             raise self.memory.too_small_error(num_tokens, self._reserved(num_tokens), self._prompt_bytes)

@@ -99,7 +99,7 @@ class SlotDecoder(Decoder):
         self._uploads: list[tuple[Tensor, IntArray | None, IntArray | FloatArray]] = []
 
     def reuse_for(self, memory: RowMemory, sampling: SamplingParams) -> bool:
-        """Prepare for another call with the current weights; return False if the model's parameters were replaced."""
+        """Prepare for another call with the current weights. Return False if the model's parameters were replaced."""
         parameters = [id(p) for p in self._model.parameters()]
         if parameters != self._parameters:
             return False
@@ -149,7 +149,7 @@ class SlotDecoder(Decoder):
         self._prompts.keep(prompts)
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
-        """Copy the rows that move; a row's first child keeps its slot.
+        """Copy the rows that move. A row's first child keeps its slot.
 
         If the device is not drawing for any row, the rows get the first slots.
         """
@@ -187,7 +187,7 @@ class SlotDecoder(Decoder):
         return token_SJ.astype(np.int64), logprob_SJ
 
     def feed(self, rows: Rows) -> Tensor:
-        """Feed one token per slot; return the logits of the rows that the host draws for; see `Decoder.feed`."""
+        """Feed one token per slot. Return the logits of the rows that the host draws for. See `Decoder.feed`."""
         position = rows.depth - 1
         state = self._state
         num_slots = int(self._used.max()) + 1
@@ -280,7 +280,7 @@ class SlotDecoder(Decoder):
         self._uploads.clear()
 
     def _bind(self, graphs: StepGraphs) -> None:
-        """Bind the graphs to the addresses of all tensors; turn them off if the model depends on the context length."""
+        """Bind the graphs to the addresses of all tensors. Turn them off if the model depends on the context length."""
         longest = int(self._prompts.length.max()) + self.cache.memory.max_tokens
         config = self._model.config
         if any(limit is not None and longest > limit.tokens for limit in (position_limit(config), other_span(config))):
