@@ -118,6 +118,7 @@ def choose(pi_L: FloatArray, generator: np.random.Generator) -> IntArray:
 
     Source: Madow, "On the theory of systematic sampling, II", Annals of Mathematical Statistics 20 (1949).
     """
+    # Entry l owns the segment of length pi_l up to edge_l. It is chosen if one of the ticks u, u + 1, ... is in it.
     edge_L = np.cumsum(pi_L)
     ticks_L = np.floor(edge_L - generator.random())
     return np.flatnonzero(np.diff(ticks_L, prepend=-1.0) > 0)

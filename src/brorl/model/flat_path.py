@@ -69,19 +69,18 @@ def _chunk(
     whole_logits: bool,
 ) -> ChunkLogprobs:
     """Compute the log-probs of the nodes whose first response is in a chunk of rows."""
-    inputs = [
-        np.array([*trees[tree].prompt_ids, *trees[tree].token[trees[tree].path(int(trees[tree].leaf[leaf]))][:-1]])
-        for tree, leaf in rows
-    ]
+    inputs = [_input_tokens(trees[index], leaf) for index, leaf in rows]
     input_BS = np.zeros((len(rows), max(row.size for row in inputs)), np.int64)
     for row, tokens in enumerate(inputs):
         input_BS[row, : tokens.size] = tokens
-    owned = [_owned(trees[tree], leaf) for tree, leaf in rows]
-    depth_K = np.concatenate([trees[tree].depth[nodes] for (tree, _), nodes in zip(rows, owned, strict=True)])
+
+    owned = [_owned(trees[index], leaf) for index, leaf in rows]
     sizes = [nodes.size for nodes in owned]
-    before_K = np.repeat([len(trees[tree].prompt_ids) - 1 for tree, _ in rows], sizes)
-    token_K = np.concatenate([trees[tree].token[nodes] for (tree, _), nodes in zip(rows, owned, strict=True)])
-    index_K = np.concatenate([offsets[tree] + nodes for (tree, _), nodes in zip(rows, owned, strict=True)])
+    tree_nodes = [(trees[index], nodes) for (index, _), nodes in zip(rows, owned, strict=True)]
+    depth_K = np.concatenate([tree.depth[nodes] for tree, nodes in tree_nodes])
+    token_K = np.concatenate([tree.token[nodes] for tree, nodes in tree_nodes])
+    index_K = np.repeat([offsets[index] for index, _ in rows], sizes) + np.concatenate(owned)
+    before_K = np.repeat([len(tree.prompt_ids) - 1 for tree, _ in tree_nodes], sizes)
     first_needed = int((before_K + depth_K).min())  # earlier positions predict no owned node
 
     def tensor(array: IntArray) -> Tensor:
@@ -100,6 +99,12 @@ def _chunk(
     row_K = np.repeat(np.arange(len(rows)), sizes)
     logits = replace(logits, row=logits.row[tensor(row_K), tensor(before_K + depth_K - first_computed)])
     return head.logprobs(logits, depth_K, np.arange(depth_K.size), token_K, index_K)
+
+
+def _input_tokens(tree: RolloutTree, leaf: int) -> IntArray:
+    """Return a prompt and its response without the last token."""
+    response = tree.token[tree.path(int(tree.leaf[leaf]))]
+    return np.array([*tree.prompt_ids, *response[:-1]])
 
 
 def _owned(tree: RolloutTree, leaf: int) -> IntArray:

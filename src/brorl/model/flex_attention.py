@@ -91,6 +91,7 @@ def block_pairs(end_T: IntArray, position_T: IntArray, window: int | None) -> tu
 def _count(first_T: IntArray, stop_T: IntArray) -> IntArray:
     """Return for [q, k] how many keys of block k have query block q in their range [first, stop), shape [B, B]."""
     num_blocks = first_T.size // BLOCK
+    # Each key adds 1 to its first query block and subtracts 1 after its last; running sums are the counts.
     change = np.zeros((num_blocks + 1, num_blocks), np.int64)
     of_key = np.arange(first_T.size) // BLOCK
     np.add.at(change, (first_T, of_key), 1)

@@ -240,7 +240,7 @@ class SlotDecoder(Decoder):
         limit = self.cache.rows_that_fit(depth) if self._device_slots.size else source_R.size
         free, stays_R = np.ones(limit, np.bool_), np.zeros(source_R.size, np.bool_)
         free[self._device_slots] = False
-        stays_R[np.unique(source_R, return_index=True)[1]] = True
+        stays_R[np.unique(source_R, return_index=True)[1]] = True  # the first row of each source
         stays_R &= source_R < limit
         free[source_R[stays_R]] = False
         slot_R = source_R.copy()
