@@ -165,11 +165,11 @@ def test_turns_and_replies_are_the_stretches_of_a_response(rollouts: tuple[Respo
     num_turns, replies = 0, set()
     for (tokens, count), parts, turns in zip(tree.responses(), tree.parts(), tree.turns(), strict=True):
         flags = [is_given(tokens[: i + 1]) and i + 1 < len(tokens) for i in range(len(tokens))]
-        stretches = [[i for i, _ in one] for _, one in groupby(enumerate(flags), lambda pair: pair[1])]
-        assert parts == [(tuple(tokens[i] for i in one), flags[one[0]]) for one in stretches]
+        stretches = [[i for i, _ in stretch] for _, stretch in groupby(enumerate(flags), lambda pair: pair[1])]
+        assert parts == [(tuple(tokens[i] for i in stretch), flags[stretch[0]]) for stretch in stretches]
         assert turns == [part for part, is_reply in parts if not is_reply]
         num_turns += count * len(turns)
-        replies |= {tokens[: one[0] + 1] for one in stretches if flags[one[0]]}
+        replies |= {tokens[: stretch[0] + 1] for stretch in stretches if flags[stretch[0]]}
     assert tree.num_turns == num_turns
     assert [tuple(tree.token[tree.path(node)].tolist()) for node in tree.first_given.tolist()] == sorted(replies)
 
