@@ -249,14 +249,13 @@ def _check_versions() -> None:
         return versions
 
     here = ray.get_runtime_context().get_node_id()
-    asked = {
-        f"machine {node['NodeManagerHostname']} ({node['NodeManagerAddress']})": ray.remote(read)
-        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
-        .remote()
-        for node in _machines()
-        if node["NodeID"] != here
-    }
-    for machine, answer in asked.items():
+    answer_of = {}
+    for node in _machines():
+        if node["NodeID"] != here:
+            on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            machine = f"machine {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+            answer_of[machine] = ray.remote(read).options(num_cpus=0, scheduling_strategy=on_node).remote()
+    for machine, answer in answer_of.items():
         versions: dict[str, str] = ray.get(answer)
         check_versions(machine, versions, read())
 

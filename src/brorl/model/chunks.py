@@ -239,12 +239,9 @@ class _Tile(NamedTuple):
 
     def attend(self, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, *prompts: Tensor) -> Tensor:
         """Return the attention of the nodes of the tile, shape [B, H, E]."""
-        key, value = (
-            torch.cat(
-                [prompt[self.prompt, :, : self.prompt_length], own.index_select(0, self.key_A).transpose(0, 1)], 1
-            )[None]
-            for prompt, own in zip(prompts, (key_TKD, value_TKD), strict=True)
-        )
+        prompt_keys, prompt_values = prompts
+        key = self._with_prompt(prompt_keys, key_TKD)
+        value = self._with_prompt(prompt_values, value_TKD)
         node_B1 = torch.arange(self.start, self.stop, device=self.key_A.device)[:, None]
         seen = torch.nn.functional.pad(
             (self.key_A <= node_B1) & (node_B1 < self.end_A), (self.prompt_length, 0), value=True
@@ -254,6 +251,11 @@ class _Tile(NamedTuple):
             query, key, value, attn_mask=seen, scale=1.0, enable_gqa=True
         )
         return output[0].transpose(0, 1)
+
+    def _with_prompt(self, prompts: Tensor, own_TKD: Tensor) -> Tensor:
+        """Return keys or values of the prompt and of the nodes that are read, one after the other."""
+        nodes_KAD = own_TKD.index_select(0, self.key_A).transpose(0, 1)
+        return torch.cat([prompts[self.prompt, :, : self.prompt_length], nodes_KAD], 1)[None]
 
 
 def _tiles(prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray, num_heads: int) -> Iterator[_Tile]:

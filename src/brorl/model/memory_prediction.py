@@ -432,6 +432,6 @@ def check_prediction(
 
 
 def size_text(num_bytes: int) -> str:
-    """Format a size as `1.5 GiB`, or as `512 MiB` if it is small."""
+    """Format a size as `1.5 GiB`, or as `512 MiB` if it is small; `format.memory_size` rounds 0.97 GiB differently."""
     gib = num_bytes / 2**30
     return f"{gib:.1f} GiB" if gib >= 0.95 else f"{num_bytes / 2**20:.0f} MiB"

@@ -21,6 +21,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -106,16 +107,14 @@ class VllmEngine:
         if not task.prompts:
             return []
         greedy = sampling.temperature == 0
-        requests_P = [
-            split_request(
-                prompt, 1 if greedy else count, derived_seed(*split_prompt_seed(own)), self._setup.responses_per_request
-            )
-            for prompt, count, own in zip(task.prompts, rollouts_P, task.seed_P, strict=True)
-        ]
+        largest = self._setup.responses_per_request
+        requests_P = []
+        for prompt, count, prompt_seed in zip(task.prompts, rollouts_P, task.seed_P, strict=True):
+            seed = derived_seed(*split_prompt_seed(prompt_seed))
+            requests_P.append(split_request(prompt, 1 if greedy else count, seed, largest))
         stop_token_ids = [*self.stop_token_ids, *sampling.stop_token_ids]
-        requests = [request for requests in requests_P for request in requests]
         self._wake()
-        answers = iter(self._process.complete(requests, sampling, stop_token_ids))
+        answers = iter(self._process.complete([*chain(*requests_P)], sampling, stop_token_ids))
         trees = []
         for prompt, count, requests in zip(task.prompts, rollouts_P, requests_P, strict=True):
             completions = [self._cut(completion, sampling) for _ in requests for completion in next(answers)]

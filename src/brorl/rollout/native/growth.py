@@ -243,26 +243,31 @@ class GrowingTrees:
         new_index, start = _preorder(prompt, parent, token, depth, len(self._prompts))
         order = np.argsort(new_index)
         parent = np.where(parent >= 0, new_index[parent] - start[prompt], -1)[order]
-        token, count, logprob = token[order], count[order], np.concatenate(self._logprobs)[order]
+        token, count = token[order], count[order]
+        logprob = np.concatenate(self._logprobs)[order]
 
         leaf, leaf_count, stopped = (np.concatenate(a) for a in zip(*self._leaves, strict=True))
         leaf_order = np.argsort(new_index[leaf])
         leaf, leaf_count = new_index[leaf][leaf_order], leaf_count[leaf_order]
         stopped = stopped[leaf_order].astype(np.bool_)
         leaf_start = np.searchsorted(leaf, start)
-        return [
-            RolloutTree(
-                prompt_ids=prompt_ids,
-                token=token[start[p] : start[p + 1]],
-                parent=parent[start[p] : start[p + 1]],
-                count=count[start[p] : start[p + 1]],
-                logprob=logprob[start[p] : start[p + 1]],
-                leaf=leaf[leaf_start[p] : leaf_start[p + 1]] - start[p],
-                leaf_count=leaf_count[leaf_start[p] : leaf_start[p + 1]],
-                finished=stopped[leaf_start[p] : leaf_start[p + 1]],
+        trees = []
+        for p, prompt_ids in enumerate(self._prompts):
+            nodes = slice(start[p], start[p + 1])
+            leaves = slice(leaf_start[p], leaf_start[p + 1])
+            trees.append(
+                RolloutTree(
+                    prompt_ids=prompt_ids,
+                    token=token[nodes],
+                    parent=parent[nodes],
+                    count=count[nodes],
+                    logprob=logprob[nodes],
+                    leaf=leaf[leaves] - start[p],
+                    leaf_count=leaf_count[leaves],
+                    finished=stopped[leaves],
+                )
             )
-            for p, prompt_ids in enumerate(self._prompts)
-        ]
+        return trees
 
     def _concatenated(self) -> tuple[IntArray, ...]:
         if len(self._nodes) > 1:
