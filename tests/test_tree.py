@@ -107,6 +107,8 @@ def test_sums_along_paths_equal_a_loop_over_prefixes(rollouts: tuple[Responses, 
     expected = [sum(logprob_of(p[: i + 1]) for i in range(len(p))) for p in all_prefixes(responses)]
     np.testing.assert_allclose(tree.prefix_logprob, expected, rtol=1e-14)
     assert tree.sum_along_paths(np.ones(len(expected))).tolist() == [len(p) for p in all_prefixes(responses)]
+    expected_L = [sum(logprob_of(r[: i + 1]) for i in range(len(r))) for r, _ in tree.responses()]
+    np.testing.assert_allclose(tree.sum_over_responses(tree.logprob), expected_L, rtol=1e-14)
 
 
 def test_sum_below_is_exactly_zero_where_all_responses_have_value_zero(rng: np.random.Generator) -> None:
@@ -163,11 +165,11 @@ def test_turns_and_replies_are_the_stretches_of_a_response(rollouts: tuple[Respo
     num_turns, replies = 0, set()
     for (tokens, count), parts, turns in zip(tree.responses(), tree.parts(), tree.turns(), strict=True):
         flags = [is_given(tokens[: i + 1]) and i + 1 < len(tokens) for i in range(len(tokens))]
-        stretches = [[i for i, _ in one] for _, one in groupby(enumerate(flags), lambda pair: pair[1])]
-        assert parts == [(tuple(tokens[i] for i in one), flags[one[0]]) for one in stretches]
+        stretches = [[i for i, _ in stretch] for _, stretch in groupby(enumerate(flags), lambda pair: pair[1])]
+        assert parts == [(tuple(tokens[i] for i in stretch), flags[stretch[0]]) for stretch in stretches]
         assert turns == [part for part, is_reply in parts if not is_reply]
         num_turns += count * len(turns)
-        replies |= {tokens[: one[0] + 1] for one in stretches if flags[one[0]]}
+        replies |= {tokens[: stretch[0] + 1] for stretch in stretches if flags[stretch[0]]}
     assert tree.num_turns == num_turns
     assert [tuple(tree.token[tree.path(node)].tolist()) for node in tree.first_given.tolist()] == sorted(replies)
 

@@ -68,8 +68,8 @@ def amount(value: float, unit: Unit) -> str:
         words = UNIT_WORDS[unit]
         return f"{value:,.0f} {words.removesuffix('s') if value == 1 else words}"
     size, word = (1, "seconds") if value < 599.95 else (60, "minutes") if value < 7197 else (3600, "hours")
-    number = f"{value / size:,.1f}".removesuffix(".0")
-    return f"{number} {word.removesuffix('s') if number == '1' else word}"
+    rounded = f"{value / size:,.1f}".removesuffix(".0")
+    return f"{rounded} {word.removesuffix('s') if rounded == '1' else word}"
 
 
 def short_amount(value: float, unit: Unit) -> str:

@@ -123,11 +123,11 @@ class StopStrings:
         self._tokenizer = tokenizer
         self.texts = tuple(text for text in stop if special_token(tokenizer, text) is None)
         # Tokenizers add and remove spaces between tokens. Without spaces, the texts of tokens concatenate.
-        parts = [text.replace(" ", "") for text in self.texts]
+        texts = [text.replace(" ", "") for text in self.texts]
         self.pieces = _Pieces(tokenizer)
-        self.longest = max((len(part.encode()) for part in parts), default=0) or 1
+        self.longest = max((len(text.encode()) for text in texts), default=0) or 1
         # Where tokens split a character, their texts have one or more replacement characters in its place.
-        patterns = ["".join(re.escape(c) if c.isascii() else f"(?:{c}|{_PART}+)" for c in part) for part in parts]
+        patterns = ["".join(re.escape(c) if c.isascii() else f"(?:{c}|{_PART}+)" for c in text) for text in texts]
         self.likely_in = re.compile("|".join(patterns)).search
 
     def __bool__(self) -> bool:
@@ -146,10 +146,10 @@ class StopStrings:
     def length(self, token_ids: Sequence[int], minimum: int) -> int | None:
         """Return the number of tokens through the first one after `minimum` that completes a stop string, if any."""
         tail = ""
-        for number, token in enumerate(token_ids, 1):
+        for num_tokens, token in enumerate(token_ids, 1):
             text = tail + self.pieces[token]
-            if number > minimum and self.likely_in(text) and self.end_with(token_ids[:number]):
-                return number
+            if num_tokens > minimum and self.likely_in(text) and self.end_with(token_ids[:num_tokens]):
+                return num_tokens
             tail = text[-self.longest :]
         return None
 
@@ -159,8 +159,8 @@ class StopStrings:
             return None
         before = decode(token_ids[:-1])
         unchanged = next((i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), len(before))
-        found = [text.find(stop, max(0, unchanged - len(stop) + 1)) for stop in self.texts]
-        return min((place for place in found if place >= 0), default=None)
+        places = [text.find(stop, max(0, unchanged - len(stop) + 1)) for stop in self.texts]
+        return min((place for place in places if place >= 0), default=None)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return decode_tokens(self._tokenizer, token_ids)
@@ -211,10 +211,10 @@ def check_stop(name: str, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str
         spelled = [tokenizer.encode(before + text, add_special_tokens=False) for before in ("", "a")]
         own = tokenizer.get_vocab().get(text)
         spellings = [*spelled, [] if own is None else [own]]
-        back = [decode_tokens(tokenizer, tokens, special=True) for tokens in spellings]
-        if not any(text in one for one in back):
+        decoded = [decode_tokens(tokenizer, tokens, special=True) for tokens in spellings]
+        if not any(text in spelling for spelling in decoded):
             raise UserError(
                 f"sampling.stop has {text!r}, which no response of {name} can contain: its tokenizer turns this text "
-                f"into {back[0]!r}; set sampling.stop to a text that it keeps, or to a special token (special "
+                f"into {decoded[0]!r}; set sampling.stop to a text that it keeps, or to a special token (special "
                 f"tokens: {', '.join(special) or 'none'})"
             )

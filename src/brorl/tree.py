@@ -77,7 +77,7 @@ class RolloutTree:
             raise ValueError("a response must end with a sampled token, not with a given one")
 
     def __reduce__(self) -> tuple[type[RolloutTree], tuple[Any, ...]]:
-        """Pickle only the fields, without cached values; the arrays of a copy are read-only too."""
+        """Pickle only the fields, without cached values. The arrays of a copy are read-only too."""
         return type(self), (self.prompt_ids, *(getattr(self, name) for name in ARRAY_DTYPES))
 
     @classmethod
@@ -141,12 +141,12 @@ class RolloutTree:
         if len(prompts) != 1:
             raise ValueError(f"merge needs trees of one prompt, got {len(trees)} trees of {len(prompts)} prompts")
         width = max(int(tree.total_length.max()) for tree in trees)
-        node_LT = [tree._response_nodes(width) for tree in trees]
+        pairs = [(tree, tree._response_nodes(width)) for tree in trees]
         return cls._from_rows(
             prompts.pop(),
-            np.concatenate([np.where(n >= 0, t.token[n], -1) for t, n in zip(trees, node_LT, strict=True)]),
-            np.concatenate([np.where(n >= 0, t.logprob[n], np.nan) for t, n in zip(trees, node_LT, strict=True)]),
-            np.concatenate([(n >= 0) & t.given[n] for t, n in zip(trees, node_LT, strict=True)]),
+            np.concatenate([np.where(node_LT >= 0, tree.token[node_LT], -1) for tree, node_LT in pairs]),
+            np.concatenate([np.where(node_LT >= 0, tree.logprob[node_LT], np.nan) for tree, node_LT in pairs]),
+            np.concatenate([(node_LT >= 0) & tree.given[node_LT] for tree, node_LT in pairs]),
             np.concatenate([tree.finished for tree in trees]),
             np.concatenate([tree.leaf_count for tree in trees]),
         )
@@ -161,36 +161,39 @@ class RolloutTree:
         finished_R: BoolArray,
         count_R: IntArray,
     ) -> RolloutTree:
-        """Build a tree from R responses as rows, padded with token -1; row r stands for `count_R[r]` rollouts."""
-        # Big-endian bytes of (token + 1) sort as the tokens do, with the padding 0 before every token.
+        """Build a tree from R responses as rows, padded with token -1. Row r stands for `count_R[r]` rollouts."""
+        # 1. Sort the rows, say [5 7 _] before [5 8 9]. Big-endian bytes of (token + 1) sort as tokens do, with the
+        # padding 0 before every token.
         rows = (token_RT + 1).astype(">u8")
         keys = [(row.tobytes(), bool(done)) for row, done in zip(rows, finished_R, strict=True)]
         order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
-        token_RT, logprob_RT, given_RT = token_RT[order], logprob_RT[order], given_RT[order]
-        finished_R, count_R = finished_R[order], count_R[order]
+        sorted_token_RT, sorted_finished_R, sorted_count_R = token_RT[order], finished_R[order], count_R[order]
 
-        valid_RT = token_RT >= 0
+        # 2. A prefix is new if it has a token that differs from the row above: [new new _], [- new new].
+        valid_RT = sorted_token_RT >= 0
         new_RT = valid_RT.copy()
-        new_RT[1:] &= np.logical_or.accumulate(token_RT[1:] != token_RT[:-1], axis=1)
+        new_RT[1:] &= np.logical_or.accumulate(sorted_token_RT[1:] != sorted_token_RT[:-1], axis=1)
+
+        # 3. Number new prefixes in reading order, and copy the other numbers from above: [0 1 _], [0 2 3].
         node_RT = np.where(new_RT, np.cumsum(new_RT).reshape(new_RT.shape) - 1, -1)
         node_RT = np.maximum.accumulate(node_RT, axis=0)
         parent_RT = np.concatenate([np.full_like(node_RT[:, :1], -1), node_RT[:, :-1]], axis=1)
 
+        # 4. Equal rows are one response.
         length_R = valid_RT.sum(axis=1)
         leaf_R = node_RT[np.arange(len(order)), length_R - 1]
-        first_R = np.ones(len(order), np.bool_)
-        first_R[1:] = (leaf_R[1:] != leaf_R[:-1]) | (finished_R[1:] != finished_R[:-1])
-        starts = np.flatnonzero(first_R)
+        changes_R = (leaf_R[1:] != leaf_R[:-1]) | (sorted_finished_R[1:] != sorted_finished_R[:-1])
+        starts = np.flatnonzero(np.append(True, changes_R))
         return cls(
             prompt_ids=prompt_ids,
-            token=token_RT[new_RT],
+            token=sorted_token_RT[new_RT],
             parent=parent_RT[new_RT],
-            count=np.bincount(node_RT[valid_RT], weights=np.repeat(count_R, length_R)),
-            logprob=logprob_RT[new_RT],
+            count=np.bincount(node_RT[valid_RT], weights=np.repeat(sorted_count_R, length_R)),
+            logprob=logprob_RT[order][new_RT],
             leaf=leaf_R[starts],
-            leaf_count=np.add.reduceat(count_R, starts),
-            finished=finished_R[starts],
-            given=given_RT[new_RT],
+            leaf_count=np.add.reduceat(sorted_count_R, starts),
+            finished=sorted_finished_R[starts],
+            given=given_RT[order][new_RT],
         )
 
     @property
@@ -225,7 +228,7 @@ class RolloutTree:
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Number of sampled tokens in all N rollouts; a shared prefix counts once per rollout."""
+        """Number of sampled tokens in all N rollouts. A shared prefix counts once per rollout."""
         return int(self.sampled_count.sum())
 
     @property
@@ -261,7 +264,7 @@ class RolloutTree:
     @cached_property
     def length(self) -> IntArray:
         """Number of sampled tokens of each distinct response, shape [L]."""
-        return self.sum_along_paths(~self.given)[self.leaf].astype(np.int64)
+        return self.sum_over_responses(~self.given).astype(np.int64)
 
     @cached_property
     def total_length(self) -> IntArray:
@@ -278,15 +281,16 @@ class RolloutTree:
         """Return the token ids of each turn of the distinct responses, in the order of `leaf`, without given tokens."""
         if not self.given.any():
             return [[tokens] for tokens, _ in self.responses()]
-        return [[tokens for tokens, given in parts if not given] for parts in self.parts()]
+        return [[tokens for tokens, is_given in parts if not is_given] for parts in self.parts()]
 
     def parts(self) -> list[list[tuple[tuple[int, ...], bool]]]:
         """Return the distinct responses as their turns and replies: (token ids, whether they are given)."""
         parts_L = []
         for path in np.split(self.response_nodes(), np.cumsum(self.total_length)[:-1]):
-            given_T, edges = self.given[path], np.flatnonzero(np.diff(self.given[path])) + 1
-            parts = zip(np.split(self.token[path], edges), np.split(given_T, edges), strict=True)
-            parts_L.append([(tuple(token.tolist()), bool(given[0])) for token, given in parts])
+            edges = np.flatnonzero(np.diff(self.given[path])) + 1
+            parts_L.append([
+                (tuple(self.token[nodes].tolist()), bool(self.given[nodes[0]])) for nodes in np.split(path, edges)
+            ])  # fmt: skip
         return parts_L
 
     def response_nodes(self) -> IntArray:
@@ -336,19 +340,17 @@ class RolloutTree:
         return np.where(self.given, 0.0, self.sum_below(value_L))
 
     def sum_along_paths(self, value_M: NDArray[Any]) -> FloatArray:
-        """For each node, sum a value over its path: from the first token down to the node, itself included.
-
-        Args:
-            value_M: One number per node, shape [M].
-
-        Returns:
-            Sums, shape [M].
-        """
-        sum_M, jump_M = np.array(value_M, np.float64), self.parent.copy()
+        """For each node, sum a value over its path, from the first token to the node itself; return sums, shape [M]."""
+        sum_M = np.array(value_M, np.float64)
+        jump_M = self.parent.copy()
         while (far := np.flatnonzero(jump_M >= 0)).size:  # pointer doubling: log2(depth) rounds
             sum_M[far] += sum_M[jump_M[far]]
             jump_M[far] = jump_M[jump_M[far]]
         return sum_M
+
+    def sum_over_responses(self, value_M: NDArray[Any]) -> FloatArray:
+        """For each distinct response, sum a value over all its nodes, including given ones; return sums, shape [L]."""
+        return self.sum_along_paths(value_M)[self.leaf]
 
     def select(self, leaves: IntArray) -> tuple[RolloutTree, IntArray]:
         """Keep only some distinct responses.

@@ -68,16 +68,16 @@ def test_a_part_has_the_numbers_of_its_responses_and_of_their_prefixes(rng: np.r
         endings = [
             (tokens, bool(done)) for (tokens, _), done in zip(group.tree.responses(), group.tree.finished, strict=True)
         ]
-        found: dict[object, object] = {}
+        values_of: dict[object, object] = {}
         for i, ending in enumerate(endings):
-            found[ending] = (
+            values_of[ending] = (
                 group.verdicts[i], group.correct_L[i], group.terms_L["brief"][i],
                 group.tree.leaf_count[i], *(getattr(group, name)[i] for name in of_leaves),
             )  # fmt: skip
         for node in range(group.tree.num_unique_tokens):
             prefix = tuple(group.tree.token[group.tree.path(node)].tolist())
-            found[prefix] = tuple(getattr(group, name)[node] for name in of_nodes)
-        return found
+            values_of[prefix] = tuple(getattr(group, name)[node] for name in of_nodes)
+        return values_of
 
     every = looked_up(whole)
     for _ in range(20):
@@ -102,20 +102,20 @@ def test_unverified_responses_are_neither_correct_nor_incorrect(lost: list[int])
     """Against plain counting over the rollouts: the responses have 2, 1 and 3, and the last one is incorrect."""
     verdicts = [verdict_of("correct"), verdict_of("correct"), verdict_of("wrong answer")]
     marked = [unverified_verdict("a worker was lost") if i in lost else v for i, v in enumerate(verdicts)]
-    one = Group.of_verdicts(PROMPT, TREE, marked)
+    judged = Group.of_verdicts(PROMPT, TREE, marked)
     left = [i for i in (0, 0, 1, 2, 2, 2) if i not in lost]
     right = sum(i < 2 for i in left)
-    assert (one.num_unverified, one.num_correct) == (6 - len(left), right)
-    assert one.is_mixed == (0 < right < len(left))
-    assert np.isnan(one.reward_L).tolist() == [i in lost for i in range(3)]
+    assert (judged.num_unverified, judged.num_correct) == (6 - len(left), right)
+    assert judged.is_mixed == (0 < right < len(left))
+    assert np.isnan(judged.reward_L).tolist() == [i in lost for i in range(3)]
     if len(left) < 2:
-        assert one.verified is None
+        assert judged.verified is None
         return
-    assert one.verified is not None
-    assert (one.verified is one) == (not lost)
-    assert one.verified.tree.leaf_count.tolist() == [left.count(i) for i in sorted(set(left))]
-    assert one.verified.reward_L.tolist() == [float(i < 2) for i in sorted(set(left))]
-    assert one.verified.is_mixed == one.is_mixed
+    assert judged.verified is not None
+    assert (judged.verified is judged) == (not lost)
+    assert judged.verified.tree.leaf_count.tolist() == [left.count(i) for i in sorted(set(left))]
+    assert judged.verified.reward_L.tolist() == [float(i < 2) for i in sorted(set(left))]
+    assert judged.verified.is_mixed == judged.is_mixed
 
 
 @pytest.mark.parametrize("name", ["old_logprob_M", "reference_logprob_M"])

@@ -36,10 +36,10 @@ def test_mismatch_equals_a_loop_over_the_tokens_of_several_trees(rng: np.random.
         for _, path in rollouts(tree)
         for node in path
     ]
-    found = mismatch(*zip(*pairs, strict=True))
-    assert found["mismatch_mean"] == pytest.approx(np.mean(ratios), rel=1e-12)
-    assert found["mismatch_max"] == pytest.approx(max(ratios), rel=1e-12)
-    assert found["mismatch_kl"] == pytest.approx(np.mean([r - 1 - math.log(r) for r in ratios]), rel=1e-9)
+    measured = mismatch(*zip(*pairs, strict=True))
+    assert measured["mismatch_mean"] == pytest.approx(np.mean(ratios), rel=1e-12)
+    assert measured["mismatch_max"] == pytest.approx(max(ratios), rel=1e-12)
+    assert measured["mismatch_kl"] == pytest.approx(np.mean([r - 1 - math.log(r) for r in ratios]), rel=1e-9)
 
 
 def test_over_every_token_in_its_share_the_mean_is_one_and_the_estimate_is_the_divergence(
@@ -51,16 +51,16 @@ def test_over_every_token_in_its_share_the_mean_is_one_and_the_estimate_is_the_d
     old = rng.dirichlet(np.ones(12))
     responses = [[token] for token, c in enumerate(count) for _ in range(c)]
     tree = RolloutTree.from_responses([1], responses, [[math.log(sampler[r[0]])] for r in responses])
-    found = mismatch([tree], [np.log(old)])
-    assert found["mismatch_mean"] == pytest.approx(1.0, rel=1e-12)
-    assert found["mismatch_kl"] == pytest.approx(float(sampler @ np.log(sampler / old)), rel=1e-9)
+    measured = mismatch([tree], [np.log(old)])
+    assert measured["mismatch_mean"] == pytest.approx(1.0, rel=1e-12)
+    assert measured["mismatch_kl"] == pytest.approx(float(sampler @ np.log(sampler / old)), rel=1e-9)
 
 
 def test_enormous_ratios_stay_finite_and_are_masked_or_truncated(rng: np.random.Generator) -> None:
     tree, old_M = apart(rng)
     old_M[tree.leaf[0]] = tree.logprob[tree.leaf[0]] + 1e6
-    found = mismatch([tree], [old_M])
-    assert all(math.isfinite(x) for x in found.values())
+    measured = mismatch([tree], [old_M])
+    assert all(math.isfinite(x) for x in measured.values())
     assert importance_factors(tree, old_M, ImportanceCorrection(correction="mask"))[0][tree.leaf[0]] == 0
     assert importance_factors(tree, old_M, ImportanceCorrection(correction="truncate"))[0][tree.leaf[0]] == 5.0
 

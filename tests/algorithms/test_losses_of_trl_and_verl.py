@@ -41,10 +41,10 @@ def test_the_gradient_of_the_policy_loss(low: float, high: float, dual: Any, los
     weights = (advantage.clamp(min=0), advantage.clamp(max=0))
     bounds: dict[str, Any] = {"clip_low": low, "clip_high": high, "denominator": 500}
     if dual == "cispo":
-        found = cispo_loss(new, old, *weights, **bounds)
+        got = cispo_loss(new, old, *weights, **bounds)
     else:
-        found = clipped_policy_loss(new, old, *weights, dual_clip=dual, **bounds)
-    torch.testing.assert_close(torch.autograd.grad(found.loss, new)[0], wanted)
+        got = clipped_policy_loss(new, old, *weights, dual_clip=dual, **bounds)
+    torch.testing.assert_close(torch.autograd.grad(got.loss, new)[0], wanted)
 
 
 @pytest.mark.parametrize(("corrected", "estimator"), [(True, "k2"), (False, "k3")])
@@ -61,5 +61,5 @@ def test_the_expected_gradient_of_the_kl_penalty_of_trl(corrected: bool, estimat
         of_token = of_token * (log_policy - log_policy.detach()).exp()
     (wanted,) = torch.autograd.grad((sampled * of_token).sum(), logits, retain_graph=True)
     estimates = kl_estimates(log_policy, log_reference, estimator, clamp=10.0)
-    (found,) = torch.autograd.grad((sampled * estimates).sum(), logits)
-    torch.testing.assert_close(found, wanted)
+    (got,) = torch.autograd.grad((sampled * estimates).sum(), logits)
+    torch.testing.assert_close(got, wanted)

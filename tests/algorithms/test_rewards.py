@@ -151,11 +151,11 @@ def test_settings_that_contradict_each_other_are_refused(make: Any, settings: di
 
 
 def test_a_reward_needs_what_it_depends_on() -> None:
-    one = np.ones(1, np.bool_), np.ones(1), np.ones(1, np.int64), np.zeros(1, np.bool_)
+    single = np.ones(1, np.bool_), np.ones(1), np.ones(1, np.int64), np.zeros(1, np.bool_)
     with pytest.raises(ValueError, match="needs formatted_L"):
-        shaped_rewards(*one, "math", 1, RewardShaping(format_pattern="<.*>"))
+        shaped_rewards(*single, "math", 1, RewardShaping(format_pattern="<.*>"))
     with pytest.raises(ValueError, match="pass max_new_tokens"):
-        shaped_rewards(*one, "math", 1, RewardShaping(overlong_tokens=4))
+        shaped_rewards(*single, "math", 1, RewardShaping(overlong_tokens=4))
 
 
 @pytest.mark.parametrize("wrong", range(5))

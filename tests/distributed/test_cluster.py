@@ -38,8 +38,8 @@ def test_processes_that_take_turns_share_cpus(rng: np.random.Generator) -> None:
     assert shape.bundles("learner") == shape.bundles("verifier") == []
     at_once = shape.model_copy(update={"mode": "async"})
     assert at_once.needed_cpus == cpus * (workers + ranks + verifiers)
-    reserved = [one for kind in ("rollout", "learner", "verifier") for one in at_once.bundles(kind)]
-    assert sum(one["CPU"] for one in reserved) == at_once.needed_cpus
+    reserved = [bundle for kind in ("rollout", "learner", "verifier") for bundle in at_once.bundles(kind)]
+    assert sum(bundle["CPU"] for bundle in reserved) == at_once.needed_cpus
     assert at_once.request("learner")["num_cpus"] == cpus
 
 
@@ -59,7 +59,7 @@ def test_gpus_apart_and_colocated(rng: np.random.Generator) -> None:
         nodes=1, rollout_workers=workers, learner_ranks=ranks, gpus_per_rollout_worker=1, gpus_per_learner_rank=1
     )
     assert shape.needed_gpus == workers + ranks
-    assert sum(one["GPU"] for kind in ("rollout", "learner") for one in shape.bundles(kind)) == workers + ranks
+    assert sum(bundle["GPU"] for kind in ("rollout", "learner") for bundle in shape.bundles(kind)) == workers + ranks
     shared = shape.model_copy(update={"placement": "colocated"})
     assert shared.needed_gpus == max(workers, ranks)
     assert shared.bundles("rollout") == [{"CPU": 1, "GPU": 1}] * max(workers, ranks)
@@ -89,7 +89,7 @@ def test_processes_that_share_a_gpu_are_told_so(placement: str, dtype: str, monk
 
     monkeypatch.setattr("brorl.distributed.actors.RolloutActors", Pool)
     monkeypatch.setattr("brorl.distributed.remote_learner.RemoteLearner", lambda *given: made.update(sent=given[-1]))
-    monkeypatch.setattr("brorl.distributed.remote_parts.VllmEngine", lambda settings, *_, **__: settings)
+    monkeypatch.setattr("brorl.rollout.vllm_engine.VllmEngine", lambda settings, *_, **__: settings)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     place_pool(cluster, config, 9)
     place_learner(cluster, config, RunInputs("quickstart", *[None] * 8), Path(), print)  # type: ignore[arg-type]
@@ -193,9 +193,9 @@ def test_an_error_names_the_rank_that_failed(error: UserError, expected: str, tm
         raise error
 
     (tmp_path / "token").touch()
-    with pytest.raises(UserError) as found:
+    with pytest.raises(UserError) as refusal:
         LearnerRank(1).build(build, 2, ("nowhere", 1), tmp_path / "token")
-    assert str(found.value).startswith(expected)
+    assert str(refusal.value).startswith(expected)
 
 
 @pytest.mark.parametrize("shares_gpu", [True, False])
@@ -210,18 +210,18 @@ def test_a_rank_returns_its_cache_after_its_work_if_it_shares_its_gpu(
         return []
 
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty"))
-    one = LearnerRank(rank, shares_gpu)
-    one._learner = SimpleNamespace(logprobs=lambda _: events.append("logprobs"), weights=weights)
-    one.call("logprobs", [])
-    one.weights()
+    learner_rank = LearnerRank(rank, shares_gpu)
+    learner_rank._learner = SimpleNamespace(logprobs=lambda _: events.append("logprobs"), weights=weights)
+    learner_rank.call("logprobs", [])
+    learner_rank.weights()
     assert events == (["logprobs", "empty", "weights", "empty"] if shares_gpu else ["logprobs", "weights"])
 
 
 def test_the_weights_are_sent_in_the_format_of_the_engine() -> None:
     weight, index = torch.randn(5, 3), torch.arange(4)
-    one = LearnerRank(0, sent_dtype=torch.bfloat16)
-    one._learner = SimpleNamespace(weights=lambda: [("w", weight.t()), ("index", index)])
-    _, stored = one.weights()
+    learner_rank = LearnerRank(0, sent_dtype=torch.bfloat16)
+    learner_rank._learner = SimpleNamespace(weights=lambda: [("w", weight.t()), ("index", index)])
+    _, stored = learner_rank.weights()
     sent = {name: torch.from_numpy(data).view(dtype).reshape(shape) for name, shape, dtype, data in stored}
     assert torch.equal(sent["w"], weight.t().to(torch.bfloat16))
     assert torch.equal(sent["index"], index)

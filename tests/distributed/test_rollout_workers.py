@@ -68,10 +68,10 @@ def sampled(local: NativeInBothPrecisions, task: SampleTask) -> list[RolloutTree
 
 
 def all_done(pool: Any, tickets: Iterable[int]) -> dict[int, TaskResult]:
-    found: dict[int, TaskResult] = {}
-    while not found.keys() >= set(tickets):
-        found.update((one.ticket, one) for one in pool.done())
-    return found
+    results: dict[int, TaskResult] = {}
+    while not results.keys() >= set(tickets):
+        results.update((result.ticket, result) for result in pool.done())
+    return results
 
 
 def random_weights(seed: int) -> list[tuple[str, Tensor]]:
@@ -150,23 +150,23 @@ def test_killed_workers_are_replaced_and_their_tasks_sampled_again(rng: np.rando
     pool, lines, _ = shared
     weights, tasks = random_weights(seed=int(rng.integers(2**30))), random_tasks(rng, 24)
     kill_after = set(rng.choice(20, 2, replace=False).tolist())
-    local, found = NativeInBothPrecisions(0), {}
+    local, results = NativeInBothPrecisions(0), {}
     local.load_weights(weights, version=3)
     pool.publish(weights, version=3)
     tickets = [pool.submit(task) for task in tasks]
     assert tickets == sorted(tickets)
-    while len(found) < len(tickets):
-        if kill_after and len(found) >= min(kill_after):
+    while len(results) < len(tickets):
+        if kill_after and len(results) >= min(kill_after):
             kill_after.remove(min(kill_after))
             sleep(rng.random() * 0.05)
             _, pid = pool.supervisor.started[rng.integers(len(pool.supervisor.started))]
             os.kill(pid, signal.SIGKILL)
             killed = pid
-        found.update((one.ticket, one) for one in pool.done())
+        results.update((result.ticket, result) for result in pool.done())
     for ticket, task in zip(tickets, tasks, strict=True):
-        assert found[ticket].trees == sampled(local, task)
-        assert found[ticket].version == 3
-        assert found[ticket].seconds > 0
+        assert results[ticket].trees == sampled(local, task)
+        assert results[ticket].version == 3
+        assert results[ticket].seconds > 0
     while not any(f"process {killed})" in line for line in lines):
         pool.done(0.1)
         all_done(pool, [pool.submit(random_tasks(rng, 1)[0])])
@@ -181,14 +181,14 @@ def test_a_worker_that_hangs_is_replaced(rng: np.random.Generator, shared: Any) 
     lines.clear()
     tasks = [*random_tasks(rng, 3), SampleTask([HUNG], 5, _SAMPLING, seed=[prompt_seed(11, 7)]), *random_tasks(rng, 3)]
     tickets = [pool.submit(task) for task in tasks]
-    found = all_done(pool, set(tickets) - {tickets[3]})
+    results = all_done(pool, set(tickets) - {tickets[3]})
     while not lines:
         assert not pool.done(timeout_s=0.1)
     hang.unlink()
-    found.update(all_done(pool, [tickets[3]]))
+    results.update(all_done(pool, [tickets[3]]))
     local = NativeInBothPrecisions(0)
     local.load_weights(weights, version=4)
-    assert [found[ticket].trees for ticket in tickets] == [sampled(local, task) for task in tasks]
+    assert [results[ticket].trees for ticket in tickets] == [sampled(local, task) for task in tasks]
     assert "was lost while sampling prompt 7 with seed 11: it did not answer for 10 seconds" in lines[0]
 
 
@@ -203,13 +203,13 @@ def test_tasks_carry_the_version_of_their_weights(rng: np.random.Generator, shar
         weights = random_weights(seed=int(rng.integers(2**30)))
         pool.publish(RemoteWeights.put(weights) if version == 12 else iter(weights), version)
         tickets += [(pool.submit(task), version, weights) for _ in range(4)]
-    found = all_done(pool, [ticket for ticket, _, _ in tickets])
+    results = all_done(pool, [ticket for ticket, _, _ in tickets])
     weights_of = {version: weights for _, version, weights in tickets}
     for ticket, at_least, _ in tickets:
-        assert found[ticket].version >= at_least
-        local.load_weights(weights_of[found[ticket].version], found[ticket].version)
-        assert found[ticket].trees == sampled(local, task)
-    assert found[tickets[-1][0]].version == 13
+        assert results[ticket].version >= at_least
+        local.load_weights(weights_of[results[ticket].version], results[ticket].version)
+        assert results[ticket].trees == sampled(local, task)
+    assert results[tickets[-1][0]].version == 13
 
 
 @pytest.mark.slow
@@ -225,14 +225,14 @@ def test_an_error_of_the_engine_reaches_the_caller_and_ends_nothing_else(rng: np
     assert pool.done() == []  # the other tasks of the call are discarded
     good = random_tasks(rng, 2)
     bad = pool.submit(SampleTask([LARGE], 4, _SAMPLING, seed=5))
-    tickets, found = [pool.submit(task) for task in good], {}
+    tickets, results = [pool.submit(task) for task in good], {}
     errors = 0
-    while len(found) < 2 or not errors:
+    while len(results) < 2 or not errors:
         try:
-            found.update((one.ticket, one) for one in pool.done())
+            results.update((result.ticket, result) for result in pool.done())
         except OutOfMemoryError:
             errors += 1
-    assert (errors, bad in found, sorted(found)) == (1, False, tickets)
+    assert (errors, bad in results, sorted(results)) == (1, False, tickets)
     assert not lines
 
 
@@ -243,8 +243,8 @@ def test_discarded_tasks_are_not_returned(rng: np.random.Generator, shared: Any)
     tickets = [pool.submit(task) for task in tasks]
     discarded = set(rng.choice(tickets, 5, replace=False).tolist())
     pool.discard(discarded)
-    found = all_done(pool, set(tickets) - discarded)
-    assert found.keys() == set(tickets) - discarded
+    results = all_done(pool, set(tickets) - discarded)
+    assert results.keys() == set(tickets) - discarded
     assert pool.done() == []
 
 
@@ -269,10 +269,10 @@ def test_a_result_that_was_lost_with_its_machine_is_sampled_again(
     pool.publish(weights, version=20)
     tickets = [pool.submit(task) for task in tasks]
     monkeypatch.setattr(ray, "get", get_after_a_loss)
-    found = all_done(pool, tickets)
+    results = all_done(pool, tickets)
     local = NativeInBothPrecisions(0)
     local.load_weights(weights, version=20)
-    assert [found[ticket].trees for ticket in tickets] == [sampled(local, task) for task in tasks]
+    assert [results[ticket].trees for ticket in tickets] == [sampled(local, task) for task in tasks]
     assert len(lost) == 2
     assert pool.done() == []
 
@@ -297,8 +297,8 @@ def test_an_observer_can_end_a_call(rng: np.random.Generator, shared: Any) -> No
     with pytest.raises(StoppedError):
         engine.sample(SampleTask([*prompts, HUNG], 6, _SAMPLING, seed=1))  # the last task never ends
     hang.unlink()
-    assert [one.finished for one in seen] == sorted(one.finished for one in seen)
-    assert {one.rollouts for one in seen} == {30}
+    assert [progress.finished for progress in seen] == sorted(progress.finished for progress in seen)
+    assert {progress.rollouts for progress in seen} == {30}
     assert pool.done() == []
     whole: list[Decoding] = []
     trees = PooledEngine(pool, prompts_per_task=3, observe=whole.append).sample(

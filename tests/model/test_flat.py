@@ -58,7 +58,7 @@ def test_rows_hold_every_response_once_within_the_limit(rng: np.random.Generator
     limit = int(rng.integers(1, 200))
     chunks = list(split_into_rows(trees, limit))
     assert [row for chunk in chunks for row in chunk] == [
-        (number, leaf) for number, tree in enumerate(trees) for leaf in range(tree.num_responses)
+        (index, leaf) for index, tree in enumerate(trees) for leaf in range(tree.num_responses)
     ]
     for chunk in chunks:
         longest = max(len(trees[tree].prompt_ids) + int(trees[tree].length[leaf]) - 1 for tree, leaf in chunk)

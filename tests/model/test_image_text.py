@@ -60,7 +60,7 @@ def test_the_text_is_trained_and_the_source_is_saved_again_with_it(
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("source", "saved"))
     assert before.keys() == after.keys()
     changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
-    images = {name for name in before if any(part in name for part in IMAGES)}
+    images = {name for name in before if any(piece in name for piece in IMAGES)}
     assert images
     assert changed
     assert not changed & images
@@ -159,7 +159,7 @@ def test_two_ranks_train_and_save_what_one_does(kind: str, tmp_path: Path, rng: 
     assert source.keys() == one.keys() == two.keys()
     for name, tensor in two.items():
         torch.testing.assert_close(tensor, one[name], rtol=1e-3, atol=1e-4)
-        if any(part in name for part in IMAGES):
+        if any(piece in name for piece in IMAGES):
             assert torch.equal(tensor, source[name])
     assert (tmp_path / "two/preprocessor_config.json").exists()
 

@@ -74,7 +74,7 @@ def test_values_and_gradients_equal_the_definition(
     chunk = logprob_head.logprobs(rows, *(x.numpy() for x in (length_R, row_K, token_K)), np.arange(NODES))
     assert chunk.entropy is not None
     loss = (chunk.logprob * weight_K[chunk.index]).sum() + (chunk.entropy * bonus_K[chunk.index]).sum()
-    found = torch.autograd.grad(loss, [hidden, head.weight, head.bias])
+    gradients = torch.autograd.grad(loss, [hidden, head.weight, head.bias])
 
     exact = [x.detach().double().requires_grad_() for x in (hidden, head.weight, head.bias)]
     logits = exact[0] @ exact[1].T + exact[2]
@@ -84,7 +84,7 @@ def test_values_and_gradients_equal_the_definition(
     order_K = chunk.index
     torch.testing.assert_close(chunk.logprob.double(), logprob_K[order_K], rtol=bound, atol=bound)
     torch.testing.assert_close(chunk.entropy.double(), entropy_K[order_K], rtol=bound, atol=bound)
-    for got, gradient in zip(found, reference, strict=True):
+    for got, gradient in zip(gradients, reference, strict=True):
         assert got.dtype == dtype
         torch.testing.assert_close(got.double(), gradient, rtol=bound, atol=bound * float(gradient.abs().max()))
 

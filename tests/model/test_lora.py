@@ -201,20 +201,20 @@ def test_a_merge_into_tied_embeddings_is_the_adapted_model_also_after_it_is_save
             if parameter.requires_grad:
                 parameter += torch.from_numpy(rng.normal(size=parameter.shape))
     adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
-    whole = load_model(str(tmp_path / "adapter"), CPU, torch.float64)
+    merged_model = load_model(str(tmp_path / "adapter"), CPU, torch.float64)
     ids = torch.from_numpy(rng.integers(0, 17, (2, 9)))
     expected = adapted(ids).logits
-    torch.testing.assert_close(whole(ids).logits, expected, rtol=1e-9, atol=1e-9)
-    is_tied = whole.get_input_embeddings().weight is whole.get_output_embeddings().weight
-    assert is_tied == whole.config.tie_word_embeddings == (targets == ("q_proj",))
+    torch.testing.assert_close(merged_model(ids).logits, expected, rtol=1e-9, atol=1e-9)
+    is_tied = merged_model.get_input_embeddings().weight is merged_model.get_output_embeddings().weight
+    assert is_tied == merged_model.config.tie_word_embeddings == (targets == ("q_proj",))
     vllm = Mock()
     if is_tied:
-        send_adapted(vllm, whole, str(tmp_path / "adapter"))
+        send_adapted(vllm, merged_model, str(tmp_path / "adapter"))
     else:  # vLLM has one weight for both layers
         with pytest.raises(UserError, match=r"vLLM ties the embedding .* save the merged model"):
-            send_adapted(vllm, whole, str(tmp_path / "adapter"))
+            send_adapted(vllm, merged_model, str(tmp_path / "adapter"))
     assert vllm.load_weights.called == is_tied
-    TreeLearner(whole, recipe(learning_rate=1e-3)).save_pretrained(tmp_path / "merged")
+    TreeLearner(merged_model, recipe(learning_rate=1e-3)).save_pretrained(tmp_path / "merged")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float64)
     torch.testing.assert_close(again(ids).logits, expected, rtol=1e-9, atol=1e-9)
 
@@ -432,8 +432,8 @@ def test_a_seed_gives_the_same_adapters_again() -> None:
 
     first = adapters()
     assert any(tensor.any() for tensor in first)
-    for one, again in zip(first, adapters(), strict=True):
-        assert torch.equal(one, again)
+    for first_parameter, again in zip(first, adapters(), strict=True):
+        assert torch.equal(first_parameter, again)
 
 
 @pytest.mark.slow

@@ -60,15 +60,15 @@ def test_the_smallest_change_fits_and_no_smaller_one_does(rng: np.random.Generat
         fitting = [
             any(model.predict(one, WORKLOAD, available).total_bytes <= available for one in changed) for changed in ways
         ]
-        found = MemoryChoices(config, own, WORKLOAD, available).smallest_change()
+        smallest = MemoryChoices(config, own, WORKLOAD, available).smallest_change()
         if True not in fitting:
-            assert found is None or found.prediction.total_bytes > available
+            assert smallest is None or smallest.prediction.total_bytes > available
             continue
-        assert found is not None
+        assert smallest is not None
         first = fitting.index(True)
-        assert found.settings in ways[first]
-        again = model.predict(found.settings, WORKLOAD, available)
-        assert again == found.prediction
+        assert smallest.settings in ways[first]
+        again = model.predict(smallest.settings, WORKLOAD, available)
+        assert again == smallest.prediction
         assert check_prediction(again, available) is None
         found_at.add(first)
     assert {0, 1, 3, 4} <= found_at  # 8 bits take more of the device than the memory of the CPU does
@@ -85,9 +85,9 @@ def test_a_run_fits_at_the_border_and_not_a_byte_below_it(states: Any) -> None:
         assert getattr(model.predict(settings, WORKLOAD, border), needed) == border
         fits, short = (MemoryChoices(config, settings, WORKLOAD, border - missing) for missing in (0, 1))
         if needed == "total_bytes":
-            found = fits.smallest_change()
-            assert found is not None
-            assert found.changes == {}
+            smallest = fits.smallest_change()
+            assert smallest is not None
+            assert smallest.changes == {}
             assert check_prediction(plan, border, fits.fix) is None
             assert "the smallest change that fits: " in str(check_prediction(plan, border - 1, short.fix))
         else:

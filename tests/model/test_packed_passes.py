@@ -197,9 +197,9 @@ def test_chunks_hold_the_nodes_and_prompts_that_fit(rng: np.random.Generator) ->
     first = np.cumsum([0, *(tree.num_responses for tree in trees)])
     for slices in split_into_chunks(trees, most):
         nodes = prompts = 0
-        for one in slices:
-            owned[first[one.tree] + one.start : first[one.tree] + one.stop] += 1
-            some, _ = trees[one.tree].select(np.arange(one.start, one.stop))
+        for tree_slice in slices:
+            owned[first[tree_slice.tree] + tree_slice.start : first[tree_slice.tree] + tree_slice.stop] += 1
+            some, _ = trees[tree_slice.tree].select(np.arange(tree_slice.start, tree_slice.stop))
             nodes, prompts = nodes + some.num_unique_tokens, prompts + len(some.prompt_ids)
         assert nodes <= most
         assert prompts <= most
@@ -372,7 +372,7 @@ def test_a_wrong_window_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("backward_on_cpu")
 def test_the_fastest_way_that_works_is_taken_and_one_line_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled layers, else layers as they are, else what is given; a rank that fails decides for all."""
-    model, given = small_model(dtype=torch.float32), TreeForward()
+    model, default = small_model(dtype=torch.float32), TreeForward()
     lines: list[str] = []
     faults: set[bool] = set()
 
@@ -383,7 +383,7 @@ def test_the_fastest_way_that_works_is_taken_and_one_line_says_why(monkeypatch: 
 
     monkeypatch.setattr("brorl.model.forward.check_packed", check)
 
-    def chosen(forward: TreeForward | FlatForward = given) -> tuple[Any, str]:
+    def chosen(forward: TreeForward | FlatForward = default) -> tuple[Any, str]:
         lines.clear()
         found = with_packed_passes(model, forward, lines.append)
         (line,) = lines
@@ -397,10 +397,10 @@ def test_the_fastest_way_that_works_is_taken_and_one_line_says_why(monkeypatch: 
     assert found == TreeForward(packed=True)
     assert line == "FlexAttention without compiled layers: a fault with compiled = True"
     faults.add(False)
-    assert chosen() == (given, "attention in tiles, without FlexAttention: a fault with compiled = False")
+    assert chosen() == (default, "attention in tiles, without FlexAttention: a fault with compiled = False")
     faults.clear()
     lines.clear()
-    assert with_packed_passes(model, given, lines.append, failed_anywhere=lambda _: True) is given
+    assert with_packed_passes(model, default, lines.append, failed_anywhere=lambda _: True) is default
     assert lines == ["attention in tiles, without FlexAttention: a check fails on another rank"]
 
 

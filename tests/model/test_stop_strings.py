@@ -77,9 +77,9 @@ def test_a_response_ends_with_the_first_prefix_whose_text_contains_a_stop_string
 def test_ends_are_those_of_transformers(rng: np.random.Generator) -> None:
     """Its criterion reads tokens of bytes as text, so characters that are split over tokens are left out."""
     tokenizer = tokenizer_of("byte_level")
-    whole = [t for t in range(2, len(tokenizer)) if "\N{REPLACEMENT CHARACTER}" not in tokenizer.decode([t])]
+    complete = [t for t in range(2, len(tokenizer)) if "\N{REPLACEMENT CHARACTER}" not in tokenizer.decode([t])]
     for _ in range(15):
-        tokens = rng.choice(whole, 20).tolist()
+        tokens = rng.choice(complete, 20).tolist()
         text, start = plain_text(tokenizer, tokens), int(rng.integers(20))
         stops = [*some_stops(rng), text[start : start + int(rng.integers(1, 8))]]
         criterion, stop = StopStringCriteria(tokenizer, stops), StopStrings(tokenizer, stops)

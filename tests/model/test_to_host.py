@@ -20,10 +20,10 @@ class Copies(TorchDispatchMode):
         self.formats: list[torch.dtype] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        if isinstance(found, torch.Tensor) and found.device.type == "cpu" and args[0].device.type == "cuda":
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.device.type == "cpu" and args[0].device.type == "cuda":
             self.formats.append(args[0].dtype)
-        return found
+        return result
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float32])
@@ -32,5 +32,5 @@ def test_the_copy_has_the_format_of_the_result(dtype: torch.dtype | None) -> Non
         floats = torch.empty(3, 4, device="cuda").requires_grad_()
         integers = torch.empty(3, device="cuda", dtype=torch.int64)
         results = [to_host(floats, dtype), to_host(integers, dtype)]
-    assert [one.device.type for one in results] == ["cpu", "cpu"]
-    assert [one.dtype for one in results] == copies.formats == [dtype or torch.float32, torch.int64]
+    assert [tensor.device.type for tensor in results] == ["cpu", "cpu"]
+    assert [tensor.dtype for tensor in results] == copies.formats == [dtype or torch.float32, torch.int64]

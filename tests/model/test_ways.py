@@ -62,7 +62,7 @@ def flattened(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the same from rows, one per rollout, right-padded, through the model's own attention."""
     model.zero_grad()
-    found, offset, total = torch.empty_like(weight_KO), 0, torch.zeros((), dtype=torch.float64)
+    results, offset, total = torch.empty_like(weight_KO), 0, torch.zeros((), dtype=torch.float64)
     for tree in trees:
         paths, prompt = [path for _, path in rollouts(tree)], len(tree.prompt_ids)
         ids = torch.zeros(len(paths), prompt + max(p.size for p in paths), dtype=torch.long)
@@ -74,11 +74,11 @@ def flattened(
             token = of_row.gather(1, torch.from_numpy(tree.token[path])[:, None])[:, 0]
             is_sampled = torch.from_numpy(~tree.given[path])[:, None]
             outputs = torch.stack([token, -(of_row.exp() * of_row).sum(1)], 1) * is_sampled
-            found[offset + path] = outputs.detach()
+            results[offset + path] = outputs.detach()
             total = total + (outputs * (weight_KO[offset + path] / torch.from_numpy(tree.count[path])[:, None])).sum()
         offset += tree.num_nodes
     total.backward()
-    return found, gradients(model)
+    return results, gradients(model)
 
 
 def frozen(model: PreTrainedModel) -> None:
@@ -368,8 +368,8 @@ def test_tiles_attend_to_prompts_and_paths(
         monkeypatch.setattr(chunks, "SCORES_PER_TILE", queries * 280 * HEADS)
         context = batch.tree_context(PromptCache([prompt_key], [prompt_value], lengths))
         output = context.attend(0, query, key, value)
-        found = [output.detach(), *torch.autograd.grad(output, inputs, grad.to(dtype))]
-        for got, reference in zip(found, expected, strict=True):
+        results = [output.detach(), *torch.autograd.grad(output, inputs, grad.to(dtype))]
+        for got, reference in zip(results, expected, strict=True):
             assert got.dtype == dtype
             torch.testing.assert_close(got.double(), reference, rtol=tolerance, atol=tolerance)
 

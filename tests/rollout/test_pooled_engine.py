@@ -35,24 +35,24 @@ def assert_nothing_left(pool: VirtualPool) -> None:
         pool.done()
 
 
-def random_prompts(rng: np.random.Generator, number: int) -> list[list[int]]:
-    return [rng.integers(1, 17, rng.integers(1, 9)).tolist() for _ in range(number)]
+def random_prompts(rng: np.random.Generator, count: int) -> list[list[int]]:
+    return [rng.integers(1, 17, rng.integers(1, 9)).tolist() for _ in range(count)]
 
 
 @pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 20))])
 def test_trees_are_those_of_the_tasks_in_order(rng: np.random.Generator, size: int) -> None:
     started: list[int] = []
     (pool, engine), prompts = pool_of(rng, started), random_prompts(rng, 8)
-    rollouts, seeds = rng.integers(1, 30, 8).tolist(), [prompt_seed(4, number) for number in range(8)]
+    rollouts, seeds = rng.integers(1, 30, 8).tolist(), [prompt_seed(4, index) for index in range(8)]
     trees = PooledEngine(pool, size).sample(SampleTask(prompts, rollouts, _SAMPLING, seed=4))
     cuts = [slice(i, i + size) for i in range(0, 8, size)]
     assert started == [seeds[cut.start] for cut in cuts]
     expected = [engine.sample(SampleTask(prompts[cut], rollouts[cut], _SAMPLING, seeds[cut])) for cut in cuts]
-    assert trees == [tree for part in expected for tree in part]
-    given = [int(number) << 40 for number in rng.integers(0, 2**50, 8)]
-    of_given = PooledEngine(pool, size).sample(SampleTask(prompts, rollouts, _SAMPLING, given))
+    assert trees == [tree for task_trees in expected for tree in task_trees]
+    seeds_P = [int(word) << 40 for word in rng.integers(0, 2**50, 8)]
+    of_given = PooledEngine(pool, size).sample(SampleTask(prompts, rollouts, _SAMPLING, seeds_P))
     assert of_given == [
-        tree for cut in cuts for tree in engine.sample(SampleTask(prompts[cut], rollouts[cut], _SAMPLING, given[cut]))
+        tree for cut in cuts for tree in engine.sample(SampleTask(prompts[cut], rollouts[cut], _SAMPLING, seeds_P[cut]))
     ]
     assert of_given != trees
     counts = [tree.num_rollouts for tree in trees]
@@ -70,7 +70,7 @@ def test_weights_are_published_with_their_version(rng: np.random.Generator) -> N
     engine.load_weights(iter(weights.named_parameters()), version=6)
     local = NativeEngine(weights, eos_token_id=0)
     assert engine.version == own.version == 6
-    seeds = [prompt_seed(1, number) for number in range(3)]
+    seeds = [prompt_seed(1, index) for index in range(3)]
     expected = [
         tree
         for cut in (slice(2), slice(2, 3))

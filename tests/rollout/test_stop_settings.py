@@ -49,8 +49,8 @@ def assert_stopped(tree: RolloutTree, model: Path | str, decode: Any, minimum: i
         assert not any(stop in text for stop in STOP for text in texts[:-1])
         stops = [stop for stop in STOP if texts[-1].endswith(stop)]
         assert finished == bool(stops)
-        whole = tokenizer.decode(list(tokens), skip_special_tokens=True)
-        assert decode(tokens) == (whole[: -len(stops[0])] if stops else whole)
+        full_text = tokenizer.decode(list(tokens), skip_special_tokens=True)
+        assert decode(tokens) == (full_text[: -len(stops[0])] if stops else full_text)
     assert tree.finished.any()
 
 

@@ -119,12 +119,12 @@ def test_parts_of_a_batch_have_the_draws_of_the_whole(rng: np.random.Generator) 
     seed, prompts = int(rng.integers(2**63)), [[1], [2], [1]]
     engine, _ = started()
     seeds = [prompt_seed(seed, number) for number in range(3)]
-    whole = engine.sample(SampleTask(prompts, [5, 2, 5], SAMPLING, seed))
+    together = engine.sample(SampleTask(prompts, [5, 2, 5], SAMPLING, seed))
     parts = engine.sample(SampleTask(prompts[:1], 5, SAMPLING, seeds[:1])) + engine.sample(
         SampleTask(prompts[1:], [2, 5], SAMPLING, seeds[1:])
     )
-    assert whole == parts
-    assert whole[0] != whole[2]  # the same prompt, another number
+    assert together == parts
+    assert together[0] != together[2]  # the same prompt, another number
 
 
 def test_greedy_decodes_once(rng: np.random.Generator) -> None:

@@ -223,19 +223,18 @@ def test_an_adapter_is_given_to_the_engine_at_its_start(
     model, tokenizer = build_sampling_model(settings, str(tmp_path)), load_tokenizer("quickstart")
     forward = choose_forward(model, "auto", 64)
     if worker:
-        monkeypatch.setattr(remote_parts, "VllmEngine", Started)
         remote_parts._make_engine(settings.model_copy(update={"model": str(tmp_path)}), 64, shares_gpu=False)
     else:
         build_engine(settings, str(tmp_path), model, tokenizer, forward, 64)
     if rank:
         saved = load_file(tmp_path / "adapter_model.safetensors")
-        found = dict(saved_adapter(given.items()))
+        got = dict(saved_adapter(given.items()))
     else:
         base = load_model("quickstart", torch.device("cpu"), torch.float32)
         saved = dict(PeftModel.from_pretrained(base, tmp_path).merge_and_unload().named_parameters())
-        found = given
-    assert set(found) == set(saved)
-    for name, tensor in found.items():
+        got = given
+    assert set(got) == set(saved)
+    for name, tensor in got.items():
         assert torch.equal(tensor, saved[name])
 
 

@@ -59,8 +59,8 @@ def shaped_expectation(weight_C: np.ndarray, prob_V: np.ndarray, reward_V: np.nd
         return prob_V * (value_V - prob_V @ value_V)
 
     def mean_weight(correct: int, of: int) -> float:
-        others = np.arange(num_rollouts - of + 1)
-        return float(binom.pmf(others, num_rollouts - of, prob_V @ correct_V) @ weight_C[others + correct])
+        num_others = np.arange(num_rollouts - of + 1)
+        return float(binom.pmf(num_others, num_rollouts - of, prob_V @ correct_V) @ weight_C[num_others + correct])
 
     x1_V, x0_V = reward_V * correct_V, reward_V * (1 - correct_V)
     rate = (mean_weight(1, 2) - mean_weight(2, 2)) * (prob_V @ x1_V)
@@ -92,13 +92,13 @@ def test_known_objectives(num_rollouts: int, rng: np.random.Generator) -> None:
     np.testing.assert_allclose(coefficient(advantages.rloo_weight), 1, rtol=1e-11)
     np.testing.assert_allclose(coefficient(advantages.reinforce_pp_baseline_weight), 1 - 1 / num_rollouts, rtol=1e-11)
     for k in {1, min(16, num_rollouts - 1), num_rollouts // 2, num_rollouts - 1} - {0}:
-        found = coefficient(partial(advantages.pass_at_k_weight, k=k))
-        np.testing.assert_allclose(found, k * np.exp((k - 1) * log_miss_G), rtol=1e-9, atol=1e-9)
+        got = coefficient(partial(advantages.pass_at_k_weight, k=k))
+        np.testing.assert_allclose(got, k * np.exp((k - 1) * log_miss_G), rtol=1e-9, atol=1e-9)
     for order in (1, 8, num_rollouts - 1, None):
         terms = min(order or num_rollouts, num_rollouts - 1)
-        found = coefficient(partial(advantages.maxrl_weight, order=order))
+        got = coefficient(partial(advantages.maxrl_weight, order=order))
         expected_G = np.where(rate_G > 0, -np.expm1(terms * log_miss_G) / np.where(rate_G > 0, rate_G, 1), terms)
-        np.testing.assert_allclose(found, expected_G, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(got, expected_G, rtol=1e-9, atol=1e-9)
 
 
 def test_every_derivative_of_low_degree_has_a_weight_and_no_other(rng: np.random.Generator) -> None:
@@ -138,8 +138,8 @@ def test_the_table_of_the_documentation_is_computed() -> None:
     assert {name for name, _, _ in rows} == set(estimators)
     for name, num_rollouts, cells in rows:
         weight_C = tabulate(estimators[name], int(num_rollouts))
-        found = gradient_coefficient(weight_C, [0.002, 0.01, 0.05, 0.2, 0.5])
-        assert [float(cell) for cell in cells.split("|")[:-1]] == pytest.approx(found.tolist(), abs=0.0051)
+        got = gradient_coefficient(weight_C, [0.002, 0.01, 0.05, 0.2, 0.5])
+        assert [float(cell) for cell in cells.split("|")[:-1]] == pytest.approx(got.tolist(), abs=0.0051)
 
 
 @pytest.mark.slow
@@ -159,8 +159,8 @@ def test_the_falling_order_of_the_documentation_is_computed() -> None:
         return gradient_coefficient(weight_C(order), rate_G) * rate_G * (1 - rate_G)
 
     for order, cells in rows:
-        found = weights(int(order), rate_G)
-        assert [float(cell) for cell in cells.split("|")[:-1]] == pytest.approx(found.tolist(), abs=5.1e-4)
+        got = weights(int(order), rate_G)
+        assert [float(cell) for cell in cells.split("|")[:-1]] == pytest.approx(got.tolist(), abs=5.1e-4)
 
     def halved_at(pass_rate: float, first: int) -> float:
         falling = AdvantageSettings(estimator="maxrl", final_order=1)
@@ -191,8 +191,8 @@ def angle_to_mean_reward(weight_C: np.ndarray, pass_rate: float) -> float:
     """Return the angle in degrees for the four responses of the table of theory.md."""
     prob_V = np.array([pass_rate, pass_rate, 1 - pass_rate, 1 - pass_rate]) / 2
     reward_V = np.array([1.0, 0.9, 0.0, -0.1])
-    found, mean_reward = shaped_expectation(weight_C, prob_V, reward_V, 2), prob_V * (reward_V - prob_V @ reward_V)
-    cosine = found @ mean_reward / np.linalg.norm(found) / np.linalg.norm(mean_reward)
+    got, mean_reward = shaped_expectation(weight_C, prob_V, reward_V, 2), prob_V * (reward_V - prob_V @ reward_V)
+    cosine = got @ mean_reward / np.linalg.norm(got) / np.linalg.norm(mean_reward)
     return float(np.degrees(np.arccos(min(cosine, 1.0))))
 
 
@@ -213,5 +213,5 @@ def test_the_angles_of_the_documentation_are_computed() -> None:
     assert {(name, int(n)) for name, n, _ in rows} == {(name, n) for name in weights for n in (16, 512)}
     for name, num_rollouts, cells in rows:
         weight_C = tabulate(weights[name], int(num_rollouts))
-        found = [angle_to_mean_reward(weight_C, p) for p in (0.002, 0.02, 0.2, 0.5)]
-        assert [float(cell) for cell in cells.split("|")[:-1]] == pytest.approx(found, abs=0.051)
+        got = [angle_to_mean_reward(weight_C, p) for p in (0.002, 0.02, 0.2, 0.5)]
+        assert [float(cell) for cell in cells.split("|")[:-1]] == pytest.approx(got, abs=0.051)

@@ -129,7 +129,7 @@ def _mean(value_L: FloatArray, group: Group) -> float:
 
 
 def rloo_weight(num_rollouts: int, num_correct: int) -> float:  # noqa: ARG001
-    """Return N / (N - 1), which does not depend on c; the advantage is the reward minus the mean of the other rollouts.
+    """Return N / (N - 1), which does not depend on c. The advantage is the reward minus the mean of the other rollouts.
 
     Source: arXiv 2402.14740, Eq. 5.
     """
@@ -184,7 +184,7 @@ def maxrl_weight(num_rollouts: int, num_correct: int, order: int | None = None) 
         raise ValueError(f"the order must be at least 1, got {order}")
     if num_correct == 0:
         return 0.0
-    others = num_rollouts - 1
-    drawn = others if order is None else min(order, others)
-    missed = comb(max(others - num_correct, 0), drawn) / comb(others, drawn)
+    num_others = num_rollouts - 1
+    drawn = num_others if order is None else min(order, num_others)
+    missed = comb(max(num_others - num_correct, 0), drawn) / comb(num_others, drawn)
     return num_rollouts / num_correct * (1 - missed)

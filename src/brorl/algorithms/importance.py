@@ -26,7 +26,7 @@ _LARGEST_LOG_WEIGHT = 20.0  # keeps exp and its sums finite; any useful bound is
 
 
 def mismatch(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -> dict[str, float]:
-    """Measure how far the old policy is from the sampler, over all sampled tokens; given tokens are excluded.
+    """Measure how far the old policy is from the sampler, over all sampled tokens. Given tokens are excluded.
 
     The mean of w is 1 if the sampler's log-probs are right. The mean of w - 1 - log w estimates KL(sampler || old) in
     nats per token, if the mean of w is 1. With top-p and top-k, this also requires that both policies keep the same
@@ -39,7 +39,8 @@ def mismatch(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -
     Source: the k3 estimator of Schulman, "Approximating KL divergence" (2020).
     """
     log_ratio = np.concatenate([_log_ratio(t, old) for t, old in zip(trees, old_logprobs, strict=True)])
-    count, ratio = np.concatenate([t.sampled_count for t in trees]), np.exp(log_ratio)
+    count = np.concatenate([t.sampled_count for t in trees])
+    ratio = np.exp(log_ratio)
     num_tokens = float(count.sum())
     return {
         "mismatch_mean": float(count @ ratio) / num_tokens,
@@ -51,7 +52,7 @@ def mismatch(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -
 def importance_factors(
     tree: RolloutTree, old_logprob_M: FloatArray, correction: ImportanceCorrection
 ) -> tuple[FloatArray, FloatArray]:
-    """Return weight factors for the policy term; `old_logprob_M` has the old policy's log-probs (nats).
+    """Return weight factors for the policy term. `old_logprob_M` has the old policy's log-probs (nats).
 
     Returns:
         One factor per node, >= 0, shape [M], and one per distinct response, 0 or 1, shape [L]; all 1 for "none".
@@ -71,7 +72,7 @@ def importance_factors(
             node_M = np.where((ratio_M >= correction.low) & (ratio_M <= correction.high), ratio_M, 0.0)
         case "sequence_mask":
             node_M = ratio_M
-            mean_L = np.exp(tree.sum_along_paths(log_ratio_M)[tree.leaf] / tree.length)
+            mean_L = np.exp(tree.sum_over_responses(log_ratio_M) / tree.length)
             response_L = ((mean_L >= correction.low) & (mean_L <= correction.high)).astype(np.float64)
         case _:
             assert_never(correction.correction)
@@ -110,13 +111,14 @@ def inclusion_probabilities(weight_L: FloatArray, size: int) -> FloatArray:
 
 
 def choose(pi_L: FloatArray, generator: np.random.Generator) -> IntArray:
-    """Choose entries by systematic sampling with one uniform number; entry l is chosen with probability pi_l.
+    """Choose entries by systematic sampling with one uniform number. Entry l is chosen with probability pi_l.
 
     Returns:
         Ascending indices of the chosen entries; their number is the sum of `pi_L`, rounded up or down.
 
     Source: Madow, "On the theory of systematic sampling, II", Annals of Mathematical Statistics 20 (1949).
     """
+    # Entry l owns the segment of length pi_l up to edge_l. It is chosen if one of the ticks u, u + 1, ... is in it.
     edge_L = np.cumsum(pi_L)
     ticks_L = np.floor(edge_L - generator.random())
     return np.flatnonzero(np.diff(ticks_L, prepend=-1.0) > 0)
@@ -125,7 +127,7 @@ def choose(pi_L: FloatArray, generator: np.random.Generator) -> IntArray:
 def choose_responses(
     total_advantage_L: FloatArray, correct_L: BoolArray, size: int, generator: np.random.Generator
 ) -> tuple[IntArray, FloatArray]:
-    """Choose at most `size` (plus one, by rounding) responses with each verdict; a larger |advantage| is likelier.
+    """Choose at most `size` (plus one, by rounding) responses with each verdict. A larger |advantage| is likelier.
 
     Args:
         total_advantage_L: Count times advantage of each distinct response, shape [L].

@@ -39,7 +39,7 @@ _LARGEST_LOG_RATIO = 80.0
 
 
 def node_weights(tree: RolloutTree, advantage_L: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Sum the positive and the negative advantages of the rollouts through each node; return both sums, shape [M].
+    """Sum the positive and the negative advantages of the rollouts through each node, and return both sums, shape [M].
 
     Both are 0 at given nodes. `advantage_L` has one number per distinct response, shape [L], which is multiplied by
     the response's count.
@@ -181,7 +181,7 @@ def gspo_loss(
     Source: GSPO (arXiv 2507.18071, Eq. 5 and 7).
     """
     with np.errstate(over="ignore"):  # the caller rejects an infinite loss
-        ratio_L = np.exp(tree.sum_along_paths(logprob_M - old_logprob_M)[tree.leaf] / tree.length)
+        ratio_L = np.exp(tree.sum_over_responses(logprob_M - old_logprob_M) / tree.length)
     per_token_L = tree.leaf_count * advantage_L
     weight_L = per_token_L * tree.length
     high_L = (ratio_L > 1 + clip_high) & (weight_L > 0)
@@ -261,7 +261,7 @@ def kl_estimates(logprob_K: Tensor, reference_logprob_K: Tensor, estimator: KLEs
 
 
 def penalized_group(group: Group, penalty: KLPenalty) -> Group:
-    """Subtract each response's KL penalty from its reward; verdicts do not change.
+    """Subtract each response's KL penalty from its reward. Verdicts do not change.
 
     The penalty is coefficient * (sum of the estimates over the response's tokens). Old and reference log-probs must be
     known.
@@ -274,5 +274,5 @@ def penalized_group(group: Group, penalty: KLPenalty) -> Group:
         penalty.estimator,
         penalty.clamp,
     ).numpy()
-    penalty_L = penalty.coefficient * group.tree.sum_along_paths(estimate_M)[group.tree.leaf]
+    penalty_L = penalty.coefficient * group.tree.sum_over_responses(estimate_M)
     return replace(group, reward_L=group.reward_L - penalty_L)

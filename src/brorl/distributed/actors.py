@@ -31,7 +31,7 @@ from brorl.verification.verifier import TrialResponses, Verifier
 
 @dataclass(frozen=True)
 class RemoteWeights:
-    """Named tensors in the object store. Every iteration reads them; passing this object on copies nothing."""
+    """Named tensors in the object store. Every iteration reads them. Passing this object on copies nothing."""
 
     # Ray's reference to their `stored_form`. The weights exist as long as some process has the reference and its owner
     # (the process that called `put`, or the actor) is alive.
@@ -39,7 +39,7 @@ class RemoteWeights:
 
     @classmethod
     def put(cls, weights: Iterable[tuple[str, Tensor]]) -> RemoteWeights:
-        """Copy weights into the object store; GPU weights go through the host."""
+        """Copy weights into the object store. GPU weights go through the host."""
         return cls(ray.put(stored_form(weights)))
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
@@ -78,7 +78,8 @@ class EngineActor:
 
     def __init__(self, build: Callable[[], Engine], threads: int, shares_gpu: bool = False) -> None:
         torch.set_num_threads(threads)
-        self._engine, self._shares_gpu = build(), shares_gpu
+        self._engine = build()
+        self._shares_gpu = shares_gpu
 
     def load(self, weights: RemoteWeights, version: int) -> tuple[None, None]:
         """Load weights."""

@@ -60,7 +60,8 @@ class RayCluster:
     ) -> None:
         self.settings = settings
         self.echo = echo
-        self._note, self._advice = note, advice
+        self._note = note
+        self._advice = advice
         self._exit_message: subprocess.Popen[bytes] | None = None
         self._folder: TemporaryFolder | None = None
         self._connected = False
@@ -68,7 +69,7 @@ class RayCluster:
         self._parts: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Start or join the cluster, wait for its machines, and check them; reserve their resources the first time."""
+        """Start or join the cluster, wait for its machines, and check them. Reserve their resources the first time."""
         self.connect()
         self._wait_for_machines()
         _check_versions()
@@ -76,12 +77,12 @@ class RayCluster:
         if not self._groups:
             self._reserve()
 
-    def options(self, kind: Kind, number: int) -> dict[str, Any]:
+    def options(self, kind: Kind, index: int) -> dict[str, Any]:
         """Return the actor options that place process `number` (from 0) of a kind on its reserved resources."""
         group = self._groups.get("rollout" if kind == "learner" and self.settings.colocated else kind)
         if group is None:  # nothing is reserved for it
             return {**self.settings.request(kind), "scheduling_strategy": "SPREAD"}
-        place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
+        place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
         return {**self.settings.request(kind), "scheduling_strategy": place}
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -99,7 +100,7 @@ class RayCluster:
         self._parts.append(end)
 
     def release(self) -> None:
-        """End the processes of the run and free their resources; Ray keeps running."""
+        """End the processes of the run and free their resources. Ray keeps running."""
         while self._parts:
             self._parts.pop()()
         while self._groups:
@@ -125,7 +126,7 @@ class RayCluster:
         return len(_machines())
 
     def connect(self) -> None:
-        """Start or join the cluster; a program that is already connected stays connected."""
+        """Start or join the cluster. A program that is already connected stays connected."""
         if ray.is_initialized():
             return
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -156,14 +157,15 @@ class RayCluster:
 
     def _wait_for_machines(self) -> None:
         """Wait until all machines have joined."""
-        deadline, has_said = monotonic() + self.settings.join_timeout_s, False
+        deadline = monotonic() + self.settings.join_timeout_s
+        announced = False
         while (missing := self.settings.nodes - len(_machines())) > 0:
             join = f"ray start --address={ray.get_runtime_context().gcs_address}"
             if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
                 join = f"RAY_AUTH_MODE=token {join}"
-            if not has_said:
+            if not announced:
                 self.echo(f"waiting for {counted(missing, 'machine')}; run this on each of them: {join}")
-                has_said = True
+                announced = True
             if monotonic() > deadline:
                 raise UserError(
                     f"cluster.nodes = {self.settings.nodes}, but only {self.settings.nodes - missing} joined within "
@@ -176,7 +178,8 @@ class RayCluster:
         """Check that the cluster has enough CPUs and GPUs for all processes."""
         settings = self.settings
         available = {name: int(sum(node["Resources"].get(name, 0) for node in _machines())) for name in ("CPU", "GPU")}
-        numbers, gpus = f"cluster.rollout_workers ({settings.rollout_workers})", "cluster.gpus_per_rollout_worker"
+        numbers = f"cluster.rollout_workers ({settings.rollout_workers})"
+        gpus = "cluster.gpus_per_rollout_worker"
         if settings.learner_ranks:
             numbers += f", cluster.learner_ranks ({settings.learner_ranks})"
             gpus += ", cluster.gpus_per_learner_rank"
@@ -211,7 +214,7 @@ class RayCluster:
 
 @contextmanager
 def _without_stop_signals() -> Iterator[None]:
-    """Block SIGTERM and SIGHUP in processes that start within the block; keep this program's own SIGTERM handler.
+    """Block SIGTERM and SIGHUP in processes that start within the block. Keep this program's own SIGTERM handler.
 
     `scancel` and `timeout` send SIGTERM to all processes of a run, and a closed terminal sends SIGHUP, but the run
     needs its processes until it has saved a checkpoint. They inherit the blocked signals. On Linux the kernel kills
@@ -246,14 +249,13 @@ def _check_versions() -> None:
         return versions
 
     here = ray.get_runtime_context().get_node_id()
-    asked = {
-        f"machine {node['NodeManagerHostname']} ({node['NodeManagerAddress']})": ray.remote(read)
-        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
-        .remote()
-        for node in _machines()
-        if node["NodeID"] != here
-    }
-    for machine, answer in asked.items():
+    answer_of = {}
+    for node in _machines():
+        if node["NodeID"] != here:
+            on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            machine = f"machine {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+            answer_of[machine] = ray.remote(read).options(num_cpus=0, scheduling_strategy=on_node).remote()
+    for machine, answer in answer_of.items():
         versions: dict[str, str] = ray.get(answer)
         check_versions(machine, versions, read())
 

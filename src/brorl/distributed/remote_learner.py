@@ -45,7 +45,7 @@ BuildLearner = Callable[[int, int, tuple[str, int], Callable[[str], None], Obser
 
 
 class LearnerRank:
-    """The learner of one rank; Ray makes this class an actor.
+    """The learner of one rank. Ray makes this class an actor.
 
     A rollout worker may use the same GPU between calls. `sent_dtype` is the dtype of the weights in the object store;
     None keeps the learner's.
@@ -53,7 +53,8 @@ class LearnerRank:
 
     def __init__(self, rank: int, shares_gpu: bool = False, sent_dtype: torch.dtype | None = None) -> None:
         self._rank = rank
-        self._shares_gpu, self._sent_dtype = shares_gpu, sent_dtype
+        self._shares_gpu = shares_gpu
+        self._sent_dtype = sent_dtype
         self._reports: SimpleQueue[Report] = SimpleQueue()
         self._learner: Any = None
 
@@ -76,7 +77,7 @@ class LearnerRank:
             raise UserError(f"learner rank {self._rank} on machine {machine}: {error}") from error
 
     def call(self, method: str, *arguments: Any) -> tuple[Any, list[Report]]:
-        """Call a method of the learner. Return its result (None except on rank 0) and the latest reports.
+        """Call a method of the learner and return its result (None except on rank 0) and the latest reports.
 
         `with_old_logprobs` returns only the old log-probs, not the groups.
         """
@@ -98,7 +99,7 @@ class LearnerRank:
         return None, stored
 
     def reports(self) -> list[Report]:
-        """Wait for reports, and return them; return an empty list after some seconds without any."""
+        """Wait for reports and return them. Return an empty list after some seconds without any."""
         try:
             first = self._reports.get(timeout=_LONGEST_WAIT_S)
         except Empty:
@@ -106,16 +107,16 @@ class LearnerRank:
         return [first, *self._drained()]
 
     def _drained(self) -> list[Report]:
-        found: list[Report] = []
+        reports: list[Report] = []
         while True:
             try:
-                found.append(self._reports.get_nowait())
+                reports.append(self._reports.get_nowait())
             except Empty:
-                return found
+                return reports
 
 
 def check_shared(token: Path, machine: str) -> None:
-    """Check that the driver's folder exists here and is writable; `token` is a file that the driver wrote there."""
+    """Check that the driver's folder exists here and is writable. `token` is a file that the driver wrote there."""
     folder = token.parent
     fix = "set output_dir to storage that all machines mount at the same path"
     if not folder.is_dir():
@@ -150,8 +151,11 @@ class RemoteLearner:
         observe: Observe,
         sent_dtype: torch.dtype | None = None,
     ) -> None:
-        self.timeout_s, self._echo, self._observe = timeout_s, echo, observe
-        size, shared_gpu = cluster.settings.learner_ranks, cluster.settings.shares_gpus
+        self.timeout_s = timeout_s
+        self._echo = echo
+        self._observe = observe
+        size = cluster.settings.learner_ranks
+        shared_gpu = cluster.settings.shares_gpus
         remote: Any = ray.remote  # its types lack concurrency groups
         actor = remote(concurrency_groups={"reports": 1})(LearnerRank)
         self._ranks = [
@@ -193,8 +197,8 @@ class RemoteLearner:
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """See `Learner`."""
-        found: list[FloatArray] = self._call("logprobs", list(trees))
-        return found
+        logprobs: list[FloatArray] = self._call("logprobs", list(trees))
+        return logprobs
 
     def weights(self) -> RemoteWeights:
         """Return a reference to the current weights. A process loads them only when it iterates over it."""
@@ -205,8 +209,8 @@ class RemoteLearner:
     def num_parameters(self, only_trainable: bool = False) -> int:
         """See `Learner`."""
         self.wait_until_built()
-        number: int = self._call("num_parameters", only_trainable)
-        return number
+        count: int = self._call("num_parameters", only_trainable)
+        return count
 
     def save_pretrained(self, folder: Path) -> None:
         """See `Learner`."""
@@ -234,8 +238,8 @@ class RemoteLearner:
         self._call("load_optimizer_state", state)
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        """Call a method on all ranks; large arguments are put into the object store once."""
-        sent = [one if isinstance(one, int | float | bool) else ray.put(one) for one in arguments]
+        """Call a method on all ranks. Large arguments are put into the object store once."""
+        sent = [value if isinstance(value, int | float | bool) else ray.put(value) for value in arguments]
         results = self._wait([rank.call.remote(method, *sent) for rank in self._ranks])
         result, reports = results[0]
         self._pass_on(reports)
@@ -266,9 +270,9 @@ class RemoteLearner:
         try:
             return _result_of(call)
         except RayTaskError as error:
-            others = [other for other in pending if other != call]
-            if isinstance(error.cause, RuntimeError) and others:  # perhaps another rank died
-                for other in ray.wait(others, num_returns=len(others), timeout=_GRACE_S)[0]:
+            unfinished = [other for other in pending if other != call]
+            if isinstance(error.cause, RuntimeError) and unfinished:  # perhaps another rank died
+                for other in ray.wait(unfinished, num_returns=len(unfinished), timeout=_GRACE_S)[0]:
                     with suppress(RayTaskError):
                         _result_of(other)
             self.close()  # the other ranks would wait for this one

@@ -23,10 +23,9 @@ from brorl.errors import UserError
 from brorl.evaluation.evaluator import weights_fingerprint
 from brorl.model.kernels import use_kernels
 from brorl.model.load import end_tokens, load_tokenizer
-from brorl.model.source import find_model
 from brorl.rollout.chosen_engine import build_sampling_model, load_engine
 from brorl.rollout.engine import Engine, PooledEngine
-from brorl.rollout.vllm_engine import VllmEngine, send_adapted, vllm_setup
+from brorl.rollout.vllm_engine import start_vllm, vllm_setup
 from brorl.sampling import StopStrings
 from brorl.seeds import derived_seed
 from brorl.tools.setup import environment_verifier, load_tools, make_toolbox, with_turns
@@ -79,7 +78,7 @@ def check_ray(config: TrainConfig) -> None:
 def place_run(
     cluster: RayCluster, config: TrainConfig, inputs: RunInputs, shared: Path, clock: Stopwatch, observe: Observe
 ) -> tuple[Learner, Collector]:
-    """Start the cluster with the learner, the verifiers and the rollout workers; all must see the folder `shared`.
+    """Start the cluster with the learner, the verifiers and the rollout workers. All must see the folder `shared`.
 
     Returns:
         The learner, and the collector with the run's grader.
@@ -89,7 +88,8 @@ def place_run(
     observe(Stage("loading", "model"))
     learner = place_learner(cluster, config, inputs, shared, observe)
     verifiers = place_verifiers(cluster, config, inputs.grader.verifiers)
-    stream, grader = inputs.prompts.train, replace(inputs.grader, verifiers=verifiers)
+    stream = inputs.prompts.train
+    grader = replace(inputs.grader, verifiers=verifiers)
     collector: Collector
     if config.cluster.mode == "sync":
         engine = place_engine(cluster, config, inputs.context, observe)
@@ -111,7 +111,8 @@ def place_pool(cluster: RayCluster, config: TrainConfig, context: int) -> Rollou
     """Start the rollout workers; see `place_engine`."""
     from brorl.distributed.actors import RolloutActors
 
-    settings, shares_gpus = config.cluster, cluster.settings.shares_gpus
+    settings = config.cluster
+    shares_gpus = cluster.settings.shares_gpus
     recipe = partial(_make_engine, _on(config, settings.gpus_per_rollout_worker), context, shares_gpus)
     pool = RolloutActors(
         recipe, _pool_config(cluster, config, "rollout"), settings.cpus_per_worker, cluster.echo, shares_gpus
@@ -163,7 +164,8 @@ def place_learner(
     model_path = str(folder.resolve()) if folder.is_dir() else inputs.model_path
     recipe = partial(_make_learner, _on(config, config.cluster.gpus_per_learner_rank), model_path, inputs.context)
     halved = config.engine.kind == "vllm" and config.autocasts  # from float32 to vLLM's bfloat16
-    sent_dtype, timeout_s = torch.bfloat16 if halved else None, config.cluster.learner_timeout_s
+    sent_dtype = torch.bfloat16 if halved else None
+    timeout_s = config.cluster.learner_timeout_s
     return RemoteLearner(cluster, recipe, shared.resolve(), timeout_s, cluster.echo, observe, sent_dtype)
 
 
@@ -179,13 +181,11 @@ def _make_engine_of_turns(
     config: TrainConfig, context: int, shares_gpu: bool, tokenizer: PreTrainedTokenizerBase
 ) -> Engine:
     if config.engine.kind == "vllm":  # vLLM loads the model itself
-        settings = replace(vllm_setup(config, config.model, context), sleeps=shares_gpu)
+        setup = replace(vllm_setup(config, config.model, context), sleeps=shares_gpu)
         stop_token_ids = end_tokens(config.model, tokenizer, config.sampling.stop)
-        engine = VllmEngine(settings, stop_token_ids, stop=StopStrings(tokenizer, config.sampling.stop))
-        if find_model(config.model).adapter:  # vLLM has loaded only the base model
-            model = build_sampling_model(_on(config, gpus=0), config.model)
-            send_adapted(engine, model, config.model)
-        return engine
+        stop = StopStrings(tokenizer, config.sampling.stop)
+        load = partial(build_sampling_model, _on(config, gpus=0), config.model)
+        return start_vllm(setup, config.model, stop_token_ids, stop, load)
     return load_engine(config, config.model, tokenizer, context)[1]
 
 
@@ -213,5 +213,5 @@ def _make_learner(
 
 
 def _on(config: TrainConfig, gpus: int) -> TrainConfig:
-    """Return the settings with the device "cuda" or "cpu"; Ray shows a worker only its own GPUs."""
+    """Return the settings with the device "cuda" or "cpu". Ray shows a worker only its own GPUs."""
     return config.model_copy(update={"device": "cuda" if gpus else "cpu"})

@@ -93,19 +93,19 @@ class ClusterSettings(Section):
 
     def bundles(self, kind: Kind) -> list[dict[str, float]]:
         """Return the CPUs and GPUs to reserve for each process of a kind; none for processes that share a place."""
-        others = 0 if self.in_turn else self.cpus_per_worker
+        cpus = 0 if self.in_turn else self.cpus_per_worker
         match kind:
             case "rollout" if self.colocated:
-                number, gpus = max(self.rollout_workers, self.learner_ranks), int(self.needed_gpus > 0)
-                return _bundles(number, self.cpus_per_worker, gpus)
+                shared_places = max(self.rollout_workers, self.learner_ranks)
+                return _bundles(shared_places, self.cpus_per_worker, gpus=int(self.needed_gpus > 0))
             case "rollout":
                 return _bundles(self.rollout_workers, self.cpus_per_worker, self.gpus_per_rollout_worker)
             case "learner" if self.colocated:
                 return []
             case "learner":
-                return _bundles(self.learner_ranks, others, self.gpus_per_learner_rank)
+                return _bundles(self.learner_ranks, cpus, self.gpus_per_learner_rank)
             case "verifier":
-                return _bundles(self.verifier_workers, others, 0)
+                return _bundles(self.verifier_workers, cpus, 0)
 
     def request(self, kind: Kind) -> dict[str, float]:
         """Return the CPUs and GPUs that each process of a kind takes from its reserved place, as actor options."""
@@ -141,7 +141,7 @@ class ClusterSettings(Section):
         return self
 
 
-def _bundles(number: int, cpus: float, gpus: float) -> list[dict[str, float]]:
+def _bundles(count: int, cpus: float, gpus: float) -> list[dict[str, float]]:
     """Return equal bundles; none if there is nothing to reserve."""
     bundle = {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
-    return [bundle] * number if bundle else []
+    return [bundle] * count if bundle else []

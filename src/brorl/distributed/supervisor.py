@@ -68,7 +68,7 @@ class StartReceipt(NamedTuple):
 
 
 class FailedCall(NamedTuple):
-    """Replaces the receipt of a call that raised an exception; the process is intact."""
+    """Replaces the receipt of a call that raised an exception. The process is intact."""
 
     error: Exception
 
@@ -88,7 +88,7 @@ class ActorHost:
             return _raised(error)
 
     def call(self, method: str, *arguments: Any) -> tuple[Any, Any]:
-        """Call a method of the object; return its receipt and payload, or `FailedCall` and None."""
+        """Call a method of the object and return its receipt and payload, or `FailedCall` and None."""
         try:
             receipt, payload = getattr(self._object, method)(*arguments)
         except Exception as error:
@@ -119,7 +119,7 @@ class _Actor:
 
 
 class Supervisor:
-    """Assigns calls to actors. Only one thread may use it; `echo` receives a line for each lost actor.
+    """Assigns calls to actors. Only one thread may use it. `echo` receives a line for each lost actor.
 
     `make` makes an actor's object in the actor's process and must be picklable. If it fails, or too many actors are
     lost, the start fails.
@@ -127,7 +127,8 @@ class Supervisor:
 
     def __init__(self, make: Callable[[], object], pool_config: PoolConfig, echo: Echo = lambda _: None) -> None:
         self._make = cloudpickle.dumps(make)  # actors unpickle it in `start`, where an error keeps its type
-        self._config, self._echo = pool_config, echo
+        self._config = pool_config
+        self._echo = echo
         self._tickets = count()
         self._open: dict[int, ActorCall] = {}  # ticket -> a call that is not finished
         self._waiting: deque[int] = deque()  # tickets not assigned to an actor
@@ -152,7 +153,7 @@ class Supervisor:
         return [actor.started for actor in self._actors if actor.started is not None]
 
     def submit(self, call: ActorCall) -> int:
-        """Queue a call; return its ticket. Tickets increase with each call."""
+        """Queue a call and return its ticket. Tickets increase with each call."""
         self._check()
         ticket = next(self._tickets)
         self._open[ticket] = call
@@ -167,7 +168,7 @@ class Supervisor:
         self._give_out()
 
     def finished(self, timeout_s: float | None = None) -> list[FinishedCall]:
-        """Wait until a call finishes; return all finished calls, each once, or none after the timeout.
+        """Wait until a call finishes, and return all finished calls, each once, or none after the timeout.
 
         If a call raised an exception, re-raise it here; the call is then finished.
         """
@@ -213,14 +214,15 @@ class Supervisor:
         return _Actor(index, handle, [handle.start.remote(self._make)], monotonic() + self._config.start_timeout_s)
 
     def _give_out(self) -> None:
-        """Assign each idle actor its preparation or the next call; the actor with the oldest call comes first."""
-        for actor in sorted(self._actors, key=lambda one: one.deadline):
+        """Assign each idle actor its preparation or the next call. The actor with the oldest call comes first."""
+        for actor in sorted(self._actors, key=lambda actor: actor.deadline):
             number, preparation = self._preparation
             if actor.answer:
                 continue
             if actor.prepared < number:
                 assert preparation is not None
-                actor.prepared, call = number, preparation
+                actor.prepared = number
+                call = preparation
             elif self._waiting:
                 actor.ticket = self._waiting.popleft()
                 call = self._open[actor.ticket]
@@ -273,10 +275,11 @@ class Supervisor:
             self._finished.append(call)
 
     def _lose(self, actor: _Actor, reason: str) -> None:
-        """Replace an actor; requeue its call first, unless it was discarded or lost too often."""
+        """Replace an actor. Requeue its call first, unless it was discarded or lost too often."""
         ray.kill(actor.handle)
         process = "" if actor.started is None else f" ({actor.started.host}, process {actor.started.pid})"
-        ticket, limit = actor.ticket, self._config.max_restarts
+        ticket = actor.ticket
+        limit = self._config.max_restarts
         call = None if ticket is None else self._open.get(ticket)
         work = "" if call is None else f" while {call.title}"
         lost = f"{self._config.kind} {actor.index + 1}{process} was lost{work}: {reason}"

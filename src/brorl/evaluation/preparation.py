@@ -171,7 +171,7 @@ def _check_memory(
     longest = max(len(prompt.token_ids) for prompts in prompts_of.values() for prompt in prompts)
     settings = MemorySettings(
         config.dtype,
-        int(config.engine.memory_gib * 2**30),
+        config.engine.memory_bytes,
         forward=config.engine.forward,
         separate_engine=config.engine.kind == "vllm",
         engine_apart=config.engine.vllm.placement == "apart",

@@ -50,21 +50,22 @@ def split_into_chunks(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[
     """
     chunk: list[TreeSlice] = []
     nodes = chunk_prompt_tokens = 0
-    for number, tree in enumerate(trees):
+    for index, tree in enumerate(trees):
         new_L = np.diff(tree.leaf, prepend=-1).tolist()
         path_L = tree.total_length.tolist()
-        start, prompt_tokens = 0, len(tree.prompt_ids)
+        start = 0
+        prompt_tokens = len(tree.prompt_ids)
         if chunk_prompt_tokens + prompt_tokens > max_nodes and chunk:
             yield chunk
             chunk, nodes, chunk_prompt_tokens = [], 0, 0
         chunk_prompt_tokens += prompt_tokens
         for leaf in range(tree.num_responses):
             if nodes + new_L[leaf] > max_nodes and (leaf > start or chunk):
-                yield [*chunk, TreeSlice(number, start, leaf)] if leaf > start else chunk
+                yield [*chunk, TreeSlice(index, start, leaf)] if leaf > start else chunk
                 chunk, start, nodes = [], leaf, path_L[leaf] - new_L[leaf]
                 chunk_prompt_tokens = prompt_tokens
             nodes += new_L[leaf]
-        chunk.append(TreeSlice(number, start, tree.num_responses))
+        chunk.append(TreeSlice(index, start, tree.num_responses))
     if chunk:
         yield chunk
 
@@ -81,7 +82,7 @@ def prompt_groups(trees: Sequence[RolloutTree], max_tokens: int) -> Iterator[tup
 
 
 def padded_ranges(lengths: Sequence[int], most_tokens: int) -> list[IntArray]:
-    """Split rows into ranges of at most `most_tokens` tokens, including padding; a longer row gets its own range."""
+    """Split rows into ranges of at most `most_tokens` tokens, including padding. A longer row gets its own range."""
     starts, longest = [0], 0
     for index, length in enumerate(lengths):
         longest = max(longest, length)
@@ -92,7 +93,7 @@ def padded_ranges(lengths: Sequence[int], most_tokens: int) -> list[IntArray]:
 
 
 def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
-    """Return the cost of each distinct response with tree attention, in tokens, shape [L]; shared tokens cost once.
+    """Return the cost of each distinct response with tree attention, in tokens, shape [L]. Shared tokens cost once.
 
     The first response pays for the prompt. `cost_per_position` is the cost of attending to one token, relative to the
     other work per token.
@@ -227,7 +228,7 @@ _MAX_QUERIES = 256  # with more, a tile reads too many keys that only a few of i
 
 
 class _Tile(NamedTuple):
-    """A run of consecutive nodes of one prompt; scores exist for one tile at a time."""
+    """A run of consecutive nodes of one prompt. Scores exist for one tile at a time."""
 
     prompt: int  # number of the prompt
     prompt_length: int  # tokens of the prompt
@@ -238,12 +239,9 @@ class _Tile(NamedTuple):
 
     def attend(self, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, *prompts: Tensor) -> Tensor:
         """Return the attention of the nodes of the tile, shape [B, H, E]."""
-        key, value = (
-            torch.cat(
-                [prompt[self.prompt, :, : self.prompt_length], own.index_select(0, self.key_A).transpose(0, 1)], 1
-            )[None]
-            for prompt, own in zip(prompts, (key_TKD, value_TKD), strict=True)
-        )
+        prompt_keys, prompt_values = prompts
+        key = self._with_prompt(prompt_keys, key_TKD)
+        value = self._with_prompt(prompt_values, value_TKD)
         node_B1 = torch.arange(self.start, self.stop, device=self.key_A.device)[:, None]
         seen = torch.nn.functional.pad(
             (self.key_A <= node_B1) & (node_B1 < self.end_A), (self.prompt_length, 0), value=True
@@ -253,6 +251,11 @@ class _Tile(NamedTuple):
             query, key, value, attn_mask=seen, scale=1.0, enable_gqa=True
         )
         return output[0].transpose(0, 1)
+
+    def _with_prompt(self, prompts: Tensor, own_TKD: Tensor) -> Tensor:
+        """Return keys or values of the prompt and of the nodes that are read, one after the other."""
+        nodes_KAD = own_TKD.index_select(0, self.key_A).transpose(0, 1)
+        return torch.cat([prompts[self.prompt, :, : self.prompt_length], nodes_KAD], 1)[None]
 
 
 def _tiles(prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray, num_heads: int) -> Iterator[_Tile]:
@@ -274,7 +277,7 @@ def _tiles(prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray, num_head
 
 
 def _attend_in_tiles(tiles: list[_Tile], *inputs: Tensor) -> Tensor:
-    """Return the attention; the inputs are those of `_Tile.attend`. With gradients, the backward pass recomputes it."""
+    """Return the attention. The inputs are those of `_Tile.attend`. With gradients, the backward pass recomputes it."""
     if not torch.is_grad_enabled():
         return torch.cat([tile.attend(*inputs) for tile in tiles])
     run = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
@@ -329,14 +332,15 @@ class ChunkSize:
         self._passes = passes or PassSync()
 
     def run(self, work: Callable[[], T]) -> T:
-        """Return the result of work that reads `value`; restart it with half the nodes whenever memory runs out."""
+        """Return the result of work that reads `value`. Restart it with half the nodes whenever memory runs out."""
         while True:
             try:
                 return work()
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                reason, on_this_rank = first_line(error), not isinstance(error, PeerOutOfMemoryError)
+                reason = first_line(error)
+                on_this_rank = not isinstance(error, PeerOutOfMemoryError)
             # After the handler, the failed pass and its tensors are freed.
             if on_this_rank:
                 self._passes.fail()

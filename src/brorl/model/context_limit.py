@@ -32,8 +32,8 @@ class ContextLimit(NamedTuple):
 def attention_limit(config: PreTrainedConfig) -> ContextLimit | None:
     """Return the smallest attention span among a model's layers; None if all layers see the whole context."""
     window, other = smallest_window(config), other_span(config)
-    found = [] if window is None else [ContextLimit("sliding window", window)]
-    return _smallest(found if other is None else [*found, other])
+    limits = [] if window is None else [ContextLimit("sliding window", window)]
+    return _smallest(limits if other is None else [*limits, other])
 
 
 def smallest_window(config: PreTrainedConfig) -> int | None:
@@ -45,19 +45,19 @@ def smallest_window(config: PreTrainedConfig) -> int | None:
 def other_span(config: PreTrainedConfig) -> ContextLimit | None:
     """Return the smallest attention span other than a layer's sliding window, such as a chunk, if any."""
     text_config = config.get_text_config()
-    found = []
+    limits = []
     for key, name in _OTHER_SPANS.items():
         tokens = getattr(text_config, key, None)
         if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0:
-            found.append(ContextLimit(name, tokens))
+            limits.append(ContextLimit(name, tokens))
     chunked = _has_layers(text_config, "chunked")
-    return _smallest([limit for limit in found if chunked or limit.name != _OTHER_SPANS["attention_chunk_size"]])
+    return _smallest([limit for limit in limits if chunked or limit.name != _OTHER_SPANS["attention_chunk_size"]])
 
 
 def _has_layers(text_config: PreTrainedConfig, kind: str) -> bool:
     """Return whether a model can have layers of a kind. It cannot if its config lists layer kinds without this one."""
     kinds = getattr(text_config, "layer_types", None)
-    return kinds is None or any(kind in one for one in kinds)
+    return kinds is None or any(kind in layer_kind for layer_kind in kinds)
 
 
 def _smallest(limits: Sequence[ContextLimit]) -> ContextLimit | None:
@@ -69,13 +69,13 @@ def position_limit(config: PreTrainedConfig) -> ContextLimit | None:
     text_config = config.get_text_config()
     parameters: dict[str, Any] = getattr(text_config, "rope_parameters", None) or {}
     of_layers = [p for p in parameters.values() if isinstance(p, dict)]  # some models have a set for each layer type
-    found = []
+    limits = []
     for rope in of_layers or [parameters]:
         kind = rope.get("rope_type") or ""
         if "dynamic" in kind or kind == "longrope":
             tokens = rope.get("original_max_position_embeddings") or text_config.max_position_embeddings
-            found.append(ContextLimit(kind, tokens))
-    return _smallest(found)
+            limits.append(ContextLimit(kind, tokens))
+    return _smallest(limits)
 
 
 def carries_state(config: PreTrainedConfig) -> bool:

@@ -17,9 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}  # by the setting `dtype`
+
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array as a tensor on a device; on the CPU it shares the array's memory."""
+    """Return an array as a tensor on a device. On the CPU it shares the array's memory."""
     tensor = torch.from_numpy(array)
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -27,7 +29,7 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return a contiguous tensor on the host, without a gradient; floats are cast on the device."""
+    """Return a contiguous tensor on the host, without a gradient. Floats are cast on the device."""
     tensor = tensor.detach()
     if dtype is not None and tensor.is_floating_point():
         tensor = tensor.to(dtype)  # a single `to` call with a device and a dtype casts on the host
@@ -41,7 +43,7 @@ def free_unused(shares_gpu: bool) -> None:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory that the C library keeps to the system; only glibc keeps and returns any."""
+    """Return freed memory that the C library keeps to the system. Only glibc keeps and returns any."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
@@ -84,8 +86,8 @@ def available_bytes(device: torch.device) -> int | None:
 
 def available_to_process(root: Path) -> int | None:
     """Return the memory that this process may still take, from the kernel's files below `root`."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
-    limits = [int(found[1]) * 1024] if found else []
+    free = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    limits = [int(free[1]) * 1024] if free else []
     groups = dict(re.findall(r"^\d+:([^:]*):(.*)$", _read(root / "proc/self/cgroup"), re.MULTILINE))
     mount = root / "sys/fs/cgroup"
     if "" in groups:
@@ -98,10 +100,10 @@ def available_to_process(root: Path) -> int | None:
 
 
 def _left_in_groups(mount: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterable[int]:
-    """Yield the bytes that each limit leaves, from a control group up to the root; file caches count as free."""
-    parts = [part for part in path.split("/") if part not in ("", "..")]
-    for depth in range(len(parts) + 1):
-        folder = mount.joinpath(*parts[:depth])
+    """Yield the bytes that each limit leaves, from a control group up to the root. File caches count as free."""
+    groups = [group for group in path.split("/") if group not in ("", "..")]
+    for depth in range(len(groups) + 1):
+        folder = mount.joinpath(*groups[:depth])
         allowed, used = _read(folder / limit).strip(), _read(folder / usage).strip()
         if allowed.isdigit() and used.isdigit():
             cache = re.search(rf"^{reclaimable} (\d+)", _read(folder / "memory.stat"), re.MULTILINE)

@@ -33,7 +33,7 @@ def split_into_rows(trees: Sequence[RolloutTree], max_tokens: int) -> list[list[
 
     A row is a prompt and its response without the last token, which predicts nothing. A longer row gets its own chunk.
     """
-    rows = [(number, leaf) for number, tree in enumerate(trees) for leaf in range(tree.num_responses)]
+    rows = [(index, leaf) for index, tree in enumerate(trees) for leaf in range(tree.num_responses)]
     lengths = [len(tree.prompt_ids) + length - 1 for tree in trees for length in tree.total_length.tolist()]
     return [[rows[index] for index in chunk] for chunk in padded_ranges(lengths, max_tokens) if chunk.size]
 
@@ -54,7 +54,8 @@ def flat_chunk_logprobs(
     each row contains its prompt.
     """
     del recompute_prompts
-    offsets, head = node_offsets(trees), LogprobHead(next_token, entropy)
+    offsets = node_offsets(trees)
+    head = LogprobHead(next_token, entropy)
     for rows in split_into_rows(trees, max_nodes or default_max_nodes(model, whole_logits=whole_logits)):
         yield _chunk(model, trees, offsets, rows, head, whole_logits)
 
@@ -68,19 +69,18 @@ def _chunk(
     whole_logits: bool,
 ) -> ChunkLogprobs:
     """Compute the log-probs of the nodes whose first response is in a chunk of rows."""
-    inputs = [
-        np.array([*trees[tree].prompt_ids, *trees[tree].token[trees[tree].path(int(trees[tree].leaf[leaf]))][:-1]])
-        for tree, leaf in rows
-    ]
+    inputs = [_input_tokens(trees[index], leaf) for index, leaf in rows]
     input_BS = np.zeros((len(rows), max(row.size for row in inputs)), np.int64)
     for row, tokens in enumerate(inputs):
         input_BS[row, : tokens.size] = tokens
-    owned = [_owned(trees[tree], leaf) for tree, leaf in rows]
-    depth_K = np.concatenate([trees[tree].depth[nodes] for (tree, _), nodes in zip(rows, owned, strict=True)])
+
+    owned = [_owned(trees[index], leaf) for index, leaf in rows]
     sizes = [nodes.size for nodes in owned]
-    before_K = np.repeat([len(trees[tree].prompt_ids) - 1 for tree, _ in rows], sizes)
-    token_K = np.concatenate([trees[tree].token[nodes] for (tree, _), nodes in zip(rows, owned, strict=True)])
-    index_K = np.concatenate([offsets[tree] + nodes for (tree, _), nodes in zip(rows, owned, strict=True)])
+    tree_nodes = [(trees[index], nodes) for (index, _), nodes in zip(rows, owned, strict=True)]
+    depth_K = np.concatenate([tree.depth[nodes] for tree, nodes in tree_nodes])
+    token_K = np.concatenate([tree.token[nodes] for tree, nodes in tree_nodes])
+    index_K = np.repeat([offsets[index] for index, _ in rows], sizes) + np.concatenate(owned)
+    before_K = np.repeat([len(tree.prompt_ids) - 1 for tree, _ in tree_nodes], sizes)
     first_needed = int((before_K + depth_K).min())  # earlier positions predict no owned node
 
     def tensor(array: IntArray) -> Tensor:
@@ -99,6 +99,12 @@ def _chunk(
     row_K = np.repeat(np.arange(len(rows)), sizes)
     logits = replace(logits, row=logits.row[tensor(row_K), tensor(before_K + depth_K - first_computed)])
     return head.logprobs(logits, depth_K, np.arange(depth_K.size), token_K, index_K)
+
+
+def _input_tokens(tree: RolloutTree, leaf: int) -> IntArray:
+    """Return a prompt and its response without the last token."""
+    response = tree.token[tree.path(int(tree.leaf[leaf]))]
+    return np.array([*tree.prompt_ids, *response[:-1]])
 
 
 def _owned(tree: RolloutTree, leaf: int) -> IntArray:
@@ -177,12 +183,12 @@ class ModelCache:
         self.logits_RV = self._forward(prompt_PS)
 
     def take(self, row_R: Tensor) -> None:
-        """Keep some rows, in the given order; a row can be repeated."""
+        """Keep some rows, in the given order. A row can be repeated."""
         assert self._cache is not None
         self._cache.reorder_cache(row_R.long())  # type: ignore[arg-type]
 
     def feed(self, token_R: Tensor) -> Tensor:
-        """Feed one token per row; return the logits after it, shape [R, V]."""
+        """Feed one token per row and return the logits after it, shape [R, V]."""
         self.logits_RV = self._forward(token_R[:, None])
         return self.logits_RV
 
@@ -203,12 +209,12 @@ class ModelCache:
         return logits
 
 
-def _tensors(part: Any) -> list[Tensor]:
+def _tensors(container: Any) -> list[Tensor]:
     """Return the tensors of a cache and of its layers."""
-    if isinstance(part, Tensor):
-        return [part]
-    if isinstance(part, dict):
-        return [tensor for value in part.values() for tensor in _tensors(value)]
-    if isinstance(part, list | tuple):
-        return [tensor for value in part for tensor in _tensors(value)]
-    return _tensors(vars(part)) if type(part).__module__.startswith("transformers.cache") else []
+    if isinstance(container, Tensor):
+        return [container]
+    if isinstance(container, dict):
+        return [tensor for value in container.values() for tensor in _tensors(value)]
+    if isinstance(container, list | tuple):
+        return [tensor for value in container for tensor in _tensors(value)]
+    return _tensors(vars(container)) if type(container).__module__.startswith("transformers.cache") else []

@@ -75,7 +75,8 @@ def block_pairs(end_T: IntArray, position_T: IntArray, window: int | None) -> tu
     With a window, the first is an upper bound and the second a lower bound, from the smallest and largest positions of
     the blocks.
     """
-    key_T, end_block = np.arange(end_T.size), end_T // BLOCK
+    key_T = np.arange(end_T.size)
+    end_block = end_T // BLOCK
     touched_BB = _count(key_T // BLOCK, -(-end_T // BLOCK)) > 0
     first_whole = -(-key_T // BLOCK)
     whole_BB = _count(first_whole, np.maximum(first_whole, end_block)) == BLOCK
@@ -90,6 +91,7 @@ def block_pairs(end_T: IntArray, position_T: IntArray, window: int | None) -> tu
 def _count(first_T: IntArray, stop_T: IntArray) -> IntArray:
     """Return for [q, k] how many keys of block k have query block q in their range [first, stop), shape [B, B]."""
     num_blocks = first_T.size // BLOCK
+    # Each key adds 1 to its first query block and subtracts 1 after its last; running sums are the counts.
     change = np.zeros((num_blocks + 1, num_blocks), np.int64)
     of_key = np.arange(first_T.size) // BLOCK
     np.add.at(change, (first_T, of_key), 1)
@@ -99,7 +101,7 @@ def _count(first_T: IntArray, stop_T: IntArray) -> IntArray:
 
 
 class Copies(NamedTuple):
-    """The blocks of keys, then copies of some; each field has shape [E]. A query sees one copy of a block."""
+    """The blocks of keys, then copies of some. Each field has shape [E]. A query sees one copy of a block."""
 
     source: IntArray  # the block that each entry copies; the first B entries are the blocks themselves
     first: IntArray  # the first block of queries that sees the entry
@@ -109,12 +111,13 @@ class Copies(NamedTuple):
     def of(cls, touched_BB: BoolArray) -> Copies:
         """Return the copies, given the blocks of keys that each block of queries sees."""
         num_blocks = len(touched_BB)
-        blocks, copies = [], [(0, 0, 0)] * _FEWEST_COPIES  # no query sees these
+        blocks = []
+        copies = [(0, 0, 0)] * _FEWEST_COPIES  # no query sees these
         for block in range(num_blocks):
             edges = [0, *np.flatnonzero(touched_BB[:, block])[QUERIES_PER_COPY::QUERIES_PER_COPY].tolist(), num_blocks]
-            first, *others = [(block, *pair) for pair in pairwise(edges)]
+            first, *further = [(block, *pair) for pair in pairwise(edges)]
             blocks.append(first)
-            copies += others
+            copies += further
         if len(copies) == num_blocks:  # `torch.compile` treats two initially equal sizes as one
             copies.append(copies[0])
         return cls(*np.array(blocks + copies).T)
@@ -127,7 +130,7 @@ class Copies(NamedTuple):
 
 
 class FlexContext(AttentionContext):
-    """The attention of the tokens of a packed pass. Its tensors are inputs of a compiled layer; all layers are alike.
+    """The attention of the tokens of a packed pass. Its tensors are inputs of a compiled layer. All layers are alike.
 
     Trees follow one another in preorder, then padding, which has position 0. `padded_tokens` returns the length.
     `window` is the model's sliding window in tokens.
@@ -136,11 +139,11 @@ class FlexContext(AttentionContext):
     def __init__(self, position_T: IntArray, window: int | None, device: torch.device) -> None:
         self.longest = int(position_T.max()) + 1
         end_T = subtree_ends(position_T)
-        pairs = {one: block_pairs(end_T, position_T, one) for one in {None, window}}
+        pairs = {span: block_pairs(end_T, position_T, span) for span in {None, window}}
         copies = Copies.of(pairs[None][0])
         self._blocks = {
-            one: Blocks.of(copies.listed(touched_BB), copies.listed(whole_BB), device)
-            for one, (touched_BB, whole_BB) in pairs.items()
+            span: Blocks.of(copies.listed(touched_BB), copies.listed(whole_BB), device)
+            for span, (touched_BB, whole_BB) in pairs.items()
         }
         token = (copies.source[:, None] * BLOCK + np.arange(BLOCK)).ravel()  # token of each key
         first, stop = (np.repeat(block_E * BLOCK, BLOCK) for block_E in (copies.first, copies.stop))
@@ -151,7 +154,7 @@ class FlexContext(AttentionContext):
         self._copied = to_device(np.eye(num_blocks, dtype=np.float32)[copies.source[num_blocks:]], device)  # [C, B]
 
     def mask(self, num_tokens: int, num_keys: int, window: int | None) -> BlockMask:
-        """Return the mask of the layers with the window, or of those without one; `num_keys` includes the copies."""
+        """Return the mask of the layers with the window, or of those without one. `num_keys` includes the copies."""
         first, stop, position = self._first, self._stop, self._position
 
         def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -174,7 +177,8 @@ class FlexContext(AttentionContext):
         softcap: float | None,
     ) -> Tensor:  # fmt: skip
         """Return the attention, also soft-capped; see `AttentionContext.of_heads`."""
-        num_tokens, device = query.shape[2], query.device.type
+        num_tokens = query.shape[2]
+        device = query.device.type
         torch._check(num_tokens % BLOCK == 0)  # the compiled kernel then needs no bounds checks
         query, key, value = cast_by_autocast(query, key, value)
 
@@ -212,7 +216,7 @@ _FUSES_ALWAYS = "triton.mix_order_reduction_non_strict_mode"
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function into one graph for tensors of all sizes; float arguments become constants.
+    """Compile a function into one graph for tensors of all sizes. Float arguments become constants.
 
     Raise an error where `torch.compile` would leave part of the function uncompiled.
     """

@@ -163,7 +163,7 @@ _LONGEST_CACHED = 1024
 
 
 def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
-    """Check that tree attention reproduces a model's forward pass; return each layer's shape of keys and values."""
+    """Check that tree attention reproduces a model's forward pass and return each layer's shape of keys and values."""
     trees = _example_trees(model.config.get_text_config().vocab_size)
     with _trial(model, HooksError), torch.no_grad():
         shapes = kv_shapes(model)
@@ -209,7 +209,8 @@ def check_model_cache(model: PreTrainedModel, context: int = 0) -> None:
         lengths += [max(1, span.tokens - 2), span.tokens + 2]
     vocabulary = model.config.get_text_config().vocab_size
     for length in lengths:  # two prompts with two responses each
-        total, compared = length + 4, 5  # only a few positions: all logits of a large vocabulary take gigabytes
+        total = length + 4
+        compared = 5  # only a few positions: all logits of a large vocabulary take gigabytes
         row_LT = torch.arange(4 * total, device=model.device).reshape(4, total) * 7 % vocabulary
         row_LT[:2, :length] = row_LT[0, :length]
         row_LT[2:, :length] = row_LT[2, :length]
@@ -293,13 +294,13 @@ def agrees(got: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> b
 def _log_probs(
     model: PreTrainedModel, chunks: Callable[..., Iterator[ChunkLogprobs]], trees: Sequence[RolloutTree]
 ) -> Tensor:
-    """Return the log-probs of all nodes; if gradients are enabled, accumulate the gradient of their sum."""
-    found = []
+    """Return the log-probs of all nodes. If gradients are enabled, accumulate the gradient of their sum."""
+    results = []
     for chunk in chunks(model, trees):
         if chunk.logprob.requires_grad:
             chunk.logprob.sum().backward()  # also fills `grad` of shards, unlike torch.autograd.grad
-        found.append(replace(chunk, logprob=chunk.logprob.detach()))
-    return torch.cat(by_tree(found, trees))
+        results.append(replace(chunk, logprob=chunk.logprob.detach()))
+    return torch.cat(by_tree(results, trees))
 
 
 def _logprobs_and_gradients(
@@ -319,13 +320,13 @@ def _logprobs_and_gradients(
 
 
 def _example_trees(vocabulary: int, num_responses: int = 2) -> list[RolloutTree]:
-    """Return a tree for each prompt length; its responses branch, and all rows have the same length."""
+    """Return a tree for each prompt length. Its responses branch, and all rows have the same length."""
     trees = []
     for length in _PROMPT_TOKENS:
         row = [7 * (length + i) % vocabulary for i in range(_ROW_TOKENS)]
         prompt, shared, rest = row[:length], row[length:][:_SHARED_TOKENS], row[length:][_SHARED_TOKENS:]
-        others = [[(token + i) % vocabulary for token in rest] for i in range(num_responses)]
-        trees.append(RolloutTree.from_responses(prompt, [shared + other for other in others]))
+        continuations = [[(token + i) % vocabulary for token in rest] for i in range(num_responses)]
+        trees.append(RolloutTree.from_responses(prompt, [shared + continuation for continuation in continuations]))
     return trees
 
 

@@ -94,7 +94,7 @@ def add_linear(x_Th: Tensor, y: Tensor, map_: Linear) -> Tensor:
 
 
 def add_gated_mlp(x_Th: Tensor, norm: Norm, gate: Linear, up: Linear, down: Linear) -> Tensor:
-    """Return x + down(silu(gate) * up) for the normed x; x is overwritten without gradients. arXiv 2002.05202."""
+    """Return x + down(silu(gate) * up) for the normed x. `x` is overwritten without gradients. arXiv 2002.05202."""
     if torch.is_grad_enabled():
         added: Tensor = _AddGatedMlp.apply(x_Th, *norm, *gate, *up, *down)  # type: ignore[no-untyped-call]
         return added
@@ -157,19 +157,20 @@ def _rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor, out: Tensor | None = 
 
 
 def _gated(gate: Tensor, up: Tensor, *, overwrite: bool) -> Tensor:
-    """Return silu(gate) * up; `gate` may be overwritten."""
+    """Return silu(gate) * up. `gate` may be overwritten."""
     if kernels := kernels_of(gate):
         return kernels.gated(gate, up, gate if overwrite else torch.empty_like(gate))
     return torch.nn.functional.silu(gate, inplace=overwrite).mul_(up)
 
 
 def _gated_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return silu(gate) * up, and the gradients of gate and up; `grad` is overwritten."""
+    """Return silu(gate) * up, and the gradients of gate and up. `grad` is overwritten."""
     if kernels := kernels_of(gate):
         gated, grad_up = kernels.gated_backward(gate, up, grad)
         return gated, grad, grad_up
     activated = torch.nn.functional.silu(gate)
-    gated, grad_up = activated * up, activated.mul_(grad)
+    gated = activated * up
+    grad_up = activated.mul_(grad)
     return gated, torch.ops.aten.silu_backward(grad.mul_(up), gate), grad_up
 
 
@@ -210,7 +211,9 @@ class _QueryKeyValue(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         x, norm, ctx.epsilon, weight, _, query_norm, query_epsilon, key_norm, key_epsilon, angles, num_heads = arguments
         (query, key, value), mixed = _query_key_value(*arguments)
-        ctx.head_epsilons, ctx.angles, ctx.num_heads = (query_epsilon, key_epsilon), angles, num_heads
+        ctx.head_epsilons = (query_epsilon, key_epsilon)
+        ctx.angles = angles
+        ctx.num_heads = num_heads
         ctx.save_for_backward(x, norm, weight, query_norm, key_norm, None if query_norm is None else mixed)
         return query, key, value.contiguous()
 
@@ -294,7 +297,7 @@ _MIN_ROWS, _MIN_WIDTH = 32, 64  # oneDNN is slower for fewer rows, inputs or out
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x weight^T + bias, without a gradient; float32 rows are rounded to bfloat16 if the weight is bfloat16."""
+    """Return x weight^T + bias, without a gradient. Float32 rows are rounded to bfloat16 if the weight is bfloat16."""
     if weight.dtype is torch.bfloat16 and x.dtype is torch.float32:
         mapped = _padded(torch.nn.functional.linear, x.bfloat16(), weight, None).float()
         return mapped if bias is None else mapped.add_(bias)

@@ -94,12 +94,12 @@ class Kernels:
         return out
 
     def gated(self, gate: Tensor, up: Tensor, out: Tensor) -> Tensor:
-        """Write silu(gate) * up to `out`, which may be either input; all must be contiguous."""
+        """Write silu(gate) * up to `out`, which may be either input. All must be contiguous."""
         self._call("gated", gate, up, out, gate.numel())
         return out
 
     def gated_backward(self, gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Return silu(gate) * up, and the gradient of `up`; overwrite `grad` with the gradient of `gate`."""
+        """Return silu(gate) * up, and the gradient of `up`. Overwrite `grad` with the gradient of `gate`."""
         gated, grad_up = torch.empty_like(gate), torch.empty_like(up)
         self._call("gated_backward", gate, up, grad, gated, grad_up, gate.numel())
         return gated, grad_up
@@ -118,7 +118,7 @@ class Kernels:
         self, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, prompt_key: Tensor, prompt_value: Tensor,
         prompt_R: Tensor, length_P: Tensor, pages: Tensor, slot_BR: Tensor, position: int,
     ) -> Tensor:  # fmt: skip
-        """Store keys and values of one new token per row; return its attention to the prompt and the row, [R, H, D].
+        """Store keys and values of one new token per row and return its attention to the prompt and the row, [R, H, D].
 
         Args:
             query_RHD: Scaled queries.
@@ -138,7 +138,8 @@ class Kernels:
         if key_RKD.stride(0) != value_RKD.stride(0):
             key_RKD, value_RKD = key_RKD.contiguous(), value_RKD.contiguous()
         out = torch.empty(query_RHD.shape)
-        (rows, heads, width), num_kv_heads = query_RHD.shape, key_RKD.shape[1]
+        rows, heads, width = query_RHD.shape
+        num_kv_heads = key_RKD.shape[1]
         prompts = prompt_key, prompt_value, prompt_value.shape[2], prompt_R, length_P
         sizes = rows, num_kv_heads, heads // num_kv_heads, width
         self._call(
@@ -192,7 +193,8 @@ class NodeStack:
 
     def sizes(self, query_FHD: Tensor, key_FKD: Tensor) -> tuple[int, ...]:
         """Return the nodes, prompts, key-value heads, query heads per key-value head, and head dimension."""
-        (num_nodes, num_heads, width), num_kv_heads = query_FHD.shape, key_FKD.shape[1]
+        num_nodes, num_heads, width = query_FHD.shape
+        num_kv_heads = key_FKD.shape[1]
         return num_nodes, self._num_prompts, num_kv_heads, num_heads // num_kv_heads, width
 
 
@@ -293,7 +295,7 @@ def _load() -> Kernels | str:
 
 
 def compile_kernels() -> Path:
-    """Return the shared library for this processor; compile it unless the user's cache folder has it."""
+    """Return the shared library for this processor. Compile it unless the user's cache folder has it."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))), None)
     if compiler is None:
         raise FileNotFoundError("no C compiler is found (CC, cc, gcc, clang)")
@@ -342,7 +344,8 @@ class _AttendStack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kernels: Kernels, nodes: NodeStack, *inputs: Tensor) -> Tensor:
         out, lse = kernels.attend_nodes(nodes, *inputs)
-        ctx.kernels, ctx.nodes = kernels, nodes
+        ctx.kernels = kernels
+        ctx.nodes = nodes
         ctx.save_for_backward(*inputs, out, lse)
         return out
 

@@ -45,9 +45,9 @@ def has_llama_layout(model: PreTrainedModel) -> bool:
 def num_copied_weights(model: PreTrainedModel, device: str) -> int:
     """Return how many weights a pass copies for sampling: all matrices on a CPU, and the joined matrices on a GPU."""
     joined = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
-    others = {"o_proj", "down_proj", "lm_head"} if device == "cpu" else set()
+    only_on_cpu = {"o_proj", "down_proj", "lm_head"} if device == "cpu" else set()
     named = [(name.split(".")[-2], p) for name, p in model.named_parameters(remove_duplicate=False)]
-    return sum(p.numel() for part, p in named if part in joined or (part in others and p.dim() == 2))
+    return sum(p.numel() for layer, p in named if layer in joined or (layer in only_on_cpu and p.dim() == 2))
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -96,7 +96,7 @@ class LlamaPass(ModelPass):
     def refresh(self) -> None:
         """Copy the parameters again, to the same addresses."""
         if self._copies:
-            torch._foreach_copy_([copy for copy, _ in self._copies], [part for _, part in self._copies])
+            torch._foreach_copy_([copy for copy, _ in self._copies], [source for _, source in self._copies])
 
     def addresses(self, num_positions: int) -> list[int]:
         """Return the addresses of the copies and the rotations, which are valid until more positions are needed."""
@@ -165,17 +165,18 @@ class LlamaPass(ModelPass):
             return Linear(_concatenated(weights), _concatenated(biases) if biases else None)
         return Linear(self._copied(weights), self._copied(biases) if biases else None)
 
-    def _copied(self, parts: list[Tensor]) -> Tensor:
-        """Return a concatenated copy of parameters; biases keep the model's dtype."""
-        on_cpu, is_matrix = self.device.type == "cpu", parts[0].dim() == 2
-        if len(parts) == 1 and (not is_matrix or (not on_cpu and parts[0].dtype is self._dtype)):
-            return parts[0]
-        shape = sum(part.shape[0] for part in parts), *parts[0].shape[1:]
-        dtype = self._dtype if is_matrix else parts[0].dtype
+    def _copied(self, parameters: list[Tensor]) -> Tensor:
+        """Return a concatenated copy of parameters. Biases keep the model's dtype."""
+        on_cpu = self.device.type == "cpu"
+        is_matrix = parameters[0].dim() == 2
+        if len(parameters) == 1 and (not is_matrix or (not on_cpu and parameters[0].dtype is self._dtype)):
+            return parameters[0]
+        shape = sum(parameter.shape[0] for parameter in parameters), *parameters[0].shape[1:]
+        dtype = self._dtype if is_matrix else parameters[0].dtype
         # On a CPU, columns come first: a product of few rows reads such a weight twice as fast.
-        copy = parts[0].new_empty(shape[::-1] if on_cpu else shape, dtype=dtype)
+        copy = parameters[0].new_empty(shape[::-1] if on_cpu else shape, dtype=dtype)
         copy = copy.T if on_cpu and is_matrix else copy
-        self._copies += zip(copy.split([part.shape[0] for part in parts]), parts, strict=True)
+        self._copies += zip(copy.split([parameter.shape[0] for parameter in parameters]), parameters, strict=True)
         return copy
 
     def _extend(self, num_positions: int, x: Tensor) -> None:
@@ -191,5 +192,5 @@ def _norm(norm: Any) -> Norm:
     return Norm(norm.weight, norm.variance_epsilon)
 
 
-def _concatenated(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _concatenated(parameters: list[Tensor]) -> Tensor:
+    return parameters[0] if len(parameters) == 1 else torch.cat(parameters)

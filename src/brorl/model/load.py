@@ -50,7 +50,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device in the settings; raise an error if this machine lacks it."""
+    """Return the device in the settings. Raise an error if this machine lacks it."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -58,9 +58,10 @@ def choose_device(name: str) -> torch.device:
             f"device {name} needs CUDA, but torch finds no CUDA device; set device: cpu, or run `brorl doctor`"
         )
     device = torch.device(name)
-    if device.type == "cuda" and device.index is not None and device.index >= (found := torch.cuda.device_count()):
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
         raise UserError(
-            f"device {name} needs {device.index + 1} CUDA devices, but torch finds {found}; set device: cuda"
+            f"device {name} needs {device.index + 1} CUDA devices, but torch finds {torch.cuda.device_count()}; set "
+            "device: cuda"
         )
     return device
 
@@ -164,8 +165,8 @@ def end_tokens(
         generation = model.generation_config
     configured = getattr(generation, "eos_token_id", None)
     extra = configured if isinstance(configured, list) else [configured]
-    found = {tokenizer.eos_token_id, *extra, *stop_tokens(tokenizer, stop)}
-    return tuple(sorted(token for token in found if token is not None))
+    tokens = {tokenizer.eos_token_id, *extra, *stop_tokens(tokenizer, stop)}
+    return tuple(sorted(token for token in tokens if token is not None))
 
 
 def _load(source: ModelSource, dtype: torch.dtype, quantized_on: torch.device | None = None) -> PreTrainedModel:

@@ -57,7 +57,7 @@ def row_logits(
     whole_logits: bool = False,
     max_logits: int | None = None,
 ) -> RowLogits:
-    """Call `forward`, which runs the model and returns its logits; skip the output embedding if there are many.
+    """Call `forward`, which runs the model and returns its logits. Skip the output embedding if there are many.
 
     The result has the shape that `forward` returns. A model for which `embeds_last` is false needs `whole_logits`.
     """
@@ -111,7 +111,7 @@ def computed_whole(model: PreTrainedModel) -> Iterator[None]:
 
 
 class _Skipped:
-    """Records the inputs of an output embedding, which returns them unchanged; `previous` is its own `forward`."""
+    """Records the inputs of an output embedding, which returns them unchanged. `previous` is its own `forward`."""
 
     def __init__(self, embedding: nn.Module) -> None:
         self.previous: Callable[..., Any] | None = embedding.__dict__.get("forward")

@@ -53,9 +53,9 @@ class NextToken:
         if self.top_p == 1 and not self.top_k:
             return None
         size = max(1, _LOGITS_PER_SORT // logits_RV.shape[1])
-        parts = zip(logits_RV.split(size), length_R.split(size), strict=True)
+        blocks = zip(logits_RV.split(size), length_R.split(size), strict=True)
         sampling = self.temperature, self.top_p, self.top_k
-        return torch.cat([smallest_kept(self._without_early_stops(*part), *sampling) for part in parts])
+        return torch.cat([smallest_kept(self._without_early_stops(*block), *sampling) for block in blocks])
 
     def _without_early_stops(self, logits_RV: Tensor, length_R: Tensor) -> Tensor:
         if not self.min_new_tokens:
@@ -87,7 +87,9 @@ def smallest_kept(logits_RV: Tensor, temperature: float, top_p: float, top_k: in
 
     Source: nucleus sampling, arXiv 1904.09751; top-k comes first, as in Hugging Face transformers and vLLM.
     """
-    vocabulary, dtype, rounding = logits_RV.shape[1], at_least_float32(logits_RV.dtype), _rounding(logits_RV.dtype)
+    vocabulary = logits_RV.shape[1]
+    dtype = at_least_float32(logits_RV.dtype)
+    rounding = _rounding(logits_RV.dtype)
     count = top_k if 0 < top_k < vocabulary else vocabulary
     largest_R = logits_RV.amax(1).abs()
 
@@ -227,7 +229,7 @@ class LogprobHead:
 
 
 class _Reduced(torch.autograd.Function):
-    """Log-probs of nodes and entropies of rows; keeps the logits in their own dtype."""
+    """Log-probs of nodes and entropies of rows. Keeps the logits in their own dtype."""
 
     @staticmethod
     def forward(

@@ -143,7 +143,7 @@ def adapter_shapes(model: PreTrainedModel, settings: LoraSettings) -> list[tuple
 
 
 def add_adapter(model: PreTrainedModel, settings: LoraSettings, revision: str | None = None) -> None:
-    """Add new adapters to a model and freeze its other weights; checkpoints name their base, `model.name_or_path`.
+    """Add new adapters to a model and freeze its other weights. Checkpoints name their base, `model.name_or_path`.
 
     The adapters' weights are float32 even on a bfloat16 model, to keep small updates, and float64 on a float64 model.
     One matrix is random (torch's generator) and the other is 0, so the model's output does not change.
@@ -219,7 +219,7 @@ def read_adapter(folder: Path) -> tuple[Any, dict[str, Tensor]]:
 
 
 def put_adapter(model: nn.Module, folder: Path, saved: dict[str, Tensor]) -> None:
-    """Copy a saved adapter's weights into a model with its adapters; every weight must have a place."""
+    """Copy a saved adapter's weights into a model with its adapters. Every weight must have a place."""
     from peft import set_peft_model_state_dict
 
     base = str(model.name_or_path)
@@ -284,26 +284,26 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
             put_adapter(adapted, folder, saved)
             expected = _few_logits(adapted)
             is_tied = _untie(model)
-            whole: PreTrainedModel = adapted.merge_and_unload()
+            merged_model: PreTrainedModel = adapted.merge_and_unload()
     except (ValueError, RuntimeError, TypeError, AttributeError) as error:  # AttributeError: adapters without a merge
         raise UserError(
             f"the adapter in {folder} cannot be merged into its base {model.name_or_path} ({first_line(error)})"
         ) from error
     if is_tied:
-        _tie_equal(whole)
-    change = float((_few_logits(whole) - expected).abs().max())
+        _tie_equal(merged_model)
+    change = float((_few_logits(merged_model) - expected).abs().max())
     if not change <= _RELATIVE_ERROR * float(expected.abs().max()):
         raise UserError(
             f"merging the adapter in {folder} into {model.name_or_path} changes the model: its logits of "
             f"{_NUM_TOKENS} tokens differ by up to {change:.3g}; merge the adapter with the tool that trained it, and "
             "set model to the merged model"
         )
-    whole.requires_grad_(True)
-    return whole
+    merged_model.requires_grad_(True)
+    return merged_model
 
 
 def _untie(model: PreTrainedModel) -> bool:
-    """Give every layer its own copy of a weight that several share, so that each can change; return whether any did."""
+    """Give every layer its own copy of a weight that several share, so that each can change. Return whether any did."""
     seen: set[int] = set()
     parameters = list(model.named_parameters(remove_duplicate=False))
     for name, parameter in parameters:
@@ -315,7 +315,7 @@ def _untie(model: PreTrainedModel) -> bool:
 
 
 def _tie_equal(model: PreTrainedModel) -> None:
-    """Tie the embedding and the output layer again if they are still equal; record the result in the config."""
+    """Tie the embedding and the output layer again if they are still equal. Record the result in the config."""
     embedding: Any = model.get_input_embeddings()
     output: Any = model.get_output_embeddings()
     is_equal = torch.equal(embedding.weight, output.weight)

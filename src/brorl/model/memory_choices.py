@@ -47,14 +47,17 @@ class MemoryChoices:
 
     def __init__(self, config: PreTrainedConfig, settings: MemorySettings, workload: Workload, available: int) -> None:
         self._model = ModelMemory.of(config, settings.forward)
-        self._own, self._workload, self._available = settings, workload, available
+        self._own = settings
+        self._workload = workload
+        self._available = available
 
     def all(self) -> list[Choice]:
         """Return all ways to train that the run's other settings allow.
 
         Ways that change less of what is learned come first.
         """
-        own, rounds = self._own, self._own.dtype != "float64"
+        own = self._own
+        rounds = self._own.dtype != "float64"
         lora = own.lora or LoraSettings(rank=_RANK)
         ways = [replace(own, states="device", lora=None)]
         if own.device != "cpu":
@@ -72,8 +75,8 @@ class MemoryChoices:
         If there is none, return the smallest change with which the run starts, or None.
         """
         ways = [self._choice(self._own), *(choice for choice in self.all() if choice.changes)]
-        tried = (self.fitted(way, needed) for needed in (_at_most, attrgetter("certain_bytes")) for way in ways)
-        return next((found for found in tried if found), None)
+        fitted_ways = (self.fitted(way, needed) for needed in (_at_most, attrgetter("certain_bytes")) for way in ways)
+        return next((choice for choice in fitted_ways if choice), None)
 
     def fitted(self, choice: Choice, needed: Callable[[MemoryPrediction], int] = _at_most) -> Choice | None:
         """Return a way to train with the smallest further changes that make it fit, or None if it never fits.
@@ -81,32 +84,33 @@ class MemoryChoices:
         The changes are in `engine.memory_gib`, `reference.offload`, `engine.gradient_checkpointing` and
         `engine.cuda_graphs`, which do not change what is learned. `needed` returns the bytes that must fit.
         """
-        tried = (self._with_less_for_the_engine(settings, needed) for settings in _exact_changes(choice.settings))
-        return next((found for found in tried if found), None)
+        choices = (self._with_less_for_the_engine(settings, needed) for settings in _exact_changes(choice.settings))
+        return next((fitting for fitting in choices if fitting), None)
 
     def fix(self) -> str:
         """Return the smallest change, as the end of the error message for a run that does not fit."""
-        found = self.smallest_change()
-        if found is None:
+        change = self.smallest_change()
+        if change is None:
             return (
                 "; no change of optimizer.states, lora or engine makes it fit: choose a smaller model, a device with "
                 "more memory, or several (cluster.learner_ranks)"
             )
-        if not found.changes:
+        if not change.changes:
             return ""
-        fits = found.prediction.total_bytes <= self._available
-        size = size_text(found.prediction.total_bytes if fits else found.prediction.certain_bytes)
+        fits = change.prediction.total_bytes <= self._available
+        size = size_text(change.prediction.total_bytes if fits else change.prediction.certain_bytes)
         return (
-            f"; the smallest change {'that fits' if fits else 'with which it starts'}: {_text(found.changes)} ({size})"
+            f"; the smallest change {'that fits' if fits else 'with which it starts'}: {_text(change.changes)} ({size})"
         )
 
     def table(self) -> Table:
         """Return a table of the memory that each way to train needs."""
-        rows, own = [], set()
+        rows = []
+        own = set()
         for index, choice in enumerate(self.all()):
-            found = self.fitted(choice)
-            further = {} if found is None else {k: v for k, v in found.changes.items() if k not in choice.changes}
-            fits = "no" if found is None else f"with {_text(further)}" if further else "yes"
+            fitted = self.fitted(choice)
+            further = {} if fitted is None else {k: v for k, v in fitted.changes.items() if k not in choice.changes}
+            fits = "no" if fitted is None else f"with {_text(further)}" if further else "yes"
             own |= set() if choice.changes else {index}
             sizes = size_text(choice.prediction.kept_bytes), size_text(choice.prediction.total_bytes)
             rows.append((choice.name if choice.changes else f"{choice.name} (this run)", *sizes, fits))
@@ -143,7 +147,8 @@ class MemoryChoices:
 
 def _recipe(settings: MemorySettings) -> dict[str, Any]:
     """Return all settings that a choice can change, as in a recipe, by dotted name."""
-    lora, gib = settings.lora or LoraSettings(), settings.engine_bytes / _GIB
+    lora = settings.lora or LoraSettings()
+    gib = settings.engine_bytes / _GIB
     return {
         "optimizer.states": settings.states,
         "lora.rank": lora.rank,

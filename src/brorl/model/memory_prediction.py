@@ -124,7 +124,7 @@ class MemoryPrediction:
 
     @property
     def total_bytes(self) -> int:
-        """Peak bytes; sampling and learning alternate."""
+        """Peak bytes. Sampling and learning alternate."""
         return self.kept_bytes + max(self.sampling.num_bytes, self.learning.num_bytes)
 
     @property
@@ -170,7 +170,7 @@ class ModelMemory:
         freeze_images(self._model)
         parameters = dict(self._model.named_parameters())
         sizes: Any = config.get_text_config()
-        self.num_weights = sum(p.numel() for p in parameters.values())
+        self.num_weights: int = sum(p.numel() for p in parameters.values())
         self.layers: int = sizes.num_hidden_layers
         self.hidden: int = sizes.hidden_size
         self.vocabulary: int = sizes.vocab_size
@@ -201,7 +201,7 @@ class ModelMemory:
             return guessed, False
 
     def predict(self, settings: MemorySettings, workload: Workload, available: int | None = None) -> MemoryPrediction:
-        """Predict a run's memory; a small number of `available` bytes, if known, halves the nodes per pass."""
+        """Predict a run's memory. A small number of `available` bytes, if known, halves the nodes per pass."""
         kept = self._kept_lines(settings)
         cache, step, prefill = (0, 0, 0) if settings.separate_engine else self._sampling_bytes(settings, workload)
         sampling = max(step, prefill)
@@ -243,12 +243,12 @@ class ModelMemory:
         The state has both moments, wherever they are between updates, and the trained weights of the reference and of
         the average. The averaged model is also saved next to the model.
         """
-        shapes, number = self._trained_shapes(settings.lora), settings.trained_bytes
-        trained = sum(map(prod, shapes)) * number
-        model = trained if settings.lora else self.num_weights * number
+        shapes = self._trained_shapes(settings.lora)
+        trained = sum(map(prod, shapes)) * settings.trained_bytes
+        model = trained if settings.lora else self.num_weights * settings.trained_bytes
         has_reference = settings.reference or settings.offloaded_reference
         bits: States = "8bit" if settings.states == "8bit" else "device"
-        moments = moment_bytes(shapes, bits, number, settings.device)
+        moments = moment_bytes(shapes, bits, settings.trained_bytes, settings.device)
         return model * (1 + settings.average) + trained * (has_reference + settings.average) + moments
 
     def _copied_bytes(self, settings: MemorySettings) -> int:
@@ -259,37 +259,51 @@ class ModelMemory:
 
     def _kept_lines(self, settings: MemorySettings) -> tuple[MemoryLine, ...]:
         """Return the parts that are always in memory, such as the weights and the states of the optimizer."""
-        lora, trained, computed = settings.lora, settings.trained_bytes, settings.computed_bytes
-        shapes = self._trained_shapes(lora)
-        trained_bytes = sum(map(prod, shapes)) * trained
-        of_images = sum(p.numel() for p in self._model.parameters() if not p.requires_grad)
-        frozen_bytes = self.num_weights * computed if lora else of_images * trained
-        if lora and lora.quantization == "nf4":
-            layers = target_layers(self._model, (ALL_LINEAR,)).values()
-            quantized = sum(layer.get_parameter("weight").numel() for layer in layers)
-            frozen_bytes -= round(quantized * (computed - _NF4_BYTES))
-        has_vllm = settings.separate_engine and not settings.engine_apart
-        if settings.separate_engine:
-            copies = 1 if lora else 2  # the published adapters are small
-            copy_bytes = copies * self.num_weights * computed if has_vllm else 0
-        else:
-            copy_bytes = 2 * self.num_weights if settings.autocasts else 0
-        moments = moment_bytes(shapes, settings.states, trained, settings.device)
-        others = ("host",) * (settings.device != "cpu") + ("8bit",) * (settings.states == "device")
-        moments_smaller = ", ".join([*(f"optimizer.states: {one}" for one in others), "lora.rank"])
+        shapes = self._trained_shapes(settings.lora)
+        trained_bytes = sum(map(prod, shapes)) * settings.trained_bytes
+        moments = moment_bytes(shapes, settings.states, settings.trained_bytes, settings.device)
         joined = self._copied_bytes(settings) if settings.device == "cuda" else 0
-        smaller = "dtype: bfloat16" if lora else "dtype: bfloat16 with lora.rank"
+        has_vllm = settings.separate_engine and not settings.engine_apart
+
+        smaller = "dtype: bfloat16" if settings.lora else "dtype: bfloat16 with lora.rank"
         copy_smaller = "engine.kind: native" if settings.separate_engine else "lora.rank, whose runs have none"
+        moments_smaller = ["lora.rank"]
+        if settings.states == "device":
+            moments_smaller.insert(0, "optimizer.states: 8bit")
+        if settings.device != "cpu":
+            moments_smaller.insert(0, "optimizer.states: host")
         return (
-            MemoryLine("weights", frozen_bytes + trained_bytes, smaller),
+            MemoryLine("weights", self._frozen_bytes(settings) + trained_bytes, smaller),
             MemoryLine("gradients", trained_bytes, "lora.rank"),
-            MemoryLine("AdamW", moments, moments_smaller),
-            MemoryLine("sampling copy", copy_bytes, copy_smaller),
+            MemoryLine("AdamW", moments, ", ".join(moments_smaller)),
+            MemoryLine("sampling copy", self._sampling_copy_bytes(settings), copy_smaller),
             MemoryLine("joined weights", joined, copy_smaller),
             MemoryLine("sampling cache", settings.engine_bytes if has_vllm else 0, "engine.memory_gib"),
             MemoryLine("reference", trained_bytes if settings.reference else 0, "reference.offload"),
             MemoryLine("averaged weights", trained_bytes if settings.average else 0, "optimizer.ema_decay: null"),
         )
+
+    def _frozen_bytes(self, settings: MemorySettings) -> int:
+        """Return the bytes of the weights that are not trained: those below adapters, or those that read images."""
+        lora = settings.lora
+        if lora is None:
+            num_frozen: int = sum(p.numel() for p in self._model.parameters() if not p.requires_grad)
+            return num_frozen * settings.trained_bytes
+        frozen_bytes = self.num_weights * settings.computed_bytes
+        if lora.quantization == "nf4":
+            layers = target_layers(self._model, (ALL_LINEAR,)).values()
+            quantized: int = sum(layer.get_parameter("weight").numel() for layer in layers)
+            frozen_bytes -= round(quantized * (settings.computed_bytes - _NF4_BYTES))
+        return frozen_bytes
+
+    def _sampling_copy_bytes(self, settings: MemorySettings) -> int:
+        """Return the bytes of the engine's own weights: vLLM's, or the native engine's bfloat16 copy."""
+        if not settings.separate_engine:
+            return 2 * self.num_weights if settings.autocasts else 0
+        if settings.engine_apart:
+            return 0
+        copies = 1 if settings.lora else 2  # its own and the published weights; published adapters are small
+        return copies * self.num_weights * settings.computed_bytes
 
     def _row_bytes(self, settings: MemorySettings, workload: Workload) -> int:
         """Return the bytes of an engine row: the keys and values of a full-length response, and logits."""
@@ -306,7 +320,8 @@ class ModelMemory:
         limit = settings.engine_bytes
         row_bytes = self._row_bytes(settings, workload)
         rows = max(1, limit // row_bytes)
-        cache, prefill = limit, PREFILL_TOKENS
+        cache = limit
+        prefill = PREFILL_TOKENS
         if workload.num_rows is not None:
             prompt_tokens = workload.num_rows * workload.prompt_tokens
             rows = min(rows, workload.num_rows)
@@ -373,7 +388,8 @@ class ModelMemory:
 
     def _logit_bytes(self, rows: int, settings: MemorySettings) -> int:
         """Return the bytes of a chunk's logits and of the gradient that their blocks accumulate."""
-        num_logits, trained = rows * self.vocabulary, settings.trained_bytes
+        num_logits = rows * self.vocabulary
+        trained = settings.trained_bytes
         summed = 0 if settings.lora else 2 * self.vocabulary * self.hidden * trained
         if self._is_packed(settings) and not self._whole_logits:  # the logits and their gradient
             both = 2 * min(num_logits, COMPILED_LOGITS_PER_BLOCK) * settings.computed_bytes
@@ -394,7 +410,7 @@ def _setting(config: Any, name: str) -> Any:
 def check_prediction(
     prediction: MemoryPrediction, available: int | None, fix: Callable[[], str] = lambda: ""
 ) -> str | None:
-    """Reject a run whose certain parts do not fit in the available bytes; name the largest parts and a fix.
+    """Reject a run whose certain parts do not fit in the available bytes. Name the largest parts and a fix.
 
     Return a warning if only the learner's estimate for the longest responses does not fit. `fix` returns the end of the
     message: the settings that make the run fit.
@@ -416,6 +432,6 @@ def check_prediction(
 
 
 def size_text(num_bytes: int) -> str:
-    """Format a size as `1.5 GiB`, or as `512 MiB` if it is small."""
+    """Format a size as `1.5 GiB`, or as `512 MiB` if it is small; `format.memory_size` rounds 0.97 GiB differently."""
     gib = num_bytes / 2**30
     return f"{gib:.1f} GiB" if gib >= 0.95 else f"{num_bytes / 2**20:.0f} MiB"

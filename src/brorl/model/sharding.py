@@ -99,26 +99,26 @@ def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> dict[str, 
     Return the written parameters by name, on the CPU if the model is sharded. Ranks that do not write return none.
     """
     only_adapters = getattr(model, "_hf_peft_config_loaded", False)
-    whole: dict[str, Tensor] = {}
+    parameters: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad or not only_adapters:
             tensor = full_tensor(parameter.detach())
             if writes:
-                whole[name] = tensor.cpu() if is_sharded(model) else tensor
+                parameters[name] = tensor.cpu() if is_sharded(model) else tensor
     if writes and only_adapters:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # peft may look for the base on the hub; its weights are not saved here
-            model.save_pretrained(folder, state_dict=whole)
+            model.save_pretrained(folder, state_dict=parameters)
     elif writes and is_sharded(model):
         stored = model.state_dict().keys()
         buffers = {name: buffer.cpu() for name, buffer in model.named_buffers() if name in stored}
-        model.save_pretrained(folder, state_dict=whole | buffers)
+        model.save_pretrained(folder, state_dict=parameters | buffers)
     elif writes:
         model.save_pretrained(folder)
     if writes and not only_adapters:
         for file in processor_files(model):
             shutil.copyfile(file, folder / file.name)
-    return whole
+    return parameters
 
 
 @torch.no_grad()
@@ -130,10 +130,10 @@ def _scatter(parameter: Tensor, whole: Tensor | None, device: torch.device) -> N
     padded = torch.zeros(rows, *parameter.shape[1:], dtype=parameter.dtype, device=device)
     pieces = None
     if whole is not None:
-        *others, last = whole.to(device).contiguous().split(rows)
+        *full, last = whole.to(device).contiguous().split(rows)
         if last.shape[0] < rows:
             last = torch.cat([last, last.new_zeros(rows - last.shape[0], *last.shape[1:])])
-        pieces = [_bytes(piece) for piece in (*others, last)]
+        pieces = [_bytes(piece) for piece in (*full, last)]
         pieces += [torch.zeros_like(pieces[0])] * (size - len(pieces))
     torch.distributed.scatter(_bytes(padded), pieces)
     shards = with_rows_of(parameter, padded[: local_tensor(parameter).shape[0]])
@@ -146,7 +146,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _sum_gradients(module: Any) -> None:
-    """Add up the gradients of the ranks; the default is their mean."""
+    """Add up the gradients of the ranks. The default is their mean."""
     if hasattr(module, "set_gradient_divide_factor"):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
@@ -186,12 +186,12 @@ class ShardedPassSync(PassSync):
         model.register_forward_pre_hook(self._before, prepend=True)
 
     def finish(self) -> None:
-        """Make the passes that other ranks still need; the model's parameters are shards afterwards."""
+        """Make the passes that other ranks still need. The model's parameters are shards afterwards."""
         self._reach(_Kind.NONE)
         self._back_to_shards()
 
     def fail(self) -> None:
-        """Report that this rank ran out of memory; other ranks raise an error in their next pass or in `finish`."""
+        """Report that this rank ran out of memory. Other ranks raise an error in their next pass or in `finish`."""
         if self._open:
             self._complete(self._open)
             self._open = _Kind.NONE
@@ -239,7 +239,8 @@ class ShardedPassSync(PassSync):
                 f"out of memory in a pass of a sharded model, which torch {torch.__version__} cannot retry; lower "
                 "engine.nodes_per_pass, or install a newer torch"
             )
-        self._collectives.made, self._collectives.left_out = 0, self._collectives.made
+        self._collectives.left_out = self._collectives.made
+        self._collectives.made = 0
         root.reset_iter_state()
         self._pass_without_effect(kind)
         self._back_to_shards()

@@ -30,8 +30,8 @@ def shared_prefill(model_pass: ModelPass, prompts: Sequence[tuple[int, ...]]) ->
     tree = RolloutTree.from_responses((), prompts)
     if tree.num_nodes > _MOST_DISTINCT * sum(map(len, prompts)):
         return prefill(model_pass, list(prompts))
-    number = {prompt: index for index, prompt in enumerate(sorted({*prompts}))}  # in the order of the leaves
-    number_P = np.array([number[prompt] for prompt in prompts])
+    index_of = {prompt: index for index, prompt in enumerate(sorted({*prompts}))}  # in the order of the leaves
+    number_P = np.array([index_of[prompt] for prompt in prompts])
     context = _TreeOfPrompts(tree, number_P, model_pass.device)
     arrays = np.array(tree.token), tree.depth, tree.leaf[number_P]
     token_T, position_T, last_P = (to_device(array, model_pass.device) for array in arrays)
@@ -40,7 +40,7 @@ def shared_prefill(model_pass: ModelPass, prompts: Sequence[tuple[int, ...]]) ->
 
 
 class _TreeOfPrompts(PromptContext):
-    """Causal attention within P prompts, as nodes of a tree; `number_P` indexes the response of each prompt."""
+    """Causal attention within P prompts, as nodes of a tree. `number_P` indexes the response of each prompt."""
 
     def __init__(self, tree: RolloutTree, number_P: IntArray, device: torch.device) -> None:
         length_P = tree.total_length[number_P]
@@ -49,14 +49,15 @@ class _TreeOfPrompts(PromptContext):
         place_PS = start_P[:, None] + np.minimum(np.arange(self.longest), length_P[:, None] - 1)
         node_PS = tree.response_nodes()[place_PS]  # the padding repeats the last token
         self._node = to_device(node_PS.ravel(), device)
-        self._ragged, self._real_index = True, to_device(np.unique(node_PS, return_index=True)[1], device)
+        self._ragged = True
+        self._real_index = to_device(np.unique(node_PS, return_index=True)[1], device)
         self._depth = tree.depth
         self._tree: TreeContext | None = None
 
     def attend(
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, window: int | None = None, /
     ) -> Tensor:
-        """Attend from each node to its path; a layer with a shorter window computes every prompt separately."""
+        """Attend from each node to its path. A layer with a shorter window computes every prompt separately."""
         if window is not None and window < self.longest:
             return super().attend(layer, query_THD, key_TKD, value_TKD, window)
         self._stored(layer, key_TKD, value_TKD)

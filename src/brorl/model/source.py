@@ -163,7 +163,7 @@ def building_model() -> Iterator[None]:
 
 
 def _find_in(folder: Path, name: str) -> ModelSource:
-    """Return the model, or the adapter with its base model, in a local folder; `name` is as the user wrote it."""
+    """Return the model, or the adapter with its base model, in a local folder. `name` is as the user wrote it."""
     is_model, is_adapter = (folder / "config.json").exists(), (folder / ADAPTER_CONFIG).exists()
     if is_model and is_adapter:
         raise UserError(f"model folder {name} has both a model and an adapter; move the adapter to a different folder")
@@ -282,8 +282,8 @@ def text_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
     modules = dict(model.named_modules())
     if not _has_text_part(model.config):
         return modules
-    parts = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
-    prefixes = tuple(f"{name}." for name, module in modules.items() if module in parts)
+    text_roots = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
+    prefixes = tuple(f"{name}." for name, module in modules.items() if module in text_roots)
     return {name: module for name, module in modules.items() if f"{name}.".startswith(prefixes)}
 
 
@@ -296,13 +296,13 @@ def freeze_images(model: PreTrainedModel) -> None:
 
 
 def processor_files(model: PreTrainedModel, may_download: bool = False) -> list[Path]:
-    """Return the files next to a model's weights that specify how it reads images; a text model has none.
+    """Return the files next to a model's weights that specify how it reads images. A text model has none.
 
     `may_download` allows fetching them into the hub's cache.
     """
     if not _has_text_part(model.config):
         return []
-    found = (
+    paths = (
         cached_file(
             str(model.name_or_path),
             name,
@@ -314,7 +314,7 @@ def processor_files(model: PreTrainedModel, may_download: bool = False) -> list[
         )
         for name in _PROCESSOR_FILES
     )
-    return [Path(path) for path in found if path is not None]
+    return [Path(path) for path in paths if path is not None]
 
 
 def _has_text_part(config: PreTrainedConfig) -> bool:

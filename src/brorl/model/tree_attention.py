@@ -63,7 +63,7 @@ class AttentionContext:
     def attend(
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, window: int | None = None, /
     ) -> Tensor:
-        """Return a layer's attention, shape [T, H, E], from scaled queries; values are [T, K, E].
+        """Return a layer's attention, shape [T, H, E], from scaled queries. Values are [T, K, E].
 
         With a window of w tokens, a token attends to the last w tokens of its sequence, including itself.
         """
@@ -102,12 +102,12 @@ def _attend(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **others: Any,
+    **extra: Any,
 ) -> tuple[Tensor, None]:
-    """Compute a layer's attention with the context of the pass; compiled layers trace this function."""
+    """Compute a layer's attention with the context of the pass. Compiled layers trace this function."""
     if brorl_context is None:
         raise HooksError(f"{type(module).__name__} does not pass its forward arguments to its attention")
-    unknown = {n: v for n, v in others.items() if n not in _NEUTRAL_ARGUMENTS and v is not None and v is not False}
+    unknown = {n: v for n, v in extra.items() if n not in _NEUTRAL_ARGUMENTS and v is not None and v is not False}
     if unknown or dropout or attention_mask is not None:
         what = ", ".join([*unknown, *(["dropout"] if dropout else [])]) or "an attention mask"
         raise HooksError(f"{type(module).__name__} needs {what}, which tree attention does not compute")
@@ -135,7 +135,8 @@ class SwappedAttention(AbstractContextManager[None]):
         self._inside, self._before = implementation, implementation
 
     def __enter__(self) -> None:
-        self._before, self._config._attn_implementation = self._config._attn_implementation, self._inside
+        self._before = self._config._attn_implementation
+        self._config._attn_implementation = self._inside
 
     def __exit__(self, *error: object) -> None:
         self._config._attn_implementation = self._before
@@ -255,8 +256,9 @@ class PromptContext(AttentionContext):
     def attend(
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, window: int | None = None, /
     ) -> Tensor:
-        """Attend causally within each prompt; no real token attends to the padding on the right."""
-        q, (k, v) = self._padded(query_THD), self._stored(layer, key_TKD, value_TKD)
+        """Attend causally within each prompt. No real token attends to the padding on the right."""
+        q = self._padded(query_THD)
+        k, v = self._stored(layer, key_TKD, value_TKD)
         mask = self._mask(window, q.device)
         attend = partial(nn.functional.scaled_dot_product_attention, attn_mask=mask, is_causal=mask is None)
         output = attend(q, k, v, scale=1.0, enable_gqa=True)
@@ -313,9 +315,10 @@ class KVShape(NamedTuple):
 
 
 class _Recorder(AttentionContext):
-    """Records the shapes of keys and values; its attention output is zeros."""
+    """Records the shapes of keys and values. Its attention output is zeros."""
 
-    longest, has_windows = 1, True
+    longest = 1
+    has_windows = True
 
     def __init__(self) -> None:
         self.layers: list[int] = []
@@ -355,7 +358,7 @@ def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Let the decoder layers of a causal LM keep only their inputs; the backward pass recomputes the rest.
+    """Let the decoder layers of a causal LM keep only their inputs. The backward pass recomputes the rest.
 
     Gradients are equal up to rounding. Sampling and evaluation do not change.
     """

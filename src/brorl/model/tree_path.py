@@ -99,7 +99,8 @@ def tree_logprobs(
     """
     if not trees:
         return []
-    offsets, head = node_offsets(trees), forward.logprob_head(next_token)
+    offsets = node_offsets(trees)
+    head = forward.logprob_head(next_token)
     chunks: list[ChunkLogprobs] = []
     cache = None
     if not forward.packed:
@@ -125,7 +126,7 @@ def chunk_logprobs(
     recompute_prompts: bool = False,
     forward: TreeForward = TREE,
 ) -> Iterator[ChunkLogprobs]:
-    """Yield the log-probs of all nodes in chunks; the caller back-propagates each chunk's loss before the next chunk.
+    """Yield the log-probs of all nodes in chunks. The caller back-propagates each chunk's loss before the next chunk.
 
         for chunk in chunk_logprobs(model, trees):
             loss(chunk.index, chunk.logprob).backward()
@@ -137,7 +138,8 @@ def chunk_logprobs(
     if not trees:
         return
     max_nodes = max_nodes or forward.default_max_nodes(model)
-    offsets, head = node_offsets(trees), forward.logprob_head(next_token, entropy)
+    offsets = node_offsets(trees)
+    head = forward.logprob_head(next_token, entropy)
     if forward.packed:
         for slices in split_into_chunks(trees, max_nodes):
             chunk = _compute_chunk(model, trees, offsets, slices, None, head, forward)

@@ -120,7 +120,7 @@ def attend(
     position: Tensor,
     window: int | None,
 ) -> Tensor:
-    """Store the new keys and values of slots, then attend to the prompt and to the slot; return [R, H, D].
+    """Store the new keys and values of slots, then attend to the prompt and to the slot, and return [R, H, D].
 
     Args:
         query_RHD: Scaled queries.
@@ -136,7 +136,8 @@ def attend(
     num_slots, num_heads, dim = query_RHD.shape
     num_kv_heads, num_tokens = own_key_RKTD.shape[1:3]
     num_prompts, prompt_tokens = prompts.key_KPSD.shape[1:3]
-    groups, num_cells = num_heads // num_kv_heads, num_prompts * prompts.width
+    groups = num_heads // num_kv_heads
+    num_cells = num_prompts * prompts.width
     window = window or _NO_WINDOW
     shape = num_kv_heads, num_cells, groups
     sum_KCGD, mass_KCG, top_KCG = (
@@ -272,7 +273,8 @@ def draw(
     num_rows, vocabulary = logits_RV.shape
     num_blocks = triton.cdiv(vocabulary, block_size)
     uniform_K = uniform_K.contiguous()
-    device, num_draws = logits_RV.device, row_K.shape[0]
+    device = logits_RV.device
+    num_draws = row_K.shape[0]
     top_RB = torch.empty(num_rows, num_blocks, dtype=torch.float32, device=device)
     mass_RB = torch.empty(num_rows, num_blocks, dtype=torch.float64, device=device)
     sizes = {"V": vocabulary, "B": num_blocks, "C": block_size, "ROW": logits_RV.stride(0)}

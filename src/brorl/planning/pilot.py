@@ -217,7 +217,7 @@ def _trained_nodes(
     chosen, _ = choose_responses(tree.leaf_count * advantage_L, group.correct_L, size, generator)
     part = tree.select(chosen)[0] if chosen.size else tree
     per_response = part.num_unique_tokens / part.num_responses
-    ratio_JL = growth_ratios(tree.sum_along_paths(tree.logprob)[tree.leaf], tree.num_rollouts, wanted)
+    ratio_JL = growth_ratios(tree.sum_over_responses(tree.logprob), tree.num_rollouts, wanted)
     kept_J = np.zeros(nodes_J.size)
     for verdict in (False, True):
         kept_J += np.minimum(ratio_JL[:, group.correct_L == verdict].sum(1), size)

@@ -12,11 +12,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from brorl.activity import Echo, Observe, unobserved
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from brorl.model.device import DTYPES
 from brorl.model.flat_path import FlatForward
 from brorl.model.forward import choose_forward
 from brorl.model.kernels import use_kernels
 from brorl.model.load import choose_device, end_tokens, load_model
-from brorl.model.source import find_model
 from brorl.model.tree_path import TreeForward
 from brorl.rollout.engine import Engine
 from brorl.rollout.native_engine import NativeEngine
@@ -52,12 +52,9 @@ def build_engine(
     stop_token_ids = end_tokens(model, tokenizer, config.sampling.stop)
     match config.engine.kind:
         case "vllm":
-            from brorl.rollout.vllm_engine import VllmEngine, send_adapted, vllm_setup
+            from brorl.rollout.vllm_engine import start_vllm, vllm_setup
 
-            engine = VllmEngine(vllm_setup(config, source, context), stop_token_ids, observe, stop)
-            if find_model(source).adapter:  # vLLM has loaded only the base
-                send_adapted(engine, model, source)
-            return engine
+            return start_vllm(vllm_setup(config, source, context), source, stop_token_ids, stop, lambda: model, observe)
         case "native":
             use_kernels(config.engine.compile)  # this process may be a rollout worker
             has_copy = config.dtype == "bfloat16" and model.dtype != torch.bfloat16
@@ -72,7 +69,7 @@ def build_engine(
             return NativeEngine(
                 sampler,
                 stop_token_ids,
-                int(config.engine.memory_gib * 2**30),
+                config.engine.memory_bytes,
                 observe=observe,
                 forward=forward,
                 dtype=torch.bfloat16 if rounded else None,
@@ -99,9 +96,8 @@ def load_engine(
 
 
 def build_sampling_model(config: TrainConfig, source: str) -> PreTrainedModel:
-    """Load a model for sampling only, in the compute dtype; a learner may publish its weights to it."""
-    dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[config.dtype]
-    return load_model(source, choose_device(config.device), dtype, config.adapters)
+    """Load a model for sampling only, in the compute dtype. A learner may publish its weights to it."""
+    return load_model(source, choose_device(config.device), DTYPES[config.dtype], config.adapters)
 
 
 _SMALL = 10_000_000  # weights; with fewer, threads on shared cores wait for each other longer than they work
@@ -109,7 +105,7 @@ _AT_START = torch.get_num_threads()
 
 
 def set_threads_and_kernels(config: TrainConfig, num_weights: int) -> None:
-    """Set torch's threads to `engine.threads`, or choose a number by model size; select the kernels."""
+    """Set torch's threads to `engine.threads`, or choose a number by model size. Select the kernels."""
     use_kernels(config.engine.compile)
     chosen = 1 if _computes_here(config) and num_weights < _SMALL else _all_threads()
     torch.set_num_threads(config.engine.threads or chosen)

@@ -18,9 +18,9 @@ from brorl.tree import RolloutTree
 _WORD = 2**32
 
 
-def prompt_seed(seed: int, number: int) -> int:
+def prompt_seed(seed: int, index: int) -> int:
     """Return a prompt's seed, 0 to 2**96 - 1, from its task's seed and the prompt's index in the task."""
-    return (seed % _WORD**2) * _WORD + number
+    return (seed % _WORD**2) * _WORD + index
 
 
 def split_prompt_seed(prompt_seed: int) -> tuple[int, int]:
@@ -55,21 +55,21 @@ class SampleTask:
     @property
     def rollouts_P(self) -> list[int]:
         """Number of rollouts for each prompt."""
-        number = self.num_rollouts
-        return [number] * len(self.prompts) if isinstance(number, int) else list(number)
+        num_rollouts = self.num_rollouts
+        return [num_rollouts] * len(self.prompts) if isinstance(num_rollouts, int) else list(num_rollouts)
 
     @property
     def seed_P(self) -> list[int]:
         """Seed for each prompt."""
         if isinstance(self.seed, int):
-            return [prompt_seed(self.seed, number) for number in range(len(self.prompts))]
+            return [prompt_seed(self.seed, index) for index in range(len(self.prompts))]
         return list(self.seed)
 
     def split(self, size: int) -> list[SampleTask]:
         """Split into tasks of at most `size` prompts, in order: five prompts with size 2 become 2, 2 and 1."""
         rollouts_P, seed_P = self.rollouts_P, self.seed_P
-        parts = [slice(start, start + size) for start in range(0, len(self.prompts), size)]
-        return [SampleTask(self.prompts[part], rollouts_P[part], self.sampling, seed_P[part]) for part in parts]
+        slices = [slice(start, start + size) for start in range(0, len(self.prompts), size)]
+        return [SampleTask(self.prompts[s], rollouts_P[s], self.sampling, seed_P[s]) for s in slices]
 
 
 class Sampler(Protocol):
@@ -117,7 +117,7 @@ class SamplingPool(Protocol):
         ...
 
     def done(self, timeout_s: float | None = None) -> list[TaskResult]:
-        """Wait until a task is done or `timeout_s` has passed; return all finished tasks, each only once."""
+        """Wait until a task is done or `timeout_s` has passed, and return all finished tasks, each only once."""
         ...
 
     def discard(self, tickets: Iterable[int]) -> None:
@@ -125,7 +125,7 @@ class SamplingPool(Protocol):
         ...
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Use these weights for every task that starts from now on; tasks in progress keep theirs."""
+        """Use these weights for every task that starts from now on. Tasks in progress keep theirs."""
         ...
 
 
@@ -156,7 +156,7 @@ class PooledEngine:
         seed. If the observer or a worker raises, all parts are discarded.
         """
         trees_of: dict[int, list[RolloutTree]] = {}
-        tickets = [self._pool.submit(part) for part in task.split(self._prompts_per_task)]
+        tickets = [self._pool.submit(split_task) for split_task in task.split(self._prompts_per_task)]
         progress = Decoding(finished=0, rollouts=sum(task.rollouts_P), tokens=0, depth=0)
         try:
             while len(trees_of) < len(tickets):

@@ -123,8 +123,9 @@ class NativeEngine:
         return decoder
 
     def _uses_kernels(self, decoder: Decoder) -> bool:
-        """Return whether to use the Triton kernels; the first call runs their trial."""
-        model, forward = self.model, self._forward
+        """Return whether to use the Triton kernels. The first call runs their trial."""
+        model = self.model
+        forward = self._forward
         if self._use_kernels is not None:
             return self._use_kernels
         self._use_kernels = False

@@ -83,6 +83,11 @@ class EngineSettings(Section):
     vllm: VllmEngineSettings = VllmEngineSettings()
 
     @property
+    def memory_bytes(self) -> int:
+        """Value of `memory_gib` in bytes."""
+        return int(self.memory_gib * 2**30)
+
+    @property
     def now(self) -> Callable[[], float]:
         """Function that reads the chosen clock, in seconds."""
         return process_time if self.clock == "cpu" else perf_counter

@@ -21,6 +21,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ from transformers import PreTrainedModel
 from brorl.activity import Decoding, Observe, unobserved
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.model.device import free_unused, to_host
+from brorl.model.device import DTYPES, free_unused, to_host
 from brorl.model.load import choose_device
 from brorl.model.lora import saved_adapter
 from brorl.model.settings import LoraSettings
@@ -83,13 +84,13 @@ class VllmEngine:
         self._process = start(self._setup)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace the weights, or only the adapters among them; the names are those of Hugging Face.
+        """Replace the weights, or only the adapters among them. The names are those of Hugging Face.
 
         A sleeping engine loads them when it next samples; until then, the learner uses its memory.
         """
         sent: Weights = weights
         if self._setup.reads_file:
-            folder = publish(weights, getattr(torch, self._setup.dtype), self._setup.lora)
+            folder = publish(weights, DTYPES[self._setup.dtype], self._setup.lora)
             self._remove_published()
             self._published = weakref.finalize(self, folder.remove)
             sent = folder.path
@@ -106,19 +107,17 @@ class VllmEngine:
         if not task.prompts:
             return []
         greedy = sampling.temperature == 0
-        requests_P = [
-            split_request(
-                prompt, 1 if greedy else count, derived_seed(*split_prompt_seed(own)), self._setup.responses_per_request
-            )
-            for prompt, count, own in zip(task.prompts, rollouts_P, task.seed_P, strict=True)
-        ]
+        largest = self._setup.responses_per_request
+        requests_P = []
+        for prompt, count, prompt_seed in zip(task.prompts, rollouts_P, task.seed_P, strict=True):
+            seed = derived_seed(*split_prompt_seed(prompt_seed))
+            requests_P.append(split_request(prompt, 1 if greedy else count, seed, largest))
         stop_token_ids = [*self.stop_token_ids, *sampling.stop_token_ids]
-        requests = [request for requests in requests_P for request in requests]
         self._wake()
-        answers = iter(self._process.complete(requests, sampling, stop_token_ids))
+        answers = iter(self._process.complete([*chain(*requests_P)], sampling, stop_token_ids))
         trees = []
-        for prompt, count, parts in zip(task.prompts, rollouts_P, requests_P, strict=True):
-            completions = [self._cut(completion, sampling) for _ in parts for completion in next(answers)]
+        for prompt, count, requests in zip(task.prompts, rollouts_P, requests_P, strict=True):
+            completions = [self._cut(completion, sampling) for _ in requests for completion in next(answers)]
             if greedy:
                 completions *= count
             trees.append(
@@ -132,7 +131,8 @@ class VllmEngine:
         if self._setup.sleeps:
             self._process.sleep()
             self._asleep = True
-        total, depth = sum(rollouts_P), max(int(tree.length.max()) for tree in trees)
+        total = sum(rollouts_P)
+        depth = max(int(tree.length.max()) for tree in trees)
         self._observe(Decoding(total, total, sum(tree.num_unique_tokens for tree in trees), depth))
         return trees
 
@@ -166,7 +166,7 @@ class VllmEngine:
 def publish(
     weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, lora: LoraSettings | None = None
 ) -> TemporaryFolder:
-    """Write weights for other processes to a new folder, in shared memory if there is room; return the folder.
+    """Write weights for other processes to a new folder, in shared memory if there is room, and return the folder.
 
     The weights go to `model.safetensors` in this dtype. With `lora`, only the adapters are written, in peft's format
     and their own dtype.
@@ -201,7 +201,7 @@ def check_sampling(sampling: SamplingParams) -> None:
 
 
 def split_request(prompt: Sequence[int], num_responses: int, seed: int, largest: int) -> list[Request]:
-    """Split a prompt's responses into requests of at most `largest`; response r uses the first response's seed plus r.
+    """Split a prompt's responses into requests of at most `largest`. Response r uses the first response's seed plus r.
 
     With 7 responses, seed 100 and largest 3, the requests are (3, seed 100), (3, seed 103) and (1, seed 106).
     """
@@ -254,13 +254,13 @@ def vllm_setup(config: TrainConfig, source: str, context: int) -> VllmSetup:
     """Return the setup of a vLLM engine, in its own process or inside a rollout worker."""
     device = choose_device(config.device)
     vllm = config.engine.vllm
-    found = find_model(source)
+    model = find_model(source)
     return VllmSetup(
-        source=found.path,
-        revision=found.revision,
+        source=model.path,
+        revision=model.revision,
         dtype="bfloat16" if config.dtype == "bfloat16" else "float32",
         context=context,
-        cache_bytes=int(config.engine.memory_gib * 2**30),
+        cache_bytes=config.engine.memory_bytes,
         device="cpu" if device.type == "cpu" else "cuda",
         threads=torch.get_num_threads(),
         max_rows=vllm.max_rows,
@@ -275,13 +275,24 @@ def vllm_setup(config: TrainConfig, source: str, context: int) -> VllmSetup:
 
 def _engine_gpus(config: TrainConfig, learner: int) -> tuple[int, ...]:
     """Return the indices of the engine's GPUs."""
-    others = [gpu for gpu in range(torch.cuda.device_count()) if gpu != learner]
-    gpus = others if config.engine.vllm.placement == "apart" else [learner, *others]
+    other_gpus = [gpu for gpu in range(torch.cuda.device_count()) if gpu != learner]
+    gpus = other_gpus if config.engine.vllm.placement == "apart" else [learner, *other_gpus]
     return tuple(gpus[: config.engine.vllm.tensor_parallel])
 
 
+def start_vllm(
+    setup: VllmSetup, source: str, stop_token_ids: Sequence[int], stop: StopStrings,
+    load: Callable[[], PreTrainedModel], observe: Observe = unobserved,
+) -> VllmEngine:  # fmt: skip
+    """Start vLLM with the model at `source`. `load` returns that model, for adapters that vLLM does not merge."""
+    engine = VllmEngine(setup, stop_token_ids, observe, stop)
+    if find_model(source).adapter:  # vLLM has loaded only the base model
+        send_adapted(engine, load(), source)
+    return engine
+
+
 def send_adapted(engine: VllmEngine, model: PreTrainedModel, source: str) -> None:
-    """Send a model with adapters to vLLM, which has loaded only its base; reject a merge that unties layers."""
+    """Send a model with adapters to vLLM, which has loaded only its base. Reject a merge that unties layers."""
     base, own = (config.get_text_config() for config in (read_config(find_model(source)), model.config))
     if base.tie_word_embeddings != own.tie_word_embeddings:
         raise UserError(

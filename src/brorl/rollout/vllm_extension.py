@@ -41,7 +41,7 @@ class VllmExtension:
             torch.accelerator.synchronize()  # the sender may overwrite its memory afterwards
 
     def end_with(self, owner: int) -> None:
-        """End this engine's processes when their owner ends for any reason; vLLM itself would keep them running."""
+        """End this engine's processes when their owner ends for any reason. vLLM itself would keep them running."""
         if os.getpid() != owner:
             descriptor = os.pidfd_open(owner)
             Thread(target=_end_after, args=(descriptor, os.getppid(), owner), daemon=True).start()

@@ -113,7 +113,8 @@ class VllmProcess:
             from vllm.v1.engine.exceptions import EngineDeadError
 
             disable_envs_cache()  # an earlier engine in this process may have set different variables
-            self._vllm, self._died = vllm, EngineDeadError
+            self._vllm = vllm
+            self._died = EngineDeadError
             if setup.device == "cpu":
                 _check_head_size(setup.source, setup.revision)
             try:
@@ -123,7 +124,8 @@ class VllmProcess:
                     f"vLLM could not start {setup.source}: {first_line(error)} (see its log above); "
                     "set engine.kind: native, or change the settings that the log names"
                 ) from error
-        self._stop, self._lora = setup.stop, setup.lora
+        self._stop = setup.stop
+        self._lora = setup.lora
         self._adapter: Any = None  # vLLM's request for the adapters
         self._llm.collective_rpc("end_with", args=(os.getpid(),))
         if setup.separate:
@@ -132,7 +134,7 @@ class VllmProcess:
     def complete(
         self, requests: Sequence[Request], sampling: SamplingParams, stop_token_ids: Sequence[int]
     ) -> list[list[Completion]]:
-        """Return the responses to each request, in order; at temperature 0, each request has one response."""
+        """Return the responses to each request, in order. At temperature 0, each request has one response."""
         with self._alive():
             outputs = self._llm.generate(
                 [{"prompt_token_ids": list(request.prompt_ids)} for request in requests],
@@ -219,8 +221,9 @@ class VllmProcess:
 
 
 def _watch(core: Any, died: type[Exception]) -> None:
-    """End any call that is waiting when the engine's process ends; vLLM itself would leave it waiting forever."""
-    sentinels, client = core.resources.engine_manager.sentinels(), weakref.ref(core)
+    """End any call that is waiting when the engine's process ends. vLLM itself would leave it waiting forever."""
+    sentinels = core.resources.engine_manager.sentinels()
+    client = weakref.ref(core)
 
     def wait() -> None:
         connection.wait(sentinels)
@@ -306,10 +309,10 @@ def _environment(setup: VllmSetup) -> Iterator[None]:
                 del os.environ[name]
 
 
-def _visible_gpu(number: int) -> str:
+def _visible_gpu(index: int) -> str:
     """Return the name that a child process needs for a GPU visible to this process."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",")[number] if visible else str(number)
+    return visible.split(",")[index] if visible else str(index)
 
 
 def _check_head_size(source: str, revision: str | None) -> None:

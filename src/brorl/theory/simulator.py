@@ -144,7 +144,9 @@ def simulate(settings: SimulationSettings) -> SimulationResult:
     optimizer = Optimizer(settings)
     _softmax(logit_V, 0, out=p_V)
     start_C = p_V[: settings.num_correct].copy()
-    steps, records, first_step = [], [], None
+    steps = []
+    records = []
+    first_step = None
     for step in range(settings.steps + 1):
         if step:
             token_K, count_K = draw_outcomes(rng, p_V, settings.rollouts)
@@ -238,7 +240,8 @@ class Optimizer:
 
     def update(self, logit_V: FloatArray, gradient_V: FloatArray) -> None:
         """Take a step: update the logits in place. The gradient is overwritten too."""
-        settings, scratch_V = self._settings, self._scratch_V
+        settings = self._settings
+        scratch_V = self._scratch_V
         self._steps += 1
         if settings.optimizer == "adamw":
             logit_V *= 1 - settings.learning_rate * settings.decay

@@ -88,7 +88,7 @@ class Diagnostics:
                 count_L=held_out.tree.leaf_count,
                 correct_L=held_out.correct_L,
                 old_logprob_L=held_out.tree.prefix_logprob[held_out.tree.leaf],
-                new_logprob_L=held_out.tree.sum_along_paths(new_logprob_M)[held_out.tree.leaf],
+                new_logprob_L=held_out.tree.sum_over_responses(new_logprob_M),
                 # Never exactly 0 or 1, where held-out rollouts that are all correct would give an interval of width 0.
                 baseline=(trained.num_correct + 0.5) / (trained.tree.num_rollouts + 1),
             )

@@ -80,7 +80,7 @@ def _memory_settings(config: TrainConfig) -> MemorySettings:
     has_reference, offloaded = config.kl.coefficient > 0, config.reference.offload and device != "cpu"
     return MemorySettings(
         dtype=config.dtype,
-        engine_bytes=int(config.engine.memory_gib * 2**30),
+        engine_bytes=config.engine.memory_bytes,
         lora=config.adapters,
         reference=has_reference and not offloaded,
         offloaded_reference=has_reference and offloaded,

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Echo, Observe, Stage, unobserved
 from brorl.config.settings import TrainConfig
+from brorl.model.device import DTYPES
 from brorl.model.flat_path import FlatForward
 from brorl.model.forward import Forward, choose_forward, with_packed_passes, without_windows
 from brorl.model.load import choose_device, end_tokens, load_model
@@ -80,13 +81,11 @@ def build_model(
 ) -> PreTrainedModel:
     """Load the model to train."""
     observe(Stage("loading", "model"))
-    lora = config.adapters
-    dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16 if lora else torch.float32}
     return load_model(
         inputs.model_path,
         device or choose_device(config.device),
-        dtype[config.dtype],
-        lora,
+        torch.float32 if config.autocasts else DTYPES[config.dtype],
+        config.adapters,
         gradient_checkpointing=config.engine.gradient_checkpointing,
     )
 

@@ -138,7 +138,7 @@ def make_mini_batch(
         token_weight.append(tree.token_weights(tree.leaf_count * factor_L * aggregation_L))
         kept_tokens += float(tree.token_weights(tree.leaf_count * kept_L)[factor_M > 0].sum())
         # a loss over whole responses (GSPO) uses the mean of a response's token factors
-        of_response_L = tree.sum_along_paths(factor_M * ~tree.given)[tree.leaf] / tree.length
+        of_response_L = tree.sum_over_responses(factor_M * ~tree.given) / tree.length
         groups.append(replace(group, advantage_L=advantage_L * of_response_L))
     longest = config.longest_response
     denominator = loss_denominator(whole, loss.aggregation, longest, loss.mask_truncated)

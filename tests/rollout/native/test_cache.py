@@ -59,8 +59,8 @@ def test_an_arena_keeps_to_its_memory(rng: np.random.Generator, limit: int, max_
 def test_what_does_not_fit_is_refused() -> None:
     cache = arena_of(1000, 8, 16)
     cache.start(500)
-    said = r"one row of 2 tokens needs .* and the prompts need .*; raise engine\.memory_gib"
-    with pytest.raises(OutOfMemoryError, match=said):
+    message = r"one row of 2 tokens needs .* and the prompts need .*; raise engine\.memory_gib"
+    with pytest.raises(OutOfMemoryError, match=message):
         cache.rows_that_fit(2)
 
 
@@ -101,11 +101,11 @@ def test_rows_find_their_tokens_in_shared_blocks(
             value[cache.slot_BR[block], :, slot] = torch.from_numpy(numbers).float()[:, None, None] + layer
         for row, path in enumerate(paths):
             for layer in range(2):
-                found = torch.cat([
+                got = torch.cat([
                     cache._blocks[b][2 * layer + 1][cache.slot_BR[b, row]] for b in range(block + 1)
                 ], 1)[:, : position + 1]  # fmt: skip
                 expected = torch.tensor(path).float()[None, :, None] + layer
-                assert torch.equal(found, expected.expand_as(found))
+                assert torch.equal(got, expected.expand_as(got))
     assert peak <= memory
     assert (memory == 60_000) == (max(rows_D[KEYS_PER_BLOCK:]) < max_rows)
 

@@ -40,7 +40,7 @@ def test_uniforms_are_uniform_and_never_shared() -> None:
     numbers = []
     prompt, rollout = (a.ravel() for a in np.indices((40, 50)))
     for seed in (3, 4):
-        uniforms = Uniforms([prompt_seed(seed, number) for number in range(40)], [50] * 40)
+        uniforms = Uniforms([prompt_seed(seed, index) for index in range(40)], [50] * 40)
         numbers += [uniforms.at(position, prompt, rollout) for position in range(33)]
     drawn = np.concatenate(numbers)
     assert np.unique(drawn).size == drawn.size

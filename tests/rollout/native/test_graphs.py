@@ -83,11 +83,11 @@ def test_a_step_that_cannot_be_recorded_runs_eagerly(rng: np.random.Generator) -
     engine, lines = recording(model, refuse)
     for _ in range(2):
         assert_same_trees(engine.sample(SampleTask(prompts, 8, sampling, seed=2)), expected)
-    said = "RuntimeError: operation not permitted when stream is capturing"
-    assert lines == [f"decoding launches its kernels one by one, without CUDA graphs: {said}"]
+    message = "RuntimeError: operation not permitted when stream is capturing"
+    assert lines == [f"decoding launches its kernels one by one, without CUDA graphs: {message}"]
     assert engine._reusable_decoder is None  # it keeps no memory for graphs
     engine, _ = recording(model, refuse, "on")
-    with pytest.raises(UserError, match=rf"engine.cuda_graphs = on, but .*{said}; set engine.cuda_graphs: auto"):
+    with pytest.raises(UserError, match=rf"engine.cuda_graphs = on, but .*{message}; set engine.cuda_graphs: auto"):
         engine.sample(SampleTask(prompts, 8, sampling, seed=2))
 
 
@@ -159,9 +159,9 @@ def test_graphs_for_tensors_in_other_memory_have_a_new_pool(rng: np.random.Gener
             engine.sample(SampleTask(ragged_prompts(rng, 2), 4, SamplingParams(max_new_tokens=8), seed=3))
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
-    number = len(captures)
+    num_captures = len(captures)
     engine.sample(SampleTask([[1, 2]], 4, SamplingParams(max_new_tokens=8), seed=3))
-    assert len(captures) == number + 1
+    assert len(captures) == num_captures + 1
     assert all(capture.captures for capture in captures)
 
 

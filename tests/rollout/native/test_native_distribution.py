@@ -40,7 +40,7 @@ def enumerate_responses(model: PreTrainedModel, sampling: SamplingParams) -> dic
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits[:, len(PROMPT) - 1 : -1]
     probability = torch.softmax(logits / sampling.temperature, dim=-1).numpy()
-    found = {}
+    frequencies = {}
     for sequence, row in zip(sequences, probability, strict=True):
         total, response = 1.0, ()
         for token, p_V in zip(sequence, row, strict=True):
@@ -48,8 +48,8 @@ def enumerate_responses(model: PreTrainedModel, sampling: SamplingParams) -> dic
             response += (token,)
             if token == EOS:
                 break
-        found[response] = total
-    return found
+        frequencies[response] = total
+    return frequencies
 
 
 @pytest.mark.parametrize("settings", [{"top_k": 3}, {"top_p": 0.8}, {"temperature": 1.4, "top_k": 4, "top_p": 0.7}])

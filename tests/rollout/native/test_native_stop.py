@@ -32,8 +32,8 @@ def cut(tree: RolloutTree, tokenizer: PreTrainedTokenizerBase, stops: Sequence[s
     responses, logprobs, finished = [], [], []
     for (tokens, count), leaf, was_finished in zip(tree.responses(), tree.leaf, tree.finished, strict=True):
         texts = [tokenizer.decode(list(tokens[:n]), skip_special_tokens=True) for n in range(len(tokens) + 1)]
-        found = [sum(text.count(stop) for stop in stops) for text in texts]
-        ends = [n for n in range(minimum + 1, len(tokens) + 1) if found[n] > found[n - 1]]
+        counts = [sum(text.count(stop) for stop in stops) for text in texts]
+        ends = [n for n in range(minimum + 1, len(tokens) + 1) if counts[n] > counts[n - 1]]
         end = ends[0] if ends else len(tokens)
         responses += [tokens[:end]] * count
         logprobs += [tree.logprob[tree.path(int(leaf))][:end].tolist()] * count
@@ -51,10 +51,10 @@ def test_responses_are_those_without_stop_strings_cut_at_the_first(
     prompts = [rng.integers(2, len(tokenizer), n).tolist() for n in (3, 7)]
     sampling = SamplingParams(temperature=1.5, max_new_tokens=12, min_new_tokens=minimum)
     seed = int(rng.integers(2**60))
-    whole = NativeEngine(model, 0).sample(SampleTask(prompts, 16, sampling, seed))
+    together = NativeEngine(model, 0).sample(SampleTask(prompts, 16, sampling, seed))
     stops = STOPS[name]
-    expected = [cut(tree, tokenizer, stops, minimum) for tree in whole]
-    assert sum(tree.num_unique_tokens for tree in expected) < sum(tree.num_unique_tokens for tree in whole)
+    expected = [cut(tree, tokenizer, stops, minimum) for tree in together]
+    assert sum(tree.num_unique_tokens for tree in expected) < sum(tree.num_unique_tokens for tree in together)
     stop, depths = StopStrings(tokenizer, stops), []
     for ways in ({}, {"share_prefixes": False}, {"forward": FlatForward("a test")}):
         assert_same_trees(

@@ -90,7 +90,8 @@ class RowMemory:
         cls, model: PreTrainedModel, shapes: Sequence[KVShape], limit: int, max_rows: int, max_tokens: int
     ) -> RowMemory:
         """Return the memory use of a model's rows, from the shape of keys and values in each layer."""
-        itemsize, vocabulary = model.dtype.itemsize, model.config.get_text_config().vocab_size
+        itemsize = model.dtype.itemsize
+        vocabulary = model.config.get_text_config().vocab_size
         sizes = [shape.size * itemsize for shape in shapes]
         logit_bytes = logit_bytes_per_row(vocabulary, itemsize)
         return cls(limit, max_rows, max_tokens, sum(sizes), max(sizes), logit_bytes)
@@ -116,7 +117,7 @@ class RowMemory:
 
 
 class Decoder:
-    """Feeds the rows of growing trees to a model, wave by wave; a wave has some prompts, and rows of equal length."""
+    """Feeds the rows of growing trees to a model, wave by wave. A wave has some prompts, and rows of equal length."""
 
     def attention(self) -> AbstractContextManager[None]:
         """Return the context in which to call all other methods."""
@@ -131,21 +132,21 @@ class Decoder:
         raise NotImplementedError
 
     def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows of `num_tokens` fit in addition to the prompts; raise `OutOfMemoryError` if none."""
+        """Return how many rows of `num_tokens` fit in addition to the prompts. Raise `OutOfMemoryError` if none."""
         raise NotImplementedError
 
     def keep_prompts(self, prompts: IntArray) -> None:
-        """Keep only these prompts of the wave; the others no longer have rows."""
+        """Keep only these prompts of the wave. The others no longer have rows."""
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
-        """Assign each row a slot that continues its `slot_R`; return the rows in the order of their new slots.
+        """Assign each row a slot that continues its `slot_R` and return the rows in the order of their new slots.
 
         `prompt_R` is the index of each row's prompt in the wave.
         """
         raise NotImplementedError
 
     def feed(self, rows: Rows) -> Tensor:
-        """Feed the last token of each placed row; return the logits, shape [R, V]."""
+        """Feed the last token of each placed row and return the logits, shape [R, V]."""
         raise NotImplementedError
 
 

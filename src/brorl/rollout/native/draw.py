@@ -95,7 +95,8 @@ def draw_tokens(
         distribution at temperature 1). A row with a NaN or +inf, or with only -inf, has no distribution: its log-probs
         are NaN. Processing rows and rollouts in blocks bounds memory and does not change any token.
     """
-    (num_rows, vocabulary), device = logits_RV.shape, logits_RV.device
+    num_rows, vocabulary = logits_RV.shape
+    device = logits_RV.device
     row = torch.arange(num_rows, device=device) if row_K is None else to_device(row_K, device)
     uniform = uniform_K if isinstance(uniform_K, Tensor) else to_device(uniform_K, device)
     if sampling.temperature and sampling.top_p == 1 and not sampling.top_k:
@@ -113,7 +114,7 @@ def draw_tokens(
         _draw_block(logits_RV[start : start + size], row[a:b] - start if start else row[a:b], uniform[a:b], sampling)
         for start, (a, b) in zip(starts[:-1], pairwise(edges), strict=True)
     ]
-    tokens, logprobs = blocks[0] if len(blocks) == 1 else (torch.cat(parts) for parts in zip(*blocks, strict=True))
+    tokens, logprobs = blocks[0] if len(blocks) == 1 else (torch.cat(tensors) for tensors in zip(*blocks, strict=True))
     return tokens, logprobs
 
 
@@ -140,8 +141,8 @@ def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
     edge_RB = mass_RBC.sum(2, dtype=torch.float64).cumsum(1)
 
     size = max(1, MASSES_PER_DRAW // sum(mass_RBC.shape[1:]))
-    parts = zip(row_K.split(size), uniform_K.split(size), strict=True)
-    return torch.cat([_from_masses(mass_RBC, edge_RB, *part) for part in parts]).clamp_(max=vocabulary - 1)
+    blocks = zip(row_K.split(size), uniform_K.split(size), strict=True)
+    return torch.cat([_from_masses(mass_RBC, edge_RB, *block) for block in blocks]).clamp_(max=vocabulary - 1)
 
 
 def _from_masses(mass_RBC: Tensor, edge_RB: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ Capture = Callable[[Step], Step]  # runs a step as often as needed, records it, 
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream for all captures on a device; there is only one because libraries keep memory per stream."""
+    """Return the stream for all captures on a device. There is only one because libraries keep memory per stream."""
     return torch.cuda.Stream(device)
 
 
@@ -45,7 +45,8 @@ class CudaCapture:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, _stream(device)
+        self._device = device
+        self._stream = _stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Step) -> Step:
@@ -91,13 +92,14 @@ def graphs_on(device: torch.device, choice: GraphChoice, echo: Echo) -> StepGrap
     """Return a recorder of steps; None if graphs are off, the device does not support them, or a trial fails."""
     if choice == "off" or device.type != "cuda":
         return None
-    graphs, number = StepGraphs(choice, echo, partial(CudaCapture, device)), torch.zeros(1, device=device)
+    graphs = StepGraphs(choice, echo, partial(CudaCapture, device))
+    written = torch.zeros(1, device=device)
 
     def step() -> None:
-        number.fill_(1)
+        written.fill_(1)
 
-    graphs.bind([number.data_ptr()])
-    graphs.run("trial", step, number)
+    graphs.bind([written.data_ptr()])
+    graphs.run("trial", step, written)
     return graphs if graphs.enabled else None
 
 
@@ -112,7 +114,9 @@ class StepGraphs:
 
     def __init__(self, choice: GraphChoice, echo: Echo, new_capture: Callable[[], Capture]) -> None:
         self.enabled = True  # whether steps are recorded; once False, always False
-        self._choice, self._echo, self._new_capture = choice, echo, new_capture
+        self._choice = choice
+        self._echo = echo
+        self._new_capture = new_capture
         self._capture: Capture | None = None
         self._replays: dict[Hashable, Step] = {}
         self._addresses: Sequence[int] = ()
@@ -121,7 +125,8 @@ class StepGraphs:
         """Drop the graphs if the tensors that they read and write have moved."""
         if addresses != self._addresses:
             self._replays.clear()
-            self._capture, self._addresses = None, addresses
+            self._capture = None
+            self._addresses = addresses
 
     def run(self, key: Hashable, step: Step, output: Tensor) -> None:
         """Run or replay a step that writes `output`. The key and the addresses determine its kernels and shapes.
@@ -148,7 +153,7 @@ class StepGraphs:
                 step()
 
     def refuse(self, reason: str) -> None:
-        """Run everything eagerly from now on and report why; raise an error if graphs are required."""
+        """Run everything eagerly from now on and report why. Raise an error if graphs are required."""
         if not self.enabled:
             return
         if self._choice == "on":
@@ -161,7 +166,7 @@ class StepGraphs:
         self._echo(f"decoding launches its kernels one by one, without CUDA graphs: {reason}")
 
     def _recorded(self, key: Hashable, step: Step, output: Tensor) -> str | None:
-        """Record a step that has just run; return the reason if it cannot be replayed."""
+        """Record a step that has just run and return the reason if it cannot be replayed."""
         expected = output.clone()
         output.zero_()
         try:

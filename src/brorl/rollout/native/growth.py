@@ -42,15 +42,17 @@ class Growth:
         self._device_drawer = decoder if isinstance(decoder, SlotDecoder) and decoder.draws else None
         # rows whose tokens the device draws, one entry per depth since the host last collected them
         self._device_rows: list[Rows] = []
-        self._sampling, self._uniforms = sampling, uniforms
+        self._sampling = sampling
+        self._uniforms = uniforms
         self._stop_ids = np.array(sampling.stop_token_ids, np.int64)
-        self._shares_prefixes, self._observe = shares_prefixes, observe
+        self._shares_prefixes = shares_prefixes
+        self._observe = observe
         self._num_finished = 0
         self._trees = GrowingTrees(prompts)
         self._text_ends = TextEnds(stop, self._trees) if stop else None
 
     def grow(self) -> list[RolloutTree]:
-        """Decode all rollouts to the end; return one tree per prompt."""
+        """Decode all rollouts to the end and return one tree per prompt."""
         waves = deque(self._first_rows(wave) for wave in self._decoder.split(self._prompts))
         with self._decoder.attention():
             while waves:
@@ -60,12 +62,14 @@ class Growth:
 
     def _first_rows(self, wave: IntArray) -> Rows:
         """Return the initial rows of a wave of prompts, which are prefilled and decoded together."""
-        none, number_R, rollouts_R = np.full(wave.size, -1), np.arange(wave.size), self._rollouts_P[wave]
+        no_node = np.full(wave.size, -1)
+        index_R = np.arange(wave.size)
+        rollouts_R = self._rollouts_P[wave]
         rollout_K = np.concatenate([np.arange(n) for n in rollouts_R])
-        return Rows(0, wave, none, none, number_R, np.repeat(number_R, rollouts_R), rollout_K)
+        return Rows(0, wave, no_node, no_node, index_R, np.repeat(index_R, rollouts_R), rollout_K)
 
     def _decode(self, rows: Rows) -> list[Rows]:
-        """Decode rows to the end; return those that must wait for memory."""
+        """Decode rows to the end and return those that must wait for memory."""
         waiting: list[Rows] = []
         live = np.unique(rows.prompt_R)
         logits_RV = self._decoder.start([self._prompts[p] for p in live])
@@ -90,13 +94,13 @@ class Growth:
             logits_RV = self._decoder.feed(rows)
 
     def _fitting(self, rows: Rows, waiting: list[Rows]) -> Rows:
-        """Return the rows that fit in memory in addition to those that the device draws for; the others wait."""
+        """Return the rows that fit in memory in addition to those that the device draws for. The others wait."""
         capacity = self._decoder.rows_that_fit(rows.depth)
         room = capacity - sum(single_rows.size for single_rows in self._device_rows)
         if rows.size <= room:
             return rows
         kept, rest = np.split(np.argsort(rows.prompt_R, kind="stable"), [room])
-        waiting += [rows.take(part) for part in np.split(rest, range(capacity, rest.size, capacity))]
+        waiting += [rows.take(wave) for wave in np.split(rest, range(capacity, rest.size, capacity))]
         kept.sort()
         return rows.take(kept)
 
@@ -129,7 +133,7 @@ class Growth:
         return rows.take(np.argsort(rows.slot_R, kind="stable"))
 
     def _draw(self, rows: Rows, logits_RV: Tensor) -> Rows:
-        """Draw one token for every rollout; return the rows that continue."""
+        """Draw one token for every rollout and return the rows that continue."""
         if not rows.size:
             return replace(rows, depth=rows.depth + 1)
         uniform_K = self._uniforms.at(rows.depth, rows.prompt_R[rows.row_K], rows.rollout_K)
@@ -146,34 +150,34 @@ class Growth:
                 f"the logits of token {rows.depth + 1:,} of a response are not finite: training has diverged; lower "
                 "optimizer.learning_rate and resume from an earlier checkpoint"
             )
+        # Rollouts with the same row and token share a child: rows [0 0 0 1] that draw tokens [7 5 7 5] have the
+        # children (0, 5), (0, 7) and (1, 5), of 1, 2 and 1 rollouts.
         width = int(token_K.max(initial=0)) + 1
         key_K = rows.row_K * width + token_K if self._shares_prefixes else np.arange(token_K.size)
-        order = np.argsort(key_K, kind="stable")
-        first = np.append(True, key_K[order][1:] != key_K[order][:-1])[: token_K.size]
-        representative_C = order[first]  # one rollout of each child
-        child_K = np.cumsum(first) - 1
+        order = np.argsort(key_K, kind="stable")  # rollouts by child: [1 0 2 3]
+        sorted_key_K = key_K[order]
+        first_K = np.append(True, sorted_key_K[1:] != sorted_key_K[:-1])[: token_K.size]
+        child_K = np.cumsum(first_K) - 1  # child of each rollout in this order: [0 1 1 2]
         count_C = np.bincount(child_K)
-        source_C, token_C = rows.row_K[representative_C], token_K[representative_C]
-        node_C = self._trees.add(
-            rows.depth, rows.prompt_R[source_C], rows.node_R[source_C], token_C, count_C, logprob_K[representative_C]
-        )
+        rollout_C = order[first_K]  # one rollout of each child: [1 0 3]
+        row_C, token_C = rows.row_K[rollout_C], token_K[rollout_C]
+        prompt_C, parent_C = rows.prompt_R[row_C], rows.node_R[row_C]
+        node_C = self._trees.add(rows.depth, prompt_C, parent_C, token_C, count_C, logprob_K[rollout_C])
+
         stopped_C = (token_C[:, None] == self._stop_ids).any(1)
         if self._text_ends is not None:
-            completes_C = self._text_ends.completes_stop(rows.node_R[source_C], token_C, node_C)
+            completes_C = self._text_ends.completes_stop(parent_C, token_C, node_C)
             stopped_C |= completes_C & (rows.depth >= self._sampling.min_new_tokens)
         done_C = stopped_C | (rows.depth + 1 == self._sampling.max_new_tokens)
         if self._text_ends is not None:
             self._text_ends.forget(node_C[done_C])
         self._trees.finish(node_C[done_C], count_C[done_C], stopped_C[done_C])
         self._num_finished += int(count_C[done_C].sum())
-        children = Rows(
-            rows.depth + 1, rows.prompt_R[source_C], node_C, token_C, rows.slot_R[source_C], child_K,
-            rows.rollout_K[order],
-        )  # fmt: skip
+        children = Rows(rows.depth + 1, prompt_C, node_C, token_C, rows.slot_R[row_C], child_K, rows.rollout_K[order])
         return children.take(np.flatnonzero(~done_C))
 
     def _replayed(self, rows: Rows, prompt_R: IntArray) -> tuple[Rows, Tensor]:
-        """Feed the tokens of waiting rows again; return the rows in their slots, and the logits after each."""
+        """Feed the tokens of waiting rows again and return the rows in their slots, and the logits after each."""
         path_RT = self._trees.paths(rows.node_R, rows.depth - 1)
         fed = replace(rows, slot_R=prompt_R)
         for position in range(rows.depth):
@@ -239,26 +243,31 @@ class GrowingTrees:
         new_index, start = _preorder(prompt, parent, token, depth, len(self._prompts))
         order = np.argsort(new_index)
         parent = np.where(parent >= 0, new_index[parent] - start[prompt], -1)[order]
-        token, count, logprob = token[order], count[order], np.concatenate(self._logprobs)[order]
+        token, count = token[order], count[order]
+        logprob = np.concatenate(self._logprobs)[order]
 
         leaf, leaf_count, stopped = (np.concatenate(a) for a in zip(*self._leaves, strict=True))
         leaf_order = np.argsort(new_index[leaf])
         leaf, leaf_count = new_index[leaf][leaf_order], leaf_count[leaf_order]
         stopped = stopped[leaf_order].astype(np.bool_)
         leaf_start = np.searchsorted(leaf, start)
-        return [
-            RolloutTree(
-                prompt_ids=prompt_ids,
-                token=token[start[p] : start[p + 1]],
-                parent=parent[start[p] : start[p + 1]],
-                count=count[start[p] : start[p + 1]],
-                logprob=logprob[start[p] : start[p + 1]],
-                leaf=leaf[leaf_start[p] : leaf_start[p + 1]] - start[p],
-                leaf_count=leaf_count[leaf_start[p] : leaf_start[p + 1]],
-                finished=stopped[leaf_start[p] : leaf_start[p + 1]],
+        trees = []
+        for p, prompt_ids in enumerate(self._prompts):
+            nodes = slice(start[p], start[p + 1])
+            leaves = slice(leaf_start[p], leaf_start[p + 1])
+            trees.append(
+                RolloutTree(
+                    prompt_ids=prompt_ids,
+                    token=token[nodes],
+                    parent=parent[nodes],
+                    count=count[nodes],
+                    logprob=logprob[nodes],
+                    leaf=leaf[leaves] - start[p],
+                    leaf_count=leaf_count[leaves],
+                    finished=stopped[leaves],
+                )
             )
-            for p, prompt_ids in enumerate(self._prompts)
-        ]
+        return trees
 
     def _concatenated(self) -> tuple[IntArray, ...]:
         if len(self._nodes) > 1:
@@ -271,6 +280,8 @@ def _preorder(
     prompt: IntArray, parent: IntArray, token: IntArray, depth: IntArray, num_prompts: int
 ) -> tuple[IntArray, IntArray]:
     """Return each node's preorder index, with siblings by token, and where each prompt starts, shape [P + 1]."""
+    # Sizes of subtrees come from the deepest level up; indices then go from the roots down. A node's index is its
+    # parent's index + 1 + the sizes of its earlier siblings: siblings of sizes [3 1 2] below node 4 get [5 8 9].
     num_nodes = token.size
     by_depth = np.argsort(depth, kind="stable")
     levels = np.split(by_depth, np.cumsum(np.bincount(depth))[:-1])
@@ -286,7 +297,7 @@ def _preorder(
         level = level[np.lexsort((token[level], above[level]))]
         before = np.cumsum(size[level]) - size[level]
         first = np.flatnonzero(np.append(True, above[level][1:] != above[level][:-1]))
-        before -= np.repeat(before[first], np.diff(np.append(first, level.size)))
+        before -= np.repeat(before[first], np.diff(np.append(first, level.size)))  # count from the first sibling
         new_index[level] = new_index[above[level]] + 1 + before
     return new_index[:num_nodes], np.append(new_index[num_nodes:] + 1, num_nodes)
 
@@ -304,8 +315,10 @@ class TextEnds:
         self._tail_of = {-1: ""}  # last characters, without spaces, of each live node; -1 stands for all prompts
 
     def completes_stop(self, parent_C: IntArray, token_C: IntArray, node_C: IntArray) -> BoolArray:
-        """Return whether each of C new nodes completes a stop string; all children of a node are in one call."""
-        tail_of, piece_of, kept = self._tail_of, self._stop.pieces, self._stop.longest
+        """Return whether each of C new nodes completes a stop string. All children of a node are in one call."""
+        tail_of = self._tail_of
+        piece_of = self._stop.pieces
+        kept = self._stop.longest
         parents = parent_C.tolist()
         texts = [tail_of[parent] + piece_of[token] for parent, token in zip(parents, token_C.tolist(), strict=True)]
         for parent in {*parents} - {-1}:

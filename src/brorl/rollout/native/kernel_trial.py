@@ -38,7 +38,8 @@ def why_kernels_differ(model: PreTrainedModel, new_decoder: Callable[[], SlotDec
     Some models amplify bfloat16 rounding from layer to layer. So the kernels' logits may differ from those of
     PyTorch's operations by a small multiple of the difference that the model's own forward pass shows.
     """
-    rng, vocabulary = np.random.default_rng(0), model.config.get_text_config().vocab_size
+    rng = np.random.default_rng(0)
+    vocabulary = model.config.get_text_config().vocab_size
     prompts = [rng.integers(vocabulary, size=length) for length in _PROMPT_TOKENS]
     token_RT = rng.integers(vocabulary, size=(_MAX_ROWS, _MAX_TOKENS))
     try:
@@ -64,27 +65,28 @@ def _rms(difference: Tensor) -> float:
 
 def _decoded(decoder: SlotDecoder, prompts: list[IntArray], token_RT: IntArray, *, use: bool) -> tuple[Tensor, Tensor]:
     """Return the logits after each token of every row, [R, T, V], and drawn tokens with their log-probs."""
-    number_R = np.arange(_MAX_ROWS)
-    prompt_R = slot_R = number_R // (_MAX_ROWS // len(prompts))
-    found = []
+    index_R = np.arange(_MAX_ROWS)
+    prompt_R = slot_R = index_R // (_MAX_ROWS // len(prompts))
+    logits = []
     with using_triton(use), decoder.attention():
         decoder.start([tuple(prompt.tolist()) for prompt in prompts])
         for depth, token_R in enumerate(token_RT.T, 1):
-            rows = Rows(depth, prompt_R, number_R, token_R, slot_R, number_R, number_R)
-            found.append(decoder.feed(decoder.place(rows, prompt_R))[:, :_MAX_COMPARED].clone())
-            slot_R = number_R
+            rows = Rows(depth, prompt_R, index_R, token_R, slot_R, index_R, index_R)
+            logits.append(decoder.feed(decoder.place(rows, prompt_R))[:, :_MAX_COMPARED].clone())
+            slot_R = index_R
         # Draw from fixed logits: the kernels may round theirs differently, and then a draw may differ too.
-        fixed_RV = torch.linspace(-4, 4, 3 * found[0].shape[1], device=found[0].device).view(3, -1).to(found[0].dtype)
+        like = logits[0]
+        fixed_RV = torch.linspace(-4, 4, 3 * like.shape[1], device=like.device).view(3, -1).to(like.dtype)
         token_K, logprob_K = draw_tokens(fixed_RV, np.arange(3), np.array([0.1, 0.5, 0.9]), SamplingParams())
-    return torch.stack(found, 1), torch.cat([logprob_K.double(), token_K.double()])
+    return torch.stack(logits, 1), torch.cat([logprob_K.double(), token_K.double()])
 
 
 def _plain_logits(model: PreTrainedModel, prompts: list[IntArray], token_RT: IntArray) -> Tensor:
     """Return the logits after each token of every row from the model's own forward pass, [R, T, V]."""
     num_tokens = token_RT.shape[1]
-    found = []
+    logits = []
     for prompt, own_RT in zip(prompts, np.split(token_RT, len(prompts)), strict=True):
         row_RT = np.concatenate([np.broadcast_to(prompt, (len(own_RT), prompt.size)), own_RT], 1)
         output = model(input_ids=to_device(row_RT, model.device), use_cache=False, **last_logits(model, num_tokens))
-        found.append(output.logits[:, -num_tokens:, :_MAX_COMPARED].clone())
-    return torch.cat(found)
+        logits.append(output.logits[:, -num_tokens:, :_MAX_COMPARED].clone())
+    return torch.cat(logits)

@@ -47,7 +47,7 @@ class PagedCache:
         self.slot_BR = torch.empty(0, 0, dtype=torch.int64)  # slot of each row in each block
 
     def rows_that_fit(self, num_tokens: int, other_bytes: int = 0) -> int:
-        """Return how many rows of `num_tokens` fit in addition to the prompts; raise an error if none does."""
+        """Return how many rows of `num_tokens` fit in addition to the prompts. Raise an error if none does."""
         fits = self.memory.rows(padded_to_blocks(num_tokens), other_bytes)
         if not fits:
             raise self.memory.too_small_error(num_tokens, padded_to_blocks(num_tokens), other_bytes)
@@ -58,9 +58,11 @@ class PagedCache:
 
         A slot that is its own source does not move.
         """
-        num_rows, num_complete = source_R.size, num_tokens // KEYS_PER_BLOCK
+        num_rows = source_R.size
+        num_complete = num_tokens // KEYS_PER_BLOCK
         if not num_tokens:
-            self._blocks, self.slot_BR = [], torch.empty(0, num_rows, dtype=torch.int64)
+            self._blocks = []
+            self.slot_BR = torch.empty(0, num_rows, dtype=torch.int64)
         source = torch.from_numpy(source_R)
         slots_B = [block[0].shape[0] for block in self._blocks]
         wanted_B = self._slots(slots_B, num_rows, num_tokens, capacity, other_bytes)
@@ -73,8 +75,8 @@ class PagedCache:
                 self._blocks.append(self._new_block(wanted))
             elif index < num_complete and wanted < slots_B[index]:  # memory is tight: keep only the slots in use
                 kept, shared[index] = shared[index].unique(return_inverse=True)
-                for number, x in enumerate(self._blocks[index]):
-                    self._blocks[index][number] = x[kept]
+                for part, x in enumerate(self._blocks[index]):
+                    self._blocks[index][part] = x[kept]
             elif index == num_complete:
                 self._move(self._blocks[index], wanted, source, moved_R)
         own = torch.arange(num_rows).expand(len(wanted_B) - num_complete, -1)
@@ -83,9 +85,11 @@ class PagedCache:
         self.pages = list(addresses.T.unflatten(0, (-1, 2)).contiguous())
 
     def _slots(self, slots_B: list[int], num_rows: int, num_tokens: int, capacity: int, other_bytes: int) -> list[int]:
-        """Return how many slots each block needs, including future blocks; complete blocks never grow."""
-        num_complete, num_blocks = num_tokens // KEYS_PER_BLOCK, padded_to_blocks(capacity) // KEYS_PER_BLOCK
-        complete_B, last = slots_B[:num_complete], slots_B[num_complete] if len(slots_B) > num_complete else 0
+        """Return how many slots each block needs, including future blocks. Complete blocks never grow."""
+        num_complete = num_tokens // KEYS_PER_BLOCK
+        num_blocks = padded_to_blocks(capacity) // KEYS_PER_BLOCK
+        complete_B = slots_B[:num_complete]
+        last = slots_B[num_complete] if len(slots_B) > num_complete else 0
         if num_rows > last:
             last = max(num_rows, min(max(2 * last, _FIRST_SLOTS), self.memory.max_rows))
         wanted_B = complete_B + [last] * (num_blocks - num_complete)
@@ -120,7 +124,9 @@ class PagedDecoder(Decoder, AttentionContext):
     """
 
     def __init__(self, model: PreTrainedModel, model_pass: ModelPass, cache: PagedCache) -> None:
-        self._model, self._model_pass, self._cache = model, model_pass, cache
+        self._model = model
+        self._model_pass = model_pass
+        self._cache = cache
         self._prompts: PromptCache
         self._prompt_R: IntArray
         self._position = self.longest = 0  # position of the fed tokens, and length of the longest context
@@ -148,8 +154,9 @@ class PagedDecoder(Decoder, AttentionContext):
         self._prompts = self._prompts.select(prompts)
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
-        """Move the last block of each row; a row's first child keeps its slot. See `Decoder.place`."""
-        source_R, stored_tokens = rows.slot_R, rows.depth - 1
+        """Move the last block of each row. A row's first child keeps its slot. See `Decoder.place`."""
+        source_R = rows.slot_R
+        stored_tokens = rows.depth - 1
         slot_R = np.arange(rows.size)
         if stored_tokens:
             stays_R = np.append(True, source_R[1:] != source_R[:-1]) & (source_R < rows.size)

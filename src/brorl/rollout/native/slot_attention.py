@@ -59,7 +59,7 @@ class SlotCache:
     @property
     def addresses(self) -> list[int]:
         """Addresses of the keys and values, and the distance between two layers."""
-        return [number for x in self._stores for number in (x.data_ptr(), x.shape[1])]
+        return [value for x in self._stores for value in (x.data_ptr(), x.shape[1])]
 
     def start(self, prompt_bytes: int) -> None:
         """Begin a wave with no rows yet, whose prompts' keys and values take `prompt_bytes`."""
@@ -82,7 +82,7 @@ class SlotCache:
             ]
 
     def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows of `num_tokens` fit; raise an error if not even one does."""
+        """Return how many rows of `num_tokens` fit. Raise an error if not even one does."""
         fits = min(self.max_slots, self._slot_tokens // self._reserved(num_tokens))
         if not fits:
             raise self.memory.too_small_error(num_tokens, self._reserved(num_tokens), self._prompt_bytes)
@@ -97,7 +97,8 @@ class SlotCache:
 
         If the reservation must grow, the new slots must be 0 to R - 1.
         """
-        before, grows = self._views, self.grows(num_tokens)
+        before = self._views
+        grows = self.grows(num_tokens)
         if grows:
             self._lay_out(self._reserved(num_tokens))
         moved = np.arange(slot_R.size) if grows else np.flatnonzero(source_R != slot_R)
@@ -123,7 +124,8 @@ class SlotCache:
 
         More short rows fit than full-length rows: their logits may take up to a quarter of the memory.
         """
-        memory, longest = self.memory, self._reserved(self.memory.max_tokens)
+        memory = self.memory
+        longest = self._reserved(self.memory.max_tokens)
         left = max(0, memory.limit - prompt_bytes)
         beside_one = (left - longest * memory.bytes_per_token) // memory.bytes_per_row
         slots = max(1, memory.rows(longest, prompt_bytes), min(left // (4 * memory.bytes_per_row), beside_one))
@@ -133,7 +135,8 @@ class SlotCache:
 
     def _lay_out(self, tokens: int) -> None:
         """Divide the stores into slots of `tokens` tokens."""
-        self.num_tokens, slots = tokens, min(self.max_slots, self._slot_tokens // tokens)
+        self.num_tokens = tokens
+        slots = min(self.max_slots, self._slot_tokens // tokens)
         stores = iter(self._stores)
         self._views = []
         for shape in self._layers_of:
@@ -196,20 +199,21 @@ class SlotPrompts:
         pairs = zip(self.key, self.value, strict=True)
         self._put([x for pair in pairs for x in pair], self.shape[1], chosen)
 
-    def _put(self, parts: list[Tensor], tokens: int, chosen: Tensor | None = None) -> None:
+    def _put(self, tensors: list[Tensor], tokens: int, chosen: Tensor | None = None) -> None:
         """Write the keys and values of all layers, each [K, P, S, D], padded to `tokens` tokens."""
         num_prompts = power_of_two(self.length.size) if self._keeps else self.length.size
-        stores, views = self._stores, []
+        stores = self._stores
+        views = []
         self._stores = []
-        for index, part in enumerate(parts):
-            part = part if chosen is None else part[:, chosen]
-            sizes = part.shape[0], num_prompts, tokens, part.shape[3]
-            store = stores[index] if stores and self._keeps else part.new_empty(0)
+        for index, tensor in enumerate(tensors):
+            tensor = tensor if chosen is None else tensor[:, chosen]
+            sizes = tensor.shape[0], num_prompts, tokens, tensor.shape[3]
+            store = stores[index] if stores and self._keeps else tensor.new_empty(0)
             size = prod(sizes)
             if store.numel() < size:
-                store = part.new_zeros(size)  # padding has an attention weight of 0, but must be finite
+                store = tensor.new_zeros(size)  # padding has an attention weight of 0, but must be finite
             view = store[:size].view(sizes)
-            view[:, : part.shape[1], : part.shape[2]] = part
+            view[:, : tensor.shape[1], : tensor.shape[2]] = tensor
             self._stores.append(store)
             views.append(view)
         self.key, self.value = views[::2], views[1::2]
@@ -278,17 +282,22 @@ class SlotContext(AttentionContext):
         self, cache: SlotCache, prompts: SlotPrompts, grid: Grid, position: Tensor, num_slots: int, longest: int
     ) -> None:
         self.longest = longest
-        self._cache, self._prompts, self._grid = cache, prompts, grid
-        self._position, self._num_slots = position, num_slots
+        self._cache = cache
+        self._prompts = prompts
+        self._grid = grid
+        self._position = position
+        self._num_slots = num_slots
         self._biases: dict[int | None, tuple[Tensor, Tensor | None]] = {}  # window -> biases of `_hidden`
 
     def _hidden(self, window: int | None) -> tuple[Tensor, Tensor | None]:
         """Return biases, -inf for hidden tokens and 0 for others: [T] for every slot, and [P, 1, S] for prompts."""
         if window in self._biases:
             return self._biases[window]
-        position, prompts = self._position, self._prompts
+        position = self._position
+        prompts = self._prompts
         token_T = torch.arange(self._cache.num_tokens, device=position.device)
-        hidden_T, of_prompts = token_T > position, prompts.bias
+        hidden_T = token_T > position
+        of_prompts = prompts.bias
         if window is not None:
             hidden_T |= token_T <= position - window
             token_S = torch.arange(prompts.shape[1], device=position.device)

@@ -82,9 +82,12 @@ class SlotDecoder(Decoder):
         *,
         draws: bool,
     ) -> None:
-        self.cache, self.sampling, self.draws = cache, sampling, draws
+        self.cache = cache
+        self.sampling = sampling
+        self.draws = draws
         self.model_pass = model_pass
-        self._model, self._graphs = model, graphs
+        self._model = model
+        self._graphs = graphs
         self._parameters = [id(p) for p in model.parameters()]
         self._state = _State(0, 0, model_pass.device, draws=draws)
         self._prompts = SlotPrompts(keeps=graphs is not None)
@@ -96,11 +99,12 @@ class SlotDecoder(Decoder):
         self._uploads: list[tuple[Tensor, IntArray | None, IntArray | FloatArray]] = []
 
     def reuse_for(self, memory: RowMemory, sampling: SamplingParams) -> bool:
-        """Prepare for another call with the current weights; return False if the model's parameters were replaced."""
+        """Prepare for another call with the current weights. Return False if the model's parameters were replaced."""
         parameters = [id(p) for p in self._model.parameters()]
         if parameters != self._parameters:
             return False
-        self.cache.memory, self.sampling = memory, sampling
+        self.cache.memory = memory
+        self.sampling = sampling
         if isinstance(self.model_pass, LlamaPass):
             self.model_pass.refresh()
         return True
@@ -127,7 +131,8 @@ class SlotDecoder(Decoder):
             slots_before, cells_before = self._state.size
             sizes = max(slots, slots_before), max(cells, cells_before)
             self._state = _State(*sizes, self.model_pass.device, draws=self.draws)
-        self._device_slots, self._prompt_S = _NONE, np.zeros(slots, np.int64)
+        self._device_slots = _NONE
+        self._prompt_S = np.zeros(slots, np.int64)
         self._state.start_S.zero_()  # slots without a row also compute; keep their positions valid for this wave
         if self._graphs is not None:
             if self._logits.shape[0] < slots:
@@ -144,7 +149,7 @@ class SlotDecoder(Decoder):
         self._prompts.keep(prompts)
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
-        """Copy the rows that move; a row's first child keeps its slot.
+        """Copy the rows that move. A row's first child keeps its slot.
 
         If the device is not drawing for any row, the rows get the first slots.
         """
@@ -156,7 +161,8 @@ class SlotDecoder(Decoder):
         source_R, slot_R, prompt_R = source_R[order], slot_R[order], prompt_R[order]
         self.cache.place(source_R, slot_R, rows.depth - 1, rows.depth)
         rows = replace(rows.take(order), slot_R=slot_R)
-        self._used, self._grid = np.concatenate([self._device_slots, slot_R]), None
+        self._used = np.concatenate([self._device_slots, slot_R])
+        self._grid = None
         self._prompt_S[slot_R] = prompt_R
         self._uploads += [
             (self._state.token_SJ[:, (rows.depth - 1) % POSITIONS_AT_ONCE], slot_R, rows.token_R),
@@ -174,14 +180,16 @@ class SlotDecoder(Decoder):
 
         After this, the host draws for all rows.
         """
-        state, top = self._state, int(self._used.max()) + 1
+        state = self._state
+        top = int(self._used.max()) + 1
         token_SJ, logprob_SJ = torch.stack([state.token_SJ[:top].double(), state.logprob_SJ[:top]]).cpu().numpy()
         self._device_slots = _NONE
         return token_SJ.astype(np.int64), logprob_SJ
 
     def feed(self, rows: Rows) -> Tensor:
-        """Feed one token per slot; return the logits of the rows that the host draws for; see `Decoder.feed`."""
-        position, state = rows.depth - 1, self._state
+        """Feed one token per slot. Return the logits of the rows that the host draws for. See `Decoder.feed`."""
+        position = rows.depth - 1
+        state = self._state
         num_slots = int(self._used.max()) + 1
         if self._graphs is not None:
             fit = self.cache.rows_that_fit(rows.depth)
@@ -205,7 +213,8 @@ class SlotDecoder(Decoder):
 
     def _step(self, num_slots: int, grid: Grid, longest: int, forbidden: tuple[int, ...] | None) -> None:
         """Feed each slot's token at the current position, and draw the next one unless `forbidden` is None."""
-        state, position = self._state, self._state.position
+        state = self._state
+        position = self._state.position
         token_R = state.token_SJ[:num_slots].index_select(1, position % POSITIONS_AT_ONCE)[:, 0]
         context = SlotContext(self.cache, self._prompts, grid, position, num_slots, longest)
         inputs = token_R, state.start_S[:num_slots] + position, context, None
@@ -231,7 +240,7 @@ class SlotDecoder(Decoder):
         limit = self.cache.rows_that_fit(depth) if self._device_slots.size else source_R.size
         free, stays_R = np.ones(limit, np.bool_), np.zeros(source_R.size, np.bool_)
         free[self._device_slots] = False
-        stays_R[np.unique(source_R, return_index=True)[1]] = True
+        stays_R[np.unique(source_R, return_index=True)[1]] = True  # the first row of each source
         stays_R &= source_R < limit
         free[source_R[stays_R]] = False
         slot_R = source_R.copy()
@@ -240,7 +249,8 @@ class SlotDecoder(Decoder):
 
     def _grid_of_slots(self, num_slots: int) -> Grid:
         """Return the grid of the slots in use."""
-        num_prompts, state = self._prompts.shape[0], self._state
+        num_prompts = self._prompts.shape[0]
+        state = self._state
         if num_prompts == 1:
             return Grid((1, num_slots), None, None)
         if self._grid is None:
@@ -261,16 +271,16 @@ class SlotDecoder(Decoder):
         if not self._uploads:
             return
         arrays = [x.ravel().view(np.int64) for _, *both in self._uploads for x in both if x is not None]
-        parts = iter(to_device(np.concatenate(arrays), self._state.position.device).split([x.size for x in arrays]))
+        pieces = iter(to_device(np.concatenate(arrays), self._state.position.device).split([x.size for x in arrays]))
         for target, index, values in self._uploads:
             if index is None:
-                target.copy_(next(parts))
+                target.copy_(next(pieces))
             else:
-                target.index_copy_(0, next(parts), next(parts).view(target.dtype).view(values.shape))
+                target.index_copy_(0, next(pieces), next(pieces).view(target.dtype).view(values.shape))
         self._uploads.clear()
 
     def _bind(self, graphs: StepGraphs) -> None:
-        """Bind the graphs to the addresses of all tensors; turn them off if the model depends on the context length."""
+        """Bind the graphs to the addresses of all tensors. Turn them off if the model depends on the context length."""
         longest = int(self._prompts.length.max()) + self.cache.memory.max_tokens
         config = self._model.config
         if any(limit is not None and longest > limit.tokens for limit in (position_limit(config), other_span(config))):
@@ -278,5 +288,10 @@ class SlotDecoder(Decoder):
         weights = [x.data_ptr() for x in (*self._model.parameters(), *self._model.buffers())]
         if isinstance(self.model_pass, LlamaPass):
             weights += self.model_pass.addresses(longest)
-        others = (self._logits.data_ptr(), *self.cache.addresses, *self._state.addresses, *self._prompts.addresses)
-        graphs.bind([*weights, *others])
+        own_addresses = (
+            self._logits.data_ptr(),
+            *self.cache.addresses,
+            *self._state.addresses,
+            *self._prompts.addresses,
+        )
+        graphs.bind([*weights, *own_addresses])
