@@ -1,4 +1,4 @@
-"""Reads what a row asks from the columns that its source names; public datasets have layouts instead.
+"""Reads a question from the columns of a row that its source names; public datasets have layouts instead.
 
 A row without a question or an answer is an error that names the column and the fix.
 """
@@ -25,8 +25,9 @@ from brorl.prompts.question import (
     INSTRUCTIONS_DOMAIN,
     SCIENCE_DOMAIN,
     Message,
+    Question,
 )
-from brorl.prompts.row import Asked, DroppedRow, Row, cell_of, decoded, is_missing
+from brorl.prompts.row import DroppedRow, Row, cell_of, decoded, is_missing, row_question
 from brorl.prompts.science import MeasuredAnswer
 from brorl.prompts.settings import FileSource
 
@@ -45,8 +46,8 @@ _JSON_DOMAINS = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN, SCIENCE_DOMAIN)  
 _FORM = '[{"role": "user", "content": "..."}]'
 
 
-def read_columns(row: Row, source: FileSource, seed: int) -> Asked:
-    """Return what a row asks; the seed permutes its options.
+def read_columns(row: Row, source: FileSource, seed: int) -> Question:
+    """Return the question of a row; the seed permutes its options.
 
     For an environment, the reference is the whole row as JSON. A row without a question or an answer raises a
     `ValueError` with the problem and the fix.
@@ -70,8 +71,8 @@ def read_columns(row: Row, source: FileSource, seed: int) -> Asked:
     if source.domain_column:
         domain = _text(_cell(row, source, "domain_column"), source.domain_column, "a domain is the name of a verifier")
     if earlier:
-        return Asked("", reference, domain, (*earlier, Message("user", text)))
-    return Asked(text, reference, domain)
+        return row_question("", reference, domain, (*earlier, Message("user", text)))
+    return row_question(text, reference, domain)
 
 
 def read_key(row: Row, source: FileSource) -> str:

@@ -79,12 +79,11 @@ def _question(row: Row, source: FileSource, seed: int) -> Question:
         raise UserError(row.problem)
     try:
         key, layout = read_key(row, source), find_layout(source.layout)
-        asked = read_layout(row, layout, seed) if layout else read_columns(row, source, seed)
+        question = read_layout(row, layout, seed) if layout else read_columns(row, source, seed)
     except ValueError as problem:
         colon = "" if str(problem).startswith("has ") else ":"
         raise UserError(f"{row.location}{colon} {problem}") from None
-    name, label = f"{source.label}:{key}", source.label
-    return Question(name, asked.text, asked.reference, asked.domain, label, asked.messages, row.location)
+    return replace(question, id=f"{source.label}:{key}", source=source.label, location=row.location)
 
 
 def _agree(one: Question, other: Question) -> bool:

@@ -18,8 +18,8 @@ from brorl.prompts.columns import USUAL_NAMES, conversation, without_answer
 from brorl.prompts.option_columns import find_choice, option_groups
 from brorl.prompts.options import whole_number
 from brorl.prompts.public_data import LAYOUTS, Layout, read_layout
-from brorl.prompts.question import MATH_DOMAIN, SCIENCE_DOMAIN
-from brorl.prompts.row import Asked, DroppedRow, Row, is_missing
+from brorl.prompts.question import MATH_DOMAIN, SCIENCE_DOMAIN, Question
+from brorl.prompts.row import DroppedRow, Row, is_missing
 from brorl.prompts.row_readers import read_rows
 from brorl.prompts.settings import FileSource
 from brorl.storage import split_revision
@@ -114,27 +114,27 @@ def _source(path: str, **settings: Any) -> FileSource:
 def _guess_layout(path: str, rows: Sequence[Row]) -> Guess | None:
     """Return the layout that reads the most rows, breaking ties by the most columns; None if none fits."""
     named = [layout for layout in LAYOUTS.values() if layout.columns and {*layout.columns} <= {*rows[0].columns}]
-    read = [(layout, asked) for layout in named if (asked := _read_by(layout, rows))]
-    if not read:
+    fitting = [(layout, questions) for layout in named if (questions := _read_by(layout, rows))]
+    if not fitting:
         return None
-    layout, asked = max(read, key=lambda pair: (len(pair[1]), len(pair[0].columns)))
+    layout, (first, *_) = max(fitting, key=lambda pair: (len(pair[1]), len(pair[0].columns)))
     why = f"the columns match the layout {layout.name}"
-    return Guess(_source(path, layout=layout.name), asked[0].domain, asked[0].reference, why)
+    return Guess(_source(path, layout=layout.name), first.domain, first.reference, why)
 
 
-def _read_by(layout: Layout, rows: Sequence[Row]) -> list[Asked]:
-    """Return what the rows ask according to a layout; empty if it does not fit them."""
-    found: list[Asked] = []
+def _read_by(layout: Layout, rows: Sequence[Row]) -> list[Question]:
+    """Return the questions of the rows according to a layout; empty if it does not fit them."""
+    questions: list[Question] = []
     for row in rows:
         try:
-            found.append(read_layout(row, layout, seed=0))
+            questions.append(read_layout(row, layout, seed=0))
         except DroppedRow:
             continue
         except UserError:  # the row belongs to a different layout
             return []
-    strange = sum(not looks_mathematical(asked.reference) for asked in found)
-    is_math = bool(found) and found[0].domain == MATH_DOMAIN
-    return [] if is_math and strange > (1 - _MOSTLY) * len(found) else found
+    strange = sum(not looks_mathematical(question.reference) for question in questions)
+    is_math = bool(questions) and questions[0].domain == MATH_DOMAIN
+    return [] if is_math and strange > (1 - _MOSTLY) * len(questions) else questions
 
 
 def _guess_choice(

@@ -11,8 +11,8 @@ from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from brorl.format import short_repr
-from brorl.prompts.question import SCIENCE_DOMAIN
-from brorl.prompts.row import Asked, DroppedRow, decoded, is_missing
+from brorl.prompts.question import SCIENCE_DOMAIN, Question
+from brorl.prompts.row import DroppedRow, decoded, is_missing, row_question
 from brorl.prompts.science import Choices, places
 
 _TEXTS = ("text", "value", "content", "option", "choices")
@@ -122,7 +122,7 @@ def whole_number(value: Any) -> int | None:
     return int(match[1]) if match else None
 
 
-def choice_question(question: str, texts: Sequence[str], right: int, seed: int) -> Asked:
+def choice_question(question: str, texts: Sequence[str], right: int, seed: int) -> Question:
     """Return a question with its options below it, and the `Choices` as its reference.
 
     The question and the seed determine the order of the options. A question that already shows the options with their
@@ -137,7 +137,7 @@ def choice_question(question: str, texts: Sequence[str], right: int, seed: int) 
         raise DroppedRow(str(error).removeprefix("has ")) from None
     if not question.strip():
         raise DroppedRow("no question")
-    return Asked(question if shown else choices.under(question), choices.to_text(), SCIENCE_DOMAIN)
+    return row_question(question if shown else choices.under(question), choices.to_text(), SCIENCE_DOMAIN)
 
 
 def shows_options(text: str, options: Sequence[str]) -> bool:

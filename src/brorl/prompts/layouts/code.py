@@ -20,8 +20,8 @@ from typing import Any
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.layouts import text as texts
-from brorl.prompts.question import CODE_DOMAIN
-from brorl.prompts.row import Asked, Cells, DroppedRow, cell_of, decoded
+from brorl.prompts.question import CODE_DOMAIN, Question
+from brorl.prompts.row import Cells, DroppedRow, cell_of, decoded, row_question
 
 _MAX_PRIVATE_BYTES = 1 << 28
 _MAX_CASES = 100
@@ -68,7 +68,7 @@ _ANY_CASE = re.compile(
 )
 
 
-def apps(row: Cells, _seed: int) -> Asked:
+def apps(row: Cells, _seed: int) -> Question:
     """Read APPS and TACO: `input_output` is JSON text with inputs, outputs and sometimes `fn_name`."""
     question, column, limit = _text(row, "question"), row["input_output"], row.get("time_limit")
     seconds = re.match(r"\s*(\d+(?:\.\d+)?)", str(limit)) if limit else None
@@ -80,7 +80,7 @@ def apps(row: Cells, _seed: int) -> Asked:
     return _question(question, replace(tests, solution=written), row.get("starter_code") or "")
 
 
-def code_contests(row: Cells, _seed: int) -> Asked:
+def code_contests(row: Cells, _seed: int) -> Question:
     """Read CodeContests, whose cases are in three columns."""
     question = _text(row, "description")
     columns = [
@@ -102,7 +102,7 @@ def code_contests(row: Cells, _seed: int) -> Asked:
     return _question(question, tests, "")
 
 
-def codeforces(row: Cells, _seed: int) -> Asked:
+def codeforces(row: Cells, _seed: int) -> Question:
     """Read Codeforces, whose problem statement spans several columns."""
     if row["interaction_format"]:
         raise DroppedRow("the program is interactive")
@@ -130,7 +130,7 @@ def codeforces(row: Cells, _seed: int) -> Asked:
     return _question(question, tests, "")
 
 
-def live_code_bench(row: Cells, _seed: int) -> Asked:
+def live_code_bench(row: Cells, _seed: int) -> Question:
     """Read LiveCodeBench, whose private cases are compressed."""
     question, starter = _text(row, "question_content"), row["starter_code"] or ""
     cases = [*_read_json(row["public_test_cases"], "public_test_cases"), *_private_cases(row["private_test_cases"])]
@@ -171,7 +171,7 @@ def _private_cases(column: Any) -> list[dict[str, str]]:
 _MATH_OF_EURUS = texts.answered("prompt", "reward_model.ground_truth")
 
 
-def eurus2(row: Cells, seed: int) -> Asked:
+def eurus2(row: Cells, seed: int) -> Question:
     """Read math and code rows, depending on `ability`, without the system message."""
     if row["ability"] == "math":
         return _MATH_OF_EURUS(row, seed)
@@ -183,7 +183,7 @@ def eurus2(row: Cells, seed: int) -> Asked:
     return _question(question, tests, None if names_form else "")
 
 
-def human_eval(row: Cells, _seed: int) -> Asked:
+def human_eval(row: Cells, _seed: int) -> Question:
     """Read a function to complete, with test code."""
     prompt, function = _text(row, "prompt"), _text(row, "entry_point")
     # A few prompts first define other functions, which the completed function and the test code call.
@@ -199,12 +199,12 @@ def human_eval(row: Cells, _seed: int) -> Asked:
     return _question(question, tests)
 
 
-def mbpp_plus(row: Cells, _seed: int) -> Asked:
+def mbpp_plus(row: Cells, _seed: int) -> Question:
     """Read a short function with test code."""
     return _mbpp(_text(row, "prompt"), list(row["test_list"] or ()), row["test"], row["test_imports"], row["code"])
 
 
-def mbpp(row: Cells, _seed: int) -> Asked:
+def mbpp(row: Cells, _seed: int) -> Question:
     """Read a short function with assertions; show only the first one, since all of them would give the answer away."""
     tests = [*(row["test_list"] or ()), *(row.get("challenge_test_list") or ())]
     before = row.get("test_imports") or [row.get("test_setup_code") or ""]
@@ -212,7 +212,7 @@ def mbpp(row: Cells, _seed: int) -> Asked:
     return _mbpp(text, tests[:1], "\n".join(tests), before, row["code"])
 
 
-def _mbpp(question: str, shown: Sequence[str], test: str, before: Sequence[str] | None, solution: str) -> Asked:
+def _mbpp(question: str, shown: Sequence[str], test: str, before: Sequence[str] | None, solution: str) -> Question:
     """Return a question that shows some of its tests, together with the code of all tests."""
     named = re.search(r"\bassertion\((?:set\()?(\w+)\(\*inp\)", test) or re.search(
         r"\bassert\s+(?:\(|not\s+|(?:set|sorted|tuple|list|str|round|math\.isclose|abs)\()*(\w+)\(", "\n".join(shown)
@@ -235,7 +235,7 @@ def _tests(question: str, cases: Any, seconds: float = 0.0) -> CodeTests:
     return CodeTests(_stdin_cases(question, inputs, outputs, _NUMPY_CLOSE), seconds or None, prelude=PRELUDE)
 
 
-def _question(text: str, tests: CodeTests, starter: str | None = None) -> Asked:
+def _question(text: str, tests: CodeTests, starter: str | None = None) -> Question:
     """Return a question; unless `starter` is None, add the starter code, if any, and the form of the answer."""
     if starter is not None:
         code = f"Start from this code:\n\n```python\n{starter.strip()}\n```\n\n" if starter.strip() else ""
@@ -243,7 +243,7 @@ def _question(text: str, tests: CodeTests, starter: str | None = None) -> Asked:
         if isinstance(tests.tests, CallCases):
             form = f"Write the Python function `{tests.tests.function}`. {_ANSWER.format('code')}"
         text = f"{text.rstrip()}\n\n{code}{form}"
-    return Asked(text, tests.to_text(), CODE_DOMAIN)
+    return row_question(text, tests.to_text(), CODE_DOMAIN)
 
 
 def _text(row: Cells, column: str) -> str:

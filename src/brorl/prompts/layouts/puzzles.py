@@ -5,11 +5,11 @@ from __future__ import annotations
 from brorl.format import listed, short_repr
 from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.layouts.text import asked_text
-from brorl.prompts.question import COUNTDOWN_DOMAIN
-from brorl.prompts.row import Asked, Cells, decoded
+from brorl.prompts.question import COUNTDOWN_DOMAIN, Question
+from brorl.prompts.row import Cells, decoded, row_question
 
 
-def countdown(row: Cells, _seed: int) -> Asked:
+def countdown(row: Cells, _seed: int) -> Question:
     """Read the numbers and the target of a countdown puzzle; if the row has a prompt, keep it."""
     numbers, target = decoded(row["nums"]), row["target"]
     if isinstance(target, str) and target.strip().isdecimal():  # in a CSV file
@@ -23,4 +23,4 @@ def countdown(row: Cells, _seed: int) -> Asked:
     given = listed([str(number) for number in numbers])
     rules = "Use each number exactly once, with +, -, *, / and parentheses."
     asked = f"Make {target} from the numbers {given}. {rules} Put your final expression within \\boxed{{}}."
-    return Asked(asked_text(row["prompt"]) if "prompt" in row else asked, puzzle.reference, COUNTDOWN_DOMAIN)
+    return row_question(asked_text(row["prompt"]) if "prompt" in row else asked, puzzle.reference, COUNTDOWN_DOMAIN)

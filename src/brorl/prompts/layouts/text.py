@@ -11,8 +11,8 @@ from brorl.format import short_repr
 from brorl.prompts.answer_forms import last_box
 from brorl.prompts.instructions import KINDS, Instructions
 from brorl.prompts.options import choice_question, read_options, right_option
-from brorl.prompts.question import INSTRUCTIONS_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN
-from brorl.prompts.row import Asked, Cells, DroppedRow, cell_of, decoded
+from brorl.prompts.question import INSTRUCTIONS_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN, Question
+from brorl.prompts.row import Cells, DroppedRow, cell_of, decoded, row_question
 from brorl.prompts.science import MeasuredAnswer
 
 MARKER = "####"  # before the answer in GSM8K's form
@@ -77,14 +77,14 @@ def the_only(value: Any) -> str | None:
     return reference_answer(answers[:1])
 
 
-def answered(question: str, answer: str, find: Find = reference_answer) -> Callable[[Cells, int], Asked]:
+def answered(question: str, answer: str, find: Find = reference_answer) -> Callable[[Cells, int], Question]:
     """Return a reader for a column with a problem, and a column (or `column.key`) with its answer."""
 
-    def read(row: Cells, _seed: int) -> Asked:
+    def read(row: Cells, _seed: int) -> Question:
         problem = _AROUND.sub("", asked_text(row[question]).strip()).strip()
         if not problem:
             raise DroppedRow("no question")
-        return Asked(problem, (find(cell_of(row, answer)) or "").strip(), MATH_DOMAIN)
+        return row_question(problem, (find(cell_of(row, answer)) or "").strip(), MATH_DOMAIN)
 
     return read
 
@@ -100,7 +100,7 @@ def asked_text(value: Any) -> str:
     return str(value or "")
 
 
-def benchmark_row(row: Cells, _seed: int) -> Asked:
+def benchmark_row(row: Cells, _seed: int) -> Question:
     r"""Read a benchmark's columns by their common names; the answer may follow `####`, or be in a `\boxed{...}`."""
     asked, context = (_texts(row, names) for names in (QUESTIONS, [CONTEXT]))
     given = [answer for answer in map(reference_answer, _cells(row, ANSWERS)) if answer]
@@ -110,7 +110,7 @@ def benchmark_row(row: Cells, _seed: int) -> Asked:
         *(last_box(text) or "" for text in _texts(row, SOLUTIONS)),
     ]
     reference = next((answer.strip() for answer in found if answer.strip()), "")
-    return Asked("\n\n".join([*context, *asked[:1]] if asked else []), reference, MATH_DOMAIN)
+    return row_question("\n\n".join([*context, *asked[:1]] if asked else []), reference, MATH_DOMAIN)
 
 
 def _texts(row: Cells, names: Sequence[str]) -> list[str]:
@@ -139,13 +139,13 @@ def _text(row: Cells, column: str) -> str:
 
 def choices(
     question: str, options: Sequence[str], *answers: str, first: int | None = None
-) -> Callable[[Cells, int], Asked]:
+) -> Callable[[Cells, int], Question]:
     """Return a reader for a question with options, in one column, or in one column each with the right one first.
 
     With one column, all columns of `answers` must name the same option; the last is an index if `first` is given.
     """
 
-    def read(row: Cells, seed: int) -> Asked:
+    def read(row: Cells, seed: int) -> Question:
         values = [row[options[0]]] if answers else [_text(row, column) for column in options]
         found = read_options(values)
         if found is None:
@@ -164,7 +164,7 @@ def choices(
     return read
 
 
-def scp(row: Cells, _seed: int) -> Asked:
+def scp(row: Cells, _seed: int) -> Question:
     """Read a problem whose solution states a short answer in a box, after `answer`, or as its only line."""
     solution = _text(row, "matched_solution" if "matched_solution" in row else "solution")
     answer = last_box(solution)
@@ -176,14 +176,14 @@ def scp(row: Cells, _seed: int) -> Asked:
     problem = _text(row, "problem")
     if problem and not is_short:
         raise DroppedRow("no short answer in the solution")
-    return Asked(problem, answer, SCIENCE_DOMAIN)
+    return row_question(problem, answer, SCIENCE_DOMAIN)
 
 
-def scibench(row: Cells, _seed: int) -> Asked:
+def scibench(row: Cells, _seed: int) -> Question:
     """Read a number with its unit, accepted within 5%."""
     problem, number, unit = (_text(row, column) for column in ("problem_text", "answer_number", "unit"))
     value = f"{number} {unit.replace('$', '').strip()}".strip()
-    return Asked(problem, MeasuredAnswer(value, _SCIBENCH_TOLERANCE).to_text() if number else "", SCIENCE_DOMAIN)
+    return row_question(problem, MeasuredAnswer(value, _SCIBENCH_TOLERANCE).to_text() if number else "", SCIENCE_DOMAIN)
 
 
 _UNKNOWN_KIND = "an instruction that is not one of the 25 kinds of IFEval"
@@ -230,7 +230,7 @@ _FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, str]]] = {
 }  # fmt: skip
 
 
-def _instructed(prompt: Any, kinds: Any, arguments: Any, loose: bool = False) -> Asked:
+def _instructed(prompt: Any, kinds: Any, arguments: Any, loose: bool = False) -> Question:
     """Return the question of a row with a list of kinds and a list of arguments."""
     if not isinstance(kinds, list | tuple) or not isinstance(arguments, list | tuple):
         types = f"{type(kinds).__name__} and {type(arguments).__name__}"
@@ -241,23 +241,23 @@ def _instructed(prompt: Any, kinds: Any, arguments: Any, loose: bool = False) ->
     if any(kind not in KINDS for kind in kinds):
         raise DroppedRow(_UNKNOWN_KIND)
     try:
-        return Asked(text, Instructions.from_lists(kinds, arguments, loose).to_text(), INSTRUCTIONS_DOMAIN)
+        return row_question(text, Instructions.from_lists(kinds, arguments, loose).to_text(), INSTRUCTIONS_DOMAIN)
     except ValueError:
         raise DroppedRow(_UNUSABLE) from None
 
 
-def ifeval(row: Cells, _seed: int, loose: bool = False) -> Asked:
+def ifeval(row: Cells, _seed: int, loose: bool = False) -> Question:
     """Read IFEval's lists."""
     return _instructed(row["prompt"], row["instruction_id_list"], row["kwargs"], loose)
 
 
-def nemotron(row: Cells, _seed: int) -> Asked:
+def nemotron(row: Cells, _seed: int) -> Question:
     """Read IFEval's lists inside `args`."""
     arguments = _mapping(row["args"], "args", "instruction_id_list", "instruction_kwargs")
     return _instructed(row["input"], arguments["instruction_id_list"], arguments["instruction_kwargs"])
 
 
-def multi_constraints(row: Cells, _seed: int) -> Asked:
+def multi_constraints(row: Cells, _seed: int) -> Question:
     """Read IFEval's lists inside `ground_truth`, which may be a list with one mapping."""
     truth = decoded(row["ground_truth"])
     truth = truth[0] if isinstance(truth, list) and len(truth) == 1 else truth
@@ -265,7 +265,7 @@ def multi_constraints(row: Cells, _seed: int) -> Asked:
     return _instructed(row["messages"], truth["instruction_id"], truth["kwargs"])
 
 
-def rlvr(row: Cells, _seed: int) -> Asked:
+def rlvr(row: Cells, _seed: int) -> Question:
     """Read a function with its arguments."""
     truth = _mapping(row["ground_truth"], "ground_truth", "func_name")
     if truth["func_name"] not in _FUNCTIONS:
