@@ -11,7 +11,6 @@ import torch
 from brorl.activity import Echo
 from brorl.assemble import build_evaluation
 from brorl.config.reading import make_config, read_recipe
-from brorl.distributed.remote_parts import _make_verifiers
 from brorl.errors import UserError
 from brorl.evaluation import preparation
 from brorl.evaluation.datasets import NO_LIMIT, EvaluationRequest, parse_data, read_all_questions, read_datasets
@@ -142,12 +141,11 @@ def test_the_engine_of_an_evaluation_speaks_to_the_user(monkeypatch: pytest.Monk
     assert lines == ["no graphs"]
 
 
-def test_what_a_run_says_of_other_domains_is_no_mistake_here() -> None:
+def test_settings_of_domains_that_are_not_evaluated_are_ignored() -> None:
     weights = {"rewards.domain_weights": {"math": 0.5}, "verification.functions": {"chess": "chess:judge"}}
     ready, plain = prepare_evaluation(request(**weights)), prepare_evaluation(request())
     assert set(ready.verifiers) == {"countdown"}
     assert ready.settings == plain.settings
-    assert set(_make_verifiers(ready.request.config, ("countdown",), Path.cwd())) == {"countdown"}  # of a worker
 
 
 @pytest.mark.slow

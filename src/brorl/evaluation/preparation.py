@@ -31,8 +31,8 @@ from brorl.prompts.source_questions import SourceQuestions
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.sampling import SamplingParams
 from brorl.storage import function_file, size_and_sum
-from brorl.tools.setup import environment_verifier, load_tools, make_toolbox, rendered
-from brorl.verification.domains.verifiers import make_verifiers, sandbox_lines
+from brorl.tools.setup import load_tools_and_verifiers, make_toolbox, rendered
+from brorl.verification.domains.verifiers import sandbox_lines
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
 
@@ -70,10 +70,8 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
     check_engine(config)
     model_config = read_config(find_model(config.model))
     sets = read_datasets(request)
-    domains, workers = {question.domain for question in all_questions(sets)}, Workers.from_settings(config.verification)
-    tools = load_tools(config, workers)
-    environment = environment_verifier(tools)
-    verifiers = make_verifiers(domains, config.verification, config.rewards, workers, environment)
+    domains = {question.domain for question in all_questions(sets)}
+    tools, verifiers = load_tools_and_verifiers(config, domains, Workers.from_settings(config.verification))
     tokenizer = load_tokenizer(config.model, config.sampling.stop)
     check_vocabulary(config.model, model_config, tokenizer)
     toolbox = make_toolbox(config, config.model, tokenizer, tools)

@@ -1,4 +1,4 @@
-"""`Tools`: the functions that responses can call. Turns go in, results come out.
+"""`ToolRunner`: runs the functions that responses can call. Turns go in, results come out.
 
 Calls run in worker processes with time and memory limits, never in this process. Equal calls run once.
 """
@@ -83,7 +83,7 @@ class _Work(NamedTuple):
     place: tuple[int, int, int] | None = None
 
 
-class Tools:
+class ToolRunner:
     """The tools of a run: loads them, shows their schemas, and runs calls in worker processes.
 
     Attributes:
@@ -106,7 +106,7 @@ class Tools:
         self._failed: dict[str, set[_Work]] = {}  # distinct failed calls of the other tools
 
     @classmethod
-    def from_settings(cls, settings: ToolSettings, workers: Workers) -> Tools:
+    def from_settings(cls, settings: ToolSettings, workers: Workers) -> ToolRunner:
         """Load the functions in a worker and build their schemas; a UserError names the setting and the fix."""
         tools = [_own_tool(name, path, workers) for name, path in settings.functions.items()]
         if settings.calculator:

@@ -18,7 +18,7 @@ from brorl.sampling import decode_tokens
 from brorl.tools.calls import Call, Failure, Turn
 from brorl.tools.environments import calls_text
 from brorl.tools.format import ToolFormat, check_turn_ends
-from brorl.tools.functions import Tools
+from brorl.tools.functions import ToolRunner
 from brorl.tools.settings import ToolSettings
 from brorl.tree import RolloutTree
 
@@ -29,13 +29,13 @@ _PROBE = "1234567890"  # a result that does not occur in any template
 class Toolbox:
     """Parses and answers a model's calls."""
 
-    tools: Tools
+    tools: ToolRunner
     format: ToolFormat
     settings: ToolSettings
     tokenizer: PreTrainedTokenizerBase
 
     @classmethod
-    def of_run(cls, config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, tools: Tools) -> Toolbox:
+    def of_run(cls, config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, tools: ToolRunner) -> Toolbox:
         """Choose the call format for a model, which is a name or a folder.
 
         Raises:

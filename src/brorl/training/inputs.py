@@ -31,10 +31,10 @@ from brorl.prompts.stream import PromptStream
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.seeds import derived_seed
 from brorl.table import Table
-from brorl.tools.setup import environment_verifier, load_tools, make_toolbox, rendered
+from brorl.tools.setup import load_tools_and_verifiers, make_toolbox, rendered
 from brorl.training.collector import MAX_STEPS_PER_ROUND
 from brorl.training.questions import build_questions, check_domain_names, check_split, removed_lines
-from brorl.verification.domains.verifiers import make_verifiers, sandbox_lines
+from brorl.verification.domains.verifiers import sandbox_lines
 from brorl.verification.grade import Grader
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.thoughts import make_decode
@@ -145,10 +145,8 @@ def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], No
     model_config = read_config(find_model(model_path))
     sources = build_questions(config)
     questions = all_questions(sources)
-    workers, domains = Workers.from_settings(config.verification), {question.domain for question in questions}
-    tools = load_tools(config, workers)
-    environment = environment_verifier(tools)
-    verifiers = make_verifiers(domains, config.verification, config.rewards, workers, environment)
+    workers = Workers.from_settings(config.verification)
+    tools, verifiers = load_tools_and_verifiers(config, {question.domain for question in questions}, workers)
     check_domain_names(config, verifiers)
     check_split(config, sources)
     tokenizer = load_tokenizer(model_path, config.sampling.stop)
