@@ -15,6 +15,7 @@ from brorl.api.arguments import WITHOUT_TRAINING, refuse_in_worker, resolve_chec
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
+from brorl.evaluation.questions import build_questions
 from brorl.format import visible_text
 from brorl.model.settings import LoraSettings
 from brorl.prompts.countdown import CountdownPuzzle
@@ -25,7 +26,6 @@ from brorl.reporting.tool_use import tool_use_line
 from brorl.runs.step_record import ToolUse
 from brorl.table import Result, Table
 from brorl.tools.setup import load_tools_and_verifiers, make_toolbox, rendered, with_turns
-from brorl.training.questions import build_questions
 from brorl.verification.grade import grade, seen_text
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.thoughts import make_decode

@@ -15,7 +15,16 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.evaluation.questions import all_questions, find_unreadable, reading_lines, unreadable_lines
+from brorl.evaluation.questions import (
+    all_questions,
+    build_questions,
+    check_domain_names,
+    check_split,
+    find_unreadable,
+    reading_lines,
+    removed_lines,
+    unreadable_lines,
+)
 from brorl.format import counted
 from brorl.model.context_limit import attention_limit
 from brorl.model.device import available_bytes, bfloat16_slowdown
@@ -33,7 +42,6 @@ from brorl.seeds import derived_seed
 from brorl.table import Table
 from brorl.tools.setup import load_tools_and_verifiers, make_toolbox, rendered
 from brorl.training.collector import MAX_STEPS_PER_ROUND
-from brorl.training.questions import build_questions, check_domain_names, check_split, removed_lines
 from brorl.verification.domains.verifiers import sandbox_lines
 from brorl.verification.grade import Grader
 from brorl.verification.sandbox.pool import Workers
