@@ -39,17 +39,17 @@ class EvaluationRequest:
     belongs_to_run: bool  # whether a run, or the recipe of the shipped model, sets the prompt format
     own_template: bool  # whether the user set prompt.template or prompt.domain_templates
 
-    def format_of(self, one: SourceQuestions) -> PromptFormat:
+    def format_of(self, source: SourceQuestions) -> PromptFormat:
         """Return the prompt format of a dataset.
 
         If neither the run nor the user sets templates, public and multiple-choice datasets use the default templates of
         their domains.
         """
         own = self.config.prompt
-        has_options = isinstance(one.source, FileSource) and bool(one.source.options_column)
-        if self.belongs_to_run or self.own_template or not (one.published or has_options):
+        has_options = isinstance(source.source, FileSource) and bool(source.source.options_column)
+        if self.belongs_to_run or self.own_template or not (source.published or has_options):
             return own
-        domains = sorted({question.domain for question in one.held_out} & TEMPLATES.keys())
+        domains = sorted({question.domain for question in source.held_out} & TEMPLATES.keys())
         return own.model_copy(update={"domain_templates": {domain: TEMPLATES[domain] for domain in domains}})
 
 

@@ -273,21 +273,22 @@ def _with_context(guess: Guess, rows: Sequence[Row]) -> Guess:
     taken |= {name.partition(".")[0] for name in taken}
     free = [name for name in rows[0].columns if name not in taken]
     texts = [name for name in free if all(isinstance(row.values.get(name), str | None) for row in rows)]
-    is_instruction = source.prompt_column.lower() == _INSTRUCTION
-    usual = (*_CONTEXTS, _INSTRUCTION_CONTEXT) if is_instruction else _CONTEXTS
-    named = [column for name in usual for column in texts if column.lower() == name]
-    context = next((column for column in named if _present(rows, column)), None)
-    asked = _num_characters(rows, source.prompt_column)
-    long = tuple(
-        name
-        for name in free
-        if name != context and not _NOT_ASKED.search(name.lower()) and _num_characters(rows, name) > asked
-    )
+    context = _context_column(rows, source.prompt_column, texts)
+    question_length = _num_characters(rows, source.prompt_column)
+    askable = [name for name in free if name != context and not _NOT_ASKED.search(name.lower())]
+    long = tuple(name for name in askable if _num_characters(rows, name) > question_length)
     return guess._replace(
         source=source.model_copy(update={"context_column": context}),
         unused=tuple(name for name in texts if name not in (context, *long)),
         long_unused=long,
     )
+
+
+def _context_column(rows: Sequence[Row], prompt_column: str, texts: Sequence[str]) -> str | None:
+    """Return the text column that is the question's context by its name, or None."""
+    names = (*_CONTEXTS, _INSTRUCTION_CONTEXT) if prompt_column.lower() == _INSTRUCTION else _CONTEXTS
+    columns = [column for name in names for column in texts if column.lower() == name]
+    return next((column for column in columns if _present(rows, column)), None)
 
 
 def _num_characters(rows: Sequence[Row], column: str) -> int:
