@@ -70,7 +70,7 @@ def read_datasets(request: EvaluationRequest) -> list[SourceQuestions]:
         source = parse_data(text)
         with naming_data(text, source):
             datasets.append(replace(read_questions(_as_guessed(text, source, config), config), train=()))
-    if repeated := first_repeated([one.name for one in datasets]):
+    if repeated := first_repeated([dataset.name for dataset in datasets]):
         raise UserError(
             f"two datasets have the same name, {repeated!r}; rename one: {option('data', '{path: ..., name: ...}')}"
         )

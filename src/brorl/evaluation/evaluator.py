@@ -96,7 +96,9 @@ _TOTALS = (
 
 def count_responses(group: Group) -> PromptCounts:
     """Count a verified group's correct, truncated and distinct responses, and its tokens."""
-    prompt, tree, reasons = group.prompt, group.tree, [verdict.reason for verdict in group.verdicts]
+    prompt = group.prompt
+    tree = group.tree
+    reasons = [verdict.reason for verdict in group.verdicts]
     return PromptCounts(
         prompt_id=prompt.id,
         source=prompt.source,
@@ -117,13 +119,13 @@ def count_responses(group: Group) -> PromptCounts:
 
 def summarize(prompts: Sequence[PromptCounts], ks: Sequence[int], seconds: float | None) -> Summary:
     """Summarize the counts of prompts, which must all have the same number of responses."""
-    numbers = {prompt.num_samples for prompt in prompts}
-    if len(numbers) != 1:
+    sizes = {prompt.num_samples for prompt in prompts}
+    if len(sizes) != 1:
         raise ValueError(
-            f"expected prompts with the same number of samples, got {sorted(numbers) or 'no prompts'}; summarize the "
+            f"expected prompts with the same number of samples, got {sorted(sizes) or 'no prompts'}; summarize the "
             "prompts of one evaluation"
         )
-    n = numbers.pop()
+    n = sizes.pop()
     correct_P = np.array([prompt.num_correct for prompt in prompts], np.int64)
     verified_P = np.array([prompt.num_verified for prompt in prompts], np.int64)
     value_KP = {k: pass_at_k_of_each(correct_P, verified_P, k) for k in ks}
@@ -250,7 +252,8 @@ def coverage_note(evaluations: Sequence[EvaluationRecord]) -> list[str]:
     """Return a sentence if pass@k for the largest k fell and the intervals before and after do not overlap."""
     if len(evaluations) < 2:
         return []
-    before_at, after_at = evaluations[0].pass_at, evaluations[-1].pass_at
+    before_at = evaluations[0].pass_at
+    after_at = evaluations[-1].pass_at
     k = max((k for k in before_at if k in after_at), default=1)
     if k == 1 or after_at[k].high >= before_at[k].low:
         return []

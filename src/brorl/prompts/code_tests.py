@@ -144,18 +144,18 @@ class CodeTests:
 def _with_int_keys(value: Any) -> Any:
     """Return a JSON value with integer keys in every object whose keys are all integers: {"1": 2} -> {1: 2}."""
     if isinstance(value, list):
-        return [_with_int_keys(one) for one in value]
+        return [_with_int_keys(item) for item in value]
     if not isinstance(value, dict):
         return value
     are_integers = all(re.fullmatch("-?[0-9]{1,18}", key) for key in value)
-    return {int(key) if are_integers else key: _with_int_keys(one) for key, one in value.items()}
+    return {int(key) if are_integers else key: _with_int_keys(item) for key, item in value.items()}
 
 
-def _check_cases(one: str, num_one: int, other: str, num_other: int) -> None:
-    if num_one != num_other:
-        raise ValueError(f"there are {num_one} {one} and {num_other} {other}; each case needs one of each")
-    if not num_one:
-        raise ValueError(f"there are no test cases; {one} and {other} need at least one entry")
+def _check_cases(inputs: str, num_inputs: int, results: str, num_results: int) -> None:
+    if num_inputs != num_results:
+        raise ValueError(f"there are {num_inputs} {inputs} and {num_results} {results}; each case needs one of each")
+    if not num_inputs:
+        raise ValueError(f"there are no test cases; {inputs} and {results} need at least one entry")
 
 
 def _check_name(function: str) -> None:

@@ -52,12 +52,14 @@ def read_columns(row: Row, source: FileSource, seed: int) -> Question:
     For an environment, the reference is the whole row as JSON. A row without a question or an answer raises a
     `ValueError` with the problem and the fix.
     """
-    prompt, earlier = _cell(row, source, "prompt_column"), tuple[Message, ...]()
+    prompt = _cell(row, source, "prompt_column")
+    earlier: tuple[Message, ...] = ()
     if (messages := conversation(prompt)) is not None or isinstance(prompt, list):
         messages = prompt if messages is None else messages
         asked, _ = without_answer(messages)
         *turns, last = _messages(asked or messages, source.prompt_column)
-        earlier, text = tuple(turns), last.content
+        earlier = tuple(turns)
+        text = last.content
     else:
         text = _text(prompt, source.prompt_column, "a prompt is a string or a list of messages")
     text = "\n\n".join([*_context(row, source), text])
@@ -83,9 +85,10 @@ def read_key(row: Row, source: FileSource) -> str:
 
 def conversation(value: Any) -> list[Any] | None:
     """Return the messages in a value, which is a list or its JSON text; None for any other value."""
-    found = decoded(value)
-    is_one = isinstance(found, list) and bool(found)
-    return found if is_one and all(isinstance(x, Mapping) and {"role", "content"} <= {*x} for x in found) else None
+    messages = decoded(value)
+    if not isinstance(messages, list) or not messages:
+        return None
+    return messages if all(isinstance(x, Mapping) and {"role", "content"} <= {*x} for x in messages) else None
 
 
 def without_answer(messages: list[Any]) -> tuple[list[Any], Any]:
@@ -107,7 +110,9 @@ def _context(row: Row, source: FileSource) -> list[str]:
 
 
 def _reference(row: Row, source: FileSource) -> str:
-    answer, column, marker = _cell(row, source, "answer_column"), source.answer_column, source.answer_after
+    answer = _cell(row, source, "answer_column")
+    column = source.answer_column
+    marker = source.answer_after
     answer = str(answer).lower() if isinstance(answer, bool) else answer
     if messages := conversation(answer):
         _, answer = without_answer(messages)
@@ -132,7 +137,8 @@ def _reference(row: Row, source: FileSource) -> str:
 def _choices(row: Row, question: str, source: FileSource, seed: int) -> tuple[str, str]:
     """Return the question with its options below it, and a reference that names the right option."""
     cells = [_cell(row, source, "options_column", name) for name in source.options_column]
-    answer, options = _cell(row, source, "answer_column"), read_options(cells)
+    answer = _cell(row, source, "answer_column")
+    options = read_options(cells)
     names = f"{source.options_column[0]}{'' if len(cells) == 1 else f' to {source.options_column[-1]}'}"
     if options is None:
         raise ValueError(
@@ -146,10 +152,10 @@ def _choices(row: Row, question: str, source: FileSource, seed: int) -> tuple[st
     except ValueError as error:
         raise ValueError(f"{source.answer_column} {error}; fix or delete the row") from None
     try:
-        found = choice_question(question, options.texts, right, seed)
+        asked = choice_question(question, options.texts, right, seed)
     except DroppedRow as reason:
         raise ValueError(f"has {reason} (in {names}); fix or delete the row") from None
-    return found.text, found.reference
+    return asked.text, asked.reference
 
 
 def _cell(row: Row, source: FileSource, setting: str, column: str | None = None) -> Any:

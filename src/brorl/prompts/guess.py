@@ -190,14 +190,14 @@ def _guess_columns(
     return Guess(source, meant, texts[0] if texts else "", reason, words)
 
 
-def _column(path: str, rows: Sequence[Row], setting: str, given: str | None, taken: Collection[str]) -> str:
+def _column(path: str, rows: Sequence[Row], setting: str, stated: str | None, taken: Collection[str]) -> str:
     """Return the column for a setting: the given column, or the first one with a common name and suitable values."""
     columns = ", ".join(rows[0].columns) or "none"
-    if given is not None:
-        if {given, given.partition(".")[0]} & {*rows[0].columns}:
-            return given
+    if stated is not None:
+        if {stated, stated.partition(".")[0]} & {*rows[0].columns}:
+            return stated
         raise UserError(
-            f"{path} has no column {given!r} (columns: {columns}); name one of them with {of_source(setting)}"
+            f"{path} has no column {stated!r} (columns: {columns}); name one of them with {of_source(setting)}"
         )
     for candidate in _candidates(rows[0], setting):
         values = _present(rows, candidate)
@@ -255,10 +255,10 @@ def _answer_in(cell: Any) -> Any:
 
 def _reject_classes(path: str, column: str, values: Sequence[Any]) -> None:
     """Reject answers that are class indices, since their meaning is unknown."""
-    numbers = [number for value in values if (number := whole_number(value)) is not None and number <= _MOST_CLASSES]
-    is_class = column.rpartition(".")[2].lower() in _CLASSES and len(numbers) == len(values)
-    if is_class and len(set(numbers)) <= len(values) // _ROWS_PER_CLASS:
-        listed = ", ".join(map(str, sorted(set(numbers))))
+    indices = [index for value in values if (index := whole_number(value)) is not None and index <= _MOST_CLASSES]
+    is_class = column.rpartition(".")[2].lower() in _CLASSES and len(indices) == len(values)
+    if is_class and len(set(indices)) <= len(values) // _ROWS_PER_CLASS:
+        listed = ", ".join(map(str, sorted(set(indices))))
         raise UserError(
             f"{path}: column {column!r} contains only {listed}, which look like class indices; write the class names "
             f"to a column, name it with {of_source('answer_column')}, and list them in the question; "

@@ -110,7 +110,8 @@ def find_choice(
 
 def _group(row: Row, columns: tuple[str, ...]) -> OptionGroup:
     """Return a group, classified by the names of its columns."""
-    letters, is_family = _letters(columns), len(columns) > 1
+    letters = _letters(columns)
+    is_family = len(columns) > 1
     is_clear = bool(_CLEAR.search(letters)) or (is_family and not letters)
     kinds: frozenset[Kind] = frozenset()
     if _WRONG.search(letters) and not is_family and not isinstance(row.cell(columns[0]), list):
@@ -165,7 +166,8 @@ def _options(row: Row, columns: Sequence[str]) -> Options | None:
 def _pairs(rows: Iterable[Row], columns: Sequence[str], answer_column: str) -> Iterator[tuple[Options, Any]]:
     """Yield the options and the answer of each row that has both."""
     for row in rows:
-        options, answer = _options(row, columns), row.cell(answer_column)
+        options = _options(row, columns)
+        answer = row.cell(answer_column)
         if options is not None and answer is not None and str(answer).strip():
             yield options, answer
 

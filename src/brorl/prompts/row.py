@@ -49,7 +49,7 @@ def cell_of(values: Cells, column: str) -> Any:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a cell is missing, empty or NaN; the caller decides how to handle it."""
+    """Return whether a cell is missing, empty or NaN. The caller decides how to handle it."""
     return value is None or (isinstance(value, str) and not value.strip()) or value != value
 
 

@@ -97,17 +97,20 @@ class ToolRunner:
     def __init__(
         self, tools: Mapping[str, Tool], settings: ToolSettings, workers: Workers, has_reward: bool = False
     ) -> None:
-        self.tools, self._workers, self._timeout_s = tools, workers, settings.timeout_s
+        self.tools = tools
+        self._workers = workers
+        self._timeout_s = settings.timeout_s
         self._max_characters = _CHARACTERS_PER_TOKEN * settings.max_result_tokens
         self.schemas: tuple[dict[str, Any], ...] = tuple(dict(tool.schema) for tool in tools.values())
-        self.environment, self.has_reward = settings.environment, has_reward
+        self.environment = settings.environment
+        self.has_reward = has_reward
         self.num_run = 0
         self._worked: set[str] = set()  # names of tools with at least one result
         self._failed: dict[str, set[_Work]] = {}  # distinct failed calls of the other tools
 
     @classmethod
     def from_settings(cls, settings: ToolSettings, workers: Workers) -> ToolRunner:
-        """Load the functions in a worker and build their schemas; a UserError names the setting and the fix."""
+        """Load the functions in a worker and build their schemas. A UserError names the setting and the fix."""
         tools = [_own_tool(name, path, workers) for name, path in settings.functions.items()]
         if settings.calculator:
             tools.append(Tool(_described(_CALCULATOR, _FUNCTION, workers)["schema"], _CALCULATOR))
@@ -116,12 +119,13 @@ class ToolRunner:
             tools.append(Tool(_PYTHON_SCHEMA))
         has_reward = False
         if settings.environment:
-            setting, path = "tools.environment", settings.environment
+            setting = "tools.environment"
+            path = settings.environment
             described = _own(setting, path, "describe_environment", _GAME, workers)
             tools += [Tool(schema, path, setting, is_method=True) for schema in described["tools"].values()]
             has_reward = described["has_reward"]
         names = Counter(tool.name for tool in tools)
-        if repeated := next((name for name, number in names.items() if number > 1), None):
+        if repeated := next((name for name, count in names.items() if count > 1), None):
             raise UserError(f"tools: two tools have the name {repeated!r}; rename yours")
         return cls({tool.name: tool for tool in tools}, settings, workers, has_reward)
 
@@ -135,15 +139,15 @@ class ToolRunner:
         distinct = [*dict.fromkeys(rows)]
         through = "brorl.tools.inside:observe"
         calls = [VerifierCall(self.environment, (row,), through, self._timeout_s) for row in distinct]
-        said: dict[str, str] = {}
+        text_of: dict[str, str] = {}
         for row, reply in zip(distinct, self._workers.functions.run(calls), strict=True):
             if reply.failure:
                 raise UserError(
                     f"tools.environment: reset(**row) fails for {shortened(row)}: {_without_verifier(reply.failure)}; "
                     f"fix reset or the row; {of_source('domain', ENVIRONMENT_DOMAIN)} passes whole rows"
                 )
-            said[row] = reply.value
-        return [said[row] for row in rows]
+            text_of[row] = reply.value
+        return [text_of[row] for row in rows]
 
     def rewards(self, played: Sequence[tuple[str, Sequence[Call]]]) -> list[Reply]:
         """Return the result of get_reward after a reset with a row and any calls, or the failure."""
@@ -166,7 +170,7 @@ class ToolRunner:
             ToolError: If one of the user's tools has failed on every call so far, or if infrastructure failures
                 stopped a call twice.
         """
-        planned = [self._plan(number, turn) for number, turn in enumerate(turns)]
+        planned = [self._plan(index, turn) for index, turn in enumerate(turns)]
         distinct = dict.fromkeys(work for plan in planned for works, _ in plan for work in works)
         result_of = self._results([*distinct])
         outcomes: list[list[tuple[tuple[ToolResult, ...], int]]] = []
@@ -177,7 +181,7 @@ class ToolRunner:
             outcomes.append([*counts.items()])
         return outcomes
 
-    def _plan(self, number: int, turn: Turn) -> list[tuple[tuple[_Work, ...], int]]:
+    def _plan(self, turn_index: int, turn: Turn) -> list[tuple[tuple[_Work, ...], int]]:
         """Return the work of a turn: shared by all its rollouts, unless a tool is nondeterministic."""
         works: list[_Work] = []
         varied: list[int] = []  # calls of nondeterministic tools
@@ -192,7 +196,7 @@ class ToolRunner:
             return [(tuple(works), turn.count)]
         plan = []
         for rollout in range(turn.count):
-            own = {index: works[index]._replace(place=(number, rollout, index)) for index in varied}
+            own = {index: works[index]._replace(place=(turn_index, rollout, index)) for index in varied}
             plan.append((tuple(own.get(index, work) for index, work in enumerate(works)), 1))
         return plan
 
@@ -235,11 +239,13 @@ class ToolRunner:
         return self._failure(Failure.WRONG_ARGUMENTS, problem) if problem else None
 
     def _worker_call(self, work: _Work) -> VerifierCall:
-        tool, call, limit_s = self.tools[work.call.name], work.call, self._limit_s(work)
+        call = work.call
+        tool = self.tools[call.name]
+        limit_s = self._limit_s(work)
         if not tool.is_method:
             arguments = (call.arguments, self._max_characters, tool.deterministic)
             return VerifierCall(tool.path, arguments, "brorl.tools.inside:call", limit_s)
-        *before, last = [(one.name, one.arguments) for one in (*work.before, call)]
+        *before, last = [(played.name, played.arguments) for played in (*work.before, call)]
         step = (work.row, before, last, self._max_characters)
         return VerifierCall(tool.path, step, "brorl.tools.inside:step", limit_s)
 
@@ -278,8 +284,7 @@ class ToolRunner:
         refusals = [refusal for call in calls if (refusal := self._refusal(call))]
         beginnings = {refusal.text[:_COMPARED] for refusal in refusals}
         errors = [error for error in _ERROR.findall(reply) if error[:_COMPARED] not in beginnings]
-        kinds = (next((kind for kind, begins in _BEGINNINGS.items() if begins(e)), Failure.RAISED) for e in errors)
-        return [*(refusal.failure for refusal in refusals if refusal.failure), *kinds]
+        return [*(refusal.failure for refusal in refusals if refusal.failure), *map(_kind_of_error, errors)]
 
     def _refuse_broken(self, result_of: Mapping[_Work, ToolResult]) -> None:
         """End the run if one of the user's tools has always failed: training would teach the model not to call it."""
@@ -297,6 +302,10 @@ class ToolRunner:
                     f"{len(self._failed[name]):,} distinct calls: {error}; fix the function, or return text instead if "
                     "the model should learn that its call is wrong"
                 )
+
+
+def _kind_of_error(error: str) -> Failure:
+    return next((kind for kind, begins in _BEGINNINGS.items() if begins(error)), Failure.RAISED)
 
 
 def _own_tool(name: str, path: str, workers: Workers) -> Tool:

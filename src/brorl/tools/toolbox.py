@@ -52,10 +52,10 @@ class Toolbox:
 
     def observed(self, questions: Sequence[Question]) -> list[Question]:
         """Append to each environment question the text that the environment's reset returns for its row."""
-        mine = [question for question in questions if question.domain == ENVIRONMENT_DOMAIN]
-        said = iter(self.tools.observations([question.reference for question in mine]))
+        rows = [question.reference for question in questions if question.domain == ENVIRONMENT_DOMAIN]
+        observations = iter(self.tools.observations(rows))
         return [
-            with_text_after(question, next(said)) if question.domain == ENVIRONMENT_DOMAIN else question
+            with_text_after(question, next(observations)) if question.domain == ENVIRONMENT_DOMAIN else question
             for question in questions
         ]
 
@@ -88,7 +88,8 @@ class Toolbox:
 
     def reply_text(self, token_ids: Sequence[int]) -> str:
         """Return the text of a reply; for a single result, without the text that the format puts around it."""
-        text, (before, after) = decode_tokens(self.tokenizer, token_ids, special=True), self._frame
+        text = decode_tokens(self.tokenizer, token_ids, special=True)
+        before, after = self._frame
         is_framed = text.startswith(before) and text.endswith(after) and len(text) >= len(before) + len(after)
         return text[len(before) : len(text) - len(after)] if is_framed else text.strip()
 
@@ -104,19 +105,22 @@ class Toolbox:
 
         Failures are counted as the model saw them.
         """
-        rollouts, turns = sum(tree.num_rollouts for tree in trees), sum(tree.num_turns for tree in trees)
-        made, distinct = 0, set[Call]()
+        num_rollouts = sum(tree.num_rollouts for tree in trees)
+        num_turns = sum(tree.num_turns for tree in trees)
+        num_calls = 0
+        distinct: set[Call] = set()
         failures = Counter[str]()
         for tree in trees:
             for node in tree.first_given.tolist():
-                count, calls = int(tree.count[node]), self.calls(_turn_before(tree, node))
-                made += count * len(calls)
+                count = int(tree.count[node])
+                calls = self.calls(_turn_before(tree, node))
+                num_calls += count * len(calls)
                 distinct.update(calls)
                 for failure in self.tools.failures(calls, decode_tokens(self.tokenizer, _reply_from(tree, node))):
                     failures[failure] += count
         return {
-            "turns": turns / rollouts if rollouts else 1.0,
-            "calls": made,
+            "turns": num_turns / num_rollouts if num_rollouts else 1.0,
+            "calls": num_calls,
             "distinct_calls": len(distinct),
             "given_tokens": sum(tree.num_given_tokens for tree in trees),
             "failures": {failure.value: failures[failure] for failure in Failure if failures[failure]},

@@ -70,14 +70,15 @@ _ANY_CASE = re.compile(
 
 def apps(row: Cells, _seed: int) -> Question:
     """Read APPS and TACO: `input_output` is JSON text with inputs, outputs and sometimes `fn_name`."""
-    question, column, limit = _text(row, "question"), row["input_output"], row.get("time_limit")
-    seconds = re.match(r"\s*(\d+(?:\.\d+)?)", str(limit)) if limit else None
-    tests = _tests(
-        question, _read_json(column, "input_output") if column else None, float(seconds[1]) if seconds else 0
-    )
+    question = _text(row, "question")
+    column = row["input_output"]
+    cases = _read_json(column, "input_output") if column else None
+    limit = re.match(r"\s*(\d+(?:\.\d+)?)", str(row.get("time_limit") or ""))
+    tests = _tests(question, cases, float(limit[1]) if limit else 0)
     solutions = decoded(row.get("solutions"))  # a list, or its JSON text
-    written = next((one for one in solutions if isinstance(one, str)), None) if isinstance(solutions, list) else None
-    return _question(question, replace(tests, solution=written), row.get("starter_code") or "")
+    programs = solutions if isinstance(solutions, list) else []
+    solution = next((program for program in programs if isinstance(program, str)), None)
+    return _question(question, replace(tests, solution=solution), row.get("starter_code") or "")
 
 
 def code_contests(row: Cells, _seed: int) -> Question:
@@ -91,7 +92,8 @@ def code_contests(row: Cells, _seed: int) -> Question:
         raise DroppedRow(_NO_TESTS)
     if row["input_file"] or row["output_file"]:
         raise DroppedRow(_USES_FILES)
-    limit, solutions = row["time_limit"] or {}, row.get("solutions")
+    limit = row["time_limit"] or {}
+    solutions = row.get("solutions")
     pairs = zip(solutions["language"], solutions["solution"], strict=True) if solutions else ()
     tests = CodeTests(
         _stdin_cases(question, inputs, outputs, _NUMPY_CLOSE),
@@ -113,14 +115,14 @@ def codeforces(row: Cells, _seed: int) -> Question:
     cases = {case["input"]: case["output"] for case in (*(row["examples"] or ()), *(row["official_tests"] or ()))}
     if not cases:
         raise DroppedRow(_NO_TESTS)
-    parts = [f"# {row['title']}", row["description"]]
+    sections = [f"# {row['title']}", row["description"]]
     for title, column in (("Input", "input_format"), ("Output", "output_format"), ("Note", "note")):
         if row[column]:
-            parts.append(f"## {title}\n{row[column]}")
+            sections.append(f"## {title}\n{row[column]}")
     if row["examples"]:
         shown = "\n".join(f"Input:\n{case['input']}\nOutput:\n{case['output']}" for case in row["examples"])
-        parts.append(f"## Examples\n{shown}")
-    question = "\n\n".join(part.strip() for part in parts if part)
+        sections.append(f"## Examples\n{shown}")
+    question = "\n\n".join(section.strip() for section in sections if section)
     memory = row["memory_limit"]
     tests = CodeTests(
         _stdin_cases(question, list(cases), list(cases.values()), 1e-6),
@@ -132,7 +134,8 @@ def codeforces(row: Cells, _seed: int) -> Question:
 
 def live_code_bench(row: Cells, _seed: int) -> Question:
     """Read LiveCodeBench, whose private cases are compressed."""
-    question, starter = _text(row, "question_content"), row["starter_code"] or ""
+    question = _text(row, "question_content")
+    starter = row["starter_code"] or ""
     cases = [*_read_json(row["public_test_cases"], "public_test_cases"), *_private_cases(row["private_test_cases"])]
     if not cases:
         raise DroppedRow(_NO_TESTS)
@@ -177,7 +180,8 @@ def eurus2(row: Cells, seed: int) -> Question:
         return _MATH_OF_EURUS(row, seed)
     if row["ability"] != "code":
         raise DroppedRow(f"the ability is {row['ability']}")
-    question, answer = texts.asked_text(row["prompt"]), cell_of(row, "reward_model.ground_truth")
+    question = texts.asked_text(row["prompt"])
+    answer = cell_of(row, "reward_model.ground_truth")
     tests = _tests(question, _read_json(answer, "reward_model.ground_truth") if answer else None)
     names_form = not isinstance(tests.tests, CallCases) or tests.tests.function in question
     return _question(question, tests, None if names_form else "")

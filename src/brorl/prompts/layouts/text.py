@@ -44,8 +44,8 @@ def reference_answer(value: Any) -> str | None:
         is_list = isinstance(listed, list) and bool(listed) and all(isinstance(item, str) for item in listed)
         return reference_answer(listed) if is_list else value.strip() or None
     if isinstance(value, list | tuple):
-        parts = [reference_answer(item) for item in value]
-        return ", ".join(part for part in parts if part) if parts and None not in parts else None
+        answers = [reference_answer(item) for item in value]
+        return ", ".join(answer for answer in answers if answer) if answers and None not in answers else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         return None
     return str(int(value)) if value == int(value) else str(value)
@@ -103,13 +103,12 @@ def asked_text(value: Any) -> str:
 def benchmark_row(row: Cells, _seed: int) -> Question:
     r"""Read a benchmark's columns by their common names; the answer may follow `####`, or be in a `\boxed{...}`."""
     asked, context = (_texts(row, names) for names in (QUESTIONS, [CONTEXT]))
-    given = [answer for answer in map(reference_answer, _cells(row, ANSWERS)) if answer]
-    marked = [_THOUSANDS.sub("", answer.rpartition(MARKER)[2]) if MARKER in answer else answer for answer in given]
-    found = [
-        *(last_box(answer) or answer for answer in marked),
-        *(last_box(text) or "" for text in _texts(row, SOLUTIONS)),
-    ]
-    reference = next((answer.strip() for answer in found if answer.strip()), "")
+    candidates: list[str] = []
+    for answer in filter(None, map(reference_answer, _cells(row, ANSWERS))):
+        marked = _THOUSANDS.sub("", answer.rpartition(MARKER)[2]) if MARKER in answer else answer
+        candidates.append(last_box(marked) or marked)
+    candidates += [last_box(text) or "" for text in _texts(row, SOLUTIONS)]
+    reference = next((answer.strip() for answer in candidates if answer.strip()), "")
     return row_question("\n\n".join([*context, *asked[:1]] if asked else []), reference, MATH_DOMAIN)
 
 
@@ -147,18 +146,18 @@ def choices(
 
     def read(row: Cells, seed: int) -> Question:
         values = [row[options[0]]] if answers else [_text(row, column) for column in options]
-        found = read_options(values)
-        if found is None:
+        row_options = read_options(values)
+        if row_options is None:
             raise DroppedRow("no 2 to 26 options")
         try:
             places = {
-                right_option(found, row[column], first if column == answers[-1] else None) for column in answers
+                right_option(row_options, row[column], first if column == answers[-1] else None) for column in answers
             } or {0}
         except ValueError:
             raise DroppedRow("no answer") from None
         if len(places) > 1:
             raise DroppedRow(f"{' and '.join(answers)} name different options")
-        texts = [text.strip() for text in found.texts]
+        texts = [text.strip() for text in row_options.texts]
         return choice_question(_text(row, question), texts, places.pop(), seed)
 
     return read
@@ -193,8 +192,8 @@ _UNUSABLE = "an instruction with missing or unusable arguments"
 _FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, str]]] = {
     name: (
         kind,
-        {theirs: ours for theirs, is_named, ours in (one.partition(":") for one in arguments.split(", ")) if is_named},
-        {ours: text for ours, is_text, text in (one.partition("=") for one in arguments.split(", ")) if is_text},
+        {theirs: ours for theirs, colon, ours in (pair.partition(":") for pair in arguments.split(", ")) if colon},
+        {ours: text for ours, equals, text in (pair.partition("=") for pair in arguments.split(", ")) if equals},
     )
     for name, kind, arguments in (
         ("verify_keywords", "keywords:existence", "keyword_list:keywords"),
@@ -277,7 +276,7 @@ def rlvr(row: Cells, _seed: int) -> Question:
 
 def _mapping(value: Any, column: str, *keys: str) -> Mapping[str, Any]:
     """Return a mapping with the given keys; it may be stored as JSON text or as a Python literal."""
-    found = decoded(value)
-    if not isinstance(found, Mapping) or not {*keys} <= {*found}:
+    mapping = decoded(value)
+    if not isinstance(mapping, Mapping) or not {*keys} <= {*mapping}:
         raise ValueError(f"{column} must be a mapping with {' and '.join(keys)}, got {short_repr(value)}")
-    return found
+    return mapping
