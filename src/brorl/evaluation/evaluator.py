@@ -153,6 +153,7 @@ def evaluation_record(batch: BatchCounts, ks: Sequence[int]) -> EvaluationRecord
     lost = tuple(prompt.num_unverified for prompt in prompts)
     sources = sorted({prompt.source for prompt in prompts})
     by_source = {s: summarize([p for p in prompts if p.source == s], ks, None).pass_at for s in sources}
+    by_source = {s: pass_at for s, pass_at in by_source.items() if len(pass_at) == len(ks)}
     return EvaluationRecord(
         pass_at=summary.pass_at,
         num_prompts=summary.num_prompts,
@@ -168,7 +169,7 @@ def evaluation_record(batch: BatchCounts, ks: Sequence[int]) -> EvaluationRecord
         left_out=summary.left_out if any(lost) else None,
         turns=summary.turns if summary.calling_turns else None,
         given_tokens=summary.given_tokens if summary.calling_turns else None,
-        by_source={s: at for s, at in by_source.items() if len(at) == len(ks)} if len(sources) > 1 else {},
+        by_source=by_source if len(sources) > 1 else {},
         prompts=EvaluatedPrompts(
             num_correct=tuple(prompt.num_correct for prompt in prompts),
             sampled_tokens=tuple(prompt.sampled_tokens for prompt in prompts),

@@ -143,13 +143,13 @@ def _families(columns: Sequence[str]) -> list[tuple[str, ...]]:
     for name in columns:
         if match := _NUMBERED.fullmatch(name):
             numbered.setdefault((match[1].lower(), match[2].isdigit()), {})[match[2].lower()] = name
-    return [
-        tuple(names[mark] for mark in order[: len(names)])
-        for (stem, _), names in numbered.items()
-        if len(names) >= (2 if stem else 3)  # two columns named just a and b can be anything
-        for order in _ORDERS
-        if {*order[: len(names)]} == {*names}
-    ]
+    families: list[tuple[str, ...]] = []
+    for (stem, _), names in numbered.items():
+        if len(names) < (2 if stem else 3):  # two columns named just a and b can be anything
+            continue
+        orders = [order[: len(names)] for order in _ORDERS]
+        families += [tuple(names[mark] for mark in order) for order in orders if {*order} == {*names}]
+    return families
 
 
 def _letters(columns: Sequence[str]) -> str:

@@ -147,8 +147,11 @@ def read_layout(row: Row, layout: Layout, seed: int) -> Question:
 def _other_layout(row: Row, layout: Layout, problem: str) -> UserError:
     """Return the error for a row that is not in the layout; it names the layouts whose columns the row has."""
     columns = set(row.columns)
-    others = {name: other.columns for name, other in LAYOUTS.items() if other.columns and other is not layout}
-    fitting = [name for name, needed in others.items() if columns.issuperset(needed)]
+    fitting = [
+        other.name
+        for other in LAYOUTS.values()
+        if other.columns and other is not layout and columns.issuperset(other.columns)
+    ]
     if fitting:
         advice = f"set {of_source('layout')} to one that fits these columns: {' or '.join(fitting)}"
     elif columns.issuperset(layout.columns):

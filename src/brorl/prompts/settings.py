@@ -120,10 +120,10 @@ class FileSource(Section):
         _check_label(self.label)
         if self.layout is not None:
             fields = type(self).model_fields
-            given = next((name for name in _OF_A_LAYOUT if getattr(self, name) != fields[name].default), None)
-            if given:
+            twice = next((name for name in _OF_A_LAYOUT if getattr(self, name) != fields[name].default), None)
+            if twice:
                 raise ValueError(
-                    f"{of_source(given)}: the layout {self.layout} already sets it; remove {given}, or remove layout "
+                    f"{of_source(twice)}: the layout {self.layout} already sets it; remove {twice}, or remove layout "
                     "and name the columns"
                 )
         self._check_options()

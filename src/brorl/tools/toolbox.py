@@ -130,8 +130,8 @@ class Toolbox:
 def _turn_before(tree: RolloutTree, node: int) -> list[int]:
     """Return the turn before a given node."""
     path = tree.path(int(tree.parent[node]))
-    given = np.flatnonzero(tree.given[path])
-    return tree.token[path[given[-1] + 1 :] if given.size else path].tolist()  # type: ignore[no-any-return]
+    replies = np.flatnonzero(tree.given[path])  # positions that replies wrote
+    return tree.token[path[replies[-1] + 1 :] if replies.size else path].tolist()  # type: ignore[no-any-return]
 
 
 def _reply_from(tree: RolloutTree, node: int) -> list[int]:

@@ -142,13 +142,7 @@ class RunInputs(ModelInputs):
 def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], None] | None = None) -> RunInputs:
     """Read, check and encode the data, and check that memory suffices. The first problem raises a UserError."""
     torch.manual_seed(derived_seed(config.seed, 0))  # on a CPU torch uses only the low 32 bits
-    if choose_device(config.device).type != "cpu" and config.engine.clock == "cpu":
-        raise UserError("engine.clock = cpu cannot measure the time of a GPU; set device: cpu, or engine.clock: wall")
-    if config.cluster.enabled and config.device.startswith("cuda") and not config.cluster.gpus_per_learner_rank:
-        raise UserError(
-            f"device = {config.device} needs GPUs, but cluster.gpus_per_learner_rank = 0 learns on CPUs; set "
-            "cluster.gpus_per_learner_rank: 1, or device: auto"
-        )
+    _check_device(config)
     check_engine(config, config.sampling.params)
     model_config = read_config(find_model(model_path))
     sources = build_questions(config)
@@ -175,8 +169,28 @@ def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], No
         verifiers, decode, config.rewards, config.longest_response, config.verification.sees,
         toolbox.calls_text if toolbox else None,
     )  # fmt: skip
-    memory_line = memory.summary if warning is None else f"warning: {warning}"
-    return RunInputs(model_path, tokenizer, context, prompts, grader, toolbox, workers, memory, memory_line, notes)
+    return RunInputs(
+        model_path=model_path,
+        tokenizer=tokenizer,
+        context=context,
+        prompts=prompts,
+        grader=grader,
+        toolbox=toolbox,
+        workers=workers,
+        memory=memory,
+        memory_line=memory.summary if warning is None else f"warning: {warning}",
+        notes=notes,
+    )
+
+
+def _check_device(config: TrainConfig) -> None:
+    if choose_device(config.device).type != "cpu" and config.engine.clock == "cpu":
+        raise UserError("engine.clock = cpu cannot measure the time of a GPU; set device: cpu, or engine.clock: wall")
+    if config.cluster.enabled and config.device.startswith("cuda") and not config.cluster.gpus_per_learner_rank:
+        raise UserError(
+            f"device = {config.device} needs GPUs, but cluster.gpus_per_learner_rank = 0 learns on CPUs; set "
+            "cluster.gpus_per_learner_rank: 1, or device: auto"
+        )
 
 
 def check_attention_limit(config: TrainConfig, model_config: PreTrainedConfig, context: int) -> None:

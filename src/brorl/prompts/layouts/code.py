@@ -292,27 +292,27 @@ def _call_cases(question: str, function: Any, inputs: Sequence[Any], outputs: Se
         arguments = [[_read_json(line, "inputs") for line in text.split("\n")] for text in inputs]
         expected = [_read_json(text, "outputs") for text in outputs]
     kept = _chosen(arguments, expected)
-    if not str(function).isidentifier() or not all(isinstance(one, list) for one in arguments):
+    if not str(function).isidentifier() or not all(isinstance(values, list) for values in arguments):
         raise DroppedRow(_UNREADABLE)
     return CallCases(
         function,
         tuple(tuple(arguments[index]) for index in kept),
         tuple(expected[index] for index in kept),
         any_order=bool(_ANY_ORDER.search(question)),
-        unwrap=all(isinstance(one, list) and len(one) == 1 for one in expected),
+        unwrap=all(isinstance(value, list) and len(value) == 1 for value in expected),
         int_keys=True,
     )
 
 
 def _chosen(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
-    """Return the cases to keep: all, or 100 evenly spaced ones if there are more; large cases only while they fit."""
+    """Return the cases to keep: at most 100, evenly spaced. Large cases are kept only while they fit."""
     if len(inputs) != len(outputs):
         raise DroppedRow(_UNREADABLE)
-    number = len(inputs)
-    indices = list(range(number))
-    if number > _MAX_CASES:
-        indices = sorted({round(k * (number - 1) / (_MAX_CASES - 1)) for k in range(_MAX_CASES)})
-    room, kept = _MAX_TESTS_CHARACTERS, list[int]()
+    indices = list(range(len(inputs)))
+    if len(inputs) > _MAX_CASES:
+        indices = sorted({round(k * (len(inputs) - 1) / (_MAX_CASES - 1)) for k in range(_MAX_CASES)})
+    room = _MAX_TESTS_CHARACTERS
+    kept: list[int] = []
     for index in indices:
         size = len(str(inputs[index])) + len(str(outputs[index]))
         if size <= room or not kept:
