@@ -184,9 +184,9 @@ def test_public_data_gets_the_template_of_its_domain_unless_the_run_has_one(
     config = make_config({"prompt": {"template": "Q: {prompt}"}}, {"evaluation.num_prompts": NO_LIMIT}, "test")
     asked = EvaluationRequest(config, data, belongs_to_run, own_template=False)
     sets = read_datasets(asked)
-    assert [(one.name, one.published) for one in sets] == [("gpqa_diamond", True), ("mixed", True), ("aime25", True)]
-    assert [dict(one.dropped) for one in sets] == [{}, {"the ability is art": 1}, {}]
-    filled = {q.domain: asked.format_of(one).fill("x", q.domain) for one in sets for q in one.held_out}
+    assert [(s.name, s.published) for s in sets] == [("gpqa_diamond", True), ("mixed", True), ("aime25", True)]
+    assert [dict(source.dropped) for source in sets] == [{}, {"the ability is art": 1}, {}]
+    filled = {q.domain: asked.format_of(source).fill("x", q.domain) for source in sets for q in source.held_out}
     if belongs_to_run:
         assert set(filled.values()) == {"Q: x"}
     else:

@@ -106,7 +106,7 @@ def test_malformed_text_has_the_expected_form(text: str, problem: str) -> None:
 
 def test_lists_of_kinds_and_arguments() -> None:
     made = Instructions.from_lists(["punctuation:no_comma", "startend:end_checker"], [None, {"end_phrase": " Bye "}])
-    assert [one.arguments for one in made.instructions] == [{}, {"end_phrase": "Bye"}]
+    assert [instruction.arguments for instruction in made.instructions] == [{}, {"end_phrase": "Bye"}]
     with pytest.raises(ValueError, match="has 1 instructions with 2 lists of arguments"):
         Instructions.from_lists(["punctuation:no_comma"], [{}, {}])
     with pytest.raises(ValueError, match="arguments that are not a mapping"):

@@ -170,9 +170,9 @@ def load(folder: Path, workers: Workers, name: str) -> ToolRunner:
 def played(game: Any, *calls: Call) -> list[str]:
     """Play calls on an object of this process, and return the texts."""
     texts = []
-    for one in calls:
-        arguments = json.loads(one.arguments)
-        if one.name == "double":
+    for made in calls:
+        arguments = json.loads(made.arguments)
+        if made.name == "double":
             game.made.append("x2")
             game.value *= 2
             texts.append(str(game.value))
@@ -244,10 +244,10 @@ def test_every_branch_has_its_own_state(
             assert count == turn.count
             game = games.Pile()
             game.reset(**json.loads(row(5)))
-            steps = [one for one in (*turn.history, *turn.calls) if one.name in ("add", "double")
-                     and one.arguments != '{"number":"3"}']  # fmt: skip
+            steps = [step for step in (*turn.history, *turn.calls) if step.name in ("add", "double")
+                     and step.arguments != '{"number":"3"}']  # fmt: skip
             texts = played(game, *steps)
-            given = [result.text for one, result in zip(turn.calls, results, strict=True) if one in steps]
+            given = [result.text for step, result in zip(turn.calls, results, strict=True) if step in steps]
             assert given == texts[len(texts) - len(given) :]
         order = rng.permutation(len(turns))
         transcripts = [(*turns[index].history, *turns[index].calls) for index in order[:12]]
@@ -296,7 +296,7 @@ def test_the_reward_is_that_of_a_fresh_object_after_the_calls(
         )
         played(game, *calls)
         noise = [Call("", "", "no JSON"), call("jump"), call("add", number="1"), call("calculator", expression="1")]
-        mixed = [one for made in calls for one in (noise[rng.integers(4)], made)]
+        mixed = [text for made in calls for text in (noise[rng.integers(4)], made)]
         items.append((prompt(int(target)), calls_text(mixed)))
         expected.append(game.get_reward())
     verdicts = verifiers["environment"].verify_all(items)
@@ -329,7 +329,7 @@ def test_rows_of_an_environment_are_whole_references(tmp_path: Path, suffix: str
     rows = [{"question": "Play.", "target": number // 2, "more": {"a": [number // 2]}} for number in range(60)]
     file = tmp_path / f"games.{suffix}"
     if suffix == "jsonl":
-        file.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         parquet.write_table(pa.Table.from_pylist(rows), file)
     source = FileSource(path=str(file), prompt_column="question", domain="environment")

@@ -162,7 +162,7 @@ def tools(folder: Path, loaded: ToolRunner, workers: Workers) -> ToolRunner:
 
 def results(tools: ToolRunner, *calls: Call) -> list[ToolResult]:
     """Run each call as a turn of its own."""
-    outcomes = tools.run([Turn((one,)) for one in calls])
+    outcomes = tools.run([Turn((made,)) for made in calls])
     assert [[count for _, count in outcome] for outcome in outcomes] == [[1]] * len(calls)
     return [outcome[0][0][0] for outcome in outcomes]
 
@@ -282,9 +282,9 @@ def test_distinct_calls_run_once_and_counts_add_up(tools: ToolRunner, folder: Pa
     ]
     outcomes = tools.run(turns)
     for turn, outcome in zip(turns, outcomes, strict=True):
-        sums = [sum(json.loads(one.arguments).values()) for one in turn.calls]
+        sums = [sum(json.loads(made.arguments).values()) for made in turn.calls]
         assert outcome == [(tuple(ToolResult(str(value)) for value in sums), turn.count)]
-    distinct = {tuple(json.loads(one.arguments).values()) for turn in turns for one in turn.calls}
+    distinct = {tuple(json.loads(made.arguments).values()) for turn in turns for made in turn.calls}
     ran = sorted((a, b) for _, a, b in logged(folder))
     assert ran == sorted(distinct)
     assert tools.num_run == len(distinct)
@@ -360,9 +360,9 @@ def test_each_failure_is_told_and_ends_nothing(tools: ToolRunner) -> None:
     results(tools, call("odd", how="none"))  # a tool that only fails would end the run
     start = time.monotonic()
     found = results(tools, *expected)
-    for one, result, (failure, text) in zip(expected, found, expected.values(), strict=True):
-        assert result.failure is failure, (one, result)
-        assert result.text.startswith(text), (one, result)
+    for made, result, (failure, text) in zip(expected, found, expected.values(), strict=True):
+        assert result.failure is failure, (made, result)
+        assert result.text.startswith(text), (made, result)
         assert "\n" not in result.text
     assert time.monotonic() - start < 60
     assert results(tools, call("add", a=1)) == [ToolResult("4")]

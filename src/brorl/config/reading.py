@@ -151,7 +151,7 @@ def dump_yaml(config: TrainConfig) -> str:
 def make_config(
     settings: Mapping[str, Any], overrides: Mapping[str, Any], source: str, options: Mapping[str, str] | None = None
 ) -> TrainConfig:
-    """Check settings, nested or dotted, and build a config; `source` names the recipe in error messages.
+    """Check settings, nested or dotted, and build a config. `source` names the recipe in error messages.
 
     `options` maps settings to a command's own option names, which error messages then use.
     Overrides take precedence. Overriding `budget.limit` without `steps` also discards the recipe's `steps`, and
@@ -205,7 +205,7 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, An
 
 
 def nested_settings(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Nest settings keyed by dotted name; in an integer setting, 1e3 becomes 1000."""
+    """Nest settings keyed by dotted name. In an integer setting, 1e3 becomes 1000."""
     nested: dict[str, Any] = {}
     for name, value in settings.items():
         *sections, key = name.split(".")
@@ -234,7 +234,7 @@ _WHOLE = {name for name, info in _FIELDS.items() if int in (info.annotation, *ge
 
 
 def unknown_setting(name: str, command: str = "train") -> str:
-    """Return the message for a setting that does not exist; it may refer to the help of `command`.
+    """Return the message for a setting that does not exist. It may refer to the help of `command`.
 
     Names from other trainers are recognized, with or without their sections.
     """

@@ -122,7 +122,7 @@ class TrainConfig(Section):
 
     @property
     def autocasts(self) -> bool:
-        """Whether the learner computes in bfloat16 on float32 weights; with adapters, the base itself is bfloat16."""
+        """Whether the learner computes in bfloat16 on float32 weights. With adapters, the base itself is bfloat16."""
         return self.dtype == "bfloat16" and not self.lora.rank
 
     @property
@@ -159,7 +159,7 @@ class TrainConfig(Section):
 
     @property
     def evaluated_sampling(self) -> SamplingParams:
-        """Sampling parameters of evaluations; any that `evaluation` does not set come from `sampling`."""
+        """Sampling parameters of evaluations. Any that `evaluation` does not set come from `sampling`."""
         own = self.evaluation.model_dump(include={"temperature", "top_p", "top_k", "min_new_tokens", "max_new_tokens"})
         return replace(self.sampling.params, **{name: value for name, value in own.items() if value is not None})
 

@@ -123,7 +123,7 @@ def naming_data(text: str, source: Source) -> Iterator[None]:
 
 
 def read_all_questions(data: str, overrides: Mapping[str, Any]) -> tuple[TrainConfig, list[Question]]:
-    """Read all questions of a recipe, a run, or a dataset that `parse_data` accepts; return them with the settings."""
+    """Read all questions of a recipe, a run, or a dataset that `parse_data` accepts. Return them with the settings."""
     run = Path(data).expanduser() / "config.yaml"
     recipe = str(run) if is_file(run) else data
     every = {

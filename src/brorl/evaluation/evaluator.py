@@ -47,7 +47,7 @@ class PromptCounts:
 
     @property
     def num_verified(self) -> int:
-        """Number of responses with a verdict; pass@k is estimated from them."""
+        """Number of responses with a verdict, from which pass@k is estimated."""
         return self.num_samples - self.num_unverified
 
 

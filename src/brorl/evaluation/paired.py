@@ -38,7 +38,7 @@ ROUNDING = 1e-12  # score differences below this are rounding errors
 
 @dataclass(frozen=True)
 class VariancePart:
-    """One source's share of a mean's variance; sources are independent."""
+    """One source's share of a mean's variance. Sources are independent."""
 
     variance: float  # variance that this source adds to the mean
     degrees: float  # degrees of freedom in the estimate of `variance`

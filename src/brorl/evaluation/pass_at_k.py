@@ -27,7 +27,7 @@ def pass_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: in
 
 
 def pass_at_k_of_each(num_correct_P: NDArray[np.int64], num_rollouts_P: NDArray[np.int64], k: int) -> FloatArray:
-    """Estimate pass@k of each prompt with at least k responses, in order; n may differ between prompts."""
+    """Estimate pass@k of each prompt with at least k responses, in order, where n may differ between prompts."""
     enough_P = num_rollouts_P >= k
     value_P = np.empty(num_correct_P.size)
     for n in np.unique(num_rollouts_P[enough_P]).tolist():
@@ -148,7 +148,7 @@ def _chance_at_most(mean: float, value_J: FloatArray, count_J: IntArray) -> floa
 
 
 def _saddle_point(excess_J: FloatArray, count_J: IntArray) -> tuple[float, float]:
-    """Minimize f between its first pole below 0 and 0; return that z, and the width 1 / sqrt(f'') there.
+    """Minimize f between its first pole below 0 and 0. Return that z, and the width 1 / sqrt(f'') there.
 
     On that interval f is a sum of terms -log(linear function), hence self-concordant: damped Newton steps stay in the
     interval and converge from any start.

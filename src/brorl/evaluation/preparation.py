@@ -164,7 +164,7 @@ def _response_limit(
 def _check_memory(
     config: TrainConfig, model_config: PreTrainedConfig, prompts_of: Mapping[str, Sequence[Prompt]], limit: int
 ) -> int:
-    """Check that the weights and the responses fit in memory; return the number of weights."""
+    """Check that the weights and the responses fit in memory. Return the number of weights."""
     device = choose_device(config.device)
     num_rollouts = config.evaluation.rollouts_per_prompt
     largest = min(prompts_per_batch(num_rollouts, limit), max(map(len, prompts_of.values())))

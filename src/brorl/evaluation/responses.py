@@ -81,7 +81,7 @@ class ResponseStore:
                 )
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Store the settings unless they are already stored; remove temporary files left by a killed process."""
+        """Store the settings unless they are already stored. Remove temporary files left by a killed process."""
         self.check(settings, complete=True)
         with storage_errors(self.settings_file, _RERUN):
             for left in (*self.path.glob(".*.tmp"), *self.responses.glob(".*.tmp")):
@@ -91,7 +91,7 @@ class ResponseStore:
             self.responses.mkdir(exist_ok=True)  # after the settings: `check` rejects a folder without them
 
     def add_session(self, environment: Mapping[str, Any]) -> None:
-        """Store this process's versions, machine and command; a different machine may continue the evaluation."""
+        """Store this process's versions, machine and command. A different machine may continue the evaluation."""
         sessions = [*self.sessions(), dict(environment)]
         with storage_errors(self.sessions_file, _RERUN):
             replace_file(self.sessions_file, json.dumps(sessions, indent=2).encode())
@@ -170,7 +170,7 @@ def evaluate_batches(
     store: ResponseStore,
     echo: Echo = lambda _: None,
 ) -> list[BatchCounts]:
-    """Evaluate the batches not yet stored, and report progress after each; return the counts of all batches."""
+    """Evaluate the batches not yet stored, and report progress after each. Return the counts of all batches."""
     counts_of = {number: counts for number, batch in enumerate(batches) if (counts := store.read(number, batch))}
     missing = [number for number in range(len(batches)) if number not in counts_of]
     left = sum(len(batches[number].prompts) for number in missing)
@@ -222,7 +222,7 @@ class EvaluationResult(Result):
     def of(
         cls, prompts: Sequence[PromptCounts], ks: Sequence[int], seconds_of: Mapping[str, float], **fields: Any
     ) -> EvaluationResult:
-        """Summarize over all prompts, by dataset and by domain; `seconds_of` maps datasets to seconds."""
+        """Summarize over all prompts, by dataset and by domain. `seconds_of` maps datasets to seconds."""
         sets = dict.fromkeys(prompt.source for prompt in prompts)
         domains = sorted({prompt.domain for prompt in prompts})
         return cls(

@@ -40,7 +40,7 @@ class StdinCases:
 
 @dataclass(frozen=True)
 class CallCases:
-    """Calls to one function; arguments and expected values are JSON values."""
+    """Calls to one function. Arguments and expected values are JSON values."""
 
     __pydantic_config__ = FORBID_UNKNOWN_KEYS
 
@@ -94,7 +94,7 @@ _OPTIONS = ("time_limit_s", "memory_bytes", "prelude", "solution")
 
 @dataclass(frozen=True)
 class _Stored:
-    """The JSON object that stores a question's tests; exactly one of the three kinds is set."""
+    """The JSON object that stores a question's tests. Exactly one of the three kinds is set."""
 
     __pydantic_config__ = FORBID_UNKNOWN_KEYS
 
@@ -133,7 +133,7 @@ class CodeTests:
 
     @staticmethod
     def from_text(text: str) -> CodeTests:
-        """Parse the result of `to_text`; any other text raises a `ValueError` that names the problem."""
+        """Parse the result of `to_text`. Any other text raises a `ValueError` that names the problem."""
         stored = {name: value for name, value in vars(read_json(_Stored, text, _FORM)).items() if value is not None}
         kinds = [name for name in _KINDS.values() if name in stored]
         if len(kinds) != 1:

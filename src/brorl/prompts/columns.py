@@ -47,7 +47,7 @@ _FORM = '[{"role": "user", "content": "..."}]'
 
 
 def read_columns(row: Row, source: FileSource, seed: int) -> Question:
-    """Return the question of a row; the seed permutes its options.
+    """Return the question of a row. The seed permutes its options.
 
     For an environment, the reference is the whole row as JSON. A row without a question or an answer raises a
     `ValueError` with the problem and the fix.
@@ -92,7 +92,7 @@ def conversation(value: Any) -> list[Any] | None:
 
 
 def without_answer(messages: list[Any]) -> tuple[list[Any], Any]:
-    """Split off a final assistant message, the answer; return the other messages and the answer, or None.
+    """Split off a final assistant message, the answer. Return the other messages and the answer, or None.
 
     Demonstration datasets have the answer in the conversation, but the model must not read it.
     """
@@ -102,7 +102,7 @@ def without_answer(messages: list[Any]) -> tuple[list[Any], Any]:
 
 
 def _context(row: Row, source: FileSource) -> list[str]:
-    """Return the texts before the question; a row may have none."""
+    """Return the texts before the question. A row may have none."""
     column = source.context_column
     value = None if column is None else _cell(row, source, "context_column")
     texts = [text for text in (value if isinstance(value, list) else [value]) if not is_missing(text)]
@@ -159,7 +159,7 @@ def _choices(row: Row, question: str, source: FileSource, seed: int) -> tuple[st
 
 
 def _cell(row: Row, source: FileSource, setting: str, column: str | None = None) -> Any:
-    """Return a row's value in the column that a setting names; if there is none, the error suggests a similar one."""
+    """Return a row's value in the column that a setting names. If there is none, the error suggests a similar one."""
     column = column or str(getattr(source, setting))
     with suppress(KeyError):
         return cell_of(row.values, column)
@@ -175,7 +175,7 @@ def _cell(row: Row, source: FileSource, setting: str, column: str | None = None)
 
 
 def _text(value: Any, column: str, advice: str) -> str:
-    """Return a string, or a number as a string; reject any other value."""
+    """Return a string, or a number as a string. Reject any other value."""
     rest = "fill it in or delete the row"
     if value is None:
         raise ValueError(f"{column} is null; {rest}")

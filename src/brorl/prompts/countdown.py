@@ -38,7 +38,7 @@ class CountdownPuzzle:
 
     @property
     def reference(self) -> str:
-        """The puzzle on one line, `3 5 7 -> 22`; `from_reference` parses it."""
+        """The puzzle on one line, `3 5 7 -> 22`. `from_reference` parses it."""
         return f"{' '.join(map(str, self.numbers))} -> {self.target}"
 
     @property
@@ -55,7 +55,7 @@ class CountdownPuzzle:
     @classmethod
     @lru_cache(maxsize=4096)
     def from_reference(cls, reference: str) -> Self:
-        """Parse the one-line form of a puzzle; any other text raises a `ValueError`."""
+        """Parse the one-line form of a puzzle. Any other text raises a `ValueError`."""
         numbers, arrow, target = reference.partition(" -> ")
         try:
             if not arrow:

@@ -147,7 +147,7 @@ def _problems(bad: Sequence[_BadRow], path: str, num_rows: int) -> str:
 
 
 def read_commas(source: SourceQuestions, domains: Collection[str]) -> SourceQuestions:
-    """Rewrite answers so that their commas are unambiguous; all answers together decide how to read them.
+    """Rewrite answers so that their commas are unambiguous. All answers together decide how to read them.
 
     Only mathematics and science among `domains` are affected: `32,5` among `32,7` and `1,25` is 32.5, and `2,5` is 2.5.
     """
@@ -179,7 +179,7 @@ def check_first_row(source: FileSource) -> None:
 
 
 def _wanted(source: FileSource) -> set[str] | None:
-    """Return the columns to read, None for all; a key inside a column, `column.key`, also needs `column`."""
+    """Return the columns to read, None for all. A key inside a column, `column.key`, also needs `column`."""
     if source.domain == ENVIRONMENT_DOMAIN or (source.domain_column and not source.layout):
         return None  # an environment needs whole rows, and a domain column may name that domain
     columns: tuple[str | None, ...]

@@ -86,7 +86,7 @@ def guess_meaning(
 
 
 def _first_rows(path: str) -> list[Row]:
-    """Return the first readable rows; the others are reported when all questions are read."""
+    """Return the first readable rows. The others are reported when all questions are read."""
     start = list(islice(read_rows(path, None, "train", None, with_bad=True), _ROWS))
     if not start:
         raise UserError(f"{path} is empty; it must contain at least one question with an answer")

@@ -20,7 +20,7 @@ JSON_NAMES = {
 
 
 def read_json(kind: Any, text: str, form: str) -> Any:
-    """Parse a dataclass from JSON text, strictly; other text raises a `ValueError` with the problem and the `form`."""
+    """Parse a dataclass from JSON text, strictly. Other text raises a `ValueError` with the problem and the `form`."""
     try:
         return _adapter(kind).validate_json(text, strict=True)
     except ValidationError as errors:

@@ -55,7 +55,7 @@ def read_options(values: Sequence[Any]) -> Options | None:
 
 
 def _pairs(value: Any) -> list[tuple[Any, Any]]:
-    """Return (label, text) of each option, in any form; the label is None if the data has no labels."""
+    """Return (label, text) of each option, in any form. The label is None if the data has no labels."""
     if isinstance(value, Mapping):
         texts = next((value[name] for name in _TEXTS if isinstance(value.get(name), list)), None)
         labels = next((value[name] for name in _LABELS if isinstance(value.get(name), list)), None)
@@ -99,7 +99,7 @@ def right_option(options: Options, answer: Any, first: int | None) -> int:
 
 
 def is_label(options: Options, answer: Any) -> bool:
-    """Return whether an answer is an option's label; a list that marks options with 0 and 1 counts as a label."""
+    """Return whether an answer is an option's label. A list that marks options with 0 and 1 counts as a label."""
     value = _answer(options, answer)
     return isinstance(value, list) or len(_labeled(options, value)) == 1
 

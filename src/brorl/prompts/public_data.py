@@ -55,7 +55,7 @@ _VERL = text.answered("prompt", "reward_model.ground_truth")
 
 
 def _layout(name: str, read: Callable[[Cells, int], Question], columns: str, datasets: str) -> Layout:
-    """Return a layout; `columns` lists `name`, `name?` if optional, or `name=value` to keep only those rows."""
+    """Return a layout. `columns` lists `name`, `name?` if optional, or `name=value` to keep only those rows."""
     listed = columns.split(", ")
     needed = tuple(column.partition("=")[0] for column in listed if not column.endswith("?"))
     only = tuple((key, value) for key, _, value in (column.partition("=") for column in listed) if value)
@@ -127,7 +127,7 @@ def layouts_of(dataset: str) -> list[str]:
 
 
 def read_layout(row: Row, layout: Layout, seed: int) -> Question:
-    """Return the question of a row, or raise `DroppedRow` if it cannot be verified; the seed shuffles options."""
+    """Return the question of a row, or raise `DroppedRow` if it cannot be verified. The seed shuffles options."""
     try:
         return layout.question(row.values, seed)
     except DroppedRow as reason:
@@ -145,7 +145,7 @@ def read_layout(row: Row, layout: Layout, seed: int) -> Question:
 
 
 def _other_layout(row: Row, layout: Layout, problem: str) -> UserError:
-    """Return the error for a row that is not in the layout; it names the layouts whose columns the row has."""
+    """Return the error for a row that is not in the layout. It names the layouts whose columns the row has."""
     columns = set(row.columns)
     fitting = [
         other.name

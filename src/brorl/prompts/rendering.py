@@ -169,7 +169,7 @@ def apply_template(
     schemas: Sequence[dict[str, Any]] = (),
     answering: bool = True,
 ) -> str:
-    """Render messages and tools with a chat template; `answering` adds the beginning of the answer."""
+    """Render messages and tools with a chat template. `answering` adds the beginning of the answer."""
     options = {**style.chat_template_options, **({"tools": list(schemas)} if schemas else {})}
     text = tokenizer.apply_chat_template(
         list(messages), tokenize=False, add_generation_prompt=answering, chat_template=template, **options

@@ -71,7 +71,7 @@ class DroppedRow(Exception):  # noqa: N818
 
 
 def row_question(text: str, reference: str, domain: str, messages: tuple[Message, ...] = ()) -> Question:
-    """Return the question of a row, without id, source and location; a row that has none raises `DroppedRow`."""
+    """Return the question of a row, without id, source and location. A row that has none raises `DroppedRow`."""
     last_turn = messages[-1].content if messages else text
     for value, missing in ((last_turn, "no question"), (reference, "no answer")):
         if not value.strip():

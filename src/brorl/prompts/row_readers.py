@@ -90,7 +90,7 @@ def _is_list_of_rows(value: Any) -> bool:
 
 
 def _table_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
-    """Read CSV or TSV whose first row names the columns; all values stay text."""
+    """Read CSV or TSV whose first row names the columns. All values stay text."""
     del wanted  # rows are decoded whole
     with path.open("rb") as file:
         lines = (_decode(raw, f"{path} line {number}", first=number == 1) for number, raw in enumerate(file, 1))
@@ -251,7 +251,7 @@ def _literal_folder(pattern: Path) -> Path:
 
 
 def _files_in(path: str, folder: Path) -> list[Path]:
-    """Return all files below a folder; files from several splits are an error."""
+    """Return all files below a folder. Files from several splits are an error."""
     files = sorted(
         file
         for file in folder.rglob("*")
@@ -317,7 +317,7 @@ def _dataset_rows(path: str, subset: str | None, split: str, wanted: Collection[
 
 @contextmanager
 def _without_retries(datasets: Any, path: str) -> Iterator[None]:
-    """Send the hub one short request; if it does not answer, use only downloaded files, since retries take a minute."""
+    """Send the hub one short request. If it does not answer, use only downloaded files, since retries take a minute."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
 

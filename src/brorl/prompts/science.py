@@ -100,7 +100,7 @@ class MeasuredAnswer:
 
     @classmethod
     def of_aliases(cls, value: str, aliases: Any) -> MeasuredAnswer:
-        """Return an answer with the strings of a list as aliases; other values are ignored."""
+        """Return an answer with the strings of a list as aliases. Other values are ignored."""
         texts = aliases if isinstance(aliases, list) else []
         distinct = dict.fromkeys(text.strip() for text in texts if isinstance(text, str))
         return cls(value, aliases=[text for text in distinct if text and text != value.strip()])
@@ -116,7 +116,7 @@ class _StoredChoices:
 
 @lru_cache(maxsize=4096)
 def read_science_reference(text: str) -> Choices | MeasuredAnswer:
-    """Parse a reference; text that is not a JSON object is an answer without a tolerance."""
+    """Parse a reference. Text that is not a JSON object is an answer without a tolerance."""
     try:
         data = json.loads(text) if text.lstrip().startswith("{") else None
     except (ValueError, RecursionError):
@@ -137,7 +137,7 @@ def read_science_reference(text: str) -> Choices | MeasuredAnswer:
 
 
 def places(names: Sequence[str], wanted: str) -> list[int]:
-    """Return the indices of the names that equal a text; if there are none, ignore case."""
+    """Return the indices of the names that equal a text. If there are none, ignore case."""
     plain = " ".join(wanted.split())
     plain_names = [" ".join(name.split()) for name in names]
     equal = [i for i, name in enumerate(plain_names) if name == plain]

@@ -29,11 +29,11 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class UnreadableCallError(ValueError):
-    """A call cannot be read; the message tells the model why, without mentioning the call's position in the text."""
+    """A call cannot be read. The message tells the model why, without mentioning the call's position in the text."""
 
 
 def reader(form: Callable[[str], Iterator[Call]]) -> ReadCalls:
-    """Return a function that reads all calls in a text; an `UnreadableCallError` becomes the last call."""
+    """Return a function that reads all calls in a text. An `UnreadableCallError` becomes the last call."""
 
     def read(text: str) -> tuple[Call, ...]:
         calls: list[Call] = []

@@ -41,7 +41,7 @@ For each function call, return a json object with function name and arguments wi
 
 
 class RefusedTemplateError(UserError):
-    """A chat template cannot write a call and its results; the message names the fix."""
+    """A chat template cannot write a call and its results. The message names the fix."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Chat:
         )
 
     def tried(self) -> Chat:
-        """Return the chat with a working way to show several results; reject a template that does not show them."""
+        """Return the chat with a working way to show several results. Reject a template that does not show them."""
         names = self.shown.names or ("tool",)
         if not self.shows_tools():
             raise self.refused("does not show the tools")

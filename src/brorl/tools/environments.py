@@ -28,7 +28,7 @@ class EnvironmentVerifier:
         self._tools = tools
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify the calls in responses; a text without a list of calls has `no answer`.
+        """Verify the calls in responses. A text without a list of calls has `no answer`.
 
         The other reasons are those of user functions (`FunctionVerifier.verify_all`).
         """

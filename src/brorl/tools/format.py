@@ -99,7 +99,7 @@ class ToolFormat:
         return exchange.turn + exchange.end
 
     def parse(self, text: str) -> tuple[Call, ...]:
-        """Return the calls in a turn, `()` if there are none; the last has a `problem` if it cannot be read."""
+        """Return the calls in a turn, `()` if there are none. The last has a `problem` if it cannot be read."""
         return self._read(text)
 
     def reply(self, results: Results) -> tuple[int, ...]:
@@ -146,7 +146,7 @@ def _after(opening: str, read: ReadCalls) -> ReadCalls:
 
 
 def _response_reader(chat: Chat, end: str) -> ReadCalls:
-    """Return a reader that applies the tokenizer's response template; without one, it does not find any calls."""
+    """Return a reader that applies the tokenizer's response template. Without one, it does not find any calls."""
     tokenizer = chat.tokenizer
     has_template = any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema"))
     known: dict[str, Any] = {"prefix": chat.prompt, "tools": list(chat.shown.schemas)}

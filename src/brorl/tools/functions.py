@@ -208,7 +208,7 @@ class ToolRunner:
         )  # fmt: skip
 
     def _results(self, works: Sequence[_Work]) -> dict[_Work, ToolResult]:
-        """Run work in the workers; the result of a call that cannot run is its failure."""
+        """Run work in the workers. The result of a call that cannot run is its failure."""
         result_of: dict[_Work, ToolResult] = {}
         for work in works:
             if (refusal := self._refusal(work.call)) is not None:
@@ -250,7 +250,7 @@ class ToolRunner:
         return VerifierCall(tool.path, step, "brorl.tools.inside:step", limit_s)
 
     def _limit_s(self, work: _Work) -> float:
-        """Return the time limit of a call; an environment may have to replay all earlier calls."""
+        """Return the time limit of a call. An environment may have to replay all earlier calls."""
         return self._timeout_s * (1 + len(work.before))
 
     def _of_reply(self, work: _Work, reply: Reply) -> ToolResult:
@@ -320,7 +320,7 @@ def _own_tool(name: str, path: str, workers: Workers) -> Tool:
 
 
 def _own(setting: str, path: str, describe: str, form: str, workers: Workers) -> dict[str, Any]:
-    """Load what a setting names, and return its description by `brorl.tools.schema`; a UserError names the fix."""
+    """Load what a setting names, and return its description by `brorl.tools.schema`. A UserError names the fix."""
     try:
         described = _described(path, describe, workers)
     except LoadError as error:

@@ -26,7 +26,7 @@ _kept: OrderedDict[tuple[object, ...], Any] = OrderedDict()  # (class, row, step
 
 
 def call(function: Callable[..., object], arguments: str, max_characters: int, seeded: bool) -> Outcome:
-    """Call a function with arguments from a JSON object; `seeded` makes its random numbers repeatable."""
+    """Call a function with arguments from a JSON object. `seeded` makes its random numbers repeatable."""
     seed(arguments if seeded else None)
     return outcome(function, json.loads(arguments), max_characters)
 
@@ -98,7 +98,7 @@ def reward(factory: Callable[[], Any], row: str, steps: Sequence[Step]) -> objec
 
 
 def _played(factory: Callable[[], Any], row: str, steps: Sequence[Step]) -> Any:
-    """Return an object after a reset and steps; the caller may modify it."""
+    """Return an object after a reset and steps. The caller may modify it."""
     for num_kept in range(len(steps), -1, -1):
         key = _key(factory, row, steps[:num_kept])
         if key in _kept and (game := _copy(_kept[key])) is not None:
@@ -118,7 +118,7 @@ def _played(factory: Callable[[], Any], row: str, steps: Sequence[Step]) -> Any:
 
 
 def _keep(factory: Callable[[], Any], row: str, steps: Sequence[Step], game: object) -> None:
-    """Keep a copy of an object; if there are too many, drop the least recently used one."""
+    """Keep a copy of an object. If there are too many, drop the least recently used one."""
     key = _key(factory, row, steps)
     if key not in _kept and (copied := _copy(game)) is not None:
         _kept[key] = copied

@@ -53,7 +53,7 @@ class ResultTokens:
         return word, texts
 
     def tokens(self, end: str, pieces: Sequence[str]) -> tuple[int, ...]:
-        """Return the tokens of a text in pieces, without tokens that span pieces; `end` is the preceding end token."""
+        """Return the tokens of a text in pieces, without tokens that span pieces. `end` is the preceding end token."""
         token_ids: list[int] = []
         for piece in pieces:
             after_end = self._ids(end + piece)

@@ -64,7 +64,7 @@ class Toolbox:
         return self.format.parse(self.format.turn_text(token_ids))
 
     def replies(self, turns: Sequence[Turn]) -> list[list[tuple[tuple[int, ...], int]]]:
-        """Run the calls in turns, each distinct call once; return the reply tokens, see `CallReader`."""
+        """Run the calls in turns, each distinct call once. Return the reply tokens, see `CallReader`."""
         reply_of: dict[tuple[tuple[str, str], ...], tuple[int, ...]] = {}
         replies = []
         for turn, outcomes in zip(turns, self.tools.run(turns), strict=True):

@@ -166,7 +166,7 @@ class TurnEngine:
     def _replied(
         self, calling: Sequence[_Transcript], prompts: Sequence[Sequence[int]], room: int
     ) -> tuple[list[_Transcript], list[_Transcript]]:
-        """Reply to calls; return the transcripts with room for another turn, and those that are cut off."""
+        """Reply to calls. Return the transcripts with room for another turn, and those that are cut off."""
         live: list[_Transcript] = []
         cut: list[_Transcript] = []
         turns = [

@@ -209,7 +209,7 @@ def mbpp_plus(row: Cells, _seed: int) -> Question:
 
 
 def mbpp(row: Cells, _seed: int) -> Question:
-    """Read a short function with assertions; show only the first one, since all of them would give the answer away."""
+    """Read a short function with assertions. Show only the first one, since all of them would give the answer away."""
     tests = [*(row["test_list"] or ()), *(row.get("challenge_test_list") or ())]
     before = row.get("test_imports") or [row.get("test_setup_code") or ""]
     text = _text(row, "text" if "text" in row else "prompt")
@@ -268,7 +268,7 @@ def _check_outputs(question: str, is_call: bool) -> None:
 def _stdin_cases(
     question: str, inputs: Sequence[Any], outputs: Sequence[Any], tolerance: float, compare: Any = "tokens"
 ) -> StdinCases:
-    """Return a program's cases; a list of lines is joined, as the judges do."""
+    """Return a program's cases. A list of lines is joined, as the judges do."""
     _check_outputs(question, is_call=False)
     inputs, outputs = (
         ["\n".join(map(str, text)) if isinstance(text, list) else str(text) for text in texts]
@@ -285,7 +285,7 @@ def _stdin_cases(
 
 
 def _call_cases(question: str, function: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> CallCases:
-    """Return a function's cases, as the judges of APPS, TACO and PRIME read them; the question may allow any order."""
+    """Return a function's cases, as the judges of APPS, TACO and PRIME read them. The question may allow any order."""
     _check_outputs(question, is_call=True)
     arguments, expected = inputs, outputs
     if all(isinstance(text, str) for text in (*inputs, *outputs)):
@@ -322,7 +322,7 @@ def _chosen(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
 
 
 def _read_json(text: Any, column: str) -> Any:
-    """Return a JSON value; a few rows in large datasets contain other text, or integers too long to parse."""
+    """Return a JSON value. A few rows in large datasets contain other text, or integers too long to parse."""
     if not isinstance(text, str):
         raise ValueError(f"{column} must be JSON text, got {text!r:.40}")
     try:

@@ -10,7 +10,7 @@ from brorl.prompts.row import Cells, decoded, row_question
 
 
 def countdown(row: Cells, _seed: int) -> Question:
-    """Read the numbers and the target of a countdown puzzle; if the row has a prompt, keep it."""
+    """Read the numbers and the target of a countdown puzzle. If the row has a prompt, keep it."""
     numbers = decoded(row["nums"])
     target = row["target"]
     if isinstance(target, str) and target.strip().isdecimal():  # in a CSV file

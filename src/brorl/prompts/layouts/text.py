@@ -101,7 +101,7 @@ def asked_text(value: Any) -> str:
 
 
 def benchmark_row(row: Cells, _seed: int) -> Question:
-    r"""Read a benchmark's columns by their common names; the answer may follow `####`, or be in a `\boxed{...}`."""
+    r"""Read a benchmark's columns by their common names. The answer may follow `####`, or be in a `\boxed{...}`."""
     asked, context = (_texts(row, names) for names in (QUESTIONS, [CONTEXT]))
     candidates: list[str] = []
     for answer in filter(None, map(reference_answer, _cells(row, ANSWERS))):
@@ -275,7 +275,7 @@ def rlvr(row: Cells, _seed: int) -> Question:
 
 
 def _mapping(value: Any, column: str, *keys: str) -> Mapping[str, Any]:
-    """Return a mapping with the given keys; it may be stored as JSON text or as a Python literal."""
+    """Return a mapping with the given keys. It may be stored as JSON text or as a Python literal."""
     mapping = decoded(value)
     if not isinstance(mapping, Mapping) or not {*keys} <= {*mapping}:
         raise ValueError(f"{column} must be a mapping with {' and '.join(keys)}, got {short_repr(value)}")
