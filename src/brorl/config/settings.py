@@ -218,17 +218,17 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
     """Yield conflicts between settings of different sections, the most basic first."""
     if config.steps is None and config.budget.limit is None:
         yield "steps = null needs a budget to end the run; set budget.limit, or a number of steps"
-    yield from _of_phases(config)
-    yield from _of_groups(config)
-    yield from _of_engine(config)
+    yield from _phase_conflicts(config)
+    yield from _group_conflicts(config)
+    yield from _engine_conflicts(config)
     if config.cluster.enabled:
-        yield from _of_cluster(config)
-    yield from _of_learner(config)
-    yield from _of_evaluation(config)
-    yield from _of_tools(config)
+        yield from _cluster_conflicts(config)
+    yield from _learner_conflicts(config)
+    yield from _evaluation_conflicts(config)
+    yield from _tool_conflicts(config)
 
 
-def _of_tools(config: TrainConfig) -> Iterator[str]:
+def _tool_conflicts(config: TrainConfig) -> Iterator[str]:
     tools = config.tools
     if not tools.enabled:
         return
@@ -252,7 +252,7 @@ def _of_tools(config: TrainConfig) -> Iterator[str]:
             )
 
 
-def _of_evaluation(config: TrainConfig) -> Iterator[str]:
+def _evaluation_conflicts(config: TrainConfig) -> Iterator[str]:
     evaluation = config.evaluation
     patience = config.reference.reset_patience
     minimum, maximum = (
@@ -273,7 +273,7 @@ def _of_evaluation(config: TrainConfig) -> Iterator[str]:
             yield f"{name} counts regular evaluations, but {off} = 0 turns them off; set it above 0"
 
 
-def _of_phases(config: TrainConfig) -> Iterator[str]:
+def _phase_conflicts(config: TrainConfig) -> Iterator[str]:
     if not config.phases:
         return
     ends = [phase.until for phase in config.phases]
@@ -299,7 +299,7 @@ def _of_phases(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def _of_groups(config: TrainConfig) -> Iterator[str]:
+def _group_conflicts(config: TrainConfig) -> Iterator[str]:
     num_rollouts = config.rollouts_per_prompt
     for advantage in config.advantages:
         if advantage.estimator == "pass_at_k" and advantage.k >= num_rollouts:
@@ -315,7 +315,7 @@ def _of_groups(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def _of_engine(config: TrainConfig) -> Iterator[str]:
+def _engine_conflicts(config: TrainConfig) -> Iterator[str]:
     engine = config.engine
     on_a_cpu = config.device in ("auto", "cpu")
     if engine.clock == "cpu" and (engine.threads != 1 or not on_a_cpu):
@@ -344,7 +344,7 @@ def _of_engine(config: TrainConfig) -> Iterator[str]:
             yield f"{name} = {first} and {other} = {second} are incompatible: {advice}"
 
 
-def _of_cluster(config: TrainConfig) -> Iterator[str]:
+def _cluster_conflicts(config: TrainConfig) -> Iterator[str]:
     cluster = config.cluster
     engine = config.engine
     gpus = cluster.gpus_per_rollout_worker
@@ -377,7 +377,7 @@ def _of_cluster(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def _of_learner(config: TrainConfig) -> Iterator[str]:
+def _learner_conflicts(config: TrainConfig) -> Iterator[str]:
     optimizer = config.optimizer
     loss = config.loss
     correction = config.importance.correction

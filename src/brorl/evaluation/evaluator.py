@@ -236,7 +236,7 @@ def split_into_batches(prompts_of: Mapping[str, Sequence[Prompt]], size: int, se
     return batches
 
 
-_VALUES_OF_A_TENSOR = 65_536
+_VALUES_PER_TENSOR = 65_536
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:
@@ -244,7 +244,7 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
     digest = blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
         flat = tensor.detach().reshape(-1)
-        values = flat[:: max(1, flat.numel() // _VALUES_OF_A_TENSOR)].double().cpu().numpy()
+        values = flat[:: max(1, flat.numel() // _VALUES_PER_TENSOR)].double().cpu().numpy()
         digest.update(f"{name} {tuple(tensor.shape)}".encode() + values.astype("<f8").tobytes())
     return digest.hexdigest()
 

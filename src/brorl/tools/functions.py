@@ -218,12 +218,12 @@ class ToolRunner:
         calls = [work for work in remaining if self.tools[work.call.name].path]
         self.num_run += len(remaining)
         replies = self._workers.functions.run([self._worker_call(work) for work in calls])
-        result_of |= {work: self._of_reply(work, reply) for work, reply in zip(calls, replies, strict=True)}
+        result_of |= {work: self._reply_result(work, reply) for work, reply in zip(calls, replies, strict=True)}
         if programs:
             limits = Limits(self._timeout_s, self._workers.functions.memory_bytes, _MAX_PROGRAM_BYTES)
             judges = [partial(_run_program, json.loads(work.call.arguments)["code"], limits) for work in programs]
             ended = self._workers.programs.run(judges)
-            result_of |= {work: self._of_program(work, end) for work, end in zip(programs, ended, strict=True)}
+            result_of |= {work: self._program_result(work, end) for work, end in zip(programs, ended, strict=True)}
         self._refuse_broken({work: result_of[work] for work in calls})
         return result_of
 
@@ -253,7 +253,7 @@ class ToolRunner:
         """Return the time limit of a call. An environment may have to replay all earlier calls."""
         return self._timeout_s * (1 + len(work.before))
 
-    def _of_reply(self, work: _Work, reply: Reply) -> ToolResult:
+    def _reply_result(self, work: _Work, reply: Reply) -> ToolResult:
         if reply.failure is None:
             text, failure = reply.value
             return ToolResult(text, None if failure is None else Failure(failure))
@@ -266,7 +266,7 @@ class ToolRunner:
         is_full = reply.failure == OUT_OF_MEMORY
         return self._failure(Failure.CRASHED, OUT_OF_MEMORY if is_full else "the process of the tool ended")
 
-    def _of_program(self, work: _Work, end: Reply | Undecided) -> ToolResult:
+    def _program_result(self, work: _Work, end: Reply | Undecided) -> ToolResult:
         """Return a program's output without the final line break, or the failure that ended it."""
         if isinstance(end, JudgeTimeout) or (isinstance(end, Reply) and end.failure == TIMEOUT):
             return self._failure(Failure.TIMEOUT, f"timeout after {self._timeout_s:g} s")

@@ -184,9 +184,9 @@ class TurnEngine:
 
 def _trees(prompts: Sequence[Sequence[int]], ended: Sequence[_Transcript]) -> list[RolloutTree]:
     """Merge the transcripts of each prompt into a tree."""
-    of_prompt: list[list[_Transcript]] = [[] for _ in prompts]
+    transcripts_P: list[list[_Transcript]] = [[] for _ in prompts]
     for transcript in ended:
-        of_prompt[transcript.prompt].append(transcript)
+        transcripts_P[transcript.prompt].append(transcript)
     return [
         RolloutTree.from_responses(
             prompt,
@@ -196,5 +196,5 @@ def _trees(prompts: Sequence[Sequence[int]], ended: Sequence[_Transcript]) -> li
             [transcript.given.tolist() for transcript in transcripts],
             [transcript.count for transcript in transcripts],
         )
-        for prompt, transcripts in zip(prompts, of_prompt, strict=True)
+        for prompt, transcripts in zip(prompts, transcripts_P, strict=True)
     ]

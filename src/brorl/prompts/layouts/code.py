@@ -61,10 +61,10 @@ _SEVERAL = re.compile(
     re.IGNORECASE,
 )
 # About the output, not the input: after one of these words in the same sentence.
-_OF_OUTPUT = r"\b(?:print|output|return|report|display|write|answer)(?:s|ed)?\b[^.\n]{0,80}"
-_ANY_ORDER = re.compile(rf"{_OF_OUTPUT}\b(?:in any order|order (?:does not|doesn't) matter)\b", re.IGNORECASE)
+_OUTPUT = r"\b(?:print|output|return|report|display|write|answer)(?:s|ed)?\b[^.\n]{0,80}"
+_ANY_ORDER = re.compile(rf"{_OUTPUT}\b(?:in any order|order (?:does not|doesn't) matter)\b", re.IGNORECASE)
 _ANY_CASE = re.compile(
-    rf"{_OF_OUTPUT}(?:\b(?:in any|any|either) (?:case|register)\b|\bcase[- ]insensitive\b)", re.IGNORECASE
+    rf"{_OUTPUT}(?:\b(?:in any|any|either) (?:case|register)\b|\bcase[- ]insensitive\b)", re.IGNORECASE
 )
 
 
@@ -171,13 +171,13 @@ def _private_cases(column: Any) -> list[dict[str, str]]:
     return cases
 
 
-_MATH_OF_EURUS = texts.answered("prompt", "reward_model.ground_truth")
+_EURUS_MATH = texts.answered("prompt", "reward_model.ground_truth")
 
 
 def eurus2(row: Cells, seed: int) -> Question:
     """Read math and code rows, depending on `ability`, without the system message."""
     if row["ability"] == "math":
-        return _MATH_OF_EURUS(row, seed)
+        return _EURUS_MATH(row, seed)
     if row["ability"] != "code":
         raise DroppedRow(f"the ability is {row['ability']}")
     question = texts.asked_text(row["prompt"])
