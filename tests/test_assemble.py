@@ -16,6 +16,7 @@ from brorl.assemble import build_run
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from brorl.evaluation.questions import build_questions, check_split
 from brorl.model.flat_path import FlatForward
 from brorl.model.forward import Forward
 from brorl.model.logprobs import NextToken
@@ -29,7 +30,6 @@ from brorl.training.inputs import input_lines, prepare_run
 from brorl.training.local_parts import build_forward, build_learner_forward, build_model
 from brorl.training.loop import train_run
 from brorl.training.policy_logprobs import next_token
-from brorl.training.questions import build_questions, check_split
 from brorl.tree import RolloutTree
 from brorl.verification.sandbox.level import choose_level
 from run_support import save_tiny_model

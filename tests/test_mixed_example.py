@@ -18,12 +18,11 @@ import torch
 
 from brorl.algorithms.settings import RewardShaping
 from brorl.config.reading import make_config, read_recipe
-from brorl.evaluation.questions import all_questions
+from brorl.evaluation.questions import all_questions, build_questions
 from brorl.prompts.code_tests import CallCases, CodeTests
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.prompts.science import read_science_reference
-from brorl.training.questions import build_questions
 from brorl.verification.domains.verifiers import make_verifiers
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.settings import VerificationSettings

@@ -9,7 +9,7 @@ import pytest
 
 from brorl.config.reading import make_config, read_recipe
 from brorl.errors import UserError
-from brorl.training.questions import build_questions, check_first_rows
+from brorl.evaluation.questions import build_questions, check_first_rows
 
 _PROGRAM = """
 import json, sys

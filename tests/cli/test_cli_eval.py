@@ -165,7 +165,7 @@ def test_a_run_gives_its_held_out_questions_and_its_last_checkpoint(run: Path) -
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before  # nothing of the run has changed
 
     from brorl.config.reading import make_config, read_recipe
-    from brorl.training.questions import build_questions
+    from brorl.evaluation.questions import build_questions
 
     config = make_config(read_recipe(str(run / "config.yaml")), {"evaluation.num_prompts": 3}, "the run")
     (source,) = build_questions(config)

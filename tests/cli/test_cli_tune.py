@@ -21,8 +21,8 @@ from brorl.comparison.scores import FinishedRun, RunEvaluation
 from brorl.config.reading import make_config, parse_yaml, read_recipe
 from brorl.cost import Budget, Cost
 from brorl.errors import UserError
+from brorl.evaluation.questions import build_questions
 from brorl.format import Estimate
-from brorl.training.questions import build_questions
 from brorl.tuning import race as module
 from brorl.tuning.answer import TuningResult, recipe_for
 from brorl.tuning.race import StartPilot, with_tuning_prompts

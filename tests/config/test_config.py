@@ -116,8 +116,8 @@ def test_a_budget_lifts_the_number_of_steps_unless_both_are_given(
 )
 def test_settings_that_may_not_change_on_resume(name: str, value: Any) -> None:
     first = {"data.sources": {"path": "a.jsonl"}}
-    one, other = (make_config({}, settings, "test") for settings in (first, first | {name: value}))
-    for begun, now in ((one, other), (other, one)):
+    before, after = (make_config({}, settings, "test") for settings in (first, first | {name: value}))
+    for begun, now in ((before, after), (after, before)):
         before = json.loads(json.dumps(fixed_settings(begun)))  # as the run directory holds it
         assert first_change(before, now) == name
 

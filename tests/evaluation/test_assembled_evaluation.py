@@ -11,7 +11,6 @@ import torch
 from brorl.activity import Echo
 from brorl.assemble import build_evaluation
 from brorl.config.reading import make_config, read_recipe
-from brorl.distributed.remote_parts import _make_verifiers
 from brorl.errors import UserError
 from brorl.evaluation import preparation
 from brorl.evaluation.datasets import NO_LIMIT, EvaluationRequest, parse_data, read_all_questions, read_datasets
@@ -142,12 +141,11 @@ def test_the_engine_of_an_evaluation_speaks_to_the_user(monkeypatch: pytest.Monk
     assert lines == ["no graphs"]
 
 
-def test_what_a_run_says_of_other_domains_is_no_mistake_here() -> None:
+def test_settings_of_domains_that_are_not_evaluated_are_ignored() -> None:
     weights = {"rewards.domain_weights": {"math": 0.5}, "verification.functions": {"chess": "chess:judge"}}
     ready, plain = prepare_evaluation(request(**weights)), prepare_evaluation(request())
     assert set(ready.verifiers) == {"countdown"}
     assert ready.settings == plain.settings
-    assert set(_make_verifiers(ready.request.config, ("countdown",), Path.cwd())) == {"countdown"}  # of a worker
 
 
 @pytest.mark.slow
@@ -186,9 +184,9 @@ def test_public_data_gets_the_template_of_its_domain_unless_the_run_has_one(
     config = make_config({"prompt": {"template": "Q: {prompt}"}}, {"evaluation.num_prompts": NO_LIMIT}, "test")
     asked = EvaluationRequest(config, data, belongs_to_run, own_template=False)
     sets = read_datasets(asked)
-    assert [(one.name, one.published) for one in sets] == [("gpqa_diamond", True), ("mixed", True), ("aime25", True)]
-    assert [dict(one.dropped) for one in sets] == [{}, {"the ability is art": 1}, {}]
-    filled = {q.domain: asked.format_of(one).fill("x", q.domain) for one in sets for q in one.held_out}
+    assert [(s.name, s.published) for s in sets] == [("gpqa_diamond", True), ("mixed", True), ("aime25", True)]
+    assert [dict(source.dropped) for source in sets] == [{}, {"the ability is art": 1}, {}]
+    filled = {q.domain: asked.format_of(source).fill("x", q.domain) for source in sets for q in source.held_out}
     if belongs_to_run:
         assert set(filled.values()) == {"Q: x"}
     else:

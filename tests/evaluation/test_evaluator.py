@@ -148,10 +148,10 @@ def test_pass_at_k_without_unverified_responses_is_that_of_the_subsets_of_the_ot
             ]
             for i, (rs, fs) in enumerate(zip(ROLLOUTS, FINISHED, strict=True))
         ]
-        num_lost = [6 - len(one) for one in left]
+        num_lost = [6 - len(kept) for kept in left]
         assert [prompt.num_unverified for prompt in counts.prompts] == num_lost
         fractions = {
-            k: [np.mean([any(s) for s in combinations(one, k)]) for one in left if len(one) >= k] for k in (1, 2, 4)
+            k: [np.mean([any(s) for s in combinations(kept, k)]) for kept in left if len(kept) >= k] for k in (1, 2, 4)
         }
         result = evaluation_record(counts, (1, 2, 4))
         if not all(fractions.values()):
@@ -168,11 +168,11 @@ def test_pass_at_k_without_unverified_responses_is_that_of_the_subsets_of_the_ot
         else:
             assert result.num_unverified is None
             assert result.prompts.num_unverified is None
-        assert [*result.prompts.num_correct] == [sum(one) for one in left]
+        assert [*result.prompts.num_correct] == [sum(kept) for kept in left]
         own = [[left[0], left[2]], [left[1]]]
         for name, group in zip(("set 0", "set 1"), own, strict=True):
-            if all(any(len(one) >= k for one in group) for k in (1, 2, 4)):
-                fractions_of = [np.mean([any(s) for s in combinations(one, 2)]) for one in group if len(one) >= 2]
+            if all(any(len(kept) >= k for kept in group) for k in (1, 2, 4)):
+                fractions_of = [np.mean([any(s) for s in combinations(kept, 2)]) for kept in group if len(kept) >= 2]
                 assert result.by_source[name][2].value == pytest.approx(np.mean(fractions_of))
             else:
                 assert name not in result.by_source

@@ -18,12 +18,12 @@ from brorl.evaluation.pass_at_k import mean_with_interval, pass_at_k, worst_at_k
 def test_equals_the_share_of_subsets_with_a_correct_one_or_only_such(num_samples: int) -> None:
     counts = range(num_samples + 1)
     for k in range(1, num_samples + 1):
-        one, all_of_them = [], []
+        any_correct, all_of_them = [], []
         for correct in counts:
             sample = [1] * correct + [0] * (num_samples - correct)
-            one.append(np.mean([max(subset) for subset in combinations(sample, k)]))
+            any_correct.append(np.mean([max(subset) for subset in combinations(sample, k)]))
             all_of_them.append(np.mean([min(subset) for subset in combinations(sample, k)]))
-        np.testing.assert_allclose(pass_at_k(list(counts), num_samples, k), one, rtol=1e-13, atol=1e-15)
+        np.testing.assert_allclose(pass_at_k(list(counts), num_samples, k), any_correct, rtol=1e-13, atol=1e-15)
         np.testing.assert_allclose(worst_at_k(list(counts), num_samples, k), all_of_them, rtol=1e-13, atol=1e-15)
 
 

@@ -92,7 +92,7 @@ def test_results_are_those_of_plain_loops_over_what_is_stored(tmp_path: Path) ->
     store.begin(SETTINGS)
     lines: list[str] = []
     stored = evaluate(RandomEngine(), store, lines.append)
-    results = [r for one in stored for r in one.prompts]
+    results = [r for batch in stored for r in batch.prompts]
     rows = content(tmp_path)
     assert list(rows[0]) == [
         "source", "prompt_id", "domain", "prompt", "question", "reference", "response", "token_ids", "logprobs",
@@ -137,7 +137,7 @@ class Killed(BaseException):
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], list[Any]]:
     folder = tmp_path_factory.mktemp("whole")
     stored = begin_and_evaluate(folder)
-    return content(folder), [one.prompts for one in stored]
+    return content(folder), [batch.prompts for batch in stored]
 
 
 def kill_at(event: str, nth: int, patch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_killed_at_any_instant_it_continues_to_the_same_responses(
     engine = RandomEngine()
     stored = evaluate(engine, store)
     assert engine.calls == 5 - done  # what is done is not done again
-    assert (content(tmp_path), [one.prompts for one in stored]) == uninterrupted
+    assert (content(tmp_path), [batch.prompts for batch in stored]) == uninterrupted
     again = RandomEngine()
     assert evaluate(again, store) == stored  # seconds included
     assert again.calls == 0

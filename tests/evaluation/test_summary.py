@@ -126,17 +126,17 @@ def test_turns_and_given_tokens_are_counted_and_shown_where_there_are_some(rng: 
     groups = []
     for i in range(4):
         rollouts = [rng.integers(2, 4, rng.integers(2, 5)).tolist() for _ in range(N)]
-        given = [[0 < at < len(one) - 1 and one[at - 1] == 3 for at in range(len(one))] for one in rollouts]
-        tree = RolloutTree.from_responses((9,), [[*one, 9] for one in rollouts], given=[[*one, False] for one in given])
+        given = [[0 < at < len(ids) - 1 and ids[at - 1] == 3 for at in range(len(ids))] for ids in rollouts]
+        tree = RolloutTree.from_responses((9,), [[*ids, 9] for ids in rollouts], given=[[*ids, False] for ids in given])
         verdicts = [Verdict(False, 0.0, None, "wrong", 0.0)] * tree.num_responses
         groups.append(Group.of_verdicts(Prompt(f"a:{i}", "x", (9,), "r", "math", "a"), tree, verdicts))
     found = [count_responses(group) for group in groups]
-    assert [one.given_tokens for one in found] == [int(group.tree.given.sum()) for group in groups]
+    assert [counts.given_tokens for counts in found] == [int(group.tree.given.sum()) for group in groups]
     turns = [len(turns) for group in groups for turns, count in
              zip(group.tree.turns(), group.tree.leaf_count.tolist(), strict=True) for _ in range(count)]  # fmt: skip
     result = result_of(found, (1,), {"a": 1.0})
     assert result.overall.turns == pytest.approx(np.mean(turns))
-    assert result.overall.given_tokens == sum(one.given_tokens for one in found) > 0
+    assert result.overall.given_tokens == sum(counts.given_tokens for counts in found) > 0
     table = response_table(result)
     assert table.columns[-3:-1] == ("given", "turns")
     assert table.rows[0][-3:-1] == (str(result.overall.given_tokens), f"{np.mean(turns):.2f}")
@@ -162,9 +162,9 @@ def test_default_ks() -> None:
 def test_averages_need_prompts_of_one_number_of_samples(rng: np.random.Generator) -> None:
     with pytest.raises(ValueError, match="got no prompt"):
         summarize([], (1,), None)
-    one, other, *_ = results(rng)
+    first, second, *_ = results(rng)
     with pytest.raises(ValueError, match=r"got \[6, 7\]"):
-        summarize([one, replace(other, num_samples=7)], (1,), None)
+        summarize([first, replace(second, num_samples=7)], (1,), None)
 
 
 def prompt_result(name: str, num_verified: int, num_correct: int, n: int) -> PromptCounts:
@@ -237,21 +237,21 @@ def test_tables_are_whole_on_80_columns(report: EvaluationResult) -> None:
     assert max(map(len, lines)) <= 80
     assert "…" not in text
     named = {**report.by_source, "all prompts": report.overall}
-    for name, one in named.items():
+    for name, summary in named.items():
         first, second = (line for line in lines if line.startswith(name))
         for k in (1, 16, 256):
-            at = one.pass_at[k]
+            at = summary.pass_at[k]
             assert f"{at.value:.3f} [{at.low:.2f}, {at.high:.2f}]" in first
-        assert f"{one.solved}/{one.num_prompts}" in second
-        assert f"{one.tokens_per_response:,.1f}" in second
-        assert f"{one.sampled_tokens:,}" in second
-        assert f"{one.unique_tokens / one.sampled_tokens:.1%}" in second
-    called = [replace(one, calling_turns=512, given_tokens=123_456) for one in report.prompts]
-    with_tools = result_of(called, (1,), {name: one.seconds or 0.0 for name, one in report.by_source.items()})
+        assert f"{summary.solved}/{summary.num_prompts}" in second
+        assert f"{summary.tokens_per_response:,.1f}" in second
+        assert f"{summary.sampled_tokens:,}" in second
+        assert f"{summary.unique_tokens / summary.sampled_tokens:.1%}" in second
+    called = [replace(counts, calling_turns=512, given_tokens=123_456) for counts in report.prompts]
+    with_tools = result_of(called, (1,), {name: summary.seconds or 0.0 for name, summary in report.by_source.items()})
     assert max(map(len, shown(response_table(with_tools)).splitlines())) <= 80
     assert "…" not in shown(response_table(with_tools))
-    for one in report.by_domain.values():
-        at = one.pass_at[16]
+    for summary in report.by_domain.values():
+        at = summary.pass_at[16]
         assert f"{at.value:.3f} [{at.low:.2f}, {at.high:.2f}]" in text
     assert text.count("domain ") == 4
 

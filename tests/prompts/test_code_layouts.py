@@ -16,16 +16,17 @@ from pyarrow import parquet
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.file_questions import read_source
 from brorl.prompts.public_data import LAYOUTS
-from brorl.prompts.row import Asked, DroppedRow
+from brorl.prompts.question import Question
+from brorl.prompts.row import DroppedRow
 from brorl.prompts.settings import FileSource
 from each_row import each_row
 
 SUM = "Two integers are given on one line. Print their sum.\n"
 
 
-def read(layout: str, row: dict[str, Any]) -> Asked:
+def read(layout: str, row: dict[str, Any]) -> Question:
     assert {*LAYOUTS[layout].columns} <= {*row}
-    return LAYOUTS[layout].asked({name: row[name] for name in LAYOUTS[layout].columns}, 0)
+    return LAYOUTS[layout].question({name: row[name] for name in LAYOUTS[layout].columns}, 0)
 
 
 def loaded(layout: str, row: dict[str, Any]) -> CodeTests:
@@ -36,7 +37,7 @@ def loaded(layout: str, row: dict[str, Any]) -> CodeTests:
 
 def dropped(layout: str, row: dict[str, Any]) -> str:
     with pytest.raises(DroppedRow) as caught:
-        LAYOUTS[layout].asked({name: row[name] for name in LAYOUTS[layout].columns}, 0)
+        LAYOUTS[layout].question({name: row[name] for name in LAYOUTS[layout].columns}, 0)
     return str(caught.value)
 
 
@@ -68,7 +69,7 @@ class TestApps:
         row = {**apps(inputs=["1 2\n"], outputs=["3\n"]), "solutions": solutions, "time_limit": "1 second"}
         for layout in (LAYOUTS["apps"], LAYOUTS["taco"]):
             columns = (*layout.columns, *layout.optional)
-            question = layout.asked({name: row[name] for name in columns}, 0)
+            question = layout.question({name: row[name] for name in columns}, 0)
             assert CodeTests.from_text(question.reference).solution == wanted
 
     def test_a_program(self) -> None:
@@ -127,11 +128,11 @@ class TestApps:
         huge = {**apps(), "input_output": '{"fn_name": "f", "inputs": [[1]], "outputs": [' + "9" * 5000 + "]}"}
         assert dropped("apps", huge) == "the tests cannot be read"
         with pytest.raises(ValueError, match="question must be a string, got None"):
-            LAYOUTS["apps"].asked({**apps(**cases), "question": None}, 0)
+            LAYOUTS["apps"].question({**apps(**cases), "question": None}, 0)
         with pytest.raises((ValueError, TypeError, AttributeError)):
-            LAYOUTS["apps"].asked({**apps(**cases), "input_output": '["a"]'}, 0)
+            LAYOUTS["apps"].question({**apps(**cases), "input_output": '["a"]'}, 0)
         with pytest.raises(ValueError, match="input_output must be JSON text"):
-            LAYOUTS["apps"].asked({**apps(**cases), "input_output": {"inputs": []}}, 0)
+            LAYOUTS["apps"].question({**apps(**cases), "input_output": {"inputs": []}}, 0)
 
     @each_row(
         "sentence",
@@ -304,11 +305,11 @@ class TestLiveCodeBench:
         for value, problem in ((Attack(), "it names .*system"), ([1], "must be JSON text")):
             private = base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
             with pytest.raises(ValueError, match=problem):
-                LAYOUTS["livecodebench"].asked(live("stdin", [("1", "2")], private), 0)
+                LAYOUTS["livecodebench"].question(live("stdin", [("1", "2")], private), 0)
         assert not os.path.exists("/tmp/brorl_was_here")  # noqa: PTH110
         for broken in ("no base64!", base64.b64encode(b"no zlib").decode()):
             with pytest.raises(ValueError, match="private_test_cases cannot be unpacked"):
-                LAYOUTS["livecodebench"].asked(live("stdin", [("1", "2")], broken), 0)
+                LAYOUTS["livecodebench"].question(live("stdin", [("1", "2")], broken), 0)
 
     def test_no_cases(self) -> None:
         assert dropped("livecodebench", live("stdin", [], "[]")) == "no tests"
@@ -415,13 +416,13 @@ class TestFunctionsWithTestCode:
             "code": "def add(a, b):\r\n  return a + b",
             "test_list": shown,
         }
-        fields = LAYOUTS[layout].asked(row, 0)
+        fields = LAYOUTS[layout].question(row, 0)
         tests = CodeTests.from_text(fields.reference)
         assert isinstance(tests.tests, TestCode)
         assert (tests.tests.function, tests.tests.code, tests.prelude) == ("add", "\n".join(shown), "")
         assert (shown[0] in fields.text, shown[1] in fields.text) == (True, False)
         more = {"test_setup_code": "import math", "test_imports": ["import math"], "challenge_test_list": ["add(1, 2)"]}
-        tests = CodeTests.from_text(LAYOUTS[layout].asked({**row, **more}, 0).reference)
+        tests = CodeTests.from_text(LAYOUTS[layout].question({**row, **more}, 0).reference)
         assert isinstance(tests.tests, TestCode)
         assert (tests.tests.code, tests.prelude) == ("\n".join([*shown, "add(1, 2)"]), "import math")
 

@@ -106,7 +106,7 @@ def test_malformed_text_has_the_expected_form(text: str, problem: str) -> None:
 
 def test_lists_of_kinds_and_arguments() -> None:
     made = Instructions.from_lists(["punctuation:no_comma", "startend:end_checker"], [None, {"end_phrase": " Bye "}])
-    assert [one.arguments for one in made.instructions] == [{}, {"end_phrase": "Bye"}]
+    assert [instruction.arguments for instruction in made.instructions] == [{}, {"end_phrase": "Bye"}]
     with pytest.raises(ValueError, match="has 1 instructions with 2 lists of arguments"):
         Instructions.from_lists(["punctuation:no_comma"], [{}, {}])
     with pytest.raises(ValueError, match="arguments that are not a mapping"):
@@ -170,11 +170,11 @@ def rlvr(**truth: Any) -> dict[str, Any]:
      ("if_multi_constraints", {**MULTI, "ground_truth": json.dumps([json.dumps(ONE[0])])}, False)],
 )  # fmt: skip
 def test_rows_with_several_instructions(layout: str, row: dict[str, Any], loose: bool) -> None:
-    fields = LAYOUTS[layout].asked(row, 0)
+    fields = LAYOUTS[layout].question(row, 0)
     assert (fields.text, fields.domain) == ("Write a summary.", "ifeval")
     assert Instructions.from_text(fields.reference) == Instructions(MADE, loose)
     with pytest.raises(KeyError):
-        LAYOUTS[layout].asked({}, 0)
+        LAYOUTS[layout].question({}, 0)
 
 
 @each_row(
@@ -192,7 +192,7 @@ def test_rows_with_several_instructions(layout: str, row: dict[str, Any], loose:
 )  # fmt: skip
 def test_dropped_rows(layout: str, row: dict[str, Any], reason: str) -> None:
     with pytest.raises(DroppedRow, match=reason):
-        LAYOUTS[layout].asked(row, 0)
+        LAYOUTS[layout].question(row, 0)
 
 
 @each_row(
@@ -205,7 +205,7 @@ def test_dropped_rows(layout: str, row: dict[str, Any], reason: str) -> None:
 )  # fmt: skip
 def test_rows_of_another_layout(layout: str, row: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must|neither"):
-        LAYOUTS[layout].asked(row, 0)
+        LAYOUTS[layout].question(row, 0)
 
 
 @each_row(
@@ -228,7 +228,7 @@ def test_rows_of_another_layout(layout: str, row: dict[str, Any]) -> None:
      {"options": ("yes", "no")})],
 )  # fmt: skip
 def test_functions_of_rlvr_ifeval(truth: dict[str, Any], kind: str, arguments: dict[str, Any]) -> None:
-    fields = LAYOUTS["rlvr_ifeval"].asked(rlvr(**truth), 0)
+    fields = LAYOUTS["rlvr_ifeval"].question(rlvr(**truth), 0)
     made = Instructions.from_text(fields.reference)
     assert made == Instructions((Instruction(kind, arguments),))
 

@@ -12,7 +12,7 @@ import pytest
 from brorl.errors import UserError
 from brorl.prompts.file_questions import CONTRADICTION, check_first_row, read_source
 from brorl.prompts.public_data import BENCHMARKS, LAYOUTS, Layout, layouts_of
-from brorl.prompts.row import Asked, DroppedRow
+from brorl.prompts.row import DroppedRow, row_question
 from brorl.prompts.settings import FileSource
 from brorl.prompts.source_questions import SourceQuestions
 from data_files import write_rows
@@ -150,7 +150,7 @@ def test_repetitions_and_contradictions_against_plain_counting(rng: np.random.Ge
 
 
 def test_a_seed_and_the_row_reach_the_layout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    layout = Layout("seeded", ("a",), lambda row, seed: Asked(f"{row['a']} {seed}", "1", "math"))
+    layout = Layout("seeded", ("a",), lambda row, seed: row_question(f"{row['a']} {seed}", "1", "math"))
     monkeypatch.setitem(LAYOUTS, "seeded", layout)  # type: ignore[arg-type]
     path = write_rows(tmp_path / "rows.jsonl", [{"a": "x"}, {"a": "y"}])
     assert [q.text for q in read(path, "seeded", seed=5).questions] == ["x 5", "y 5"]
@@ -164,7 +164,7 @@ def test_a_seed_and_the_row_reach_the_layout(monkeypatch: pytest.MonkeyPatch, tm
 )
 def test_unusable_rows_are_dropped(text: str, reference: str, reason: str) -> None:
     with pytest.raises(DroppedRow, match=f"^{reason}$"):
-        Asked(text, reference, "math")
+        row_question(text, reference, "math")
 
 
 def test_a_wrong_layout_names_the_row_the_problem_and_the_layout_that_fits(tmp_path: Path) -> None:

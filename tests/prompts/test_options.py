@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from brorl.prompts.public_data import LAYOUTS
-from brorl.prompts.row import Asked, DroppedRow
+from brorl.prompts.row import DroppedRow, row_question
 from brorl.prompts.science import Choices, MeasuredAnswer, read_science_reference
 from each_row import each_row
 
@@ -133,17 +133,17 @@ SCIBENCH_ROW = {
 def test_questions_with_options(layout: str, row: dict[str, Any], right: str, number: int) -> None:
     places = set()
     for seed in range(30):
-        fields = LAYOUTS[layout].asked(row, seed)
+        fields = LAYOUTS[layout].question(row, seed)
         choices = read_science_reference(fields.reference)
         assert choices.options[choices.right] == right
         assert len(choices.options) == number
         assert f"\n{choices.letter}. {right}" in fields.text
         assert fields.domain == "science"
-        assert fields == LAYOUTS[layout].asked(dict(reversed(row.items())), seed)
+        assert fields == LAYOUTS[layout].question(dict(reversed(row.items())), seed)
         places.add(choices.right)
     assert len(places) > 2
     with pytest.raises(KeyError):
-        LAYOUTS[layout].asked({}, 0)
+        LAYOUTS[layout].question({}, 0)
 
 
 @each_row(
@@ -159,12 +159,12 @@ def test_questions_with_options(layout: str, row: dict[str, Any], right: str, nu
 )  # fmt: skip
 def test_dropped_rows(layout: str, row: dict[str, Any], reason: str) -> None:
     with pytest.raises(DroppedRow, match=f"^{reason}$"):
-        LAYOUTS[layout].asked(row, 0)
+        LAYOUTS[layout].question(row, 0)
 
 
 def test_a_row_of_another_layout() -> None:
     with pytest.raises(ValueError, match="question must be a string, got list"):
-        LAYOUTS["sciq"].asked({**SCIQ_ROW, "question": ["?"]}, 0)
+        LAYOUTS["sciq"].question({**SCIQ_ROW, "question": ["?"]}, 0)
 
 
 @each_row(
@@ -178,12 +178,12 @@ def test_a_row_of_another_layout() -> None:
 def test_scp_keeps_solutions_with_a_short_answer(solution: str, answer: str | None) -> None:
     row = {"domain": "physics", "problem": "How fast?", "matched_solution": solution, "o1_solution": "..."}
     if answer:
-        assert LAYOUTS["scp_116k"].asked(row, 0) == Asked("How fast?", answer, "science")
+        assert LAYOUTS["scp_116k"].question(row, 0) == row_question("How fast?", answer, "science")
     else:
         with pytest.raises(DroppedRow, match="no short answer in the solution"):
-            LAYOUTS["scp_116k"].asked(row, 0)
+            LAYOUTS["scp_116k"].question(row, 0)
 
 
 def test_scibench_has_a_tolerance() -> None:
-    fields = LAYOUTS["scibench"].asked(SCIBENCH_ROW, 0)
+    fields = LAYOUTS["scibench"].question(SCIBENCH_ROW, 0)
     assert read_science_reference(fields.reference) == MeasuredAnswer("50.7 \\mathrm{atm}", 0.05)

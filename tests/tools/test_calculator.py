@@ -14,15 +14,15 @@ def expression(rng: np.random.Generator, depth: int) -> tuple[str, Fraction]:
     if depth == 0 or rng.random() < 0.2:
         number = int(rng.integers(10**9)) ** int(rng.integers(1, 4))
         return str(number), Fraction(number)
-    (left, one), (right, other) = expression(rng, depth - 1), expression(rng, depth - 1)
+    (left, a), (right, b) = expression(rng, depth - 1), expression(rng, depth - 1)
     sign = str(rng.choice(["+", "-", "*", "//", "%", "/", "**"]))
-    if sign in ("//", "%") and other:
-        return f"(({left}) {sign} ({right}))", Fraction(one // other) if sign == "//" else one % other
+    if sign in ("//", "%") and b:
+        return f"(({left}) {sign} ({right}))", Fraction(a // b) if sign == "//" else a % b
     if sign == "/":  # exact, because the other factor is divided out
-        return f"(({left})*({right or 1}))/({right})" if other else left, one
+        return f"(({left})*({right or 1}))/({right})" if b else left, a
     if sign == "**":
-        return f"-({left})**2", -(one**2)
-    value = {"+": one + other, "-": one - other}.get(sign, one * other)
+        return f"-({left})**2", -(a**2)
+    value = {"+": a + b, "-": a - b}.get(sign, a * b)
     return f"(({left}){sign if sign in '+-' else '*'}({right}))", value
 
 

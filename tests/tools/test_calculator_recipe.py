@@ -82,8 +82,8 @@ def test_the_model_learns_when_to_call(tmp_path: Path, monkeypatch: pytest.Monke
     difference, variance = 0.0, 0.0
     rates = module("examples/calculator/call_rates.py").before_and_after(Path("run"))
     for sign, counts in zip((-1, 1), rates, strict=True):
-        small, small_error = mean_with_error([one.call_rate for one in counts if one.digits == 1])
-        large, large_error = mean_with_error([one.call_rate for one in counts if one.digits > 1])
+        small, small_error = mean_with_error([count.call_rate for count in counts if count.digits == 1])
+        large, large_error = mean_with_error([count.call_rate for count in counts if count.digits > 1])
         if sign < 0:
             assert 0.15 < small < 0.45
             assert 0.15 < large < 0.45
@@ -98,4 +98,4 @@ def test_the_model_learns_when_to_call(tmp_path: Path, monkeypatch: pytest.Monke
     before, after = (records[place]["evaluation"]["pass_at"]["1"] for place in (0, -1))
     assert after["low"] > before["high"] + 0.2
     tools = [record["tools"] for record in records if "tools" in record]
-    assert sum(one["calls"] for one in tools) > 50 * sum(one["distinct_calls"] for one in tools)
+    assert sum(use["calls"] for use in tools) > 50 * sum(use["distinct_calls"] for use in tools)

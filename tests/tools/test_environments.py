@@ -19,7 +19,7 @@ from brorl.prompts.settings import FileSource
 from brorl.prompts.source_questions import split_held_out
 from brorl.tools.calls import Call, Failure, ToolResult, Turn
 from brorl.tools.environments import EnvironmentVerifier, calls_text
-from brorl.tools.functions import Tools
+from brorl.tools.functions import ToolRunner
 from brorl.tools.settings import ToolSettings
 from brorl.tools.setup import environment_verifier
 from brorl.verification.domains.verifiers import make_verifiers
@@ -153,26 +153,26 @@ def games(folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def pile(folder: Path, workers: Workers) -> Tools:
+def pile(folder: Path, workers: Workers) -> ToolRunner:
     return load(folder, workers, "Pile")
 
 
 @pytest.fixture(scope="module")
-def locked(folder: Path, workers: Workers) -> Tools:
+def locked(folder: Path, workers: Workers) -> ToolRunner:
     return load(folder, workers, "Locked")
 
 
-def load(folder: Path, workers: Workers, name: str) -> Tools:
+def load(folder: Path, workers: Workers, name: str) -> ToolRunner:
     settings = ToolSettings(environment=f"{folder / 'games.py'}:{name}", calculator=True)
-    return Tools.from_settings(settings, workers)
+    return ToolRunner.from_settings(settings, workers)
 
 
 def played(game: Any, *calls: Call) -> list[str]:
     """Play calls on an object of this process, and return the texts."""
     texts = []
-    for one in calls:
-        arguments = json.loads(one.arguments)
-        if one.name == "double":
+    for made in calls:
+        arguments = json.loads(made.arguments)
+        if made.name == "double":
             game.made.append("x2")
             game.value *= 2
             texts.append(str(game.value))
@@ -185,7 +185,7 @@ def played(game: Any, *calls: Call) -> list[str]:
 
 
 @pytest.mark.usefixtures("locked")  # it is loaded while a worker still has transformers
-def test_methods_are_the_tools(pile: Tools, games: Any) -> None:
+def test_methods_are_the_tools(pile: ToolRunner, games: Any) -> None:
     assert [*pile.tools] == ["calculator", "add", "double", "toss", "wait"]
     game = games.Pile()
     assert [*pile.schemas[1:]] == [get_json_schema(getattr(game, name)) for name in ("add", "double", "toss", "wait")]
@@ -197,7 +197,7 @@ def test_what_does_not_go_together_is_refused(folder: Path, workers: Workers) ->
     assert silent.observations([row(1)]) == [""]
     with pytest.raises(UserError, match="environment has no reward; set"):
         environment_verifier(silent)()
-    alone = Tools.from_settings(ToolSettings(calculator=True), workers)
+    alone = ToolRunner.from_settings(ToolSettings(calculator=True), workers)
     assert alone.observations(["42"]) == [""]
     with pytest.raises(UserError, match="environment is not set; set"):
         environment_verifier(alone)()
@@ -227,7 +227,7 @@ def test_a_class_that_is_no_environment_is_refused(folder: Path, workers: Worker
 
 @pytest.mark.parametrize("name", ["Pile", "Locked"])
 def test_every_branch_has_its_own_state(
-    pile: Tools, locked: Tools, games: Any, rng: np.random.Generator, name: str
+    pile: ToolRunner, locked: ToolRunner, games: Any, rng: np.random.Generator, name: str
 ) -> None:
     """Transcripts fork at random, and each call may be made by another worker than the one before."""
     tools = pile if name == "Pile" else locked
@@ -244,16 +244,16 @@ def test_every_branch_has_its_own_state(
             assert count == turn.count
             game = games.Pile()
             game.reset(**json.loads(row(5)))
-            steps = [one for one in (*turn.history, *turn.calls) if one.name in ("add", "double")
-                     and one.arguments != '{"number":"3"}']  # fmt: skip
+            steps = [step for step in (*turn.history, *turn.calls) if step.name in ("add", "double")
+                     and step.arguments != '{"number":"3"}']  # fmt: skip
             texts = played(game, *steps)
-            given = [result.text for one, result in zip(turn.calls, results, strict=True) if one in steps]
+            given = [result.text for step, result in zip(turn.calls, results, strict=True) if step in steps]
             assert given == texts[len(texts) - len(given) :]
         order = rng.permutation(len(turns))
         transcripts = [(*turns[index].history, *turns[index].calls) for index in order[:12]]
 
 
-def test_equal_transcripts_run_once_and_are_seldom_replayed(folder: Path, pile: Tools) -> None:
+def test_equal_transcripts_run_once_and_are_seldom_replayed(folder: Path, pile: ToolRunner) -> None:
     before = pile.num_run
     (folder / "log").write_text("")
     history: tuple[Call, ...] = ()
@@ -266,7 +266,7 @@ def test_equal_transcripts_run_once_and_are_seldom_replayed(folder: Path, pile: 
     assert (folder / "log").read_text().count("new") <= 2  # one per worker; each call on its own would need 10
 
 
-def test_a_draw_is_the_same_in_a_copy_and_in_a_replay(workers: Workers, pile: Tools, locked: Tools) -> None:
+def test_a_draw_is_the_same_in_a_copy_and_in_a_replay(workers: Workers, pile: ToolRunner, locked: ToolRunner) -> None:
     texts: list[list[str]] = []
     for tools in (pile, locked, pile):
         turns = [Turn((call("toss"),), 1, (call("toss"),) * number, row(3, game=0)) for number in range(4)]
@@ -283,7 +283,7 @@ def prompt(target: int) -> Prompt:
 
 
 def test_the_reward_is_that_of_a_fresh_object_after_the_calls(
-    workers: Workers, games: Any, pile: Tools, rng: np.random.Generator
+    workers: Workers, games: Any, pile: ToolRunner, rng: np.random.Generator
 ) -> None:
     settings = VerificationSettings(), RewardShaping()
     verifiers = make_verifiers(["environment"], *settings, workers, environment_verifier(pile))
@@ -296,7 +296,7 @@ def test_the_reward_is_that_of_a_fresh_object_after_the_calls(
         )
         played(game, *calls)
         noise = [Call("", "", "no JSON"), call("jump"), call("add", number="1"), call("calculator", expression="1")]
-        mixed = [one for made in calls for one in (noise[rng.integers(4)], made)]
+        mixed = [text for made in calls for text in (noise[rng.integers(4)], made)]
         items.append((prompt(int(target)), calls_text(mixed)))
         expected.append(game.get_reward())
     verdicts = verifiers["environment"].verify_all(items)
@@ -305,7 +305,7 @@ def test_the_reward_is_that_of_a_fresh_object_after_the_calls(
     assert 0 < sum(verdict.correct for verdict in verdicts) < 40
 
 
-def test_texts_that_are_no_calls_and_rewards_that_are_no_numbers(pile: Tools) -> None:
+def test_texts_that_are_no_calls_and_rewards_that_are_no_numbers(pile: ToolRunner) -> None:
     verifier = EnvironmentVerifier(pile)
     texts = ["42", "", "[1]", '{"a": 1}', '[["a"]]', "[" * 100_000, "null"]
     reasons = [verdict.reason for verdict in verifier.verify_all([(prompt(4), text) for text in texts])]
@@ -329,7 +329,7 @@ def test_rows_of_an_environment_are_whole_references(tmp_path: Path, suffix: str
     rows = [{"question": "Play.", "target": number // 2, "more": {"a": [number // 2]}} for number in range(60)]
     file = tmp_path / f"games.{suffix}"
     if suffix == "jsonl":
-        file.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         parquet.write_table(pa.Table.from_pylist(rows), file)
     source = FileSource(path=str(file), prompt_column="question", domain="environment")
@@ -341,9 +341,9 @@ def test_rows_of_an_environment_are_whole_references(tmp_path: Path, suffix: str
     assert min(map(len, parts)) > 5
 
 
-def test_failures_of_an_environment(workers: Workers, pile: Tools) -> None:
+def test_failures_of_an_environment(workers: Workers, pile: ToolRunner) -> None:
     settings = ToolSettings(environment=pile.environment, timeout_s=0.4)
-    tools = Tools(pile.tools, settings, workers)
+    tools = ToolRunner(pile.tools, settings, workers)
     turns = [
         Turn((call("add", number=13),), row=row(1)), Turn((call("wait", seconds=60),), row=row(1)),
         Turn((call("add", number=1),), 1, (call("wait", seconds=60),), row(1)),

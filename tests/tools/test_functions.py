@@ -11,7 +11,7 @@ from transformers.utils import get_json_schema
 
 from brorl.errors import ToolError, UserError
 from brorl.tools.calls import Call, Failure, ToolResult, Turn
-from brorl.tools.functions import Tools
+from brorl.tools.functions import ToolRunner
 from brorl.tools.settings import ToolSettings
 from brorl.verification.sandbox.pool import Workers
 
@@ -148,21 +148,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path, workers: Workers) -> Tools:
+def loaded(folder: Path, workers: Workers) -> ToolRunner:
     functions = {name: f"{folder / 'mine.py'}:{name}" for name in NAMES}
-    return Tools.from_settings(SETTINGS.model_copy(update={"functions": functions}), workers)
+    return ToolRunner.from_settings(SETTINGS.model_copy(update={"functions": functions}), workers)
 
 
 @pytest.fixture
-def tools(folder: Path, loaded: Tools, workers: Workers) -> Tools:
+def tools(folder: Path, loaded: ToolRunner, workers: Workers) -> ToolRunner:
     """Tools that have run no call."""
     (folder / "log").write_text("")
-    return Tools(loaded.tools, SETTINGS, workers)
+    return ToolRunner(loaded.tools, SETTINGS, workers)
 
 
-def results(tools: Tools, *calls: Call) -> list[ToolResult]:
+def results(tools: ToolRunner, *calls: Call) -> list[ToolResult]:
     """Run each call as a turn of its own."""
-    outcomes = tools.run([Turn((one,)) for one in calls])
+    outcomes = tools.run([Turn((made,)) for made in calls])
     assert [[count for _, count in outcome] for outcome in outcomes] == [[1]] * len(calls)
     return [outcome[0][0][0] for outcome in outcomes]
 
@@ -190,11 +190,11 @@ def python(code: str) -> str:
     return code
 
 
-def test_schemas_are_those_of_transformers(tools: Tools, folder: Path, workers: Workers) -> None:
+def test_schemas_are_those_of_transformers(tools: ToolRunner, folder: Path, workers: Workers) -> None:
     assert [schema["function"]["name"] for schema in tools.schemas] == [*NAMES, "calculator", "python"]
     assert tools.schemas[0] == get_json_schema(add)
     assert tools.schemas[-1] == get_json_schema(python)
-    renamed = Tools.from_settings(ToolSettings(functions={"plus": f"{folder / 'mine.py'}:add"}), workers)
+    renamed = ToolRunner.from_settings(ToolSettings(functions={"plus": f"{folder / 'mine.py'}:add"}), workers)
     expected = get_json_schema(add)
     expected["function"]["name"] = "plus"
     assert renamed.schemas == (expected,)
@@ -211,7 +211,7 @@ def test_names_are_checked(folder: Path, workers: Workers) -> None:
         (ToolSettings(functions={"a b": path}), "tools.functions.a b: a tool's name may contain only letters"),
     ):
         with pytest.raises(UserError, match=said):
-            Tools.from_settings(settings, workers)
+            ToolRunner.from_settings(settings, workers)
 
 
 WRONG = '''
@@ -272,25 +272,25 @@ def test_a_function_that_is_no_tool_is_refused(folder: Path, workers: Workers, n
     ):  # fmt: skip
         (folder / f"{file}.py").write_text(text)
     with pytest.raises(UserError, match=rf"^tools\.functions\.mine: .*{said}"):
-        Tools.from_settings(ToolSettings(functions={"mine": str(folder / name)}), workers)
+        ToolRunner.from_settings(ToolSettings(functions={"mine": str(folder / name)}), workers)
 
 
-def test_distinct_calls_run_once_and_counts_add_up(tools: Tools, folder: Path, rng: np.random.Generator) -> None:
+def test_distinct_calls_run_once_and_counts_add_up(tools: ToolRunner, folder: Path, rng: np.random.Generator) -> None:
     turns = [
         Turn(tuple(call("add", a=int(a), b=int(b)) for a, b in rng.integers(3, size=(rng.integers(1, 4), 2))), int(n))
         for n in rng.integers(1, 1000, 40)
     ]
     outcomes = tools.run(turns)
     for turn, outcome in zip(turns, outcomes, strict=True):
-        sums = [sum(json.loads(one.arguments).values()) for one in turn.calls]
+        sums = [sum(json.loads(made.arguments).values()) for made in turn.calls]
         assert outcome == [(tuple(ToolResult(str(value)) for value in sums), turn.count)]
-    distinct = {tuple(json.loads(one.arguments).values()) for turn in turns for one in turn.calls}
+    distinct = {tuple(json.loads(made.arguments).values()) for turn in turns for made in turn.calls}
     ran = sorted((a, b) for _, a, b in logged(folder))
     assert ran == sorted(distinct)
     assert tools.num_run == len(distinct)
 
 
-def test_a_tool_that_draws_runs_for_each_rollout_and_equal_results_merge(tools: Tools, folder: Path) -> None:
+def test_a_tool_that_draws_runs_for_each_rollout_and_equal_results_merge(tools: ToolRunner, folder: Path) -> None:
     turns = [Turn((call("draw", number=2), call("add", a=1)), 40), Turn((call("draw", number=2),) * 2, 30)]
     (first, second) = tools.run(turns)
     assert {outcome for outcome, _ in first} == {(ToolResult(text), ToolResult("4")) for text in "01"}
@@ -302,7 +302,7 @@ def test_a_tool_that_draws_runs_for_each_rollout_and_equal_results_merge(tools: 
     assert tools.num_run == 101
 
 
-def test_a_call_gives_the_same_in_any_process(tools: Tools) -> None:
+def test_a_call_gives_the_same_in_any_process(tools: ToolRunner) -> None:
     """Otherwise a resumed run would differ, and equal calls of two steps too."""
     calls = [call("same", number=number) for number in range(8)]
     first = results(tools, *calls)
@@ -325,7 +325,7 @@ def test_a_call_gives_the_same_in_any_process(tools: Tools) -> None:
         (call("python", code="print('\\ud800')") , "error"), (call("python", code="print('x' * 9999)"), "x" * 6400),
     ],
 )  # fmt: skip
-def test_results_become_text(tools: Tools, made: Call, text: str) -> None:
+def test_results_become_text(tools: ToolRunner, made: Call, text: str) -> None:
     (result,) = results(tools, made)
     if text == "error":  # UTF-8 has no lone surrogate
         assert result.failure is Failure.RAISED
@@ -333,7 +333,7 @@ def test_results_become_text(tools: Tools, made: Call, text: str) -> None:
         assert result == ToolResult(text)
 
 
-def test_each_failure_is_told_and_ends_nothing(tools: Tools) -> None:
+def test_each_failure_is_told_and_ends_nothing(tools: ToolRunner) -> None:
     expected = {
         call("odd", how="zero"): (Failure.RAISED, "error: ZeroDivisionError: division by zero"),
         call("odd", how="leave"): (Failure.RAISED, "error: SystemExit: 3"),
@@ -360,9 +360,9 @@ def test_each_failure_is_told_and_ends_nothing(tools: Tools) -> None:
     results(tools, call("odd", how="none"))  # a tool that only fails would end the run
     start = time.monotonic()
     found = results(tools, *expected)
-    for one, result, (failure, text) in zip(expected, found, expected.values(), strict=True):
-        assert result.failure is failure, (one, result)
-        assert result.text.startswith(text), (one, result)
+    for made, result, (failure, text) in zip(expected, found, expected.values(), strict=True):
+        assert result.failure is failure, (made, result)
+        assert result.text.startswith(text), (made, result)
         assert "\n" not in result.text
     assert time.monotonic() - start < 60
     assert results(tools, call("add", a=1)) == [ToolResult("4")]
@@ -386,26 +386,26 @@ def test_each_failure_is_told_and_ends_nothing(tools: Tools) -> None:
         ('{"number":' + "9" * 10_000 + "}", "the arguments are not JSON that can be read"),
     ],
 )
-def test_wrong_arguments_are_named(tools: Tools, arguments: str, said: str) -> None:
+def test_wrong_arguments_are_named(tools: ToolRunner, arguments: str, said: str) -> None:
     assert results(tools, Call("draw", arguments)) == [ToolResult(f"error: {said}", Failure.WRONG_ARGUMENTS)]
     assert tools.num_run == 0
 
 
-def test_a_tool_that_only_fails_ends_the_run(tools: Tools) -> None:
+def test_a_tool_that_only_fails_ends_the_run(tools: ToolRunner) -> None:
     results(tools, *(call("broken", number=number) for number in range(7)), call("broken", number="x"))
     results(tools, call("broken", number=0), call("add", a=1))  # a call that has failed before, and another tool
     with pytest.raises(ToolError, match=r"tools\.functions\.broken: .* first 8 distinct calls: NameError: name 'undef"):
         results(tools, call("broken", number=9))
 
 
-def test_a_call_that_fails_for_each_rollout_counts_once(tools: Tools) -> None:
+def test_a_call_that_fails_for_each_rollout_counts_once(tools: ToolRunner) -> None:
     (outcome,) = tools.run([Turn((call("unlucky", number=1),), 20)])
     assert [count for _, count in outcome] == [1] * 20
     with pytest.raises(ToolError, match="first 8 distinct calls: ValueError: 0"):
         results(tools, *(call("unlucky", number=number) for number in range(8)))
 
 
-def test_a_tool_with_a_result_may_fail(tools: Tools) -> None:
+def test_a_tool_with_a_result_may_fail(tools: ToolRunner) -> None:
     results(tools, call("odd", how="none"))
     failed = results(tools, *(call("odd", how=f"zero {number}") for number in range(9)))
     assert {result.failure for result in failed} == {Failure.RAISED}
@@ -413,7 +413,7 @@ def test_a_tool_with_a_result_may_fail(tools: Tools) -> None:
     assert {result.failure for result in failed} == {Failure.RAISED}
 
 
-def test_a_lost_call_ends_the_run_with_the_fix(tools: Tools) -> None:
+def test_a_lost_call_ends_the_run_with_the_fix(tools: ToolRunner) -> None:
     with pytest.raises(ToolError, match=r"a call to the tool 'kill' was lost twice \(a worker was lost\); free memory"):
         results(tools, call("kill", number=1))
     assert results(tools, call("add", a=1)) == [ToolResult("4")]

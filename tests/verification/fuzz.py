@@ -15,10 +15,10 @@ from random import Random
 from typing import Any, NamedTuple
 
 from brorl.config.reading import make_config, read_recipe
+from brorl.evaluation.questions import build_questions
 from brorl.prompts.countdown import countdown_puzzles
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import COUNTDOWN_DOMAIN, Question
-from brorl.training.questions import build_questions
 from brorl.verdict import OUT_OF_MEMORY, TIMEOUT, Verdict
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.verifier import Verifier

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from brorl.config.reading import ConfigOrPath, make_config, raw_settings
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from brorl.evaluation.questions import check_first_rows
 from brorl.format import shell_command
 from brorl.model.settings import check_folder, shipped_folder
 from brorl.runs import RUNS
 from brorl.runs.run_directory import RunDirectory
 from brorl.storage import followed, is_file
-from brorl.training.questions import check_first_rows
 from brorl.verification.sandbox.inside.functions import IN_A_WORKER, MAIN_GUARD
 
 

@@ -22,16 +22,25 @@ from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError, option
-from brorl.evaluation.questions import all_questions, comma_lines, find_unreadable, unreadable_lines
+from brorl.evaluation.questions import (
+    all_questions,
+    build_questions,
+    check_domain_names,
+    check_first_rows,
+    check_split,
+    comma_lines,
+    find_unreadable,
+    removed_lines,
+    unreadable_lines,
+)
 from brorl.format import counted, listed, visible_text
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.prompts.source_questions import SourceQuestions
 from brorl.storage import is_file
 from brorl.table import Result, Table
-from brorl.tools.setup import environment_verifier, load_tools, make_toolbox
-from brorl.training.questions import build_questions, check_domain_names, check_first_rows, check_split, removed_lines
-from brorl.verification.domains.verifiers import make_verifiers, untrusted_domains
+from brorl.tools.setup import load_tools, load_tools_and_verifiers, make_toolbox
+from brorl.verification.domains.verifiers import untrusted_domains
 from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import Workers
 
@@ -242,8 +251,7 @@ def _check(config: TrainConfig, sources: Sequence[SourceQuestions]) -> list[str]
             notes.append(f"not checked: the reference answers of {listed(untrusted)}: {error}")
             checked -= {*untrusted}
     with Workers.from_settings(config.verification) as workers:
-        environment = environment_verifier(load_tools(config, workers))
-        verifiers = make_verifiers(checked, config.verification, config.rewards, workers, environment)
+        _, verifiers = load_tools_and_verifiers(config, checked, workers)
         check_domain_names(config, domains)
         check_split(config, sources)
         return notes + comma_lines(sources) + unreadable_lines(find_unreadable(verifiers, sources))

@@ -15,6 +15,7 @@ from brorl.api.arguments import WITHOUT_TRAINING, refuse_in_worker, resolve_chec
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
+from brorl.evaluation.questions import build_questions
 from brorl.format import visible_text
 from brorl.model.settings import LoraSettings
 from brorl.prompts.countdown import CountdownPuzzle
@@ -24,9 +25,7 @@ from brorl.reporting.outline import Branch, lines_of, outline_of
 from brorl.reporting.tool_use import tool_use_line
 from brorl.runs.step_record import ToolUse
 from brorl.table import Result, Table
-from brorl.tools.setup import environment_verifier, load_tools, make_toolbox, rendered, with_turns
-from brorl.training.questions import build_questions
-from brorl.verification.domains.verifiers import make_verifiers
+from brorl.tools.setup import load_tools_and_verifiers, make_toolbox, rendered, with_turns
 from brorl.verification.grade import grade, seen_text
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.thoughts import make_decode
@@ -198,7 +197,7 @@ def _sampled(
     for _, name in models:
         check_vocabulary(name, read_config(find_model(name)), tokenizer)
     workers = Workers.from_settings(config.verification)
-    tools = load_tools(config, workers)
+    tools, verifiers = load_tools_and_verifiers(config, [question.domain] if question.domain else [], workers)
     toolbox = make_toolbox(merged, models[-1][1], tokenizer, tools)
     (prompt,) = rendered([question], config.prompt, tokenizer, toolbox)
     decode = make_decode(tokenizer, config.verification.thoughts, config.sampling.stop)
@@ -209,15 +208,13 @@ def _sampled(
             engine = with_turns(load_engine(merged, name, tokenizer, context)[1], toolbox)
             (tree,) = engine.sample(SampleTask([prompt.token_ids], rollouts, sampling, seed))
             trees.append(tree)
-        if question.domain:
-            environment = environment_verifier(tools)
-            verifiers = make_verifiers({question.domain}, config.verification, config.rewards, workers, environment)
+        if verifiers:
             seen = partial(
                 seen_text, decode=decode, sees=config.verification.sees,
                 read_calls=toolbox.calls_text if toolbox else None,
             )  # fmt: skip
-            found = grade([prompt] * len(trees), trees, verifiers, seen, config.rewards.stop_properly > 0)
-            verdicts = tuple(map(tuple, found))
+            verdicts_of_trees = grade([prompt] * len(trees), trees, verifiers, seen, config.rewards.stop_properly > 0)
+            verdicts = tuple(map(tuple, verdicts_of_trees))
     names = tuple(name for name, _ in models)
     if toolbox is None:
         return SampledTree(prompt.text, names, tuple(trees), verdicts, decode, lines)

@@ -28,9 +28,9 @@ from brorl.prompts.question import Question
 from brorl.runs.stored_rollouts import stored_steps
 from brorl.storage import exists, is_file, is_folder, replace_file, storage_errors
 from brorl.table import Result, Table
-from brorl.tools.setup import environment_verifier, load_tools
+from brorl.tools.setup import load_tools_and_verifiers
 from brorl.verdict import TRUNCATED
-from brorl.verification.domains.verifiers import make_verifiers, sandbox_lines
+from brorl.verification.domains.verifiers import sandbox_lines
 from brorl.verification.grade import (
     RescoredResponse,
     StoredResponse,
@@ -278,8 +278,7 @@ def _verify(
     asked = list({question.id: question for _, question in known}.values())
     domains = {question.domain for question in asked}
     with Workers.from_settings(config.verification) as workers:
-        environment = environment_verifier(load_tools(config, workers))
-        verifiers = make_verifiers(domains, config.verification, config.rewards, workers, environment)
+        _, verifiers = load_tools_and_verifiers(config, domains, workers)
         for line in sandbox_lines(config.verification, domains):
             screen.echo(line)
         screen.observe(Stage("checking", "reference answers"))

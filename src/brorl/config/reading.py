@@ -106,7 +106,7 @@ def read_recipe(recipe: str) -> dict[str, Any]:
 
 
 def raw_settings(recipe: ConfigOrPath) -> dict[str, Any]:
-    """Return a recipe's unchecked settings; the recipe may be a name, a YAML file, a mapping or a config."""
+    """Return the unchecked settings of a recipe: a name, a YAML file, a mapping or a config."""
     if isinstance(recipe, TrainConfig):
         return recipe.model_dump(mode="json")
     if isinstance(recipe, Mapping):
@@ -120,7 +120,7 @@ def raw_settings(recipe: ConfigOrPath) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Parse YAML 1.2 (where 1e-6 is a number); errors name the source, line and column."""
+    """Parse YAML 1.2 (where 1e-6 is a number). Errors name the source, line and column."""
     return deepcopy(_parsed(text, source))
 
 
@@ -151,19 +151,20 @@ def dump_yaml(config: TrainConfig) -> str:
 def make_config(
     settings: Mapping[str, Any], overrides: Mapping[str, Any], source: str, options: Mapping[str, str] | None = None
 ) -> TrainConfig:
-    """Check settings, nested or dotted, and build a config; `source` names the recipe in error messages.
+    """Check settings, nested or dotted, and build a config. `source` names the recipe in error messages.
 
     `options` maps settings to a command's own option names, which error messages then use.
     Overrides take precedence. Overriding `budget.limit` without `steps` also discards the recipe's `steps`, and
     overriding `phases` also discards its `advantage`.
     """
-    given, replacing = flat_settings(_plain(settings)), flat_settings(_plain(overrides))
+    kept = flat_settings(_plain(settings))
+    replacing = flat_settings(_plain(overrides))
     if replacing.get("budget.limit") is not None and "steps" not in replacing:
-        given.pop("steps", None)
+        kept.pop("steps", None)
     if replacing.get("phases"):
-        given = {name: value for name, value in given.items() if not name.startswith("advantage.")}
+        kept = {name: value for name, value in kept.items() if not name.startswith("advantage.")}
     try:
-        return TrainConfig.model_validate(nested_settings({**given, **replacing}, source))
+        return TrainConfig.model_validate(nested_settings({**kept, **replacing}, source))
     except ValidationError as error:
         problems = error.errors()  # report a mistyped key first: it explains why the intended setting has no value
         first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
@@ -204,7 +205,7 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, An
 
 
 def nested_settings(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Nest settings keyed by dotted name; in an integer setting, 1e3 becomes 1000."""
+    """Nest settings keyed by dotted name. In an integer setting, 1e3 becomes 1000."""
     nested: dict[str, Any] = {}
     for name, value in settings.items():
         *sections, key = name.split(".")
@@ -233,7 +234,7 @@ _WHOLE = {name for name, info in _FIELDS.items() if int in (info.annotation, *ge
 
 
 def unknown_setting(name: str, command: str = "train") -> str:
-    """Return the message for a setting that does not exist; it may refer to the help of `command`.
+    """Return the message for a setting that does not exist. It may refer to the help of `command`.
 
     Names from other trainers are recognized, with or without their sections.
     """
@@ -295,7 +296,7 @@ def _place(location: tuple[int | str, ...]) -> tuple[str, type[BaseModel] | None
     """Return the wrong setting's name, and its section if it belongs to an entry in a list of sources."""
     sections: dict[str, type[BaseModel]] = {"countdown": CountdownSource, "gym": GymSource, "file": FileSource}
     if "sources" not in location:
-        return ".".join(str(part) for part in location if not isinstance(part, int)), None
+        return ".".join(str(key) for key in location if not isinstance(key, int)), None
     start = location.index("sources") + 1
     name = ".".join(map(str, location[:start]))
     rest = list(location[start:])

@@ -122,7 +122,7 @@ class TrainConfig(Section):
 
     @property
     def autocasts(self) -> bool:
-        """Whether the learner computes in bfloat16 on float32 weights; with adapters, the base itself is bfloat16."""
+        """Whether the learner computes in bfloat16 on float32 weights. With adapters, the base itself is bfloat16."""
         return self.dtype == "bfloat16" and not self.lora.rank
 
     @property
@@ -159,7 +159,7 @@ class TrainConfig(Section):
 
     @property
     def evaluated_sampling(self) -> SamplingParams:
-        """Sampling parameters of evaluations; any that `evaluation` does not set come from `sampling`."""
+        """Sampling parameters of evaluations. Any that `evaluation` does not set come from `sampling`."""
         own = self.evaluation.model_dump(include={"temperature", "top_p", "top_k", "min_new_tokens", "max_new_tokens"})
         return replace(self.sampling.params, **{name: value for name, value in own.items() if value is not None})
 
@@ -178,13 +178,13 @@ class TrainConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _budget_alone(cls, given: Any) -> Any:
+    def _budget_alone(cls, settings: Any) -> Any:
         """Let the budget alone end the run if no number of steps is given."""
-        if not isinstance(given, dict) or "steps" in given:
-            return given
-        budget = given.get("budget")
+        if not isinstance(settings, dict) or "steps" in settings:
+            return settings
+        budget = settings.get("budget")
         limit = budget.get("limit") if isinstance(budget, dict) else getattr(budget, "limit", None)
-        return given if limit is None else {**given, "steps": None}
+        return settings if limit is None else {**settings, "steps": None}
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -218,17 +218,17 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
     """Yield conflicts between settings of different sections, the most basic first."""
     if config.steps is None and config.budget.limit is None:
         yield "steps = null needs a budget to end the run; set budget.limit, or a number of steps"
-    yield from _of_phases(config)
-    yield from _of_groups(config)
-    yield from _of_engine(config)
+    yield from _phase_conflicts(config)
+    yield from _group_conflicts(config)
+    yield from _engine_conflicts(config)
     if config.cluster.enabled:
-        yield from _of_cluster(config)
-    yield from _of_learner(config)
-    yield from _of_evaluation(config)
-    yield from _of_tools(config)
+        yield from _cluster_conflicts(config)
+    yield from _learner_conflicts(config)
+    yield from _evaluation_conflicts(config)
+    yield from _tool_conflicts(config)
 
 
-def _of_tools(config: TrainConfig) -> Iterator[str]:
+def _tool_conflicts(config: TrainConfig) -> Iterator[str]:
     tools = config.tools
     if not tools.enabled:
         return
@@ -243,7 +243,8 @@ def _of_tools(config: TrainConfig) -> Iterator[str]:
                 f"{name}.min_new_tokens = {minimum} would prevent a turn from ending after a short call; remove it, "
                 "or remove the tools"
             )
-        turn, response = getattr(config, name).max_new_tokens, tools.max_response_tokens
+        turn = getattr(config, name).max_new_tokens
+        response = tools.max_response_tokens
         if turn and response and response <= turn + 1:
             yield (
                 f"tools.max_response_tokens = {response} leaves no room for a turn after a call, because "
@@ -251,8 +252,9 @@ def _of_tools(config: TrainConfig) -> Iterator[str]:
             )
 
 
-def _of_evaluation(config: TrainConfig) -> Iterator[str]:
-    evaluation, patience = config.evaluation, config.reference.reset_patience
+def _evaluation_conflicts(config: TrainConfig) -> Iterator[str]:
+    evaluation = config.evaluation
+    patience = config.reference.reset_patience
     minimum, maximum = (
         ("evaluation" if getattr(evaluation, name) is not None else "sampling", name)
         for name in ("min_new_tokens", "max_new_tokens")
@@ -271,7 +273,7 @@ def _of_evaluation(config: TrainConfig) -> Iterator[str]:
             yield f"{name} counts regular evaluations, but {off} = 0 turns them off; set it above 0"
 
 
-def _of_phases(config: TrainConfig) -> Iterator[str]:
+def _phase_conflicts(config: TrainConfig) -> Iterator[str]:
     if not config.phases:
         return
     ends = [phase.until for phase in config.phases]
@@ -297,13 +299,13 @@ def _of_phases(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def _of_groups(config: TrainConfig) -> Iterator[str]:
-    number = config.rollouts_per_prompt
+def _group_conflicts(config: TrainConfig) -> Iterator[str]:
+    num_rollouts = config.rollouts_per_prompt
     for advantage in config.advantages:
-        if advantage.estimator == "pass_at_k" and advantage.k >= number:
+        if advantage.estimator == "pass_at_k" and advantage.k >= num_rollouts:
             yield (
                 f"advantage.k = {advantage.k} needs more than {advantage.k} rollouts per prompt, but "
-                f"rollouts_per_prompt = {number}; raise it, or lower advantage.k"
+                f"rollouts_per_prompt = {num_rollouts}; raise it, or lower advantage.k"
             )
     if config.rewards.overlong_tokens > config.longest_response:
         limit = "the limit over all turns" if config.tools.enabled else "sampling.max_new_tokens"
@@ -313,8 +315,9 @@ def _of_groups(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def _of_engine(config: TrainConfig) -> Iterator[str]:
-    engine, on_a_cpu = config.engine, config.device in ("auto", "cpu")
+def _engine_conflicts(config: TrainConfig) -> Iterator[str]:
+    engine = config.engine
+    on_a_cpu = config.device in ("auto", "cpu")
     if engine.clock == "cpu" and (engine.threads != 1 or not on_a_cpu):
         yield (
             "engine.clock = cpu measures the CPU time of one thread; set engine.threads: 1 and device: cpu, or "
@@ -336,14 +339,16 @@ def _of_engine(config: TrainConfig) -> Iterator[str]:
             "remove it and set cluster.placement: apart"
         )
     for name, value, other, unfit, advice in _APART:
-        found, against = (reduce(getattr, setting.split("."), config) for setting in (name, other))
-        if (found if value is ... else found == value) and (against if unfit is ... else against == unfit):
-            yield f"{name} = {found} and {other} = {against} are incompatible: {advice}"
+        first, second = (reduce(getattr, setting.split("."), config) for setting in (name, other))
+        if (first if value is ... else first == value) and (second if unfit is ... else second == unfit):
+            yield f"{name} = {first} and {other} = {second} are incompatible: {advice}"
 
 
-def _of_cluster(config: TrainConfig) -> Iterator[str]:
-    cluster, engine = config.cluster, config.engine
-    gpus, parallel = cluster.gpus_per_rollout_worker, engine.vllm.tensor_parallel
+def _cluster_conflicts(config: TrainConfig) -> Iterator[str]:
+    cluster = config.cluster
+    engine = config.engine
+    gpus = cluster.gpus_per_rollout_worker
+    parallel = engine.vllm.tensor_parallel
     if engine.kind == "native" and gpus > 1:
         yield (
             f"cluster.gpus_per_rollout_worker = {gpus}, but engine.kind = native samples on one GPU; set "
@@ -372,8 +377,10 @@ def _of_cluster(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def _of_learner(config: TrainConfig) -> Iterator[str]:
-    optimizer, loss, correction = config.optimizer, config.loss, config.importance.correction
+def _learner_conflicts(config: TrainConfig) -> Iterator[str]:
+    optimizer = config.optimizer
+    loss = config.loss
+    correction = config.importance.correction
     if optimizer.mini_batches > config.prompts_per_step:
         yield (
             f"optimizer.mini_batches = {optimizer.mini_batches} exceeds prompts_per_step = "

@@ -28,14 +28,13 @@ from brorl.rollout.engine import Engine, PooledEngine
 from brorl.rollout.vllm_engine import start_vllm, vllm_setup
 from brorl.sampling import StopStrings
 from brorl.seeds import derived_seed
-from brorl.tools.setup import environment_verifier, load_tools, make_toolbox, with_turns
+from brorl.tools.setup import load_tools, load_tools_and_verifiers, make_toolbox, with_turns
 from brorl.training.async_collector import AsyncCollector
 from brorl.training.collector import Collector, SyncCollector
 from brorl.training.inputs import ModelInputs, RunInputs
 from brorl.training.learner import Learner
 from brorl.training.local_parts import build_rank
 from brorl.training.ranks import Backend, join
-from brorl.verification.domains.verifiers import make_verifiers
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
 
@@ -193,9 +192,8 @@ def _make_verifiers(config: TrainConfig, domains: tuple[str, ...], folder: Path)
     """Make the verifiers of a verifier worker, in its process. Paths of user functions may be relative to `folder`."""
     if folder.is_dir():
         os.chdir(folder)
-    workers = Workers.from_settings(config.verification)
-    environment = environment_verifier(load_tools(config, workers))
-    return make_verifiers(domains, config.verification, config.rewards, workers, environment)
+    _, verifiers = load_tools_and_verifiers(config, domains, Workers.from_settings(config.verification))
+    return verifiers
 
 
 def _make_learner(

@@ -39,17 +39,17 @@ class EvaluationRequest:
     belongs_to_run: bool  # whether a run, or the recipe of the shipped model, sets the prompt format
     own_template: bool  # whether the user set prompt.template or prompt.domain_templates
 
-    def format_of(self, one: SourceQuestions) -> PromptFormat:
+    def format_of(self, source: SourceQuestions) -> PromptFormat:
         """Return the prompt format of a dataset.
 
         If neither the run nor the user sets templates, public and multiple-choice datasets use the default templates of
         their domains.
         """
         own = self.config.prompt
-        has_options = isinstance(one.source, FileSource) and bool(one.source.options_column)
-        if self.belongs_to_run or self.own_template or not (one.published or has_options):
+        has_options = isinstance(source.source, FileSource) and bool(source.source.options_column)
+        if self.belongs_to_run or self.own_template or not (source.published or has_options):
             return own
-        domains = sorted({question.domain for question in one.held_out} & TEMPLATES.keys())
+        domains = sorted({question.domain for question in source.held_out} & TEMPLATES.keys())
         return own.model_copy(update={"domain_templates": {domain: TEMPLATES[domain] for domain in domains}})
 
 
@@ -70,7 +70,7 @@ def read_datasets(request: EvaluationRequest) -> list[SourceQuestions]:
         source = parse_data(text)
         with naming_data(text, source):
             datasets.append(replace(read_questions(_as_guessed(text, source, config), config), train=()))
-    if repeated := first_repeated([one.name for one in datasets]):
+    if repeated := first_repeated([dataset.name for dataset in datasets]):
         raise UserError(
             f"two datasets have the same name, {repeated!r}; rename one: {option('data', '{path: ..., name: ...}')}"
         )
@@ -123,7 +123,7 @@ def naming_data(text: str, source: Source) -> Iterator[None]:
 
 
 def read_all_questions(data: str, overrides: Mapping[str, Any]) -> tuple[TrainConfig, list[Question]]:
-    """Read all questions of a recipe, a run, or a dataset that `parse_data` accepts; return them with the settings."""
+    """Read all questions of a recipe, a run, or a dataset that `parse_data` accepts. Return them with the settings."""
     run = Path(data).expanduser() / "config.yaml"
     recipe = str(run) if is_file(run) else data
     every = {

@@ -47,7 +47,7 @@ class PromptCounts:
 
     @property
     def num_verified(self) -> int:
-        """Number of responses with a verdict; pass@k is estimated from them."""
+        """Number of responses with a verdict, from which pass@k is estimated."""
         return self.num_samples - self.num_unverified
 
 
@@ -96,7 +96,9 @@ _TOTALS = (
 
 def count_responses(group: Group) -> PromptCounts:
     """Count a verified group's correct, truncated and distinct responses, and its tokens."""
-    prompt, tree, reasons = group.prompt, group.tree, [verdict.reason for verdict in group.verdicts]
+    prompt = group.prompt
+    tree = group.tree
+    reasons = [verdict.reason for verdict in group.verdicts]
     return PromptCounts(
         prompt_id=prompt.id,
         source=prompt.source,
@@ -117,13 +119,13 @@ def count_responses(group: Group) -> PromptCounts:
 
 def summarize(prompts: Sequence[PromptCounts], ks: Sequence[int], seconds: float | None) -> Summary:
     """Summarize the counts of prompts, which must all have the same number of responses."""
-    numbers = {prompt.num_samples for prompt in prompts}
-    if len(numbers) != 1:
+    sizes = {prompt.num_samples for prompt in prompts}
+    if len(sizes) != 1:
         raise ValueError(
-            f"expected prompts with the same number of samples, got {sorted(numbers) or 'no prompts'}; summarize the "
+            f"expected prompts with the same number of samples, got {sorted(sizes) or 'no prompts'}; summarize the "
             "prompts of one evaluation"
         )
-    n = numbers.pop()
+    n = sizes.pop()
     correct_P = np.array([prompt.num_correct for prompt in prompts], np.int64)
     verified_P = np.array([prompt.num_verified for prompt in prompts], np.int64)
     value_KP = {k: pass_at_k_of_each(correct_P, verified_P, k) for k in ks}
@@ -151,6 +153,7 @@ def evaluation_record(batch: BatchCounts, ks: Sequence[int]) -> EvaluationRecord
     lost = tuple(prompt.num_unverified for prompt in prompts)
     sources = sorted({prompt.source for prompt in prompts})
     by_source = {s: summarize([p for p in prompts if p.source == s], ks, None).pass_at for s in sources}
+    by_source = {s: pass_at for s, pass_at in by_source.items() if len(pass_at) == len(ks)}
     return EvaluationRecord(
         pass_at=summary.pass_at,
         num_prompts=summary.num_prompts,
@@ -166,7 +169,7 @@ def evaluation_record(batch: BatchCounts, ks: Sequence[int]) -> EvaluationRecord
         left_out=summary.left_out if any(lost) else None,
         turns=summary.turns if summary.calling_turns else None,
         given_tokens=summary.given_tokens if summary.calling_turns else None,
-        by_source={s: at for s, at in by_source.items() if len(at) == len(ks)} if len(sources) > 1 else {},
+        by_source=by_source if len(sources) > 1 else {},
         prompts=EvaluatedPrompts(
             num_correct=tuple(prompt.num_correct for prompt in prompts),
             sampled_tokens=tuple(prompt.sampled_tokens for prompt in prompts),
@@ -233,7 +236,7 @@ def split_into_batches(prompts_of: Mapping[str, Sequence[Prompt]], size: int, se
     return batches
 
 
-_VALUES_OF_A_TENSOR = 65_536
+_VALUES_PER_TENSOR = 65_536
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:
@@ -241,7 +244,7 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
     digest = blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
         flat = tensor.detach().reshape(-1)
-        values = flat[:: max(1, flat.numel() // _VALUES_OF_A_TENSOR)].double().cpu().numpy()
+        values = flat[:: max(1, flat.numel() // _VALUES_PER_TENSOR)].double().cpu().numpy()
         digest.update(f"{name} {tuple(tensor.shape)}".encode() + values.astype("<f8").tobytes())
     return digest.hexdigest()
 
@@ -250,7 +253,8 @@ def coverage_note(evaluations: Sequence[EvaluationRecord]) -> list[str]:
     """Return a sentence if pass@k for the largest k fell and the intervals before and after do not overlap."""
     if len(evaluations) < 2:
         return []
-    before_at, after_at = evaluations[0].pass_at, evaluations[-1].pass_at
+    before_at = evaluations[0].pass_at
+    after_at = evaluations[-1].pass_at
     k = max((k for k in before_at if k in after_at), default=1)
     if k == 1 or after_at[k].high >= before_at[k].low:
         return []

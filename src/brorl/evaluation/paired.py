@@ -38,7 +38,7 @@ ROUNDING = 1e-12  # score differences below this are rounding errors
 
 @dataclass(frozen=True)
 class VariancePart:
-    """One source's share of a mean's variance; sources are independent."""
+    """One source's share of a mean's variance. Sources are independent."""
 
     variance: float  # variance that this source adds to the mean
     degrees: float  # degrees of freedom in the estimate of `variance`
@@ -168,8 +168,10 @@ def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_p
         raise ValueError(f"scores of shape {a.shape} and {b.shape} cannot be paired: [seeds, prompts] must match")
     prompt_P = b.mean(0) - a.mean(0)
     seeds = [b.mean(1) - a.mean(1)] if seeds_paired else [a.mean(1), b.mean(1)]
-    value, parts = float(prompt_P.mean()), VarianceParts.of(prompt_P, seeds)
-    interval, seed_part = parts.interval(value), _together(parts.seeds)
+    value = float(prompt_P.mean())
+    parts = VarianceParts.of(prompt_P, seeds)
+    interval = parts.interval(value)
+    seed_part = _together(parts.seeds)
     return PairedDifference(
         difference=interval,
         parts=parts,
@@ -203,10 +205,11 @@ def mean_over_runs(value_SP: FloatArray) -> Estimate:
     """
     values = _checked(value_SP)
     over_prompts = mean_with_interval(values.mean(0))
-    value, runs = over_prompts.value, VarianceParts.of(values.mean(0), [values.mean(1)]).seeds
-    if not runs:
+    value = over_prompts.value
+    run_parts = VarianceParts.of(values.mean(0), [values.mean(1)]).seeds
+    if not run_parts:
         return over_prompts
-    squared = sum(part.squared_half_width() for part in runs)
+    squared = sum(part.squared_half_width() for part in run_parts)
     low, high = (sqrt((value - end) ** 2 + squared) for end in (over_prompts.low, over_prompts.high))
     return Estimate(value, max(value - low, 0.0), min(value + high, 1.0))
 
@@ -245,7 +248,8 @@ def seeds_needed(parts: VarianceParts, half_width: float = 0.02) -> SeedsNeeded 
 
         return 2 + bisect_left(range(2, 2**40), True, key=fits)
 
-    allowed, num_prompts = half_width**2, round(prompts.degrees) + 1
+    allowed = half_width**2
+    num_prompts = round(prompts.degrees) + 1
     enough = prompts.squared_half_width() <= allowed / 2
     if not enough:
         num_prompts = smallest([prompts], allowed / 2)

@@ -27,7 +27,7 @@ def pass_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: in
 
 
 def pass_at_k_of_each(num_correct_P: NDArray[np.int64], num_rollouts_P: NDArray[np.int64], k: int) -> FloatArray:
-    """Estimate pass@k of each prompt with at least k responses, in order; n may differ between prompts."""
+    """Estimate pass@k of each prompt with at least k responses, in order, where n may differ between prompts."""
     enough_P = num_rollouts_P >= k
     value_P = np.empty(num_correct_P.size)
     for n in np.unique(num_rollouts_P[enough_P]).tolist():
@@ -95,10 +95,11 @@ def _low_end(value_P: FloatArray) -> float:
 def _low_quantile(values: tuple[float, ...], counts: tuple[int, ...]) -> float:
     if values[-1] == 0:
         return 0.0
-    value_J, count_J = np.array([*values, 0.0]), np.array([*counts, 1])
-    number = count_J.sum()
-    expected = count_J @ value_J / number
-    variance = (count_J @ value_J**2 / number - expected**2) / (number + 1)
+    value_J = np.array([*values, 0.0])
+    count_J = np.array([*counts, 1])
+    total = count_J.sum()
+    expected = count_J @ value_J / total
+    variance = (count_J @ value_J**2 / total - expected**2) / (total + 1)
     spread = np.log1p(variance / expected**2) ** 0.5  # start from the log-normal with these moments
     start = np.log(expected) - spread**2 / 2 + ndtri(_TAIL) * spread
 
@@ -126,7 +127,9 @@ def _chance_at_most(mean: float, value_J: FloatArray, count_J: IntArray) -> floa
     excess_J = value_J - mean
     saddle, width = _saddle_point(excess_J, count_J)
     peak = -(count_J @ np.log1p(-excess_J * saddle)) - np.log(-saddle)
-    total, z, slope = 0.0, complex(saddle), 1j * width  # the slope is dz/du
+    total = 0.0
+    z = complex(saddle)
+    slope = 1j * width  # dz/du
     ahead = z + _STEP * slope
     for u in np.arange(_STEP, _END, _STEP).tolist():
         z_before, slope_before, z = z, slope, ahead
@@ -145,19 +148,21 @@ def _chance_at_most(mean: float, value_J: FloatArray, count_J: IntArray) -> floa
 
 
 def _saddle_point(excess_J: FloatArray, count_J: IntArray) -> tuple[float, float]:
-    """Minimize f between its first pole below 0 and 0; return that z, and the width 1 / sqrt(f'') there.
+    """Minimize f between its first pole below 0 and 0. Return that z, and the width 1 / sqrt(f'') there.
 
     On that interval f is a sum of terms -log(linear function), hence self-concordant: damped Newton steps stay in the
     interval and converge from any start.
 
     Source: Nesterov and Nemirovskii, "Interior-Point Polynomial Algorithms in Convex Programming" (1994), section 2.2.
     """
-    total, square = count_J @ excess_J, count_J @ excess_J**2
+    total = count_J @ excess_J
+    square = count_J @ excess_J**2
     z = max((-total - (total**2 + 4 * square) ** 0.5) / (2 * square), 0.5 / excess_J.min())  # exact for a normal S
     distance = np.inf
     while distance > 1e-6:
         pull_J = excess_J / (1 - excess_J * z)
-        slope, curvature = count_J @ pull_J - 1 / z, count_J @ pull_J**2 + 1 / z**2
+        slope = count_J @ pull_J - 1 / z
+        curvature = count_J @ pull_J**2 + 1 / z**2
         distance = abs(slope) / curvature**0.5
         z -= slope / curvature / (1 + distance)
     return float(z), float(curvature**-0.5)

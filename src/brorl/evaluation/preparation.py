@@ -27,13 +27,15 @@ from brorl.model.memory_prediction import (
 from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.prompts.rendering import drop_long, prompt_problems
+from brorl.prompts.settings import PromptFormat
 from brorl.prompts.source_questions import SourceQuestions
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.sampling import SamplingParams
 from brorl.storage import function_file, size_and_sum
-from brorl.tools.setup import environment_verifier, load_tools, make_toolbox, rendered
-from brorl.verification.domains.verifiers import make_verifiers, sandbox_lines
+from brorl.tools.setup import load_tools_and_verifiers, make_toolbox, rendered
+from brorl.verification.domains.verifiers import sandbox_lines
 from brorl.verification.sandbox.pool import Workers
+from brorl.verification.settings import VerificationSettings
 from brorl.verification.verifier import Verifier
 
 if TYPE_CHECKING:
@@ -70,10 +72,8 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
     check_engine(config)
     model_config = read_config(find_model(config.model))
     sets = read_datasets(request)
-    domains, workers = {question.domain for question in all_questions(sets)}, Workers.from_settings(config.verification)
-    tools = load_tools(config, workers)
-    environment = environment_verifier(tools)
-    verifiers = make_verifiers(domains, config.verification, config.rewards, workers, environment)
+    domains = {question.domain for question in all_questions(sets)}
+    tools, verifiers = load_tools_and_verifiers(config, domains, Workers.from_settings(config.verification))
     tokenizer = load_tokenizer(config.model, config.sampling.stop)
     check_vocabulary(config.model, model_config, tokenizer)
     toolbox = make_toolbox(config, config.model, tokenizer, tools)
@@ -105,7 +105,7 @@ def prepare_evaluation(request: EvaluationRequest) -> EvaluationInputs:
         toolbox=toolbox,
         sampling=sampling,
         settings=settings,
-        unreadable={name: [question.id for question, _ in found] for name, found in unreadable.items()},
+        unreadable={name: [question.id for question, _ in questions] for name, questions in unreadable.items()},
         notes=notes,
     )
 
@@ -125,19 +125,19 @@ def _render(
     prompts_of: dict[str, list[Prompt]] = {}
     names_of: dict[str, list[str]] = {}  # dataset names, by the text that a default template adds to their questions
     notes: list[str] = []
-    own, longest = request.config.prompt, request.config.data.max_prompt_tokens
-    for one in sets:
-        style = request.format_of(one)
-        every = rendered(one.held_out, style, tokenizer, toolbox)
+    longest = request.config.data.max_prompt_tokens
+    for source in sets:
+        style = request.format_of(source)
+        every = rendered(source.held_out, style, tokenizer, toolbox)
         prompts = every if request.data else drop_long(every, longest)
         if dropped := len(every) - len(prompts):
-            notes.append(f"{one.name}: dropped {dropped} prompts of more than {longest} tokens, as in the run")
+            notes.append(f"{source.name}: dropped {dropped} prompts of more than {longest} tokens, as in the run")
         if not prompts:
-            raise UserError(f"{one.name} has no prompts to evaluate; choose different data")
-        prompts_of[one.name] = prompts
-        for template in () if style is own else {*style.domain_templates.values()}:
+            raise UserError(f"{source.name} has no prompts to evaluate; choose different data")
+        prompts_of[source.name] = prompts
+        for template in () if style is request.config.prompt else {*style.domain_templates.values()}:
             if added := template.replace("{prompt}", "").strip():
-                names_of.setdefault(added, []).append(one.name)
+                names_of.setdefault(added, []).append(source.name)
     notes += [
         f"added to each question of {', '.join(names)}: {added!r} (change it with prompt.template)"
         for added, names in names_of.items()
@@ -164,10 +164,10 @@ def _response_limit(
 def _check_memory(
     config: TrainConfig, model_config: PreTrainedConfig, prompts_of: Mapping[str, Sequence[Prompt]], limit: int
 ) -> int:
-    """Check that the weights and the responses fit in memory; return the number of weights."""
+    """Check that the weights and the responses fit in memory. Return the number of weights."""
     device = choose_device(config.device)
-    samples = config.evaluation.rollouts_per_prompt
-    largest = min(prompts_per_batch(samples, limit), max(map(len, prompts_of.values())))
+    num_rollouts = config.evaluation.rollouts_per_prompt
+    largest = min(prompts_per_batch(num_rollouts, limit), max(map(len, prompts_of.values())))
     longest = max(len(prompt.token_ids) for prompts in prompts_of.values() for prompt in prompts)
     settings = MemorySettings(
         config.dtype,
@@ -177,11 +177,11 @@ def _check_memory(
         engine_apart=config.engine.vllm.placement == "apart",
         device=device.type,
     )
-    training = predict_memory(model_config, settings, Workload(longest, limit, num_rows=largest * samples))
+    training = predict_memory(model_config, settings, Workload(longest, limit, num_rows=largest * num_rollouts))
     weights = training.kept[0].num_bytes // (2 if config.dtype == "bfloat16" else 1)  # trained weights are float32
     smaller = option("dtype", "bfloat16") if config.dtype != "bfloat16" else "a smaller model"
-    of_engine = ("sampling copy", "sampling cache") if settings.separate_engine else ("joined weights",)
-    engine = [line for line in training.kept if line.name in of_engine]
+    engine_lines = ("sampling copy", "sampling cache") if settings.separate_engine else ("joined weights",)
+    engine = [line for line in training.kept if line.name in engine_lines]
     kept = (MemoryLine("weights", weights, smaller), *engine)
     available = None if config.cluster.enabled else available_bytes(device)  # other machines hold the model
     check_prediction(MemoryPrediction(kept, training.sampling, MemoryLine("learning", 0, ""), available), available)
@@ -197,52 +197,64 @@ def _settings(
     device: torch.device,
 ) -> dict[str, Any]:
     """Return every setting that determines responses and verdicts, except the weights."""
-    config, verification = request.config, request.config.verification
+    config = request.config
     sampling_device = device.type
     if config.cluster.enabled:
         sampling_device = "cuda" if config.cluster.gpus_per_rollout_worker else "cpu"
-    formats = {one.name: request.format_of(one) for one in sets}
-    of_domains = {domain: name for domain, name in verification.functions.items() if domain in domains}
-    of_tools = {setting: path for setting, path in config.own_functions.items() if setting.startswith("tools.")}
-    engine = config.engine.model_dump(include={"kind", "dtype"}, exclude_defaults=True)
+    own_tools = {setting: path for setting, path in config.own_functions.items() if setting.startswith("tools.")}
     return {
         "checkpoint": config.model,
         "samples": config.evaluation.rollouts_per_prompt,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        **{name: value for name in ("top_k", "min_new_tokens") if (value := getattr(sampling, name))},
+        **_unless_empty(top_k=sampling.top_k, min_new_tokens=sampling.min_new_tokens),
         "max_new_tokens": sampling.max_new_tokens,
         "seed": config.seed,
         "stop": list(config.sampling.stop),
         "dtype": config.dtype,
         "device": sampling_device,
-        **({"engine": engine} if engine else {}),
-        **({"tools": config.tools.model_dump(mode="json")} if config.tools.enabled else {}),
-        **({"tool_files": sums} if (sums := _function_sums(of_tools)) else {}),
-        **({"prompts_per_task": config.cluster.prompts_per_task} if config.cluster.enabled else {}),
+        **_unless_empty(
+            engine=config.engine.model_dump(include={"kind", "dtype"}, exclude_defaults=True),
+            tools=config.tools.model_dump(mode="json") if config.tools.enabled else None,
+            tool_files=_function_sums(own_tools),
+            prompts_per_task=config.cluster.prompts_per_task if config.cluster.enabled else None,
+        ),
         "prompts_per_part": prompts_per_batch(config.evaluation.rollouts_per_prompt, sampling.max_new_tokens),
         "accept_truncated": config.rewards.stop_properly > 0,
-        "verification": {
-            **verification.model_dump(include={"timeout_s", "memory_mib"}),
-            "functions": of_domains,
-            **({"function_files": sums} if (sums := _function_sums(of_domains)) else {}),
-            **verification.model_dump(
-                include={"sandbox", "batch_timeout_s", "completions", "thought_tags", "sees"}, exclude_defaults=True
-            ),
-        },
+        "verification": _verification_settings(config.verification, domains),
         "prompt": config.prompt.model_dump(include={"system_prompt", "chat", "chat_template_options"}),
-        "sources": list(formats),
+        "sources": [source.name for source in sets],
         "data": {
-            one.name: {
-                "source": one.source.model_dump(mode="json", exclude={"weight"}),
-                "template": formats[one.name].template,
-                **({"domain_templates": dict(more)} if (more := formats[one.name].domain_templates) else {}),
-                "prompts": len(prompts_of[one.name]),
-                "prompts_fingerprint": fingerprint(prompts_of[one.name]),
-            }
-            for one in sets
+            source.name: _source_settings(source, request.format_of(source), prompts_of[source.name]) for source in sets
         },
     }
+
+
+def _verification_settings(settings: VerificationSettings, domains: Container[str]) -> dict[str, Any]:
+    functions = {domain: name for domain, name in settings.functions.items() if domain in domains}
+    return {
+        **settings.model_dump(include={"timeout_s", "memory_mib"}),
+        "functions": functions,
+        **_unless_empty(function_files=_function_sums(functions)),
+        **settings.model_dump(
+            include={"sandbox", "batch_timeout_s", "completions", "thought_tags", "sees"}, exclude_defaults=True
+        ),
+    }
+
+
+def _source_settings(source: SourceQuestions, style: PromptFormat, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    return {
+        "source": source.source.model_dump(mode="json", exclude={"weight"}),
+        "template": style.template,
+        **_unless_empty(domain_templates=dict(style.domain_templates)),
+        "prompts": len(prompts),
+        "prompts_fingerprint": fingerprint(prompts),
+    }
+
+
+def _unless_empty(**values: Any) -> dict[str, Any]:
+    """Return the values that are neither None, 0 nor empty."""
+    return {name: value for name, value in values.items() if value}
 
 
 def _function_sums(functions: Mapping[str, str]) -> dict[str, str]:

@@ -1,30 +1,54 @@
-"""Read the questions of a recipe's sources before any model is loaded, and check their reference answers.
+"""Reads the questions of a recipe's sources before any model is loaded, and checks their reference answers.
 
-Training and evaluation read a source identically. Bad rows are errors.
+Training and evaluation read a source identically. Bad rows are errors. Questions that any source evaluates on are
+removed from the training data of all sources.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from brorl.config.settings import TrainConfig
-from brorl.errors import UserError
+from brorl.errors import UserError, of_source
 from brorl.format import counted
 from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
 from brorl.prompts.question import MATH_DOMAIN, SCIENCE_DOMAIN, Question
-from brorl.prompts.settings import CountdownSource, GymSource, Source
-from brorl.prompts.source_questions import SourceQuestions, reasons, split_held_out
+from brorl.prompts.settings import CountdownSource, FileSource, GymSource, Source
+from brorl.prompts.source_questions import SourceQuestions, drop_evaluated, reasons, split_held_out
 from brorl.verification.verifier import Verifier, check_references, unreadable_references
 
 _BUILT_IN = frozenset({MATH_DOMAIN, SCIENCE_DOMAIN})  # their verifiers read numbers
 
 
+def check_first_rows(config: TrainConfig) -> None:
+    """Check the first row of each local file before anything large is imported or read."""
+    evaluated = config.evaluation.sources if config.evaluation.num_prompts else ()
+    for source in (*config.data.sources, *evaluated):
+        if isinstance(source, FileSource):
+            from brorl.prompts.file_questions import check_first_row  # puzzles need no file reader
+
+            check_first_row(source)
+
+
+def build_questions(config: TrainConfig) -> list[SourceQuestions]:
+    """Read all sources, and drop training questions that any source evaluates on or skips."""
+    sources = read_sources(config)
+    evaluated = [question for source in sources for question in source.held_out]
+    kept = [drop_evaluated(source.train, evaluated) for source in sources]
+    first = config.evaluation.skip_prompts
+    return [
+        replace(source, train=train, held_out=source.held_out[first:], num_evaluated_on=num_evaluated_on)
+        for source, (train, num_evaluated_on) in zip(sources, kept, strict=True)
+    ]
+
+
 def read_sources(config: TrainConfig) -> list[SourceQuestions]:
     """Read the sources of a recipe: first those to train on, with a fraction held out, then evaluation-only sources."""
-    sources = [read_questions(one, config, config.data.held_out_fraction, one.weight) for one in config.data.sources]
+    fraction = config.data.held_out_fraction
+    sources = [read_questions(source, config, fraction, source.weight) for source in config.data.sources]
     if config.evaluation.num_prompts:
-        sources += [read_questions(only, config) for only in config.evaluation.sources]
+        sources += [read_questions(source, config) for source in config.evaluation.sources]
     if repeated := first_repeated([source.name for source in sources]):
         raise UserError(f"two sources have the same name, {repeated!r}; set a different `name` for one of them")
     return sources
@@ -37,27 +61,45 @@ def first_repeated(names: Sequence[str]) -> str | None:
 
 def read_questions(source: Source, config: TrainConfig, held_out: float = 1.0, weight: float = 0.0) -> SourceQuestions:
     """Read a source, and hold out a fraction of its questions. Puzzles always use `data.held_out_fraction`."""
-    data, last = config.data, _last_evaluated(config)
+    data = config.data
+    last = _last_evaluated(config)
     if isinstance(source, CountdownSource):
         targets = range(source.min_target, source.max_target + 1)
         puzzles = countdown_puzzles(source.num_numbers, source.max_number, targets)
-        parts = split_countdown(puzzles, data.held_out_fraction, data.split_seed)
-        train, kept = (countdown_questions(part, source.label) for part in parts)
+        split = split_countdown(puzzles, data.held_out_fraction, data.split_seed)
+        train, kept = (countdown_questions(side, source.label) for side in split)
         return SourceQuestions(source, train, kept[:last], weight, num_held_out=len(kept))
     if isinstance(source, GymSource):
         from brorl.verification.gym.task import read_gym  # only the readers of a recipe's sources are imported
 
-        groups = {"data.sources": data.sources, "evaluation.sources": config.evaluation.sources}
-        places = [f"{name}[{at}]" for name, group in groups.items() for at, item in enumerate(group) if item is source]
-        found = read_gym(source, config.verification.workers or None, *places[:1])
+        settings = {"data.sources": data.sources, "evaluation.sources": config.evaluation.sources}
+        places = [f"{name}[{i}]" for name, items in settings.items() for i, item in enumerate(items) if item is source]
+        questions = read_gym(source, config.verification.workers or None, *places[:1])
     else:
         from brorl.prompts.file_questions import read_commas, read_source
 
-        found = read_source(source, data.split_seed)
+        questions = read_source(source, data.split_seed)
         if source.layout is None:
-            found = read_commas(found, _BUILT_IN - {*config.verification.functions})
-    train, kept = split_held_out(found.train, held_out, data.split_seed)
-    return replace(found, train=train, held_out=kept[:last], weight=weight, num_held_out=len(kept))
+            questions = read_commas(questions, _BUILT_IN - {*config.verification.functions})
+    train, kept = split_held_out(questions.train, held_out, data.split_seed)
+    return replace(questions, train=train, held_out=kept[:last], weight=weight, num_held_out=len(kept))
+
+
+def _last_evaluated(config: TrainConfig) -> int:
+    """Return the number of a source's held-out questions that are skipped or evaluated; 0 without evaluation."""
+    evaluation = config.evaluation
+    return evaluation.skip_prompts + evaluation.num_prompts if evaluation.num_prompts else 0
+
+
+def check_split(config: TrainConfig, sources: Sequence[SourceQuestions]) -> None:
+    """Check that there are questions left to train and evaluate on."""
+    check_held_out(config, sources)
+    for source in sources:
+        if not source.train and source.weight:
+            raise UserError(
+                f"data.sources: {source.name} has no questions left for training; "
+                "lower data.held_out_fraction, or add rows"
+            )
 
 
 def check_held_out(config: TrainConfig, sources: Sequence[SourceQuestions]) -> None:
@@ -71,18 +113,46 @@ def check_held_out(config: TrainConfig, sources: Sequence[SourceQuestions]) -> N
         )
 
 
+def check_domain_names(config: TrainConfig, domains: Iterable[str]) -> None:
+    """Reject settings that name domains not in the data."""
+    known = sorted({*domains})
+    for setting, named in (
+        ("rewards.domain_weights", config.rewards.domain_weights),
+        ("verification.functions", config.verification.functions),
+        ("prompt.domain_templates", config.prompt.domain_templates),
+    ):
+        unused = next((name for name in named if name not in known), None)
+        if unused is not None:
+            raise UserError(
+                f"{setting} names the domain {unused!r}, but the domains of the data are {', '.join(known)}; "
+                f"fix the name, or set {of_source('domain')}"
+            )
+
+
 def reading_lines(sources: Sequence[SourceQuestions]) -> list[str]:
     """Return a line for each source whose layout dropped rows, and for each with commas in numbers."""
     return comma_lines(sources) + [
-        f"{one.name}: {sum(one.dropped.values()):,} of {one.num_rows:,} rows were dropped ({reasons(one.dropped)})"
-        for one in sources
-        if any(one.dropped.values())
+        f"{source.name}: {sum(source.dropped.values()):,} of {source.num_rows:,} rows were dropped "
+        f"({reasons(source.dropped)})"
+        for source in sources
+        if any(source.dropped.values())
     ]
 
 
 def comma_lines(sources: Sequence[SourceQuestions]) -> list[str]:
     """Return a line for each source whose answers have commas in numbers."""
-    return [f"{one.name}: {one.commas}" for one in sources if one.commas]
+    return [f"{source.name}: {source.commas}" for source in sources if source.commas]
+
+
+def removed_lines(num_too_long: int, num_evaluated_on: int, config: TrainConfig) -> list[str]:
+    """Return lines about prompts dropped as too long, and about training questions in the evaluation data."""
+    lines = []
+    if num_too_long:
+        maximum = counted(config.data.max_prompt_tokens or 0, "token")
+        lines.append(f"dropped: {counted(num_too_long, 'prompt')} of more than {maximum} (data.max_prompt_tokens)")
+    if num_evaluated_on:
+        lines.append(f"removed from training: {counted(num_evaluated_on, 'question')} in the evaluation data")
+    return lines
 
 
 def all_questions(sources: Sequence[SourceQuestions]) -> list[Question]:
@@ -98,21 +168,16 @@ def find_unreadable(
     In the user's own data such a question is an error. For public datasets, return it with the problem, by source.
     """
     check_references(verifiers, all_questions([source for source in sources if not source.published]))
-    public = {one.name: unreadable_references(verifiers, all_questions([one])) for one in sources if one.published}
-    return {name: found for name, found in public.items() if found}
+    unreadable = {
+        source.name: unreadable_references(verifiers, source.questions) for source in sources if source.published
+    }
+    return {name: questions for name, questions in unreadable.items() if questions}
 
 
 def unreadable_lines(unreadable: Mapping[str, Sequence[tuple[Question, str]]]) -> list[str]:
     """Return a warning for the unreadable reference answers of each public dataset."""
     return [
-        f"warning: {name}: the verifier cannot read {counted(len(found), 'reference answer')}, such as "
-        f"{found[0][0].reference[:60]!r} of {found[0][0].name}, which {found[0][1]}; only an identical response counts "
-        "as correct"
-        for name, found in unreadable.items()
+        f"warning: {name}: the verifier cannot read {counted(1 + len(more), 'reference answer')}, such as "
+        f"{question.reference[:60]!r} of {question.name}, which {problem}; only an identical response counts as correct"
+        for name, ((question, problem), *more) in unreadable.items()
     ]
-
-
-def _last_evaluated(config: TrainConfig) -> int:
-    """Return the number of a source's held-out questions that are skipped or evaluated; 0 without evaluation."""
-    evaluation = config.evaluation
-    return evaluation.skip_prompts + evaluation.num_prompts if evaluation.num_prompts else 0

@@ -62,10 +62,10 @@ class ResponseStore:
         Unless `settings` is `complete`, the folder may have additional settings.
         """
         if not self.settings_file.is_file():
-            others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".") and p.name != "env.json")
-            if others:
+            names = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".") and p.name != "env.json")
+            if names:
                 raise UserError(
-                    f"{option('output-dir', self.path)} is not empty ({others[0]}, ...) and contains no evaluation; "
+                    f"{option('output-dir', self.path)} is not empty ({names[0]}, ...) and contains no evaluation; "
                     "choose a different folder"
                 )
             return
@@ -81,7 +81,7 @@ class ResponseStore:
                 )
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Store the settings unless they are already stored; remove temporary files left by a killed process."""
+        """Store the settings unless they are already stored. Remove temporary files left by a killed process."""
         self.check(settings, complete=True)
         with storage_errors(self.settings_file, _RERUN):
             for left in (*self.path.glob(".*.tmp"), *self.responses.glob(".*.tmp")):
@@ -91,7 +91,7 @@ class ResponseStore:
             self.responses.mkdir(exist_ok=True)  # after the settings: `check` rejects a folder without them
 
     def add_session(self, environment: Mapping[str, Any]) -> None:
-        """Store this process's versions, machine and command; a different machine may continue the evaluation."""
+        """Store this process's versions, machine and command. A different machine may continue the evaluation."""
         sessions = [*self.sessions(), dict(environment)]
         with storage_errors(self.sessions_file, _RERUN):
             replace_file(self.sessions_file, json.dumps(sessions, indent=2).encode())
@@ -142,7 +142,8 @@ class ResponseStore:
 
 def _check_verified(groups: Sequence[Group]) -> None:
     """Raise an error if most responses could not be verified."""
-    lost, responses = sum(group.num_unverified for group in groups), sum(group.tree.num_rollouts for group in groups)
+    lost = sum(group.num_unverified for group in groups)
+    responses = sum(group.tree.num_rollouts for group in groups)
     if 2 * lost > responses:
         reasons = Counter(v.reason for group in groups for v in group.verdicts if v.unverified)
         raise UnverifiedResponsesError(
@@ -169,31 +170,32 @@ def evaluate_batches(
     store: ResponseStore,
     echo: Echo = lambda _: None,
 ) -> list[BatchCounts]:
-    """Evaluate the batches not yet stored, and report progress after each; return the counts of all batches."""
-    found = {number: counts for number, batch in enumerate(batches) if (counts := store.read(number, batch))}
-    missing = [number for number in range(len(batches)) if number not in found]
+    """Evaluate the batches not yet stored, and report progress after each. Return the counts of all batches."""
+    counts_of = {number: counts for number, batch in enumerate(batches) if (counts := store.read(number, batch))}
+    missing = [number for number in range(len(batches)) if number not in counts_of]
     left = sum(len(batches[number].prompts) for number in missing)
-    started, new = perf_counter(), 0
+    started = perf_counter()
+    new = 0
     for number in missing:
         batch = batches[number]
         keep = partial(store.write, number, batch.source, evaluator.grader)
-        found[number] = evaluator.evaluate(sampler, batch, keep)
+        counts_of[number] = evaluator.evaluate(sampler, batch, keep)
         new += len(batch.prompts)
         seconds_left = (perf_counter() - started) / new * (left - new)
-        echo(f"{_progress(batches, found, number)}  ETA {duration(seconds_left)}")
-    return [found[number] for number in range(len(batches))]
+        echo(f"{_progress(batches, counts_of, number)}  ETA {duration(seconds_left)}")
+    return [counts_of[number] for number in range(len(batches))]
 
 
-def _progress(batches: Sequence[PromptBatch], found: Mapping[int, BatchCounts], number: int) -> str:
+def _progress(batches: Sequence[PromptBatch], counts_of: Mapping[int, BatchCounts], number: int) -> str:
     """Return the progress and pass@1 of a batch's dataset, and the speed of the batch."""
     source = batches[number].source
     num_prompts = sum(len(batch.prompts) for batch in batches if batch.source == source)
-    prompts = [prompt for i, counts in found.items() if batches[i].source == source for prompt in counts.prompts]
+    prompts = [prompt for i, counts in counts_of.items() if batches[i].source == source for prompt in counts.prompts]
     fractions = [prompt.num_correct / prompt.num_verified for prompt in prompts if prompt.num_verified]
-    tokens = sum(prompt.sampled_tokens for prompt in found[number].prompts)
+    tokens = sum(prompt.sampled_tokens for prompt in counts_of[number].prompts)
     return (
         f"{source}  {len(prompts)}/{num_prompts} prompts  pass@1 so far {sum(fractions) / max(len(fractions), 1):.3f}"
-        f"  {tokens / max(found[number].seconds, 1e-9):,.0f} tokens/s"
+        f"  {tokens / max(counts_of[number].seconds, 1e-9):,.0f} tokens/s"
     )
 
 
@@ -220,7 +222,7 @@ class EvaluationResult(Result):
     def of(
         cls, prompts: Sequence[PromptCounts], ks: Sequence[int], seconds_of: Mapping[str, float], **fields: Any
     ) -> EvaluationResult:
-        """Summarize over all prompts, by dataset and by domain; `seconds_of` maps datasets to seconds."""
+        """Summarize over all prompts, by dataset and by domain. `seconds_of` maps datasets to seconds."""
         sets = dict.fromkeys(prompt.source for prompt in prompts)
         domains = sorted({prompt.domain for prompt in prompts})
         return cls(
@@ -246,15 +248,15 @@ class EvaluationResult(Result):
 
     def record(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        found = asdict(self)
-        del found["path"], found["differences"]
-        return {"unreadable_references": found.pop("unreadable"), **found}
+        values = asdict(self)
+        del values["path"], values["differences"]
+        return {"unreadable_references": values.pop("unreadable"), **values}
 
     def rows(self) -> Iterator[tuple[str, Summary]]:
         """Yield table rows: datasets, then domains and all prompts if there are several domains or datasets."""
         yield from self.by_source.items()
         if len(self.by_domain) > 1:
-            yield from ((f"domain {name}", part) for name, part in self.by_domain.items())
+            yield from ((f"domain {name}", summary) for name, summary in self.by_domain.items())
         if len(self.by_source) > 1:
             yield "all prompts", self.overall
 
@@ -298,7 +300,8 @@ def response_table(result: EvaluationResult) -> Table:
 
 def remarks(result: EvaluationResult) -> list[str]:
     """Return warnings about failed verifications, truncated responses, and different machines."""
-    overall, sessions = result.overall, result.sessions
+    overall = result.overall
+    sessions = result.sessions
     lines = []
     if overall.verifier_timeouts or overall.verifier_failures:
         lines.append(
@@ -310,8 +313,8 @@ def remarks(result: EvaluationResult) -> list[str]:
             f"{overall.num_unverified:,} of {overall.num_prompts * overall.num_samples:,} responses could not be "
             "verified because of infrastructure failures; they are excluded, and their reasons are stored with them"
         )
-    for k, number in overall.left_out.items():
-        lines.append(f"pass@{k} excludes {counted(number, 'prompt')} with fewer than {k} verified responses")
+    for k, num_prompts in overall.left_out.items():
+        lines.append(f"pass@{k} excludes {counted(num_prompts, 'prompt')} with fewer than {k} verified responses")
     if overall.truncation_rate > 0.05:
         lines.append(
             f"{overall.truncation_rate:.0%} of responses were truncated at {result.settings['max_new_tokens']:,} tokens"

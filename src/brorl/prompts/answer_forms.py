@@ -69,9 +69,9 @@ _FORMS = (
 
 def answer_forms(text: str) -> list[AnswerForm]:
     """Return the forms of answer that a text asks for, in a fixed order; none for most questions."""
-    found = [form for form, pattern in _FORMS if pattern.search(text)]
+    forms = [form for form, pattern in _FORMS if pattern.search(text)]
     # ALONE next to a named form means only the answer, in that form
-    return [form for form in found if form.before or len(found) == 1]
+    return [form for form in forms if form.before or len(forms) == 1]
 
 
 def asked_form(texts: Sequence[str]) -> AnswerForm | None:
@@ -102,27 +102,30 @@ def last_box(text: str) -> str | None:
 
 def find_last_box(text: str) -> Box | None:
     r"""Return the last complete `\boxed{...}` or `\fbox{...}` that is not inside another one, or None."""
-    found: tuple[int, int, int] | None = None
+    last: tuple[int, int, int] | None = None
     first = _OPEN.search(text)
     boxes: list[tuple[int, int] | None] = []  # stack of open braces: (start, end) of `\boxed{`, None for a plain `{`
     for match in _BRACE.finditer(text, first.start() if first else len(text)):
         if match[0].endswith("{") and match[0] != "\\{":
             boxes.append(match.span() if len(match[0]) > 1 else None)
         elif match[0] == "}" and boxes and (box := boxes.pop()):
-            found = (*box, match.end())  # a box that closes later contains the earlier ones, or follows them
-    return found and Box(found[0], found[2], text[found[1] : found[2] - 1])
+            last = (*box, match.end())  # a box that closes later contains the earlier ones, or follows them
+    return last and Box(last[0], last[2], text[last[1] : last[2] - 1])
 
 
 _TWO_WORDS = re.compile(r"[^\W\d_]{2}\W+[^\W\d_]{2}")
 
 
 def surrounds_answer(text: str) -> bool:
-    """Whether a text contains an answer rather than being one: words before a box, thoughts, or a list of texts."""
+    """Return whether a text contains an answer rather than being one.
+
+    Such a text has words before a box, begins with a thought, or is a list of texts.
+    """
     box = _OPEN.search(text)
     is_solution = box is not None and _TWO_WORDS.search(text, 0, box.start()) is not None
     return is_solution or text.lstrip().startswith(("<think", '["', "['"))
 
 
 def has_open_box(text: str) -> bool:
-    r"""Whether a text contains `\boxed{` or `\fbox{`; if no box is complete, the text is truncated."""
+    r"""Return whether a text contains `\boxed{` or `\fbox{`. If no box is complete, the text is truncated."""
     return _OPEN.search(text) is not None

@@ -19,7 +19,7 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}([/.-])\d{1,2}\1(?:19|20)\d\d")
 
 
 def looks_mathematical(text: str) -> bool:
-    """Whether an answer is a number, a formula, or an option's letter, but not a date, which would be a subtraction."""
+    """Return whether an answer is a number, a formula, or an option's letter, but not a date (a subtraction)."""
     if _is_solution(text) or _DATE.fullmatch(text):
         return False
     if "\\" in text or re.fullmatch(r"\(?[A-J]\)?", text):
@@ -29,7 +29,7 @@ def looks_mathematical(text: str) -> bool:
 
 
 def _is_short(text: str) -> bool:
-    """Whether an answer is short enough for a response to give it word for word."""
+    """Return whether an answer is short enough for a response to give it word for word."""
     return len(text.split()) <= _MOST_WORDS and len(text) <= _LONGEST_ANSWER and not _DATE.fullmatch(text)
 
 

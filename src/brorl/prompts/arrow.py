@@ -77,11 +77,11 @@ def _conversion(kind: pa.DataType, feature: Any) -> Convert | None:
         return inner and (lambda values: [None if value is None else inner(value) for value in values])
     if pa.types.is_struct(kind):
         lists = feature.get("feature") if feature.get("_type") == "Sequence" else None  # an object of lists
-        features = {key: {"feature": one} for key, one in lists.items()} if isinstance(lists, dict) else feature
-        parts = {one.name: _conversion(one.type, features.get(one.name)) for one in kind}
-        if any(parts.values()):
+        features = {key: {"feature": item} for key, item in lists.items()} if isinstance(lists, dict) else feature
+        convert_field = {field.name: _conversion(field.type, features.get(field.name)) for field in kind}
+        if any(convert_field.values()):
             return lambda values: {
-                key: part(value) if (part := parts.get(key)) and value is not None else value
+                key: convert(value) if (convert := convert_field.get(key)) and value is not None else value
                 for key, value in values.items()
             }
     return None

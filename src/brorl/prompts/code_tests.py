@@ -40,7 +40,7 @@ class StdinCases:
 
 @dataclass(frozen=True)
 class CallCases:
-    """Calls to one function; arguments and expected values are JSON values."""
+    """Calls to one function. Arguments and expected values are JSON values."""
 
     __pydantic_config__ = FORBID_UNKNOWN_KEYS
 
@@ -94,7 +94,7 @@ _OPTIONS = ("time_limit_s", "memory_bytes", "prelude", "solution")
 
 @dataclass(frozen=True)
 class _Stored:
-    """The JSON object that stores a question's tests; exactly one of the three kinds is set."""
+    """The JSON object that stores a question's tests. Exactly one of the three kinds is set."""
 
     __pydantic_config__ = FORBID_UNKNOWN_KEYS
 
@@ -133,7 +133,7 @@ class CodeTests:
 
     @staticmethod
     def from_text(text: str) -> CodeTests:
-        """Parse the result of `to_text`; any other text raises a `ValueError` that names the problem."""
+        """Parse the result of `to_text`. Any other text raises a `ValueError` that names the problem."""
         stored = {name: value for name, value in vars(read_json(_Stored, text, _FORM)).items() if value is not None}
         kinds = [name for name in _KINDS.values() if name in stored]
         if len(kinds) != 1:
@@ -144,18 +144,18 @@ class CodeTests:
 def _with_int_keys(value: Any) -> Any:
     """Return a JSON value with integer keys in every object whose keys are all integers: {"1": 2} -> {1: 2}."""
     if isinstance(value, list):
-        return [_with_int_keys(one) for one in value]
+        return [_with_int_keys(item) for item in value]
     if not isinstance(value, dict):
         return value
     are_integers = all(re.fullmatch("-?[0-9]{1,18}", key) for key in value)
-    return {int(key) if are_integers else key: _with_int_keys(one) for key, one in value.items()}
+    return {int(key) if are_integers else key: _with_int_keys(item) for key, item in value.items()}
 
 
-def _check_cases(one: str, num_one: int, other: str, num_other: int) -> None:
-    if num_one != num_other:
-        raise ValueError(f"there are {num_one} {one} and {num_other} {other}; each case needs one of each")
-    if not num_one:
-        raise ValueError(f"there are no test cases; {one} and {other} need at least one entry")
+def _check_cases(inputs: str, num_inputs: int, results: str, num_results: int) -> None:
+    if num_inputs != num_results:
+        raise ValueError(f"there are {num_inputs} {inputs} and {num_results} {results}; each case needs one of each")
+    if not num_inputs:
+        raise ValueError(f"there are no test cases; {inputs} and {results} need at least one entry")
 
 
 def _check_name(function: str) -> None:

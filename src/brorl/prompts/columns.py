@@ -1,4 +1,4 @@
-"""Reads what a row asks from the columns that its source names; public datasets have layouts instead.
+"""Reads a question from the columns of a row that its source names; public datasets have layouts instead.
 
 A row without a question or an answer is an error that names the column and the fix.
 """
@@ -25,8 +25,9 @@ from brorl.prompts.question import (
     INSTRUCTIONS_DOMAIN,
     SCIENCE_DOMAIN,
     Message,
+    Question,
 )
-from brorl.prompts.row import Asked, DroppedRow, Row, cell_of, decoded, is_missing
+from brorl.prompts.row import DroppedRow, Row, cell_of, decoded, is_missing, row_question
 from brorl.prompts.science import MeasuredAnswer
 from brorl.prompts.settings import FileSource
 
@@ -45,18 +46,20 @@ _JSON_DOMAINS = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN, SCIENCE_DOMAIN)  
 _FORM = '[{"role": "user", "content": "..."}]'
 
 
-def read_columns(row: Row, source: FileSource, seed: int) -> Asked:
-    """Return what a row asks; the seed permutes its options.
+def read_columns(row: Row, source: FileSource, seed: int) -> Question:
+    """Return the question of a row. The seed permutes its options.
 
     For an environment, the reference is the whole row as JSON. A row without a question or an answer raises a
     `ValueError` with the problem and the fix.
     """
-    prompt, earlier = _cell(row, source, "prompt_column"), tuple[Message, ...]()
+    prompt = _cell(row, source, "prompt_column")
+    earlier: tuple[Message, ...] = ()
     if (messages := conversation(prompt)) is not None or isinstance(prompt, list):
         messages = prompt if messages is None else messages
         asked, _ = without_answer(messages)
         *turns, last = _messages(asked or messages, source.prompt_column)
-        earlier, text = tuple(turns), last.content
+        earlier = tuple(turns)
+        text = last.content
     else:
         text = _text(prompt, source.prompt_column, "a prompt is a string or a list of messages")
     text = "\n\n".join([*_context(row, source), text])
@@ -70,8 +73,8 @@ def read_columns(row: Row, source: FileSource, seed: int) -> Asked:
     if source.domain_column:
         domain = _text(_cell(row, source, "domain_column"), source.domain_column, "a domain is the name of a verifier")
     if earlier:
-        return Asked("", reference, domain, (*earlier, Message("user", text)))
-    return Asked(text, reference, domain)
+        return row_question("", reference, domain, (*earlier, Message("user", text)))
+    return row_question(text, reference, domain)
 
 
 def read_key(row: Row, source: FileSource) -> str:
@@ -82,13 +85,14 @@ def read_key(row: Row, source: FileSource) -> str:
 
 def conversation(value: Any) -> list[Any] | None:
     """Return the messages in a value, which is a list or its JSON text; None for any other value."""
-    found = decoded(value)
-    is_one = isinstance(found, list) and bool(found)
-    return found if is_one and all(isinstance(x, Mapping) and {"role", "content"} <= {*x} for x in found) else None
+    messages = decoded(value)
+    if not isinstance(messages, list) or not messages:
+        return None
+    return messages if all(isinstance(x, Mapping) and {"role", "content"} <= {*x} for x in messages) else None
 
 
 def without_answer(messages: list[Any]) -> tuple[list[Any], Any]:
-    """Split off a final assistant message, the answer; return the other messages and the answer, or None.
+    """Split off a final assistant message, the answer. Return the other messages and the answer, or None.
 
     Demonstration datasets have the answer in the conversation, but the model must not read it.
     """
@@ -98,7 +102,7 @@ def without_answer(messages: list[Any]) -> tuple[list[Any], Any]:
 
 
 def _context(row: Row, source: FileSource) -> list[str]:
-    """Return the texts before the question; a row may have none."""
+    """Return the texts before the question. A row may have none."""
     column = source.context_column
     value = None if column is None else _cell(row, source, "context_column")
     texts = [text for text in (value if isinstance(value, list) else [value]) if not is_missing(text)]
@@ -106,7 +110,9 @@ def _context(row: Row, source: FileSource) -> list[str]:
 
 
 def _reference(row: Row, source: FileSource) -> str:
-    answer, column, marker = _cell(row, source, "answer_column"), source.answer_column, source.answer_after
+    answer = _cell(row, source, "answer_column")
+    column = source.answer_column
+    marker = source.answer_after
     answer = str(answer).lower() if isinstance(answer, bool) else answer
     if messages := conversation(answer):
         _, answer = without_answer(messages)
@@ -131,7 +137,8 @@ def _reference(row: Row, source: FileSource) -> str:
 def _choices(row: Row, question: str, source: FileSource, seed: int) -> tuple[str, str]:
     """Return the question with its options below it, and a reference that names the right option."""
     cells = [_cell(row, source, "options_column", name) for name in source.options_column]
-    answer, options = _cell(row, source, "answer_column"), read_options(cells)
+    answer = _cell(row, source, "answer_column")
+    options = read_options(cells)
     names = f"{source.options_column[0]}{'' if len(cells) == 1 else f' to {source.options_column[-1]}'}"
     if options is None:
         raise ValueError(
@@ -145,14 +152,14 @@ def _choices(row: Row, question: str, source: FileSource, seed: int) -> tuple[st
     except ValueError as error:
         raise ValueError(f"{source.answer_column} {error}; fix or delete the row") from None
     try:
-        found = choice_question(question, options.texts, right, seed)
+        asked = choice_question(question, options.texts, right, seed)
     except DroppedRow as reason:
         raise ValueError(f"has {reason} (in {names}); fix or delete the row") from None
-    return found.text, found.reference
+    return asked.text, asked.reference
 
 
 def _cell(row: Row, source: FileSource, setting: str, column: str | None = None) -> Any:
-    """Return a row's value in the column that a setting names; if there is none, the error suggests a similar one."""
+    """Return a row's value in the column that a setting names. If there is none, the error suggests a similar one."""
     column = column or str(getattr(source, setting))
     with suppress(KeyError):
         return cell_of(row.values, column)
@@ -168,7 +175,7 @@ def _cell(row: Row, source: FileSource, setting: str, column: str | None = None)
 
 
 def _text(value: Any, column: str, advice: str) -> str:
-    """Return a string, or a number as a string; reject any other value."""
+    """Return a string, or a number as a string. Reject any other value."""
     rest = "fill it in or delete the row"
     if value is None:
         raise ValueError(f"{column} is null; {rest}")

@@ -38,7 +38,7 @@ class CountdownPuzzle:
 
     @property
     def reference(self) -> str:
-        """The puzzle on one line, `3 5 7 -> 22`; `from_reference` parses it."""
+        """The puzzle on one line, `3 5 7 -> 22`. `from_reference` parses it."""
         return f"{' '.join(map(str, self.numbers))} -> {self.target}"
 
     @property
@@ -55,7 +55,7 @@ class CountdownPuzzle:
     @classmethod
     @lru_cache(maxsize=4096)
     def from_reference(cls, reference: str) -> Self:
-        """Parse the one-line form of a puzzle; any other text raises a `ValueError`."""
+        """Parse the one-line form of a puzzle. Any other text raises a `ValueError`."""
         numbers, arrow, target = reference.partition(" -> ")
         try:
             if not arrow:
@@ -68,7 +68,7 @@ class CountdownPuzzle:
 
 
 def is_countdown_reference(reference: str) -> bool:
-    """Whether `CountdownPuzzle.from_reference` can parse a text."""
+    """Return whether `CountdownPuzzle.from_reference` can parse a text."""
     try:
         CountdownPuzzle.from_reference(reference)
     except ValueError:
@@ -76,13 +76,13 @@ def is_countdown_reference(reference: str) -> bool:
     return True
 
 
-def _expression(parts: Sequence[tuple[Fraction, str]], target: int) -> str | None:
-    """Combine pairs of parts in every way until a single part remains that equals the target."""
-    if len(parts) == 1:
-        return parts[0][1] if parts[0][0] == target else None
-    for i, j in permutations(range(len(parts)), 2):
-        (a, left), (b, right) = parts[i], parts[j]
-        rest = [part for k, part in enumerate(parts) if k not in (i, j)]
+def _expression(terms: Sequence[tuple[Fraction, str]], target: int) -> str | None:
+    """Combine pairs of terms in every way until a single term remains that equals the target."""
+    if len(terms) == 1:
+        return terms[0][1] if terms[0][0] == target else None
+    for i, j in permutations(range(len(terms)), 2):
+        (a, left), (b, right) = terms[i], terms[j]
+        rest = [term for k, term in enumerate(terms) if k not in (i, j)]
         made = [(a - b, "-"), *([(a / b, "/")] if b else []), *([(a + b, "+"), (a * b, "*")] if i < j else [])]
         for value, sign in made:
             expression = _expression([*rest, (value, f"({left}{sign}{right})")], target)
@@ -114,13 +114,13 @@ def _reachable_values(
     if numbers in memo:
         return memo[numbers]
     values: set[_Rational] = set()
-    rest = range(1, len(numbers))  # the first number is always in the left part
+    rest = range(1, len(numbers))  # the first number is always on the left
     chosen = [places for size in range(len(numbers) - 1) for places in combinations(rest, size)]
-    parts = {
+    splits = {
         ((numbers[0], *(numbers[i] for i in on_left)), tuple(numbers[i] for i in rest if i not in on_left))
         for on_left in chosen
     }
-    for left, right in parts:
+    for left, right in splits:
         right_values = _reachable_values(right, memo)
         for a, b in _reachable_values(left, memo):
             for c, d in right_values:

@@ -51,13 +51,13 @@ def column_reading(texts: Sequence[str]) -> ColumnReading | None:
 
     A text that is certainly a decimal decides, unless others have decimal points, or are lists of three or with spaces.
     """
-    found = [text for text in texts if "," in text and with_points(text) is not None]
-    if not found:
+    with_comma = [text for text in texts if "," in text and with_points(text) is not None]
+    if not with_comma:
         return None
     are_lists = any(_SEVERAL.search(text) or _POINT.search(text) for text in texts)
-    are_decimals = any(map(has_decimal_comma, found))
+    are_decimals = any(map(has_decimal_comma, with_comma))
     reading: Reading | None = None if are_lists == are_decimals else "list" if are_lists else "decimal"
-    return ColumnReading(reading, len(found), next(filter(has_decimal_comma, found), found[0]))
+    return ColumnReading(reading, len(with_comma), next(filter(has_decimal_comma, with_comma), with_comma[0]))
 
 
 def comma_line(commas: ColumnReading) -> str:
@@ -79,15 +79,15 @@ def with_points(text: str) -> str | None:
 
 
 def has_decimal_comma(text: str) -> bool:
-    """Whether a text is certainly one number with a decimal comma: `32,5`, `-0,05 m`, `1.234,5`, but not `2,5`."""
+    """Return whether a text is certainly one number with a decimal comma: `32,5`, `1.234,5`, but not `2,5`."""
     match = _COMMA.search(text) if "," in text else None
     if match is None or text.count(",") > 1 or _is_in_brackets(text, match.start()):
         return False
     if _NAMED.sub("", text[: match.start()]) or _THOUSANDS.fullmatch(match[0]):
         return False
-    whole, part = match["whole"], match["part"]
-    is_odd = "." in whole or match["mark"] != "," or part.startswith("0") or (whole[0] == "0" and len(whole) > 1)
-    return is_odd or ("-" not in text[: match.start()] and int(whole) >= int(part[:18]))
+    whole, decimals = match["whole"], match["part"]
+    is_odd = "." in whole or match["mark"] != "," or decimals.startswith("0") or (whole[0] == "0" and len(whole) > 1)
+    return is_odd or ("-" not in text[: match.start()] and int(whole) >= int(decimals[:18]))
 
 
 def _replaced(text: str, mark: str, thousands: bool) -> str | None:
@@ -109,7 +109,7 @@ def _without_dots(text: str) -> str | None:
 
 
 def _is_in_brackets(text: str, at: int) -> bool:
-    """Whether a position is inside brackets whose items are not separated by semicolons."""
+    """Return whether a position is inside brackets whose items are not separated by semicolons."""
     opened: list[tuple[int, bool]] = []  # for each open bracket: its position, and whether it contains a semicolon
     for bracket in _BRACKET.finditer(text):
         mark = bracket[0][-1]

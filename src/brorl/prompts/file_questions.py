@@ -38,13 +38,16 @@ def read_source(source: FileSource, seed: int = 0) -> SourceQuestions:
     `reward_model`, unless a column has that full name.
     """
     layout = find_layout(source.layout)
-    found, dropped, bad, num_rows = list[Question](), Counter[str](), list[_BadRow](), 0
+    questions: list[Question] = []
+    dropped = Counter[str]()
+    bad: list[_BadRow] = []
+    num_rows = 0
     limit = None if source.limit is None else min(source.limit, sys.maxsize)
     rows = read_rows(source.path, source.subset, source.split, _wanted(source), with_bad=True)
     for row in islice(rows, limit):
         num_rows += 1
         try:
-            found.append(_question(row, source, seed))
+            questions.append(_question(row, source, seed))
         except DroppedRow as reason:
             dropped[str(reason)] += 1
         except UserError as problem:
@@ -54,10 +57,10 @@ def read_source(source: FileSource, seed: int = 0) -> SourceQuestions:
     if not num_rows:
         raise UserError(f"{source.path} is empty; {of_source('path')} must contain at least one row")
     same: dict[str, list[Question]] = {}  # the rows of each question
-    for question in found:
+    for question in questions:
         same.setdefault(question.id if layout and layout.is_whole else question.key, []).append(question)
-    contradicted = [key for key, (first, *others) in same.items() if not all(_agree(first, one) for one in others)]
-    bad += _repeated_ids(found, source)
+    contradicted = [key for key, (first, *repeats) in same.items() if not all(_agree(first, r) for r in repeats)]
+    bad += _repeated_ids(questions, source)
     if layout is None:
         bad += [line for key in contradicted for line in _contradictions(*same[key])]
     if bad:
@@ -78,23 +81,23 @@ def _question(row: Row, source: FileSource, seed: int) -> Question:
     if row.problem:
         raise UserError(row.problem)
     try:
-        key, layout = read_key(row, source), find_layout(source.layout)
-        asked = read_layout(row, layout, seed) if layout else read_columns(row, source, seed)
+        key = read_key(row, source)
+        layout = find_layout(source.layout)
+        question = read_layout(row, layout, seed) if layout else read_columns(row, source, seed)
     except ValueError as problem:
         colon = "" if str(problem).startswith("has ") else ":"
         raise UserError(f"{row.location}{colon} {problem}") from None
-    name, label = f"{source.label}:{key}", source.label
-    return Question(name, asked.text, asked.reference, asked.domain, label, asked.messages, row.location)
+    return replace(question, id=f"{source.label}:{key}", source=source.label, location=row.location)
 
 
-def _agree(one: Question, other: Question) -> bool:
-    """Whether two rows with the same question have the same answer."""
-    return (one.reference, one.domain) == (other.reference, other.domain)
+def _agree(first: Question, second: Question) -> bool:
+    """Return whether two rows with the same question have the same answer."""
+    return (first.reference, first.domain) == (second.reference, second.domain)
 
 
-def _contradictions(first: Question, *others: Question) -> Iterator[_BadRow]:
+def _contradictions(first: Question, *repeats: Question) -> Iterator[_BadRow]:
     """Yield the rows that repeat the first row's question with a different answer or domain."""
-    for question in others:
+    for question in repeats:
         if _agree(first, question):
             continue
         what, there, here = "answer", first.reference, question.reference
@@ -143,8 +146,8 @@ def _problems(bad: Sequence[_BadRow], path: str, num_rows: int) -> str:
     return "\n".join(lines)
 
 
-def read_commas(found: SourceQuestions, domains: Collection[str]) -> SourceQuestions:
-    """Rewrite answers so that their commas are unambiguous; all answers together decide how to read them.
+def read_commas(source: SourceQuestions, domains: Collection[str]) -> SourceQuestions:
+    """Rewrite answers so that their commas are unambiguous. All answers together decide how to read them.
 
     Only mathematics and science among `domains` are affected: `32,5` among `32,7` and `1,25` is 32.5, and `2,5` is 2.5.
     """
@@ -154,14 +157,16 @@ def read_commas(found: SourceQuestions, domains: Collection[str]) -> SourceQuest
         is_json = question.domain == SCIENCE_DOMAIN and question.reference.lstrip().startswith("{")
         return question.domain in meant and not is_json
 
-    commas = column_reading([question.reference for question in found.train if is_meant(question)])
+    commas = column_reading([question.reference for question in source.train if is_meant(question)])
     if commas is None:
-        return found
+        return source
     questions = [
-        replace(one, reference=commas.write(one.reference)) if is_meant(one) and "," in one.reference else one
-        for one in found.train
+        replace(question, reference=commas.write(question.reference))
+        if is_meant(question) and "," in question.reference
+        else question
+        for question in source.train
     ]
-    return replace(found, train=questions, commas=comma_line(commas))
+    return replace(source, train=questions, commas=comma_line(commas))
 
 
 def check_first_row(source: FileSource) -> None:
@@ -174,7 +179,7 @@ def check_first_row(source: FileSource) -> None:
 
 
 def _wanted(source: FileSource) -> set[str] | None:
-    """Return the columns to read, None for all; a key inside a column, `column.key`, also needs `column`."""
+    """Return the columns to read, None for all. A key inside a column, `column.key`, also needs `column`."""
     if source.domain == ENVIRONMENT_DOMAIN or (source.domain_column and not source.layout):
         return None  # an environment needs whole rows, and a domain column may name that domain
     columns: tuple[str | None, ...]

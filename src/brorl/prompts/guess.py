@@ -18,8 +18,8 @@ from brorl.prompts.columns import USUAL_NAMES, conversation, without_answer
 from brorl.prompts.option_columns import find_choice, option_groups
 from brorl.prompts.options import whole_number
 from brorl.prompts.public_data import LAYOUTS, Layout, read_layout
-from brorl.prompts.question import MATH_DOMAIN, SCIENCE_DOMAIN
-from brorl.prompts.row import Asked, DroppedRow, Row, is_missing
+from brorl.prompts.question import MATH_DOMAIN, SCIENCE_DOMAIN, Question
+from brorl.prompts.row import DroppedRow, Row, is_missing
 from brorl.prompts.row_readers import read_rows
 from brorl.prompts.settings import FileSource
 from brorl.storage import split_revision
@@ -86,7 +86,7 @@ def guess_meaning(
 
 
 def _first_rows(path: str) -> list[Row]:
-    """Return the first readable rows; the others are reported when all questions are read."""
+    """Return the first readable rows. The others are reported when all questions are read."""
     start = list(islice(read_rows(path, None, "train", None, with_bad=True), _ROWS))
     if not start:
         raise UserError(f"{path} is empty; it must contain at least one question with an answer")
@@ -114,27 +114,27 @@ def _source(path: str, **settings: Any) -> FileSource:
 def _guess_layout(path: str, rows: Sequence[Row]) -> Guess | None:
     """Return the layout that reads the most rows, breaking ties by the most columns; None if none fits."""
     named = [layout for layout in LAYOUTS.values() if layout.columns and {*layout.columns} <= {*rows[0].columns}]
-    read = [(layout, asked) for layout in named if (asked := _read_by(layout, rows))]
-    if not read:
+    fitting = [(layout, questions) for layout in named if (questions := _read_by(layout, rows))]
+    if not fitting:
         return None
-    layout, asked = max(read, key=lambda pair: (len(pair[1]), len(pair[0].columns)))
+    layout, (first, *_) = max(fitting, key=lambda pair: (len(pair[1]), len(pair[0].columns)))
     why = f"the columns match the layout {layout.name}"
-    return Guess(_source(path, layout=layout.name), asked[0].domain, asked[0].reference, why)
+    return Guess(_source(path, layout=layout.name), first.domain, first.reference, why)
 
 
-def _read_by(layout: Layout, rows: Sequence[Row]) -> list[Asked]:
-    """Return what the rows ask according to a layout; empty if it does not fit them."""
-    found: list[Asked] = []
+def _read_by(layout: Layout, rows: Sequence[Row]) -> list[Question]:
+    """Return the questions of the rows according to a layout; empty if it does not fit them."""
+    questions: list[Question] = []
     for row in rows:
         try:
-            found.append(read_layout(row, layout, seed=0))
+            questions.append(read_layout(row, layout, seed=0))
         except DroppedRow:
             continue
         except UserError:  # the row belongs to a different layout
             return []
-    strange = sum(not looks_mathematical(asked.reference) for asked in found)
-    is_math = bool(found) and found[0].domain == MATH_DOMAIN
-    return [] if is_math and strange > (1 - _MOSTLY) * len(found) else found
+    strange = sum(not looks_mathematical(question.reference) for question in questions)
+    is_math = bool(questions) and questions[0].domain == MATH_DOMAIN
+    return [] if is_math and strange > (1 - _MOSTLY) * len(questions) else questions
 
 
 def _guess_choice(
@@ -190,14 +190,14 @@ def _guess_columns(
     return Guess(source, meant, texts[0] if texts else "", reason, words)
 
 
-def _column(path: str, rows: Sequence[Row], setting: str, given: str | None, taken: Collection[str]) -> str:
+def _column(path: str, rows: Sequence[Row], setting: str, stated: str | None, taken: Collection[str]) -> str:
     """Return the column for a setting: the given column, or the first one with a common name and suitable values."""
     columns = ", ".join(rows[0].columns) or "none"
-    if given is not None:
-        if {given, given.partition(".")[0]} & {*rows[0].columns}:
-            return given
+    if stated is not None:
+        if {stated, stated.partition(".")[0]} & {*rows[0].columns}:
+            return stated
         raise UserError(
-            f"{path} has no column {given!r} (columns: {columns}); name one of them with {of_source(setting)}"
+            f"{path} has no column {stated!r} (columns: {columns}); name one of them with {of_source(setting)}"
         )
     for candidate in _candidates(rows[0], setting):
         values = _present(rows, candidate)
@@ -255,10 +255,10 @@ def _answer_in(cell: Any) -> Any:
 
 def _reject_classes(path: str, column: str, values: Sequence[Any]) -> None:
     """Reject answers that are class indices, since their meaning is unknown."""
-    numbers = [number for value in values if (number := whole_number(value)) is not None and number <= _MOST_CLASSES]
-    is_class = column.rpartition(".")[2].lower() in _CLASSES and len(numbers) == len(values)
-    if is_class and len(set(numbers)) <= len(values) // _ROWS_PER_CLASS:
-        listed = ", ".join(map(str, sorted(set(numbers))))
+    indices = [index for value in values if (index := whole_number(value)) is not None and index <= _MOST_CLASSES]
+    is_class = column.rpartition(".")[2].lower() in _CLASSES and len(indices) == len(values)
+    if is_class and len(set(indices)) <= len(values) // _ROWS_PER_CLASS:
+        listed = ", ".join(map(str, sorted(set(indices))))
         raise UserError(
             f"{path}: column {column!r} contains only {listed}, which look like class indices; write the class names "
             f"to a column, name it with {of_source('answer_column')}, and list them in the question; "
@@ -273,21 +273,22 @@ def _with_context(guess: Guess, rows: Sequence[Row]) -> Guess:
     taken |= {name.partition(".")[0] for name in taken}
     free = [name for name in rows[0].columns if name not in taken]
     texts = [name for name in free if all(isinstance(row.values.get(name), str | None) for row in rows)]
-    is_instruction = source.prompt_column.lower() == _INSTRUCTION
-    usual = (*_CONTEXTS, _INSTRUCTION_CONTEXT) if is_instruction else _CONTEXTS
-    named = [column for name in usual for column in texts if column.lower() == name]
-    context = next((column for column in named if _present(rows, column)), None)
-    asked = _num_characters(rows, source.prompt_column)
-    long = tuple(
-        name
-        for name in free
-        if name != context and not _NOT_ASKED.search(name.lower()) and _num_characters(rows, name) > asked
-    )
+    context = _context_column(rows, source.prompt_column, texts)
+    question_length = _num_characters(rows, source.prompt_column)
+    askable = [name for name in free if name != context and not _NOT_ASKED.search(name.lower())]
+    long = tuple(name for name in askable if _num_characters(rows, name) > question_length)
     return guess._replace(
         source=source.model_copy(update={"context_column": context}),
         unused=tuple(name for name in texts if name not in (context, *long)),
         long_unused=long,
     )
+
+
+def _context_column(rows: Sequence[Row], prompt_column: str, texts: Sequence[str]) -> str | None:
+    """Return the text column that is the question's context by its name, or None."""
+    names = (*_CONTEXTS, _INSTRUCTION_CONTEXT) if prompt_column.lower() == _INSTRUCTION else _CONTEXTS
+    columns = [column for name in names for column in texts if column.lower() == name]
+    return next((column for column in columns if _present(rows, column)), None)
 
 
 def _num_characters(rows: Sequence[Row], column: str) -> int:

@@ -140,11 +140,11 @@ class Instruction:
             advice = f"did you mean {near[0]}?" if near else f"the kinds are {', '.join(KINDS)}"
             raise ValueError(f"has an unknown instruction {short_repr(self.kind)}; {advice}")
         names = KINDS[self.kind]
-        given = {name: value for name, value in self.arguments.items() if value is not None}
-        missing = next((name for name in names if name not in given and name not in OPTIONAL), None)
+        arguments = {name: value for name, value in self.arguments.items() if value is not None}
+        missing = next((name for name in names if name not in arguments and name not in OPTIONAL), None)
         if missing:
             raise ValueError(f"has no {missing} for {self.kind} (its arguments: {_signature(self.kind)})")
-        unknown = next((name for name in given if name not in names), None)
+        unknown = next((name for name in arguments if name not in names), None)
         if unknown is not None:
             near = difflib.get_close_matches(unknown, names, 1)
             meant = f"; did you mean {near[0]}?" if near else ""
@@ -152,9 +152,9 @@ class Instruction:
             raise ValueError(f"has the unknown argument {short_repr(unknown)} for {self.kind} ({allowed}){meant}")
         checked: dict[str, Value] = {}
         for name in names:
-            if name in given:
+            if name in arguments:
                 try:
-                    checked[name] = _ARGUMENTS[name][0](given[name])
+                    checked[name] = _ARGUMENTS[name][0](arguments[name])
                 except ValueError as error:
                     raise ValueError(f"has an unusable argument of {self.kind}: {name} {error}") from error
         object.__setattr__(self, "arguments", checked)
@@ -192,20 +192,20 @@ class Instructions:
         """Build instructions from two lists of equal length, as most datasets store them; None means no arguments."""
         if len(kinds) != len(arguments):
             raise ValueError(f"has {len(kinds)} instructions with {len(arguments)} lists of arguments")
-        wrong = next((one for one in arguments if not isinstance(one, Mapping | None)), None)
+        wrong = next((item for item in arguments if not isinstance(item, Mapping | None)), None)
         if wrong is not None:
             raise ValueError(f"has arguments that are not a mapping: {short_repr(wrong)}")
-        return cls(tuple(Instruction(kind, one or {}) for kind, one in zip(kinds, arguments, strict=True)), loose)
+        return cls(tuple(Instruction(kind, item or {}) for kind, item in zip(kinds, arguments, strict=True)), loose)
 
     @classmethod
     def from_text(cls, text: str) -> Instructions:
         """Parse the JSON text from `to_text`."""
         data: _Stored = read_json(_Stored, text, _FORM)
         made = []
-        for one in data.instructions:
-            if not isinstance(one.get("kind"), str):
-                raise ValueError(f"has an instruction without a kind: {short_repr(one)}; expected {_FORM}")
-            made.append(Instruction(one["kind"], {name: value for name, value in one.items() if name != "kind"}))
+        for item in data.instructions:
+            if not isinstance(item.get("kind"), str):
+                raise ValueError(f"has an instruction without a kind: {short_repr(item)}; expected {_FORM}")
+            made.append(Instruction(item["kind"], {name: value for name, value in item.items() if name != "kind"}))
         return cls(tuple(made), bool(data.loose))
 
     def to_text(self) -> str:

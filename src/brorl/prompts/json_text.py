@@ -20,24 +20,25 @@ JSON_NAMES = {
 
 
 def read_json(kind: Any, text: str, form: str) -> Any:
-    """Parse a dataclass from JSON text, strictly; other text raises a `ValueError` with the problem and the `form`."""
+    """Parse a dataclass from JSON text, strictly. Other text raises a `ValueError` with the problem and the `form`."""
     try:
         return _adapter(kind).validate_json(text, strict=True)
     except ValidationError as errors:
         error = errors.errors(include_url=False)[0]
-    place, problem = ".".join(map(str, error["loc"])), f"{error['msg'][:1].lower()}{error['msg'][1:]}"
+    place = ".".join(map(str, error["loc"]))
+    problem = f"{error['msg'][:1].lower()}{error['msg'][1:]}"
     match error["type"]:
         case "value_error":  # the class itself raised it
             raise ValueError(str(error["ctx"]["error"]))
         case "json_invalid":
-            found = f"is not JSON text ({error['ctx']['error']})"
+            description = f"is not JSON text ({error['ctx']['error']})"
         case "missing" | "missing_argument":
-            found = f"has no {place}"
+            description = f"has no {place}"
         case "extra_forbidden" | "unexpected_keyword_argument":
-            found = f"has the unknown key {place}"
+            description = f"has the unknown key {place}"
         case _:
-            found = f"has {short_repr(error['input'])}{place and f' as {place}'} ({problem})"
-    raise ValueError(f"{found}; expected {form}")
+            description = f"has {short_repr(error['input'])}{place and f' as {place}'} ({problem})"
+    raise ValueError(f"{description}; expected {form}")
 
 
 _adapter = cache(TypeAdapter)

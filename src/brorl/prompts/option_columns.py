@@ -110,7 +110,8 @@ def find_choice(
 
 def _group(row: Row, columns: tuple[str, ...]) -> OptionGroup:
     """Return a group, classified by the names of its columns."""
-    letters, is_family = _letters(columns), len(columns) > 1
+    letters = _letters(columns)
+    is_family = len(columns) > 1
     is_clear = bool(_CLEAR.search(letters)) or (is_family and not letters)
     kinds: frozenset[Kind] = frozenset()
     if _WRONG.search(letters) and not is_family and not isinstance(row.cell(columns[0]), list):
@@ -142,13 +143,13 @@ def _families(columns: Sequence[str]) -> list[tuple[str, ...]]:
     for name in columns:
         if match := _NUMBERED.fullmatch(name):
             numbered.setdefault((match[1].lower(), match[2].isdigit()), {})[match[2].lower()] = name
-    return [
-        tuple(names[mark] for mark in order[: len(names)])
-        for (stem, _), names in numbered.items()
-        if len(names) >= (2 if stem else 3)  # two columns named just a and b can be anything
-        for order in _ORDERS
-        if {*order[: len(names)]} == {*names}
-    ]
+    families: list[tuple[str, ...]] = []
+    for (stem, _), names in numbered.items():
+        if len(names) < (2 if stem else 3):  # two columns named just a and b can be anything
+            continue
+        orders = [order[: len(names)] for order in _ORDERS]
+        families += [tuple(names[mark] for mark in order) for order in orders if {*order} == {*names}]
+    return families
 
 
 def _letters(columns: Sequence[str]) -> str:
@@ -165,7 +166,8 @@ def _options(row: Row, columns: Sequence[str]) -> Options | None:
 def _pairs(rows: Iterable[Row], columns: Sequence[str], answer_column: str) -> Iterator[tuple[Options, Any]]:
     """Yield the options and the answer of each row that has both."""
     for row in rows:
-        options, answer = _options(row, columns), row.cell(answer_column)
+        options = _options(row, columns)
+        answer = row.cell(answer_column)
         if options is not None and answer is not None and str(answer).strip():
             yield options, answer
 

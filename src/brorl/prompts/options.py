@@ -11,8 +11,8 @@ from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from brorl.format import short_repr
-from brorl.prompts.question import SCIENCE_DOMAIN
-from brorl.prompts.row import Asked, DroppedRow, decoded, is_missing
+from brorl.prompts.question import SCIENCE_DOMAIN, Question
+from brorl.prompts.row import DroppedRow, decoded, is_missing, row_question
 from brorl.prompts.science import Choices, places
 
 _TEXTS = ("text", "value", "content", "option", "choices")
@@ -34,28 +34,28 @@ def read_options(values: Sequence[Any]) -> Options | None:
     Trailing empty values are dropped. If all options begin with letters, those become labels: `(A) He` is `He` with the
     label A.
     """
-    one, *others = values
-    if len(others) == 1 and isinstance(others[0], list):
-        values = [one, *others[0]]
-    pairs = _pairs(values if others else decoded(one))
+    first, *more = values
+    if len(more) == 1 and isinstance(more[0], list):
+        values = [first, *more[0]]
+    pairs = _pairs(values if more else decoded(first))
     while pairs and is_missing(pairs[-1][1]):
         pairs.pop()
     are_texts = all(isinstance(text, str | int | float) and not isinstance(text, bool) for _, text in pairs)
     if not are_texts or not 2 <= len(pairs) <= len(ascii_uppercase):
         return None
     texts = tuple(str(text) for _, text in pairs)
-    given = tuple(str(label).strip() for label, _ in pairs if label is not None)
+    labels = tuple(str(label).strip() for label, _ in pairs if label is not None)
     lettered = [
         re.match(rf"\s*(?:\({letter}\)|{letter}[).:])\s*(?=\S)", text)
         for letter, text in zip(ascii_uppercase, texts, strict=False)
     ]
     if all(lettered):
         texts = tuple(text[match.end() :] for text, match in zip(texts, lettered, strict=True) if match)
-    return Options(texts, given if len(set(given)) == len(texts) else tuple(ascii_uppercase[: len(texts)]))
+    return Options(texts, labels if len(set(labels)) == len(texts) else tuple(ascii_uppercase[: len(texts)]))
 
 
 def _pairs(value: Any) -> list[tuple[Any, Any]]:
-    """Return (label, text) of each option, in any form; the label is None if the data has no labels."""
+    """Return (label, text) of each option, in any form. The label is None if the data has no labels."""
     if isinstance(value, Mapping):
         texts = next((value[name] for name in _TEXTS if isinstance(value.get(name), list)), None)
         labels = next((value[name] for name in _LABELS if isinstance(value.get(name), list)), None)
@@ -65,10 +65,13 @@ def _pairs(value: Any) -> list[tuple[Any, Any]]:
         return [] if any(isinstance(text, list | Mapping) for text in value.values()) else list(value.items())
     if not isinstance(value, list | tuple):
         return []
-    if all(isinstance(one, Mapping) for one in value):
-        pairs = [tuple(next((one[n] for n in names if n in one), None) for names in (_LABELS, _TEXTS)) for one in value]
-        return [(label, text) for label, text in pairs]
+    if all(isinstance(option, Mapping) for option in value):
+        return [(_first_value(option, _LABELS), _first_value(option, _TEXTS)) for option in value]
     return [(None, text) for text in value]
+
+
+def _first_value(option: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((option[name] for name in names if name in option), None)
 
 
 def right_option(options: Options, answer: Any, first: int | None) -> int:
@@ -76,26 +79,27 @@ def right_option(options: Options, answer: Any, first: int | None) -> int:
 
     `first` is the data's index of the first option, 0 or 1; None if answers are not indices.
     """
-    value, number = _answer(options, answer), len(options.texts)
+    value = _answer(options, answer)
+    num_options = len(options.texts)
     if isinstance(value, list):
         if value.count(1) != 1:
             raise ValueError(f"marks {value.count(1)} options as right; a question needs one")
         return value.index(1)
     if first is not None:
         index = whole_number(value)
-        if index is None or not 0 <= index - first < number:
-            raise ValueError(f"is {short_repr(value)}, which is not an index from {first} into {number} options")
+        if index is None or not 0 <= index - first < num_options:
+            raise ValueError(f"is {short_repr(value)}, which is not an index from {first} into {num_options} options")
         return index - first
-    found = {*_labeled(options, value), *places(options.texts, str(value))}
-    if len(found) != 1:
-        several = "could mean two of" if found else "is neither the label nor the text of one of"
+    named = {*_labeled(options, value), *places(options.texts, str(value))}
+    if len(named) != 1:
+        several = "could mean two of" if named else "is neither the label nor the text of one of"
         advice = "" if whole_number(value) is None else "; set first_option to 0 or 1 if it is an index"
-        raise ValueError(f"is {short_repr(value)}, which {several} the {number} options{advice}")
-    return found.pop()
+        raise ValueError(f"is {short_repr(value)}, which {several} the {num_options} options{advice}")
+    return named.pop()
 
 
 def is_label(options: Options, answer: Any) -> bool:
-    """Whether an answer is an option's label; a list that marks options with 0 and 1 counts as a label."""
+    """Return whether an answer is an option's label. A list that marks options with 0 and 1 counts as a label."""
     value = _answer(options, answer)
     return isinstance(value, list) or len(_labeled(options, value)) == 1
 
@@ -122,7 +126,7 @@ def whole_number(value: Any) -> int | None:
     return int(match[1]) if match else None
 
 
-def choice_question(question: str, texts: Sequence[str], right: int, seed: int) -> Asked:
+def choice_question(question: str, texts: Sequence[str], right: int, seed: int) -> Question:
     """Return a question with its options below it, and the `Choices` as its reference.
 
     The question and the seed determine the order of the options. A question that already shows the options with their
@@ -137,11 +141,11 @@ def choice_question(question: str, texts: Sequence[str], right: int, seed: int) 
         raise DroppedRow(str(error).removeprefix("has ")) from None
     if not question.strip():
         raise DroppedRow("no question")
-    return Asked(question if shown else choices.under(question), choices.to_text(), SCIENCE_DOMAIN)
+    return row_question(question if shown else choices.under(question), choices.to_text(), SCIENCE_DOMAIN)
 
 
 def shows_options(text: str, options: Sequence[str]) -> bool:
-    """Whether a text contains every option after its letter, such as `B. neon` or `(B) neon`."""
+    """Return whether a text contains every option after its letter, such as `B. neon` or `(B) neon`."""
     spelled = " ".join(text.split())
     return all(
         re.search(rf"(?<![A-Za-z]){letter}\W{{1,4}}{re.escape(' '.join(option.split()))}", spelled)

@@ -50,7 +50,7 @@ class Prompt:
 
 
 def stored_reference(reference: str) -> str:
-    """Return a reference as stored with responses; a long one becomes its beginning, its length and a hash.
+    """Return a reference as stored with responses. A long one becomes its beginning, its length and a hash.
 
     Every response is stored with its reference, and a program's tests can take megabytes.
     """

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from brorl.errors import UserError, of_source
 from brorl.prompts.layouts import code, puzzles, text
-from brorl.prompts.row import Asked, Cells, DroppedRow, Row
+from brorl.prompts.question import Question
+from brorl.prompts.row import Cells, DroppedRow, Row
 from brorl.prompts.settings import FileSource
 from brorl.storage import split_revision
 
@@ -24,17 +25,17 @@ class Layout(NamedTuple):
 
     name: str  # the word that selects the layout in `data.sources[].layout`
     columns: tuple[str, ...]  # columns that `read` needs
-    # Maps a row's cells, and a seed that shuffles options, to what the row asks. Raises `DroppedRow`, or a ValueError
+    # Maps a row's cells, and a seed that shuffles options, to a question. Raises `DroppedRow`, or a ValueError
     # with the problem if the row does not have this layout.
-    read: Callable[[Cells, int], Asked]
+    read: Callable[[Cells, int], Question]
     datasets: tuple[str, ...] = ()  # hub ids of datasets with this layout
     optional: tuple[str, ...] = ()  # columns that `read` uses if a dataset has them
     only: tuple[tuple[str, str], ...] = ()  # (column, value): keep only rows with this value
     # Whether every row matters: a row without a question is an error, and a repeated row is a separate question.
     is_whole: bool = False
 
-    def asked(self, row: Cells, seed: int) -> Asked:
-        """Return what a row asks; see `read`. Rows that `only` excludes raise `DroppedRow`."""
+    def question(self, row: Cells, seed: int) -> Question:
+        """Return the question of a row; see `read`. Rows that `only` excludes raise `DroppedRow`."""
         for column, value in self.only:
             if row[column] != value:
                 raise DroppedRow(f"the {column} is {row[column]}, not {value}")
@@ -53,8 +54,8 @@ _SCIQ = ("correct_answer", "distractor1", "distractor2", "distractor3")
 _VERL = text.answered("prompt", "reward_model.ground_truth")
 
 
-def _layout(name: str, read: Callable[[Cells, int], Asked], columns: str, datasets: str) -> Layout:
-    """Return a layout; `columns` lists `name`, `name?` if optional, or `name=value` to keep only those rows."""
+def _layout(name: str, read: Callable[[Cells, int], Question], columns: str, datasets: str) -> Layout:
+    """Return a layout. `columns` lists `name`, `name?` if optional, or `name=value` to keep only those rows."""
     listed = columns.split(", ")
     needed = tuple(column.partition("=")[0] for column in listed if not column.endswith("?"))
     only = tuple((key, value) for key, _, value in (column.partition("=") for column in listed) if value)
@@ -125,10 +126,10 @@ def layouts_of(dataset: str) -> list[str]:
     return [layout.name for layout in LAYOUTS.values() if split_revision(dataset)[0] in layout.datasets]
 
 
-def read_layout(row: Row, layout: Layout, seed: int) -> Asked:
-    """Return what a row asks, or raise `DroppedRow` if it cannot be verified; the seed shuffles options."""
+def read_layout(row: Row, layout: Layout, seed: int) -> Question:
+    """Return the question of a row, or raise `DroppedRow` if it cannot be verified. The seed shuffles options."""
     try:
-        return layout.asked(row.values, seed)
+        return layout.question(row.values, seed)
     except DroppedRow as reason:
         if not layout.is_whole:
             raise
@@ -144,10 +145,13 @@ def read_layout(row: Row, layout: Layout, seed: int) -> Asked:
 
 
 def _other_layout(row: Row, layout: Layout, problem: str) -> UserError:
-    """Return the error for a row that is not in the layout; it names the layouts whose columns the row has."""
+    """Return the error for a row that is not in the layout. It names the layouts whose columns the row has."""
     columns = set(row.columns)
-    others = {name: other.columns for name, other in LAYOUTS.items() if other.columns and other is not layout}
-    fitting = [name for name, needed in others.items() if columns.issuperset(needed)]
+    fitting = [
+        other.name
+        for other in LAYOUTS.values()
+        if other.columns and other is not layout and columns.issuperset(other.columns)
+    ]
     if fitting:
         advice = f"set {of_source('layout')} to one that fits these columns: {' or '.join(fitting)}"
     elif columns.issuperset(layout.columns):

@@ -169,7 +169,7 @@ def apply_template(
     schemas: Sequence[dict[str, Any]] = (),
     answering: bool = True,
 ) -> str:
-    """Render messages and tools with a chat template; `answering` adds the beginning of the answer."""
+    """Render messages and tools with a chat template. `answering` adds the beginning of the answer."""
     options = {**style.chat_template_options, **({"tools": list(schemas)} if schemas else {})}
     text = tokenizer.apply_chat_template(
         list(messages), tokenize=False, add_generation_prompt=answering, chat_template=template, **options
@@ -227,7 +227,7 @@ def _plain_text(question: Question, style: PromptFormat) -> str:
 
 
 def _appends_end(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer appends its end token to every text."""
+    """Return whether the tokenizer appends its end token to every text."""
     (with_special,) = tokenizer(["1"], add_special_tokens=True, verbose=False)["input_ids"]
     (without,) = tokenizer(["1"], add_special_tokens=False, verbose=False)["input_ids"]
     end = tokenizer.eos_token_id
@@ -249,10 +249,10 @@ def prompt_problems(
     longest = model_positions(model_config)
     setting, response = max(limits.items(), key=lambda item: item[1])
     for prompt in prompts:
-        if (part := _unknown_part(prompt, tokenizer)) is not None:
+        if (piece := _unknown_part(prompt, tokenizer)) is not None:
             yield (
                 f"the tokenizer of {model} cannot encode the prompt {short_repr(prompt.text)} ({prompt.id}): it has no "
-                f"token for {short_repr(part)}; choose a different model or other data"
+                f"token for {short_repr(piece)}; choose a different model or other data"
             )
         elif longest and len(prompt.token_ids) + response > longest:
             has_room = len(prompt.token_ids) < longest
@@ -271,11 +271,11 @@ def _unknown_part(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str | N
     unknown = tokenizer.unk_token_id
     if unknown is None or unknown not in prompt.token_ids:
         return None
-    for part in prompt.text.split(str(tokenizer.unk_token)):
-        if unknown in tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]:
-            words = part.split()
+    for piece in prompt.text.split(str(tokenizer.unk_token)):
+        if unknown in tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]:
+            words = piece.split()
             alone = (tokenizer(word, add_special_tokens=False, verbose=False)["input_ids"] for word in words)
-            return next((word for word, ids in zip(words, alone, strict=True) if unknown in ids), part)
+            return next((word for word, ids in zip(words, alone, strict=True) if unknown in ids), piece)
     return None
 
 

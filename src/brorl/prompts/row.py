@@ -1,4 +1,4 @@
-"""A `Row` of a data file, and what it asks: the first step toward a `Question` and a `Prompt`."""
+"""A `Row` of a data file, and the `Question` that it asks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from brorl.prompts.question import Message
+from brorl.prompts.question import Message, Question
 
 Cells = Mapping[str, Any]  # the values of a row: column -> value
 
@@ -50,7 +49,7 @@ def cell_of(values: Cells, column: str) -> Any:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a cell is missing, empty or NaN; the caller decides how to handle it."""
+    """Return whether a cell is missing, empty or NaN. The caller decides how to handle it."""
     return value is None or (isinstance(value, str) and not value.strip()) or value != value
 
 
@@ -71,21 +70,14 @@ class DroppedRow(Exception):  # noqa: N818
     """A row has no verifiable question. Dropped rows are counted by message, so messages must be general."""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The part of a `Question` that comes from a row; the question adds an id, the source and the location."""
-
-    text: str  # the question; empty if it is in `messages`
-    reference: str  # the answer that the verifier of `domain` reads
-    domain: str  # name of the verifier
-    messages: tuple[Message, ...] = ()  # a conversation that ends with the user's turn
-
-    def __post_init__(self) -> None:
-        question = self.messages[-1].content if self.messages else self.text
-        for part, missing in ((question, "no question"), (self.reference, "no answer")):
-            if not part.strip():
-                raise DroppedRow(missing)
-            try:
-                part.encode()
-            except UnicodeEncodeError:
-                raise DroppedRow("an unpaired surrogate") from None
+def row_question(text: str, reference: str, domain: str, messages: tuple[Message, ...] = ()) -> Question:
+    """Return the question of a row, without id, source and location. A row that has none raises `DroppedRow`."""
+    last_turn = messages[-1].content if messages else text
+    for value, missing in ((last_turn, "no question"), (reference, "no answer")):
+        if not value.strip():
+            raise DroppedRow(missing)
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise DroppedRow("an unpaired surrogate") from None
+    return Question("", text, reference, domain, messages=messages)

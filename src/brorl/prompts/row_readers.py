@@ -40,13 +40,15 @@ def _jsonl_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
             try:
                 yield _row(json.loads(text.rstrip()), location, number)
             except (ValueError, RecursionError) as error:
-                found = f"is not JSON ({json_problem(error)}); write one object per line, such as {ROW_FORM}"
-                yield Row(location, number, "", (), {}, f"{location} {found}")
+                problem = f"is not JSON ({json_problem(error)}); write one object per line, such as {ROW_FORM}"
+                yield Row(location, number, "", (), {}, f"{location} {problem}")
 
 
 def _json_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
     """Read a list of rows, or the only one in an object: `{"version": "1.1", "data": [...]}`; otherwise JSON Lines."""
-    text, rows, place = _decode(path.read_bytes(), str(path), first=True), None, "row"
+    text = _decode(path.read_bytes(), str(path), first=True)
+    rows = None
+    place = "row"
     try:
         rows = json.loads(text) if text.strip() else []
     except json.JSONDecodeError as error:
@@ -83,12 +85,12 @@ _PARTS = {"role", "content", "from", "value", "label", "text", "key", "id", "opt
 
 
 def _is_list_of_rows(value: Any) -> bool:
-    """Whether a value is a list of objects that can be rows, rather than one row's messages or options."""
+    """Return whether a value is a list of objects that can be rows, rather than one row's messages or options."""
     return isinstance(value, list) and bool(value) and all(isinstance(x, dict) and {*x} - _PARTS for x in value)
 
 
 def _table_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
-    """Read CSV or TSV whose first row names the columns; all values stay text."""
+    """Read CSV or TSV whose first row names the columns. All values stay text."""
     del wanted  # rows are decoded whole
     with path.open("rb") as file:
         lines = (_decode(raw, f"{path} line {number}", first=number == 1) for number, raw in enumerate(file, 1))
@@ -101,7 +103,9 @@ def _table_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
             columns: list[str] = []
             start = 1
             for values in rows:
-                location, number, start = f"{path} line {start}", start, rows.line_num + 1
+                number = start  # line on which the row begins; a quoted value may span lines
+                location = f"{path} line {number}"
+                start = rows.line_num + 1
                 if not columns:
                     columns = [name.strip() for name in values]
                     if repeated := [name for name in columns if columns.count(name) > 1]:
@@ -218,8 +222,8 @@ def _files_of(path: str, local: Path) -> list[Path] | None:
     if glob.has_magic(path):
         folder = _literal_folder(local)  # an existing folder may have brackets in its name
         pattern = str(local.relative_to(folder))
-        found = sorted(folder / name for name in glob.glob(pattern, root_dir=folder, recursive=True))  # noqa: PTH207
-        files = [file for file in found if file.is_file() and file.suffix.lower() in READERS]
+        paths = sorted(folder / name for name in glob.glob(pattern, root_dir=folder, recursive=True))  # noqa: PTH207
+        files = [file for file in paths if file.is_file() and file.suffix.lower() in READERS]
         if not files:
             raise UserError(
                 f"no file matches {path} ({', '.join(READERS)}; working folder {Path.cwd()}); fix {of_source('path')}"
@@ -239,15 +243,15 @@ def _files_of(path: str, local: Path) -> list[Path] | None:
 def _literal_folder(pattern: Path) -> Path:
     """Return the fixed folder of a path or a pattern: all leading parents without wildcards, or that exist as named."""
     folder = Path(*pattern.parts[:1]) if pattern.is_absolute() else Path()
-    for part in pattern.parts[len(folder.parts) : -1]:
-        if glob.has_magic(part) and not is_folder(folder / part):
+    for name in pattern.parts[len(folder.parts) : -1]:
+        if glob.has_magic(name) and not is_folder(folder / name):
             break
-        folder /= part
+        folder /= name
     return folder
 
 
 def _files_in(path: str, folder: Path) -> list[Path]:
-    """Return all files below a folder; files from several splits are an error."""
+    """Return all files below a folder. Files from several splits are an error."""
     files = sorted(
         file
         for file in folder.rglob("*")
@@ -313,7 +317,7 @@ def _dataset_rows(path: str, subset: str | None, split: str, wanted: Collection[
 
 @contextmanager
 def _without_retries(datasets: Any, path: str) -> Iterator[None]:
-    """Send the hub one short request; if it does not answer, use only downloaded files, since retries take a minute."""
+    """Send the hub one short request. If it does not answer, use only downloaded files, since retries take a minute."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
 

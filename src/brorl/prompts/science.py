@@ -100,10 +100,10 @@ class MeasuredAnswer:
 
     @classmethod
     def of_aliases(cls, value: str, aliases: Any) -> MeasuredAnswer:
-        """Return an answer with the strings of a list as aliases; other values are ignored."""
+        """Return an answer with the strings of a list as aliases. Other values are ignored."""
         texts = aliases if isinstance(aliases, list) else []
-        others = dict.fromkeys(text.strip() for text in texts if isinstance(text, str))
-        return cls(value, aliases=[text for text in others if text and text != value.strip()])
+        distinct = dict.fromkeys(text.strip() for text in texts if isinstance(text, str))
+        return cls(value, aliases=[text for text in distinct if text and text != value.strip()])
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class _StoredChoices:
 
 @lru_cache(maxsize=4096)
 def read_science_reference(text: str) -> Choices | MeasuredAnswer:
-    """Parse a reference; text that is not a JSON object is an answer without a tolerance."""
+    """Parse a reference. Text that is not a JSON object is an answer without a tolerance."""
     try:
         data = json.loads(text) if text.lstrip().startswith("{") else None
     except (ValueError, RecursionError):
@@ -128,7 +128,8 @@ def read_science_reference(text: str) -> Choices | MeasuredAnswer:
         return measured
     form = f'{{"options": ["He", "Ne"], "answer": "B"}} or {_FORM}'
     stored: _StoredChoices = read_json(_StoredChoices, text, form)
-    options, answer = stored.options, stored.answer
+    options = stored.options
+    answer = stored.answer
     letters = ascii_uppercase[: len(options)]
     if len(answer) != 1 or answer not in letters:
         raise ValueError(f"has the answer {answer[:40]!r}, which is not the letter of an option ({letters})")
@@ -136,9 +137,8 @@ def read_science_reference(text: str) -> Choices | MeasuredAnswer:
 
 
 def places(names: Sequence[str], wanted: str) -> list[int]:
-    """Return the indices of the names that equal a text; if there are none, ignore case."""
-    plain, given = " ".join(wanted.split()), [" ".join(name.split()) for name in names]
-    for text, others in ((plain, given), (plain.casefold(), [name.casefold() for name in given])):
-        if found := [at for at, other in enumerate(others) if other == text]:
-            return found
-    return []
+    """Return the indices of the names that equal a text. If there are none, ignore case."""
+    plain = " ".join(wanted.split())
+    plain_names = [" ".join(name.split()) for name in names]
+    equal = [i for i, name in enumerate(plain_names) if name == plain]
+    return equal or [i for i, name in enumerate(plain_names) if name.casefold() == plain.casefold()]

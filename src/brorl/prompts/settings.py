@@ -18,7 +18,7 @@ GYM_SETS = ALL, PRORL = ("all", "prorl")
 """Sets of Reasoning Gym datasets that a source can name instead of single datasets."""
 _OWN_OPTIONS = {"messages", "add_generation_prompt", "chat_template", "strftime_now"}
 """Variables of a chat template that are not options."""
-_OF_A_LAYOUT = (
+_LAYOUT_SETTINGS = (
     "prompt_column", "context_column", "answer_column", "answer_after", "options_column", "first_option", "domain",
     "domain_column",
 )  # fmt: skip
@@ -120,10 +120,10 @@ class FileSource(Section):
         _check_label(self.label)
         if self.layout is not None:
             fields = type(self).model_fields
-            given = next((name for name in _OF_A_LAYOUT if getattr(self, name) != fields[name].default), None)
-            if given:
+            twice = next((name for name in _LAYOUT_SETTINGS if getattr(self, name) != fields[name].default), None)
+            if twice:
                 raise ValueError(
-                    f"{of_source(given)}: the layout {self.layout} already sets it; remove {given}, or remove layout "
+                    f"{of_source(twice)}: the layout {self.layout} already sets it; remove {twice}, or remove layout "
                     "and name the columns"
                 )
         self._check_options()
@@ -253,8 +253,8 @@ class PromptFormat(Section):
 
     @model_validator(mode="after")
     def _can_be_shown(self) -> Self:
-        of_domains = {f"prompt.domain_templates.{domain}": text for domain, text in self.domain_templates.items()}
-        for name, text in {"prompt.template": self.template, **of_domains}.items():
+        domain_templates = {f"prompt.domain_templates.{domain}": text for domain, text in self.domain_templates.items()}
+        for name, text in {"prompt.template": self.template, **domain_templates}.items():
             count = text.count(_PLACEHOLDER)
             if count != 1:
                 raise ValueError(

@@ -63,7 +63,7 @@ def split_held_out(questions: Iterable[Question], fraction: float, seed: int) ->
 
 
 def drop_evaluated(questions: Iterable[Question], evaluated: Iterable[Question]) -> tuple[list[Question], int]:
-    """Drop training questions whose words are evaluated on; return the rest, in order, and the number dropped."""
+    """Drop training questions whose words are evaluated on. Return the rest, in order, and the number dropped."""
     asked = {question.words for question in evaluated}
     every = list(questions)
     kept = [question for question in every if question.words not in asked]

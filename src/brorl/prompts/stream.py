@@ -92,7 +92,7 @@ class PromptStream:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`; prompts, sources, weights and seed must be the same."""
+        """Continue from a `state_dict`. Prompts, sources, weights and seed must be the same."""
         own = self.state_dict()
         if set(state) != set(own):
             raise ValueError(

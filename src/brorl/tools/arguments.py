@@ -49,7 +49,7 @@ def _fits(value: object, schema: Mapping[str, Any]) -> bool:
     if "anyOf" in schema:
         return any(_fits(value, choice) for choice in schema["anyOf"])
     if "enum" in schema:
-        return any(type(value) is type(one) and value == one for one in schema["enum"])
+        return any(type(value) is type(choice) and value == choice for choice in schema["enum"])
     return any(_has_type(value, name) for name in _names(schema)) or "type" not in schema
 
 

@@ -51,7 +51,7 @@ def _value(node: ast.AST) -> _Number:
 
 
 def _quotient(left: _Number, right: _Number) -> _Number:
-    """Divide; integer division without a remainder stays exact."""
+    """Divide. Integer division without a remainder stays exact."""
     is_exact = isinstance(left, int) and isinstance(right, int) and right and not left % right
     return left // right if is_exact else left / right
 

@@ -29,11 +29,11 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class UnreadableCallError(ValueError):
-    """A call cannot be read; the message tells the model why, without mentioning the call's position in the text."""
+    """A call cannot be read. The message tells the model why, without mentioning the call's position in the text."""
 
 
 def reader(form: Callable[[str], Iterator[Call]]) -> ReadCalls:
-    """Return a function that reads all calls in a text; an `UnreadableCallError` becomes the last call."""
+    """Return a function that reads all calls in a text. An `UnreadableCallError` becomes the last call."""
 
     def read(text: str) -> tuple[Call, ...]:
         calls: list[Call] = []
@@ -102,10 +102,10 @@ def _decoded(text: str, start: int) -> tuple[Any, int]:
 def _after_marker(marker: str, text: str, start: int = 0) -> int | None:
     """Return the end of the next marker outside thoughts, including trailing white space; None if there is none."""
     either = re.compile(f"(?P<thought>{re.escape(THINK.opening)})|{re.escape(marker)}{_SPACE}")
-    while found := either.search(text, start):
-        if not found["thought"]:
-            return found.end()
-        closing = text.find(THINK.closing, found.end())
+    while match := either.search(text, start):
+        if not match["thought"]:
+            return match.end()
+        closing = text.find(THINK.closing, match.end())
         if closing < 0:
             return None
         start = closing + len(THINK.closing)
@@ -136,8 +136,8 @@ def llama3_calls(text: str) -> Iterator[Call]:
     """
     at = _after_marker("<|python_tag|>", text)
     surely = at is not None
-    if at is None and (found := _LLAMA3_START.match(text, _first_thought_end(text))):
-        at = found.end()
+    if at is None and (match := _LLAMA3_START.match(text, _first_thought_end(text))):
+        at = match.end()
     while at is not None:
         try:
             value, end = _decoded(text, at)
@@ -148,12 +148,13 @@ def llama3_calls(text: str) -> Iterator[Call]:
         if not surely and not (isinstance(value, dict) and _names_call(value)):
             return
         yield call_of(value)
-        found = _LLAMA3_NEXT.match(text, end)
-        at, surely = found and found.end(), False
+        match = _LLAMA3_NEXT.match(text, end)
+        at = match and match.end()
+        surely = False
 
 
 def _names_call(value: str | dict[str, Any]) -> bool:
-    """Whether an object, or the text of a malformed one, has the keys of a call."""
+    """Return whether an object, or the text of a malformed one, has the keys of a call."""
     keys = [f'"{key}"' if isinstance(value, str) else key for key in ("name", *_ARGUMENTS)]
     return keys[0] in value and any(key in value for key in keys[1:])
 
@@ -172,9 +173,9 @@ def mistral_calls(text: str) -> Iterator[Call]:
         if text.startswith("[", at):
             values, end = _decoded(text, at)
             yield from map(call_of, values)
-        elif found := _MISTRAL_NAME.match(text, at):
-            arguments, end = _decoded(text, found.end())
-            yield call_of({"name": found[1], "arguments": arguments})
+        elif match := _MISTRAL_NAME.match(text, at):
+            arguments, end = _decoded(text, match.end())
+            yield call_of({"name": match[1], "arguments": arguments})
         else:
             raise UnreadableCallError("neither a list of calls nor the name of a tool follows [TOOL_CALLS]")
         at = _after_marker("[TOOL_CALLS]", text, end)

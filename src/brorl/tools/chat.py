@@ -41,7 +41,7 @@ For each function call, return a json object with function name and arguments wi
 
 
 class RefusedTemplateError(UserError):
-    """A chat template cannot write a call and its results; the message names the fix."""
+    """A chat template cannot write a call and its results. The message names the fix."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Chat:
         return self._text(self._question, answering=False)
 
     def shows_tools(self) -> bool:
-        """Whether the chat template writes the names of the tools passed to it."""
+        """Return whether the chat template writes the names of the tools passed to it."""
         try:
             return all(name in self.prompt for name in self.shown.names)
         except RefusedTemplateError:
@@ -107,10 +107,11 @@ class Chat:
         if start < 0:
             raise self.refused("drops the calls of a turn")
         after = text[start:]
-        found = [(after.find(end), -len(end), end) for end in self.ends if end in after]
-        if not found or any(mark in after[: min(found)[0]] for mark in _RESULTS):
+        # the first end token in the text, and the longest of those that begin there
+        ends = [(after.find(end), -len(end), end) for end in self.ends if end in after]
+        if not ends or any(mark in after[: min(ends)[0]] for mark in _RESULTS):
             raise self._without_end(after)
-        at, _, end = min(found)
+        at, _, end = min(ends)
         return Exchange(text[len(asked) : start + at], end, after[at + len(end) :])
 
     def _without_end(self, after: str) -> RefusedTemplateError:
@@ -126,7 +127,7 @@ class Chat:
         )
 
     def tried(self) -> Chat:
-        """Return the chat with a working way to show several results; reject a template that does not show them."""
+        """Return the chat with a working way to show several results. Reject a template that does not show them."""
         names = self.shown.names or ("tool",)
         if not self.shows_tools():
             raise self.refused("does not show the tools")
@@ -161,7 +162,8 @@ class Chat:
             return [{"role": "assistant", "content": turn}, {"role": "user", "content": "\n".join(blocks)}]
         if self.several == "joined":
             results = [(results[0][0], "\n".join(content for _, content in results))]
-        calls, messages = list[dict[str, Any]](), list[dict[str, Any]]()
+        calls: list[dict[str, Any]] = []
+        messages: list[dict[str, Any]] = []
         for number, (name, content) in enumerate(results, 1):
             ident = f"call{number:05}"  # Mistral's templates require nine characters
             if number == 1 or self.several == "calls":

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from brorl.prompts.prompt import Prompt
 from brorl.tools.calls import Call
-from brorl.tools.functions import Tools
+from brorl.tools.functions import ToolRunner
 from brorl.verdict import NO_ANSWER, Verdict, verdict_of
 from brorl.verification.domains.verifiers import verdict_of_reply
 from brorl.verification.verifier import TrialResponses, malformed
@@ -24,11 +24,11 @@ def calls_text(calls: Sequence[Call]) -> str:
 class EnvironmentVerifier:
     """Replays the calls in a response on a new object and returns its reward, from 0 to 1; 1 is correct."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: ToolRunner) -> None:
         self._tools = tools
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify the calls in responses; a text without a list of calls has `no answer`.
+        """Verify the calls in responses. A text without a list of calls has `no answer`.
 
         The other reasons are those of user functions (`FunctionVerifier.verify_all`).
         """

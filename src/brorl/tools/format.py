@@ -63,15 +63,16 @@ class ToolFormat:
         Raises:
             UserError: If the format does not work with the tokenizer; names the fix.
         """
-        tokens, template = ResultTokens(tokenizer, stop_token_ids), chat_template(style, tokenizer)
+        tokens = ResultTokens(tokenizer, stop_token_ids)
+        template = chat_template(style, tokenizer)
         chat = None
         if template is not None:
             chat = Chat(template, tokenizer, style, tuple(tokens.ends), ShownTools(tuple(schemas)))
         if settings.has_own_format:
             shown = chat.shown if chat is not None and chat.shows_tools() else ShownTools()
-            found = cls(settings.format, shown, *_own_form(settings.format), next(iter(tokens.ends), ""), tokens)
-            found.reply([("tool", "1")])
-            return found
+            own_format = cls(settings.format, shown, *_own_form(settings.format), next(iter(tokens.ends), ""), tokens)
+            own_format.reply([("tool", "1")])
+            return own_format
         if chat is None:
             raise UserError(
                 f"tools.format = {settings.format} needs a chat template, but the prompts use none; choose a chat "
@@ -98,7 +99,7 @@ class ToolFormat:
         return exchange.turn + exchange.end
 
     def parse(self, text: str) -> tuple[Call, ...]:
-        """Return the calls in a turn, `()` if there are none; the last has a `problem` if it cannot be read."""
+        """Return the calls in a turn, `()` if there are none. The last has a `problem` if it cannot be read."""
         return self._read(text)
 
     def reply(self, results: Results) -> tuple[int, ...]:
@@ -126,13 +127,14 @@ def _recognized(wanted: str, chat: Chat) -> tuple[str, ReadCalls, Chat]:
     """Return the format that reads the calls that a template writes, and the tested chat."""
     chat = chat.tried()
     name = next(iter(chat.shown.names), "tool")
-    exchange, expected = chat.exchange([(name, "1")]), (call_of({"name": name, "arguments": example_arguments()}),)
+    exchange = chat.exchange([(name, "1")])
+    expected = (call_of({"name": name, "arguments": example_arguments()}),)
     opening = THINK.opening if THINK.opened_by(chat.prompt) else ""
     for form, read in ({RESPONSE_TEMPLATE: _response_reader(chat, exchange.end)} | {**FORMS}).items():
         after = read if form == RESPONSE_TEMPLATE else _after(opening, read)
         # the template may omit the thought that it opened from the turn that it shows
-        found = expected in (read(exchange.turn), after(exchange.turn)) and not read("The answer is 4.")
-        if wanted in ("auto", form) and found:
+        reads_call = expected in (read(exchange.turn), after(exchange.turn)) and not read("The answer is 4.")
+        if wanted in ("auto", form) and reads_call:
             return form, after, chat
     named = "not a known format" if wanted == "auto" else f"not in the {wanted} format"
     raise chat.refused(f"writes a call as {short_repr(exchange.turn)}, which is {named}")
@@ -144,16 +146,16 @@ def _after(opening: str, read: ReadCalls) -> ReadCalls:
 
 
 def _response_reader(chat: Chat, end: str) -> ReadCalls:
-    """Return a reader that applies the tokenizer's response template; without one, it does not find any calls."""
+    """Return a reader that applies the tokenizer's response template. Without one, it does not find any calls."""
     tokenizer = chat.tokenizer
-    has_one = any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema"))
+    has_template = any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema"))
     known: dict[str, Any] = {"prefix": chat.prompt, "tools": list(chat.shown.schemas)}
-    taken = signature(tokenizer.parse_response).parameters if has_one else {}
+    taken = signature(tokenizer.parse_response).parameters if has_template else {}
     options: dict[str, Any] = {name: value for name, value in known.items() if name in taken}
 
     @reader
     def read(text: str) -> Iterator[Call]:
-        if not has_one:
+        if not has_template:
             return
         try:
             message = tokenizer.parse_response(text + end, **options)
@@ -178,11 +180,10 @@ def _own_form(file: str) -> tuple[ReadCalls, Callable[[Results], str]]:
     @reader
     def read(text: str) -> Iterator[Call]:
         try:
-            values = parse(text)
-            found = list(values)  # type: ignore[call-overload]
+            values = list(parse(text))  # type: ignore[call-overload]
         except Exception as error:
             raise UnreadableCallError(f"the call cannot be read ({describe(error)})") from error
-        yield from map(call_of, found)
+        yield from map(call_of, values)
 
     def write(results: Results) -> str:
         try:

@@ -1,4 +1,4 @@
-"""`Tools`: the functions that responses can call. Turns go in, results come out.
+"""`ToolRunner`: runs the functions that responses can call. Turns go in, results come out.
 
 Calls run in worker processes with time and memory limits, never in this process. Equal calls run once.
 """
@@ -83,7 +83,7 @@ class _Work(NamedTuple):
     place: tuple[int, int, int] | None = None
 
 
-class Tools:
+class ToolRunner:
     """The tools of a run: loads them, shows their schemas, and runs calls in worker processes.
 
     Attributes:
@@ -97,17 +97,20 @@ class Tools:
     def __init__(
         self, tools: Mapping[str, Tool], settings: ToolSettings, workers: Workers, has_reward: bool = False
     ) -> None:
-        self.tools, self._workers, self._timeout_s = tools, workers, settings.timeout_s
+        self.tools = tools
+        self._workers = workers
+        self._timeout_s = settings.timeout_s
         self._max_characters = _CHARACTERS_PER_TOKEN * settings.max_result_tokens
         self.schemas: tuple[dict[str, Any], ...] = tuple(dict(tool.schema) for tool in tools.values())
-        self.environment, self.has_reward = settings.environment, has_reward
+        self.environment = settings.environment
+        self.has_reward = has_reward
         self.num_run = 0
         self._worked: set[str] = set()  # names of tools with at least one result
         self._failed: dict[str, set[_Work]] = {}  # distinct failed calls of the other tools
 
     @classmethod
-    def from_settings(cls, settings: ToolSettings, workers: Workers) -> Tools:
-        """Load the functions in a worker and build their schemas; a UserError names the setting and the fix."""
+    def from_settings(cls, settings: ToolSettings, workers: Workers) -> ToolRunner:
+        """Load the functions in a worker and build their schemas. A UserError names the setting and the fix."""
         tools = [_own_tool(name, path, workers) for name, path in settings.functions.items()]
         if settings.calculator:
             tools.append(Tool(_described(_CALCULATOR, _FUNCTION, workers)["schema"], _CALCULATOR))
@@ -116,12 +119,13 @@ class Tools:
             tools.append(Tool(_PYTHON_SCHEMA))
         has_reward = False
         if settings.environment:
-            setting, path = "tools.environment", settings.environment
+            setting = "tools.environment"
+            path = settings.environment
             described = _own(setting, path, "describe_environment", _GAME, workers)
             tools += [Tool(schema, path, setting, is_method=True) for schema in described["tools"].values()]
             has_reward = described["has_reward"]
         names = Counter(tool.name for tool in tools)
-        if repeated := next((name for name, number in names.items() if number > 1), None):
+        if repeated := next((name for name, count in names.items() if count > 1), None):
             raise UserError(f"tools: two tools have the name {repeated!r}; rename yours")
         return cls({tool.name: tool for tool in tools}, settings, workers, has_reward)
 
@@ -135,15 +139,15 @@ class Tools:
         distinct = [*dict.fromkeys(rows)]
         through = "brorl.tools.inside:observe"
         calls = [VerifierCall(self.environment, (row,), through, self._timeout_s) for row in distinct]
-        said: dict[str, str] = {}
+        text_of: dict[str, str] = {}
         for row, reply in zip(distinct, self._workers.functions.run(calls), strict=True):
             if reply.failure:
                 raise UserError(
                     f"tools.environment: reset(**row) fails for {shortened(row)}: {_without_verifier(reply.failure)}; "
                     f"fix reset or the row; {of_source('domain', ENVIRONMENT_DOMAIN)} passes whole rows"
                 )
-            said[row] = reply.value
-        return [said[row] for row in rows]
+            text_of[row] = reply.value
+        return [text_of[row] for row in rows]
 
     def rewards(self, played: Sequence[tuple[str, Sequence[Call]]]) -> list[Reply]:
         """Return the result of get_reward after a reset with a row and any calls, or the failure."""
@@ -166,7 +170,7 @@ class Tools:
             ToolError: If one of the user's tools has failed on every call so far, or if infrastructure failures
                 stopped a call twice.
         """
-        planned = [self._plan(number, turn) for number, turn in enumerate(turns)]
+        planned = [self._plan(index, turn) for index, turn in enumerate(turns)]
         distinct = dict.fromkeys(work for plan in planned for works, _ in plan for work in works)
         result_of = self._results([*distinct])
         outcomes: list[list[tuple[tuple[ToolResult, ...], int]]] = []
@@ -177,7 +181,7 @@ class Tools:
             outcomes.append([*counts.items()])
         return outcomes
 
-    def _plan(self, number: int, turn: Turn) -> list[tuple[tuple[_Work, ...], int]]:
+    def _plan(self, turn_index: int, turn: Turn) -> list[tuple[tuple[_Work, ...], int]]:
         """Return the work of a turn: shared by all its rollouts, unless a tool is nondeterministic."""
         works: list[_Work] = []
         varied: list[int] = []  # calls of nondeterministic tools
@@ -192,7 +196,7 @@ class Tools:
             return [(tuple(works), turn.count)]
         plan = []
         for rollout in range(turn.count):
-            own = {index: works[index]._replace(place=(number, rollout, index)) for index in varied}
+            own = {index: works[index]._replace(place=(turn_index, rollout, index)) for index in varied}
             plan.append((tuple(own.get(index, work) for index, work in enumerate(works)), 1))
         return plan
 
@@ -204,7 +208,7 @@ class Tools:
         )  # fmt: skip
 
     def _results(self, works: Sequence[_Work]) -> dict[_Work, ToolResult]:
-        """Run work in the workers; the result of a call that cannot run is its failure."""
+        """Run work in the workers. The result of a call that cannot run is its failure."""
         result_of: dict[_Work, ToolResult] = {}
         for work in works:
             if (refusal := self._refusal(work.call)) is not None:
@@ -214,12 +218,12 @@ class Tools:
         calls = [work for work in remaining if self.tools[work.call.name].path]
         self.num_run += len(remaining)
         replies = self._workers.functions.run([self._worker_call(work) for work in calls])
-        result_of |= {work: self._of_reply(work, reply) for work, reply in zip(calls, replies, strict=True)}
+        result_of |= {work: self._reply_result(work, reply) for work, reply in zip(calls, replies, strict=True)}
         if programs:
             limits = Limits(self._timeout_s, self._workers.functions.memory_bytes, _MAX_PROGRAM_BYTES)
             judges = [partial(_run_program, json.loads(work.call.arguments)["code"], limits) for work in programs]
             ended = self._workers.programs.run(judges)
-            result_of |= {work: self._of_program(work, end) for work, end in zip(programs, ended, strict=True)}
+            result_of |= {work: self._program_result(work, end) for work, end in zip(programs, ended, strict=True)}
         self._refuse_broken({work: result_of[work] for work in calls})
         return result_of
 
@@ -235,19 +239,21 @@ class Tools:
         return self._failure(Failure.WRONG_ARGUMENTS, problem) if problem else None
 
     def _worker_call(self, work: _Work) -> VerifierCall:
-        tool, call, limit_s = self.tools[work.call.name], work.call, self._limit_s(work)
+        call = work.call
+        tool = self.tools[call.name]
+        limit_s = self._limit_s(work)
         if not tool.is_method:
             arguments = (call.arguments, self._max_characters, tool.deterministic)
             return VerifierCall(tool.path, arguments, "brorl.tools.inside:call", limit_s)
-        *before, last = [(one.name, one.arguments) for one in (*work.before, call)]
+        *before, last = [(played.name, played.arguments) for played in (*work.before, call)]
         step = (work.row, before, last, self._max_characters)
         return VerifierCall(tool.path, step, "brorl.tools.inside:step", limit_s)
 
     def _limit_s(self, work: _Work) -> float:
-        """Return the time limit of a call; an environment may have to replay all earlier calls."""
+        """Return the time limit of a call. An environment may have to replay all earlier calls."""
         return self._timeout_s * (1 + len(work.before))
 
-    def _of_reply(self, work: _Work, reply: Reply) -> ToolResult:
+    def _reply_result(self, work: _Work, reply: Reply) -> ToolResult:
         if reply.failure is None:
             text, failure = reply.value
             return ToolResult(text, None if failure is None else Failure(failure))
@@ -260,7 +266,7 @@ class Tools:
         is_full = reply.failure == OUT_OF_MEMORY
         return self._failure(Failure.CRASHED, OUT_OF_MEMORY if is_full else "the process of the tool ended")
 
-    def _of_program(self, work: _Work, end: Reply | Undecided) -> ToolResult:
+    def _program_result(self, work: _Work, end: Reply | Undecided) -> ToolResult:
         """Return a program's output without the final line break, or the failure that ended it."""
         if isinstance(end, JudgeTimeout) or (isinstance(end, Reply) and end.failure == TIMEOUT):
             return self._failure(Failure.TIMEOUT, f"timeout after {self._timeout_s:g} s")
@@ -278,8 +284,7 @@ class Tools:
         refusals = [refusal for call in calls if (refusal := self._refusal(call))]
         beginnings = {refusal.text[:_COMPARED] for refusal in refusals}
         errors = [error for error in _ERROR.findall(reply) if error[:_COMPARED] not in beginnings]
-        kinds = (next((kind for kind, begins in _BEGINNINGS.items() if begins(e)), Failure.RAISED) for e in errors)
-        return [*(refusal.failure for refusal in refusals if refusal.failure), *kinds]
+        return [*(refusal.failure for refusal in refusals if refusal.failure), *map(_kind_of_error, errors)]
 
     def _refuse_broken(self, result_of: Mapping[_Work, ToolResult]) -> None:
         """End the run if one of the user's tools has always failed: training would teach the model not to call it."""
@@ -299,6 +304,10 @@ class Tools:
                 )
 
 
+def _kind_of_error(error: str) -> Failure:
+    return next((kind for kind, begins in _BEGINNINGS.items() if begins(error)), Failure.RAISED)
+
+
 def _own_tool(name: str, path: str, workers: Workers) -> Tool:
     """Load one of the user's functions."""
     setting = f"tools.functions.{name}"
@@ -311,7 +320,7 @@ def _own_tool(name: str, path: str, workers: Workers) -> Tool:
 
 
 def _own(setting: str, path: str, describe: str, form: str, workers: Workers) -> dict[str, Any]:
-    """Load what a setting names, and return its description by `brorl.tools.schema`; a UserError names the fix."""
+    """Load what a setting names, and return its description by `brorl.tools.schema`. A UserError names the fix."""
     try:
         described = _described(path, describe, workers)
     except LoadError as error:

@@ -26,7 +26,7 @@ _kept: OrderedDict[tuple[object, ...], Any] = OrderedDict()  # (class, row, step
 
 
 def call(function: Callable[..., object], arguments: str, max_characters: int, seeded: bool) -> Outcome:
-    """Call a function with arguments from a JSON object; `seeded` makes its random numbers repeatable."""
+    """Call a function with arguments from a JSON object. `seeded` makes its random numbers repeatable."""
     seed(arguments if seeded else None)
     return outcome(function, json.loads(arguments), max_characters)
 
@@ -67,10 +67,10 @@ def observe(factory: Callable[[], Any], row: str) -> str:
         raise TypeError("the reference answer is not a row")
     game = factory()
     seed(row)
-    said = result(game.reset(**columns))
-    if not isinstance(said, str | None):
-        raise TypeError(f"reset returned {type(said).__name__}, not text or None")
-    return readable(said or "", len(said or ""))
+    text = result(game.reset(**columns))
+    if not isinstance(text, str | None):
+        raise TypeError(f"reset returned {type(text).__name__}, not text or None")
+    return readable(text or "", len(text or ""))
 
 
 def step(factory: Callable[[], Any], row: str, before: Sequence[Step], call: Step, max_characters: int) -> Outcome:
@@ -85,9 +85,9 @@ def step(factory: Callable[[], Any], row: str, before: Sequence[Step], call: Ste
         return readable(f"error: {describe(error)}", max_characters), Failure.RAISED
     steps = [*before, call]
     _seed_step(row, steps)
-    found = outcome(method, json.loads(arguments), max_characters)
+    answer = outcome(method, json.loads(arguments), max_characters)
     _keep(factory, row, steps, game)
-    return found
+    return answer
 
 
 def reward(factory: Callable[[], Any], row: str, steps: Sequence[Step]) -> object:
@@ -98,26 +98,27 @@ def reward(factory: Callable[[], Any], row: str, steps: Sequence[Step]) -> objec
 
 
 def _played(factory: Callable[[], Any], row: str, steps: Sequence[Step]) -> Any:
-    """Return an object after a reset and steps; the caller may modify it."""
-    for done in range(len(steps), -1, -1):
-        key = _key(factory, row, steps[:done])
+    """Return an object after a reset and steps. The caller may modify it."""
+    for num_kept in range(len(steps), -1, -1):
+        key = _key(factory, row, steps[:num_kept])
         if key in _kept and (game := _copy(_kept[key])) is not None:
             _kept.move_to_end(key)
             break
     else:
-        done, game = 0, factory()
+        num_kept = 0
+        game = factory()
         seed(row)
         result(game.reset(**json.loads(row)))
-    for number in range(done, len(steps)):
-        name, arguments = steps[number]
-        _seed_step(row, steps[: number + 1])
+    for i in range(num_kept, len(steps)):
+        name, arguments = steps[i]
+        _seed_step(row, steps[: i + 1])
         outcome(getattr(game, name), json.loads(arguments), 0)
     _keep(factory, row, steps, game)
     return game
 
 
 def _keep(factory: Callable[[], Any], row: str, steps: Sequence[Step], game: object) -> None:
-    """Keep a copy of an object; if there are too many, drop the least recently used one."""
+    """Keep a copy of an object. If there are too many, drop the least recently used one."""
     key = _key(factory, row, steps)
     if key not in _kept and (copied := _copy(game)) is not None:
         _kept[key] = copied

@@ -45,7 +45,7 @@ class ResultTokens:
         """Return a word that does not occur in the contents, and the contents with it inside every added token."""
         readable = [content.encode("utf-8", "replace").decode() for content in contents]
         word = next(word for n in count() if not any((word := f"xQ{n}Zk4Wm") in content for content in readable))
-        texts = [self._begins_added.sub(lambda found: found[1] + word, content) for content in readable]
+        texts = [self._begins_added.sub(lambda match: match[1] + word, content) for content in readable]
         for place, (content, text) in enumerate(zip(readable, texts, strict=True)):
             # a tokenizer that normalizes text may find added tokens in other spellings
             if not self.added.keys().isdisjoint(self.tokens("", text.split(word))):
@@ -53,7 +53,7 @@ class ResultTokens:
         return word, texts
 
     def tokens(self, end: str, pieces: Sequence[str]) -> tuple[int, ...]:
-        """Return the tokens of a text in pieces, without tokens that span pieces; `end` is the preceding end token."""
+        """Return the tokens of a text in pieces, without tokens that span pieces. `end` is the preceding end token."""
         token_ids: list[int] = []
         for piece in pieces:
             after_end = self._ids(end + piece)

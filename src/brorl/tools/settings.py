@@ -76,7 +76,7 @@ class ToolSettings(Section):
     @field_validator("format")
     @classmethod
     def _known_format(cls, name: str) -> str:
-        """Make a file's path absolute; reject an unknown name."""
+        """Make a file's path absolute. Reject an unknown name."""
         if name in FORMATS:
             return name
         if not name.endswith(".py"):

@@ -1,8 +1,8 @@
-"""A recipe's tools, if it has any. Without tools, only the settings module of this package is imported."""
+"""A recipe's verifiers and its tools, if any. Without tools, only the settings module of this package is imported."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from brorl.config.settings import TrainConfig
@@ -11,6 +11,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import ENVIRONMENT_DOMAIN, Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
+from brorl.verification.domains.verifiers import make_verifiers
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
 
@@ -18,21 +19,30 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from brorl.rollout.engine import Engine
-    from brorl.tools.functions import Tools
+    from brorl.tools.functions import ToolRunner
     from brorl.tools.toolbox import Toolbox
 
 
-def load_tools(config: TrainConfig, workers: Workers) -> Tools | None:
-    """Load a recipe's tools; None if it has none. See `Tools.from_settings`."""
+def load_tools_and_verifiers(
+    config: TrainConfig, domains: Iterable[str], workers: Workers
+) -> tuple[ToolRunner | None, dict[str, Verifier]]:
+    """Load a recipe's tools, if any, and the verifiers of some domains, which run in the same workers."""
+    tools = load_tools(config, workers)
+    environment = environment_verifier(tools)
+    return tools, make_verifiers(domains, config.verification, config.rewards, workers, environment)
+
+
+def load_tools(config: TrainConfig, workers: Workers) -> ToolRunner | None:
+    """Load a recipe's tools; None if it has none. See `ToolRunner.from_settings`."""
     if not config.tools.enabled:
         return None
-    from brorl.tools.functions import Tools
+    from brorl.tools.functions import ToolRunner
 
-    return Tools.from_settings(config.tools, workers)
+    return ToolRunner.from_settings(config.tools, workers)
 
 
 def make_toolbox(
-    config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, tools: Tools | None
+    config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, tools: ToolRunner | None
 ) -> Toolbox | None:
     """Choose the call format for a model, which is a name or a folder; None without tools. See `Toolbox.of_run`."""
     if tools is None:
@@ -42,7 +52,7 @@ def make_toolbox(
     return Toolbox.of_run(config, model, tokenizer, tools)
 
 
-def environment_verifier(tools: Tools | None) -> Callable[[], Verifier]:
+def environment_verifier(tools: ToolRunner | None) -> Callable[[], Verifier]:
     """Return a function that builds the environment verifier, for `make_verifiers`."""
 
     def make() -> Verifier:

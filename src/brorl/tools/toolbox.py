@@ -18,7 +18,7 @@ from brorl.sampling import decode_tokens
 from brorl.tools.calls import Call, Failure, Turn
 from brorl.tools.environments import calls_text
 from brorl.tools.format import ToolFormat, check_turn_ends
-from brorl.tools.functions import Tools
+from brorl.tools.functions import ToolRunner
 from brorl.tools.settings import ToolSettings
 from brorl.tree import RolloutTree
 
@@ -29,13 +29,13 @@ _PROBE = "1234567890"  # a result that does not occur in any template
 class Toolbox:
     """Parses and answers a model's calls."""
 
-    tools: Tools
+    tools: ToolRunner
     format: ToolFormat
     settings: ToolSettings
     tokenizer: PreTrainedTokenizerBase
 
     @classmethod
-    def of_run(cls, config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, tools: Tools) -> Toolbox:
+    def of_run(cls, config: TrainConfig, model: str, tokenizer: PreTrainedTokenizerBase, tools: ToolRunner) -> Toolbox:
         """Choose the call format for a model, which is a name or a folder.
 
         Raises:
@@ -52,10 +52,10 @@ class Toolbox:
 
     def observed(self, questions: Sequence[Question]) -> list[Question]:
         """Append to each environment question the text that the environment's reset returns for its row."""
-        mine = [question for question in questions if question.domain == ENVIRONMENT_DOMAIN]
-        said = iter(self.tools.observations([question.reference for question in mine]))
+        rows = [question.reference for question in questions if question.domain == ENVIRONMENT_DOMAIN]
+        observations = iter(self.tools.observations(rows))
         return [
-            with_text_after(question, next(said)) if question.domain == ENVIRONMENT_DOMAIN else question
+            with_text_after(question, next(observations)) if question.domain == ENVIRONMENT_DOMAIN else question
             for question in questions
         ]
 
@@ -64,7 +64,7 @@ class Toolbox:
         return self.format.parse(self.format.turn_text(token_ids))
 
     def replies(self, turns: Sequence[Turn]) -> list[list[tuple[tuple[int, ...], int]]]:
-        """Run the calls in turns, each distinct call once; return the reply tokens, see `CallReader`."""
+        """Run the calls in turns, each distinct call once. Return the reply tokens, see `CallReader`."""
         reply_of: dict[tuple[tuple[str, str], ...], tuple[int, ...]] = {}
         replies = []
         for turn, outcomes in zip(turns, self.tools.run(turns), strict=True):
@@ -88,7 +88,8 @@ class Toolbox:
 
     def reply_text(self, token_ids: Sequence[int]) -> str:
         """Return the text of a reply; for a single result, without the text that the format puts around it."""
-        text, (before, after) = decode_tokens(self.tokenizer, token_ids, special=True), self._frame
+        text = decode_tokens(self.tokenizer, token_ids, special=True)
+        before, after = self._frame
         is_framed = text.startswith(before) and text.endswith(after) and len(text) >= len(before) + len(after)
         return text[len(before) : len(text) - len(after)] if is_framed else text.strip()
 
@@ -104,19 +105,22 @@ class Toolbox:
 
         Failures are counted as the model saw them.
         """
-        rollouts, turns = sum(tree.num_rollouts for tree in trees), sum(tree.num_turns for tree in trees)
-        made, distinct = 0, set[Call]()
+        num_rollouts = sum(tree.num_rollouts for tree in trees)
+        num_turns = sum(tree.num_turns for tree in trees)
+        num_calls = 0
+        distinct: set[Call] = set()
         failures = Counter[str]()
         for tree in trees:
             for node in tree.first_given.tolist():
-                count, calls = int(tree.count[node]), self.calls(_turn_before(tree, node))
-                made += count * len(calls)
+                count = int(tree.count[node])
+                calls = self.calls(_turn_before(tree, node))
+                num_calls += count * len(calls)
                 distinct.update(calls)
                 for failure in self.tools.failures(calls, decode_tokens(self.tokenizer, _reply_from(tree, node))):
                     failures[failure] += count
         return {
-            "turns": turns / rollouts if rollouts else 1.0,
-            "calls": made,
+            "turns": num_turns / num_rollouts if num_rollouts else 1.0,
+            "calls": num_calls,
             "distinct_calls": len(distinct),
             "given_tokens": sum(tree.num_given_tokens for tree in trees),
             "failures": {failure.value: failures[failure] for failure in Failure if failures[failure]},
@@ -126,8 +130,8 @@ class Toolbox:
 def _turn_before(tree: RolloutTree, node: int) -> list[int]:
     """Return the turn before a given node."""
     path = tree.path(int(tree.parent[node]))
-    given = np.flatnonzero(tree.given[path])
-    return tree.token[path[given[-1] + 1 :] if given.size else path].tolist()  # type: ignore[no-any-return]
+    replies = np.flatnonzero(tree.given[path])  # positions that replies wrote
+    return tree.token[path[replies[-1] + 1 :] if replies.size else path].tolist()  # type: ignore[no-any-return]
 
 
 def _reply_from(tree: RolloutTree, node: int) -> list[int]:

@@ -63,7 +63,7 @@ class _Transcript:
         return cls(prompt, count, np.empty(0, np.int64), np.empty(0), np.empty(0, np.bool_))
 
     def followed_by(self, tree: RolloutTree, reader: CallReader) -> list[_Transcript]:
-        """Append each distinct response of a tree; parse the calls of those that finished."""
+        """Append each distinct response of a tree, and parse the calls of those that finished."""
         edges = np.cumsum(tree.total_length)[:-1]
         paths = np.split(tree.response_nodes(), edges)
         return [
@@ -131,15 +131,17 @@ class TurnEngine:
         `max_new_tokens` limits each turn.
         """
         room = self._settings.total_tokens(task.sampling.max_new_tokens) - task.sampling.max_new_tokens
-        live, ended = [_Transcript.empty(prompt, count) for prompt, count in enumerate(task.rollouts_P)], []
+        live = [_Transcript.empty(prompt, count) for prompt, count in enumerate(task.rollouts_P)]
+        ended: list[_Transcript] = []
         for turns_left in range(self._settings.max_turns - 1, -1, -1):
             longer = self._sampled(live, task)
-            ended += [one for one in longer if not one.calls]
-            calling = [one for one in longer if one.calls]
+            ended += [transcript for transcript in longer if not transcript.calls]
+            calling = [transcript for transcript in longer if transcript.calls]
             if turns_left:
                 live, cut = self._replied(calling, task.prompts, room)
             else:
-                live, cut = [], [one.cut() for one in calling]
+                live = []
+                cut = [transcript.cut() for transcript in calling]
             ended += cut
             if not live:
                 break
@@ -149,42 +151,50 @@ class TurnEngine:
         """Sample one turn of each transcript, and parse its calls."""
         seed_P = task.seed_P
         turns = SampleTask(
-            [[*task.prompts[one.prompt], *one.token.tolist()] for one in live],
-            [one.count for one in live],
+            [[*task.prompts[transcript.prompt], *transcript.token.tolist()] for transcript in live],
+            [transcript.count for transcript in live],
             task.sampling,
-            [one.seed(seed_P[one.prompt]) for one in live],
+            [transcript.seed(seed_P[transcript.prompt]) for transcript in live],
         )
         trees = self._engine.sample(turns)
-        return [longer for one, tree in zip(live, trees, strict=True) for longer in one.followed_by(tree, self._reader)]
+        return [
+            longer
+            for transcript, tree in zip(live, trees, strict=True)
+            for longer in transcript.followed_by(tree, self._reader)
+        ]
 
     def _replied(
         self, calling: Sequence[_Transcript], prompts: Sequence[Sequence[int]], room: int
     ) -> tuple[list[_Transcript], list[_Transcript]]:
-        """Reply to calls; return the transcripts with room for another turn, and those that are cut off."""
-        live, cut = [], []
-        turns = [Turn(one.calls, one.count, one.history, row_of(prompts[one.prompt])) for one in calling]
-        for one, replies in zip(calling, self._reader.replies(turns), strict=True):
+        """Reply to calls. Return the transcripts with room for another turn, and those that are cut off."""
+        live: list[_Transcript] = []
+        cut: list[_Transcript] = []
+        turns = [
+            Turn(transcript.calls, transcript.count, transcript.history, row_of(prompts[transcript.prompt]))
+            for transcript in calling
+        ]
+        for transcript, replies in zip(calling, self._reader.replies(turns), strict=True):
             for token_ids, count in replies:
-                if one.token.size + len(token_ids) <= room:
-                    live.append(one.with_reply(token_ids, count))
+                if transcript.token.size + len(token_ids) <= room:
+                    live.append(transcript.with_reply(token_ids, count))
                 else:
-                    cut.append(replace(one.cut(), count=count))
+                    cut.append(replace(transcript.cut(), count=count))
         return live, cut
 
 
 def _trees(prompts: Sequence[Sequence[int]], ended: Sequence[_Transcript]) -> list[RolloutTree]:
     """Merge the transcripts of each prompt into a tree."""
-    of_prompt: list[list[_Transcript]] = [[] for _ in prompts]
-    for one in ended:
-        of_prompt[one.prompt].append(one)
+    transcripts_P: list[list[_Transcript]] = [[] for _ in prompts]
+    for transcript in ended:
+        transcripts_P[transcript.prompt].append(transcript)
     return [
         RolloutTree.from_responses(
             prompt,
-            [one.token.tolist() for one in transcripts],
-            [one.logprob.tolist() for one in transcripts],
-            [one.finished for one in transcripts],
-            [one.given.tolist() for one in transcripts],
-            [one.count for one in transcripts],
+            [transcript.token.tolist() for transcript in transcripts],
+            [transcript.logprob.tolist() for transcript in transcripts],
+            [transcript.finished for transcript in transcripts],
+            [transcript.given.tolist() for transcript in transcripts],
+            [transcript.count for transcript in transcripts],
         )
-        for prompt, transcripts in zip(prompts, of_prompt, strict=True)
+        for prompt, transcripts in zip(prompts, transcripts_P, strict=True)
     ]

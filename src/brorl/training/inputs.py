@@ -15,7 +15,16 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.evaluation.questions import all_questions, find_unreadable, reading_lines, unreadable_lines
+from brorl.evaluation.questions import (
+    all_questions,
+    build_questions,
+    check_domain_names,
+    check_split,
+    find_unreadable,
+    reading_lines,
+    removed_lines,
+    unreadable_lines,
+)
 from brorl.format import counted
 from brorl.model.context_limit import attention_limit
 from brorl.model.device import available_bytes, bfloat16_slowdown
@@ -31,10 +40,9 @@ from brorl.prompts.stream import PromptStream
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.seeds import derived_seed
 from brorl.table import Table
-from brorl.tools.setup import environment_verifier, load_tools, make_toolbox, rendered
+from brorl.tools.setup import load_tools_and_verifiers, make_toolbox, rendered
 from brorl.training.collector import MAX_STEPS_PER_ROUND
-from brorl.training.questions import build_questions, check_domain_names, check_split, removed_lines
-from brorl.verification.domains.verifiers import make_verifiers, sandbox_lines
+from brorl.verification.domains.verifiers import sandbox_lines
 from brorl.verification.grade import Grader
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.thoughts import make_decode
@@ -134,21 +142,13 @@ class RunInputs(ModelInputs):
 def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], None] | None = None) -> RunInputs:
     """Read, check and encode the data, and check that memory suffices. The first problem raises a UserError."""
     torch.manual_seed(derived_seed(config.seed, 0))  # on a CPU torch uses only the low 32 bits
-    if choose_device(config.device).type != "cpu" and config.engine.clock == "cpu":
-        raise UserError("engine.clock = cpu cannot measure the time of a GPU; set device: cpu, or engine.clock: wall")
-    if config.cluster.enabled and config.device.startswith("cuda") and not config.cluster.gpus_per_learner_rank:
-        raise UserError(
-            f"device = {config.device} needs GPUs, but cluster.gpus_per_learner_rank = 0 learns on CPUs; set "
-            "cluster.gpus_per_learner_rank: 1, or device: auto"
-        )
+    _check_device(config)
     check_engine(config, config.sampling.params)
     model_config = read_config(find_model(model_path))
     sources = build_questions(config)
     questions = all_questions(sources)
-    workers, domains = Workers.from_settings(config.verification), {question.domain for question in questions}
-    tools = load_tools(config, workers)
-    environment = environment_verifier(tools)
-    verifiers = make_verifiers(domains, config.verification, config.rewards, workers, environment)
+    workers = Workers.from_settings(config.verification)
+    tools, verifiers = load_tools_and_verifiers(config, {question.domain for question in questions}, workers)
     check_domain_names(config, verifiers)
     check_split(config, sources)
     tokenizer = load_tokenizer(model_path, config.sampling.stop)
@@ -169,8 +169,28 @@ def prepare_run(config: TrainConfig, model_path: str, show: Callable[[Table], No
         verifiers, decode, config.rewards, config.longest_response, config.verification.sees,
         toolbox.calls_text if toolbox else None,
     )  # fmt: skip
-    memory_line = memory.summary if warning is None else f"warning: {warning}"
-    return RunInputs(model_path, tokenizer, context, prompts, grader, toolbox, workers, memory, memory_line, notes)
+    return RunInputs(
+        model_path=model_path,
+        tokenizer=tokenizer,
+        context=context,
+        prompts=prompts,
+        grader=grader,
+        toolbox=toolbox,
+        workers=workers,
+        memory=memory,
+        memory_line=memory.summary if warning is None else f"warning: {warning}",
+        notes=notes,
+    )
+
+
+def _check_device(config: TrainConfig) -> None:
+    if choose_device(config.device).type != "cpu" and config.engine.clock == "cpu":
+        raise UserError("engine.clock = cpu cannot measure the time of a GPU; set device: cpu, or engine.clock: wall")
+    if config.cluster.enabled and config.device.startswith("cuda") and not config.cluster.gpus_per_learner_rank:
+        raise UserError(
+            f"device = {config.device} needs GPUs, but cluster.gpus_per_learner_rank = 0 learns on CPUs; set "
+            "cluster.gpus_per_learner_rank: 1, or device: auto"
+        )
 
 
 def check_attention_limit(config: TrainConfig, model_config: PreTrainedConfig, context: int) -> None:

@@ -26,6 +26,7 @@ from brorl.cost import amount
 from brorl.errors import UserError, option
 from brorl.evaluation.evaluator import Evaluator, evaluation_record, held_out_batch
 from brorl.evaluation.pass_at_k import pass_at_k
+from brorl.evaluation.questions import build_questions
 from brorl.format import Estimate, counted, duration, interval, shell_command
 from brorl.model.device import return_freed_memory
 from brorl.planning.advice import PlanResult
@@ -33,7 +34,6 @@ from brorl.planning.pilot import NoMixedGroupError, least_step_seconds
 from brorl.runs.run_directory import SPEC_FILE, RunDirectory
 from brorl.training.inputs import prepare_run
 from brorl.training.local_parts import LocalParts
-from brorl.training.questions import build_questions
 from brorl.tuning import Aim
 from brorl.tuning.answer import NOTHING_TO_FIND, TuningResult, conclude
 from brorl.tuning.spec import (

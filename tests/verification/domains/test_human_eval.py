@@ -31,7 +31,7 @@ def verifier() -> Iterator[CodeVerifier]:
 
 
 def read(row: dict[str, Any]) -> Prompt:
-    fields = LAYOUTS["humaneval"].asked(row, 0)
+    fields = LAYOUTS["humaneval"].question(row, 0)
     return Prompt(row["task_id"], fields.text, (1,), fields.reference, "code")
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from brorl.config.reading import make_config
 from brorl.errors import UserError
+from brorl.evaluation.questions import build_questions
 from brorl.prompts.settings import GymSource
-from brorl.training.questions import build_questions
 from brorl.verification.gym import task
 from brorl.verification.gym.task import BENCHMARKS, GymTask, read_gym
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool

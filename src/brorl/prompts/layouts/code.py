@@ -20,8 +20,8 @@ from typing import Any
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.layouts import text as texts
-from brorl.prompts.question import CODE_DOMAIN
-from brorl.prompts.row import Asked, Cells, DroppedRow, cell_of, decoded
+from brorl.prompts.question import CODE_DOMAIN, Question
+from brorl.prompts.row import Cells, DroppedRow, cell_of, decoded, row_question
 
 _MAX_PRIVATE_BYTES = 1 << 28
 _MAX_CASES = 100
@@ -61,26 +61,27 @@ _SEVERAL = re.compile(
     re.IGNORECASE,
 )
 # About the output, not the input: after one of these words in the same sentence.
-_OF_OUTPUT = r"\b(?:print|output|return|report|display|write|answer)(?:s|ed)?\b[^.\n]{0,80}"
-_ANY_ORDER = re.compile(rf"{_OF_OUTPUT}\b(?:in any order|order (?:does not|doesn't) matter)\b", re.IGNORECASE)
+_OUTPUT = r"\b(?:print|output|return|report|display|write|answer)(?:s|ed)?\b[^.\n]{0,80}"
+_ANY_ORDER = re.compile(rf"{_OUTPUT}\b(?:in any order|order (?:does not|doesn't) matter)\b", re.IGNORECASE)
 _ANY_CASE = re.compile(
-    rf"{_OF_OUTPUT}(?:\b(?:in any|any|either) (?:case|register)\b|\bcase[- ]insensitive\b)", re.IGNORECASE
+    rf"{_OUTPUT}(?:\b(?:in any|any|either) (?:case|register)\b|\bcase[- ]insensitive\b)", re.IGNORECASE
 )
 
 
-def apps(row: Cells, _seed: int) -> Asked:
+def apps(row: Cells, _seed: int) -> Question:
     """Read APPS and TACO: `input_output` is JSON text with inputs, outputs and sometimes `fn_name`."""
-    question, column, limit = _text(row, "question"), row["input_output"], row.get("time_limit")
-    seconds = re.match(r"\s*(\d+(?:\.\d+)?)", str(limit)) if limit else None
-    tests = _tests(
-        question, _read_json(column, "input_output") if column else None, float(seconds[1]) if seconds else 0
-    )
+    question = _text(row, "question")
+    column = row["input_output"]
+    cases = _read_json(column, "input_output") if column else None
+    limit = re.match(r"\s*(\d+(?:\.\d+)?)", str(row.get("time_limit") or ""))
+    tests = _tests(question, cases, float(limit[1]) if limit else 0)
     solutions = decoded(row.get("solutions"))  # a list, or its JSON text
-    written = next((one for one in solutions if isinstance(one, str)), None) if isinstance(solutions, list) else None
-    return _question(question, replace(tests, solution=written), row.get("starter_code") or "")
+    programs = solutions if isinstance(solutions, list) else []
+    solution = next((program for program in programs if isinstance(program, str)), None)
+    return _question(question, replace(tests, solution=solution), row.get("starter_code") or "")
 
 
-def code_contests(row: Cells, _seed: int) -> Asked:
+def code_contests(row: Cells, _seed: int) -> Question:
     """Read CodeContests, whose cases are in three columns."""
     question = _text(row, "description")
     columns = [
@@ -91,7 +92,8 @@ def code_contests(row: Cells, _seed: int) -> Asked:
         raise DroppedRow(_NO_TESTS)
     if row["input_file"] or row["output_file"]:
         raise DroppedRow(_USES_FILES)
-    limit, solutions = row["time_limit"] or {}, row.get("solutions")
+    limit = row["time_limit"] or {}
+    solutions = row.get("solutions")
     pairs = zip(solutions["language"], solutions["solution"], strict=True) if solutions else ()
     tests = CodeTests(
         _stdin_cases(question, inputs, outputs, _NUMPY_CLOSE),
@@ -102,7 +104,7 @@ def code_contests(row: Cells, _seed: int) -> Asked:
     return _question(question, tests, "")
 
 
-def codeforces(row: Cells, _seed: int) -> Asked:
+def codeforces(row: Cells, _seed: int) -> Question:
     """Read Codeforces, whose problem statement spans several columns."""
     if row["interaction_format"]:
         raise DroppedRow("the program is interactive")
@@ -113,14 +115,14 @@ def codeforces(row: Cells, _seed: int) -> Asked:
     cases = {case["input"]: case["output"] for case in (*(row["examples"] or ()), *(row["official_tests"] or ()))}
     if not cases:
         raise DroppedRow(_NO_TESTS)
-    parts = [f"# {row['title']}", row["description"]]
+    sections = [f"# {row['title']}", row["description"]]
     for title, column in (("Input", "input_format"), ("Output", "output_format"), ("Note", "note")):
         if row[column]:
-            parts.append(f"## {title}\n{row[column]}")
+            sections.append(f"## {title}\n{row[column]}")
     if row["examples"]:
         shown = "\n".join(f"Input:\n{case['input']}\nOutput:\n{case['output']}" for case in row["examples"])
-        parts.append(f"## Examples\n{shown}")
-    question = "\n\n".join(part.strip() for part in parts if part)
+        sections.append(f"## Examples\n{shown}")
+    question = "\n\n".join(section.strip() for section in sections if section)
     memory = row["memory_limit"]
     tests = CodeTests(
         _stdin_cases(question, list(cases), list(cases.values()), 1e-6),
@@ -130,9 +132,10 @@ def codeforces(row: Cells, _seed: int) -> Asked:
     return _question(question, tests, "")
 
 
-def live_code_bench(row: Cells, _seed: int) -> Asked:
+def live_code_bench(row: Cells, _seed: int) -> Question:
     """Read LiveCodeBench, whose private cases are compressed."""
-    question, starter = _text(row, "question_content"), row["starter_code"] or ""
+    question = _text(row, "question_content")
+    starter = row["starter_code"] or ""
     cases = [*_read_json(row["public_test_cases"], "public_test_cases"), *_private_cases(row["private_test_cases"])]
     if not cases:
         raise DroppedRow(_NO_TESTS)
@@ -168,22 +171,23 @@ def _private_cases(column: Any) -> list[dict[str, str]]:
     return cases
 
 
-_MATH_OF_EURUS = texts.answered("prompt", "reward_model.ground_truth")
+_EURUS_MATH = texts.answered("prompt", "reward_model.ground_truth")
 
 
-def eurus2(row: Cells, seed: int) -> Asked:
+def eurus2(row: Cells, seed: int) -> Question:
     """Read math and code rows, depending on `ability`, without the system message."""
     if row["ability"] == "math":
-        return _MATH_OF_EURUS(row, seed)
+        return _EURUS_MATH(row, seed)
     if row["ability"] != "code":
         raise DroppedRow(f"the ability is {row['ability']}")
-    question, answer = texts.asked_text(row["prompt"]), cell_of(row, "reward_model.ground_truth")
+    question = texts.asked_text(row["prompt"])
+    answer = cell_of(row, "reward_model.ground_truth")
     tests = _tests(question, _read_json(answer, "reward_model.ground_truth") if answer else None)
     names_form = not isinstance(tests.tests, CallCases) or tests.tests.function in question
     return _question(question, tests, None if names_form else "")
 
 
-def human_eval(row: Cells, _seed: int) -> Asked:
+def human_eval(row: Cells, _seed: int) -> Question:
     """Read a function to complete, with test code."""
     prompt, function = _text(row, "prompt"), _text(row, "entry_point")
     # A few prompts first define other functions, which the completed function and the test code call.
@@ -199,20 +203,20 @@ def human_eval(row: Cells, _seed: int) -> Asked:
     return _question(question, tests)
 
 
-def mbpp_plus(row: Cells, _seed: int) -> Asked:
+def mbpp_plus(row: Cells, _seed: int) -> Question:
     """Read a short function with test code."""
     return _mbpp(_text(row, "prompt"), list(row["test_list"] or ()), row["test"], row["test_imports"], row["code"])
 
 
-def mbpp(row: Cells, _seed: int) -> Asked:
-    """Read a short function with assertions; show only the first one, since all of them would give the answer away."""
+def mbpp(row: Cells, _seed: int) -> Question:
+    """Read a short function with assertions. Show only the first one, since all of them would give the answer away."""
     tests = [*(row["test_list"] or ()), *(row.get("challenge_test_list") or ())]
     before = row.get("test_imports") or [row.get("test_setup_code") or ""]
     text = _text(row, "text" if "text" in row else "prompt")
     return _mbpp(text, tests[:1], "\n".join(tests), before, row["code"])
 
 
-def _mbpp(question: str, shown: Sequence[str], test: str, before: Sequence[str] | None, solution: str) -> Asked:
+def _mbpp(question: str, shown: Sequence[str], test: str, before: Sequence[str] | None, solution: str) -> Question:
     """Return a question that shows some of its tests, together with the code of all tests."""
     named = re.search(r"\bassertion\((?:set\()?(\w+)\(\*inp\)", test) or re.search(
         r"\bassert\s+(?:\(|not\s+|(?:set|sorted|tuple|list|str|round|math\.isclose|abs)\()*(\w+)\(", "\n".join(shown)
@@ -235,7 +239,7 @@ def _tests(question: str, cases: Any, seconds: float = 0.0) -> CodeTests:
     return CodeTests(_stdin_cases(question, inputs, outputs, _NUMPY_CLOSE), seconds or None, prelude=PRELUDE)
 
 
-def _question(text: str, tests: CodeTests, starter: str | None = None) -> Asked:
+def _question(text: str, tests: CodeTests, starter: str | None = None) -> Question:
     """Return a question; unless `starter` is None, add the starter code, if any, and the form of the answer."""
     if starter is not None:
         code = f"Start from this code:\n\n```python\n{starter.strip()}\n```\n\n" if starter.strip() else ""
@@ -243,7 +247,7 @@ def _question(text: str, tests: CodeTests, starter: str | None = None) -> Asked:
         if isinstance(tests.tests, CallCases):
             form = f"Write the Python function `{tests.tests.function}`. {_ANSWER.format('code')}"
         text = f"{text.rstrip()}\n\n{code}{form}"
-    return Asked(text, tests.to_text(), CODE_DOMAIN)
+    return row_question(text, tests.to_text(), CODE_DOMAIN)
 
 
 def _text(row: Cells, column: str) -> str:
@@ -264,7 +268,7 @@ def _check_outputs(question: str, is_call: bool) -> None:
 def _stdin_cases(
     question: str, inputs: Sequence[Any], outputs: Sequence[Any], tolerance: float, compare: Any = "tokens"
 ) -> StdinCases:
-    """Return a program's cases; a list of lines is joined, as the judges do."""
+    """Return a program's cases. A list of lines is joined, as the judges do."""
     _check_outputs(question, is_call=False)
     inputs, outputs = (
         ["\n".join(map(str, text)) if isinstance(text, list) else str(text) for text in texts]
@@ -281,34 +285,34 @@ def _stdin_cases(
 
 
 def _call_cases(question: str, function: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> CallCases:
-    """Return a function's cases, as the judges of APPS, TACO and PRIME read them; the question may allow any order."""
+    """Return a function's cases, as the judges of APPS, TACO and PRIME read them. The question may allow any order."""
     _check_outputs(question, is_call=True)
     arguments, expected = inputs, outputs
     if all(isinstance(text, str) for text in (*inputs, *outputs)):
         arguments = [[_read_json(line, "inputs") for line in text.split("\n")] for text in inputs]
         expected = [_read_json(text, "outputs") for text in outputs]
     kept = _chosen(arguments, expected)
-    if not str(function).isidentifier() or not all(isinstance(one, list) for one in arguments):
+    if not str(function).isidentifier() or not all(isinstance(values, list) for values in arguments):
         raise DroppedRow(_UNREADABLE)
     return CallCases(
         function,
         tuple(tuple(arguments[index]) for index in kept),
         tuple(expected[index] for index in kept),
         any_order=bool(_ANY_ORDER.search(question)),
-        unwrap=all(isinstance(one, list) and len(one) == 1 for one in expected),
+        unwrap=all(isinstance(value, list) and len(value) == 1 for value in expected),
         int_keys=True,
     )
 
 
 def _chosen(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
-    """Return the cases to keep: all, or 100 evenly spaced ones if there are more; large cases only while they fit."""
+    """Return the cases to keep: at most 100, evenly spaced. Large cases are kept only while they fit."""
     if len(inputs) != len(outputs):
         raise DroppedRow(_UNREADABLE)
-    number = len(inputs)
-    indices = list(range(number))
-    if number > _MAX_CASES:
-        indices = sorted({round(k * (number - 1) / (_MAX_CASES - 1)) for k in range(_MAX_CASES)})
-    room, kept = _MAX_TESTS_CHARACTERS, list[int]()
+    indices = list(range(len(inputs)))
+    if len(inputs) > _MAX_CASES:
+        indices = sorted({round(k * (len(inputs) - 1) / (_MAX_CASES - 1)) for k in range(_MAX_CASES)})
+    room = _MAX_TESTS_CHARACTERS
+    kept: list[int] = []
     for index in indices:
         size = len(str(inputs[index])) + len(str(outputs[index]))
         if size <= room or not kept:
@@ -318,7 +322,7 @@ def _chosen(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
 
 
 def _read_json(text: Any, column: str) -> Any:
-    """Return a JSON value; a few rows in large datasets contain other text, or integers too long to parse."""
+    """Return a JSON value. A few rows in large datasets contain other text, or integers too long to parse."""
     if not isinstance(text, str):
         raise ValueError(f"{column} must be JSON text, got {text!r:.40}")
     try:

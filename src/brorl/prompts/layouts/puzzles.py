@@ -5,13 +5,14 @@ from __future__ import annotations
 from brorl.format import listed, short_repr
 from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.layouts.text import asked_text
-from brorl.prompts.question import COUNTDOWN_DOMAIN
-from brorl.prompts.row import Asked, Cells, decoded
+from brorl.prompts.question import COUNTDOWN_DOMAIN, Question
+from brorl.prompts.row import Cells, decoded, row_question
 
 
-def countdown(row: Cells, _seed: int) -> Asked:
-    """Read the numbers and the target of a countdown puzzle; if the row has a prompt, keep it."""
-    numbers, target = decoded(row["nums"]), row["target"]
+def countdown(row: Cells, _seed: int) -> Question:
+    """Read the numbers and the target of a countdown puzzle. If the row has a prompt, keep it."""
+    numbers = decoded(row["nums"])
+    target = row["target"]
     if isinstance(target, str) and target.strip().isdecimal():  # in a CSV file
         target = int(target)
     if not isinstance(numbers, list) or not all(isinstance(n, int) for n in (*numbers, target)):
@@ -20,7 +21,7 @@ def countdown(row: Cells, _seed: int) -> Asked:
             f"{short_repr(target)}"
         )
     puzzle = CountdownPuzzle(tuple(sorted(numbers)), target)
-    given = listed([str(number) for number in numbers])
+    listed_numbers = listed([str(number) for number in numbers])
     rules = "Use each number exactly once, with +, -, *, / and parentheses."
-    asked = f"Make {target} from the numbers {given}. {rules} Put your final expression within \\boxed{{}}."
-    return Asked(asked_text(row["prompt"]) if "prompt" in row else asked, puzzle.reference, COUNTDOWN_DOMAIN)
+    asked = f"Make {target} from the numbers {listed_numbers}. {rules} Put your final expression within \\boxed{{}}."
+    return row_question(asked_text(row["prompt"]) if "prompt" in row else asked, puzzle.reference, COUNTDOWN_DOMAIN)

@@ -11,8 +11,8 @@ from brorl.format import short_repr
 from brorl.prompts.answer_forms import last_box
 from brorl.prompts.instructions import KINDS, Instructions
 from brorl.prompts.options import choice_question, read_options, right_option
-from brorl.prompts.question import INSTRUCTIONS_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN
-from brorl.prompts.row import Asked, Cells, DroppedRow, cell_of, decoded
+from brorl.prompts.question import INSTRUCTIONS_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN, Question
+from brorl.prompts.row import Cells, DroppedRow, cell_of, decoded, row_question
 from brorl.prompts.science import MeasuredAnswer
 
 MARKER = "####"  # before the answer in GSM8K's form
@@ -44,8 +44,8 @@ def reference_answer(value: Any) -> str | None:
         is_list = isinstance(listed, list) and bool(listed) and all(isinstance(item, str) for item in listed)
         return reference_answer(listed) if is_list else value.strip() or None
     if isinstance(value, list | tuple):
-        parts = [reference_answer(item) for item in value]
-        return ", ".join(part for part in parts if part) if parts and None not in parts else None
+        answers = [reference_answer(item) for item in value]
+        return ", ".join(answer for answer in answers if answer) if answers and None not in answers else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         return None
     return str(int(value)) if value == int(value) else str(value)
@@ -77,14 +77,14 @@ def the_only(value: Any) -> str | None:
     return reference_answer(answers[:1])
 
 
-def answered(question: str, answer: str, find: Find = reference_answer) -> Callable[[Cells, int], Asked]:
+def answered(question: str, answer: str, find: Find = reference_answer) -> Callable[[Cells, int], Question]:
     """Return a reader for a column with a problem, and a column (or `column.key`) with its answer."""
 
-    def read(row: Cells, _seed: int) -> Asked:
+    def read(row: Cells, _seed: int) -> Question:
         problem = _AROUND.sub("", asked_text(row[question]).strip()).strip()
         if not problem:
             raise DroppedRow("no question")
-        return Asked(problem, (find(cell_of(row, answer)) or "").strip(), MATH_DOMAIN)
+        return row_question(problem, (find(cell_of(row, answer)) or "").strip(), MATH_DOMAIN)
 
     return read
 
@@ -100,17 +100,16 @@ def asked_text(value: Any) -> str:
     return str(value or "")
 
 
-def benchmark_row(row: Cells, _seed: int) -> Asked:
-    r"""Read a benchmark's columns by their common names; the answer may follow `####`, or be in a `\boxed{...}`."""
+def benchmark_row(row: Cells, _seed: int) -> Question:
+    r"""Read a benchmark's columns by their common names. The answer may follow `####`, or be in a `\boxed{...}`."""
     asked, context = (_texts(row, names) for names in (QUESTIONS, [CONTEXT]))
-    given = [answer for answer in map(reference_answer, _cells(row, ANSWERS)) if answer]
-    marked = [_THOUSANDS.sub("", answer.rpartition(MARKER)[2]) if MARKER in answer else answer for answer in given]
-    found = [
-        *(last_box(answer) or answer for answer in marked),
-        *(last_box(text) or "" for text in _texts(row, SOLUTIONS)),
-    ]
-    reference = next((answer.strip() for answer in found if answer.strip()), "")
-    return Asked("\n\n".join([*context, *asked[:1]] if asked else []), reference, MATH_DOMAIN)
+    candidates: list[str] = []
+    for answer in filter(None, map(reference_answer, _cells(row, ANSWERS))):
+        marked = _THOUSANDS.sub("", answer.rpartition(MARKER)[2]) if MARKER in answer else answer
+        candidates.append(last_box(marked) or marked)
+    candidates += [last_box(text) or "" for text in _texts(row, SOLUTIONS)]
+    reference = next((answer.strip() for answer in candidates if answer.strip()), "")
+    return row_question("\n\n".join([*context, *asked[:1]] if asked else []), reference, MATH_DOMAIN)
 
 
 def _texts(row: Cells, names: Sequence[str]) -> list[str]:
@@ -139,32 +138,32 @@ def _text(row: Cells, column: str) -> str:
 
 def choices(
     question: str, options: Sequence[str], *answers: str, first: int | None = None
-) -> Callable[[Cells, int], Asked]:
+) -> Callable[[Cells, int], Question]:
     """Return a reader for a question with options, in one column, or in one column each with the right one first.
 
     With one column, all columns of `answers` must name the same option; the last is an index if `first` is given.
     """
 
-    def read(row: Cells, seed: int) -> Asked:
+    def read(row: Cells, seed: int) -> Question:
         values = [row[options[0]]] if answers else [_text(row, column) for column in options]
-        found = read_options(values)
-        if found is None:
+        row_options = read_options(values)
+        if row_options is None:
             raise DroppedRow("no 2 to 26 options")
         try:
             places = {
-                right_option(found, row[column], first if column == answers[-1] else None) for column in answers
+                right_option(row_options, row[column], first if column == answers[-1] else None) for column in answers
             } or {0}
         except ValueError:
             raise DroppedRow("no answer") from None
         if len(places) > 1:
             raise DroppedRow(f"{' and '.join(answers)} name different options")
-        texts = [text.strip() for text in found.texts]
+        texts = [text.strip() for text in row_options.texts]
         return choice_question(_text(row, question), texts, places.pop(), seed)
 
     return read
 
 
-def scp(row: Cells, _seed: int) -> Asked:
+def scp(row: Cells, _seed: int) -> Question:
     """Read a problem whose solution states a short answer in a box, after `answer`, or as its only line."""
     solution = _text(row, "matched_solution" if "matched_solution" in row else "solution")
     answer = last_box(solution)
@@ -176,14 +175,14 @@ def scp(row: Cells, _seed: int) -> Asked:
     problem = _text(row, "problem")
     if problem and not is_short:
         raise DroppedRow("no short answer in the solution")
-    return Asked(problem, answer, SCIENCE_DOMAIN)
+    return row_question(problem, answer, SCIENCE_DOMAIN)
 
 
-def scibench(row: Cells, _seed: int) -> Asked:
+def scibench(row: Cells, _seed: int) -> Question:
     """Read a number with its unit, accepted within 5%."""
     problem, number, unit = (_text(row, column) for column in ("problem_text", "answer_number", "unit"))
     value = f"{number} {unit.replace('$', '').strip()}".strip()
-    return Asked(problem, MeasuredAnswer(value, _SCIBENCH_TOLERANCE).to_text() if number else "", SCIENCE_DOMAIN)
+    return row_question(problem, MeasuredAnswer(value, _SCIBENCH_TOLERANCE).to_text() if number else "", SCIENCE_DOMAIN)
 
 
 _UNKNOWN_KIND = "an instruction that is not one of the 25 kinds of IFEval"
@@ -193,8 +192,8 @@ _UNUSABLE = "an instruction with missing or unusable arguments"
 _FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, str]]] = {
     name: (
         kind,
-        {theirs: ours for theirs, is_named, ours in (one.partition(":") for one in arguments.split(", ")) if is_named},
-        {ours: text for ours, is_text, text in (one.partition("=") for one in arguments.split(", ")) if is_text},
+        {theirs: ours for theirs, colon, ours in (pair.partition(":") for pair in arguments.split(", ")) if colon},
+        {ours: text for ours, equals, text in (pair.partition("=") for pair in arguments.split(", ")) if equals},
     )
     for name, kind, arguments in (
         ("verify_keywords", "keywords:existence", "keyword_list:keywords"),
@@ -230,7 +229,7 @@ _FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, str]]] = {
 }  # fmt: skip
 
 
-def _instructed(prompt: Any, kinds: Any, arguments: Any, loose: bool = False) -> Asked:
+def _instructed(prompt: Any, kinds: Any, arguments: Any, loose: bool = False) -> Question:
     """Return the question of a row with a list of kinds and a list of arguments."""
     if not isinstance(kinds, list | tuple) or not isinstance(arguments, list | tuple):
         types = f"{type(kinds).__name__} and {type(arguments).__name__}"
@@ -241,23 +240,23 @@ def _instructed(prompt: Any, kinds: Any, arguments: Any, loose: bool = False) ->
     if any(kind not in KINDS for kind in kinds):
         raise DroppedRow(_UNKNOWN_KIND)
     try:
-        return Asked(text, Instructions.from_lists(kinds, arguments, loose).to_text(), INSTRUCTIONS_DOMAIN)
+        return row_question(text, Instructions.from_lists(kinds, arguments, loose).to_text(), INSTRUCTIONS_DOMAIN)
     except ValueError:
         raise DroppedRow(_UNUSABLE) from None
 
 
-def ifeval(row: Cells, _seed: int, loose: bool = False) -> Asked:
+def ifeval(row: Cells, _seed: int, loose: bool = False) -> Question:
     """Read IFEval's lists."""
     return _instructed(row["prompt"], row["instruction_id_list"], row["kwargs"], loose)
 
 
-def nemotron(row: Cells, _seed: int) -> Asked:
+def nemotron(row: Cells, _seed: int) -> Question:
     """Read IFEval's lists inside `args`."""
     arguments = _mapping(row["args"], "args", "instruction_id_list", "instruction_kwargs")
     return _instructed(row["input"], arguments["instruction_id_list"], arguments["instruction_kwargs"])
 
 
-def multi_constraints(row: Cells, _seed: int) -> Asked:
+def multi_constraints(row: Cells, _seed: int) -> Question:
     """Read IFEval's lists inside `ground_truth`, which may be a list with one mapping."""
     truth = decoded(row["ground_truth"])
     truth = truth[0] if isinstance(truth, list) and len(truth) == 1 else truth
@@ -265,7 +264,7 @@ def multi_constraints(row: Cells, _seed: int) -> Asked:
     return _instructed(row["messages"], truth["instruction_id"], truth["kwargs"])
 
 
-def rlvr(row: Cells, _seed: int) -> Asked:
+def rlvr(row: Cells, _seed: int) -> Question:
     """Read a function with its arguments."""
     truth = _mapping(row["ground_truth"], "ground_truth", "func_name")
     if truth["func_name"] not in _FUNCTIONS:
@@ -276,8 +275,8 @@ def rlvr(row: Cells, _seed: int) -> Asked:
 
 
 def _mapping(value: Any, column: str, *keys: str) -> Mapping[str, Any]:
-    """Return a mapping with the given keys; it may be stored as JSON text or as a Python literal."""
-    found = decoded(value)
-    if not isinstance(found, Mapping) or not {*keys} <= {*found}:
+    """Return a mapping with the given keys. It may be stored as JSON text or as a Python literal."""
+    mapping = decoded(value)
+    if not isinstance(mapping, Mapping) or not {*keys} <= {*mapping}:
         raise ValueError(f"{column} must be a mapping with {' and '.join(keys)}, got {short_repr(value)}")
-    return found
+    return mapping
