@@ -93,7 +93,7 @@ def _is_deep(form: Form) -> bool:
     """Return whether a form is nested too deeply for recursive functions: `2^2^2^2...`."""
     level: list[tuple[object, ...]] = [form]
     for _ in range(_MAX_DEPTH):
-        level = [part for one in level for part in one if isinstance(part, tuple)]
+        level = [part for parent in level for part in parent if isinstance(part, tuple)]
         if not level:
             return False
     return True
@@ -116,7 +116,7 @@ class AnswerReader(ExpressionReader):
         if len(items) == 1:
             return items[0]
         if modulus := modulus_of(items[-1]):  # `1, 3 \pmod 8`
-            items = [one if modulus_of(one) else modulo(one, modulus) for one in items]
+            items = [item if modulus_of(item) else modulo(item, modulus) for item in items]
         kinds = {joint for joint in joints if joint != ","}
         if len(kinds) > 1:
             raise UnreadableError("both `and` and `or`")
@@ -348,7 +348,9 @@ def _without_brackets(tokens: Sequence[Token]) -> Sequence[Token]:
     """Return the tokens of a unit in brackets, `(m/s)`, without them; single letters in brackets are a factor."""
     if len(tokens) > 2 and tokens[0].text == "(" and tokens[-1].text == ")":
         inner = tokens[1:-1]
-        return [inner[0]._replace(is_spaced=True), *inner[1:]] if all(len(one.text) > 1 for one in inner) else tokens
+        return (
+            [inner[0]._replace(is_spaced=True), *inner[1:]] if all(len(token.text) > 1 for token in inner) else tokens
+        )
     return tokens
 
 
@@ -385,7 +387,7 @@ def _unit(tokens: Sequence[Token]) -> str | None:
 def _is_prefix(tokens: Sequence[Token], at: int) -> bool:
     r"""Return whether a token is a letter joined to the ohm symbol, as in `k\Omega`."""
     after = tokens[at + 1 : at + 2]
-    return len(tokens[at].text) == 1 and any(one.text == "\\Omega" and not one.is_spaced for one in after)
+    return len(tokens[at].text) == 1 and any(token.text == "\\Omega" and not token.is_spaced for token in after)
 
 
 def _are_words(tokens: Sequence[Token]) -> bool:

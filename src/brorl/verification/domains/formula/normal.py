@@ -375,9 +375,9 @@ def along_axes(form: Form, vector: Form) -> Sequence[Form] | None:
     return along if len(axes) == len(parts) and same_value(total, form) else None
 
 
-def have_other_units(right: Form, given: Form) -> bool:
+def have_other_units(reference: Form, answer: Form) -> bool:
     """Return whether two quantities have units that do not convert to each other."""
-    first, second = as_quantity(right), as_quantity(given)
+    first, second = as_quantity(reference), as_quantity(answer)
     if first is None or second is None or not (first.unit and second.unit):
         return False
     return not any(conversions(a, b) for a in units_of(second.unit) for b in units_of(first.unit))

@@ -275,7 +275,7 @@ def words_of(tokens: Sequence[Token]) -> str:
     """Return tokens as words separated by single spaces; formulas have no spaces."""
     kept = [token for token in tokens if token.text not in ("{", "}", '"')]
     pairs = zip([END, *kept], kept, strict=False)
-    kept = [one for before, one in pairs if before.kind != "number" or one.text not in ORDINAL_ENDINGS]
+    kept = [token for before, token in pairs if before.kind != "number" or token.text not in ORDINAL_ENDINGS]
     if all(token.kind in ("name", "number") or token.text in "-'.,!?():" for token in kept):
         text = _HYPHEN.sub(" ", written(kept)).replace("(", " ").replace(")", " ")
         text = " ".join(text.split()).strip(" .,!")
