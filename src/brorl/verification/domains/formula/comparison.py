@@ -75,7 +75,8 @@ class FormComparison:
     """Compares forms with the tolerance of `agree`; `is_complex` says whether the letter i is the imaginary unit."""
 
     def __init__(self, is_complex: bool, tolerance: Fraction | None) -> None:
-        self._is_complex, self._tolerance = is_complex, tolerance
+        self._is_complex = is_complex
+        self._tolerance = tolerance
 
     def agrees(self, reference: Form, answer: Form) -> bool:
         """Return whether an answer agrees with the reference; False if a value cannot be computed."""
@@ -97,7 +98,7 @@ class FormComparison:
         if isinstance(reference, Relation):
             return self._same_relation(reference, answer)
         if isinstance(answer, Relation):
-            return self._says(reference, answer)
+            return self._gives(reference, answer)
         members = members_of(reference), members_of(answer)
         joints = {form.joint for form in (reference, answer) if isinstance(form, Listing)}
         if joints == {"and", "or"} and any(isinstance(item, Text) for item in members[0] or ()):
@@ -119,7 +120,7 @@ class FormComparison:
         if isinstance(reference, Text) and isinstance(answer, Text):
             return are_same_words(reference.words, answer.words) or are_two_factors(reference.words, answer.words)
         if isinstance(reference, Text) and isinstance(answer, Relation):
-            return self._says(reference, answer)
+            return self._gives(reference, answer)
         if isinstance(reference, Relation):
             return self._same_relation(reference, answer)
         text, other = (reference, answer) if isinstance(reference, Text) else (answer, reference)
@@ -151,26 +152,23 @@ class FormComparison:
                 pass
         if isinstance(reference, Expression) and isinstance(answer, Expression):
             return self._same_value(reference, answer)
-        one, other = as_quantity(reference), as_quantity(answer)
-        return reference == answer if one is None or other is None else self._same_quantity(one, other)
+        first, second = as_quantity(reference), as_quantity(answer)
+        return reference == answer if first is None or second is None else self._same_quantity(first, second)
 
     def _same_residue(self, reference: Form, answer: Form) -> bool:
         """Compare numbers up to multiples of a modulus; a plain number must equal the written one."""
         if isinstance(reference, Residue) and isinstance(answer, Residue):
-            values = [exact_value(one) for one in (reference.value, answer.value, reference.modulus)]
-            numbers = [value for value in values if value is not None]
-            if len(numbers) == len(values) and numbers[2]:
-                is_congruent = (numbers[0] - numbers[1]) % numbers[2] == 0
-                return is_congruent and self._same_value(reference.modulus, answer.modulus)
-            return self._same_value(reference.modulus, answer.modulus) and self._same_value(
-                reference.value, answer.value
-            )
-        one, other = (form.value if isinstance(form, Residue) else form for form in (reference, answer))
-        return isinstance(one, Expression) and isinstance(other, Expression) and self._same_value(one, other)
+            first, second, modulus = map(exact_value, (reference.value, answer.value, reference.modulus))
+            if first is not None and second is not None and modulus:
+                return (first - second) % modulus == 0 and self._same_value(reference.modulus, answer.modulus)
+            same_modulus = self._same_value(reference.modulus, answer.modulus)
+            return same_modulus and self._same_value(reference.value, answer.value)
+        plain, other = (form.value if isinstance(form, Residue) else form for form in (reference, answer))
+        return isinstance(plain, Expression) and isinstance(other, Expression) and self._same_value(plain, other)
 
     def _same_quantity(self, reference: Quantity, answer: Quantity) -> bool:
         """Compare values with units; if only one side has a unit, the unit is dropped."""
-        products = [one for one in (reference.product, answer.product) if one is not None]
+        products = [product for product in (reference.product, answer.product) if product is not None]
         if len(products) == 2 and any(map(variables, products)) and self._same_value(products[0], products[1]):
             return True
         if reference.words != answer.words and not same_beside(reference.words, answer.words):
@@ -185,9 +183,9 @@ class FormComparison:
             return self._same_value(reference.value, answer.value, slack) or self._same_angle(reference, answer)
         return any(
             self._same_value(reference.value, converted(answer.value, way), way.slack)
-            for other in units_of(answer.unit)
-            for one in units_of(reference.unit)
-            for way in conversions(other, one)
+            for answer_unit in units_of(answer.unit)
+            for unit in units_of(reference.unit)
+            for way in conversions(answer_unit, unit)
             if is_measured or not way.slack
         )
 
@@ -195,16 +193,16 @@ class FormComparison:
         """Compare degrees to a multiple of pi."""
         if {reference.unit, answer.unit} != {"", "°"} or _PI not in (*walk(reference.value), *walk(answer.value)):
             return False
-        one, other = (Apply("degree", (form.value,)) if form.unit else form.value for form in (reference, answer))
-        return self._same_value(one, other)
+        angles = [Apply("degree", (form.value,)) if form.unit else form.value for form in (reference, answer)]
+        return self._same_value(angles[0], angles[1])
 
     def _same_value(self, reference: Expression, answer: Expression, slack: Fraction | None = None) -> bool:
         """Compare expressions; 50% equals both 1/2 and 50. `slack` is the error of a unit conversion."""
         answer = with_letters(reference, answer)
         pairs = [(reference, answer)]
-        one, other = percent_of(reference), percent_of(answer)
-        if slack is None and (one is None) != (other is None):
-            pairs.append((one or reference, other or answer))
+        percent, answer_percent = percent_of(reference), percent_of(answer)
+        if slack is None and (percent is None) != (answer_percent is None):
+            pairs.append((percent or reference, answer_percent or answer))
         return any(self._same_number(*pair, slack) for pair in pairs)
 
     def _same_number(self, reference: Expression, answer: Expression, slack: Fraction | None) -> bool:
@@ -224,16 +222,16 @@ class FormComparison:
         Both lists are sorted, so that equal members are found immediately; UnreadableError if too many pairs remain.
         """
         if len(reference) == len(answer):
-            reference, left = sorted(reference, key=place_of), sorted(answer, key=place_of)
+            members, left = sorted(reference, key=place_of), sorted(answer, key=place_of)
         else:
-            reference, left = self._distinct(reference), self._distinct(answer)
+            members, left = self._distinct(reference), self._distinct(answer)
         pairs = 0
-        for member in reference:
-            found = next((at for at, other in enumerate(left) if self.same(member, other)), None)
-            if found is None:
+        for member in members:
+            place = next((place for place, other in enumerate(left) if self.same(member, other)), None)
+            if place is None:
                 return False
-            del left[found]
-            pairs += found
+            del left[place]
+            pairs += place
             if pairs > _MAX_PAIRS:
                 raise UnreadableError("too many members")
         return not left
@@ -257,30 +255,31 @@ class FormComparison:
         """Compare sets of real numbers; None if a form is not such a set, or if both are pairs in brackets."""
         if all(isinstance(form, Bracketed) and form.opening != "\\{:" for form in (reference, answer)):
             return None
-        one, other = region_of(reference), region_of(answer)
-        if one is None or other is None or not any((*one.holds, *other.holds)):
+        region, answer_region = region_of(reference), region_of(answer)
+        if region is None or answer_region is None or not any((*region.holds, *answer_region.holds)):
             return None
         if is_equation(reference) or is_equation(answer):
             return None
-        if one.variable and other.variable and one.variable != other.variable:
+        if region.variable and answer_region.variable and region.variable != answer_region.variable:
             return False
-        return one.holds == other.holds and all(map(self._same_value, one.ends, other.ends))
+        return region.holds == answer_region.holds and all(map(self._same_value, region.ends, answer_region.ends))
 
-    def _says(self, reference: Form, answer: Relation) -> bool:
+    def _gives(self, reference: Form, answer: Relation) -> bool:
         """Return whether a chain such as `x = 6 * 7 = 42` gives a value: other sides are names or equal the value."""
         if not set(answer.signs) <= EQUAL:
             return False
-        is_open, sides, signs = bool(variables(reference)), answer.sides, answer.signs
+        sides, signs = answer
+        is_open = bool(variables(reference))
         if is_open and is_call(sides[0]) and not variables(sides[0].arguments[1:]) <= variables(reference):
             return False  # `f(t) = ...`, but the reference has a different variable
         is_value = is_open and isinstance(sides[0], Expression) and self.same(reference, sides[0])
         if is_name(sides[0], wide=not is_open) and not is_value:
-            return self._chain_says(reference, sides[1:], signs[1:], after_name=True)
+            return self._chain_gives(reference, sides[1:], signs[1:], after_name=True)
         if is_name(sides[-1], wide=False):
-            return self._chain_says(reference, sides[:-1], signs[:-1])
-        return self._chain_says(reference, sides, signs)
+            return self._chain_gives(reference, sides[:-1], signs[:-1])
+        return self._chain_gives(reference, sides, signs)
 
-    def _chain_says(
+    def _chain_gives(
         self, reference: Form, sides: Sequence[Form], signs: Sequence[str], after_name: bool = False
     ) -> bool:
         """Return whether equal sides give a value; after a name, skip formulas with variables: `A = r h = 42`."""
@@ -288,18 +287,20 @@ class FormComparison:
             sides, signs = sides[1:], signs[1:]
         if not sides or not self._is_chain(sides, signs):
             return False
-        exacts = [side for side, sign in zip(sides, ("=", *signs), strict=True) if sign != "\\approx"]
-        said = sides if isinstance(reference, Expression) and is_decimal(reference) else exacts
-        return any(self.same(reference, side) for side in said)
+        if not (isinstance(reference, Expression) and is_decimal(reference)):
+            sides = [side for side, sign in zip(sides, ("=", *signs), strict=True) if sign != "\\approx"]
+        return any(self.same(reference, side) for side in sides)
 
     def _is_chain(self, sides: Sequence[Form], signs: Sequence[str]) -> bool:
         r"""Return whether all sides of a chain are equal, or rounded after `\approx`."""
-        for one, other, sign in zip(sides, sides[1:], signs, strict=False):
+        for side, following, sign in zip(sides, sides[1:], signs, strict=False):
             if sign == "\\approx":
-                one, other = (side.value if isinstance(side, Quantity) else side for side in (one, other))
-                if not (isinstance(one, Expression) and isinstance(other, Expression) and is_rounded(one, other)):
+                exact, rounded = (form.value if isinstance(form, Quantity) else form for form in (side, following))
+                if not (
+                    isinstance(exact, Expression) and isinstance(rounded, Expression) and is_rounded(exact, rounded)
+                ):
                     return False
-            elif not self.same(one, other):
+            elif not self.same(side, following):
                 return False
         return True
 
@@ -314,9 +315,9 @@ class FormComparison:
             answer = with_argument(reference.sides[0], answer)
             if not set(answer.signs) <= EQUAL:
                 return False
-            if same_name(name, answer.sides[0]) and self._chain_says(value, answer.sides[1:], answer.signs[1:], True):
+            if same_name(name, answer.sides[0]) and self._chain_gives(value, answer.sides[1:], answer.signs[1:], True):
                 return True
-            if same_name(name, answer.sides[-1]) and self._chain_says(value, answer.sides[:-1], answer.signs[:-1]):
+            if same_name(name, answer.sides[-1]) and self._chain_gives(value, answer.sides[:-1], answer.signs[:-1]):
                 return True
             return bool(variables(value)) and self._same_equation(reference, answer)
         if set(reference.signs) <= EQUAL and not any(variables(side) for side in reference.sides):
@@ -330,32 +331,33 @@ class FormComparison:
         are_expressions = all(isinstance(side, Expression) for side in (*reference.sides, *answer.sides))
         if not len(reference.signs) == len(answer.signs) == 1 or not are_expressions:
             return any(
-                reference.signs == one.signs and self._same_in_order(reference.sides, one.sides)
-                for one in (answer, turned(answer))
+                reference.signs == relation.signs and self._same_in_order(reference.sides, relation.sides)
+                for relation in (answer, turned(answer))
             )
-        sides, signs = [], []
+        differences, signs = [], []  # `1 < x` is the difference x - 1 with the sign `>`
         for relation in (reference, answer):
             greater = turned(relation) if relation.signs[0] in ("<", "\\le") else relation
-            one, other = map(to_expression, greater.sides)
-            sides.append(Apply("+", (one, Apply("-", (other,)))))
+            left, right = map(to_expression, greater.sides)
+            differences.append(Apply("+", (left, Apply("-", (right,)))))
             signs.append(greater.signs[0])
-        if signs[0] != signs[1] or variables(sides[0]) != variables(sides[1]):
+        if signs[0] != signs[1] or variables(differences[0]) != variables(differences[1]):
             return False
-        return is_multiple(sides[0], sides[1], is_positive=signs[0] in (">", "\\ge"), is_complex=self._is_complex)
+        return is_multiple(differences[0], differences[1], signs[0] in (">", "\\ge"), self._is_complex)
 
     def _same_assignments(self, reference: Form, answer: Form) -> bool | None:
         """Compare `x = 1, y = 2` to a similar list or to `1, 2`; None if neither form names several values."""
-        one, other = assigned(reference), assigned(answer)
-        if one is not None and other is not None:
-            return one.keys() == other.keys() and all(self.same(one[name], other[name]) for name in one)
-        if one is not None:
-            parts = answer.items if isinstance(answer, Listing) else vector_of(answer)
-            if parts is None and isinstance(reference, Relation) and len(reference.sides) > 2:
+        values, answer_values = assigned(reference), assigned(answer)
+        if values is not None and answer_values is not None:
+            same_names = values.keys() == answer_values.keys()
+            return same_names and all(self.same(values[name], answer_values[name]) for name in values)
+        if values is not None:
+            items = answer.items if isinstance(answer, Listing) else vector_of(answer)
+            if items is None and isinstance(reference, Relation) and len(reference.sides) > 2:
                 return None  # `x = y = 1` also answers a question about x alone
-            return parts is not None and self._same_in_order(list(one.values()), parts)
-        if other is None:
+            return items is not None and self._same_in_order(list(values.values()), items)
+        if answer_values is None:
             return None
-        parts = vector_of(reference)
-        if parts is None and isinstance(answer, Relation) and len(answer.sides) > 2:
+        items = vector_of(reference)
+        if items is None and isinstance(answer, Relation) and len(answer.sides) > 2:
             return None
-        return parts is not None and self._same_in_order(parts, [other[name] for name in sorted(other)])
+        return items is not None and self._same_in_order(items, [answer_values[name] for name in sorted(answer_values)])
