@@ -207,8 +207,8 @@ def _option(statement: str, choices: Choices) -> int | None:
 
 def _option_of_text(text: str, choices: Choices) -> int | None:
     """Return the index of the option with this text; case matters only if several options match without it."""
-    found = places(_cleaned(choices.options), _clean(text))
-    return found[0] if len(found) == 1 else None
+    matches = places(_cleaned(choices.options), _clean(text))
+    return matches[0] if len(matches) == 1 else None
 
 
 @lru_cache(maxsize=4096)

@@ -184,21 +184,22 @@ class _DecidedError(Exception):
 
 def _judge_cases(cases: Sequence[Callable[[], str]], clock: Clock, all_cases: bool) -> Outcome:
     """Run cases up to the first failure, or all with `all_cases`. A case returns its problem, or "" if it passes."""
-    passed, problem = 0, ""
+    num_passed = 0
+    first_problem = ""
     for run in cases:
         if clock.is_over():
-            problem = problem or TIMEOUT
+            first_problem = first_problem or TIMEOUT
             break
         try:
-            found = run()
+            problem = run()
         except _DecidedError as decided:
-            problem = problem or str(decided)
+            first_problem = first_problem or str(decided)
             break
-        passed += not found
-        problem = problem or found
-        if problem and not all_cases:
+        num_passed += not problem
+        first_problem = first_problem or problem
+        if first_problem and not all_cases:
             break
-    return clock.outcome(passed, len(cases), problem or CORRECT)
+    return clock.outcome(num_passed, len(cases), first_problem or CORRECT)
 
 
 def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool, worker: Worker) -> Outcome:
@@ -249,7 +250,8 @@ def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -
     loaded = clock.spent(worker.load(source, clock.limits()))
     if loaded.failure is not None:
         return clock.outcome(0, 1, reason_of(loaded.failure))
-    num_calls, raised = 0, ""
+    num_calls = 0
+    raised = ""  # the last failure passed on to the test code
 
     def answer(*arguments: object) -> object:
         nonlocal num_calls, raised

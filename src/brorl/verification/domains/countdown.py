@@ -87,11 +87,11 @@ class CountdownVerifier:
 
 def _verify(puzzle: CountdownPuzzle, response: str) -> tuple[str | None, str]:
     """Return (expression without spaces, reason); the expression is None if the response has none."""
-    found = _verify_expression(puzzle, response)
-    if found not in ((None, _NO_EXPRESSION), (None, _TOO_LONG)):
-        return found
-    read = [_verify_equation(puzzle, form) for form in _answers(response)]
-    return next((equation for equation in read if equation[0]), found)
+    verified = _verify_expression(puzzle, response)
+    if verified not in ((None, _NO_EXPRESSION), (None, _TOO_LONG)):
+        return verified
+    equations = [_verify_equation(puzzle, form) for form in _answers(response)]
+    return next((equation for equation in equations if equation[0]), verified)
 
 
 def _verify_equation(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, str]:
@@ -108,8 +108,7 @@ def _verify_equation(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, st
 
 def _answers(response: str) -> Iterator[str]:
     """Yield a response's marked answer in plain notation, first unchanged, then with its marks removed."""
-    found = find_answer(response)
-    text = "" if found is None else found[-_READ:].strip(_SPACES)
+    text = (find_answer(response) or "")[-_READ:].strip(_SPACES)
     markers = list(_MARKER.finditer(text))
     head, _, line = text.rpartition("\n")
     text = text[markers[-1].end() :] if markers else line if head.rstrip(_SPACES).endswith(":") else text

@@ -75,11 +75,13 @@ def count_sentences(text: str) -> int:
     The original uses NLTK, whose sentence model must be downloaded. It counts `???` as three sentences and `1.` as one,
     which a policy learns to exploit within a few steps.
     """
-    count, has_letter = 0, False
+    count = 0
+    has_letter = False  # since the last end of a sentence
     for token, following in pairwise(chain(text.split(), [""])):
         has_letter = has_letter or _LETTER.search(token) is not None
         if has_letter and _ends_sentence(token, following):
-            count, has_letter = count + 1, False
+            count += 1
+            has_letter = False
     return count + has_letter
 
 
@@ -223,7 +225,8 @@ def _has_title(line: str) -> bool:
 
 def _placeholders(line: str) -> int:
     """Return the number of placeholders in a line: `[name]`."""
-    count, end = 0, -1
+    count = 0
+    end = -1
     while (start := line.find("[", end + 1)) >= 0 and (end := line.find("]", start)) >= 0:
         count += 1
     return count
@@ -254,15 +257,16 @@ def _is_json(text: str) -> bool:
 
 def _one_option(text: str, options: Sequence[str] = _ANSWERS) -> bool:
     """Return whether exactly one of the options occurs. The original accepts a response with all of them."""
-    given = [option for option in options if option in text]
-    return len(given) - sum(any(option != other and option in other for other in given) for option in given) == 1
+    named = [option for option in options if option in text]
+    # An option inside a longer one that occurs is not a second option.
+    return len(named) - sum(any(option != other and option in other for other in named) for option in named) == 1
 
 
 def _two_responses(text: str) -> bool:
     """Return whether six asterisks separate exactly two different responses."""
     parts = [part.strip() for part in text.split("******")]
-    given = list(filter(None, parts))
-    return all(parts[1:-1]) and len(given) == 2 and given[0] != given[1]
+    responses = list(filter(None, parts))
+    return all(parts[1:-1]) and len(responses) == 2 and responses[0] != responses[1]
 
 
 def _quoted(text: str) -> bool:

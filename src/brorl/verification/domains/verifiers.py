@@ -79,7 +79,8 @@ class FunctionVerifier:
                 "(data_source, solution_str, ground_truth, extra_info) or OpenRLHF (queries, prompts, labels): "
                 f"{problem}"
             )
-        self._takes, self._as_messages = frozenset(result.value["takes"]), as_messages
+        self._takes = frozenset(result.value["takes"])
+        self._as_messages = as_messages
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses.
@@ -218,7 +219,8 @@ def make_verifiers(
     `environment` creates the verifier of the `environment` domain. With partial credit, the domains in `WITH_FRACTIONS`
     score incorrect responses too. Raises a UserError if a domain has no verifier, or if a function cannot be loaded.
     """
-    functions, as_messages = settings.functions, settings.completions == "messages"
+    functions = settings.functions
+    as_messages = settings.completions == "messages"
     term_functions = {
         name: FunctionVerifier(workers.functions, term.function, name, as_messages, section="rewards.terms")
         for name, term in rewards.terms.items()
@@ -289,10 +291,10 @@ class DomainVerifier:
             start = perf_counter()
             answers.append(tags.answer(prompt.text, response))
             own_s.append(perf_counter() - start)
-        given = [(prompt, answer) for (prompt, _), answer in zip(items, answers, strict=True) if answer is not None]
-        judged = iter(self.verifier.verify_all(given))
-        found = (verdict_of(UNFINISHED) if answer is None else next(judged) for answer in answers)
-        return [replace(verdict, seconds=verdict.seconds + own) for verdict, own in zip(found, own_s, strict=True)]
+        pairs = [(prompt, answer) for (prompt, _), answer in zip(items, answers, strict=True) if answer is not None]
+        judged = iter(self.verifier.verify_all(pairs))
+        verdicts = (verdict_of(UNFINISHED) if answer is None else next(judged) for answer in answers)
+        return [replace(verdict, seconds=verdict.seconds + s) for verdict, s in zip(verdicts, own_s, strict=True)]
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find references that no response can match; see `Verifier`."""

@@ -154,14 +154,14 @@ def score_task(task: GymTask, answer: str) -> ScoredAnswer:
     if task.data_set not in SEVERAL and task.answer is not None:
         if is_own_answer(answer, task):
             return ScoredAnswer(True, 1.0)
-        found = _by_scorer(task, answer)
-        return ScoredAnswer(False, 0.0, "not the answer of the dataset") if found.correct else found
+        scored = _by_scorer(task, answer)
+        return ScoredAnswer(False, 0.0, "not the answer of the dataset") if scored.correct else scored
     first: ScoredAnswer | None = None
     for form in dict.fromkeys(normal(form) for form in writings(answer) for normal in (str, in_plain_notation)):
-        found = _by_scorer(task, form)
-        if found.correct:
-            return found
-        first = first or found
+        scored = _by_scorer(task, form)
+        if scored.correct:
+            return scored
+        first = first or scored
     return first or ScoredAnswer(False, 0.0)
 
 

@@ -265,9 +265,9 @@ class Workers:
     @classmethod
     def from_settings(cls, settings: VerificationSettings) -> Self:
         """Create both pools from the settings."""
-        number = settings.workers or None
-        functions = WorkerPool(number, settings.timeout_s, settings.memory_mib << 20)
-        return cls(functions, ProgramPool(number, settings.sandbox, batch_timeout_s=settings.batch_timeout_s))
+        workers = settings.workers or None
+        functions = WorkerPool(workers, settings.timeout_s, settings.memory_mib << 20)
+        return cls(functions, ProgramPool(workers, settings.sandbox, batch_timeout_s=settings.batch_timeout_s))
 
     def __enter__(self) -> Self:
         return self

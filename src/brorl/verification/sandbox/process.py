@@ -58,7 +58,8 @@ class Process:
         self._ending: ProcessEnd | None = None
         self._failure: Fault | None = None  # why this side killed the process
         self._uncaught: str | None = None  # the exception reported by the program
-        self._received, self._output = bytearray(), bytearray()
+        self._received = bytearray()  # of replies
+        self._output = bytearray()  # of stdout
         self._unsent = b""
         self._replies_ended = self._stdout_ended = False
         self._requests = self._replies = self._stdout = -1
@@ -91,8 +92,8 @@ class Process:
     @property
     def readable(self) -> list[int]:
         """Descriptors to read from."""
-        open_ones = ((self._replies, self._replies_ended), (self._stdout, self._stdout_ended))
-        return [descriptor for descriptor, ended in open_ones if descriptor >= 0 and not ended]
+        streams = ((self._replies, self._replies_ended), (self._stdout, self._stdout_ended))
+        return [descriptor for descriptor, ended in streams if descriptor >= 0 and not ended]
 
     @property
     def writable(self) -> list[int]:
@@ -114,7 +115,8 @@ class Process:
 
     def ask(self, kind: int, body: bytes, limits: Limits) -> None:
         """Send a request and its limits; `kind` is `program.RUN`, `LOAD` or `CALL`."""
-        self._limits, self._has_value = limits, kind == program.CALL
+        self._limits = limits
+        self._has_value = kind == program.CALL
         self._widen(limits.output_bytes)
         if self._clock is not None:
             self._clock.restart()

@@ -189,7 +189,10 @@ class JudgeRun(Generic[T]):
         num_workers: int,
         timeout_s: float = inf,
     ) -> None:
-        self._judges, self._settings, self._idle, self._num_workers = judges, settings, idle, num_workers
+        self._judges = judges
+        self._settings = settings
+        self._idle = idle
+        self._num_workers = num_workers
         self._part_s = timeout_s * num_workers / (2 * max(len(judges), 1))
         self._end_at = time.monotonic() + timeout_s
         self._lock = threading.Lock()  # guards `_idle` and all attributes below
@@ -219,10 +222,10 @@ class JudgeRun(Generic[T]):
             raise
         if self._errors:
             raise self._errors[0]
-        for number in range(len(self._judges)):
-            without = JudgeTimeout if number in self._used_part else Undecided
-            self._results.setdefault(number, without(OVER_TIME))
-        return [self._results[number] for number in range(len(self._judges))]
+        for index in range(len(self._judges)):
+            without = JudgeTimeout if index in self._used_part else Undecided
+            self._results.setdefault(index, without(OVER_TIME))
+        return [self._results[index] for index in range(len(self._judges))]
 
     def _is_over(self) -> bool:
         return time.monotonic() >= self._end_at
@@ -230,8 +233,8 @@ class JudgeRun(Generic[T]):
     def _work(self) -> None:
         """Run judges one by one until none is waiting; an exception in a judge ends the run."""
         try:
-            while (number := self._next()) is not None:
-                if not self._judge(number):
+            while (index := self._next()) is not None:
+                if not self._judge(index):
                     time.sleep(_BETWEEN_STARTS_S)
         except BaseException as error:
             with self._lock:
@@ -245,24 +248,25 @@ class JudgeRun(Generic[T]):
             self._num_running += 1
             return self._waiting.popleft()
 
-    def _judge(self, number: int) -> bool:
+    def _judge(self, index: int) -> bool:
         """Run a judge on a worker; return false if no worker could start."""
-        worker, is_done = None, False
+        worker = None
+        is_done = False
         try:
             worker = self._take_worker()
-            worker.begin(inf if number in self._used_part else self._part_s, self._is_over)
+            worker.begin(inf if index in self._used_part else self._part_s, self._is_over)
             try:
-                decision = self._judges[number](worker)
+                decision = self._judges[index](worker)
             except OverPartError:
                 if worker.used_part:  # run it again after all others; otherwise the run is over
                     with self._lock:
                         self._lost_in_a_row = 0
-                        self._used_part.add(number)
-                        self._waiting.append(number)
+                        self._used_part.add(index)
+                        self._waiting.append(index)
             else:
                 with self._lock:
                     self._lost_in_a_row = 0
-                    self._results[number] = decision
+                    self._results[index] = decision
             is_done = True
             worker.finish()
             with self._lock:
@@ -273,7 +277,7 @@ class JudgeRun(Generic[T]):
             if not isinstance(error, LostError):
                 raise
             if not is_done:
-                self._lose(number, str(error), worker is not None)
+                self._lose(index, str(error), worker is not None)
         finally:
             with self._lock:
                 self._num_running -= 1
@@ -294,21 +298,21 @@ class JudgeRun(Generic[T]):
             return self._take_worker()
         return worker
 
-    def _lose(self, number: int, reason: str, had_worker: bool) -> None:
+    def _lose(self, index: int, reason: str, had_worker: bool) -> None:
         """Requeue a judge unless it was tried twice; abandon all waiting judges after many failures in a row.
 
         A judge without a worker waits for running judges. If none is running for some tries, all judges are abandoned.
         """
         with self._lock:
             if had_worker:
-                self._tries[number] += 1
+                self._tries[index] += 1
                 self._lost_in_a_row += 1
             else:
                 self._failed_starts += self._num_running == 1
-            if self._tries[number] < _TRIES:
-                (self._waiting.append if had_worker else self._waiting.appendleft)(number)
+            if self._tries[index] < _TRIES:
+                (self._waiting.append if had_worker else self._waiting.appendleft)(index)
             else:
-                self._results[number] = Undecided(reason)
+                self._results[index] = Undecided(reason)
             if self._lost_in_a_row >= _MAX_LOST or self._failed_starts >= _MAX_STARTS:
                 self._results |= dict.fromkeys(self._waiting, Undecided(reason))
                 self._waiting.clear()

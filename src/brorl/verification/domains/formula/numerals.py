@@ -85,8 +85,10 @@ def _whole(words: list[str]) -> Fraction | None:
         return Fraction(1)
     if not words or words[-1] in ("a", "an"):
         return None
-    total = part = 0
-    last, largest = 1_000, 10**15
+    total = 0  # of the parts before a magnitude: 2,000 in `two thousand three hundred`
+    part = 0
+    last = 1_000  # the word before must be larger: `twenty three`, but not `three twenty`
+    largest = 10**15
     for at, word in enumerate(words):
         number = 1 if at == 0 and word in ("a", "an") else NUMERALS.get(word)
         scale = MAGNITUDES.get(word)

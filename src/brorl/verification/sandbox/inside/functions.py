@@ -38,7 +38,8 @@ class Functions:
         self._memory_bytes = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (self._memory_bytes, self._memory_bytes))
         os.environ[IN_A_WORKER] = "1"
-        self._pid, self._loaded_bytes = os.getpid(), 0
+        self._pid = os.getpid()
+        self._loaded_bytes = 0
         self._functions: dict[str, Callable[..., object]] = {}
 
     def load(self, *names: str | None) -> str | None:
@@ -63,7 +64,8 @@ class Functions:
         """
         text = problem = None
         try:
-            function, values = self._functions[name], json.loads(arguments)
+            function = self._functions[name]
+            values = json.loads(arguments)
             text = _encode(self._functions[through](function, *values) if through else _called(function, values))
         except MemoryError:
             os._exit(EXIT_OUT_OF_MEMORY)
