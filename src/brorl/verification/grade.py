@@ -142,7 +142,7 @@ def grade(
     seen: Callable[[Prompt, Turns], str],
     accept_truncated: bool = False,
 ) -> list[list[Verdict]]:
-    """Verify every distinct response in P trees; return L verdicts per tree, aligned with its leaves.
+    """Verify every distinct response in P trees and return L verdicts per tree, aligned with its leaves.
 
     After an infrastructure failure a response is verified again, after all others. If that fails too, its verdict is
     `unverified`. Unless `accept_truncated` is set, unfinished responses are incorrect with reason `truncated`. Like
@@ -229,7 +229,7 @@ def rescore(
     observe: Callable[[int], None] = lambda _: None,
     unreadable: Collection[str] = (),
 ) -> tuple[list[RescoredResponse], float]:
-    """Verify each distinct stored response once; return the verdicts and the wall time in seconds.
+    """Verify each distinct stored response once and return the verdicts and the wall time in seconds.
 
     A response stored as truncated keeps that verdict, because it was never verified. After an infrastructure failure
     a response is verified a second time. A response is incorrect if its question's reference is unreadable.
@@ -265,6 +265,6 @@ def _prompt(question: Question, text: str | None) -> Prompt:
 
 
 def _unambiguous(pairs: Sequence[tuple[str, Question]]) -> dict[str, Question]:
-    """Return the questions by key; drop keys that several questions share."""
+    """Return the questions by key, without the keys that several questions share."""
     counts = Counter(key for key, _ in pairs)
     return {key: question for key, question in pairs if counts[key] == 1}

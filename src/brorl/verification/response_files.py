@@ -32,7 +32,7 @@ class ResponseColumns:
 
 
 def read_responses(path: str, columns: ResponseColumns) -> Iterator[StoredResponse]:
-    """Yield the responses in a file, a folder or a glob pattern; files come in name order."""
+    """Yield the responses in a file, a folder or a glob pattern. Files come in name order."""
     named = [columns.response, columns.question_id, columns.correct]
     wanted = {*_IDS, *_QUESTIONS, *_VERDICTS, _REASON, *(name for name in named if name)}
     for row in read_rows(path, None, "train", wanted):

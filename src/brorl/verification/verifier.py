@@ -48,7 +48,7 @@ class Verifier(Protocol):
     """Verifies the responses of one domain."""
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify distinct (prompt, response text) pairs; return one verdict per pair, in order.
+        """Verify distinct (prompt, response text) pairs and return one verdict per pair, in order.
 
         A verifier can spread the pairs over workers. A response that took too long gets the reason `timeout`. After an
         infrastructure failure a response gets an `unverified_verdict`; the caller may pass it again later.
@@ -66,7 +66,7 @@ class Verifier(Protocol):
         ...
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Make responses for a trial of this verifier; `others` are reference answers of other prompts."""
+        """Make responses for a trial of this verifier. `others` are reference answers of other prompts."""
         ...
 
 

@@ -75,7 +75,7 @@ class ChosenOption(NamedTuple):
 
 
 def chosen_option(response: str, choices: Choices) -> ChosenOption:
-    """Find the option that a response names. The response may be any string; the right option plays no role."""
+    """Find the option that a response names. The response may be any string. The right option plays no role."""
     response = without_next_turn(response)
     box = find_last_box(response)
     if box is not None:
@@ -206,7 +206,7 @@ def _option(statement: str, choices: Choices) -> int | None:
 
 
 def _option_of_text(text: str, choices: Choices) -> int | None:
-    """Return the index of the option with this text; case matters only if several options match without it."""
+    """Return the index of the option with this text. Case matters only if several options match without it."""
     matches = places(_cleaned(choices.options), _clean(text))
     return matches[0] if len(matches) == 1 else None
 

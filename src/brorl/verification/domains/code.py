@@ -150,7 +150,7 @@ class CodeVerifier:
         self._partial_credit = partial_credit
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses; each distinct pair of tests and code runs once.
+        """Verify responses. Each distinct pair of tests and code runs once.
 
         The reasons are `correct`, `no code block`, `answer too long`, `syntax error`, `wrong answer`,
         `raised ...`, `exited`, `timeout`, `batch timeout`, `out of memory`, `too much output`, `too many
@@ -198,7 +198,7 @@ class CodeVerifier:
         return TrialResponses(right, [*wrong, "```python\npass\n```"], certain=solutions[0] is not None)
 
     def _choose(self, items: Sequence[tuple[Prompt, str]], plans: Mapping[str, _Plan]) -> list[_Chosen]:
-        """Return the code in each response; if it has several blocks, the sandbox reads them, each pair once."""
+        """Return the code in each response. If it has several blocks, the sandbox reads them, each pair once."""
         pairs: list[tuple[str, tuple[str, ...]]] = []
         own_s: list[float] = []
         for prompt, response in items:
@@ -284,7 +284,7 @@ def _choice_source() -> str:
 
 
 def _read_blocks(tests: CodeTests, codes: tuple[str, ...], limits: Limits, worker: Worker) -> Reply:
-    """Choose a block in a confined process; the reply's value is the block's index."""
+    """Choose a block in a confined process. The reply's value is the block's index."""
     loaded = worker.load(_choice_source(), limits)
     if loaded.failure is not None:
         return loaded

@@ -86,7 +86,7 @@ class ValueRule:
             return False
 
     def _key(self, value: object) -> Hashable:
-        """Return a key that equal values share. A bool is not a number; lists and tuples may be alike."""
+        """Return a key that equal values share. A bool is not a number. Lists and tuples may be alike."""
         if isinstance(value, list | tuple):
             return ("sequence" if self.sequences_alike else type(value), *map(self._key, value))
         if isinstance(value, set | frozenset):
@@ -99,7 +99,7 @@ class ValueRule:
 
 
 def _is_number(value: object) -> bool:
-    """Return whether a value is compared as a number; a bool is not."""
+    """Return whether a value is compared as a number. A bool is not."""
     return isinstance(value, int | float | complex) and not isinstance(value, bool)
 
 

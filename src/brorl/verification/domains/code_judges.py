@@ -64,7 +64,7 @@ _FUTURE = re.compile(r"^from[ \t]++__future__[ \t]++import[ \t]++(?:\([^()]{0,50
 
 
 def module(tests: CodeTests, code: str) -> str:
-    """Return the code after imports for the names that it uses; its imports from `__future__` stay first.
+    """Return the code after imports for the names that it uses. Its imports from `__future__` stay first.
 
     The function that the tests call is never imported. Nothing is imported for test code, as in its dataset's judge.
     """
@@ -162,7 +162,7 @@ class Clock:
         return over
 
     def limits(self, output_bytes: int = REPLY_BYTES, output_parts: int | None = None) -> Limits:
-        """Return the limits of the next request; by default the reply cannot contain a value."""
+        """Return the limits of the next request. By default the reply cannot contain a value."""
         seconds = max(0.01, min(self.case_s, self.total_s - self.spent_s))
         return Limits(seconds, self.memory_bytes, output_bytes, output_parts)
 
@@ -179,7 +179,7 @@ class Clock:
 
 
 class _DecidedError(Exception):
-    """A call to the answer has decided the verdict; the message is the reason."""
+    """A call to the answer has decided the verdict. The message is the reason."""
 
 
 def _judge_cases(cases: Sequence[Callable[[], str]], clock: Clock, all_cases: bool) -> Outcome:
@@ -287,7 +287,7 @@ def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -
 
 
 def judge_first_call(test: TestCode, clock: Clock, worker: Worker) -> str | None:
-    """Run test code up to its first call; return the problem if it never makes one."""
+    """Run test code up to its first call, and return the problem if it never makes one."""
 
     def answer(*_arguments: object) -> object:
         raise _DecidedError

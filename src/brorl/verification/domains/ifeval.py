@@ -58,7 +58,7 @@ def count_words(text: str) -> int:
 
 
 def count_capital_words(text: str) -> int:
-    """Return the number of tokens that have letters but none in lower case; `IT'S` is two tokens."""
+    """Return the number of tokens that have letters but none in lower case. `IT'S` is two tokens."""
     return sum(map(str.isupper, chain.from_iterable(map(_tokens, _SEPARATOR.split(text)))))
 
 
@@ -162,7 +162,7 @@ _QUOTES_AND_MARKS = re.compile(r"[.,?!'\"]")
 
 
 def _holds(count: int, relation: Relation, bound: int) -> bool:
-    """Return whether a count satisfies a relation; `around` allows a difference of a tenth of the bound, at least 1."""
+    """Return whether a count satisfies a relation. `around` allows a difference of a tenth of the bound, at least 1."""
     match relation:
         case "less than":
             return count < bound
@@ -189,13 +189,13 @@ def _whole_word(word: str) -> str:
 
 
 def _paragraphs(text: str, num_paragraphs: int, divider: str = "***") -> bool:
-    """Return whether dividers separate exactly this many paragraphs; only the first and the last may be empty."""
+    """Return whether dividers separate exactly this many paragraphs. Only the first and the last may be empty."""
     paragraphs = [part.strip() for part in text.split(divider)]
     return all(paragraphs[1:-1]) and len(list(filter(None, paragraphs))) == num_paragraphs
 
 
 def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Return whether paragraph n of this many starts with the word; as in the original, n counts empty ones too."""
+    """Return whether paragraph n of this many starts with the word. As in the original, n counts empty ones too."""
     paragraphs = [part.strip() for part in text.split("\n\n")]
     if len(list(filter(None, paragraphs))) != num_paragraphs:
         return False
@@ -205,7 +205,7 @@ def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: 
 
 
 def _bullets(text: str, num_bullets: int) -> bool:
-    """Return whether exactly this many lines have a bullet, `* x` or `- x`; a line of dashes counts."""
+    """Return whether exactly this many lines have a bullet, `* x` or `- x`. A line of dashes counts."""
     patterns = (r"^[^\S\n]*\*[^*].*$", r"^[^\S\n]*-.*$")
     return sum(_count(pattern, text, re.MULTILINE) for pattern in patterns) == num_bullets
 
@@ -233,13 +233,13 @@ def _placeholders(line: str) -> int:
 
 
 def _postscript(text: str, postscript_marker: str) -> bool:
-    """Return whether the postscript marker occurs, in upper or lower case; `P. S.` is `P.S.`."""
+    """Return whether the postscript marker occurs, in upper or lower case. `P. S.` is `P.S.`."""
     marker = postscript_marker.lower()
     return re.search(_POSTSCRIPTS.get(marker, re.escape(marker)), text.lower()) is not None
 
 
 def _is_json(text: str) -> bool:
-    """Return whether the whole text is JSON, possibly in a code block; any value counts, up to 100 levels deep."""
+    """Return whether the whole text is JSON, possibly in a code block. Any value counts, up to 100 levels deep."""
     text = text.strip()
     for fence in ("```json", "```Json", "```JSON", "```"):
         text = text.removeprefix(fence)

@@ -75,7 +75,7 @@ class MathVerifier:
         return self._cache.verify_all(items, find, decide)
 
     def compare(self, pairs: Sequence[tuple[str, str, float | None]]) -> list[Reply]:
-        """Compare references and answers with a tolerance, in workers; see `agreement.agree_each`."""
+        """Compare references and answers with a tolerance, in workers. See `agreement.agree_each`."""
         return self._pool.map(f"{_AGREEMENT}:agree_each", pairs, self._limit_s)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:

@@ -136,7 +136,7 @@ def tidy(answer: str) -> str:
 
 
 def _without(text: str, opening: str, closing: str) -> str:
-    r"""Return a text without the formula marks around it; `$3\$` ends with an escaped dollar and is unchanged."""
+    r"""Return a text without the formula marks around it. `$3\$` ends with an escaped dollar and is unchanged."""
     inner = text[len(opening) : -len(closing)]
     is_around = len(text) >= 2 * len(opening) and text.startswith(opening) and text.endswith(closing)
     is_escaped = closing[0] == "$" and inner.endswith("\\")

@@ -153,7 +153,7 @@ def _ends_with_other(shape: str, default: bool) -> bool:
 
 
 def _denies(shape: str, question: str, other_value: bool) -> bool:
-    """Return whether a sentence denies the answer; `this` refers to the last value before it."""
+    """Return whether a sentence denies the answer. `this` refers to the last value before it."""
     if _NO.fullmatch(shape):
         return not question or (set("WO").isdisjoint(question) and not set("SRQ").isdisjoint(question))
     this = _DENIES_THIS.search(shape)
@@ -185,7 +185,7 @@ def _lead(before: str) -> list[str]:
 
 
 def _sentences(answer: str, after: str) -> Iterator[_Sentence]:
-    """Yield the sentences after an answer; the first begins with the answer itself."""
+    """Yield the sentences after an answer. The first begins with the answer itself."""
     text = after if len(after) <= 2 * _READ else f"{after[:_READ]}\n{after[-_READ:]}"
     shape, words = "S", [answer]
     for letter, word in _lettered(answer, text):

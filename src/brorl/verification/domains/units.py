@@ -301,7 +301,7 @@ def _readings(name: str, power: int) -> list[Unit]:
 
 
 def _glued(name: str, power: int) -> list[Unit]:
-    """Return products of two to four joined symbols; the exponent applies to the last: `kgm^2` is kg times m^2."""
+    """Return products of two to four joined symbols. The exponent applies to the last: `kgm^2` is kg times m^2."""
     products: list[Unit] = []
 
     def split(rest: str, before: Unit, parts: int) -> None:

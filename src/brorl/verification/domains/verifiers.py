@@ -92,7 +92,7 @@ class FunctionVerifier:
         return [verdict_of_reply(result) for result in self.replies(items)]
 
     def replies(self, items: Sequence[tuple[Prompt, str]]) -> list[Reply]:
-        """Call the function on each response; a reply contains the returned value or the failure."""
+        """Call the function on each response. A reply contains the returned value or the failure."""
         return self._pool.run([VerifierCall(self._function, self._values(*item)) for item in items])
 
     def _values(self, prompt: Prompt, response: str) -> dict[str, object]:
@@ -113,7 +113,7 @@ class FunctionVerifier:
         return {}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return the references unchanged; the function may expect a different form of response."""
+        """Return the references unchanged. The function may expect a different form of response."""
         return TrialResponses(reference, others, certain=False)
 
 
@@ -175,7 +175,7 @@ def _text(value: dict[str, object], key: str) -> str | None:
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """Creates a domain's built-in verifier from the workers; the first call imports its module."""
+    """Creates a domain's built-in verifier from the workers. The first call imports its module."""
 
     module: str  # relative to brorl.verification: `domains.math`
     name: str  # the class in that module: `MathVerifier`
@@ -214,7 +214,7 @@ def make_verifiers(
     workers: Workers,
     environment: Callable[[], Verifier] | None = None,
 ) -> dict[str, Verifier]:
-    """Create each domain's verifier, sorted by domain; a user's function replaces a built-in verifier.
+    """Create each domain's verifier, sorted by domain. A user's function replaces a built-in verifier.
 
     `environment` creates the verifier of the `environment` domain. With partial credit, the domains in `WITH_FRACTIONS`
     score incorrect responses too. Raises a UserError if a domain has no verifier, or if a function cannot be loaded.
@@ -297,11 +297,11 @@ class DomainVerifier:
         return [replace(verdict, seconds=verdict.seconds + s) for verdict, s in zip(verdicts, own_s, strict=True)]
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find references that no response can match; see `Verifier`."""
+        """Find references that no response can match. See `Verifier`."""
         return self.verifier.check_references(references)
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Make responses for a trial, without thoughts; see `Verifier`."""
+        """Make responses for a trial, without thoughts. See `Verifier`."""
         return self.verifier.trial_responses(reference, others)
 
 

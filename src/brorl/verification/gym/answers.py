@@ -99,7 +99,7 @@ def _json(text: str) -> Any:
 
 
 def _equal(value: Any, right: Any) -> bool:
-    """Return whether two JSON values are equal; 5 equals "5"."""
+    """Return whether two JSON values are equal. 5 equals "5"."""
     if isinstance(right, list) and isinstance(value, list):
         return len(right) == len(value) and all(map(_equal, value, right))
     if isinstance(right, dict) and isinstance(value, dict):
@@ -113,12 +113,12 @@ def _equal(value: Any, right: Any) -> bool:
 
 
 def _equal_as(read: Callable[[str], Any]) -> Callable[[str, str], bool]:
-    """Return a test that compares two texts by the values that `read` returns; an unreadable text never matches."""
+    """Return a test that compares two texts by the values that `read` returns. An unreadable text never matches."""
     return lambda answer, right: (value := read(right)) is not None and read(answer) == value
 
 
 def _lists(key: Callable[[Any], Any]) -> Callable[[str], list[Any] | None]:
-    """Return a reader for a list of lists in any order; `key` normalizes an inner list."""
+    """Return a reader for a list of lists in any order. `key` normalizes an inner list."""
 
     def read(text: str) -> list[Any] | None:
         value = _json(text)

@@ -97,7 +97,7 @@ class GeneratedEntry(NamedTuple):
 def generate(
     entries: Sequence[tuple[str, int]], configs: Mapping[str, Mapping[str, Any]], seed: int
 ) -> list[GeneratedEntry]:
-    """Generate entries, each given by its dataset and index; `configs` maps datasets to settings."""
+    """Generate entries, each given by its dataset and index. `configs` maps datasets to settings."""
     return [_generated(name, configs.get(name, {}), seed, index) for name, index in entries]
 
 
@@ -122,7 +122,7 @@ def _generated(name: str, config: Mapping[str, Any], seed: int, index: int) -> G
 
 @lru_cache(maxsize=8)
 def _made(name: str, config: str, seed: int, size: int) -> ProceduralDataset:
-    """Create a dataset; `config` is JSON text."""
+    """Create a dataset. `config` is JSON text."""
     data_set, settings = DATASETS[name]
     made: ProceduralDataset = data_set(settings(**json.loads(config), seed=seed, size=size))
     return made
@@ -186,7 +186,7 @@ def _by_scorer(task: GymTask, answer: str) -> ScoredAnswer:
 
 @lru_cache(maxsize=256)
 def scorer_of(name: str, config: str) -> ProceduralDataset:
-    """Return the dataset with this name, able only to score answers; `config` is JSON text."""
+    """Return the dataset with this name, able only to score answers. `config` is JSON text."""
     data_set, settings = DATASETS[name]
     return _scorer_class_without_init(data_set)(settings(**json.loads(config), seed=0))
 

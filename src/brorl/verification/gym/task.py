@@ -135,7 +135,7 @@ _Row = tuple[str, int, str, str, str | None]  # (dataset, index, question, task,
 
 
 def read_gym(source: GymSource, workers: int | None, location: str = "data.sources[]") -> SourceQuestions:
-    """Generate a source's questions; `location` is its name in errors.
+    """Generate a source's questions. `location` is its name in errors.
 
     The questions are distinct, with ids `name:index`, or `name:data_set:index` if there are several datasets. If the
     verifier rejects an entry's own answer, the entry is dropped and counted. Raises a UserError if Reasoning Gym is not

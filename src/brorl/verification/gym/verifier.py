@@ -55,7 +55,7 @@ class GymVerifier:
         self._partial_credit = partial_credit
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses. Scorers' verdicts are cached, timeouts for an hour; crashes are not cached.
+        """Verify responses. Scorers' verdicts are cached, timeouts for an hour. Crashes are not cached.
 
         The reasons are `correct`, `wrong answer`, `no answer`, `answer too long`, `wrong answer: ` and a problem such
         as `the scorer raised ValueError`, `timeout`, `batch timeout`, `out of memory` and `verifier crashed`.
@@ -95,7 +95,7 @@ class GymVerifier:
         return malformed(references, GymTask.from_text)
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return the tasks' right answers in tags; tasks from some datasets have none."""
+        """Return the tasks' right answers in tags. Tasks from some datasets have none."""
         right, *wrong = (GymTask.from_text(text).answer for text in (reference, *others))
         tagged = [f"{OPENING}{answer}{CLOSING}" for answer in wrong if answer]
         return TrialResponses(f"{OPENING}{right or ''}{CLOSING}", tagged, certain=bool(right))
@@ -118,7 +118,7 @@ def _find_answer(task: GymTask, response: str) -> Verdict | str:
 
 
 def _judge(pairs: Sequence[Pair], limits: Limits, worker: Worker) -> list[Reply]:
-    """Score pairs in one process; after a failure, the next pair gets a new process."""
+    """Score pairs in one process. After a failure, the next pair gets a new process."""
     replies: list[Reply] = []
     loaded = False
     for pair in pairs:

@@ -31,14 +31,14 @@ _PIPE_BYTES, _WIDE_PIPE_BYTES = 1 << 16, 1 << 20  # Linux pipe sizes: the defaul
 
 
 class OutsideCall(NamedTuple):
-    """A program's call to an outside function; the program waits for `Process.give`."""
+    """A program's call to an outside function. The program waits for `Process.give`."""
 
     function: str
     arguments: tuple[object, ...]
 
 
 class Process:
-    """One process. With `stdin` it runs a whole program; without, it loads a module and calls its functions.
+    """One process. With `stdin` it runs a whole program. Without, it loads a module and calls its functions.
 
     The first request's memory limit applies for the life of the process. `outside` names the functions that this side
     answers. All methods raise a LostError after an infrastructure failure.
@@ -114,7 +114,7 @@ class Process:
         return self._clock.time_of(seconds) if self._clock else inf
 
     def ask(self, kind: int, body: bytes, limits: Limits) -> None:
-        """Send a request and its limits; `kind` is `program.RUN`, `LOAD` or `CALL`."""
+        """Send a request and its limits. `kind` is `program.RUN`, `LOAD` or `CALL`."""
         self._limits = limits
         self._has_value = kind == program.CALL
         self._widen(limits.output_bytes)
@@ -123,7 +123,7 @@ class Process:
         self._send(kind, body)
 
     def give(self, body: bytes) -> None:
-        """Answer the program's call to an outside function; the request continues."""
+        """Answer the program's call to an outside function. The request continues."""
         if self._clock is not None:
             self._clock.resume()
         self._send(program.GIVE, body)
@@ -182,7 +182,7 @@ class Process:
         self.deadline = min(clock.time_of(limit), last)
 
     def _read_output(self) -> None:
-        """Read standard output; stop the program if the output exceeds the limit."""
+        """Read standard output. Stop the program if the output exceeds the limit."""
         limit = self._limits.output_bytes
         while self._stdout >= 0 and not self._stdout_ended and self._failure is None:
             part = _read(self._stdout)

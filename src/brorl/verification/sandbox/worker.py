@@ -33,7 +33,7 @@ _BETWEEN_STARTS_S = 0.5
 
 
 class OutsideError(Exception):
-    """Raised by an outside function; its message becomes the message of the program's exception."""
+    """Raised by an outside function. Its message becomes the message of the program's exception."""
 
 
 class OverPartError(Exception):
@@ -99,7 +99,7 @@ class Worker:
             self._processes[ANSWER] = Process(self.server, limits)
 
     def call(self, function: str, arguments: tuple[object, ...], limits: Limits, name: str = ANSWER) -> Reply:
-        """Call a loaded program's function with values of builtin types; `S.f` calls method `f` of a new `S()`."""
+        """Call a loaded program's function with values of builtin types. `S.f` calls method `f` of a new `S()`."""
         self._processes[name].ask(CALL, _encode((function, arguments, limits.output_bytes)), limits)
         return self._wait(name)
 
@@ -138,7 +138,7 @@ class Worker:
         poller.poll(ceil(1000 * max(0.0, min(deadline - time.monotonic(), _LONGEST_WAIT_S))))
 
     def finish(self) -> None:
-        """Forget the judge, kill its processes and wait until they end; keep an idle trusted process."""
+        """Forget the judge, kill its processes and wait until they end. Keep an idle trusted process."""
         self.begin()
         self._end_busy()
         deadline = time.monotonic() + KILL_SECONDS
@@ -204,7 +204,7 @@ class JudgeRun(Generic[T]):
         self._errors: list[BaseException] = []
 
     def run(self) -> list[T | Undecided]:
-        """Run all judges and wait for them; return their decisions, in order.
+        """Run all judges, wait for them, and return their decisions in order.
 
         A judge without a decision yields `JudgeTimeout` if it used up its share before the time limit was reached. It
         yields `Undecided` if the limit came first, or after infrastructure failures. A server's PreloadError or any
@@ -231,7 +231,7 @@ class JudgeRun(Generic[T]):
         return time.monotonic() >= self._end_at
 
     def _work(self) -> None:
-        """Run judges one by one until none is waiting; an exception in a judge ends the run."""
+        """Run judges one by one until none is waiting. An exception in a judge ends the run."""
         try:
             while (index := self._next()) is not None:
                 if not self._judge(index):
@@ -249,7 +249,7 @@ class JudgeRun(Generic[T]):
             return self._waiting.popleft()
 
     def _judge(self, index: int) -> bool:
-        """Run a judge on a worker; return false if no worker could start."""
+        """Run a judge on a worker, and return false if no worker could start."""
         worker = None
         is_done = False
         try:
@@ -299,7 +299,7 @@ class JudgeRun(Generic[T]):
         return worker
 
     def _lose(self, index: int, reason: str, had_worker: bool) -> None:
-        """Requeue a judge unless it was tried twice; abandon all waiting judges after many failures in a row.
+        """Requeue a judge unless it was tried twice. Abandon all waiting judges after many failures in a row.
 
         A judge without a worker waits for running judges. If none is running for some tries, all judges are abandoned.
         """
@@ -319,7 +319,7 @@ class JudgeRun(Generic[T]):
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
-    """Wait for threads; short waits keep Ctrl-C working."""
+    """Wait for threads. Short waits keep Ctrl-C working."""
     for thread in threads:
         while thread.is_alive():
             thread.join(_LONGEST_WAIT_S)

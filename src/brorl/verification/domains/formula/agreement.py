@@ -78,7 +78,7 @@ def _ring(_number: int, _frame: FrameType | None) -> None:
 
 
 def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
-    """Return the verdict's reason for an answer; reference and answer are LaTeX or plain text.
+    """Return the verdict's reason for an answer. Reference and answer are LaTeX or plain text.
 
     `tolerance` is the accepted difference between two measured numbers, relative to the reference. It is at least a
     millionth, unless both numbers are whole. With None, decimals are compared in the digits that they have. A text with

@@ -72,7 +72,7 @@ _ROUNDING = Fraction(1, 1_000_000)  # the minimum tolerance, unless both numbers
 
 
 class FormComparison:
-    """Compares forms with the tolerance of `agree`; `is_complex` says whether the letter i is the imaginary unit."""
+    """Compares forms with the tolerance of `agree`. `is_complex` says whether the letter i is the imaginary unit."""
 
     def __init__(self, is_complex: bool, tolerance: Fraction | None) -> None:
         self._is_complex = is_complex
@@ -156,7 +156,7 @@ class FormComparison:
         return reference == answer if first is None or second is None else self._same_quantity(first, second)
 
     def _same_residue(self, reference: Form, answer: Form) -> bool:
-        """Compare numbers up to multiples of a modulus; a plain number must equal the written one."""
+        """Compare numbers up to multiples of a modulus. A plain number must equal the written one."""
         if isinstance(reference, Residue) and isinstance(answer, Residue):
             first, second, modulus = map(exact_value, (reference.value, answer.value, reference.modulus))
             if first is not None and second is not None and modulus:
@@ -167,7 +167,7 @@ class FormComparison:
         return isinstance(plain, Expression) and isinstance(other, Expression) and self._same_value(plain, other)
 
     def _same_quantity(self, reference: Quantity, answer: Quantity) -> bool:
-        """Compare values with units; if only one side has a unit, the unit is dropped."""
+        """Compare values with units. If only one side has a unit, the unit is dropped."""
         products = [product for product in (reference.product, answer.product) if product is not None]
         if len(products) == 2 and any(map(variables, products)) and self._same_value(products[0], products[1]):
             return True
@@ -197,7 +197,7 @@ class FormComparison:
         return self._same_value(angles[0], angles[1])
 
     def _same_value(self, reference: Expression, answer: Expression, slack: Fraction | None = None) -> bool:
-        """Compare expressions; 50% equals both 1/2 and 50. `slack` is the error of a unit conversion."""
+        """Compare expressions. 50% equals both 1/2 and 50. `slack` is the error of a unit conversion."""
         answer = with_letters(reference, answer)
         pairs = [(reference, answer)]
         percent, answer_percent = percent_of(reference), percent_of(answer)
@@ -217,7 +217,7 @@ class FormComparison:
         return len(reference) == len(answer) and all(map(self.same, reference, answer))
 
     def _same_members(self, reference: Sequence[Form], answer: Sequence[Form]) -> bool:
-        """Return whether two lists have the same members in any order; one member cannot match two.
+        """Return whether two lists have the same members in any order. One member cannot match two.
 
         Both lists are sorted, so that equal members are found immediately; UnreadableError if too many pairs remain.
         """
@@ -282,7 +282,7 @@ class FormComparison:
     def _chain_gives(
         self, reference: Form, sides: Sequence[Form], signs: Sequence[str], after_name: bool = False
     ) -> bool:
-        """Return whether equal sides give a value; after a name, skip formulas with variables: `A = r h = 42`."""
+        """Return whether equal sides give a value. After a name, skip formulas with variables: `A = r h = 42`."""
         while after_name and not variables(reference) and sides and variables(sides[0]):
             sides, signs = sides[1:], signs[1:]
         if not sides or not self._is_chain(sides, signs):
@@ -305,7 +305,7 @@ class FormComparison:
         return True
 
     def _same_relation(self, reference: Relation, answer: Form) -> bool:
-        """Compare an equation or inequality to an answer; for `x = 42` the answer may be `42`."""
+        """Compare an equation or inequality to an answer. For `x = 42` the answer may be `42`."""
         if modulus_of(reference) and not modulus_of(answer):
             return False  # one of its solutions
         if set(reference.signs) <= EQUAL and (pair := solved(reference)):

@@ -131,7 +131,7 @@ def exact_value(expression: Expression, point: Point | None = None) -> Fraction 
 
 
 def value_at(expression: Expression, point: Point) -> Any:
-    """Return an expression's value at mpmath's working precision; `point` contains the values of its variables.
+    """Return an expression's value at mpmath's working precision. `point` contains the values of its variables.
 
     Raises an UndefinedError if there is no value, or none that can be computed within the bounds.
     """

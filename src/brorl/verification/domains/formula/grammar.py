@@ -74,7 +74,7 @@ _MAX_DEPTH = 200
 
 @lru_cache(maxsize=4096)
 def read(text: str) -> Form:
-    """Return the form of any string; notation that the grammar cannot read becomes a `Text`."""
+    """Return the form of any string. Notation that the grammar cannot read becomes a `Text`."""
     try:
         tokens = without_frame(tokenize(text))
     except UnreadableError:
@@ -202,7 +202,7 @@ class AnswerReader(ExpressionReader):
         return Text(next((same for pattern, same in _SAME_WORDS if pattern.fullmatch(text)), text))
 
     def _set_sign(self, form: Form) -> str | None:
-        r"""Take the sign between two sets; `-` before a set means `\setminus`. None if there is no such sign."""
+        r"""Take the sign between two sets. `-` before a set means `\setminus`. None if there is no such sign."""
         sign = self.peek().text
         if isinstance(form, Number | Apply):
             return None
@@ -345,7 +345,7 @@ class AnswerReader(ExpressionReader):
 
 
 def _without_brackets(tokens: Sequence[Token]) -> Sequence[Token]:
-    """Return the tokens of a unit in brackets, `(m/s)`, without them; single letters in brackets are a factor."""
+    """Return the tokens of a unit in brackets, `(m/s)`, without them. Single letters in brackets are a factor."""
     if len(tokens) > 2 and tokens[0].text == "(" and tokens[-1].text == ")":
         inner = tokens[1:-1]
         return (

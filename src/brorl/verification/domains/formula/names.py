@@ -89,7 +89,7 @@ def is_call(form: Form) -> TypeGuard[Apply]:
 
 
 def is_name(form: Form, wide: bool) -> bool:
-    """Return whether a side names a value; with `wide`, a formula of several variables without numbers does too."""
+    """Return whether a side names a value. With `wide`, a formula of several variables without numbers does too."""
     if name_of(form) is not None:
         return wide or not _is_formula(form)
     if isinstance(form, Apply) and form.operation in ("sum", "prod"):
@@ -126,7 +126,7 @@ def are_choices(form: Form, words: str) -> bool:
 
 
 def same_name(reference: str, answer: Form) -> bool:
-    """Return whether a side has this name; `y` and `f(x)` are the same graph."""
+    """Return whether a side has this name. `y` and `f(x)` are the same graph."""
     name = name_of(answer)
     if name is None:
         return False
@@ -231,7 +231,7 @@ def between(items: Sequence[Form], last: Form) -> list[Form]:
 
 
 def modulo(form: Form, modulus: Expression) -> Form:
-    r"""Return a form with its values, as in 3 or `x \equiv 3`, taken up to multiples of a modulus; names are kept."""
+    r"""Return a form with its values, as in 3 or `x \equiv 3`, taken up to multiples of a modulus. Names are kept."""
     if isinstance(form, Relation) and set(form.signs) <= EQUAL:
         return form._replace(sides=tuple(modulo(side, modulus) for side in form.sides))
     return Residue(form, modulus) if isinstance(form, Expression) and not isinstance(form, Symbol) else form

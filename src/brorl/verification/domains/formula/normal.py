@@ -278,7 +278,7 @@ def _normal_ratio(form: Ratio) -> Form:
 
 
 def _with_either_sign(form: Bracketed) -> Form:
-    r"""Return both points of `(2, \pm 1)`; a point with more such signs is ambiguous and is returned unchanged."""
+    r"""Return both points of `(2, \pm 1)`. A point with more such signs is ambiguous and is returned unchanged."""
     places = [place for place, item in enumerate(form.items) if has_two_signs(item)]
     if len(places) != 1:
         return form

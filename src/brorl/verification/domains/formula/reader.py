@@ -30,7 +30,7 @@ class TokenReader:
         self.taken = 0  # characters taken from it
 
     def peek(self, ahead: int = 0) -> Token:
-        """Return a token without taking it; for a partly taken name, return its next letter."""
+        """Return a token without taking it. For a partly taken name, return its next letter."""
         try:
             token = self.tokens[self.at + ahead]
         except IndexError:

@@ -253,7 +253,7 @@ class _Lexer:
             self._add("command", f"\\{name}")
 
     def _font(self, is_upright: bool) -> None:
-        r"""Begin an upright text group; after other fonts such as `\mathbf`, the group is ordinary."""
+        r"""Begin an upright text group. After other fonts such as `\mathbf`, the group is ordinary."""
         brace = re.compile(r"\s*\{").match(self.text, self.at)
         if is_upright and brace:
             self.at = brace.end()
@@ -272,7 +272,7 @@ _HYPHEN = re.compile(r"(?<=\w)-(?=\w)")
 
 
 def words_of(tokens: Sequence[Token]) -> str:
-    """Return tokens as words separated by single spaces; formulas have no spaces."""
+    """Return tokens as words separated by single spaces. Formulas have no spaces."""
     kept = [token for token in tokens if token.text not in ("{", "}", '"')]
     pairs = zip([END, *kept], kept, strict=False)
     kept = [token for before, token in pairs if before.kind != "number" or token.text not in ORDINAL_ENDINGS]

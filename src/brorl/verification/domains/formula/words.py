@@ -145,7 +145,7 @@ def is_beside_unit(token: Token) -> bool:
 
 
 def same_beside(reference: str, answer: str) -> bool:
-    """Return whether the words after two measured values agree; the answer must have the reference's direction."""
+    """Return whether the words after two measured values agree. The answer must have the reference's direction."""
     if not reference:
         first = _WORD.match(answer)
         return first is not None and first[0] in _OF_SENTENCE
@@ -166,7 +166,7 @@ _SHOUTED = _words("YES NO TRUE FALSE NONE EVEN ODD DNE NEITHER BOTH AM PM")
 
 
 def are_same_words(reference: str, answer: str) -> bool:
-    """Return whether texts are equal word by word; case matters only in letters that are not a word, such as `BDAC`."""
+    """Return whether texts are equal word by word. Case matters only in letters that are not a word, such as `BDAC`."""
     if "\\" in reference:
         return reference == answer
     words, answer_words = (_without_article(text.split()) for text in (reference, answer))

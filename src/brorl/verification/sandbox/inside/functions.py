@@ -27,7 +27,7 @@ _ERROR_CHARACTERS = 280
 
 
 class Functions:
-    """The functions that a trusted process has imported; coroutines run in one event loop.
+    """The functions that a trusted process has imported. Coroutines run in one event loop.
 
     The limit applies to private writable memory, because libraries reserve far more address space than they use.
     """
@@ -43,7 +43,7 @@ class Functions:
         self._functions: dict[str, Callable[..., object]] = {}
 
     def load(self, *names: str | None) -> str | None:
-        """Import functions that have not been imported yet; return the first problem, or None."""
+        """Import functions that have not been imported yet, and return the first problem, or None."""
         for name in names:
             if name is None or name in self._functions:
                 continue
@@ -79,7 +79,7 @@ class Functions:
 
 
 def _called(function: Callable[..., object], arguments: Any) -> object:
-    """Call a function on values in order, or a user's on values by role; without values, return the roles it takes."""
+    """Call a function on values in order, or a user's on values by role. Without values, return the roles it takes."""
     if arguments is None:
         try:
             return {"takes": takes(function)}

@@ -66,7 +66,7 @@ def read_frame(descriptor: int) -> Frame | None:
 
 
 def write_frame(descriptor: int, frame: Frame) -> None:
-    """Write a message; wait while the pipe is full."""
+    """Write a message. Wait while the pipe is full."""
     data = memoryview(frame.to_bytes())
     while data:
         data = data[os.write(descriptor, data) :]
