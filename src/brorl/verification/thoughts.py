@@ -82,7 +82,8 @@ class ThoughtTags:
             if fence and block is None and not self.contained_in(match["info"]):
                 block = fence
             elif fence and block is not None and fence.startswith(block) and not _LANGUAGE.fullmatch(match["info"]):
-                block, inside = None, []
+                block = None
+                inside = []
             elif match["tag"] and block is not None:
                 inside.append(match)
             elif match["tag"]:

@@ -83,12 +83,11 @@ def chosen_option(response: str, choices: Choices) -> ChosenOption:
     stated = _stated(response[-_READ:], choices)
     if stated is not None:
         return stated
-    whole = response.strip() if len(response) <= _READ else ""
-    heading = _EXPLANATION.search(whole)
-    if heading:
-        whole = _without_remarks(whole, choices)
-    option = _option(_WHOLE.sub("", whole, count=1), choices)
-    return ChosenOption(option, None if option is None else whole, None)
+    statement = response.strip() if len(response) <= _READ else ""
+    if _EXPLANATION.search(statement):
+        statement = _without_remarks(statement, choices)
+    option = _option(_WHOLE.sub("", statement, count=1), choices)
+    return ChosenOption(option, None if option is None else statement, None)
 
 
 def _stated(text: str, choices: Choices) -> ChosenOption | None:

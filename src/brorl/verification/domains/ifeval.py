@@ -336,9 +336,10 @@ def broken(text: str, instructions: Instructions) -> list[Instruction]:
 def _loose(text: str) -> Iterator[str]:
     """Yield the text whole, without its first line, its last line, and both, each with and without asterisks."""
     lines = text.split("\n")
-    for part in (text, *("\n".join(some).strip() for some in (lines[1:], lines[:-1], lines[1:-1]))):
-        yield part
-        yield part.replace("*", "")
+    shorter = ("\n".join(kept).strip() for kept in (lines[1:], lines[:-1], lines[1:-1]))
+    for reading in (text, *shorter):
+        yield reading
+        yield reading.replace("*", "")
 
 
 TOO_LONG = "response too long"

@@ -90,7 +90,8 @@ class MathVerifier:
             if lost := [result.failure for result in results if is_unverified(result.failure or "")]:
                 raise LoadError(f"cannot check reference answers ({lost[0]}); free memory and processes, then rerun")
             unchecked = [reference for reference, result in zip(unchecked, results, strict=True) if result.failure]
-        unread, no_answer = "cannot be read as a mathematical expression", "contains an answer but is not one itself"
+        unread = "cannot be read as a mathematical expression"
+        no_answer = "contains an answer but is not one itself"
         return {r: no_answer if r in around else unread for r in doubtful if r not in good}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:

@@ -53,8 +53,8 @@ _LONE_LETTERS_NO_UNIT = ("P", "B")  # units only with a prefix: cP, MB
 
 def _read_table(text: str) -> None:
     """Fill the tables of units, with and without prefixes."""
-    for table, part in zip((PREFIXED, PLAIN), text.split("\n## ")[1:], strict=True):
-        for line in filter(None, part.splitlines()[1:]):
+    for table, section in zip((PREFIXED, PLAIN), text.split("\n## ")[1:], strict=True):
+        for line in filter(None, section.splitlines()[1:]):
             names, _, definition = line.partition(" = ")
             table.update(dict.fromkeys(names.split(), _defined(definition)))
 
@@ -293,9 +293,9 @@ def _units(tokens: list[tuple[str, int]]) -> list[Unit]:
 
 def _readings(name: str, power: int) -> list[Unit]:
     """Return the units that letters with an exponent can mean: one symbol or several run together: `kgm`, `ms^{-2}`."""
-    whole = unit_named(name)
-    units = [_power(unit, power) for unit in (whole, other_meaning(name)) if unit]
-    if len(name) <= _MAX_GLUED and (whole is None or power < 0):
+    symbol = unit_named(name)
+    units = [_power(unit, power) for unit in (symbol, other_meaning(name)) if unit]
+    if len(name) <= _MAX_GLUED and (symbol is None or power < 0):
         units += islice(_glued(name, power), _MAX_READINGS)
     return units
 

@@ -160,13 +160,14 @@ class WorkerPool(_Pool):
         The function returns one value per item, and limits its own time. If it fails on several items, each is retried
         alone.
         """
-        parts = [items[start : start + at_once] for start in range(0, len(items), at_once)]
+        batches = [items[start : start + at_once] for start in range(0, len(items), at_once)]
+        calls = [VerifierCall(function, ([*batch], *rest)) for batch in batches]
         replies: list[Reply] = []
-        for part, reply in zip(parts, self.run([VerifierCall(function, ([*p], *rest)) for p in parts]), strict=True):
+        for batch, reply in zip(batches, self.run(calls), strict=True):
             if reply.failure is None:
-                replies += [Reply(value, None, reply.seconds / len(part)) for value in reply.value]
+                replies += [Reply(value, None, reply.seconds / len(batch)) for value in reply.value]
             else:
-                replies += [reply] if len(part) == 1 else self.map(function, part, *rest, at_once=1)
+                replies += [reply] if len(batch) == 1 else self.map(function, batch, *rest, at_once=1)
         return replies
 
     def _judge(self, call: VerifierCall, problems: list[str], worker: Worker) -> Reply:

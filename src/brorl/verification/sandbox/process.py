@@ -185,11 +185,11 @@ class Process:
         """Read standard output. Stop the program if the output exceeds the limit."""
         limit = self._limits.output_bytes
         while self._stdout >= 0 and not self._stdout_ended and self._failure is None:
-            part = _read(self._stdout)
-            if part is None:
+            chunk = _read(self._stdout)
+            if chunk is None:
                 return
-            self._stdout_ended = not part
-            self._output += part
+            self._stdout_ended = not chunk
+            self._output += chunk
             if len(self._output) > limit:
                 del self._output[limit:]
                 self._stop(Fault.TOO_MUCH_OUTPUT)
@@ -231,11 +231,11 @@ class Process:
                     return frame
             if self._replies_ended:
                 return None
-            part = _read(self._replies)
-            if part is None:
+            chunk = _read(self._replies)
+            if chunk is None:
                 return None
-            self._replies_ended = not part
-            self._received += part
+            self._replies_ended = not chunk
+            self._received += chunk
 
     def _reply(self, frame: Frame) -> Reply | OutsideCall:
         if frame.kind == program.FAILED:

@@ -152,7 +152,8 @@ class AnswerReader(ExpressionReader):
         modulus = self._modulus()
         match sides[-1]:
             case Apply("mod", (value, number)) if signs[-1:] == ["\\equiv"]:  # `x \equiv 3 \mod 7`
-                form, modulus = Relation((*sides[:-1], value), tuple(signs)), number
+                form = Relation((*sides[:-1], value), tuple(signs))
+                modulus = number
             case _:
                 pass
         return form if modulus is None else modulo(form, modulus)
@@ -315,7 +316,8 @@ class AnswerReader(ExpressionReader):
         before, self.in_bars = self.in_bars, False
         condition = self._condition() if opening == "\\{" else None
         if condition is not None:
-            form, opening = condition, "\\{:"
+            form = condition
+            opening = "\\{:"
         else:
             is_empty = opening == "\\{" and self.peek().text in closers
             form = Listing((), ",") if is_empty else self.listing()

@@ -46,7 +46,8 @@ class TokenReader:
             token = token._replace(text=token.text[:length])
         self.taken += len(token.text)
         if self.taken == len(self.tokens[self.at].text):
-            self.at, self.taken = self.at + 1, 0
+            self.at += 1
+            self.taken = 0
         return token
 
     def take_letter(self) -> Token:
@@ -87,7 +88,8 @@ class TokenReader:
         """Take a brace group or one character (with `whole`, one token), and return its text without spaces."""
         token = self.peek()
         if token.text == "{":
-            start, end = self.at + 1, closing_brace(self.tokens, self.at)
+            start = self.at + 1
+            end = closing_brace(self.tokens, self.at)
             if end is None:
                 raise UnreadableError("a group does not close")
             self.at = end + 1

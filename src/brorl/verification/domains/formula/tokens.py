@@ -189,7 +189,8 @@ class _Lexer:
         text, at = self.text, self.at
         char = text[at]
         if char.isspace() or char == "$":
-            self.is_spaced, self.at = True, at + 1
+            self.is_spaced = True
+            self.at += 1
         elif char == "\\":
             self._command()
         elif char.isascii() and (char.isdigit() or (char == "." and text[at + 1 : at + 2].isdigit())):

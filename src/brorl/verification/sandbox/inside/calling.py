@@ -214,8 +214,8 @@ def _columns(parameters: Mapping[str, Parameter]) -> list[str]:
     if "completions" not in parameters:
         return []
     kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    others = ("completions", "prompts", "completion_ids", "trainer_state")
-    return [name for name, parameter in parameters.items() if name not in others and parameter.kind in kinds]
+    no_columns = ("completions", "prompts", "completion_ids", "trainer_state")
+    return [name for name, parameter in parameters.items() if name not in no_columns and parameter.kind in kinds]
 
 
 def _trl_arguments(function: Function, given: Mapping[str, Any]) -> dict[str, Any]:

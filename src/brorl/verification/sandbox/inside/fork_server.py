@@ -111,7 +111,7 @@ def _mapped() -> set[str]:
     """Return the paths of the libraries that this process has loaded."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         lines = [line.rstrip("\n").split(maxsplit=5) for line in file]
-    return {parts[5] for parts in lines if len(parts) == 6 and "x" in parts[1] and parts[5].startswith("/")}
+    return {fields[5] for fields in lines if len(fields) == 6 and "x" in fields[1] and fields[5].startswith("/")}
 
 
 class _Memory:
