@@ -15,20 +15,10 @@ from types import FrameType
 
 from brorl.prompts.decimal_commas import has_decimal_comma, with_points
 from brorl.verification.domains.formula.comparison import FormComparison
-from brorl.verification.domains.formula.expressions import (
-    Bracketed,
-    Listing,
-    Relation,
-    Text,
-    variables,
-)
+from brorl.verification.domains.formula.expressions import Bracketed, Listing, Relation, Text, variables
 from brorl.verification.domains.formula.grammar import read
-from brorl.verification.domains.formula.normal import (
-    have_other_units,
-)
-from brorl.verification.domains.formula.values import (
-    IMAGINARY,
-)
+from brorl.verification.domains.formula.normal import have_other_units
+from brorl.verification.domains.formula.values import IMAGINARY
 
 CORRECT, WRONG, SEVERAL, OTHER_UNIT = "correct", "wrong answer", "no single answer", "another unit"
 UNREAD, UNREAD_REFERENCE = "not parsed", "reference not parsed"
