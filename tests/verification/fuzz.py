@@ -90,7 +90,7 @@ def _repeat(random: Random, text: str) -> str:
 
 
 def _swap_delimiters(random: Random, text: str) -> str:
-    present = [one for one in DELIMITERS if one in text]
+    present = [delimiter for delimiter in DELIMITERS if delimiter in text]
     return text.replace(random.choice(present), random.choice(DELIMITERS), random.randint(1, 3)) if present else text
 
 
@@ -198,16 +198,16 @@ def problems(make_verifier: Callable[[], Verifier], items: Sequence[Item], rando
     random.shuffle(order)
     again = _verdicts(make_verifier(), [items[i] for i in order])
     second = dict(zip(order, again, strict=True))
-    found = []
+    failures = []
     for number, (item, one) in enumerate(zip(items, first, strict=True)):
         other = second[number]
         if one.unverified or other.unverified:
-            found.append(f"unverified: {one} {other} for {item[1][:300]!r}")
+            failures.append(f"unverified: {one} {other} for {item[1][:300]!r}")
         elif not _limited(one) and not _limited(other) and _content(one) != _content(other):
-            found.append(f"{_content(one)} then {_content(other)} for {item[1][:300]!r}")
+            failures.append(f"{_content(one)} then {_content(other)} for {item[1][:300]!r}")
         if not isfinite(one.score) or (one.correct and one.score < 0.5):
-            found.append(f"{one} for {item[1][:300]!r}")
-    return found
+            failures.append(f"{one} for {item[1][:300]!r}")
+    return failures
 
 
 def _verdicts(verifier: Verifier, items: Sequence[Item]) -> list[Verdict]:

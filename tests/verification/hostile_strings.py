@@ -45,13 +45,13 @@ def literals() -> list[str]:
     """Return the literal parts of all compiled patterns of the verifiers of all domains, each once, sorted."""
     packages = [module for part in (domains, gym) for module in walk_packages(part.__path__, f"{part.__name__}.")]
     of_workers = ("gym.entries", "math_worker", "code_numpy")
-    found: set[str] = set()
+    words: set[str] = set()
     for name in ("brorl.prompts.answer_forms", *(module.name for module in packages)):
         if name.endswith(of_workers):
             continue
         for pattern in _patterns([*vars(import_module(name)).values()]):
-            found.update(_literals(re._parser.parse(pattern.pattern, pattern.flags)))  # type: ignore[attr-defined]
-    return sorted(found)
+            words.update(_literals(re._parser.parse(pattern.pattern, pattern.flags)))  # type: ignore[attr-defined]
+    return sorted(words)
 
 
 def _patterns(value: Any) -> Iterator[re.Pattern[str]]:
@@ -59,8 +59,8 @@ def _patterns(value: Any) -> Iterator[re.Pattern[str]]:
     if isinstance(value, re.Pattern):
         yield value
     elif isinstance(value, list | tuple | dict):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _patterns(one)
+        for member in value.values() if isinstance(value, dict) else value:
+            yield from _patterns(member)
 
 
 def _literals(parsed: Any) -> Iterator[str]:
@@ -82,8 +82,8 @@ def _parts(argument: Any) -> Iterator[Any]:
     if isinstance(argument, re._parser.SubPattern):  # type: ignore[attr-defined]
         yield argument
     elif isinstance(argument, list | tuple):
-        for one in argument:
-            yield from _parts(one)
+        for item in argument:
+            yield from _parts(item)
 
 
 def random_parts(random: Random) -> tuple[str, str, str]:

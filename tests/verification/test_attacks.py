@@ -21,7 +21,7 @@ def part(rng: np.random.Generator, size: int) -> list[str]:
 
 def assert_contained(report: dict[str, Any], at_least: int) -> None:
     assert len(report["harm"]) >= at_least
-    assert {name: found for name, found in report["harm"].items() if found} == {}
+    assert {name: harms for name, harms in report["harm"].items() if harms} == {}
     assert report["strangers"] == []
 
 
@@ -52,7 +52,7 @@ def test_attacks_bite_where_nothing_confines_them() -> None:
     report = run_campaign(["unsafe", "--bites"])
     harm = report["harm"]
     assert set(harm) == biting
-    assert {name for name, found in harm.items() if not found} == set()
+    assert {name for name, harms in harm.items() if not harms} == set()
     assert len(biting) >= 60
     assert len([name for name, attacks in CATEGORIES.items() if any(a.bites for a in attacks)]) >= 6
 
@@ -66,7 +66,7 @@ HELD_MIB = 128  # by a program whose limit is 256 MiB; most hold 20, tables of p
 def test_the_kernel_holds_little_memory_for_a_program(level: str) -> None:
     report = run_hoards([level])
     assert set(report) == set(HOARDS)
-    assert {name: found for name, found in report.items() if found["held_mib"] > HELD_MIB} == {}
+    assert {name: outcome for name, outcome in report.items() if outcome["held_mib"] > HELD_MIB} == {}
 
 
 @pytest.mark.slow
@@ -75,4 +75,6 @@ def test_honest_programs_beside_hoards_are_correct(rng: np.random.Generator) -> 
     """In a cgroup of 900 MiB, where two programs at their limit have room."""
     names = rng.choice([*HOARDS], size=2, replace=False)
     report = run_hoards(["landlock", *map(str, names), "--cgroup", "900"])
-    assert {name: found["honest"] for name, found in report.items()} == {str(name): {"correct": 8} for name in names}
+    assert {name: outcome["honest"] for name, outcome in report.items()} == {
+        str(name): {"correct": 8} for name in names
+    }

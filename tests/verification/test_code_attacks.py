@@ -28,13 +28,13 @@ def verdicts(attacks: list[Attack], tests: CallCases | StdinCases | TestCode) ->
     """Verify the sources of attacks as answers to one question."""
     items = [(question_of(tests), fenced(f"{DEFINED}{attack.source}")) for attack in attacks]
     with ProgramPool(num_workers=2) as pool:
-        found = CodeVerifier(pool, timeout_s=0.4).verify_all(items)
-    return dict(zip((attack.name for attack in attacks), found, strict=True))
+        judged = CodeVerifier(pool, timeout_s=0.4).verify_all(items)
+    return dict(zip((attack.name for attack in attacks), judged, strict=True))
 
 
-def assert_wrong(found: dict[str, Verdict]) -> None:
-    assert {name: verdict for name, verdict in found.items() if verdict.correct or verdict.score} == {}
-    assert {name: verdict for name, verdict in found.items() if verdict.unverified} == {}
+def assert_wrong(verdicts: dict[str, Verdict]) -> None:
+    assert {name: verdict for name, verdict in verdicts.items() if verdict.correct or verdict.score} == {}
+    assert {name: verdict for name, verdict in verdicts.items() if verdict.unverified} == {}
 
 
 def drawn(rng: np.random.Generator, calls: bool) -> list[Attack]:
@@ -100,8 +100,8 @@ def test_no_answer_draws_the_random_numbers_of_its_tests() -> None:
     guesses = ["", *(f"import random\nrandom.seed({seed})\n" for seed in ("0", "None", "''", "'f'"))]
     with ProgramPool(num_workers=2) as pool:
         items = [(question, fenced(f"{guess}{PREDICTION}")) for guess in guesses]
-        found = CodeVerifier(pool, timeout_s=10.0).verify_all(items)
-    assert [verdict.reason for verdict in found] == ["wrong answer"] * len(guesses)
+        verdicts = CodeVerifier(pool, timeout_s=10.0).verify_all(items)
+    assert [verdict.reason for verdict in verdicts] == ["wrong answer"] * len(guesses)
 
 
 ATTACKS = {attack.name: attack.source for attack in read_attacks("answers")}
@@ -114,6 +114,6 @@ def test_no_answer_that_attacks_its_tests_passes(kind: str) -> None:
     question = question_of(KINDS[kind])
     right = "print(sum(map(int, input().split())))" if kind == "stdin" else "def add(a, b):\n    return a + b"
     with ProgramPool(num_workers=2) as pool:
-        found = CodeVerifier(pool, timeout_s=2.0).verify_all([(question, fenced(code)) for code in ATTACKS.values()])
-        assert_wrong(dict(zip(ATTACKS, found, strict=True)))
+        verdicts = CodeVerifier(pool, timeout_s=2.0).verify_all([(question, fenced(code)) for code in ATTACKS.values()])
+        assert_wrong(dict(zip(ATTACKS, verdicts, strict=True)))
         assert verify(CodeVerifier(pool, timeout_s=10.0), question, right).correct

@@ -27,7 +27,7 @@ def workers() -> Iterator[Workers]:
 
 @pytest.mark.linux
 @pytest.mark.parametrize(
-    "domain", [pytest.param(one, marks=[pytest.mark.slow] if one in SLOW else []) for one in (*DOMAINS, "gym")]
+    "domain", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in (*DOMAINS, "gym")]
 )
 def test_responses_are_verified_as_stored(domain: str, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     if domain in NEEDS:
@@ -68,5 +68,7 @@ def test_the_questions_cover_their_domains(monkeypatch: pytest.MonkeyPatch) -> N
     tests = Counter(type(CodeTests.from_text(reference).tests) for reference in references["code"])
     assert set(tests) == {StdinCases, CallCases, TestCode}
     assert min(tests.values()) >= 10
-    kinds = {one.kind for text in references["ifeval"] for one in Instructions.from_text(text).instructions}
+    kinds = {
+        instruction.kind for text in references["ifeval"] for instruction in Instructions.from_text(text).instructions
+    }
     assert kinds == set(KINDS)

@@ -22,7 +22,8 @@ def workers() -> Iterator[Workers]:
 
 @pytest.mark.linux
 @pytest.mark.parametrize(
-    "domain", [pytest.param(one, marks=[pytest.mark.slow] if one in ("gym", "math") else []) for one in sorted(DOMAINS)]
+    "domain",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in ("gym", "math") else []) for name in sorted(DOMAINS)],
 )
 def test_mutated_responses_have_verdicts_that_repeat(
     domain: str, workers: Workers, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch

@@ -214,8 +214,8 @@ def test_threads_take_turns_and_get_their_own_verdicts() -> None:
 
     def verdict(number: int) -> bool:
         tree = RolloutTree.from_responses((1,), [(number % 8,)] * 2)
-        (found,) = graders[number % 2].verify([prompt], [tree])
-        return bool(found.correct_L[0])
+        (group,) = graders[number % 2].verify([prompt], [tree])
+        return bool(group.correct_L[0])
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(verdict, range(16))) == [number % 8 == 4 for number in range(16)]

@@ -79,7 +79,7 @@ def verifier_of(domain: str) -> tuple[Verifier, list[Prompt]]:
                 CodeTests(StdinCases(("1\n",), ("1\n",)), prelude="import math"),
                 CodeTests(TestCode("f", "assert f(1) == 1 + 0")),
             ]
-            return CodeVerifier(ScriptedPool(reply)), prompts(domain, *(one.to_text() for one in tests))
+            return CodeVerifier(ScriptedPool(reply)), prompts(domain, *(test.to_text() for test in tests))
         case "countdown":
             return CountdownVerifier(), prompts(domain, "3 5 7 -> 22")
         case "gym":
@@ -98,7 +98,7 @@ def verifier_of(domain: str) -> tuple[Verifier, list[Prompt]]:
                 MeasuredAnswer("9.8 m/s^2", 0.05),
                 *map(MeasuredAnswer, ("x", "H_2O", "red giant", "10 to 20 Hz", "15 apples", "3:1", "5 m/s east")),
             ]
-            return ScienceVerifier(IdlePool()), prompts(domain, *(one.to_text() for one in references))
+            return ScienceVerifier(IdlePool()), prompts(domain, *(reference.to_text() for reference in references))
         case _:
             raise ValueError(f"add a verifier of the domain {domain!r} here")
 
@@ -125,7 +125,7 @@ def seconds(verifier: Verifier, prompt: Prompt, response: str, limit_s: float = 
 def slow_strings(domain: str, number: int, random: Random) -> list[tuple[str, tuple[str, str, str], str]]:
     """Return the prompt, the parts and the time of hostile strings that take superlinear time."""
     verifier, asked = verifier_of(domain)
-    found = []
+    slow = []
     for _ in range(number):
         parts, prompt = random_parts(random), random.choice(asked)
         for short, length in ((TAIL, TAIL), (LENGTH // SHORTER, LENGTH)):
@@ -133,8 +133,8 @@ def slow_strings(domain: str, number: int, random: Random) -> list[tuple[str, tu
                 limit = LIMIT_S if short == length else max(LIMIT_S, 2 * SHORTER * first)
                 spent = seconds(verifier, prompt, hostile_string(parts, length), limit)
                 if spent > limit:
-                    found.append((prompt.id, parts, f"{spent:.1f} s"))
-    return found
+                    slow.append((prompt.id, parts, f"{spent:.1f} s"))
+    return slow
 
 
 KNOWN = [

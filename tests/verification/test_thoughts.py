@@ -130,7 +130,7 @@ def test_a_file_of_responses_has_the_prompt_that_opened_a_thought(tmp_path: Path
     rows = [{"id": "q", "question": "?", "prompt": OPENED, "response": "6*7"}, {"id": "q", "response": "6*7"}]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert [one.prompt for one in read_responses(str(file), ResponseColumns())] == [OPENED, None]
+    assert [row.prompt for row in read_responses(str(file), ResponseColumns())] == [OPENED, None]
 
 
 def tokenizer_with(special: bool) -> PreTrainedTokenizerFast:

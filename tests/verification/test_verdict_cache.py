@@ -17,8 +17,8 @@ def test_it_forgets_the_pair_that_was_used_longest_ago(rng: np.random.Generator)
     for _ in range(600):
         reference, answer = (texts[k] for k in rng.integers(len(texts), size=2))
         known = next((entry for entry in kept if entry[:2] == (reference, answer)), None)
-        found = cache.get(reference, answer)
-        assert found == (known and known[2])
+        stored = cache.get(reference, answer)
+        assert stored == (known and known[2])
         if known is not None:
             kept.remove(known)
             kept.append(known)

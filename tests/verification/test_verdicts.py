@@ -94,12 +94,12 @@ def test_verdicts(file: Path, workers: Workers) -> None:
     verdicts = [verdict_of[at] for at in items]
     print_rates(file, cases, [verdict.correct for verdict in verdicts])
     assert all(verdict.score == float(verdict.correct) for verdict in verdicts)
-    found = [
+    differing = [
         f"{case.reference!r} {case.response!r}: {verdict.reason}"
         for case, verdict in zip(cases, verdicts, strict=True)
         if verdict.correct != case.is_accepted
     ]
-    assert not found, "\n".join(found)
+    assert not differing, "\n".join(differing)
 
 
 @pytest.mark.parametrize("file", [pytest.param(file, id=file.stem) for file in FILES])

@@ -82,7 +82,9 @@ class Grader:
 
     def rewarded(self, group: Group, step: int) -> Group:
         """Return a verified group with its rewards at a step (1 or more). Unverified responses get a NaN reward."""
-        tree, pattern, names = group.tree, self.shaping.format_pattern, self.shaping.terms
+        tree = group.tree
+        pattern = self.shaping.format_pattern
+        names = self.shaping.terms
         formatted = None if pattern is None else [has_format(text, pattern) for text in self.texts(group)]
         values = [verdict.terms or (None,) * len(names) for verdict in group.verdicts]
         value_LK = np.array(values, np.float64).reshape(len(values), len(names))
@@ -140,7 +142,7 @@ def grade(
     seen: Callable[[Prompt, Turns], str],
     accept_truncated: bool = False,
 ) -> list[list[Verdict]]:
-    """Verify every distinct response in P trees; return L verdicts per tree, aligned with its leaves.
+    """Verify every distinct response in P trees and return L verdicts per tree, aligned with its leaves.
 
     After an infrastructure failure a response is verified again, after all others. If that fails too, its verdict is
     `unverified`. Unless `accept_truncated` is set, unfinished responses are incorrect with reason `truncated`. Like
@@ -149,25 +151,21 @@ def grade(
     """
     if any(tuple(tree.prompt_ids) != prompt.token_ids for prompt, tree in zip(prompts, trees, strict=True)):
         raise ValueError("a tree's prompt tokens differ from its prompt's; pass trees and prompts in the same order")
-    number_of: dict[Prompt, int] = {}  # hash a prompt's tokens once, not once per response
-    number_P = [number_of.setdefault(prompt, len(number_of)) for prompt in prompts]
-    texts_PL = [
-        [
+    index_of: dict[Prompt, int] = {}  # hash a prompt's tokens once, not once per response
+    index_P = [index_of.setdefault(prompt, len(index_of)) for prompt in prompts]
+    texts_PL: list[list[str | None]] = []
+    items: dict[tuple[int, str], tuple[Prompt, str]] = {}
+    for prompt, index, tree in zip(prompts, index_P, trees, strict=True):
+        text_L = [
             seen(prompt, turns) if finished or accept_truncated else None
             for turns, finished in zip(tree.turns(), tree.finished.tolist(), strict=True)
         ]
-        for prompt, tree in zip(prompts, trees, strict=True)
-    ]
-    items = {
-        (number, text): (prompt, text)
-        for prompt, number, text_L in zip(prompts, number_P, texts_PL, strict=True)
-        for text in text_L
-        if text is not None
-    }
-    found = verify_distinct(items, verifiers)
+        texts_PL.append(text_L)
+        items |= {(index, text): (prompt, text) for text in text_L if text is not None}
+    verdict_on = verify_distinct(items, verifiers)
     return [
-        [verdict_of(TRUNCATED) if text is None else found[number, text] for text in text_L]
-        for number, text_L in zip(number_P, texts_PL, strict=True)
+        [verdict_of(TRUNCATED) if text is None else verdict_on[index, text] for text in text_L]
+        for index, text_L in zip(index_P, texts_PL, strict=True)
     ]
 
 
@@ -208,16 +206,16 @@ def match_questions(
     """
     by_id = {question.id: question for question in questions}
     by_text = _unambiguous([(question.words, question) for question in questions])
-    by_part = _unambiguous([(question.id.partition(":")[2], question) for question in questions])
+    by_partial_id = _unambiguous([(question.id.partition(":")[2], question) for question in questions])
     known: list[tuple[StoredResponse, Question]] = []
     unknown: list[StoredResponse] = []
     for response in responses:
-        name, text = response.question_id, response.question
-        question = by_id.get(name) if name is not None else None
+        question_id, text = response.question_id, response.question
+        question = by_id.get(question_id) if question_id is not None else None
         if question is None and text is not None:
             question = by_text.get(" ".join(text.split()))
-        if question is None and name is not None:
-            question = by_part.get(name)
+        if question is None and question_id is not None:
+            question = by_partial_id.get(question_id)
         if question is None:
             unknown.append(response)
         else:
@@ -231,7 +229,7 @@ def rescore(
     observe: Callable[[int], None] = lambda _: None,
     unreadable: Collection[str] = (),
 ) -> tuple[list[RescoredResponse], float]:
-    """Verify each distinct stored response once; return the verdicts and the wall time in seconds.
+    """Verify each distinct stored response once and return the verdicts and the wall time in seconds.
 
     A response stored as truncated keeps that verdict, because it was never verified. After an infrastructure failure
     a response is verified a second time. A response is incorrect if its question's reference is unreadable.
@@ -243,13 +241,13 @@ def rescore(
             prompt = prompt_of.setdefault((question.id, response.prompt), _prompt(question, response.prompt))
             items.setdefault(_key(response, question), (prompt, response.text))
     begin = perf_counter()
-    found = verify_distinct(items, verifiers, observe, _AT_ONCE)
+    verdict_on = verify_distinct(items, verifiers, observe, _AT_ONCE)
     seconds = perf_counter() - begin
 
     def verdict(response: StoredResponse, question: Question) -> Verdict:
         if response.reason == TRUNCATED:
             return verdict_of(TRUNCATED)
-        return verdict_of(UNREADABLE) if question.id in unreadable else found[_key(response, question)]
+        return verdict_of(UNREADABLE) if question.id in unreadable else verdict_on[_key(response, question)]
 
     return [
         RescoredResponse(response, question, verdict(response, question)) for response, question in matched
@@ -267,6 +265,6 @@ def _prompt(question: Question, text: str | None) -> Prompt:
 
 
 def _unambiguous(pairs: Sequence[tuple[str, Question]]) -> dict[str, Question]:
-    """Return the questions by key; drop keys that several questions share."""
+    """Return the questions by key, without the keys that several questions share."""
     counts = Counter(key for key, _ in pairs)
     return {key: question for key, question in pairs if counts[key] == 1}

@@ -32,7 +32,7 @@ class ResponseColumns:
 
 
 def read_responses(path: str, columns: ResponseColumns) -> Iterator[StoredResponse]:
-    """Yield the responses in a file, a folder or a glob pattern; files come in name order."""
+    """Yield the responses in a file, a folder or a glob pattern. Files come in name order."""
     named = [columns.response, columns.question_id, columns.correct]
     wanted = {*_IDS, *_QUESTIONS, *_VERDICTS, _REASON, *(name for name in named if name)}
     for row in read_rows(path, None, "train", wanted):
@@ -45,9 +45,9 @@ def _response(row: Row, columns: ResponseColumns) -> StoredResponse:
     if not isinstance(text, str):
         kind = _kind(text)
         raise UserError(f"{row.location}: {columns.response} must be a string, got {kind}; write one response per row")
-    name = _id(row, columns)
+    question_id = _id(row, columns)
     question = _question(_first(row, _QUESTIONS))
-    if name is None and question is None:
+    if question_id is None and question is None:
         listed = ", ".join(row.columns) or "none"
         raise UserError(
             f"{row.location} has neither the id nor the text of its question (columns: {listed}; expected "
@@ -58,7 +58,7 @@ def _response(row: Row, columns: ResponseColumns) -> StoredResponse:
     prompt = _first(row, (_PROMPT,))
     return StoredResponse(
         str(row.location),
-        name,
+        question_id,
         question,
         text,
         prompt if isinstance(prompt, str) else None,

@@ -47,7 +47,8 @@ class ThoughtTags:
             >>> ThoughtTags().answer("2+2?", "<think>easy</think>4")
             '4'
         """
-        start, is_open = 0, False
+        start = 0
+        is_open = False
         if self.opened_by(prompt) or response.lstrip().startswith(self.opening):
             end = self._first_end(response)
             if end is None:
@@ -60,10 +61,11 @@ class ThoughtTags:
 
     def _first_end(self, response: str) -> int | None:
         """Return the end of the first thought: its first closing tag that is not in backticks by itself."""
-        at = -1
-        while (at := response.find(self.closing, at + 1)) >= 0:
-            end = at + len(self.closing)
-            before, after = response[max(at - _LOOK_BACK, 0) : at].rpartition("\n")[2], response[end : end + 2]
+        start = -1
+        while (start := response.find(self.closing, start + 1)) >= 0:
+            end = start + len(self.closing)
+            before = response[max(start - _LOOK_BACK, 0) : start].rpartition("\n")[2]
+            after = response[end : end + 2]
             between_ticks = before.endswith("`") and not before.endswith("``") and after[:1] == "`" and after != "``"
             if not between_ticks or before.count("`") % 2 == 0:  # an even number: the tag is between two spans
                 return end
@@ -73,13 +75,15 @@ class ThoughtTags:
         """Yield the tags outside code spans and complete code blocks."""
         if not self.contained_in(response[start:]):  # the usual case; avoids the slow search below
             return
-        block, inside = None, list[re.Match[str]]()
+        block = None  # the fence of the open code block
+        inside: list[re.Match[str]] = []  # tags in it, which count if the block never ends
         for match in self._token.finditer(response, start):
             fence = match["fence"]
             if fence and block is None and not self.contained_in(match["info"]):
                 block = fence
             elif fence and block is not None and fence.startswith(block) and not _LANGUAGE.fullmatch(match["info"]):
-                block, inside = None, []
+                block = None
+                inside = []
             elif match["tag"] and block is not None:
                 inside.append(match)
             elif match["tag"]:

@@ -48,7 +48,7 @@ class Verifier(Protocol):
     """Verifies the responses of one domain."""
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify distinct (prompt, response text) pairs; return one verdict per pair, in order.
+        """Verify distinct (prompt, response text) pairs and return one verdict per pair, in order.
 
         A verifier can spread the pairs over workers. A response that took too long gets the reason `timeout`. After an
         infrastructure failure a response gets an `unverified_verdict`; the caller may pass it again later.
@@ -66,7 +66,7 @@ class Verifier(Protocol):
         ...
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Make responses for a trial of this verifier; `others` are reference answers of other prompts."""
+        """Make responses for a trial of this verifier. `others` are reference answers of other prompts."""
         ...
 
 
@@ -76,7 +76,7 @@ def verify_distinct(
     observe: Callable[[int], None] = lambda _: None,
     at_once: int | None = None,
 ) -> dict[Key, Verdict]:
-    """Verify distinct items by domain, at most `at_once` per call; then retry the unverified ones once."""
+    """Verify distinct items by domain, at most `at_once` per call, and retry the unverified ones once."""
     verdict_of: dict[Key, Verdict] = {}
     for _ in range(2):
         keys_of: dict[str, list[Key]] = {}
@@ -85,8 +85,10 @@ def verify_distinct(
                 keys_of.setdefault(prompt.domain, []).append(key)
         for domain, keys in keys_of.items():
             size = at_once or len(keys)
-            for part in (keys[start : start + size] for start in range(0, len(keys), size)):
-                verdict_of.update(zip(part, verifiers[domain].verify_all([items[key] for key in part]), strict=True))
+            for start in range(0, len(keys), size):
+                batch = keys[start : start + size]
+                verdicts = verifiers[domain].verify_all([items[key] for key in batch])
+                verdict_of.update(zip(batch, verdicts, strict=True))
                 observe(len(verdict_of))
     return verdict_of
 
@@ -97,7 +99,7 @@ KEEP_TIMEOUT_S = 3600.0  # keep a timeout for about one step; later the machine 
 
 
 class VerdictCache:
-    """Remembers verdicts by reference and answer; keeps the `size` most recently used entries."""
+    """Remembers the `size` most recently used verdicts, by reference and answer."""
 
     def __init__(self, size: int) -> None:
         if size < 1:
@@ -105,7 +107,8 @@ class VerdictCache:
         self._size = size
         # digest -> (correct, score, reason, monotonic time at which the entry expires)
         self._entries: OrderedDict[bytes, tuple[bool, float, str, float]] = OrderedDict()
-        self._reference, self._digest = "", _digest("")  # the latest: answers to one prompt arrive together
+        self._reference = ""  # the latest: answers to one prompt arrive together
+        self._digest = _digest("")  # of this reference
 
     def verify_all(
         self,
@@ -113,7 +116,7 @@ class VerdictCache:
         find: Callable[[Prompt, str], Verdict | str],
         decide: Callable[[list[Pair]], Sequence[tuple[Verdict, float]]],
     ) -> list[Verdict]:
-        """Return the verdict on each response, in order; each distinct (reference, answer) pair is decided once.
+        """Return the verdict on each response, in order. Each distinct (reference, answer) pair is decided once.
 
         `find` returns the answer in a response, or the verdict itself if the response's form decides it. For each
         unknown pair, `decide` returns the verdict and the number of seconds to keep it (0: do not keep it).
@@ -135,7 +138,9 @@ class VerdictCache:
             for index in indices:
                 verdicts[index] = decided if index == indices[0] else replace(decided, seconds=0.0)
         timed = zip(verdicts, extraction_s, strict=True)
-        return [replace(verdict, seconds=verdict.seconds + more) for verdict, more in timed if verdict is not None]
+        return [
+            replace(verdict, seconds=verdict.seconds + extra_s) for verdict, extra_s in timed if verdict is not None
+        ]
 
     def get(self, reference: str, answer: str) -> Verdict | None:
         """Return the stored verdict on an extracted answer; None if there is none."""
@@ -147,7 +152,7 @@ class VerdictCache:
         return Verdict(correct, score, answer, reason, 0.0)
 
     def put(self, reference: str, verdict: Verdict, keep_s: float = inf) -> None:
-        """Keep a verdict for `keep_s` seconds; ValueError if it has no extracted answer or is unverified."""
+        """Keep a verdict for `keep_s` seconds. ValueError if it has no extracted answer or is unverified."""
         if verdict.extracted is None or verdict.unverified:
             raise ValueError(f"only verdicts on extracted answers can be kept, got reason {verdict.reason!r}")
         key = self._key(reference, verdict.extracted)
@@ -157,7 +162,8 @@ class VerdictCache:
 
     def _key(self, reference: str, answer: str) -> bytes:
         if reference != self._reference:
-            self._reference, self._digest = reference, _digest(reference)
+            self._reference = reference
+            self._digest = _digest(reference)
         return self._digest + _digest(answer)
 
 
@@ -191,18 +197,25 @@ def try_verifier(verifier: Verifier, prompts: Sequence[Prompt]) -> Trial:
     """
     prompts = [replace(prompt, text=prompt.question or prompt.text) for prompt in prompts]
     prompt = prompts[0]
-    others = dict.fromkeys(p.reference for p in prompts[1:] if p.reference != prompt.reference)
-    made = verifier.trial_responses(prompt.reference, list(others)[:_MAX_WRONG])
+    other_references = dict.fromkeys(p.reference for p in prompts[1:] if p.reference != prompt.reference)
+    made = verifier.trial_responses(prompt.reference, list(other_references)[:_MAX_WRONG])
     responses = [made.right, *dict.fromkeys(r for r in (*made.wrong, _NO_ANSWER) if r != made.right)]
-    verdicts = verifier.verify_all([(prompt, response) for response in responses])
-    right, *wrong = zip(responses, verdicts, strict=True)
-    incorrect = next((pair for pair in wrong if not pair[1].correct), wrong[0])
-    spread = [prompts[index * len(prompts) // _MAX_TRIED] for index in range(_MAX_TRIED)]
-    tried = [(other, verifier.trial_responses(other.reference, ())) for other in dict.fromkeys(spread)]
-    answers = [(other, made.right) for other, made in tried if made.certain]
-    accepted = verifier.verify_all(answers)
-    of_answers = [(other, verdict) for (other, _), verdict in zip(answers, accepted, strict=True)]
-    return Trial(prompt, *right, *incorrect, made.certain, of_answers)
+    right_verdict, *wrong_verdicts = verifier.verify_all([(prompt, response) for response in responses])
+    wrong = list(zip(responses[1:], wrong_verdicts, strict=True))
+    response, verdict = next((pair for pair in wrong if not pair[1].correct), wrong[0])
+    answers = _verdicts_on_references(verifier, prompts)
+    return Trial(prompt, made.right, right_verdict, response, verdict, made.certain, answers)
+
+
+def _verdicts_on_references(verifier: Verifier, prompts: Sequence[Prompt]) -> list[tuple[Prompt, Verdict]]:
+    """Verify the responses that must be accepted, to prompts spread evenly over the data."""
+    items: list[tuple[Prompt, str]] = []
+    for prompt in dict.fromkeys(prompts[index * len(prompts) // _MAX_TRIED] for index in range(_MAX_TRIED)):
+        made = verifier.trial_responses(prompt.reference, ())
+        if made.certain:
+            items.append((prompt, made.right))
+    verdicts = verifier.verify_all(items)
+    return [(prompt, verdict) for (prompt, _), verdict in zip(items, verdicts, strict=True)]
 
 
 _ONLY_JSON = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN)
@@ -212,14 +225,14 @@ def unreadable_references(
     verifiers: Mapping[str, Verifier], questions: Sequence[Question]
 ) -> list[tuple[Question, str]]:
     """Return each question whose reference answer no response can match, and the problem, grouped by domain."""
-    problems_of: list[tuple[Question, str]] = []
+    unreadable: list[tuple[Question, str]] = []
     for domain, verifier in verifiers.items():
-        of_domain = [question for question in questions if question.domain == domain]
-        problems = verifier.check_references(sorted({question.reference for question in of_domain}))
-        problems_of += [
-            (question, problems[question.reference]) for question in of_domain if question.reference in problems
+        in_domain = [question for question in questions if question.domain == domain]
+        problems = verifier.check_references(sorted({question.reference for question in in_domain}))
+        unreadable += [
+            (question, problems[question.reference]) for question in in_domain if question.reference in problems
         ]
-    return problems_of
+    return unreadable
 
 
 def check_references(verifiers: Mapping[str, Verifier], questions: Sequence[Question]) -> None:
@@ -227,10 +240,10 @@ def check_references(verifiers: Mapping[str, Verifier], questions: Sequence[Ques
     unreadable = unreadable_references(verifiers, questions)
     if unreadable:
         question, problem = unreadable[0]
-        number = len({other.reference for other, _ in unreadable})
+        num_references = len({other.reference for other, _ in unreadable})
         raise UserError(
             f"question {question.name} has the reference answer {question.reference[:80]!r}, which {problem} "
-            f"({counted(number, 'such answer')}); {_advice(question)}{_others(unreadable[1:])}"
+            f"({counted(num_references, 'such answer')}); {_advice(question)}{_others(unreadable[1:])}"
         )
 
 

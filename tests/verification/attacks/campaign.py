@@ -70,17 +70,17 @@ def attack_judge(scene: Scene, worker: Worker) -> list[Reply]:
     return replies
 
 
-def honest_judge(found: list[str], states: set[str], worker: Worker) -> None:
+def honest_judge(problems: list[str], states: set[str], worker: Worker) -> None:
     """Run honest programs; record answers that are not right, and the state in which a program starts."""
     a, b = random.randrange(10**6), random.randrange(10**6)
     reply = worker.run(_HONEST_PROGRAM, f"{a} {b}\n", HONEST)
     if reply != Reply(f"{a * b}\n", None, reply.seconds):
-        found.append(f"an honest program got {str(reply)[:300]}")
+        problems.append(f"an honest program got {str(reply)[:300]}")
     worker.load(_HONEST_FUNCTION, HONEST)
     for x in (a, b):
         reply = worker.call("f", (x,), HONEST)
         if reply.value != [x * x, {"a": (x, -x)}]:
-            found.append(f"an honest function got {str(reply)[:300]}")
+            problems.append(f"an honest function got {str(reply)[:300]}")
     reply = worker.run(_STATE, "", HONEST)
     states.add(f"{reply.value}{reply.failure or ''}")
 
@@ -89,15 +89,15 @@ def harm_of(scene: Scene, replies: list[Reply] | Undecided) -> list[str]:
     """Return the harm of one attack."""
     if isinstance(replies, Undecided):
         return [*scene.harm(()), f"its verdict was lost: {replies.reason}"]
-    found = scene.harm(tuple(_shown(reply) for reply in replies))
+    problems = scene.harm(tuple(_shown(reply) for reply in replies))
     if scene.attack.must_fail and replies[-1].failure is None:
-        found.append(f"did not fail: {_shown(replies[-1])[:200]}")
+        problems.append(f"did not fail: {_shown(replies[-1])[:200]}")
     for reply in replies:
         if not _is_plain(reply.value):
-            found.append("returned a value that is not plain")
+            problems.append("returned a value that is not plain")
         if len(reply.failure or "") > 10_000:
-            found.append("gave a reason of many characters")
-    return found
+            problems.append("gave a reason of many characters")
+    return problems
 
 
 def run(level: str, attacks: tuple[Attack, ...]) -> dict[str, object]:
@@ -119,9 +119,9 @@ def run(level: str, attacks: tuple[Attack, ...]) -> dict[str, object]:
             jobs.insert(place, (None, honest))
         outcomes = pool.run([judge for _, judge in jobs])
         strangers += [
-            f"an honest program was lost: {one.reason}"
-            for one, (scene, _) in zip(outcomes, jobs, strict=True)
-            if scene is None and isinstance(one, Undecided)
+            f"an honest program was lost: {outcome.reason}"
+            for outcome, (scene, _) in zip(outcomes, jobs, strict=True)
+            if scene is None and isinstance(outcome, Undecided)
         ]
         victims = {scene.victim for scene in made}
         strangers += [f"left {line}" for line in remaining(victims, 2)]
@@ -168,7 +168,7 @@ def _is_plain(value: object) -> bool:
     if type(value) not in _PLAIN:
         return False
     if isinstance(value, dict):
-        return all(_is_plain(one) for pair in value.items() for one in pair)
+        return all(_is_plain(item) for pair in value.items() for item in pair)
     return not isinstance(value, list | tuple | set | frozenset) or all(map(_is_plain, value))
 
 

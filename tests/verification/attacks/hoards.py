@@ -210,7 +210,7 @@ def run(level: str, name: str, limit_mib: int | None) -> dict[str, object]:
     finally:
         cgroup.leave()
         cgroup.remove()
-    shown = [f"unverified: {one.reason}" if isinstance(one, Undecided) else one for one in outcomes]
+    shown = [f"unverified: {outcome.reason}" if isinstance(outcome, Undecided) else outcome for outcome in outcomes]
     first, last = len(hoards[:2]), len(hoards[:2]) + len(beside)
     return {
         "held_mib": round((peak() - idle) / MIB),

@@ -17,11 +17,11 @@ def inherit_orphans() -> None:
 def remaining(victims: set[int | None], depth: int, patience_s: float = 10.0) -> list[str]:
     """Return the running descendants of this process from some depth on, after a time to end; and kill them."""
     deadline = time.monotonic() + patience_s
-    while (found := descendants(victims, depth)) and time.monotonic() < deadline:
+    while (left := descendants(victims, depth)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    for pid in found:
+    for pid in left:
         os.kill(pid, signal.SIGKILL)
-    return list(found.values())
+    return list(left.values())
 
 
 def descendants(victims: set[int | None], depth: int) -> dict[int, str]:
@@ -36,11 +36,11 @@ def descendants(victims: set[int | None], depth: int) -> dict[int, str]:
             state, parent = stat.rpartition(")")[2].split()[:2]
             if state != "Z":
                 parent_of[int(entry.name)], line_of[int(entry.name)] = int(parent), stat[:60]
-    found = {}
+    lines = {}
     for pid in parent_of:
         length, above = 0, pid
         while above in parent_of and above != os.getpid():
             length, above = length + 1, parent_of[above]
         if above == os.getpid() and length >= depth and pid not in victims:
-            found[pid] = line_of[pid]
-    return found
+            lines[pid] = line_of[pid]
+    return lines

@@ -62,22 +62,22 @@ class Scene:
         Args:
             texts: Everything that came out of the sandbox: outputs, values, failures.
         """
-        found = []
+        harms = []
         out = "\n".join(texts)
         if self.breach in out:
-            found.append("did what it should not be able to do")
+            harms.append("did what it should not be able to do")
         environment = os.environ.get(SECRET_VARIABLE)
         if self.secret in out or (environment and environment in out):
-            found.append("read a secret")
+            harms.append("read a secret")
         if self._memory.raw[:-1] != self.secret.encode():
-            found.append("wrote memory of the trainer")
+            harms.append("wrote memory of the trainer")
         if self._files_before and _files(self.folder) != self._files_before:
-            found.append("changed files")
+            harms.append("changed files")
         if self._victim is not None and _state(self._victim) != self._victim_before:
-            found.append("changed another process")
-        found += [f"connected to {name}" for name, one in self._sockets.items() if _has_news(one)]
-        found += _left_objects(self.token)
-        return found
+            harms.append("changed another process")
+        harms += [f"connected to {name}" for name, target in self._sockets.items() if _has_news(target)]
+        harms += _left_objects(self.token)
+        return harms
 
     def close(self) -> None:
         """Remove all canaries."""
@@ -86,8 +86,8 @@ class Scene:
             self._victim.wait()
         if self._descriptor is not None:
             os.close(self._descriptor)
-        for one in self._sockets.values():
-            one.close()
+        for target in self._sockets.values():
+            target.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         for path in _left_files(self.token):
             path.unlink(missing_ok=True)
@@ -139,13 +139,13 @@ class Scene:
         return self._descriptor
 
     def _listen(self, name: str, family: socket.AddressFamily, address: object) -> socket.socket:
-        one = socket.socket(family, socket.SOCK_DGRAM if name == "UDP" else socket.SOCK_STREAM)
-        one.bind(address)
+        target = socket.socket(family, socket.SOCK_DGRAM if name == "UDP" else socket.SOCK_STREAM)
+        target.bind(address)
         if name != "UDP":
-            one.listen()
-        one.setblocking(False)
-        self._sockets[name] = one
-        return one
+            target.listen()
+        target.setblocking(False)
+        self._sockets[name] = target
+        return target
 
 
 @contextmanager
@@ -164,9 +164,9 @@ def scenes(attacks: tuple[Attack, ...]) -> Iterator[list[Scene]]:
 
 def _files(folder: Path) -> dict[str, object]:
     """Return what can be told of the files of a folder, except the times of reading."""
-    found: dict[str, object] = {}
+    states: dict[str, object] = {}
     if not folder.exists():
-        return found
+        return states
     for path in [folder, *folder.rglob("*")]:
         if "__pycache__" in path.parts:
             continue
@@ -174,8 +174,8 @@ def _files(folder: Path) -> dict[str, object]:
         content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
         attributes = tuple(os.listxattr(path, follow_symlinks=False)) if hasattr(os, "listxattr") else ()
         changed = about.st_mtime_ns if path != folder else 0
-        found[str(path)] = (about.st_mode, about.st_nlink, about.st_uid, about.st_gid, changed, content, attributes)
-    return found
+        states[str(path)] = (about.st_mode, about.st_nlink, about.st_uid, about.st_gid, changed, content, attributes)
+    return states
 
 
 def _state(victim: subprocess.Popen[bytes]) -> object:
@@ -192,12 +192,12 @@ def _state(victim: subprocess.Popen[bytes]) -> object:
     return stopped, lines["TracerPid"], limits, score, str(scheduling), os.getpgid(pid), os.getsid(pid)
 
 
-def _has_news(one: socket.socket) -> bool:
+def _has_news(target: socket.socket) -> bool:
     try:
-        if one.type == socket.SOCK_DGRAM:
-            one.recv(1)
+        if target.type == socket.SOCK_DGRAM:
+            target.recv(1)
         else:
-            one.accept()[0].close()
+            target.accept()[0].close()
     except BlockingIOError:
         return False
     return True
@@ -214,10 +214,10 @@ def _left_files(token: str) -> list[Path]:
 
 def _left_objects(token: str) -> list[str]:
     """Return the files and System V objects that carry the name of an attack."""
-    found = [f"left {path.parent}/..." for path in _left_files(token)]
+    leftovers = [f"left {path.parent}/..." for path in _left_files(token)]
     key = str(int(token[:7], 16))
     for kind in ("shm", "msg", "sem"):
         table = Path(f"/proc/sysvipc/{kind}")
         if table.exists() and any(line.split()[0] == key for line in table.read_text("ascii").splitlines()):
-            found.append(f"left a System V object ({kind})")
-    return found
+            leftovers.append(f"left a System V object ({kind})")
+    return leftovers

@@ -123,8 +123,8 @@ UNREADABLE = [
 def test_no_block_stops_the_choice(code: str, tests: CodeTests) -> None:
     """Reading them raises a SyntaxError, a RecursionError, a MemoryError or a ValueError, or warns."""
     whole = DEF if tests is ADD else READS
-    found = extract_code(f"```python\n{code}\n```\n```python\n{whole}\n```", tests)
-    assert found == whole
+    extracted = extract_code(f"```python\n{code}\n```\n```python\n{whole}\n```", tests)
+    assert extracted == whole
     assert extract_code(f"```python\n{whole}\n```\n```python\n{code}\n```", tests) in (whole, code)
 
 
@@ -136,9 +136,9 @@ def test_the_sandbox_chooses_as_this_process_does() -> None:
     codes = [READS, "print(a + b)"]
     responses = ["".join(map(fenced, order)) for order in (codes, codes[::-1], [READS.replace("+", "-"), *codes])]
     with ProgramPool(1) as pool:
-        found = CodeVerifier(pool).verify_all([(question_of(SUM), response) for response in responses])
-    assert [verdict.extracted for verdict in found] == [extract_code(response, SUM) for response in responses]
-    assert [verdict.reason for verdict in found] == [CORRECT] * 3
+        verdicts = CodeVerifier(pool).verify_all([(question_of(SUM), response) for response in responses])
+    assert [verdict.extracted for verdict in verdicts] == [extract_code(response, SUM) for response in responses]
+    assert [verdict.reason for verdict in verdicts] == [CORRECT] * 3
 
 
 def test_this_process_parses_no_block(monkeypatch: pytest.MonkeyPatch) -> None:

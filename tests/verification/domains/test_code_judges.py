@@ -159,8 +159,8 @@ class TestCache:
     def test_a_response_without_code_does_not_run(self) -> None:
         pool = ScriptedPool(lambda _: Reply(None, None, 0.0))
         items = [(question_of(SUMS), text) for text in ("print(3)", "", "```text\n3\n```")]
-        found = [(verdict.reason, verdict.extracted) for verdict in CodeVerifier(pool).verify_all(items)]
-        assert found == [("no code block", None)] * 3
+        verdicts = [(verdict.reason, verdict.extracted) for verdict in CodeVerifier(pool).verify_all(items)]
+        assert verdicts == [("no code block", None)] * 3
         assert pool.num_judges == 0
 
 

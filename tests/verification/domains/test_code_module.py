@@ -94,8 +94,8 @@ VALUES = [
 
 
 def test_the_elements_of_iterables_are_lists_where_values_are_json(verifier: CodeVerifier) -> None:
-    found = reasons(verifier, [(ONE_TO_THREE, f"def f():\n    return {value}") for value in VALUES])
-    right = {value for value, reason in zip(VALUES, found, strict=True) if reason == "correct"}
+    value_reasons = reasons(verifier, [(ONE_TO_THREE, f"def f():\n    return {value}") for value in VALUES])
+    right = {value for value, reason in zip(VALUES, value_reasons, strict=True) if reason == "correct"}
     assert right == {*VALUES} - {"{1: 0, 2: 0, 3: 0}", "{1, 2, 3}", "'123'", "range(3)", "itertools.count(1)"}
     pairs = CodeTests(CallCases("f", ((),), ([["a", 1], [2, 3]],)))
     nested = "def f():\n    return [*dict(a=1).items(), map(int, '23')]"

@@ -23,11 +23,11 @@ class ParityVerifier:
     """A new domain: the reference is `even` or `odd`, and a response is right if its length has that parity."""
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        found = [("even", "odd")[len(response) % 2] for _, response in items]
-        right = [parity == prompt.reference for (prompt, _), parity in zip(items, found, strict=True)]
+        parities = [("even", "odd")[len(response) % 2] for _, response in items]
+        right = [parity == prompt.reference for (prompt, _), parity in zip(items, parities, strict=True)]
         return [
             Verdict(ok, float(ok), parity, "correct" if ok else f"length is {parity}", 0.0)
-            for ok, parity in zip(right, found, strict=True)
+            for ok, parity in zip(right, parities, strict=True)
         ]
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
@@ -54,10 +54,10 @@ def test_its_references_are_checked_with_those_of_other_domains() -> None:
     references = {"parity": ["odd", "seven", "even", "seven"], "countdown": ["3 5 -> 8", "5 3 -> 8", "4"]}
     questions = [Question(f"{d}:{i}", "?", r, d) for d, own in references.items() for i, r in enumerate(own)]
     verifiers = verifiers_module.make_verifiers(references, VerificationSettings(), RewardShaping(), Workers())
-    found = [(question.id, problem) for question, problem in unreadable_references(verifiers, questions)]
-    assert [name for name, _ in found] == ["countdown:1", "countdown:2", "parity:1", "parity:3"]
-    assert {problem for name, problem in found if name.startswith("parity")} == {"is no parity"}
-    assert all(problem.startswith("is not a countdown puzzle") for name, problem in found if "count" in name)
+    problems = [(question.id, problem) for question, problem in unreadable_references(verifiers, questions)]
+    assert [name for name, _ in problems] == ["countdown:1", "countdown:2", "parity:1", "parity:3"]
+    assert {problem for name, problem in problems if name.startswith("parity")} == {"is no parity"}
+    assert all(problem.startswith("is not a countdown puzzle") for name, problem in problems if "count" in name)
 
 
 @pytest.mark.slow

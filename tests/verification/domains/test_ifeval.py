@@ -23,9 +23,9 @@ def prompt(*instructions: Instruction, loose: bool = False) -> Prompt:
 
 def verdict(response: str, *instructions: Instruction, loose: bool = False) -> Verdict:
     items = [(prompt(*instructions, loose=loose), response)]
-    [found], [plain] = (InstructionsVerifier(partial_credit=on).verify_all(items) for on in (True, False))
-    assert (plain.correct, plain.score, plain.reason) == (found.correct, float(found.correct), found.reason)
-    return found
+    [partial], [plain] = (InstructionsVerifier(partial_credit=on).verify_all(items) for on in (True, False))
+    assert (plain.correct, plain.score, plain.reason) == (partial.correct, float(partial.correct), partial.reason)
+    return partial
 
 
 def test_a_response_must_follow_all_and_its_score_is_the_share() -> None:
@@ -38,8 +38,8 @@ def test_a_response_must_follow_all_and_its_score_is_the_share() -> None:
         ("a, b", 0.0, "not followed: punctuation:no_comma"),
         (" \n", 0.0, "no answer"),
     ]:
-        found = verdict(response, *every)
-        assert (found.correct, found.score, found.reason) == (fraction == 1, fraction, reason), response
+        judged = verdict(response, *every)
+        assert (judged.correct, judged.score, judged.reason) == (fraction == 1, fraction, reason), response
 
 
 def test_the_loose_reading_drops_lines_and_asterisks() -> None:
@@ -72,9 +72,9 @@ def test_a_very_long_response_is_incorrect() -> None:
 )  # fmt: skip
 def test_bad_references_are_found_before_training(reference: str, problem: str) -> None:
     good = Instructions((NO_COMMA,)).to_text()
-    found = InstructionsVerifier().check_references([good, reference])
-    assert list(found) == [reference]
-    assert problem in found[reference]
+    problems = InstructionsVerifier().check_references([good, reference])
+    assert list(problems) == [reference]
+    assert problem in problems[reference]
     with pytest.raises(ValueError, match=r"is not|is a list|has"):
         InstructionsVerifier().verify_all([(Prompt("p", "?", (1,), reference, "ifeval"), "a")])
 
@@ -95,8 +95,11 @@ def test_a_missing_package_is_an_error_before_training(monkeypatch: pytest.Monke
 
 def test_a_trial_is_certain_where_a_plain_sentence_follows_the_instructions() -> None:
     capitals = {"capital_frequency": 1, "capital_relation": "at least"}
-    for one, certain in ((NO_COMMA, True), (Instruction("change_case:capital_word_frequency", capitals), False)):
-        own, verifier = prompt(one), InstructionsVerifier()
+    for instruction, certain in (
+        (NO_COMMA, True),
+        (Instruction("change_case:capital_word_frequency", capitals), False),
+    ):
+        own, verifier = prompt(instruction), InstructionsVerifier()
         made = verifier.trial_responses(own.reference, [])
         right, *wrong = verifier.verify_all([(own, response) for response in (made.right, *made.wrong)])
         assert made.certain is right.correct is certain

@@ -148,7 +148,7 @@ def random_text(rng: random.Random) -> str:
 # The patterns of the original, quadratic but independent of ours: what the linear searches must agree with.
 ORIGINALS = {
     "detectable_format:title": lambda text, _: any(
-        found.lstrip("<").rstrip(">").strip() for found in re.findall(r"<<[^\n]+>>", text)
+        quoted.lstrip("<").rstrip(">").strip() for quoted in re.findall(r"<<[^\n]+>>", text)
     ),
     "detectable_content:number_placeholders": lambda text, n: (
         len(re.findall(r"\[.*?\]", text)) >= n["num_placeholders"]
@@ -169,24 +169,24 @@ ORIGINALS = {
 @pytest.mark.parametrize("kind", ORIGINALS)
 def test_linear_searches_find_what_the_patterns_find(kind: str, rng: np.random.Generator) -> None:
     chance = random.Random(int(rng.integers(1 << 30)))
-    arguments = next(dict(given) for name, given, *_ in TEXTS if name == kind)
+    arguments = next(dict(options) for name, options, *_ in TEXTS if name == kind)
     seen = set()
     for _ in range(3000):
         text = random_text(chance)
         for name in arguments.keys() & {"num_placeholders", "num_bullets", "num_sections"}:
             arguments[name] = chance.randint(1, 4)
-        found = CHECKS[kind](text, **arguments)
-        assert found == ORIGINALS[kind](text, arguments), (text, arguments)
-        seen.add(found)
+        follows = CHECKS[kind](text, **arguments)
+        assert follows == ORIGINALS[kind](text, arguments), (text, arguments)
+        seen.add(follows)
     assert seen == {True, False}
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t\x0b", "\u2028", "\u3000"])
 def test_an_empty_text_follows_nothing(text: str) -> None:
-    given = [(kind, arguments) for kind, arguments, *_ in TEXTS if kind not in LANGUAGE_KINDS]
-    instructions = Instructions(tuple(Instruction(*one) for one in given))
-    assert len(broken(text, instructions)) == len(given)
-    assert len(broken(text, Instructions(instructions.instructions, loose=True))) == len(given)
+    rows = [(kind, arguments) for kind, arguments, *_ in TEXTS if kind not in LANGUAGE_KINDS]
+    instructions = Instructions(tuple(Instruction(*row) for row in rows))
+    assert len(broken(text, instructions)) == len(rows)
+    assert len(broken(text, Instructions(instructions.instructions, loose=True))) == len(rows)
 
 
 def loose_by_hand(text: str) -> list[str]:
@@ -200,11 +200,11 @@ def loose_by_hand(text: str) -> list[str]:
 
 def test_the_loose_reading_accepts_any_of_eight_texts(rng: np.random.Generator) -> None:
     chance = random.Random(int(rng.integers(1 << 30)))
-    given = [(kind, arguments) for kind, arguments, *_ in TEXTS]
+    rows = [(kind, arguments) for kind, arguments, *_ in TEXTS]
     differ = 0
     for _ in range(1000):
         text = random_text(chance)
-        instruction = Instruction(*chance.choice(given))
+        instruction = Instruction(*chance.choice(rows))
         strict, loose = (not broken(text, Instructions((instruction,), loose)) for loose in (False, True))
         check = CHECKS[instruction.kind]
         assert loose == any(bool(part.strip()) and check(part, **instruction.arguments) for part in loose_by_hand(text))

@@ -91,16 +91,16 @@ def box_by_hand(text: str) -> str | None:
 
 def test_the_last_box_that_closes_is_taken(rng: np.random.Generator) -> None:
     pieces = [r"\boxed{", "{", "}", "}", r"\{", r"\}", "a", "1", r"\frac", " b "]
-    found = 0
+    num_found = 0
     for _ in range(400):
         text = "".join(rng.choice(pieces, size=rng.integers(1, 25)))
         if text.count(r"\boxed{") > 4:
             continue
         box = box_by_hand(text)
         if box is not None:
-            found += 1
+            num_found += 1
             assert last_box(text) == box, text
-    assert found > 50
+    assert num_found > 50
 
 
 def test_only_the_end_of_a_response_without_a_box_is_looked_at() -> None:

@@ -30,16 +30,16 @@ def verify(pool: WorkerPool, *pairs: tuple[str, str]) -> list[Verdict]:
 
 
 def test_empty_and_long_answers_are_wrong(pool: WorkerPool) -> None:
-    found = verify(pool, *(("5", response) for response in ("", r"\boxed{}", r"\boxed{" + "5" * 2001 + "}")))
-    assert [verdict.reason for verdict in found] == ["no answer", "no answer", "answer too long"]
+    verdicts = verify(pool, *(("5", response) for response in ("", r"\boxed{}", r"\boxed{" + "5" * 2001 + "}")))
+    assert [verdict.reason for verdict in verdicts] == ["no answer", "no answer", "answer too long"]
 
 
 def test_aliases_are_right_too(pool: WorkerPool) -> None:
     city = MeasuredAnswer.of_aliases("New York City", ["NYC", "The Big Apple", "new york", 7, "New York City"])
     assert MeasuredAnswer.of_aliases("a", None).to_text() == MeasuredAnswer("a").to_text()
-    given = ["New York City", "NYC", "the big apple", "New York", "Boston", "7"]
-    found = verify(pool, *((city.to_text(), f"\\boxed{{{answer}}}") for answer in given))
-    assert [verdict.correct for verdict in found] == [True] * 4 + [False] * 2
+    answers = ["New York City", "NYC", "the big apple", "New York", "Boston", "7"]
+    verdicts = verify(pool, *((city.to_text(), f"\\boxed{{{answer}}}") for answer in answers))
+    assert [verdict.correct for verdict in verdicts] == [True] * 4 + [False] * 2
 
 
 def test_tolerance_against_fractions(pool: WorkerPool, rng: np.random.Generator) -> None:
@@ -77,9 +77,9 @@ def test_bad_references_are_found_before_training(pool: WorkerPool) -> None:
         r"\frac{1}{": "cannot be read",
     }
     good = [CHOICES.to_text(), GRAVITY, "5 m", "x^2", r"\sqrt{2}\ \text{m}", "7"]
-    found = ScienceVerifier(pool).check_references([*good, *bad])
-    assert list(found) == list(bad)
-    assert all(problem in found[reference] for reference, problem in bad.items())
+    problems = ScienceVerifier(pool).check_references([*good, *bad])
+    assert list(problems) == list(bad)
+    assert all(problem in problems[reference] for reference, problem in bad.items())
 
 
 @pytest.mark.parametrize("reference", [CHOICES.to_text(), GRAVITY, "5 m", "x^2"])

@@ -46,8 +46,8 @@ def test_other_text_is_no_unit(text: str) -> None:
 
 @each_row(*table(__file__, "units_after_a_box"))
 def test_units_after_a_box(after: str, unit: str | None) -> None:
-    found = leading_unit(after)
-    assert (found and found[0]) == unit
+    leading = leading_unit(after)
+    assert (leading and leading[0]) == unit
 
 
 @each_row(*table(__file__, "quantities_are_equal"))
@@ -78,16 +78,16 @@ def test_conversions(given: str, wanted: str, number: str, expected: str | None)
     """Against definitions: NIST Special Publication 811, appendix B.8."""
     assert parse_unit(given)
     assert parse_unit(wanted)
-    found = [
+    values = [
         c.of(Fraction(number))
         for one in parse_units(given)
         for other in parse_units(wanted)
         for c in conversions(one, other)
     ]
     if expected is None:
-        assert found == []
+        assert values == []
     else:
-        assert any(abs(value - Fraction(expected)) <= abs(Fraction(expected)) * Fraction(1, 10**8) for value in found)
+        assert any(abs(value - Fraction(expected)) <= abs(Fraction(expected)) * Fraction(1, 10**8) for value in values)
 
 
 @each_row(*table(__file__, "units_without_space"))

@@ -175,7 +175,7 @@ def test_a_mistake_in_the_setting_is_found_before_training(pool: WorkerPool, own
         (f"{importing}:check", r"No module named 'no_such_package'; install .*\(pip install no_such_package, "),
         (
             "no_such:thing",
-            r"verification\.functions\.sums: cannot load 'no_such:thing': ModuleNotFoundError.*; give pack",
+            r"verification\.functions\.sums: cannot load 'no_such:thing': ModuleNotFoundError.*; use pack",
         ),
         (f"{own}:missing", "has no attribute 'missing'"),
         (f"{own.parent}/none.py:same", "no such file"),

@@ -25,8 +25,8 @@ def rejected() -> tuple[list[Any], int]:
                 written = json.loads(json.dumps(value))
             except TypeError:
                 continue  # a recipe cannot hold it
-            found = check_source([name], {name: {field.name: written}})
-            problem = found if isinstance(found, str) else None
+            outcome = check_source([name], {name: {field.name: written}})
+            problem = outcome if isinstance(outcome, str) else None
             checked += 1
             if problem and "which must be" in problem:
                 problems.append([name, field.name, problem])

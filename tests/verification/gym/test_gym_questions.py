@@ -74,12 +74,12 @@ def test_settings_of_several_data_sets_are_by_name(monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 def test_the_sets_and_the_benchmarks_can_be_generated(pool: WorkerPool) -> None:
     """`prorl` has the 96 datasets of the paper: all that the library has but the held-out ones and later ones."""
-    given = [source(gym="prorl"), *BENCHMARKS.values()]
-    results = pool.run([VerifierCall(f"{WORKER}:check_source", (one.gym, {})) for one in given])
-    found = [result.value for result in results]
-    assert [type(names) for names in found] == [list, list, list], found
-    prorl, every, held_out = map(set, found)
-    assert len(found[0]) == len(prorl) == 96
+    sources = [source(gym="prorl"), *BENCHMARKS.values()]
+    results = pool.run([VerifierCall(f"{WORKER}:check_source", (gym_source.gym, {})) for gym_source in sources])
+    name_lists = [result.value for result in results]
+    assert [type(names) for names in name_lists] == [list, list, list], name_lists
+    prorl, every, held_out = map(set, name_lists)
+    assert len(name_lists[0]) == len(prorl) == 96
     assert prorl < every
     assert held_out == {"acre", "boxnet", "game_of_life_halting"}
     later = {"coin_flip", "kakurasu", "modulo_grid", "path_star", "puzzle24", "survo"}
@@ -161,7 +161,7 @@ def test_an_entry_is_the_same_whatever_was_made_before(pool: WorkerPool, rng: np
     with WorkerPool(1, timeout_s=300.0, memory_bytes=4 << 30) as fresh:
         (mixed,) = pool.run([VerifierCall(f"{WORKER}:generate", ([*before, *asked], {}, 0))])
         (alone,) = fresh.run([VerifierCall(f"{WORKER}:generate", (asked[::-1], {}, 0))])
-    here, there = ([task for _, task, _ in found] for found in (mixed.value[-len(asked) :], alone.value[::-1]))
+    here, there = ([task for _, task, _ in rows] for rows in (mixed.value[-len(asked) :], alone.value[::-1]))
     assert here == there
     assert all(here)
 

@@ -131,9 +131,9 @@ def test_an_answer_that_uses_the_time_of_all_harms_no_answer_beside_it() -> None
 
         def _decision(self, judge: Judge[T]) -> T | Undecided:
             begin = len(self.requests)
-            found = super()._decision(judge)
+            decision = super()._decision(judge)
             is_slow = any("slow" in (request.arguments or ()) for request in self.requests[begin:])
-            return JudgeTimeout("over") if is_slow else found
+            return JudgeTimeout("over") if is_slow else decision
 
     pool = ShortPool(lambda _request: Reply((False, 0.0, None), None, 0.1))
     verdicts = GymVerifier(pool).verify_all([(prompt(MAZE), answer) for answer in ("6", "slow", "9")])
@@ -240,8 +240,8 @@ def test_verdicts_in_the_sandbox(pool: WorkerPool, verifier: GymVerifier, rng: n
 @pytest.mark.slow
 def test_junk_is_never_correct(pool: WorkerPool) -> None:
     """One entry of every dataset, at a great index; the page of the docs has more entries."""
-    (found,) = pool.run([VerifierCall(f"{TABLE}:settings", ())])
-    names = list(found.value["settings"])
+    (reply,) = pool.run([VerifierCall(f"{TABLE}:settings", ())])
+    names = list(reply.value["settings"])
     results = pool.run([VerifierCall(f"{TABLE}:measure", (name, 1, 4_321)) for name in names])
     assert {name: r.failure for name, r in zip(names, results, strict=True) if r.failure} == {}
     assert {name: r.value["accepted"] for name, r in zip(names, results, strict=True) if r.value["accepted"]} == {}
@@ -249,7 +249,7 @@ def test_junk_is_never_correct(pool: WorkerPool) -> None:
     page = (TABLE.parents[1] / "docs" / "reference" / "gym.md").read_text("utf-8").splitlines()
     rows = {line.split("`")[1]: line for line in page if line.startswith("| `")}
     assert set(rows) == set(names), "run: python scripts/make_gym_table.py"
-    for name, keys in found.value["settings"].items():
+    for name, keys in reply.value["settings"].items():
         cells = [cell.strip() for cell in rows[name].strip("|").split("|")]
         assert cells[1] == ", ".join(f"`{key}`" for key in keys), name
         assert cells[4] == (GUARDS[name].why if name in GUARDS else ""), name

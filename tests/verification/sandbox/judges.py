@@ -77,10 +77,10 @@ def descendants(pid: int) -> set[int]:
                 continue
             if state != "Z":
                 parent_of[int(entry.name)] = int(parent)
-    found = {pid}
-    while more := {child for child, parent in parent_of.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
+    pids = {pid}
+    while more := {child for child, parent in parent_of.items() if parent in pids} - pids:
+        pids |= more
+    return pids - {pid}
 
 
 def servers() -> set[int]:

@@ -62,11 +62,11 @@ def test_calls_that_are_not_listed_fail(machine: str, reading: bool, rng: np.ran
     for number in range(600):
         for _ in range(3):
             arguments = tuple(int(a) for a in rng.integers(1 << 33, 1 << 63, 6))  # no null pointer, no small constant
-            found = verdict(program, number, architecture, arguments)
+            action = verdict(program, number, architecture, arguments)
             if number in always:
-                assert found == ALLOW
+                assert action == ALLOW
             elif number not in sometimes:
-                assert found == EPERM
+                assert action == EPERM
 
 
 def test_other_architectures_are_killed(machine: str) -> None:
@@ -138,8 +138,8 @@ def test_the_numbers_are_those_of_the_headers(column: int, header: str) -> None:
     numbers = {parts[1]: parts[2] for parts in words if len(parts) > 2}  # some name another number
     for name, number in {**ALWAYS, **SOMETIMES}.items():
         if number[column] is not None:
-            found = numbers[f"__NR_{name}"]
-            assert str(number[column]) == numbers.get(found, found), name
+            expected = numbers[f"__NR_{name}"]
+            assert str(number[column]) == numbers.get(expected, expected), name
 
 
 @pytest.mark.linux

@@ -173,13 +173,13 @@ def test_verifiers_do_not_score_a_lost_call(tmp_path: Path, monkeypatch: pytest.
     with WorkerPool(num_workers=2) as pool:
         mine = FunctionVerifier(pool, f"{source}:f", "mine")
         texts = ["yes", "no", "lost", "gave up", "forged"]
-        found = mine.verify_all([(prompt_with("yes"), text) for text in texts])
-        assert [(v.correct, v.score, v.unverified) for v in found] == [
+        verdicts = mine.verify_all([(prompt_with("yes"), text) for text in texts])
+        assert [(v.correct, v.score, v.unverified) for v in verdicts] == [
             (True, 1.0, False), (False, 0.0, False), (False, 0.0, True), (False, 0.0, True), (False, 0.0, False),
         ]  # fmt: skip
-        assert found[2].reason == LOST
-        assert found[3].reason == "unverified: the server did not answer"
-        assert found[4].reason.startswith("verifier returned ")
+        assert verdicts[2].reason == LOST
+        assert verdicts[3].reason == "unverified: the server did not answer"
+        assert verdicts[4].reason.startswith("verifier returned ")
 
         math = MathVerifier(pool)
         items = [(prompt_with("1/2"), "\\boxed{0.5}"), (prompt_with("1/2"), "\\boxed{1/2}")]

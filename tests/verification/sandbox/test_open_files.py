@@ -21,14 +21,14 @@ def judge(number, worker):
     worker.load("def f(x): return x + 1", Limits(600.0), "two")
     return tuple(worker.call("f", (number,), Limits(600.0), name).value for name in ("one", "two"))
 with ProgramPool({NUM_WORKERS}, "unsafe") as pool:
-    found = pool.run([partial(judge, number) for number in range({2 * NUM_WORKERS})])
-    assert found == [(number, number + 1) for number in range({2 * NUM_WORKERS})], found
+    outputs = pool.run([partial(judge, number) for number in range({2 * NUM_WORKERS})])
+    assert outputs == [(number, number + 1) for number in range({2 * NUM_WORKERS})], outputs
 """
 FUNCTIONS = f"""
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 with WorkerPool({NUM_WORKERS}, timeout_s=600.0) as pool:
-    found = pool.run([VerifierCall("math:factorial", (number,)) for number in range({2 * NUM_WORKERS})])
-    assert [result.failure for result in found] == [None] * {2 * NUM_WORKERS}, found
+    replies = pool.run([VerifierCall("math:factorial", (number,)) for number in range({2 * NUM_WORKERS})])
+    assert [result.failure for result in replies] == [None] * {2 * NUM_WORKERS}, replies
 """
 LIMITED = """
 import os, resource
@@ -61,7 +61,7 @@ def test_a_low_soft_limit_is_raised_and_one_that_suffices_stays(source: str, tmp
 
 
 def test_a_hard_limit_that_is_too_low_is_an_error(tmp_path: Path) -> None:
-    found = outcome(FUNCTIONS, 20, 40, tmp_path)
-    assert found.startswith(f"UserError {NUM_WORKERS} verification workers need ")
-    assert "but this process can open 40; raise the hard limit with `ulimit -n " in found
-    assert found.endswith("or set verification.workers to a smaller number")
+    message = outcome(FUNCTIONS, 20, 40, tmp_path)
+    assert message.startswith(f"UserError {NUM_WORKERS} verification workers need ")
+    assert "but this process can open 40; raise the hard limit with `ulimit -n " in message
+    assert message.endswith("or set verification.workers to a smaller number")

@@ -65,7 +65,7 @@ def test_items_share_calls_and_one_that_fails_costs_no_other(
     monkeypatch.setattr(WorkerPool, "run", lambda _self, some: calls.extend(some) or [])
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         pool.map(f"{CALLS}:echo_each", list(range(100)), -1)
-    assert [len(one.arguments[0]) for one in calls] == [32, 32, 32, 4]  # type: ignore[arg-type,index]
+    assert [len(call.arguments[0]) for call in calls] == [32, 32, 32, 4]  # type: ignore[arg-type,index]
 
 
 def children() -> set[int]:
@@ -190,9 +190,9 @@ def test_a_child_that_a_call_forks_does_not_answer(pool: WorkerPool) -> None:
 
 def test_sets_have_the_same_order_in_every_worker(pool: WorkerPool) -> None:
     hashing = execute("time.sleep(0.1); value = [os.getpid(), hash('a word')]")
-    said = {tuple(result.value) for result in pool.run([hashing] * 4)}
-    assert len({pid for pid, _ in said}) == 2
-    assert len({value for _, value in said}) == 1
+    hashes = {tuple(result.value) for result in pool.run([hashing] * 4)}
+    assert len({pid for pid, _ in hashes}) == 2
+    assert len({value for _, value in hashes}) == 1
 
 
 def test_scalars_of_numpy_are_values(pool: WorkerPool) -> None:
@@ -204,12 +204,12 @@ def test_scalars_of_numpy_are_values(pool: WorkerPool) -> None:
 def test_a_worker_that_keeps_memory_is_replaced() -> None:
     """After 150 of 256 MiB the next call would have less than half."""
     keep = "KEPT.append(bytearray(arguments[0])); value = os.getpid()"
-    with WorkerPool(num_workers=1, memory_bytes=256 << 20) as one:
-        small = [result.value for result in one.run([execute(keep, 1 << 20)] * 3)]
+    with WorkerPool(num_workers=1, memory_bytes=256 << 20) as own:
+        small = [result.value for result in own.run([execute(keep, 1 << 20)] * 3)]
         assert len(set(small)) == 1
-        (big,) = one.run([execute(keep, 150 << 20)])
+        (big,) = own.run([execute(keep, 150 << 20)])
         assert big.value == small[0]
-        assert one.run([PID])[0].value != small[0]
+        assert own.run([PID])[0].value != small[0]
 
 
 def test_loading_is_not_counted_as_the_time_of_a_call(pool: WorkerPool, tmp_path: Path) -> None:

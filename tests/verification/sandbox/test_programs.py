@@ -112,12 +112,12 @@ class Solution:
     def method(self, x): self.calls += 1; return (x, self.calls)
 def odd(): return namedtuple('P', 'x y')(1, 2), deque([1]), defaultdict(int, a=1)
 """
-    given = (1, True, 2.5, "a", None, [1, (2, {3})], {"k": b"v"}, 10**6000, float("inf"))
+    values = (1, True, 2.5, "a", None, [1, (2, {3})], {"k": b"v"}, 10**6000, float("inf"))
     method = ("Solution.method", (5,))
-    replies = returned(pool, source, ("echo", given), ("count", ()), ("count", ()), method, method, ("odd", ()))
+    replies = returned(pool, source, ("echo", values), ("count", ()), ("count", ()), method, method, ("odd", ()))
     assert [reply.failure for reply in replies] == [None] * 6
-    assert replies[0].value == given
-    assert [type(one) for one in replies[0].value] == [type(one) for one in given]  # type: ignore[attr-defined]
+    assert replies[0].value == values
+    assert [type(item) for item in replies[0].value] == [type(item) for item in values]  # type: ignore[attr-defined]
     assert [reply.value for reply in replies[1:]] == [1, 2, (5, 1), (5, 1), ((1, 2), [1], {"a": 1})]
 
 
@@ -205,7 +205,7 @@ def test_a_text_of_too_many_parts_is_not_decoded(pool: ProgramPool, monkeypatch:
     replies = returned(pool, source, *calls, limits=limits)
     texts = [["x" * 100_000], [{}] * 100]
     assert [reply.failure for reply in replies] == ["too much output", None, None, "too much output"]
-    assert decoded == [len(encode(None)), *(len(encode(one)) for one in texts)]
+    assert decoded == [len(encode(None)), *(len(encode(content)) for content in texts)]
 
 
 def test_the_judge_answers_outside_functions(pool: ProgramPool, rng: np.random.Generator) -> None:
@@ -293,15 +293,15 @@ def test_an_exception_of_a_judge_ends_the_run_and_its_programs() -> None:
 
 
 def test_a_run_works_from_any_thread() -> None:
-    found: list[str] = []
+    outputs: list[str] = []
     with ProgramPool(1) as own:
-        threads = [threading.Thread(target=lambda: found.append(ended(own, "print(5)").value)) for _ in range(3)]
+        threads = [threading.Thread(target=lambda: outputs.append(ended(own, "print(5)").value)) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert ended(own, "print(6)").value == "6\n"  # the thread that started the server has ended
-    assert found == ["5\n"] * 3
+    assert outputs == ["5\n"] * 3
 
 
 @pytest.mark.slow
@@ -419,8 +419,8 @@ def test_a_judge_can_report_a_fault_of_the_machine(pool: ProgramPool) -> None:
             raise LostError("the scorers were not loaded")
         return name
 
-    found = pool.run([partial(judge, *one) for one in (("a", 0), ("b", 1), ("c", 2))])
-    assert found == ["a", "b", Undecided("the scorers were not loaded")]
+    outcomes = pool.run([partial(judge, *arguments) for arguments in (("a", 0), ("b", 1), ("c", 2))])
+    assert outcomes == ["a", "b", Undecided("the scorers were not loaded")]
     assert sorted(begun) == ["a", "b", "b", "c", "c"]
 
 
@@ -428,6 +428,6 @@ def test_a_judge_can_report_a_fault_of_the_machine(pool: ProgramPool) -> None:
 def test_an_end_before_the_confinement_is_no_fault_of_the_program(pool: ProgramPool) -> None:
     limits = Limits(60.0, memory_bytes=1e9)  # type: ignore[arg-type] # the system takes no float
 
-    found = pool.run([run_judge("print(1)", limits=limits), lambda worker: worker.load("x = 1", limits)])
-    assert found == [Undecided("a process ended before it was confined")] * 2
+    outcomes = pool.run([run_judge("print(1)", limits=limits), lambda worker: worker.load("x = 1", limits)])
+    assert outcomes == [Undecided("a process ended before it was confined")] * 2
     assert ended(pool, "print(1)").value == "1\n"

@@ -26,8 +26,8 @@ def spin(seconds):
     while time.thread_time() < begun + seconds: hashlib.sha256(data)
 def spin_all(number, seconds):
     threads = [threading.Thread(target=spin, args=(seconds,)) for _ in range(number)]
-    for one in threads: one.start()
-    for one in threads: one.join()
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
 """
 
 
@@ -47,10 +47,10 @@ def widen():
     buffer = mask.to_bytes(128, 'little')
     for number in (203, 122):  # of x86-64 and of 64-bit ARM
         ctypes.CDLL(None).syscall(number, 0, 128, buffer)
-    found = []
-    thread = threading.Thread(target=lambda: found.append(sorted(os.sched_getaffinity(0))))
+    cores_of_thread = []
+    thread = threading.Thread(target=lambda: cores_of_thread.append(sorted(os.sched_getaffinity(0))))
     thread.start(); thread.join()
-    return [sorted(os.sched_getaffinity(0)), *found]
+    return [sorted(os.sched_getaffinity(0)), *cores_of_thread]
 """
     (reply,) = returned(pool, source, ("widen", ()))
     own, of_thread = reply.value  # type: ignore[misc]
@@ -69,8 +69,8 @@ def test_workers_share_the_cores_of_the_trainer_evenly() -> None:
             assert {int(reply.value) for reply in replies if isinstance(reply, Reply)} <= {*cores}
             return [worker.server.core for worker in own._idle]  # type: ignore[misc]
 
-    found = taken(2 * len(cores) + 1)
-    counts = [found.count(core) for core in cores]
+    taken_cores = taken(2 * len(cores) + 1)
+    counts = [taken_cores.count(core) for core in cores]
     assert max(counts) - min(counts) <= 1
     os.sched_setaffinity(0, cores[-1:])
     try:
@@ -108,11 +108,11 @@ def test_only_others_deny_a_core(monkeypatch: pytest.MonkeyPatch, rng: np.random
                 ran[ready] += ready == has_it
                 waited[ready] += ready != has_it
             counts[:] = [*zip(ran[born <= tick].tolist(), waited[born <= tick].tolist(), strict=True)]
-            found = request.denied_s(1)
-            assert found is not None
-            assert all(found - before <= denied - so_far for before, so_far in seen)
-            assert num_threads > 1 or found == denied
-            seen.append((found, denied))
+            counted = request.denied_s(1)
+            assert counted is not None
+            assert all(counted - before <= denied - so_far for before, so_far in seen)
+            assert num_threads > 1 or counted == denied
+            seen.append((counted, denied))
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ def test_the_work_for_others_is_no_time_of_a_program(length: int) -> None:
         began = time.monotonic()
         seconds = own.run([judge] * 6)
         took = time.monotonic() - began
-    assert all(isinstance(one, float) and one < took / 2 for one in seconds), (seconds, took)
+    assert all(isinstance(value, float) and value < took / 2 for value in seconds), (seconds, took)
 
 
 @pytest.mark.slow
@@ -224,12 +224,12 @@ def test_programs_that_sleep_take_no_more_than_the_time_of_a_batch() -> None:
     with ProgramPool(2, batch_timeout_s=batch_s) as own:
         ended(own, "")
         began = time.monotonic()
-        found = own.run(judges)
+        replies = own.run(judges)
         took = time.monotonic() - began
         assert ended(own, "print(2)").value == "2\n"
     assert took < 4 * batch_s
-    assert [reply.value for reply in found if isinstance(reply, Reply)] == ["1\n"] * 3
-    assert sum(isinstance(reply, JudgeTimeout) for reply in found) == sleepers
+    assert [reply.value for reply in replies if isinstance(reply, Reply)] == ["1\n"] * 3
+    assert sum(isinstance(reply, JudgeTimeout) for reply in replies) == sleepers
 
 
 @pytest.mark.slow
@@ -243,9 +243,9 @@ def test_cheap_programs_are_decided_first() -> None:
 
     slow = "import time\ntime.sleep(1.5)\nprint(1)"
     with ProgramPool(1, batch_timeout_s=10.0) as own:
-        found = own.run([partial(judge, "slow", slow)] + [partial(judge, "cheap", "print(1)")] * 4)
+        replies = own.run([partial(judge, "slow", slow)] + [partial(judge, "cheap", "print(1)")] * 4)
     assert begun == ["slow", *["cheap"] * 4, "slow"]
-    assert [reply.value for reply in found if isinstance(reply, Reply)] == ["1\n"] * 5
+    assert [reply.value for reply in replies if isinstance(reply, Reply)] == ["1\n"] * 5
 
 
 @pytest.mark.slow
@@ -255,6 +255,6 @@ def test_programs_that_never_ran_are_unverified() -> None:
         return worker.run("print(1)", "", LIMITS)
 
     with ProgramPool(1, batch_timeout_s=0.2) as own:
-        found = own.run([judge, run_judge("print(1)")])
-    assert [type(one) for one in found] == [Undecided, Undecided]
-    assert "verification.batch_timeout_s" in found[0].reason  # type: ignore[union-attr]
+        outcomes = own.run([judge, run_judge("print(1)")])
+    assert [type(outcome) for outcome in outcomes] == [Undecided, Undecided]
+    assert "verification.batch_timeout_s" in outcomes[0].reason  # type: ignore[union-attr]

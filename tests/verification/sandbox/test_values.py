@@ -86,18 +86,18 @@ def test_values_of_subclasses_become_plain() -> None:
     counts: defaultdict[str, int] = defaultdict(int, a=2)
     point = namedtuple("point", "x y")(1, 2.0)
     values = [point, counts, Counter("aab"), OrderedDict(b=1), deque([1, 2]), Level.LOW, Liar("true"), Endless([5])]
-    found = decode(encode(values))
-    assert shape(found) == shape([(1, 2.0), {"a": 2}, {"a": 2, "b": 1}, {"b": 1}, [1, 2], 3, "true", [5]])
+    decoded = decode(encode(values))
+    assert shape(decoded) == shape([(1, 2.0), {"a": 2}, {"a": 2, "b": 1}, {"b": 1}, [1, 2], 3, "true", [5]])
     assert math.copysign(1.0, decode(encode(np.float64(-0.0)))) == -1.0
 
 
 @pytest.mark.slow
 def test_values_with_elements_become_lists_of_them() -> None:
     values = [range(3), iter("ab"), {1: 2}.items(), (x for x in ()), array("d", [0.5])]
-    found = decode(encode(values))
-    assert found == [[0, 1, 2], ["a", "b"], [(1, 2)], [], [0.5]]
-    assert [type(value) for value in found] == [Elements] * 5
-    assert decode(encode(found)) == found
+    decoded = decode(encode(values))
+    assert decoded == [[0, 1, 2], ["a", "b"], [(1, 2)], [], [0.5]]
+    assert [type(value) for value in decoded] == [Elements] * 5
+    assert decode(encode(decoded)) == decoded
     assert len(decode(encode(itertools.count()))) == 1_000_000  # what no program can send
 
 

@@ -75,7 +75,7 @@ class ChosenOption(NamedTuple):
 
 
 def chosen_option(response: str, choices: Choices) -> ChosenOption:
-    """Find the option that a response names. The response may be any string; the right option plays no role."""
+    """Find the option that a response names. The response may be any string. The right option plays no role."""
     response = without_next_turn(response)
     box = find_last_box(response)
     if box is not None:
@@ -83,12 +83,11 @@ def chosen_option(response: str, choices: Choices) -> ChosenOption:
     stated = _stated(response[-_READ:], choices)
     if stated is not None:
         return stated
-    whole = response.strip() if len(response) <= _READ else ""
-    heading = _EXPLANATION.search(whole)
-    if heading:
-        whole = _without_remarks(whole, choices)
-    option = _option(_WHOLE.sub("", whole, count=1), choices)
-    return ChosenOption(option, None if option is None else whole, None)
+    statement = response.strip() if len(response) <= _READ else ""
+    if _EXPLANATION.search(statement):
+        statement = _without_remarks(statement, choices)
+    option = _option(_WHOLE.sub("", statement, count=1), choices)
+    return ChosenOption(option, None if option is None else statement, None)
 
 
 def _stated(text: str, choices: Choices) -> ChosenOption | None:
@@ -206,9 +205,9 @@ def _option(statement: str, choices: Choices) -> int | None:
 
 
 def _option_of_text(text: str, choices: Choices) -> int | None:
-    """Return the index of the option with this text; case matters only if several options match without it."""
-    found = places(_cleaned(choices.options), _clean(text))
-    return found[0] if len(found) == 1 else None
+    """Return the index of the option with this text. Case matters only if several options match without it."""
+    matches = places(_cleaned(choices.options), _clean(text))
+    return matches[0] if len(matches) == 1 else None
 
 
 @lru_cache(maxsize=4096)

@@ -150,7 +150,7 @@ class CodeVerifier:
         self._partial_credit = partial_credit
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses; each distinct pair of tests and code runs once.
+        """Verify responses. Each distinct pair of tests and code runs once.
 
         The reasons are `correct`, `no code block`, `answer too long`, `syntax error`, `wrong answer`,
         `raised ...`, `exited`, `timeout`, `batch timeout`, `out of memory`, `too much output`, `too many
@@ -167,8 +167,8 @@ class CodeVerifier:
             outcomes = self._programs.run(judges)
             return [self._verdict(code, outcome) for (_, code), outcome in zip(pairs, outcomes, strict=True)]
 
-        found = self._cache.verify_all(items, lambda _prompt, _response: _runnable(next(remaining).code), decide)
-        return [replace(v, seconds=v.seconds + one.seconds) for v, one in zip(found, chosen, strict=True)]
+        verdicts = self._cache.verify_all(items, lambda _prompt, _response: _runnable(next(remaining).code), decide)
+        return [replace(v, seconds=v.seconds + choice.seconds) for v, choice in zip(verdicts, chosen, strict=True)]
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find malformed tests, and test code that fails before it calls the answer."""
@@ -198,7 +198,7 @@ class CodeVerifier:
         return TrialResponses(right, [*wrong, "```python\npass\n```"], certain=solutions[0] is not None)
 
     def _choose(self, items: Sequence[tuple[Prompt, str]], plans: Mapping[str, _Plan]) -> list[_Chosen]:
-        """Return the code in each response; if it has several blocks, the sandbox reads them, each pair once."""
+        """Return the code in each response. If it has several blocks, the sandbox reads them, each pair once."""
         pairs: list[tuple[str, tuple[str, ...]]] = []
         own_s: list[float] = []
         for prompt, response in items:
@@ -210,11 +210,12 @@ class CodeVerifier:
         judges = [partial(_read_blocks, plans[reference].tests, codes, limits) for reference, codes in several]
         replies = self._programs.run(judges) if judges else []
         chosen = {pair: _chosen(pair[1], reply) for pair, reply in zip(several, replies, strict=True)}
-        found = (chosen.get(pair) or _Chosen(pair[1][0] if pair[1] else None) for pair in pairs)
-        return [one._replace(seconds=one.seconds + own) for one, own in zip(found, own_s, strict=True)]
+        choices = (chosen.get(pair) or _Chosen(pair[1][0] if pair[1] else None) for pair in pairs)
+        return [choice._replace(seconds=choice.seconds + s) for choice, s in zip(choices, own_s, strict=True)]
 
     def _judge(self, plan: _Plan, code: str, worker: Worker) -> Outcome:
-        tests, clock = plan.tests.tests, self._clock(plan.tests)
+        tests = plan.tests.tests
+        clock = self._clock(plan.tests)
         with clock.own_time():
             source = module(plan.tests, code)
         if isinstance(tests, StdinCases):
@@ -226,7 +227,8 @@ class CodeVerifier:
 
     def _clock(self, tests: CodeTests | None) -> Clock:
         """Return an answer's limits: three times the dataset's time (at least 1 s), and its memory (at least 1 GiB)."""
-        case_s, memory = self._timeout_s, self._memory_bytes
+        case_s = self._timeout_s
+        memory = self._memory_bytes
         if tests is not None and tests.time_limit_s is not None:
             case_s = min(case_s, max(_MIN_CASE_S, _SLOWER * tests.time_limit_s))
         if tests is not None and tests.memory_bytes is not None:
@@ -265,7 +267,7 @@ def _plan(reference: str) -> _Plan:
 
 def _require_shallow(calls: Sequence[ExpectedCall]) -> None:
     """Raise a ValueError for values nested too deeply for messages between processes."""
-    for number, call in enumerate(calls):
+    for index, call in enumerate(calls):
         for named, value, depth in (
             ("the arguments of case {} are", call.arguments, MAX_DEPTH + 1),  # one level is the tuple of arguments
             ("the expected value of case {} is", call.expected, MAX_DEPTH),
@@ -273,7 +275,7 @@ def _require_shallow(calls: Sequence[ExpectedCall]) -> None:
             try:
                 encode(value, depth)
             except NotPlainError:
-                raise ValueError(f"{named.format(number)} nested deeper than {MAX_DEPTH} lists and dicts") from None
+                raise ValueError(f"{named.format(index)} nested deeper than {MAX_DEPTH} lists and dicts") from None
 
 
 @lru_cache(maxsize=1)
@@ -282,7 +284,7 @@ def _choice_source() -> str:
 
 
 def _read_blocks(tests: CodeTests, codes: tuple[str, ...], limits: Limits, worker: Worker) -> Reply:
-    """Choose a block in a confined process; the reply's value is the block's index."""
+    """Choose a block in a confined process. The reply's value is the block's index."""
     loaded = worker.load(_choice_source(), limits)
     if loaded.failure is not None:
         return loaded

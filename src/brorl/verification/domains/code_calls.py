@@ -58,14 +58,15 @@ class ValueRule:
         if isinstance(expected, set | frozenset):
             if not isinstance(value, set | frozenset):
                 return False
-            known, found = {*map(self._key, expected)}, [*map(self._key, value)]
-            return all(key in known for key in found) and len({*found}) == len(known)
+            known = {*map(self._key, expected)}
+            keys = [*map(self._key, value)]
+            return all(key in known for key in keys) and len({*keys}) == len(known)
         if isinstance(expected, dict):
             if not isinstance(value, dict) or len(expected) != len(value):
                 return False
             items = {self._key(key): item for key, item in value.items()}
-            keys = [(self._key(key), item) for key, item in expected.items()]
-            return all(key in items and self._same(item, items[key]) for key, item in keys)
+            pairs = [(self._key(key), item) for key, item in expected.items()]
+            return all(key in items and self._same(item, items[key]) for key, item in pairs)
         return type(expected) is type(value) and expected == value
 
     def _alike(self, value: object, expected: object) -> TypeGuard[list[object] | tuple[object, ...]]:
@@ -85,7 +86,7 @@ class ValueRule:
             return False
 
     def _key(self, value: object) -> Hashable:
-        """Return a key that equal values share. A bool is not a number; lists and tuples may be alike."""
+        """Return a key that equal values share. A bool is not a number. Lists and tuples may be alike."""
         if isinstance(value, list | tuple):
             return ("sequence" if self.sequences_alike else type(value), *map(self._key, value))
         if isinstance(value, set | frozenset):
@@ -98,7 +99,7 @@ class ValueRule:
 
 
 def _is_number(value: object) -> bool:
-    """Return whether a value is compared as a number; a bool is not."""
+    """Return whether a value is compared as a number. A bool is not."""
     return isinstance(value, int | float | complex) and not isinstance(value, bool)
 
 
@@ -131,7 +132,7 @@ def _largest_size(expected: object) -> Size:
     """Return an upper bound on the encoded size of every value that `ValueRule.same` can accept."""
     # Numbers have longer forms: 1e300 equals a 300-digit integer, and 2 a complex number. A list can be a tuple.
     if isinstance(expected, list | tuple | set | frozenset | dict):
-        items = [one for pair in expected.items() for one in pair] if isinstance(expected, dict) else expected
+        items = [item for pair in expected.items() for item in pair] if isinstance(expected, dict) else expected
         sizes = [_largest_size(item) for item in items]
         between = 2 if isinstance(expected, dict) else 1  # a comma; in a dict, also a pair's brackets and comma
         num_bytes, num_parts = (sum(counts) for counts in zip((0, 0), *sizes, strict=True))

@@ -36,13 +36,13 @@ def choose_block(codes: Sequence[str], function: str | None, has_input: bool, kn
     if function is not None:
         return next((place for place in range(last, -1, -1) if blocks[place].defines(function)), last)
     earlier: set[str] = set()
-    whole: list[int] = []
+    programs: list[int] = []
     for place, block in enumerate(blocks):
         if block.acts and block.missing.isdisjoint(earlier) and block.words & _PRINTING:
-            whole.append(place)
+            programs.append(place)
         earlier |= block.bound
-    reading = [place for place in whole if blocks[place].words & _READING]
-    return (reading if has_input and reading else whole or [last])[-1]
+    reading = [place for place in programs if blocks[place].words & _READING]
+    return (reading if has_input and reading else programs or [last])[-1]
 
 
 class _Block(NamedTuple):
@@ -60,7 +60,8 @@ class _Block(NamedTuple):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # invalid escape sequences warn
-                scopes, tree = [symtable.symtable(code, "answer.py", "exec")], ast.parse(code)
+                scopes = [symtable.symtable(code, "answer.py", "exec")]
+                tree = ast.parse(code)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return cls(code, None, words=frozenset(_WORD.findall(code)))
         for scope in scopes:

@@ -64,7 +64,7 @@ _FUTURE = re.compile(r"^from[ \t]++__future__[ \t]++import[ \t]++(?:\([^()]{0,50
 
 
 def module(tests: CodeTests, code: str) -> str:
-    """Return the code after imports for the names that it uses; its imports from `__future__` stay first.
+    """Return the code after imports for the names that it uses. Its imports from `__future__` stay first.
 
     The function that the tests call is never imported. Nothing is imported for test code, as in its dataset's judge.
     """
@@ -162,7 +162,7 @@ class Clock:
         return over
 
     def limits(self, output_bytes: int = REPLY_BYTES, output_parts: int | None = None) -> Limits:
-        """Return the limits of the next request; by default the reply cannot contain a value."""
+        """Return the limits of the next request. By default the reply cannot contain a value."""
         seconds = max(0.01, min(self.case_s, self.total_s - self.spent_s))
         return Limits(seconds, self.memory_bytes, output_bytes, output_parts)
 
@@ -179,26 +179,27 @@ class Clock:
 
 
 class _DecidedError(Exception):
-    """A call to the answer has decided the verdict; the message is the reason."""
+    """A call to the answer has decided the verdict. The message is the reason."""
 
 
 def _judge_cases(cases: Sequence[Callable[[], str]], clock: Clock, all_cases: bool) -> Outcome:
     """Run cases up to the first failure, or all with `all_cases`. A case returns its problem, or "" if it passes."""
-    passed, problem = 0, ""
+    num_passed = 0
+    first_problem = ""
     for run in cases:
         if clock.is_over():
-            problem = problem or TIMEOUT
+            first_problem = first_problem or TIMEOUT
             break
         try:
-            found = run()
+            problem = run()
         except _DecidedError as decided:
-            problem = problem or str(decided)
+            first_problem = first_problem or str(decided)
             break
-        passed += not found
-        problem = problem or found
-        if problem and not all_cases:
+        num_passed += not problem
+        first_problem = first_problem or problem
+        if first_problem and not all_cases:
             break
-    return clock.outcome(passed, len(cases), problem or CORRECT)
+    return clock.outcome(num_passed, len(cases), first_problem or CORRECT)
 
 
 def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool, worker: Worker) -> Outcome:
@@ -249,7 +250,8 @@ def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -
     loaded = clock.spent(worker.load(source, clock.limits()))
     if loaded.failure is not None:
         return clock.outcome(0, 1, reason_of(loaded.failure))
-    num_calls, raised = 0, ""
+    num_calls = 0
+    raised = ""  # the last failure passed on to the test code
 
     def answer(*arguments: object) -> object:
         nonlocal num_calls, raised
@@ -285,7 +287,7 @@ def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -
 
 
 def judge_first_call(test: TestCode, clock: Clock, worker: Worker) -> str | None:
-    """Run test code up to its first call; return the problem if it never makes one."""
+    """Run test code up to its first call, and return the problem if it never makes one."""
 
     def answer(*_arguments: object) -> object:
         raise _DecidedError

@@ -59,11 +59,11 @@ class CountdownVerifier:
     """Accepts an expression that uses every number exactly once and equals the target."""
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify (countdown prompt, response) pairs one by one; see `verify`."""
+        """Verify (countdown prompt, response) pairs one by one. See `verify`."""
         return [self.verify(prompt, response) for prompt, response in items]
 
     def verify(self, prompt: Prompt, response: str) -> Verdict:
-        """Verify one response; `extracted` is the expression without spaces.
+        """Verify one response. `extracted` is the expression without spaces.
 
         The reasons are `correct`, `wrong value 7`, `numbers used do not match`, `division by zero`, `not an
         expression`, `an equation of other values`, `too long` and `too deep`. Raises a ValueError if the prompt is not
@@ -86,12 +86,12 @@ class CountdownVerifier:
 
 
 def _verify(puzzle: CountdownPuzzle, response: str) -> tuple[str | None, str]:
-    """Return (expression without spaces, reason); the expression is None if the response has none."""
-    found = _verify_expression(puzzle, response)
-    if found not in ((None, _NO_EXPRESSION), (None, _TOO_LONG)):
-        return found
-    read = [_verify_equation(puzzle, form) for form in _answers(response)]
-    return next((equation for equation in read if equation[0]), found)
+    """Return (expression without spaces, reason). The expression is None if the response has none."""
+    verified = _verify_expression(puzzle, response)
+    if verified not in ((None, _NO_EXPRESSION), (None, _TOO_LONG)):
+        return verified
+    equations = [_verify_equation(puzzle, form) for form in _answers(response)]
+    return next((equation for equation in equations if equation[0]), verified)
 
 
 def _verify_equation(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, str]:
@@ -108,8 +108,7 @@ def _verify_equation(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, st
 
 def _answers(response: str) -> Iterator[str]:
     """Yield a response's marked answer in plain notation, first unchanged, then with its marks removed."""
-    found = find_answer(response)
-    text = "" if found is None else found[-_READ:].strip(_SPACES)
+    text = (find_answer(response) or "")[-_READ:].strip(_SPACES)
     markers = list(_MARKER.finditer(text))
     head, _, line = text.rpartition("\n")
     text = text[markers[-1].end() :] if markers else line if head.rstrip(_SPACES).endswith(":") else text
@@ -123,7 +122,7 @@ def _answers(response: str) -> Iterator[str]:
 
 
 def _verify_expression(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, str]:
-    """Return (expression without spaces, reason); the expression is None if the text is not one."""
+    """Return (expression without spaces, reason). The expression is None if the text is not one."""
     value = _value(text)
     if value in (_NO_EXPRESSION, _TOO_LONG, _TOO_DEEP):
         return None, str(value)

@@ -120,7 +120,9 @@ def denial_after(text: str) -> str:
 def _shape(line: str) -> tuple[str, list[str]]:
     """Return the letters of a line's words, and the word or phrase of each letter."""
     words = [word.strip("$*_") for word in line.lower().replace("\u2019", "'").split()]
-    shape, phrases, at = "", list[str](), 0
+    shape = ""
+    phrases: list[str] = []
+    at = 0
     while at < len(words):
         letter, length = _LEXICON.phrase(words, at)
         is_symbol = len(words[at]) == 1 and not words[at].isdigit()

@@ -58,7 +58,7 @@ def count_words(text: str) -> int:
 
 
 def count_capital_words(text: str) -> int:
-    """Return the number of tokens that have letters but none in lower case; `IT'S` is two tokens."""
+    """Return the number of tokens that have letters but none in lower case. `IT'S` is two tokens."""
     return sum(map(str.isupper, chain.from_iterable(map(_tokens, _SEPARATOR.split(text)))))
 
 
@@ -75,11 +75,13 @@ def count_sentences(text: str) -> int:
     The original uses NLTK, whose sentence model must be downloaded. It counts `???` as three sentences and `1.` as one,
     which a policy learns to exploit within a few steps.
     """
-    count, has_letter = 0, False
+    count = 0
+    has_letter = False  # since the last end of a sentence
     for token, following in pairwise(chain(text.split(), [""])):
         has_letter = has_letter or _LETTER.search(token) is not None
         if has_letter and _ends_sentence(token, following):
-            count, has_letter = count + 1, False
+            count += 1
+            has_letter = False
     return count + has_letter
 
 
@@ -160,7 +162,7 @@ _QUOTES_AND_MARKS = re.compile(r"[.,?!'\"]")
 
 
 def _holds(count: int, relation: Relation, bound: int) -> bool:
-    """Return whether a count satisfies a relation; `around` allows a difference of a tenth of the bound, at least 1."""
+    """Return whether a count satisfies a relation. `around` allows a difference of a tenth of the bound, at least 1."""
     match relation:
         case "less than":
             return count < bound
@@ -187,13 +189,13 @@ def _whole_word(word: str) -> str:
 
 
 def _paragraphs(text: str, num_paragraphs: int, divider: str = "***") -> bool:
-    """Return whether dividers separate exactly this many paragraphs; only the first and the last may be empty."""
+    """Return whether dividers separate exactly this many paragraphs. Only the first and the last may be empty."""
     paragraphs = [part.strip() for part in text.split(divider)]
     return all(paragraphs[1:-1]) and len(list(filter(None, paragraphs))) == num_paragraphs
 
 
 def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Return whether paragraph n of this many starts with the word; as in the original, n counts empty ones too."""
+    """Return whether paragraph n of this many starts with the word. As in the original, n counts empty ones too."""
     paragraphs = [part.strip() for part in text.split("\n\n")]
     if len(list(filter(None, paragraphs))) != num_paragraphs:
         return False
@@ -203,7 +205,7 @@ def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: 
 
 
 def _bullets(text: str, num_bullets: int) -> bool:
-    """Return whether exactly this many lines have a bullet, `* x` or `- x`; a line of dashes counts."""
+    """Return whether exactly this many lines have a bullet, `* x` or `- x`. A line of dashes counts."""
     patterns = (r"^[^\S\n]*\*[^*].*$", r"^[^\S\n]*-.*$")
     return sum(_count(pattern, text, re.MULTILINE) for pattern in patterns) == num_bullets
 
@@ -223,20 +225,21 @@ def _has_title(line: str) -> bool:
 
 def _placeholders(line: str) -> int:
     """Return the number of placeholders in a line: `[name]`."""
-    count, end = 0, -1
+    count = 0
+    end = -1
     while (start := line.find("[", end + 1)) >= 0 and (end := line.find("]", start)) >= 0:
         count += 1
     return count
 
 
 def _postscript(text: str, postscript_marker: str) -> bool:
-    """Return whether the postscript marker occurs, in upper or lower case; `P. S.` is `P.S.`."""
+    """Return whether the postscript marker occurs, in upper or lower case. `P. S.` is `P.S.`."""
     marker = postscript_marker.lower()
     return re.search(_POSTSCRIPTS.get(marker, re.escape(marker)), text.lower()) is not None
 
 
 def _is_json(text: str) -> bool:
-    """Return whether the whole text is JSON, possibly in a code block; any value counts, up to 100 levels deep."""
+    """Return whether the whole text is JSON, possibly in a code block. Any value counts, up to 100 levels deep."""
     text = text.strip()
     for fence in ("```json", "```Json", "```JSON", "```"):
         text = text.removeprefix(fence)
@@ -254,15 +257,16 @@ def _is_json(text: str) -> bool:
 
 def _one_option(text: str, options: Sequence[str] = _ANSWERS) -> bool:
     """Return whether exactly one of the options occurs. The original accepts a response with all of them."""
-    given = [option for option in options if option in text]
-    return len(given) - sum(any(option != other and option in other for other in given) for option in given) == 1
+    named = [option for option in options if option in text]
+    # An option inside a longer one that occurs is not a second option.
+    return len(named) - sum(any(option != other and option in other for other in named) for option in named) == 1
 
 
 def _two_responses(text: str) -> bool:
     """Return whether six asterisks separate exactly two different responses."""
     parts = [part.strip() for part in text.split("******")]
-    given = list(filter(None, parts))
-    return all(parts[1:-1]) and len(given) == 2 and given[0] != given[1]
+    responses = list(filter(None, parts))
+    return all(parts[1:-1]) and len(responses) == 2 and responses[0] != responses[1]
 
 
 def _quoted(text: str) -> bool:
@@ -332,9 +336,10 @@ def broken(text: str, instructions: Instructions) -> list[Instruction]:
 def _loose(text: str) -> Iterator[str]:
     """Yield the text whole, without its first line, its last line, and both, each with and without asterisks."""
     lines = text.split("\n")
-    for part in (text, *("\n".join(some).strip() for some in (lines[1:], lines[:-1], lines[1:-1]))):
-        yield part
-        yield part.replace("*", "")
+    shorter = ("\n".join(kept).strip() for kept in (lines[1:], lines[:-1], lines[1:-1]))
+    for reading in (text, *shorter):
+        yield reading
+        yield reading.replace("*", "")
 
 
 TOO_LONG = "response too long"

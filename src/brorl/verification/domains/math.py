@@ -75,7 +75,7 @@ class MathVerifier:
         return self._cache.verify_all(items, find, decide)
 
     def compare(self, pairs: Sequence[tuple[str, str, float | None]]) -> list[Reply]:
-        """Compare references and answers with a tolerance, in workers; see `agreement.agree_each`."""
+        """Compare references and answers with a tolerance, in workers. See `agreement.agree_each`."""
         return self._pool.map(f"{_AGREEMENT}:agree_each", pairs, self._limit_s)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
@@ -90,7 +90,8 @@ class MathVerifier:
             if lost := [result.failure for result in results if is_unverified(result.failure or "")]:
                 raise LoadError(f"cannot check reference answers ({lost[0]}); free memory and processes, then rerun")
             unchecked = [reference for reference, result in zip(unchecked, results, strict=True) if result.failure]
-        unread, no_answer = "cannot be read as a mathematical expression", "contains an answer but is not one itself"
+        unread = "cannot be read as a mathematical expression"
+        no_answer = "contains an answer but is not one itself"
         return {r: no_answer if r in around else unread for r in doubtful if r not in good}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:

@@ -136,7 +136,7 @@ def tidy(answer: str) -> str:
 
 
 def _without(text: str, opening: str, closing: str) -> str:
-    r"""Return a text without the formula marks around it; `$3\$` ends with an escaped dollar and is unchanged."""
+    r"""Return a text without the formula marks around it. `$3\$` ends with an escaped dollar and is unchanged."""
     inner = text[len(opening) : -len(closing)]
     is_around = len(text) >= 2 * len(opening) and text.startswith(opening) and text.endswith(closing)
     is_escaped = closing[0] == "$" and inner.endswith("\\")
@@ -226,15 +226,15 @@ def _in_context(text: str, start: int, end: int, answer: str) -> str:
     denied, alternative = denial_before(before), denial_after(after)
     again = None if denied else _SAME_AGAIN.match(text, end, end + _READ)
     if again:
-        found = " ".join((answer, r"\approx" if again["about"] else "or", tidy(again["value"])))
+        words = " ".join((answer, r"\approx" if again["about"] else "or", tidy(again["value"])))
     elif denied or alternative:
-        found = f"{denied} {answer} {alternative}".strip()
+        words = f"{denied} {answer} {alternative}".strip()
     elif after[:3].strip("$)} ").startswith("?") and _QUESTION.search(before[-_READ:]):
-        found = f"{answer} ?"
+        words = f"{answer} ?"
     else:
-        found = answer
+        words = answer
     taken_back = retraction(before, answer, after)
-    return f"{found} or {tidy(taken_back)}" if taken_back else found
+    return f"{words} or {tidy(taken_back)}" if taken_back else words
 
 
 def _after_marker(tail: str, with_unit: bool) -> str:

@@ -124,20 +124,26 @@ def retraction(before: str, answer: str, after: str) -> str | None:
     if len(answer) > _READ:
         return None  # no verifier reads an answer this long
     lead = _lead(before)
-    found, is_value, other_value, question = None, False, False, ""
+    taken_back = None  # the words, or the value if `is_value`
+    is_value = False
+    other_value = False  # whether the last value differs from the answer
+    question = ""  # the shape of the question just before
     for shape, words, asks in _sentences(answer, after):
         if asks:
             question = shape
             continue
         named = _named(shape, words, lead)
         if _denies(shape, question, other_value):
-            found, is_value = " ".join(words)[:_SHOWN], False
+            taken_back = " ".join(words)[:_SHOWN]
+            is_value = False
         elif named is not None and shape[named] == "O":
-            found, is_value = words[named], True
+            taken_back = words[named]
+            is_value = True
         elif named is not None or _AFFIRMS.search(shape) or (is_value and _COMES_TO_ANSWER.search(shape)):
-            found = None
-        question, other_value = "", _ends_with_other(shape, other_value)
-    return found
+            taken_back = None
+        question = ""
+        other_value = _ends_with_other(shape, other_value)
+    return taken_back
 
 
 def _ends_with_other(shape: str, default: bool) -> bool:
@@ -147,7 +153,7 @@ def _ends_with_other(shape: str, default: bool) -> bool:
 
 
 def _denies(shape: str, question: str, other_value: bool) -> bool:
-    """Return whether a sentence denies the answer; `this` refers to the last value before it."""
+    """Return whether a sentence denies the answer. `this` refers to the last value before it."""
     if _NO.fullmatch(shape):
         return not question or (set("WO").isdisjoint(question) and not set("SRQ").isdisjoint(question))
     this = _DENIES_THIS.search(shape)
@@ -179,7 +185,7 @@ def _lead(before: str) -> list[str]:
 
 
 def _sentences(answer: str, after: str) -> Iterator[_Sentence]:
-    """Yield the sentences after an answer; the first begins with the answer itself."""
+    """Yield the sentences after an answer. The first begins with the answer itself."""
     text = after if len(after) <= 2 * _READ else f"{after[:_READ]}\n{after[-_READ:]}"
     shape, words = "S", [answer]
     for letter, word in _lettered(answer, text):
@@ -202,7 +208,9 @@ def _lettered(answer: str, text: str) -> Iterator[tuple[str, str]]:
     is_verdict = _LEXICON.letter(right.casefold()) in _VERDICTS
     at = 0
     while at < len(tokens):
-        kind, word, length = tokens[at].lastgroup, tokens[at][0], 1
+        kind = tokens[at].lastgroup
+        word = tokens[at][0]
+        length = 1
         if kind == "value":
             letter = "x" if option or is_verdict else "S" if _is_same(right, _skeleton(word)) else "O"
         elif kind != "word":

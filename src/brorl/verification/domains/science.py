@@ -77,7 +77,8 @@ class ScienceVerifier:
         """Find references that are malformed or whose value cannot be read as an expression."""
         problems = malformed(references, read_science_reference)
         read = {text: read_science_reference(text) for text in references if text not in problems}
-        values = {text: as_measured(tidy(one.value)) for text, one in read.items() if isinstance(one, MeasuredAnswer)}
+        measured = {text: answer for text, answer in read.items() if isinstance(answer, MeasuredAnswer)}
+        values = {text: as_measured(tidy(answer.value)) for text, answer in measured.items()}
         unread = self._math.check_references(list(values.values()))
         problems |= {reference: unread[value] for reference, value in values.items() if value in unread}
         return {reference: problems[reference] for reference in references if reference in problems}
@@ -86,10 +87,12 @@ class ScienceVerifier:
         """Return the right answer and the other answers, each in a box."""
         read = read_science_reference(reference)
         if isinstance(read, Choices):
-            right, wrong = read.letter, [letter for letter in read.letters if letter != read.letter]
+            right = read.letter
+            wrong = [letter for letter in read.letters if letter != right]
         else:
-            answers = [other for other in map(read_science_reference, others) if isinstance(other, MeasuredAnswer)]
-            right, wrong = read.value, [other.value for other in answers]
+            right = read.value
+            answers = map(read_science_reference, others)
+            wrong = [answer.value for answer in answers if isinstance(answer, MeasuredAnswer)]
         return TrialResponses(f"\\boxed{{{right}}}", [f"\\boxed{{{text}}}" for text in wrong])
 
 
@@ -117,10 +120,10 @@ def _call(reference: str, answer: str) -> tuple[str, str, float]:
     """Return (reference, answer, tolerance) for a worker, with both texts as measured values."""
     measured = read_science_reference(reference)
     assert isinstance(measured, MeasuredAnswer)
-    value, given = tidy(measured.value), answer
-    if (right := as_range(value)) and (other := as_range(answer)):
-        value, given = right, other
-    return as_measured(value), as_measured(given), measured.tolerance
+    value = tidy(measured.value)
+    if (value_range := as_range(value)) and (answer_range := as_range(answer)):
+        value, answer = value_range, answer_range
+    return as_measured(value), as_measured(answer), measured.tolerance
 
 
 def same_words(reference: str, answer: str) -> bool | None:

@@ -53,8 +53,8 @@ _LONE_LETTERS_NO_UNIT = ("P", "B")  # units only with a prefix: cP, MB
 
 def _read_table(text: str) -> None:
     """Fill the tables of units, with and without prefixes."""
-    for table, part in zip((PREFIXED, PLAIN), text.split("\n## ")[1:], strict=True):
-        for line in filter(None, part.splitlines()[1:]):
+    for table, section in zip((PREFIXED, PLAIN), text.split("\n## ")[1:], strict=True):
+        for line in filter(None, section.splitlines()[1:]):
             names, _, definition = line.partition(" = ")
             table.update(dict.fromkeys(names.split(), _defined(definition)))
 
@@ -63,10 +63,11 @@ def _defined(definition: str) -> Unit:
     """Return the unit that a text such as `1000 m / s^2` defines from base units and units in the tables."""
     product, _, zero = definition.partition(" from ")
     above, _, below = product.partition(" / ")
-    number, *factors = above.split()
-    dimension, factor = ONE.dimension, Fraction(number)
+    size, *factors = above.split()
+    dimension = ONE.dimension
+    factor = Fraction(size)
     for names, sign in ((factors, 1), (below.split(), -1)):
-        for name, _, exponent in (one.partition("^") for one in names):
+        for name, _, exponent in (text.partition("^") for text in names):
             power = sign * int(exponent or 1)
             unit = Unit(tuple(int(base == name) for base in BASES), Fraction(1)) if name in BASES else _exactly(name)
             assert unit is not None, definition
@@ -88,12 +89,12 @@ _SECOND = {"lb": "lbf", "pound": "lbf", "ton": "tonne", "Calorie": "Cal"}
 
 def other_meaning(name: str) -> Unit | None:
     """Return the unit of a name's second meaning; None if it has only one."""
-    return next((_exactly(_SECOND[one]) for one in _spellings(name) if one in _SECOND), None)
+    return next((_exactly(_SECOND[spelling]) for spelling in _spellings(name) if spelling in _SECOND), None)
 
 
 def unit_named(name: str) -> Unit | None:
     """Return the unit of a symbol or name, with or without a prefix; None if it is unknown."""
-    return next((unit for one in _spellings(name) if (unit := _exactly(one)) is not None), None)
+    return next((unit for spelling in _spellings(name) if (unit := _exactly(spelling)) is not None), None)
 
 
 def _spellings(name: str) -> Iterator[str]:
@@ -292,28 +293,28 @@ def _units(tokens: list[tuple[str, int]]) -> list[Unit]:
 
 def _readings(name: str, power: int) -> list[Unit]:
     """Return the units that letters with an exponent can mean: one symbol or several run together: `kgm`, `ms^{-2}`."""
-    whole = unit_named(name)
-    units = [_power(unit, power) for unit in (whole, other_meaning(name)) if unit]
-    if len(name) <= _MAX_GLUED and (whole is None or power < 0):
+    symbol = unit_named(name)
+    units = [_power(unit, power) for unit in (symbol, other_meaning(name)) if unit]
+    if len(name) <= _MAX_GLUED and (symbol is None or power < 0):
         units += islice(_glued(name, power), _MAX_READINGS)
     return units
 
 
 def _glued(name: str, power: int) -> list[Unit]:
-    """Return products of two to four joined symbols; the exponent applies to the last: `kgm^2` is kg times m^2."""
-    found: list[Unit] = []
+    """Return products of two to four joined symbols. The exponent applies to the last: `kgm^2` is kg times m^2."""
+    products: list[Unit] = []
 
     def split(rest: str, before: Unit, parts: int) -> None:
         last = _symbol(rest)
         if last and parts:
-            found.append(_times(before, _power(last, power)))
+            products.append(_times(before, _power(last, power)))
         for length in range(len(rest) - 1, 0, -1):
             first = _symbol(rest[:length]) if parts < 3 else None
             if first:
                 split(rest[length:], _times(before, first), parts + 1)
 
     split(name, ONE, 0)
-    return found
+    return products
 
 
 def _symbol(text: str) -> Unit | None:
@@ -325,18 +326,18 @@ def _symbol(text: str) -> Unit | None:
 _GLUED = frozenset(word_list("m g s A K mol N Pa J W C V F T L l Hz h eV H \N{OHM SIGN} lb ft °C rad"))
 
 
-def _products(ones: list[Unit], others: list[Unit]) -> list[Unit]:
-    return [_times(one, other) for one in ones for other in others][:_MAX_READINGS]
+def _products(firsts: list[Unit], seconds: list[Unit]) -> list[Unit]:
+    return [_times(first, second) for first in firsts for second in seconds][:_MAX_READINGS]
 
 
-def _times(one: Unit, other: Unit) -> Unit:
+def _times(first: Unit, second: Unit) -> Unit:
     """Return a product of units. A temperature in a product loses its zero: only the size of a degree matters."""
-    if other == ONE:
-        return one
-    if one == ONE:
-        return other
-    dimension = tuple(a + b for a, b in zip(one.dimension, other.dimension, strict=True))
-    return Unit(dimension, one.factor * other.factor)
+    if second == ONE:
+        return first
+    if first == ONE:
+        return second
+    dimension = tuple(a + b for a, b in zip(first.dimension, second.dimension, strict=True))
+    return Unit(dimension, first.factor * second.factor)
 
 
 def _power(unit: Unit, power: int) -> Unit:
@@ -355,21 +356,21 @@ class Conversion(NamedTuple):
         return number * self.factor + self.shift
 
 
-def conversions(given: Unit, wanted: Unit) -> list[Conversion]:
+def conversions(unit: Unit, wanted: Unit) -> list[Conversion]:
     """Return the ways to convert a number from one unit to another; none if their dimensions differ.
 
     Radians and turns can be omitted: `rad/s` and `Hz` convert to `1/s`. Months convert to days by their average length.
     """
-    extra = tuple(a - b for a, b in zip(given.dimension, wanted.dimension, strict=True))
-    factor = given.factor / wanted.factor
+    extra = tuple(a - b for a, b in zip(unit.dimension, wanted.dimension, strict=True))
+    factor = unit.factor / wanted.factor
     if not any(extra):
-        return [Conversion(factor, (given.zero - wanted.zero) / wanted.factor)]
+        return [Conversion(factor, (unit.zero - wanted.zero) / wanted.factor)]
     counted = {at for at, power in enumerate(extra) if power}
     if counted == {MONTH, SECOND} and extra[MONTH] == -extra[SECOND]:
         return [Conversion(factor * MONTH_S ** extra[MONTH], slack=_CALENDAR)]
     if len(counted) == 1 and (counted == {RADIAN} or counted == {_DECAYS}):
         base = counted.pop()
-        if not given.dimension[base] or not wanted.dimension[base]:
+        if not unit.dimension[base] or not wanted.dimension[base]:
             turns = TURN ** -extra[base] if base == RADIAN else Fraction(1)
             return [Conversion(factor), Conversion(factor * turns)]
     return []

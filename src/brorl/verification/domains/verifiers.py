@@ -79,7 +79,8 @@ class FunctionVerifier:
                 "(data_source, solution_str, ground_truth, extra_info) or OpenRLHF (queries, prompts, labels): "
                 f"{problem}"
             )
-        self._takes, self._as_messages = frozenset(result.value["takes"]), as_messages
+        self._takes = frozenset(result.value["takes"])
+        self._as_messages = as_messages
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses.
@@ -91,7 +92,7 @@ class FunctionVerifier:
         return [verdict_of_reply(result) for result in self.replies(items)]
 
     def replies(self, items: Sequence[tuple[Prompt, str]]) -> list[Reply]:
-        """Call the function on each response; a reply contains the returned value or the failure."""
+        """Call the function on each response. A reply contains the returned value or the failure."""
         return self._pool.run([VerifierCall(self._function, self._values(*item)) for item in items])
 
     def _values(self, prompt: Prompt, response: str) -> dict[str, object]:
@@ -112,7 +113,7 @@ class FunctionVerifier:
         return {}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return the references unchanged; the function may expect a different form of response."""
+        """Return the references unchanged. The function may expect a different form of response."""
         return TrialResponses(reference, others, certain=False)
 
 
@@ -174,7 +175,7 @@ def _text(value: dict[str, object], key: str) -> str | None:
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """Creates a domain's built-in verifier from the workers; the first call imports its module."""
+    """Creates a domain's built-in verifier from the workers. The first call imports its module."""
 
     module: str  # relative to brorl.verification: `domains.math`
     name: str  # the class in that module: `MathVerifier`
@@ -213,12 +214,13 @@ def make_verifiers(
     workers: Workers,
     environment: Callable[[], Verifier] | None = None,
 ) -> dict[str, Verifier]:
-    """Create each domain's verifier, sorted by domain; a user's function replaces a built-in verifier.
+    """Create each domain's verifier, sorted by domain. A user's function replaces a built-in verifier.
 
     `environment` creates the verifier of the `environment` domain. With partial credit, the domains in `WITH_FRACTIONS`
     score incorrect responses too. Raises a UserError if a domain has no verifier, or if a function cannot be loaded.
     """
-    functions, as_messages = settings.functions, settings.completions == "messages"
+    functions = settings.functions
+    as_messages = settings.completions == "messages"
     term_functions = {
         name: FunctionVerifier(workers.functions, term.function, name, as_messages, section="rewards.terms")
         for name, term in rewards.terms.items()
@@ -289,17 +291,17 @@ class DomainVerifier:
             start = perf_counter()
             answers.append(tags.answer(prompt.text, response))
             own_s.append(perf_counter() - start)
-        given = [(prompt, answer) for (prompt, _), answer in zip(items, answers, strict=True) if answer is not None]
-        judged = iter(self.verifier.verify_all(given))
-        found = (verdict_of(UNFINISHED) if answer is None else next(judged) for answer in answers)
-        return [replace(verdict, seconds=verdict.seconds + own) for verdict, own in zip(found, own_s, strict=True)]
+        pairs = [(prompt, answer) for (prompt, _), answer in zip(items, answers, strict=True) if answer is not None]
+        judged = iter(self.verifier.verify_all(pairs))
+        verdicts = (verdict_of(UNFINISHED) if answer is None else next(judged) for answer in answers)
+        return [replace(verdict, seconds=verdict.seconds + s) for verdict, s in zip(verdicts, own_s, strict=True)]
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find references that no response can match; see `Verifier`."""
+        """Find references that no response can match. See `Verifier`."""
         return self.verifier.check_references(references)
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Make responses for a trial, without thoughts; see `Verifier`."""
+        """Make responses for a trial, without thoughts. See `Verifier`."""
         return self.verifier.trial_responses(reference, others)
 
 

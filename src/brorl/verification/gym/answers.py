@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from brorl.verification.domains.marked_answer import writings
@@ -54,8 +54,8 @@ def _same(answer: str, right: str) -> bool:
         number = _stated_number(answer)
         return number is not None and number == Decimal(right)
     if right[:1] in "[{":
-        own, given = _json(right), _json(answer)
-        return own is not None and given is not None and _equal(given, own)
+        right_value, value = _json(right), _json(answer)
+        return right_value is not None and value is not None and _equal(value, right_value)
     return False
 
 
@@ -89,39 +89,40 @@ def _json(text: str) -> Any:
     """Return the value of JSON text, also if it has single quotes or Python's True; None for any other text."""
     if len(text) > _LONGEST_JSON:
         return None
-    for one in (text, text.replace("'", '"').replace("True", "true").replace("False", "false").replace("None", "null")):
+    plain = text.replace("'", '"').replace("True", "true").replace("False", "false").replace("None", "null")
+    for version in (text, plain):
         try:
-            return json.loads(one)
+            return json.loads(version)
         except (ValueError, RecursionError):
             continue
     return None
 
 
-def _equal(given: Any, own: Any) -> bool:
-    """Return whether two JSON values are equal; 5 equals "5"."""
-    if isinstance(own, list) and isinstance(given, list):
-        return len(own) == len(given) and all(map(_equal, given, own))
-    if isinstance(own, dict) and isinstance(given, dict):
-        return own.keys() == given.keys() and all(_equal(given[key], own[key]) for key in own)
-    if isinstance(own, bool) or isinstance(given, bool) or own is None or given is None:
-        return type(own) is type(given) and own == given
-    if isinstance(own, list | dict) or isinstance(given, list | dict):
+def _equal(value: Any, right: Any) -> bool:
+    """Return whether two JSON values are equal. 5 equals "5"."""
+    if isinstance(right, list) and isinstance(value, list):
+        return len(right) == len(value) and all(map(_equal, value, right))
+    if isinstance(right, dict) and isinstance(value, dict):
+        return right.keys() == value.keys() and all(_equal(value[key], right[key]) for key in right)
+    if isinstance(right, bool) or isinstance(value, bool) or right is None or value is None:
+        return type(right) is type(value) and right == value
+    if isinstance(right, list | dict) or isinstance(value, list | dict):
         return False
-    one, other = _number(str(given)), _number(str(own))
-    return one == other if one is not None and other is not None else str(given) == str(own)
+    number, right_number = _number(str(value)), _number(str(right))
+    return number == right_number if number is not None and right_number is not None else str(value) == str(right)
 
 
 def _equal_as(read: Callable[[str], Any]) -> Callable[[str, str], bool]:
-    """Return a test that compares two texts by the values that `read` returns; an unreadable text never matches."""
-    return lambda answer, right: (own := read(right)) is not None and read(answer) == own
+    """Return a test that compares two texts by the values that `read` returns. An unreadable text never matches."""
+    return lambda answer, right: (value := read(right)) is not None and read(answer) == value
 
 
 def _lists(key: Callable[[Any], Any]) -> Callable[[str], list[Any] | None]:
-    """Return a reader for a list of lists in any order; `key` normalizes an inner list."""
+    """Return a reader for a list of lists in any order. `key` normalizes an inner list."""
 
     def read(text: str) -> list[Any] | None:
         value = _json(text)
-        is_read = isinstance(value, list) and all(isinstance(one, list) for one in value)
+        is_read = isinstance(value, list) and all(isinstance(item, list) for item in value)
         return sorted(map(key, value)) if is_read else None
 
     return read
@@ -132,20 +133,18 @@ def _rounded_to(decimals: int, in_order: bool = True) -> Callable[[str, str], bo
 
     def numbers(text: str) -> list[list[Fraction]] | None:
         rows = [re.split(r"[\s,]+", row.strip(" ()\u00b0")) for row in text.strip().splitlines()]
-        read = [[_number(one.rstrip("\u00b0")) for one in row] for row in rows]
-        if any(one is None for row in read for one in row):
+        read = [[_number(cell.rstrip("\u00b0")) for cell in row] for row in rows]
+        if any(value is None for row in read for value in row):
             return None
-        return [[Fraction(one) for one in row if one is not None] for row in read]
+        return [[Fraction(value) for value in row if value is not None] for row in read]
 
     def same(answer: str, right: str) -> bool:
-        given, own = numbers(re.sub(r"\^?\{?\\(?:circ|degree)\}?|degrees?", "", answer)), numbers(right)
-        if given is None or own is None or list(map(len, given)) != list(map(len, own)):
+        rows, right_rows = numbers(re.sub(r"\^?\{?\\(?:circ|degree)\}?|degrees?", "", answer)), numbers(right)
+        if rows is None or right_rows is None or list(map(len, rows)) != list(map(len, right_rows)):
             return False
-        pairs = [
-            pair
-            for one, other in zip(given, own, strict=True)
-            for pair in zip(*((one, other) if in_order else (sorted(one), sorted(other))), strict=True)
-        ]
+        if not in_order:
+            rows, right_rows = list(map(sorted, rows)), list(map(sorted, right_rows))
+        pairs = zip(chain.from_iterable(rows), chain.from_iterable(right_rows), strict=True)
         return all(abs(a - b) <= Fraction(501, 1000 * 10**decimals) for a, b in pairs)
 
     return same
@@ -153,21 +152,21 @@ def _rounded_to(decimals: int, in_order: bool = True) -> Callable[[str, str], bo
 
 def _same_probability(answer: str, right: str) -> bool:
     """Return whether a fraction equals the right one, or a decimal is that fraction rounded to at least four digits."""
-    own = Fraction(right)
+    right_value = Fraction(right)
     fraction = re.fullmatch(r"(?:\\d?frac\{)?(\d{1,40})(?:/|\}\{)(\d{1,40})\}?", answer.replace(" ", ""))
     if fraction:
-        return int(fraction[2]) > 0 and Fraction(int(fraction[1]), int(fraction[2])) == own
+        return int(fraction[2]) > 0 and Fraction(int(fraction[1]), int(fraction[2])) == right_value
     percent = answer.endswith("%")
     bare = answer.removesuffix("%").removesuffix("\\").strip()
     number = _number(f"0{bare}" if bare.startswith(".") else bare)
     if number is None:
         return False
-    given = Fraction(number) / (100 if percent else 1)
+    value = Fraction(number) / (100 if percent else 1)
     digits = len(number.as_tuple().digits)
     exponent = number.as_tuple().exponent
     assert isinstance(exponent, int)
     unit = Fraction(10) ** (exponent - (2 if percent else 0))
-    return given == own or (digits >= 4 and abs(given - own) <= unit * 501 / 1000)
+    return value == right_value or (digits >= 4 and abs(value - right_value) <= unit * 501 / 1000)
 
 
 def _three_digits(text: str) -> str | None:
@@ -309,11 +308,10 @@ def _makes(target: int | None = None) -> Test:
             value = _value(tree.body, numbers)
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
             return False
-        given = sorted(entry["metadata"]["numbers"])
         return (
             len(answer) <= _MAX_FORMULA
             and value == (entry["metadata"]["target"] if target is None else target)
-            and sorted(numbers) == given
+            and sorted(numbers) == sorted(entry["metadata"]["numbers"])
         )
 
     return admits
@@ -322,8 +320,8 @@ def _makes(target: int | None = None) -> Test:
 def _assigns_each_name_once(answer: str, entry: Entry) -> bool:
     """Return whether an answer such as `A=1,B=2` names each letter in the right answer once."""
     texts = (answer, str(entry["answer"]))
-    given, own = (sorted(pair.partition("=")[0].strip() for pair in text.split(",")) for text in texts)
-    return given == own
+    names, right_names = (sorted(pair.partition("=")[0].strip() for pair in text.split(",")) for text in texts)
+    return names == right_names
 
 
 def _jug_moves(answer: str, _entry: Entry) -> bool:

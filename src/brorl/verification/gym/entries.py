@@ -97,7 +97,7 @@ class GeneratedEntry(NamedTuple):
 def generate(
     entries: Sequence[tuple[str, int]], configs: Mapping[str, Mapping[str, Any]], seed: int
 ) -> list[GeneratedEntry]:
-    """Generate entries, each given by its dataset and index; `configs` maps datasets to settings."""
+    """Generate entries, each given by its dataset and index. `configs` maps datasets to settings."""
     return [_generated(name, configs.get(name, {}), seed, index) for name, index in entries]
 
 
@@ -122,7 +122,7 @@ def _generated(name: str, config: Mapping[str, Any], seed: int, index: int) -> G
 
 @lru_cache(maxsize=8)
 def _made(name: str, config: str, seed: int, size: int) -> ProceduralDataset:
-    """Create a dataset; `config` is JSON text."""
+    """Create a dataset. `config` is JSON text."""
     data_set, settings = DATASETS[name]
     made: ProceduralDataset = data_set(settings(**json.loads(config), seed=seed, size=size))
     return made
@@ -154,14 +154,14 @@ def score_task(task: GymTask, answer: str) -> ScoredAnswer:
     if task.data_set not in SEVERAL and task.answer is not None:
         if is_own_answer(answer, task):
             return ScoredAnswer(True, 1.0)
-        found = _by_scorer(task, answer)
-        return ScoredAnswer(False, 0.0, "not the answer of the dataset") if found.correct else found
+        scored = _by_scorer(task, answer)
+        return ScoredAnswer(False, 0.0, "not the answer of the dataset") if scored.correct else scored
     first: ScoredAnswer | None = None
     for form in dict.fromkeys(normal(form) for form in writings(answer) for normal in (str, in_plain_notation)):
-        found = _by_scorer(task, form)
-        if found.correct:
-            return found
-        first = first or found
+        scored = _by_scorer(task, form)
+        if scored.correct:
+            return scored
+        first = first or scored
     return first or ScoredAnswer(False, 0.0)
 
 
@@ -186,7 +186,7 @@ def _by_scorer(task: GymTask, answer: str) -> ScoredAnswer:
 
 @lru_cache(maxsize=256)
 def scorer_of(name: str, config: str) -> ProceduralDataset:
-    """Return the dataset with this name, able only to score answers; `config` is JSON text."""
+    """Return the dataset with this name, able only to score answers. `config` is JSON text."""
     data_set, settings = DATASETS[name]
     return _scorer_class_without_init(data_set)(settings(**json.loads(config), seed=0))
 

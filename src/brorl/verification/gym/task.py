@@ -135,7 +135,7 @@ _Row = tuple[str, int, str, str, str | None]  # (dataset, index, question, task,
 
 
 def read_gym(source: GymSource, workers: int | None, location: str = "data.sources[]") -> SourceQuestions:
-    """Generate a source's questions; `location` is its name in errors.
+    """Generate a source's questions. `location` is its name in errors.
 
     The questions are distinct, with ids `name:index`, or `name:data_set:index` if there are several datasets. If the
     verifier rejects an entry's own answer, the entry is dropped and counted. Raises a UserError if Reasoning Gym is not
@@ -188,18 +188,18 @@ def _config_text(source: GymSource) -> str:
 
 @lru_cache(maxsize=32)  # a comparison reads the same sources once per run
 def _rows(
-    given: tuple[str, ...], config: str, number: int, first: int, seed: int, workers: int | None
+    names_or_sets: tuple[str, ...], config: str, num_questions: int, first: int, seed: int, workers: int | None
 ) -> tuple[_Row, ...]:
     """Generate entries from all datasets in turn."""
     configs = json.loads(config)
     with WorkerPool(workers, _TIMEOUT_S, _MEMORY_BYTES) as pool:
-        (result,) = pool.run([VerifierCall(_CHECK_SOURCE, (given, configs))])
+        (result,) = pool.run([VerifierCall(_CHECK_SOURCE, (names_or_sets, configs))])
         if result.failure:
             raise UserError(f"Reasoning Gym cannot be used ({result.failure}); run: pip install 'brorl[gym]'")
         if isinstance(result.value, str):
             raise ValueError(result.value)
         names: list[str] = result.value
-        entries = [(names[turn % len(names)], first + turn // len(names)) for turn in range(number)]
+        entries = [(names[turn % len(names)], first + turn // len(names)) for turn in range(num_questions)]
         in_groups = sorted(entries)  # so that a worker creates few datasets
         replies = pool.map(_GENERATE, in_groups, configs, seed, at_once=_ENTRIES_PER_CALL)
     reply_of = dict(zip(in_groups, replies, strict=True))

@@ -55,7 +55,7 @@ class GymVerifier:
         self._partial_credit = partial_credit
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses. Scorers' verdicts are cached, timeouts for an hour; crashes are not cached.
+        """Verify responses. Scorers' verdicts are cached, timeouts for an hour. Crashes are not cached.
 
         The reasons are `correct`, `wrong answer`, `no answer`, `answer too long`, `wrong answer: ` and a problem such
         as `the scorer raised ValueError`, `timeout`, `batch timeout`, `out of memory` and `verifier crashed`.
@@ -68,34 +68,34 @@ class GymVerifier:
             return inf if reason == CORRECT or reason.startswith(WRONG) else 0.0
 
         def decide(pairs: Sequence[Pair]) -> list[tuple[Verdict, float]]:
-            found = self._score(_groups(pairs, task_of))
-            return [(found[pair], keep_s(found[pair].reason)) for pair in pairs]
+            verdict_on = self._score(_groups(pairs, task_of))
+            return [(verdict_on[pair], keep_s(verdict_on[pair].reason)) for pair in pairs]
 
         return self._cache.verify_all(items, lambda prompt, text: _find_answer(task_of[prompt.reference], text), decide)
 
     def _score(self, groups: Sequence[Sequence[Pair]]) -> dict[Pair, Verdict]:
         """Score groups of answers in the sandbox. If a group times out, each of its answers runs again alone."""
         results = self._programs.run([partial(_judge, group, self._limits) for group in groups])
-        found: dict[Pair, Verdict] = {}
+        verdict_on: dict[Pair, Verdict] = {}
         apart: list[list[Pair]] = []
         for group, result in zip(groups, results, strict=True):
             if isinstance(result, JudgeTimeout) and len(group) > 1:
                 apart += [[pair] for pair in group]
             elif isinstance(result, JudgeTimeout):
-                found[group[0]] = verdict_of(BATCH_TIMEOUT, group[0][1])
+                verdict_on[group[0]] = verdict_of(BATCH_TIMEOUT, group[0][1])
             elif isinstance(result, Undecided):
-                found |= dict.fromkeys(group, unverified_verdict(result.reason))
+                verdict_on |= dict.fromkeys(group, unverified_verdict(result.reason))
             else:
                 replies = zip(group, result, strict=True)
-                found |= {pair: _verdict(pair[1], reply, self._partial_credit) for pair, reply in replies}
-        return found | self._score(apart) if apart else found
+                verdict_on |= {pair: _verdict(pair[1], reply, self._partial_credit) for pair, reply in replies}
+        return verdict_on | self._score(apart) if apart else verdict_on
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find the references that are not the text of a task."""
         return malformed(references, GymTask.from_text)
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return the tasks' right answers in tags; tasks from some datasets have none."""
+        """Return the tasks' right answers in tags. Tasks from some datasets have none."""
         right, *wrong = (GymTask.from_text(text).answer for text in (reference, *others))
         tagged = [f"{OPENING}{answer}{CLOSING}" for answer in wrong if answer]
         return TrialResponses(f"{OPENING}{right or ''}{CLOSING}", tagged, certain=bool(right))
@@ -118,7 +118,7 @@ def _find_answer(task: GymTask, response: str) -> Verdict | str:
 
 
 def _judge(pairs: Sequence[Pair], limits: Limits, worker: Worker) -> list[Reply]:
-    """Score pairs in one process; after a failure, the next pair gets a new process."""
+    """Score pairs in one process. After a failure, the next pair gets a new process."""
     replies: list[Reply] = []
     loaded = False
     for pair in pairs:

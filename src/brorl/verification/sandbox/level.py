@@ -127,7 +127,8 @@ def _targets() -> Iterator[dict[str, str]]:
     ):
         directory = Path(folder)
         directory.chmod(0o777)  # the sandbox must deny access, not the file permissions
-        secret, door = directory / "secret", directory / "door"
+        secret = directory / "secret"
+        door = directory / "door"
         secret.write_text("secret", encoding="utf-8")
         secret.chmod(0o666)
         unix.bind(str(door))

@@ -73,7 +73,7 @@ class _Pool:
         self.close()
 
     def close(self) -> None:
-        """Kill the processes and wait until they end; a later `run` starts new ones."""
+        """Kill the processes and wait until they end. A later `run` starts new ones."""
         _close_all(self._idle, self._pid)
 
     def _run_judges(
@@ -160,17 +160,18 @@ class WorkerPool(_Pool):
         The function returns one value per item, and limits its own time. If it fails on several items, each is retried
         alone.
         """
-        parts = [items[start : start + at_once] for start in range(0, len(items), at_once)]
+        batches = [items[start : start + at_once] for start in range(0, len(items), at_once)]
+        calls = [VerifierCall(function, ([*batch], *rest)) for batch in batches]
         replies: list[Reply] = []
-        for part, reply in zip(parts, self.run([VerifierCall(function, ([*p], *rest)) for p in parts]), strict=True):
+        for batch, reply in zip(batches, self.run(calls), strict=True):
             if reply.failure is None:
-                replies += [Reply(value, None, reply.seconds / len(part)) for value in reply.value]
+                replies += [Reply(value, None, reply.seconds / len(batch)) for value in reply.value]
             else:
-                replies += [reply] if len(part) == 1 else self.map(function, part, *rest, at_once=1)
+                replies += [reply] if len(batch) == 1 else self.map(function, batch, *rest, at_once=1)
         return replies
 
     def _judge(self, call: VerifierCall, problems: list[str], worker: Worker) -> Reply:
-        """Load and call a function; `problems` collects why loading it failed in this run."""
+        """Load and call a function. `problems` collects why loading it failed in this run."""
         is_new = call.function not in self._loaded
         loading = Limits(self._start_timeout_s, self.memory_bytes)
         while True:
@@ -225,13 +226,13 @@ class ProgramPool(_Pool):
         self._preloading: dict[tuple[str, ...], ProgramPool] = {}
 
     def close(self) -> None:
-        """Kill all servers, `preloading` pools' too, and wait until they end; a later `run` starts new ones."""
+        """Kill all servers, `preloading` pools' too, and wait until they end. A later `run` starts new ones."""
         for pool in self._preloading.values():
             pool.close()
         super().close()
 
     def preloading(self, *modules: str) -> ProgramPool:
-        """Return a similar pool with these installed modules imported in its programs; `close` closes it too."""
+        """Return a similar pool with these installed modules imported in its programs. `close` closes it too."""
         if modules not in self._preloading:
             self._preloading[modules] = ProgramPool(
                 self.num_workers, self.sandbox, modules, packages=True, batch_timeout_s=self._batch_timeout_s
@@ -239,7 +240,7 @@ class ProgramPool(_Pool):
         return self._preloading[modules]
 
     def require(self) -> Level:
-        """Return the active level; the first call attacks it. Raises a UserError if no level holds on this machine."""
+        """Return the active level. The first call attacks it. Raises a UserError if no level holds on this machine."""
         return choose_level(self.sandbox)
 
     def run(self, judges: Sequence[Judge[T]]) -> list[T | Undecided]:
@@ -257,7 +258,7 @@ class ProgramPool(_Pool):
 
 @dataclass(frozen=True)
 class Workers:
-    """A run's two pools; their processes start with the first work."""
+    """A run's two pools. Their processes start with the first work."""
 
     functions: WorkerPool = field(default_factory=WorkerPool)  # calls trusted functions
     programs: ProgramPool = field(default_factory=ProgramPool)  # runs untrusted code
@@ -265,9 +266,9 @@ class Workers:
     @classmethod
     def from_settings(cls, settings: VerificationSettings) -> Self:
         """Create both pools from the settings."""
-        number = settings.workers or None
-        functions = WorkerPool(number, settings.timeout_s, settings.memory_mib << 20)
-        return cls(functions, ProgramPool(number, settings.sandbox, batch_timeout_s=settings.batch_timeout_s))
+        workers = settings.workers or None
+        functions = WorkerPool(workers, settings.timeout_s, settings.memory_mib << 20)
+        return cls(functions, ProgramPool(workers, settings.sandbox, batch_timeout_s=settings.batch_timeout_s))
 
     def __enter__(self) -> Self:
         return self
@@ -276,7 +277,7 @@ class Workers:
         self.close()
 
     def close(self) -> None:
-        """End all processes; later work starts new ones."""
+        """End all processes. Later work starts new ones."""
         self.functions.close()
         self.programs.close()
 

@@ -31,14 +31,14 @@ _PIPE_BYTES, _WIDE_PIPE_BYTES = 1 << 16, 1 << 20  # Linux pipe sizes: the defaul
 
 
 class OutsideCall(NamedTuple):
-    """A program's call to an outside function; the program waits for `Process.give`."""
+    """A program's call to an outside function. The program waits for `Process.give`."""
 
     function: str
     arguments: tuple[object, ...]
 
 
 class Process:
-    """One process. With `stdin` it runs a whole program; without, it loads a module and calls its functions.
+    """One process. With `stdin` it runs a whole program. Without, it loads a module and calls its functions.
 
     The first request's memory limit applies for the life of the process. `outside` names the functions that this side
     answers. All methods raise a LostError after an infrastructure failure.
@@ -58,7 +58,8 @@ class Process:
         self._ending: ProcessEnd | None = None
         self._failure: Fault | None = None  # why this side killed the process
         self._uncaught: str | None = None  # the exception reported by the program
-        self._received, self._output = bytearray(), bytearray()
+        self._received = bytearray()  # of replies
+        self._output = bytearray()  # of stdout
         self._unsent = b""
         self._replies_ended = self._stdout_ended = False
         self._requests = self._replies = self._stdout = -1
@@ -91,8 +92,8 @@ class Process:
     @property
     def readable(self) -> list[int]:
         """Descriptors to read from."""
-        open_ones = ((self._replies, self._replies_ended), (self._stdout, self._stdout_ended))
-        return [descriptor for descriptor, ended in open_ones if descriptor >= 0 and not ended]
+        streams = ((self._replies, self._replies_ended), (self._stdout, self._stdout_ended))
+        return [descriptor for descriptor, ended in streams if descriptor >= 0 and not ended]
 
     @property
     def writable(self) -> list[int]:
@@ -113,15 +114,16 @@ class Process:
         return self._clock.time_of(seconds) if self._clock else inf
 
     def ask(self, kind: int, body: bytes, limits: Limits) -> None:
-        """Send a request and its limits; `kind` is `program.RUN`, `LOAD` or `CALL`."""
-        self._limits, self._has_value = limits, kind == program.CALL
+        """Send a request and its limits. `kind` is `program.RUN`, `LOAD` or `CALL`."""
+        self._limits = limits
+        self._has_value = kind == program.CALL
         self._widen(limits.output_bytes)
         if self._clock is not None:
             self._clock.restart()
         self._send(kind, body)
 
     def give(self, body: bytes) -> None:
-        """Answer the program's call to an outside function; the request continues."""
+        """Answer the program's call to an outside function. The request continues."""
         if self._clock is not None:
             self._clock.resume()
         self._send(program.GIVE, body)
@@ -180,14 +182,14 @@ class Process:
         self.deadline = min(clock.time_of(limit), last)
 
     def _read_output(self) -> None:
-        """Read standard output; stop the program if the output exceeds the limit."""
+        """Read standard output. Stop the program if the output exceeds the limit."""
         limit = self._limits.output_bytes
         while self._stdout >= 0 and not self._stdout_ended and self._failure is None:
-            part = _read(self._stdout)
-            if part is None:
+            chunk = _read(self._stdout)
+            if chunk is None:
                 return
-            self._stdout_ended = not part
-            self._output += part
+            self._stdout_ended = not chunk
+            self._output += chunk
             if len(self._output) > limit:
                 del self._output[limit:]
                 self._stop(Fault.TOO_MUCH_OUTPUT)
@@ -229,11 +231,11 @@ class Process:
                     return frame
             if self._replies_ended:
                 return None
-            part = _read(self._replies)
-            if part is None:
+            chunk = _read(self._replies)
+            if chunk is None:
                 return None
-            self._replies_ended = not part
-            self._received += part
+            self._replies_ended = not chunk
+            self._received += chunk
 
     def _reply(self, frame: Frame) -> Reply | OutsideCall:
         if frame.kind == program.FAILED:

@@ -117,8 +117,10 @@ class RequestClock:
         """Count wall time again, and add the processor time that the process's threads used in the meantime."""
         if not self._runs:
             self._before_s += max(0.0, _cpu_s(self._pid) - self._cpu_s)
-        self._runs, self._began = True, time.monotonic()
-        self._count_before, self._denied_s = denied_s(self._pid), 0.0
+        self._runs = True
+        self._began = time.monotonic()
+        self._count_before = denied_s(self._pid)
+        self._denied_s = 0.0
 
     def used_s(self) -> float:
         """Return the current request's time."""

@@ -123,7 +123,7 @@ class Server:
             )
 
     def start(self, memory_bytes: int, cpu_seconds: int, descriptors: Sequence[int]) -> int:
-        """Start a process with descriptors for requests, replies and standard streams; return its number."""
+        """Start a process with descriptors for requests, replies and standard streams, and return its number."""
         self._count += 1
         message = {
             "start": self._count,
@@ -147,7 +147,7 @@ class Server:
             self._tell("wake", number)
 
     def kill(self, number: int) -> None:
-        """Kill a process; the server then reports its end."""
+        """Kill a process. The server then reports its end."""
         if number in self.alive:
             self._tell("kill", number)
 

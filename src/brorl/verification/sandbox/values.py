@@ -26,7 +26,7 @@ _NESTED: dict[type, str] = {tuple: "t", set: "s", frozenset: "z"}
 
 
 class Size(NamedTuple):
-    """The size of a value's text; decoding time is proportional to both numbers."""
+    """The size of a value's text. Decoding time is proportional to both numbers."""
 
     num_bytes: int  # the text's length in UTF-8
     num_parts: int  # commas and opening square brackets in the text: `[1,2]` has 2

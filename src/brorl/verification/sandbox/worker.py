@@ -33,7 +33,7 @@ _BETWEEN_STARTS_S = 0.5
 
 
 class OutsideError(Exception):
-    """Raised by an outside function; its message becomes the message of the program's exception."""
+    """Raised by an outside function. Its message becomes the message of the program's exception."""
 
 
 class OverPartError(Exception):
@@ -99,7 +99,7 @@ class Worker:
             self._processes[ANSWER] = Process(self.server, limits)
 
     def call(self, function: str, arguments: tuple[object, ...], limits: Limits, name: str = ANSWER) -> Reply:
-        """Call a loaded program's function with values of builtin types; `S.f` calls method `f` of a new `S()`."""
+        """Call a loaded program's function with values of builtin types. `S.f` calls method `f` of a new `S()`."""
         self._processes[name].ask(CALL, _encode((function, arguments, limits.output_bytes)), limits)
         return self._wait(name)
 
@@ -138,7 +138,7 @@ class Worker:
         poller.poll(ceil(1000 * max(0.0, min(deadline - time.monotonic(), _LONGEST_WAIT_S))))
 
     def finish(self) -> None:
-        """Forget the judge, kill its processes and wait until they end; keep an idle trusted process."""
+        """Forget the judge, kill its processes and wait until they end. Keep an idle trusted process."""
         self.begin()
         self._end_busy()
         deadline = time.monotonic() + KILL_SECONDS
@@ -189,7 +189,10 @@ class JudgeRun(Generic[T]):
         num_workers: int,
         timeout_s: float = inf,
     ) -> None:
-        self._judges, self._settings, self._idle, self._num_workers = judges, settings, idle, num_workers
+        self._judges = judges
+        self._settings = settings
+        self._idle = idle
+        self._num_workers = num_workers
         self._part_s = timeout_s * num_workers / (2 * max(len(judges), 1))
         self._end_at = time.monotonic() + timeout_s
         self._lock = threading.Lock()  # guards `_idle` and all attributes below
@@ -201,7 +204,7 @@ class JudgeRun(Generic[T]):
         self._errors: list[BaseException] = []
 
     def run(self) -> list[T | Undecided]:
-        """Run all judges and wait for them; return their decisions, in order.
+        """Run all judges, wait for them, and return their decisions in order.
 
         A judge without a decision yields `JudgeTimeout` if it used up its share before the time limit was reached. It
         yields `Undecided` if the limit came first, or after infrastructure failures. A server's PreloadError or any
@@ -219,19 +222,19 @@ class JudgeRun(Generic[T]):
             raise
         if self._errors:
             raise self._errors[0]
-        for number in range(len(self._judges)):
-            without = JudgeTimeout if number in self._used_part else Undecided
-            self._results.setdefault(number, without(OVER_TIME))
-        return [self._results[number] for number in range(len(self._judges))]
+        for index in range(len(self._judges)):
+            without = JudgeTimeout if index in self._used_part else Undecided
+            self._results.setdefault(index, without(OVER_TIME))
+        return [self._results[index] for index in range(len(self._judges))]
 
     def _is_over(self) -> bool:
         return time.monotonic() >= self._end_at
 
     def _work(self) -> None:
-        """Run judges one by one until none is waiting; an exception in a judge ends the run."""
+        """Run judges one by one until none is waiting. An exception in a judge ends the run."""
         try:
-            while (number := self._next()) is not None:
-                if not self._judge(number):
+            while (index := self._next()) is not None:
+                if not self._judge(index):
                     time.sleep(_BETWEEN_STARTS_S)
         except BaseException as error:
             with self._lock:
@@ -245,24 +248,25 @@ class JudgeRun(Generic[T]):
             self._num_running += 1
             return self._waiting.popleft()
 
-    def _judge(self, number: int) -> bool:
-        """Run a judge on a worker; return false if no worker could start."""
-        worker, is_done = None, False
+    def _judge(self, index: int) -> bool:
+        """Run a judge on a worker, and return false if no worker could start."""
+        worker = None
+        is_done = False
         try:
             worker = self._take_worker()
-            worker.begin(inf if number in self._used_part else self._part_s, self._is_over)
+            worker.begin(inf if index in self._used_part else self._part_s, self._is_over)
             try:
-                decision = self._judges[number](worker)
+                decision = self._judges[index](worker)
             except OverPartError:
                 if worker.used_part:  # run it again after all others; otherwise the run is over
                     with self._lock:
                         self._lost_in_a_row = 0
-                        self._used_part.add(number)
-                        self._waiting.append(number)
+                        self._used_part.add(index)
+                        self._waiting.append(index)
             else:
                 with self._lock:
                     self._lost_in_a_row = 0
-                    self._results[number] = decision
+                    self._results[index] = decision
             is_done = True
             worker.finish()
             with self._lock:
@@ -273,7 +277,7 @@ class JudgeRun(Generic[T]):
             if not isinstance(error, LostError):
                 raise
             if not is_done:
-                self._lose(number, str(error), worker is not None)
+                self._lose(index, str(error), worker is not None)
         finally:
             with self._lock:
                 self._num_running -= 1
@@ -294,28 +298,28 @@ class JudgeRun(Generic[T]):
             return self._take_worker()
         return worker
 
-    def _lose(self, number: int, reason: str, had_worker: bool) -> None:
-        """Requeue a judge unless it was tried twice; abandon all waiting judges after many failures in a row.
+    def _lose(self, index: int, reason: str, had_worker: bool) -> None:
+        """Requeue a judge unless it was tried twice. Abandon all waiting judges after many failures in a row.
 
         A judge without a worker waits for running judges. If none is running for some tries, all judges are abandoned.
         """
         with self._lock:
             if had_worker:
-                self._tries[number] += 1
+                self._tries[index] += 1
                 self._lost_in_a_row += 1
             else:
                 self._failed_starts += self._num_running == 1
-            if self._tries[number] < _TRIES:
-                (self._waiting.append if had_worker else self._waiting.appendleft)(number)
+            if self._tries[index] < _TRIES:
+                (self._waiting.append if had_worker else self._waiting.appendleft)(index)
             else:
-                self._results[number] = Undecided(reason)
+                self._results[index] = Undecided(reason)
             if self._lost_in_a_row >= _MAX_LOST or self._failed_starts >= _MAX_STARTS:
                 self._results |= dict.fromkeys(self._waiting, Undecided(reason))
                 self._waiting.clear()
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
-    """Wait for threads; short waits keep Ctrl-C working."""
+    """Wait for threads. Short waits keep Ctrl-C working."""
     for thread in threads:
         while thread.is_alive():
             thread.join(_LONGEST_WAIT_S)

@@ -15,20 +15,10 @@ from types import FrameType
 
 from brorl.prompts.decimal_commas import has_decimal_comma, with_points
 from brorl.verification.domains.formula.comparison import FormComparison
-from brorl.verification.domains.formula.expressions import (
-    Bracketed,
-    Listing,
-    Relation,
-    Text,
-    variables,
-)
+from brorl.verification.domains.formula.expressions import Bracketed, Listing, Relation, Text, variables
 from brorl.verification.domains.formula.grammar import read
-from brorl.verification.domains.formula.normal import (
-    have_other_units,
-)
-from brorl.verification.domains.formula.values import (
-    IMAGINARY,
-)
+from brorl.verification.domains.formula.normal import have_other_units
+from brorl.verification.domains.formula.values import IMAGINARY
 
 CORRECT, WRONG, SEVERAL, OTHER_UNIT = "correct", "wrong answer", "no single answer", "another unit"
 UNREAD, UNREAD_REFERENCE = "not parsed", "reference not parsed"
@@ -78,7 +68,7 @@ def _ring(_number: int, _frame: FrameType | None) -> None:
 
 
 def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
-    """Return the verdict's reason for an answer; reference and answer are LaTeX or plain text.
+    """Return the verdict's reason for an answer. Reference and answer are LaTeX or plain text.
 
     `tolerance` is the accepted difference between two measured numbers, relative to the reference. It is at least a
     millionth, unless both numbers are whole. With None, decimals are compared in the digits that they have. A text with
@@ -101,21 +91,21 @@ def _readings(text: str) -> list[str]:
 
 def _agree(reference: str, answer: str, tolerance: float | None) -> str:
     """Return the verdict's reason for one reading of each text."""
-    right, given = read(reference), read(answer)
-    if isinstance(right, Text) and not any(map(str.isalnum, right.words)):
+    reference_form, answer_form = read(reference), read(answer)
+    if isinstance(reference_form, Text) and not any(map(str.isalnum, reference_form.words)):
         return UNREAD_REFERENCE
-    names = variables(right)
+    names = variables(reference_form)
     is_complex = IMAGINARY in names and "j" not in names
-    is_complex = is_complex or (not names and variables(given) == {IMAGINARY})
+    is_complex = is_complex or (not names and variables(answer_form) == {IMAGINARY})
     comparison = FormComparison(is_complex, None if tolerance is None else Fraction(tolerance))
-    if comparison.agrees(right, given):
+    if comparison.agrees(reference_form, answer_form):
         return CORRECT
-    if isinstance(given, Text) and not isinstance(right, Text):
+    if isinstance(answer_form, Text) and not isinstance(reference_form, Text):
         return UNREAD
-    if tolerance is not None and have_other_units(right, given):
+    if tolerance is not None and have_other_units(reference_form, answer_form):
         return OTHER_UNIT
-    several = isinstance(given, Listing) and not isinstance(right, Listing | Bracketed)
-    return SEVERAL if several or isinstance(given, Relation) else WRONG
+    several = isinstance(answer_form, Listing) and not isinstance(reference_form, Listing | Bracketed)
+    return SEVERAL if several or isinstance(answer_form, Relation) else WRONG
 
 
 def _choice_of(text: str) -> tuple[str, str] | None:

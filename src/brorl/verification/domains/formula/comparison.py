@@ -72,39 +72,40 @@ _ROUNDING = Fraction(1, 1_000_000)  # the minimum tolerance, unless both numbers
 
 
 class FormComparison:
-    """Compares forms with the tolerance of `agree`; `is_complex` says whether the letter i is the imaginary unit."""
+    """Compares forms with the tolerance of `agree`. `is_complex` says whether the letter i is the imaginary unit."""
 
     def __init__(self, is_complex: bool, tolerance: Fraction | None) -> None:
-        self._is_complex, self._tolerance = is_complex, tolerance
+        self._is_complex = is_complex
+        self._tolerance = tolerance
 
-    def agrees(self, right: Form, given: Form) -> bool:
+    def agrees(self, reference: Form, answer: Form) -> bool:
         """Return whether an answer agrees with the reference; False if a value cannot be computed."""
         try:
-            return self.same(right, given)
+            return self.same(reference, answer)
         except (UnreadableError, UndefinedError):
             return False
 
-    def same(self, right: Form, given: Form) -> bool:
+    def same(self, reference: Form, answer: Form) -> bool:
         """Return whether an answer agrees with the reference."""
-        right, given = self._single(normal(right)), self._single(normal(given))
-        is_text = isinstance(right, Text) or isinstance(given, Text)
-        if is_text and (region_of(right) is None or region_of(given) is None):
-            return self._same_text(right, given)
-        if (sets := self._same_regions(right, given)) is not None:
+        reference, answer = self._single(normal(reference)), self._single(normal(answer))
+        is_text = isinstance(reference, Text) or isinstance(answer, Text)
+        if is_text and (region_of(reference) is None or region_of(answer) is None):
+            return self._same_text(reference, answer)
+        if (sets := self._same_regions(reference, answer)) is not None:
             return sets
-        if (assignments := self._same_assignments(right, given)) is not None:
+        if (assignments := self._same_assignments(reference, answer)) is not None:
             return assignments
-        if isinstance(right, Relation):
-            return self._same_relation(right, given)
-        if isinstance(given, Relation):
-            return self._says(right, given)
-        members = members_of(right), members_of(given)
-        joints = {form.joint for form in (right, given) if isinstance(form, Listing)}
+        if isinstance(reference, Relation):
+            return self._same_relation(reference, answer)
+        if isinstance(answer, Relation):
+            return self._gives(reference, answer)
+        members = members_of(reference), members_of(answer)
+        joints = {form.joint for form in (reference, answer) if isinstance(form, Listing)}
         if joints == {"and", "or"} and any(isinstance(item, Text) for item in members[0] or ()):
             return False
         if members[0] is not None and members[1] is not None:
             return self._same_members(members[0], members[1])
-        return self._same_kind(right, given)
+        return self._same_kind(reference, answer)
 
     def _single(self, form: Form) -> Form:
         r"""Return `\frac{1}{2}` for `\frac{1}{2} or 0.5`, which gives one value twice; other forms unchanged."""
@@ -114,31 +115,34 @@ class FormComparison:
                 return first
         return form
 
-    def _same_text(self, right: Form, given: Form) -> bool:
+    def _same_text(self, reference: Form, answer: Form) -> bool:
         """Compare words. A few letters may be a product: `ab` is a times b."""
-        if isinstance(right, Text) and isinstance(given, Text):
-            return are_same_words(right.words, given.words) or are_two_factors(right.words, given.words)
-        if isinstance(right, Text) and isinstance(given, Relation):
-            return self._says(right, given)
-        if isinstance(right, Relation):
-            return self._same_relation(right, given)
-        text, other = (right, given) if isinstance(right, Text) else (given, right)
+        if isinstance(reference, Text) and isinstance(answer, Text):
+            return are_same_words(reference.words, answer.words) or are_two_factors(reference.words, answer.words)
+        if isinstance(reference, Text) and isinstance(answer, Relation):
+            return self._gives(reference, answer)
+        if isinstance(reference, Relation):
+            return self._same_relation(reference, answer)
+        text, other = (reference, answer) if isinstance(reference, Text) else (answer, reference)
         assert isinstance(text, Text)
         if text.words == "no solution":
             return other == Bracketed("\\{", (), "\\}")
-        if are_choices(right, text.words):
+        if are_choices(reference, text.words):
             return True
         is_product = isinstance(other, Expression) and re.fullmatch("[A-Za-z]{2,6}", text.words)
         return bool(is_product) and self._same_value(product_of(text.words), to_expression(other))
 
-    def _same_kind(self, right: Form, given: Form) -> bool:
+    def _same_kind(self, reference: Form, answer: Form) -> bool:
         """Compare tuples, intervals, matrices and values."""
-        if isinstance(right, Residue) or isinstance(given, Residue):
-            return self._same_residue(right, given)
-        vectors = vector_of(right) or along_axes(right, given), vector_of(given) or along_axes(given, right)
+        if isinstance(reference, Residue) or isinstance(answer, Residue):
+            return self._same_residue(reference, answer)
+        vectors = (
+            vector_of(reference) or along_axes(reference, answer),
+            vector_of(answer) or along_axes(answer, reference),
+        )
         if vectors[0] is not None and vectors[1] is not None:
             return self._same_in_order(vectors[0], vectors[1])
-        match right, given:
+        match reference, answer:
             case Combined(sign, parts), Combined(other_sign, other_parts):
                 return sign == other_sign and self._same_members(parts, other_parts)
             case Bracketed(opening, items, closing), Bracketed(other_opening, other_items, other_closing):
@@ -146,89 +150,88 @@ class FormComparison:
                 return are_alike and self._same_in_order(items, other_items)
             case _:
                 pass
-        if isinstance(right, Expression) and isinstance(given, Expression):
-            return self._same_value(right, given)
-        one, other = as_quantity(right), as_quantity(given)
-        return right == given if one is None or other is None else self._same_quantity(one, other)
+        if isinstance(reference, Expression) and isinstance(answer, Expression):
+            return self._same_value(reference, answer)
+        first, second = as_quantity(reference), as_quantity(answer)
+        return reference == answer if first is None or second is None else self._same_quantity(first, second)
 
-    def _same_residue(self, right: Form, given: Form) -> bool:
-        """Compare numbers up to multiples of a modulus; a plain number must equal the written one."""
-        if isinstance(right, Residue) and isinstance(given, Residue):
-            values = [exact_value(one) for one in (right.value, given.value, right.modulus)]
-            numbers = [value for value in values if value is not None]
-            if len(numbers) == len(values) and numbers[2]:
-                is_congruent = (numbers[0] - numbers[1]) % numbers[2] == 0
-                return is_congruent and self._same_value(right.modulus, given.modulus)
-            return self._same_value(right.modulus, given.modulus) and self._same_value(right.value, given.value)
-        one, other = (form.value if isinstance(form, Residue) else form for form in (right, given))
-        return isinstance(one, Expression) and isinstance(other, Expression) and self._same_value(one, other)
+    def _same_residue(self, reference: Form, answer: Form) -> bool:
+        """Compare numbers up to multiples of a modulus. A plain number must equal the written one."""
+        if isinstance(reference, Residue) and isinstance(answer, Residue):
+            first, second, modulus = map(exact_value, (reference.value, answer.value, reference.modulus))
+            if first is not None and second is not None and modulus:
+                return (first - second) % modulus == 0 and self._same_value(reference.modulus, answer.modulus)
+            same_modulus = self._same_value(reference.modulus, answer.modulus)
+            return same_modulus and self._same_value(reference.value, answer.value)
+        plain, other = (form.value if isinstance(form, Residue) else form for form in (reference, answer))
+        return isinstance(plain, Expression) and isinstance(other, Expression) and self._same_value(plain, other)
 
-    def _same_quantity(self, right: Quantity, given: Quantity) -> bool:
-        """Compare values with units; if only one side has a unit, the unit is dropped."""
-        products = [one for one in (right.product, given.product) if one is not None]
+    def _same_quantity(self, reference: Quantity, answer: Quantity) -> bool:
+        """Compare values with units. If only one side has a unit, the unit is dropped."""
+        products = [product for product in (reference.product, answer.product) if product is not None]
         if len(products) == 2 and any(map(variables, products)) and self._same_value(products[0], products[1]):
             return True
-        if right.words != given.words and not same_beside(right.words, given.words):
+        if reference.words != answer.words and not same_beside(reference.words, answer.words):
             return False
         is_measured = self._tolerance is not None
         if (
-            "" in (right.unit, given.unit)
-            or right.unit == given.unit
-            or (is_measured and right.unit == f"°{given.unit}")
+            "" in (reference.unit, answer.unit)
+            or reference.unit == answer.unit
+            or (is_measured and reference.unit == f"°{answer.unit}")
         ):
-            slack = Fraction(0) if right.unit or given.unit else None
-            return self._same_value(right.value, given.value, slack) or self._same_angle(right, given)
+            slack = Fraction(0) if reference.unit or answer.unit else None
+            return self._same_value(reference.value, answer.value, slack) or self._same_angle(reference, answer)
         return any(
-            self._same_value(right.value, converted(given.value, way), way.slack)
-            for other in units_of(given.unit)
-            for one in units_of(right.unit)
-            for way in conversions(other, one)
+            self._same_value(reference.value, converted(answer.value, way), way.slack)
+            for answer_unit in units_of(answer.unit)
+            for unit in units_of(reference.unit)
+            for way in conversions(answer_unit, unit)
             if is_measured or not way.slack
         )
 
-    def _same_angle(self, right: Quantity, given: Quantity) -> bool:
+    def _same_angle(self, reference: Quantity, answer: Quantity) -> bool:
         """Compare degrees to a multiple of pi."""
-        if {right.unit, given.unit} != {"", "°"} or _PI not in (*walk(right.value), *walk(given.value)):
+        if {reference.unit, answer.unit} != {"", "°"} or _PI not in (*walk(reference.value), *walk(answer.value)):
             return False
-        one, other = (Apply("degree", (form.value,)) if form.unit else form.value for form in (right, given))
-        return self._same_value(one, other)
+        angles = [Apply("degree", (form.value,)) if form.unit else form.value for form in (reference, answer)]
+        return self._same_value(angles[0], angles[1])
 
-    def _same_value(self, right: Expression, given: Expression, slack: Fraction | None = None) -> bool:
-        """Compare expressions; 50% equals both 1/2 and 50. `slack` is the error of a unit conversion."""
-        given = with_letters(right, given)
-        pairs = [(right, given)]
-        one, other = percent_of(right), percent_of(given)
-        if slack is None and (one is None) != (other is None):
-            pairs.append((one or right, other or given))
+    def _same_value(self, reference: Expression, answer: Expression, slack: Fraction | None = None) -> bool:
+        """Compare expressions. 50% equals both 1/2 and 50. `slack` is the error of a unit conversion."""
+        answer = with_letters(reference, answer)
+        pairs = [(reference, answer)]
+        percent, answer_percent = percent_of(reference), percent_of(answer)
+        if slack is None and (percent is None) != (answer_percent is None):
+            pairs.append((percent or reference, answer_percent or answer))
         return any(self._same_number(*pair, slack) for pair in pairs)
 
-    def _same_number(self, right: Expression, given: Expression, slack: Fraction | None) -> bool:
+    def _same_number(self, reference: Expression, answer: Expression, slack: Fraction | None) -> bool:
         if self._tolerance is not None:
             least = max(self._tolerance, _ROUNDING, slack or _ROUNDING)
-            near = within(right, given, least, are_counts=slack is None and not self._tolerance)
+            near = within(reference, answer, least, are_counts=slack is None and not self._tolerance)
             if near is not None:
                 return near
-        return same_value(right, given, self._is_complex)
+        return same_value(reference, answer, self._is_complex)
 
-    def _same_in_order(self, right: Sequence[Form], given: Sequence[Form]) -> bool:
-        return len(right) == len(given) and all(map(self.same, right, given))
+    def _same_in_order(self, reference: Sequence[Form], answer: Sequence[Form]) -> bool:
+        return len(reference) == len(answer) and all(map(self.same, reference, answer))
 
-    def _same_members(self, right: Sequence[Form], given: Sequence[Form]) -> bool:
-        """Return whether two lists have the same members in any order; one member cannot match two.
+    def _same_members(self, reference: Sequence[Form], answer: Sequence[Form]) -> bool:
+        """Return whether two lists have the same members in any order. One member cannot match two.
 
         Both lists are sorted, so that equal members are found immediately; UnreadableError if too many pairs remain.
         """
-        if len(right) == len(given):
-            right, left = sorted(right, key=place_of), sorted(given, key=place_of)
+        if len(reference) == len(answer):
+            members, left = sorted(reference, key=place_of), sorted(answer, key=place_of)
         else:
-            right, left = self._distinct(right), self._distinct(given)
+            members, left = self._distinct(reference), self._distinct(answer)
         pairs = 0
-        for member in right:
-            found = next((at for at, other in enumerate(left) if self.same(member, other)), None)
-            if found is None:
+        for member in members:
+            place = next((place for place, other in enumerate(left) if self.same(member, other)), None)
+            if place is None:
                 return False
-            del left[found]
-            pairs += found
+            del left[place]
+            pairs += place
             if pairs > _MAX_PAIRS:
                 raise UnreadableError("too many members")
         return not left
@@ -248,105 +251,113 @@ class FormComparison:
                 at_place.append(member)
         return kept
 
-    def _same_regions(self, right: Form, given: Form) -> bool | None:
+    def _same_regions(self, reference: Form, answer: Form) -> bool | None:
         """Compare sets of real numbers; None if a form is not such a set, or if both are pairs in brackets."""
-        if all(isinstance(form, Bracketed) and form.opening != "\\{:" for form in (right, given)):
+        if all(isinstance(form, Bracketed) and form.opening != "\\{:" for form in (reference, answer)):
             return None
-        one, other = region_of(right), region_of(given)
-        if one is None or other is None or not any((*one.holds, *other.holds)):
+        region, answer_region = region_of(reference), region_of(answer)
+        if region is None or answer_region is None or not any((*region.holds, *answer_region.holds)):
             return None
-        if is_equation(right) or is_equation(given):
+        if is_equation(reference) or is_equation(answer):
             return None
-        if one.variable and other.variable and one.variable != other.variable:
+        if region.variable and answer_region.variable and region.variable != answer_region.variable:
             return False
-        return one.holds == other.holds and all(map(self._same_value, one.ends, other.ends))
+        return region.holds == answer_region.holds and all(map(self._same_value, region.ends, answer_region.ends))
 
-    def _says(self, right: Form, given: Relation) -> bool:
+    def _gives(self, reference: Form, answer: Relation) -> bool:
         """Return whether a chain such as `x = 6 * 7 = 42` gives a value: other sides are names or equal the value."""
-        if not set(given.signs) <= EQUAL:
+        if not set(answer.signs) <= EQUAL:
             return False
-        is_open, sides, signs = bool(variables(right)), given.sides, given.signs
-        if is_open and is_call(sides[0]) and not variables(sides[0].arguments[1:]) <= variables(right):
+        sides, signs = answer
+        is_open = bool(variables(reference))
+        if is_open and is_call(sides[0]) and not variables(sides[0].arguments[1:]) <= variables(reference):
             return False  # `f(t) = ...`, but the reference has a different variable
-        is_value = is_open and isinstance(sides[0], Expression) and self.same(right, sides[0])
+        is_value = is_open and isinstance(sides[0], Expression) and self.same(reference, sides[0])
         if is_name(sides[0], wide=not is_open) and not is_value:
-            return self._chain_says(right, sides[1:], signs[1:], after_name=True)
+            return self._chain_gives(reference, sides[1:], signs[1:], after_name=True)
         if is_name(sides[-1], wide=False):
-            return self._chain_says(right, sides[:-1], signs[:-1])
-        return self._chain_says(right, sides, signs)
+            return self._chain_gives(reference, sides[:-1], signs[:-1])
+        return self._chain_gives(reference, sides, signs)
 
-    def _chain_says(self, right: Form, sides: Sequence[Form], signs: Sequence[str], after_name: bool = False) -> bool:
-        """Return whether equal sides give a value; after a name, skip formulas with variables: `A = r h = 42`."""
-        while after_name and not variables(right) and sides and variables(sides[0]):
+    def _chain_gives(
+        self, reference: Form, sides: Sequence[Form], signs: Sequence[str], after_name: bool = False
+    ) -> bool:
+        """Return whether equal sides give a value. After a name, skip formulas with variables: `A = r h = 42`."""
+        while after_name and not variables(reference) and sides and variables(sides[0]):
             sides, signs = sides[1:], signs[1:]
         if not sides or not self._is_chain(sides, signs):
             return False
-        exacts = [side for side, sign in zip(sides, ("=", *signs), strict=True) if sign != "\\approx"]
-        said = sides if isinstance(right, Expression) and is_decimal(right) else exacts
-        return any(self.same(right, side) for side in said)
+        if not (isinstance(reference, Expression) and is_decimal(reference)):
+            sides = [side for side, sign in zip(sides, ("=", *signs), strict=True) if sign != "\\approx"]
+        return any(self.same(reference, side) for side in sides)
 
     def _is_chain(self, sides: Sequence[Form], signs: Sequence[str]) -> bool:
         r"""Return whether all sides of a chain are equal, or rounded after `\approx`."""
-        for one, other, sign in zip(sides, sides[1:], signs, strict=False):
+        for side, following, sign in zip(sides, sides[1:], signs, strict=False):
             if sign == "\\approx":
-                one, other = (side.value if isinstance(side, Quantity) else side for side in (one, other))
-                if not (isinstance(one, Expression) and isinstance(other, Expression) and is_rounded(one, other)):
+                exact, rounded = (form.value if isinstance(form, Quantity) else form for form in (side, following))
+                if not (
+                    isinstance(exact, Expression) and isinstance(rounded, Expression) and is_rounded(exact, rounded)
+                ):
                     return False
-            elif not self.same(one, other):
+            elif not self.same(side, following):
                 return False
         return True
 
-    def _same_relation(self, right: Relation, given: Form) -> bool:
-        """Compare an equation or inequality to an answer; for `x = 42` the answer may be `42`."""
-        if modulus_of(right) and not modulus_of(given):
+    def _same_relation(self, reference: Relation, answer: Form) -> bool:
+        """Compare an equation or inequality to an answer. For `x = 42` the answer may be `42`."""
+        if modulus_of(reference) and not modulus_of(answer):
             return False  # one of its solutions
-        if set(right.signs) <= EQUAL and (pair := solved(right)):
+        if set(reference.signs) <= EQUAL and (pair := solved(reference)):
             name, value = pair
-            if not isinstance(given, Relation):
-                return self.same(value, given)
-            given = with_argument(right.sides[0], given)
-            if not set(given.signs) <= EQUAL:
+            if not isinstance(answer, Relation):
+                return self.same(value, answer)
+            answer = with_argument(reference.sides[0], answer)
+            if not set(answer.signs) <= EQUAL:
                 return False
-            if same_name(name, given.sides[0]) and self._chain_says(value, given.sides[1:], given.signs[1:], True):
+            if same_name(name, answer.sides[0]) and self._chain_gives(value, answer.sides[1:], answer.signs[1:], True):
                 return True
-            if same_name(name, given.sides[-1]) and self._chain_says(value, given.sides[:-1], given.signs[:-1]):
+            if same_name(name, answer.sides[-1]) and self._chain_gives(value, answer.sides[:-1], answer.signs[:-1]):
                 return True
-            return bool(variables(value)) and self._same_equation(right, given)
-        if set(right.signs) <= EQUAL and not any(variables(side) for side in right.sides):
-            return self._is_chain(right.sides, right.signs) and any(self.same(side, given) for side in right.sides)
-        return isinstance(given, Relation) and self._same_equation(right, given)
-
-    def _same_equation(self, right: Relation, given: Relation) -> bool:
-        """Return whether relations are equal up to a factor and the order of sides: `2x = 4y` and `2y = x`."""
-        are_expressions = all(isinstance(side, Expression) for side in (*right.sides, *given.sides))
-        if not len(right.signs) == len(given.signs) == 1 or not are_expressions:
-            return any(
-                right.signs == one.signs and self._same_in_order(right.sides, one.sides)
-                for one in (given, turned(given))
+            return bool(variables(value)) and self._same_equation(reference, answer)
+        if set(reference.signs) <= EQUAL and not any(variables(side) for side in reference.sides):
+            return self._is_chain(reference.sides, reference.signs) and any(
+                self.same(side, answer) for side in reference.sides
             )
-        sides, signs = [], []
-        for relation in (right, given):
-            greater = turned(relation) if relation.signs[0] in ("<", "\\le") else relation
-            one, other = map(to_expression, greater.sides)
-            sides.append(Apply("+", (one, Apply("-", (other,)))))
-            signs.append(greater.signs[0])
-        if signs[0] != signs[1] or variables(sides[0]) != variables(sides[1]):
-            return False
-        return is_multiple(sides[0], sides[1], is_positive=signs[0] in (">", "\\ge"), is_complex=self._is_complex)
+        return isinstance(answer, Relation) and self._same_equation(reference, answer)
 
-    def _same_assignments(self, right: Form, given: Form) -> bool | None:
+    def _same_equation(self, reference: Relation, answer: Relation) -> bool:
+        """Return whether relations are equal up to a factor and the order of sides: `2x = 4y` and `2y = x`."""
+        are_expressions = all(isinstance(side, Expression) for side in (*reference.sides, *answer.sides))
+        if not len(reference.signs) == len(answer.signs) == 1 or not are_expressions:
+            return any(
+                reference.signs == relation.signs and self._same_in_order(reference.sides, relation.sides)
+                for relation in (answer, turned(answer))
+            )
+        differences, signs = [], []  # `1 < x` is the difference x - 1 with the sign `>`
+        for relation in (reference, answer):
+            greater = turned(relation) if relation.signs[0] in ("<", "\\le") else relation
+            left, right = map(to_expression, greater.sides)
+            differences.append(Apply("+", (left, Apply("-", (right,)))))
+            signs.append(greater.signs[0])
+        if signs[0] != signs[1] or variables(differences[0]) != variables(differences[1]):
+            return False
+        return is_multiple(differences[0], differences[1], signs[0] in (">", "\\ge"), self._is_complex)
+
+    def _same_assignments(self, reference: Form, answer: Form) -> bool | None:
         """Compare `x = 1, y = 2` to a similar list or to `1, 2`; None if neither form names several values."""
-        one, other = assigned(right), assigned(given)
-        if one is not None and other is not None:
-            return one.keys() == other.keys() and all(self.same(one[name], other[name]) for name in one)
-        if one is not None:
-            parts = given.items if isinstance(given, Listing) else vector_of(given)
-            if parts is None and isinstance(right, Relation) and len(right.sides) > 2:
+        values, answer_values = assigned(reference), assigned(answer)
+        if values is not None and answer_values is not None:
+            same_names = values.keys() == answer_values.keys()
+            return same_names and all(self.same(values[name], answer_values[name]) for name in values)
+        if values is not None:
+            items = answer.items if isinstance(answer, Listing) else vector_of(answer)
+            if items is None and isinstance(reference, Relation) and len(reference.sides) > 2:
                 return None  # `x = y = 1` also answers a question about x alone
-            return parts is not None and self._same_in_order(list(one.values()), parts)
-        if other is None:
+            return items is not None and self._same_in_order(list(values.values()), items)
+        if answer_values is None:
             return None
-        parts = vector_of(right)
-        if parts is None and isinstance(given, Relation) and len(given.sides) > 2:
+        items = vector_of(reference)
+        if items is None and isinstance(answer, Relation) and len(answer.sides) > 2:
             return None
-        return parts is not None and self._same_in_order(parts, [other[name] for name in sorted(other)])
+        return items is not None and self._same_in_order(items, [answer_values[name] for name in sorted(answer_values)])

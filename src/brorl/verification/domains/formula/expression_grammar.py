@@ -108,7 +108,8 @@ class ExpressionReader(TokenReader):
                 self.take()
                 factors.append(Number(Fraction(MAGNITUDES[token.text])))
             elif self._starts_factor() and not self.starts_unit():
-                head, factor = factors[0], self._power()
+                head = factors[0]
+                factor = self._power()
                 is_call = token.text == "(" and not token.is_spaced and self.is_after(")") and len(factors) == 1
                 if is_call and isinstance(head, Symbol):  # `f(x)`; for most letters this is a product
                     factors = [Apply("call", (head, *arguments_in(factor)))]
@@ -373,7 +374,8 @@ class ExpressionReader(TokenReader):
             else:
                 exponent = self._exponent()
         if exponent == _MINUS_ONE:
-            name, exponent = f"arc{name}", None
+            name = f"arc{name}"
+            exponent = None
         arguments = self._several() if name in _SEVERAL else (self._function_argument(),)
         if name == "log":
             arguments = (*arguments, base or Symbol(LOG))

@@ -82,10 +82,10 @@ def walk(expression: Expression) -> Iterator[Expression]:
     """Yield an expression and all its parts."""
     todo = [expression]
     while todo:
-        one = todo.pop()
-        yield one
-        if isinstance(one, Apply):
-            todo.extend(one.arguments)
+        part = todo.pop()
+        yield part
+        if isinstance(part, Apply):
+            todo.extend(part.arguments)
 
 
 def variables(form: object) -> frozenset[str]:
@@ -99,7 +99,7 @@ def variables(form: object) -> frozenset[str]:
 def has_two_signs(form: object) -> TypeGuard[Apply]:
     """Return whether a form is an expression with a plus-minus sign."""
     return isinstance(form, Apply) and any(
-        isinstance(one, Apply) and one.operation in ("\\pm", "\\mp") for one in walk(form)
+        isinstance(part, Apply) and part.operation in ("\\pm", "\\mp") for part in walk(form)
     )
 
 
@@ -131,7 +131,7 @@ def exact_value(expression: Expression, point: Point | None = None) -> Fraction 
 
 
 def value_at(expression: Expression, point: Point) -> Any:
-    """Return an expression's value at mpmath's working precision; `point` contains the values of its variables.
+    """Return an expression's value at mpmath's working precision. `point` contains the values of its variables.
 
     Raises an UndefinedError if there is no value, or none that can be computed within the bounds.
     """

@@ -74,7 +74,7 @@ _MAX_DEPTH = 200
 
 @lru_cache(maxsize=4096)
 def read(text: str) -> Form:
-    """Return the form of any string; notation that the grammar cannot read becomes a `Text`."""
+    """Return the form of any string. Notation that the grammar cannot read becomes a `Text`."""
     try:
         tokens = without_frame(tokenize(text))
     except UnreadableError:
@@ -93,7 +93,7 @@ def _is_deep(form: Form) -> bool:
     """Return whether a form is nested too deeply for recursive functions: `2^2^2^2...`."""
     level: list[tuple[object, ...]] = [form]
     for _ in range(_MAX_DEPTH):
-        level = [part for one in level for part in one if isinstance(part, tuple)]
+        level = [part for parent in level for part in parent if isinstance(part, tuple)]
         if not level:
             return False
     return True
@@ -116,7 +116,7 @@ class AnswerReader(ExpressionReader):
         if len(items) == 1:
             return items[0]
         if modulus := modulus_of(items[-1]):  # `1, 3 \pmod 8`
-            items = [one if modulus_of(one) else modulo(one, modulus) for one in items]
+            items = [item if modulus_of(item) else modulo(item, modulus) for item in items]
         kinds = {joint for joint in joints if joint != ","}
         if len(kinds) > 1:
             raise UnreadableError("both `and` and `or`")
@@ -152,7 +152,8 @@ class AnswerReader(ExpressionReader):
         modulus = self._modulus()
         match sides[-1]:
             case Apply("mod", (value, number)) if signs[-1:] == ["\\equiv"]:  # `x \equiv 3 \mod 7`
-                form, modulus = Relation((*sides[:-1], value), tuple(signs)), number
+                form = Relation((*sides[:-1], value), tuple(signs))
+                modulus = number
             case _:
                 pass
         return form if modulus is None else modulo(form, modulus)
@@ -202,7 +203,7 @@ class AnswerReader(ExpressionReader):
         return Text(next((same for pattern, same in _SAME_WORDS if pattern.fullmatch(text)), text))
 
     def _set_sign(self, form: Form) -> str | None:
-        r"""Take the sign between two sets; `-` before a set means `\setminus`. None if there is no such sign."""
+        r"""Take the sign between two sets. `-` before a set means `\setminus`. None if there is no such sign."""
         sign = self.peek().text
         if isinstance(form, Number | Apply):
             return None
@@ -315,7 +316,8 @@ class AnswerReader(ExpressionReader):
         before, self.in_bars = self.in_bars, False
         condition = self._condition() if opening == "\\{" else None
         if condition is not None:
-            form, opening = condition, "\\{:"
+            form = condition
+            opening = "\\{:"
         else:
             is_empty = opening == "\\{" and self.peek().text in closers
             form = Listing((), ",") if is_empty else self.listing()
@@ -345,10 +347,12 @@ class AnswerReader(ExpressionReader):
 
 
 def _without_brackets(tokens: Sequence[Token]) -> Sequence[Token]:
-    """Return the tokens of a unit in brackets, `(m/s)`, without them; single letters in brackets are a factor."""
+    """Return the tokens of a unit in brackets, `(m/s)`, without them. Single letters in brackets are a factor."""
     if len(tokens) > 2 and tokens[0].text == "(" and tokens[-1].text == ")":
         inner = tokens[1:-1]
-        return [inner[0]._replace(is_spaced=True), *inner[1:]] if all(len(one.text) > 1 for one in inner) else tokens
+        return (
+            [inner[0]._replace(is_spaced=True), *inner[1:]] if all(len(token.text) > 1 for token in inner) else tokens
+        )
     return tokens
 
 
@@ -385,7 +389,7 @@ def _unit(tokens: Sequence[Token]) -> str | None:
 def _is_prefix(tokens: Sequence[Token], at: int) -> bool:
     r"""Return whether a token is a letter joined to the ohm symbol, as in `k\Omega`."""
     after = tokens[at + 1 : at + 2]
-    return len(tokens[at].text) == 1 and any(one.text == "\\Omega" and not one.is_spaced for one in after)
+    return len(tokens[at].text) == 1 and any(token.text == "\\Omega" and not token.is_spaced for token in after)
 
 
 def _are_words(tokens: Sequence[Token]) -> bool:

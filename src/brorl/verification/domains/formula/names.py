@@ -89,7 +89,7 @@ def is_call(form: Form) -> TypeGuard[Apply]:
 
 
 def is_name(form: Form, wide: bool) -> bool:
-    """Return whether a side names a value; with `wide`, a formula of several variables without numbers does too."""
+    """Return whether a side names a value. With `wide`, a formula of several variables without numbers does too."""
     if name_of(form) is not None:
         return wide or not _is_formula(form)
     if isinstance(form, Apply) and form.operation in ("sum", "prod"):
@@ -98,9 +98,9 @@ def is_name(form: Form, wide: bool) -> bool:
         return False
     if isinstance(form, Apply) and form.operation == "-":
         return False
-    inside = [one.arguments[1] for one in walk(form) if isinstance(one, Apply) and one.operation == "^"]
-    numbers = [one for one in walk(form) if isinstance(one, Number)]
-    return all(any(one is other for other in inside) for one in numbers)
+    exponents = [part.arguments[1] for part in walk(form) if isinstance(part, Apply) and part.operation == "^"]
+    numbers = [part for part in walk(form) if isinstance(part, Number)]
+    return all(any(number is exponent for exponent in exponents) for number in numbers)
 
 
 def solved(form: Form) -> tuple[str, Form] | None:
@@ -125,21 +125,21 @@ def are_choices(form: Form, words: str) -> bool:
     return len(letters) == len(form.items) and sorted(letters) == sorted(words)
 
 
-def same_name(right: str, given: Form) -> bool:
-    """Return whether a side has this name; `y` and `f(x)` are the same graph."""
-    name = name_of(given)
+def same_name(reference: str, answer: Form) -> bool:
+    """Return whether a side has this name. `y` and `f(x)` are the same graph."""
+    name = name_of(answer)
     if name is None:
         return False
-    is_graph = "y" in (name, right) and any(one.startswith(("f(", "g(")) for one in (name, right))
-    return name == right or is_graph or (len(name) > 2 and name.casefold() == right.casefold())
+    is_graph = "y" in (name, reference) and any(side.startswith(("f(", "g(")) for side in (name, reference))
+    return name == reference or is_graph or (len(name) > 2 and name.casefold() == reference.casefold())
 
 
 def assigned(form: Form) -> dict[str, Form] | None:
     """Return the values by name in `x = 1, y = 2`, `(x,y) = (1,2)` or `x = y = 1`; None for any other form."""
     if isinstance(form, Relation) and len(form.sides) > 2 and set(form.signs) == {"="}:
-        *several, value = form.sides
-        form = Listing(tuple(Relation((one, value), ("=",)) for one in several if isinstance(one, Symbol)), ",")
-        return assigned(form) if len(form.items) == len(several) else None
+        *names, value = form.sides
+        form = Listing(tuple(Relation((name, value), ("=",)) for name in names if isinstance(name, Symbol)), ",")
+        return assigned(form) if len(form.items) == len(names) else None
     if isinstance(form, Relation):
         heads, parts = map(vector_of, (form.sides[0], form.sides[-1]))
         if len(form.sides) != 2 or heads is None or parts is None or len(heads) != len(parts):
@@ -189,33 +189,38 @@ def without_conditions(form: Listing) -> list[Form]:
     return [renamed(item, variable, _REAL if is_real else _WHOLE) for item in kept]
 
 
-def with_letters(right: Expression, given: Expression) -> Expression:
+def with_letters(reference: Expression, answer: Expression) -> Expression:
     """Return an answer with the reference's letter for any whole number (`2k`, `2n`) or integration constant."""
-    ours, theirs = (variables(one) - variables(other) for one, other in ((right, given), (given, right)))
-    if len(ours) != 1 or len(theirs) != 1:
-        return given
-    (our,), (their,) = ours, theirs
-    terms = [one.arguments if isinstance(one, Apply) and one.operation == "+" else () for one in (right, given)]
-    is_bound = _WHOLE in (our, their) and not WHOLE_NUMBERS.isdisjoint((our, their))
-    is_constant = our == "C" and their in ("c", "K", "k") and Symbol(our) in terms[0] and Symbol(their) in terms[1]
-    return renamed(given, their, our) if is_bound or is_constant else given
+    letters, answer_letters = variables(reference) - variables(answer), variables(answer) - variables(reference)
+    if len(letters) != 1 or len(answer_letters) != 1:
+        return answer
+    (letter,) = letters
+    (answer_letter,) = answer_letters
+    is_bound = _WHOLE in (letter, answer_letter) and not WHOLE_NUMBERS.isdisjoint((letter, answer_letter))
+    is_constant = letter == "C" and answer_letter in ("c", "K", "k")
+    is_constant = is_constant and _has_term(reference, letter) and _has_term(answer, answer_letter)
+    return renamed(answer, answer_letter, letter) if is_bound or is_constant else answer
 
 
-def with_argument(right: Form, given: Relation) -> Relation:
+def _has_term(form: Expression, letter: str) -> bool:
+    return isinstance(form, Apply) and form.operation == "+" and Symbol(letter) in form.arguments
+
+
+def with_argument(reference: Form, answer: Relation) -> Relation:
     """Return `f(t) = 2t` as `f(x) = 2x` if the reference's argument is x."""
-    match right, given.sides[0]:
-        case Apply("call", (head, Symbol(one))), Apply("call", (other_head, Symbol(other))):
-            if head == other_head and one != other and one not in variables(given):
-                return renamed(given, other, one)
+    match reference, answer.sides[0]:
+        case Apply("call", (head, Symbol(letter))), Apply("call", (answer_head, Symbol(answer_letter))):
+            if head == answer_head and letter != answer_letter and letter not in variables(answer):
+                return renamed(answer, answer_letter, letter)
         case _:
             pass
-    return given
+    return answer
 
 
 def between(items: Sequence[Form], last: Form) -> list[Form]:
     r"""Return the numbers that dots stand for: 3 to 9 in `1, 2, \ldots, 10`. Only for whole numbers in equal steps."""
     numbers = [item.value for item in (*items, last) if isinstance(item, Number) and item.value.denominator == 1]
-    steps = {other - one for one, other in pairwise(numbers[:-1])} or {Fraction(1)}
+    steps = {high - low for low, high in pairwise(numbers[:-1])} or {Fraction(1)}
     step = steps.pop()
     if len(numbers) != len(items) + 1 or steps or (len(items) < 3 and abs(step) != 1) or step == 0:
         raise UnreadableError("dots between items other than whole numbers in equal steps")
@@ -226,7 +231,7 @@ def between(items: Sequence[Form], last: Form) -> list[Form]:
 
 
 def modulo(form: Form, modulus: Expression) -> Form:
-    r"""Return a form with its values, as in 3 or `x \equiv 3`, taken up to multiples of a modulus; names are kept."""
+    r"""Return a form with its values, as in 3 or `x \equiv 3`, taken up to multiples of a modulus. Names are kept."""
     if isinstance(form, Relation) and set(form.signs) <= EQUAL:
         return form._replace(sides=tuple(modulo(side, modulus) for side in form.sides))
     return Residue(form, modulus) if isinstance(form, Expression) and not isinstance(form, Symbol) else form

@@ -75,21 +75,25 @@ class _Set(NamedTuple):
 def region_of(form: Form) -> Region | None:
     """Return the region that a form describes; None if it does not describe a set of real numbers."""
     try:
-        found = None if isinstance(form, Bracketed) and form.opening == "\\{" else _set(form)
-        return _region(found) if found else None
+        numbers = None if isinstance(form, Bracketed) and form.opening == "\\{" else _set(form)
+        return _region(numbers) if numbers else None
     except ValueError:
         return None
 
 
-def _region(found: _Set) -> Region:
-    end_of = {_value(end): end for end in reversed(found.ends)}
+def _region(numbers: _Set) -> Region:
+    end_of = {_value(end): end for end in reversed(numbers.ends)}
     values = sorted(value for value in end_of if mp.isfinite(value))
     with mp.workdps(60):
         around = [values[0] - 1, *((a + b) / 2 for a, b in pairwise(values)), values[-1] + 1] if values else [mp.mpf(0)]
-        at, beside = [found.contains(value) for value in values], [found.contains(point) for point in around]
+        at = [numbers.contains(value) for value in values]
+        beside = [numbers.contains(point) for point in around]
+    # An end at which nothing changes, such as 1 in `(0, 1] \cup (1, 2)`, is dropped.
     kept = [k for k in range(len(values)) if not at[k] == beside[k] == beside[k + 1]]
-    holds = [beside[0], *(one for k in kept for one in (at[k], beside[k + 1]))]
-    return Region(tuple(end_of[values[k]] for k in kept), tuple(holds), found.variable)
+    holds = [beside[0]]
+    for k in kept:
+        holds += [at[k], beside[k + 1]]
+    return Region(tuple(end_of[values[k]] for k in kept), tuple(holds), numbers.variable)
 
 
 def _value(number: Form) -> Any:
@@ -138,23 +142,23 @@ def _of_relation(sides: tuple[Form, ...], signs: tuple[str, ...]) -> _Set | None
     if signs == ("\\in",) and (name := _variable_of(sides[0])):
         inner = _set(sides[1])
         return inner and inner._replace(variable=name)
-    are_expressions = all(isinstance(side, Expression) for side in sides)
-    if are_expressions and any(map(has_two_signs, sides)):
+    if not all(isinstance(side, Expression) for side in sides):
+        return None
+    if any(map(has_two_signs, sides)):
         both = [_of_relation(tuple(with_sign(to_expression(s), sign) for s in sides), signs) for sign in (1, -1)]
         return _combine("\\cap" if signs == ("\\ne",) else "\\cup", both)
-    places = [at for at, side in enumerate(sides) if _variable_of(side) or _inside_bars(side)]
-    if len(places) != 1 or not set(signs) <= TURNED.keys() or not are_expressions:
+    places = [place for place, side in enumerate(sides) if _variable_of(side) or _inside_bars(side)]
+    if len(places) != 1 or not set(signs) <= TURNED.keys():
         return None
-    (at,), parts = places, list[_Set | None]()
-    directions = {{"\\le": "<", "\\ge": ">"}.get(sign, sign) for sign in signs}
-    if len(sides) > 2 and (at in (0, len(sides) - 1) or len(directions) > 1):
-        return None
-    for place, side in enumerate(sides):
-        if place != at:
-            sign, number = signs[at] if place > at else TURNED[signs[place]], to_expression(side)
-            name, letter = _variable_of(sides[at]), _inside_bars(sides[at])
-            parts.append(_beside_zero(letter, sign, number) if letter else _half(sign, number, name))
-    return _combine("\\cap", parts)
+    (place,) = places
+    if len(sides) > 2:  # a chain is a set if x is inside and the signs point the same way: `0 < x \le 1`
+        directions = {{"\\le": "<", "\\ge": ">"}.get(sign, sign) for sign in signs}
+        if place in (0, len(sides) - 1) or len(directions) > 1:
+            return None
+    # `0 < x \le 1` is `x > 0` and `x \le 1`: signs before x are turned.
+    before = [(TURNED[sign], side) for sign, side in zip(signs[:place], sides[:place], strict=True)]
+    after = [(signs[place], side) for side in sides[place + 1 :]]
+    return _combine("\\cap", [_bounded(sides[place], sign, to_expression(side)) for sign, side in before + after])
 
 
 def _variable_of(side: Form) -> str | None:
@@ -169,26 +173,29 @@ def _inside_bars(side: Form) -> str | None:
     return None
 
 
-def _beside_zero(variable: str, sign: str, size: Expression) -> _Set | None:
-    """Return the set of `|x| < 2`."""
-    value = _value(size)
-    if value < 0 or sign not in ("<", "\\le", ">", "\\ge"):
+def _bounded(side: Form, sign: str, number: Expression) -> _Set | None:
+    """Return the set of the x in `x < 2` or `|x| < 2`."""
+    letter = _inside_bars(side)
+    if letter is None:
+        return _half(sign, number, _variable_of(side))
+    size = _value(number)
+    if size < 0 or sign not in ("<", "\\le", ">", "\\ge"):
         return None
-    return _Set(lambda x: _COMPARE[sign](abs(x), value), (size, Apply("-", (size,))), variable)
+    return _Set(lambda x: _COMPARE[sign](abs(x), size), (number, Apply("-", (number,))), letter)
 
 
 def _combine(sign: str, parts: Sequence[_Set | None]) -> _Set | None:
     sets = [part for part in parts if part is not None]
-    names = {one.variable for one in sets} - {None}
+    names = {part.variable for part in sets} - {None}
     if len(sets) < len(parts) or len(names) > 1 or not sets:
         return None
-    first, *others = (one.contains for one in sets)
+    first, *others = (part.contains for part in sets)
     contains: dict[str, Callable[[Any], bool]] = {
         "\\cup": lambda x: first(x) or any(other(x) for other in others),
         "\\cap": lambda x: first(x) and all(other(x) for other in others),
         "\\setminus": lambda x: first(x) and not any(other(x) for other in others),
     }
-    return _Set(contains[sign], tuple(end for one in sets for end in one.ends), next(iter(names), None))
+    return _Set(contains[sign], tuple(end for part in sets for end in part.ends), next(iter(names), None))
 
 
 def turned(relation: Relation) -> Relation:
@@ -207,48 +214,78 @@ def is_equation(form: Form) -> bool:
 @lru_cache(maxsize=4096)
 def normal(form: Form) -> Form:
     r"""Return a form in the standard notation: `{4}` -> `4`, `\pm 2` -> `2 or -2`, `x = 1 or x = 2` -> `1 or 2`."""
-    if isinstance(form, Relation) and form.signs == ("\\in",) and vector_of(form.sides[0]):
-        points = members_of(form.sides[1]) or (form.sides[1],)
-        return _normal_listing(Listing((Relation((form.sides[0], points[0]), ("=",)), *points[1:]), "or"))
-    if isinstance(form, Relation) and form.signs == ("\\in",) and isinstance(form.sides[0], Symbol):
-        is_finite = isinstance(form.sides[1], Bracketed) and form.sides[1].opening == "\\{"
-        return form if region_of(form) and not is_finite else normal(form.sides[1])
-    if isinstance(form, Relation) and isinstance(form.sides[-1], Listing) and set(form.signs) <= EQUAL:
-        return normal(form.sides[-1])
-    if isinstance(form, Bracketed) and form.opening == "\\{:":
-        return form if region_of(form) else normal(form.items[0])
-    if isinstance(form, Bracketed) and form.opening == "\\{":
-        return _normal_set(form)
-    if isinstance(form, Matrix) and not form.is_array and all(isinstance(row[0], Relation) for row in form.rows):
-        return _normal_listing(Listing(tuple(cell for row in form.rows for cell in row), ","))
-    if isinstance(form, Matrix) and not vector_of(form):
-        kind = "array" if form.is_array else "lines"
-        return Bracketed(kind, tuple(Bracketed("row", row, "row") for row in form.rows), kind)
-    if isinstance(form, Ratio):
-        first, *others = form.items
-        parts = form.items if form.is_time else tuple(Apply("/", (first, other)) for other in others)
-        return parts[0] if len(parts) == 1 else Bracketed(":", parts, "time" if form.is_time else ":")
-    if isinstance(form, Listing):
-        return _normal_listing(form)
-    if isinstance(form, Relation) and any(map(has_two_signs, form.sides)) and len(form.sides) == 2 and solved(form):
-        return normal(form.sides[1])
-    if has_two_signs(form):
-        return Listing((with_sign(form, 1), with_sign(form, -1)), "or")
-    if isinstance(form, Bracketed) and (form.opening, form.closing) == ("(", ")"):
-        return _with_either_sign(form)
-    if isinstance(form, Quantity) and has_two_signs(form.value):
-        return Listing(tuple(form._replace(value=with_sign(form.value, sign)) for sign in (1, -1)), "or")
+    match form:
+        case Relation():
+            return _normal_relation(form)
+        case Bracketed():
+            return _normal_bracketed(form)
+        case Matrix():
+            return _normal_matrix(form)
+        case Ratio():
+            return _normal_ratio(form)
+        case Listing():
+            return _normal_listing(form)
+        case Quantity() if has_two_signs(form.value):
+            return Listing(tuple(form._replace(value=with_sign(form.value, sign)) for sign in (1, -1)), "or")
+        case Apply() if has_two_signs(form):
+            return Listing((with_sign(form, 1), with_sign(form, -1)), "or")
+        case _:
+            return form
+
+
+def _normal_relation(form: Relation) -> Form:
+    first, last = form.sides[0], form.sides[-1]
+    is_member = form.signs == ("\\in",)
+    if is_member and vector_of(first):  # `(x, y) \in \{(1, 2), (3, 4)\}` -> `(x, y) = (1, 2) or (x, y) = (3, 4)`
+        points = members_of(last) or (last,)
+        return _normal_listing(Listing((Relation((first, points[0]), ("=",)), *points[1:]), "or"))
+    if is_member and isinstance(first, Symbol):  # `x \in \{4\}` -> `4`, but `x \in (0, 1)` remains a region
+        is_finite = isinstance(last, Bracketed) and last.opening == "\\{"
+        return form if region_of(form) and not is_finite else normal(last)
+    if isinstance(last, Listing) and set(form.signs) <= EQUAL:  # `x = 1 or 2` -> `1 or 2`
+        return normal(last)
+    if len(form.sides) == 2 and any(map(has_two_signs, form.sides)) and solved(form):  # `x = \pm 2` -> `2 or -2`
+        return normal(last)
     return form
 
 
+def _normal_bracketed(form: Bracketed) -> Form:
+    if form.opening == "\\{:":
+        return form if region_of(form) else normal(form.items[0])
+    if form.opening == "\\{":  # `\{4\}` -> `4`, `\{\pm 2\}` -> `\{2, -2\}`
+        items = _flat(form.items)
+        is_value = len(items) == 1 and not isinstance(items[0], Bracketed)
+        return normal(items[0]) if is_value else form._replace(items=tuple(items))
+    return _with_either_sign(form) if (form.opening, form.closing) == ("(", ")") else form
+
+
+def _normal_matrix(form: Matrix) -> Form:
+    if not form.is_array and all(isinstance(row[0], Relation) for row in form.rows):  # a system of equations
+        return _normal_listing(Listing(tuple(cell for row in form.rows for cell in row), ","))
+    if vector_of(form):
+        return form
+    kind = "array" if form.is_array else "lines"
+    return Bracketed(kind, tuple(Bracketed("row", row, "row") for row in form.rows), kind)
+
+
+def _normal_ratio(form: Ratio) -> Form:
+    """Return `2:3` as `2/3`, and `1:2:3` as `1/2` and `1/3`."""
+    if form.is_time:
+        return Bracketed(":", form.items, "time")
+    first, *others = form.items
+    quotients = tuple(Apply("/", (first, other)) for other in others)
+    return quotients[0] if len(quotients) == 1 else Bracketed(":", quotients, ":")
+
+
 def _with_either_sign(form: Bracketed) -> Form:
-    r"""Return both points of `(2, \pm 1)`; a point with more such signs is ambiguous and is returned unchanged."""
-    places = [at for at, item in enumerate(form.items) if has_two_signs(item)]
+    r"""Return both points of `(2, \pm 1)`. A point with more such signs is ambiguous and is returned unchanged."""
+    places = [place for place, item in enumerate(form.items) if has_two_signs(item)]
     if len(places) != 1:
         return form
-    (at,) = places
-    both = (with_sign(to_expression(form.items[at]), sign) for sign in (1, -1))
-    return Listing(tuple(form._replace(items=(*form.items[:at], one, *form.items[at + 1 :])) for one in both), "or")
+    (place,) = places
+    before, item, after = form.items[:place], to_expression(form.items[place]), form.items[place + 1 :]
+    points = (form._replace(items=(*before, with_sign(item, sign), *after)) for sign in (1, -1))
+    return Listing(tuple(points), "or")
 
 
 def _with_heads(items: Sequence[Form]) -> Sequence[Form]:
@@ -268,23 +305,17 @@ def _in_blocks(items: list[Form]) -> list[Form]:
     if not 1 < size < len(items) == len(names) or names != names[:size] * (len(names) // size):
         return items
     heads = Bracketed("(", tuple(map(Symbol, names[:size])), ")")
-    values = [tuple(value for _, value in pairs[at : at + size]) for at in range(0, len(pairs), size)]
-    return [Relation((heads, Bracketed("(", one, ")")), ("=",)) for one in values]
+    points = [tuple(value for _, value in pairs[start : start + size]) for start in range(0, len(pairs), size)]
+    return [Relation((heads, Bracketed("(", point, ")")), ("=",)) for point in points]
 
 
 def _flat(items: Sequence[Form]) -> list[Form]:
     r"""Return items with each item that means several replaced by those: `\pm 2` becomes `2` and `-2`."""
     flat: list[Form] = []
     for item in items:
-        one = normal(item)
-        flat.extend(one.items if isinstance(one, Listing) and item != one else [item])
+        form = normal(item)
+        flat.extend(form.items if isinstance(form, Listing) and item != form else [item])
     return flat
-
-
-def _normal_set(form: Bracketed) -> Form:
-    items = _flat(form.items)
-    is_value = len(items) == 1 and not isinstance(items[0], Bracketed)
-    return normal(items[0]) if is_value else form._replace(items=tuple(items))
 
 
 def _normal_listing(form: Listing) -> Form:
@@ -292,25 +323,29 @@ def _normal_listing(form: Listing) -> Form:
     if len(written) == 1:
         return normal(written[0])
     items = _in_blocks(_flat(_with_heads(written)))
-    names = [solved(item) if isinstance(item, Relation) and len(item.sides) == 2 else None for item in items]
-    heads = {name[0].split("_")[0] for name in names if name}
-    are_named = all(name or not isinstance(item, Relation) for name, item in zip(names, items, strict=True))
-    if names[0] and len(heads) == 1 and are_named:
-        items = [name[1] if name else item for name, item in zip(names, items, strict=True)]
+    # `x_1 = 1, x_2 = 3` and `x = 1, 3` -> `1, 3`, but `x = 1, y = 3` keeps its names
+    pairs = [solved(item) if isinstance(item, Relation) and len(item.sides) == 2 else None for item in items]
+    heads = {pair[0].split("_")[0] for pair in pairs if pair}
+    are_named = all(pair or not isinstance(item, Relation) for pair, item in zip(pairs, items, strict=True))
+    if pairs[0] and len(heads) == 1 and are_named:
+        items = [pair[1] if pair else item for pair, item in zip(pairs, items, strict=True)]
     total = total_of(items) if form.joint != "or" else None
     return total or Listing(tuple(items), form.joint)
 
 
 def total_of(items: Sequence[Form]) -> Quantity | None:
     """Return `2 hours and 30 minutes` as one quantity in hours; None if the items are not parts of one quantity."""
-    parts = [(item, units_of(item.unit)[0]) for item in items if isinstance(item, Quantity) and units_of(item.unit)]
-    if not len(parts) == len(items) > 1 or len({unit.dimension for _, unit in parts}) > 1:
+    quantities = [item for item in items if isinstance(item, Quantity) and units_of(item.unit)]
+    units = [units_of(quantity.unit)[0] for quantity in quantities]
+    if not len(quantities) == len(items) > 1 or len({unit.dimension for unit in units}) > 1:
         return None
-    if any(one.factor <= other.factor for (_, one), (_, other) in pairwise(parts)):
+    if any(larger.factor <= smaller.factor for larger, smaller in pairwise(units)):
         return None
-    (first, whole), *_ = parts
-    terms = [Apply("*", (Number(unit.factor / whole.factor), part.value)) for part, unit in parts]
-    return Quantity(Apply("+", tuple(terms)), first.unit, None)
+    terms = [
+        Apply("*", (Number(unit.factor / units[0].factor), quantity.value))
+        for quantity, unit in zip(quantities, units, strict=True)
+    ]
+    return Quantity(Apply("+", tuple(terms)), quantities[0].unit, None)
 
 
 def members_of(form: Form) -> Sequence[Form] | None:
@@ -335,21 +370,20 @@ def along_axes(form: Form, vector: Form) -> Sequence[Form] | None:
     if parts is None or not isinstance(form, Expression) or not variables(form) <= {*"ijk"[: len(parts)]}:
         return None
     axes = "ijk"[: len(parts)]
-    along = [at_point(form, {axis: Fraction(axis == one) for axis in axes}) for one in axes]
+    along = [at_point(form, {other: Fraction(other == axis) for other in axes}) for axis in axes]
     total = Apply("+", tuple(Apply("*", (Symbol(axis), part)) for axis, part in zip(axes, along, strict=True)))
     return along if len(axes) == len(parts) and same_value(total, form) else None
 
 
-def have_other_units(right: Form, given: Form) -> bool:
+def have_other_units(reference: Form, answer: Form) -> bool:
     """Return whether two quantities have units that do not convert to each other."""
-    one, other = as_quantity(right), as_quantity(given)
-    if one is None or other is None or not (one.unit and other.unit):
+    first, second = as_quantity(reference), as_quantity(answer)
+    if first is None or second is None or not (first.unit and second.unit):
         return False
-    return not any(conversions(a, b) for a in units_of(other.unit) for b in units_of(one.unit))
+    return not any(conversions(a, b) for a in units_of(second.unit) for b in units_of(first.unit))
 
 
 def converted(value: Expression, way: Conversion) -> Expression:
     """Return a value converted to a different unit."""
-    factor, shift = Number(way.factor, is_decimal(value)), Number(way.shift)
-    product = value if way.factor == 1 else Apply("*", (factor, value))
-    return product if way.shift == 0 else Apply("+", (product, shift))
+    product = value if way.factor == 1 else Apply("*", (Number(way.factor, is_decimal(value)), value))
+    return product if way.shift == 0 else Apply("+", (product, Number(way.shift)))

@@ -70,13 +70,15 @@ def spelled_number(text: str) -> Fraction | None:
     denominator = _DENOMINATORS.get(words[-1].removesuffix("s")) if words else None
     if denominator is None:
         return _whole(words)
-    *whole, top = words[:-1] or ["a"]
-    if "and" in whole:
-        at = whole.index("and")
-        parts = _whole(whole[:at]), _whole([*whole[at + 1 :], top])
+    *before, last = words[:-1] or ["a"]
+    if "and" in before:  # `two and a half`
+        at = before.index("and")
+        whole = _whole(before[:at])
+        numerator = _whole([*before[at + 1 :], last])
     else:
-        parts = None if whole else Fraction(0), _whole([top])
-    return None if parts[0] is None or parts[1] is None else parts[0] + parts[1] / denominator
+        whole = None if before else Fraction(0)
+        numerator = _whole([last])
+    return None if whole is None or numerator is None else whole + numerator / denominator
 
 
 def _whole(words: list[str]) -> Fraction | None:
@@ -85,17 +87,22 @@ def _whole(words: list[str]) -> Fraction | None:
         return Fraction(1)
     if not words or words[-1] in ("a", "an"):
         return None
-    total = part = 0
-    last, largest = 1_000, 10**15
+    total = 0  # of the parts before a magnitude: 2,000 in `two thousand three hundred`
+    part = 0
+    last = 1_000  # the word before must be larger: `twenty three`, but not `three twenty`
+    largest = 10**15
     for at, word in enumerate(words):
         number = 1 if at == 0 and word in ("a", "an") else NUMERALS.get(word)
         scale = MAGNITUDES.get(word)
         if number is not None and number < last and not 10 <= last < 20 and (number < 10 or last >= 100):
-            part, last = part + number, max(number, 1)
+            part += number
+            last = max(number, 1)
         elif word == "hundred" and 0 < part < 100:
-            part, last = part * 100, 100
+            part *= 100
+            last = 100
         elif scale and word != "hundred" and part and scale < largest:
-            total, part, last, largest = total + part * scale, 0, 1_000, scale
+            total += part * scale
+            part, last, largest = 0, 1_000, scale
         elif not (word == "and" and 0 < at < len(words) - 1):
             return None
     return Fraction(total + part)

@@ -78,7 +78,7 @@ def at_changes(
     expressions: Sequence[Expression], names: Sequence[str], whole: Collection[str], fixed: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Yield points on each side of all breaks, variable by variable, then for all together; none without breaks."""
-    parts = [part for one in expressions for part in walk(one) if isinstance(part, Apply)][::-1]
+    parts = [part for expression in expressions for part in walk(expression) if isinstance(part, Apply)][::-1]
     changes = list(dict.fromkeys(change for part in parts[-_MAX_PARTS:] for change in _changes(part)))
     if not (changes and names):
         return
@@ -139,8 +139,8 @@ def _changes(part: Apply) -> Iterator[_Change]:
         if power is None or power.denominator != 1:
             yield from _if_open(first, _ZERO)
     elif operation in ("max", "min"):
-        for one, other in combinations(arguments[:6], 2):
-            yield from _if_open(Apply("+", (one, Apply("-", (other,)))), _ZERO)
+        for first, second in combinations(arguments[:6], 2):
+            yield from _if_open(Apply("+", (first, Apply("-", (second,)))), _ZERO)
     elif operation in _STEPS:
         yield from _if_open(first if operation != "mod" else Apply("/", arguments), _FIRST_STEPS, is_jump=True)
     elif operation in INTEGER_FUNCTIONS:
@@ -156,24 +156,24 @@ def _if_open(argument: Expression, levels: tuple[Fraction, ...], is_jump: bool =
 
 def _breaks(changes: Sequence[_Change], name: str, point: Mapping[str, Any]) -> _Breaks:
     """Return the numbers where a variable changes a formula, from inner changes to outer."""
-    found: set[Fraction] = set()
+    breaks: set[Fraction] = set()
     jumps: set[Fraction] = set()
     are_all = True
     for change in changes:
         if name not in variables(change.argument):
             continue
-        ends = sorted(found)
+        ends = sorted(breaks)
         new: set[Fraction] = set()
         for low, high in pairwise([None, *ends, None]):
             roots = _roots(change, low, high, name, point)
             are_all = are_all and roots is not None
             new.update(roots or ())
-        if len(found | new) > _MAX_BREAKS:
+        if len(breaks | new) > _MAX_BREAKS:
             are_all = False
             break
-        found |= new
+        breaks |= new
         jumps |= new if change.is_jump else set()
-    return _Breaks(sorted(found), sorted(jumps), are_all)
+    return _Breaks(sorted(breaks), sorted(jumps), are_all)
 
 
 def _roots(
@@ -238,7 +238,7 @@ def _outer(ends: Sequence[Fraction]) -> list[tuple[Fraction, int]]:
 
 
 def _whole_beside(breaks: _Breaks, signed: bool, most: int | None) -> list[Fraction]:
-    """Return whole numbers next to the breaks, and large ones up to a bound; negative ones only if `signed`."""
+    """Return whole numbers next to the breaks and large ones up to a bound, negative ones only if `signed`."""
     beside = {floor(end) + step for end in breaks.at for step in (-1, 0, 1, 2)} | {ceil(2 * end) for end in breaks.at}
     sizes = [] if most else [*map(floor, _far(breaks)), 10**6 + 3]
     signs = (1, -1) if signed else (1,)

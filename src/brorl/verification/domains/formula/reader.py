@@ -30,7 +30,7 @@ class TokenReader:
         self.taken = 0  # characters taken from it
 
     def peek(self, ahead: int = 0) -> Token:
-        """Return a token without taking it; for a partly taken name, return its next letter."""
+        """Return a token without taking it. For a partly taken name, return its next letter."""
         try:
             token = self.tokens[self.at + ahead]
         except IndexError:
@@ -46,7 +46,8 @@ class TokenReader:
             token = token._replace(text=token.text[:length])
         self.taken += len(token.text)
         if self.taken == len(self.tokens[self.at].text):
-            self.at, self.taken = self.at + 1, 0
+            self.at += 1
+            self.taken = 0
         return token
 
     def take_letter(self) -> Token:
@@ -87,7 +88,8 @@ class TokenReader:
         """Take a brace group or one character (with `whole`, one token), and return its text without spaces."""
         token = self.peek()
         if token.text == "{":
-            start, end = self.at + 1, closing_brace(self.tokens, self.at)
+            start = self.at + 1
+            end = closing_brace(self.tokens, self.at)
             if end is None:
                 raise UnreadableError("a group does not close")
             self.at = end + 1

@@ -189,7 +189,8 @@ class _Lexer:
         text, at = self.text, self.at
         char = text[at]
         if char.isspace() or char == "$":
-            self.is_spaced, self.at = True, at + 1
+            self.is_spaced = True
+            self.at += 1
         elif char == "\\":
             self._command()
         elif char.isascii() and (char.isdigit() or (char == "." and text[at + 1 : at + 2].isdigit())):
@@ -253,7 +254,7 @@ class _Lexer:
             self._add("command", f"\\{name}")
 
     def _font(self, is_upright: bool) -> None:
-        r"""Begin an upright text group; after other fonts such as `\mathbf`, the group is ordinary."""
+        r"""Begin an upright text group. After other fonts such as `\mathbf`, the group is ordinary."""
         brace = re.compile(r"\s*\{").match(self.text, self.at)
         if is_upright and brace:
             self.at = brace.end()
@@ -272,10 +273,10 @@ _HYPHEN = re.compile(r"(?<=\w)-(?=\w)")
 
 
 def words_of(tokens: Sequence[Token]) -> str:
-    """Return tokens as words separated by single spaces; formulas have no spaces."""
+    """Return tokens as words separated by single spaces. Formulas have no spaces."""
     kept = [token for token in tokens if token.text not in ("{", "}", '"')]
     pairs = zip([END, *kept], kept, strict=False)
-    kept = [one for before, one in pairs if before.kind != "number" or one.text not in ORDINAL_ENDINGS]
+    kept = [token for before, token in pairs if before.kind != "number" or token.text not in ORDINAL_ENDINGS]
     if all(token.kind in ("name", "number") or token.text in "-'.,!?():" for token in kept):
         text = _HYPHEN.sub(" ", written(kept)).replace("(", " ").replace(")", " ")
         text = " ".join(text.split()).strip(" .,!")

@@ -34,50 +34,54 @@ _CLEAR, _TINY = mp.mpf(10) ** -12, mp.mpf(10) ** -20
 _INFINITE_PARTS = 2  # only a sign and infinity, no arithmetic with infinity
 
 
-def same_value(right: Expression, given: Expression, is_complex: bool = False) -> bool:
-    """Return whether two expressions are equal wherever the first is real; `is_complex`: i is the imaginary unit."""
+def same_value(reference: Expression, answer: Expression, is_complex: bool = False) -> bool:
+    """Return whether two expressions are equal wherever the first is real. `is_complex`: i is the imaginary unit."""
     fixed = {IMAGINARY: mp.mpc(0, 1)} if is_complex else {}
-    names = sorted((variables(right) | variables(given)) - fixed.keys())
-    for base in [mp.e, mp.mpf(10)] if Symbol(LOG) in (*walk(right), *walk(given)) else [mp.e]:
+    names = sorted((variables(reference) | variables(answer)) - fixed.keys())
+    for base in [mp.e, mp.mpf(10)] if Symbol(LOG) in (*walk(reference), *walk(answer)) else [mp.e]:
         try:
             point = {**fixed, LOG: base}
-            if _same_at_points(right, given, names, point) if names else _same_number(right, given, point):
+            if _same_at_points(reference, answer, names, point) if names else _same_number(reference, answer, point):
                 return True
         except UndefinedError:
             pass
     return False
 
 
-def _same_number(right: Expression, given: Expression, fixed: Mapping[str, Any]) -> bool:
+def _same_number(reference: Expression, answer: Expression, fixed: Mapping[str, Any]) -> bool:
     """Return whether numbers are equal, or one rounds the other to six decimals (below 1/1000: to three digits)."""
-    right, given = _without_common_terms(right, given)
-    values, decimals = [exact_value(right), exact_value(given)], [is_decimal(right), is_decimal(given)]
-    if values[0] == values[1] if None not in values else _equal(right, given, fixed, _MANY_DIGITS):
+    reference, answer = _without_common_terms(reference, answer)
+    values = [exact_value(reference), exact_value(answer)]
+    decimals = [is_decimal(reference), is_decimal(answer)]
+    if values[0] == values[1] if None not in values else _equal(reference, answer, fixed, _MANY_DIGITS):
         return True
     if not any(decimals):
         return False
     with mp.workdps(_DIGITS):
-        pairs = zip(values, (right, given), strict=True)
-        one, other = (_as_decimal(value_at(form, fixed)) if value is None else value for value, form in pairs)
-    is_whole = [value.denominator == 1 for value in (one, other)]
-    if 0 in (one, other) or (is_whole[0] and not decimals[0]) or (is_whole[1] and not decimals[1]):
+        pairs = zip(values, (reference, answer), strict=True)
+        first, second = (_as_decimal(value_at(form, fixed)) if value is None else value for value, form in pairs)
+    is_whole = [value.denominator == 1 for value in (first, second)]
+    if 0 in (first, second) or (is_whole[0] and not decimals[0]) or (is_whole[1] and not decimals[1]):
         return False
-    if abs(one) < _SMALL:
-        return abs(one - other) <= _HALF_UNIT * Fraction(10) ** (_exponent(min(abs(one), abs(other))) - 2)
-    return round(one * 10**6) == round(other * 10**6)
+    if abs(first) < _SMALL:
+        return abs(first - second) <= _HALF_UNIT * Fraction(10) ** (_exponent(min(abs(first), abs(second))) - 2)
+    return round(first * 10**6) == round(second * 10**6)
 
 
-def _without_common_terms(right: Expression, given: Expression) -> tuple[Expression, Expression]:
+def _without_common_terms(reference: Expression, answer: Expression) -> tuple[Expression, Expression]:
     """Return two sums without shared terms, which may be so large that the rest is lost in rounding."""
-    terms = [[*one.arguments] if isinstance(one, Apply) and one.operation == "+" else [one] for one in (right, given)]
+    terms = [
+        [*form.arguments] if isinstance(form, Apply) and form.operation == "+" else [form]
+        for form in (reference, answer)
+    ]
     if max(map(len, terms)) == 1:
-        return right, given
+        return reference, answer
     for term in [*terms[0]]:
         if term in terms[1]:
             terms[0].remove(term)
             terms[1].remove(term)
-    one, other = (Apply("+", tuple(left)) if left else Number(Fraction(0)) for left in terms)
-    return one, other
+    first, second = (Apply("+", tuple(left)) if left else Number(Fraction(0)) for left in terms)
+    return first, second
 
 
 def _as_decimal(value: Any) -> Fraction:
@@ -96,28 +100,28 @@ def _exponent(value: Fraction) -> int:
     return power
 
 
-def _same_at_points(right: Expression, given: Expression, names: list[str], fixed: Mapping[str, Any]) -> bool:
+def _same_at_points(reference: Expression, answer: Expression, names: list[str], fixed: Mapping[str, Any]) -> bool:
     """Return whether two formulas are equal at random points and on each side of every break."""
-    are_whole = any(isinstance(one, Apply) and one.operation in INTEGER_FUNCTIONS for one in walk(right))
+    are_whole = any(isinstance(part, Apply) and part.operation in INTEGER_FUNCTIONS for part in walk(reference))
     whole = {name for name in names if are_whole or (name[0] in WHOLE_NUMBERS and IMAGINARY not in fixed)}
-    parts = [right, *may_be_complex(right)]
+    parts = [reference, *may_be_complex(reference)]
     agree: dict[bool, list[bool]] = {True: [], False: []}  # by whether the reference is real at a point
     for near in near_zero(names, whole):
         point = {**fixed, **near}
         if (is_real := _is_real(parts, point)) is None:
             continue
         try:
-            agree[is_real].append(_equal(right, given, point, _DIGITS_AT_POINTS))
+            agree[is_real].append(_equal(reference, answer, point, _DIGITS_AT_POINTS))
         except UndefinedError:
             agree[is_real].append(False)
         if is_real and not agree[True][-1]:
             return False
     if IMAGINARY in fixed:
         return _all(agree[True])
-    points = ({**fixed, **beside} for beside in at_changes((right, given), names, whole, fixed))
+    points = ({**fixed, **beside} for beside in at_changes((reference, answer), names, whole, fixed))
     if agree[True]:
-        return not any(_differ(right, given, point) and _is_real(parts, point) for point in points)
-    real = [_equal_or_gap(right, given, point) for point in points if _is_real(parts, point)]
+        return not any(_differ(reference, answer, point) and _is_real(parts, point) for point in points)
+    real = [_equal_or_gap(reference, answer, point) for point in points if _is_real(parts, point)]
     compared = [equal for equal in real if equal is not None]
     return _all(compared or agree[False])
 
@@ -126,23 +130,23 @@ def _all(compared: list[bool]) -> bool:
     return bool(compared) and all(compared)
 
 
-def _differ(right: Expression, given: Expression, point: Mapping[str, Any]) -> bool:
+def _differ(reference: Expression, answer: Expression, point: Mapping[str, Any]) -> bool:
     """Return whether values clearly differ. Far from 0 a formula may lose digits, and an answer may have gaps."""
     with mp.workdps(_DIGITS):
         try:
-            one, other = value_at(right, point), value_at(given, point)
+            first, second = value_at(reference, point), value_at(answer, point)
         except UndefinedError:
             return False
-        size = max(abs(one), abs(other))
-        return bool(mp.isfinite(size) and size > _TINY and abs(one - other) > size * _CLEAR)
+        size = max(abs(first), abs(second))
+        return bool(mp.isfinite(size) and size > _TINY and abs(first - second) > size * _CLEAR)
 
 
-def _equal_or_gap(right: Expression, given: Expression, point: Mapping[str, Any]) -> bool | None:
+def _equal_or_gap(reference: Expression, answer: Expression, point: Mapping[str, Any]) -> bool | None:
     """Return whether two values are equal; None if either is infinite or undefined, such as at a removable pole."""
     try:
         with mp.workdps(_DIGITS):
-            are_finite = mp.isfinite(value_at(right, point)) and mp.isfinite(value_at(given, point))
-        return _equal(right, given, point, _DIGITS_AT_POINTS) if are_finite else None
+            are_finite = mp.isfinite(value_at(reference, point)) and mp.isfinite(value_at(answer, point))
+        return _equal(reference, answer, point, _DIGITS_AT_POINTS) if are_finite else None
     except UndefinedError:
         return None
 
@@ -165,52 +169,51 @@ def _is_real(parts: Sequence[Expression], point: Mapping[str, Any]) -> bool | No
     return True
 
 
-def _equal(right: Expression, given: Expression, point: Mapping[str, Any], digits: int) -> bool:
+def _equal(reference: Expression, answer: Expression, point: Mapping[str, Any], digits: int) -> bool:
     """Return whether two values stay equal, apart from rounding, when computed with more digits."""
     with mp.workdps(_DIGITS):
-        one, other = value_at(right, point), value_at(given, point)
-        if mp.isinf(one) or mp.isinf(other):
-            return bool(one == other) and len([*walk(given)]) <= _INFINITE_PARTS
-        coarse, size = abs(one - other), max(abs(one), abs(other))
+        first, second = value_at(reference, point), value_at(answer, point)
+        if mp.isinf(first) or mp.isinf(second):
+            return bool(first == second) and len([*walk(answer)]) <= _INFINITE_PARTS
+        coarse, size = abs(first - second), max(abs(first), abs(second))
         if coarse > size * _CLEAR and size > _TINY:
             return False
     with mp.workdps(digits):
-        one, other = value_at(right, point), value_at(given, point)
-        fine, size = abs(one - other), max(abs(one), abs(other))
+        first, second = value_at(reference, point), value_at(answer, point)
+        fine, size = abs(first - second), max(abs(first), abs(second))
         if fine == 0 or fine <= size * mp.mpf(10) ** int(-0.8 * digits):
             return True
         return bool(fine <= coarse * mp.mpf(10) ** int(-0.7 * (digits - _DIGITS)))
 
 
-def within(right: Expression, given: Expression, tolerance: Fraction, are_counts: bool) -> bool | None:
+def within(reference: Expression, answer: Expression, tolerance: Fraction, are_counts: bool) -> bool | None:
     """Return whether numbers agree within a relative tolerance (whole counts: exactly); None if one has no value."""
-    values = _value(right, mp.mpf(10)), _value(given, mp.mpf(10))
-    if None in values:
+    first, second = _value(reference, mp.mpf(10)), _value(answer, mp.mpf(10))
+    if first is None or second is None:
         return None
-    first, second = exact_value(right), exact_value(given)
-    if first is not None and second is not None:
-        tolerance = Fraction(0) if are_counts and first.denominator == second.denominator == 1 else tolerance
-        return abs(first - second) <= tolerance * abs(first)
+    exact, other_exact = exact_value(reference), exact_value(answer)
+    if exact is not None and other_exact is not None:
+        tolerance = Fraction(0) if are_counts and exact.denominator == other_exact.denominator == 1 else tolerance
+        return abs(exact - other_exact) <= tolerance * abs(exact)
     with mp.workdps(_DIGITS):
-        one, other = values
-        most = abs(one) * tolerance.numerator / tolerance.denominator
-        return bool(mp.isfinite(one) and mp.isfinite(other) and abs(one - other) <= most)
+        most = abs(first) * tolerance.numerator / tolerance.denominator
+        return bool(mp.isfinite(first) and mp.isfinite(second) and abs(first - second) <= most)
 
 
 def is_rounded(precise: Expression, decimal: Expression) -> bool:
     r"""Return whether a decimal is a number truncated or rounded to the decimal's digits: `\pi \approx 3.14`."""
-    one, other = _value(precise), _value(decimal)
-    if one is None or other is None:
+    exact, rounded = _value(precise), _value(decimal)
+    if exact is None or rounded is None:
         return False
     value = exact_value(decimal)
     with mp.workdps(_DIGITS):
-        difference, size = abs(one - other), abs(other)
+        difference, size = abs(exact - rounded), abs(rounded)
         if value is None or value == 0 or isinstance(decimal, Apply):
             return bool(difference <= size / 100)
         first = -floor(mp.log10(size)) if value.denominator == 1 else 0
         places = next((k for k in range(first, 60) if (value * Fraction(10) ** k).denominator == 1), 60)
         unit = mp.mpf(10) ** -places
-        return bool(difference <= unit / 2 or (difference < unit and size <= abs(one)))
+        return bool(difference <= unit / 2 or (difference < unit and size <= abs(exact)))
 
 
 def order_key(expression: Expression) -> Any:
@@ -229,7 +232,7 @@ def place_of(form: object) -> tuple[float, ...]:
             return (inf,)
         return float(f"{value.real:.9e}"), float(f"{value.imag:.9e}")
     parts = form if isinstance(form, tuple) else ()
-    return tuple(number for part in parts for number in place_of(part))
+    return tuple(key for part in parts for key in place_of(part))
 
 
 def _value(expression: Expression, base: Any = mp.e) -> Any:
@@ -247,19 +250,20 @@ def at_point(expression: Expression, point: dict[str, Fraction]) -> Expression:
         return Number(point[expression.name]) if expression.name in point else expression
     if isinstance(expression, Apply):
         head = expression.arguments[:1] if expression.operation == "call" else ()
-        others = expression.arguments[len(head) :]
-        return Apply(expression.operation, (*head, *(at_point(one, point) for one in others)))
+        rest = expression.arguments[len(head) :]
+        return Apply(expression.operation, (*head, *(at_point(argument, point) for argument in rest)))
     return expression
 
 
-def is_multiple(right: Expression, given: Expression, is_positive: bool, is_complex: bool) -> bool:
+def is_multiple(reference: Expression, answer: Expression, is_positive: bool, is_complex: bool) -> bool:
     """Return whether one expression is a constant times the other."""
-    point = {name: Fraction(1_009 + 97 * k, 613) for k, name in enumerate(sorted(variables(right)))}
+    point = {name: Fraction(1_009 + 97 * k, 613) for k, name in enumerate(sorted(variables(reference)))}
     try:
-        ratio = value_at(given, point) / value_at(right, point)
+        ratio = value_at(answer, point) / value_at(reference, point)
     except (UndefinedError, ZeroDivisionError, KeyError):
         return False
     if ratio == 0 or (is_positive and not ratio > 0):
         return False
-    one, other = Apply("*", (right, at_point(given, point))), Apply("*", (given, at_point(right, point)))
-    return same_value(one, other, is_complex)
+    first = Apply("*", (reference, at_point(answer, point)))
+    second = Apply("*", (answer, at_point(reference, point)))
+    return same_value(first, second, is_complex)

@@ -144,16 +144,16 @@ def is_beside_unit(token: Token) -> bool:
     return token.kind == "name" and (token.is_upright or _WORD_AFTER_UNIT.fullmatch(token.text) is not None)
 
 
-def same_beside(right: str, given: str) -> bool:
-    """Return whether the words after two measured values agree; the answer must have the reference's direction."""
-    if not right:
-        first = _WORD.match(given)
+def same_beside(reference: str, answer: str) -> bool:
+    """Return whether the words after two measured values agree. The answer must have the reference's direction."""
+    if not reference:
+        first = _WORD.match(answer)
         return first is not None and first[0] in _OF_SENTENCE
-    one, other = (
+    words, answer_words = (
         [word.rstrip("s") for word in text.casefold().split() if word not in _WITHOUT_MEANING]
-        for text in (right, given)
+        for text in (reference, answer)
     )
-    return one == other or (not given and _SIGNS.isdisjoint(_WORD.findall(right.casefold())))
+    return words == answer_words or (not answer and _SIGNS.isdisjoint(_WORD.findall(reference.casefold())))
 
 
 def are_names(text: str) -> bool:
@@ -165,25 +165,25 @@ _ARTICLES = frozenset({"a", "an", "the"})
 _SHOUTED = _words("YES NO TRUE FALSE NONE EVEN ODD DNE NEITHER BOTH AM PM")
 
 
-def are_same_words(right: str, given: str) -> bool:
-    """Return whether texts are equal word by word; case matters only in letters that are not a word, such as `BDAC`."""
-    if "\\" in right:
-        return right == given
-    ours, theirs = (_without_article(text.split()) for text in (right, given))
-    if not (ours and theirs):
-        return right == given
-    return len(ours) == len(theirs) and all(map(_is_same_word, ours, theirs))
+def are_same_words(reference: str, answer: str) -> bool:
+    """Return whether texts are equal word by word. Case matters only in letters that are not a word, such as `BDAC`."""
+    if "\\" in reference:
+        return reference == answer
+    words, answer_words = (_without_article(text.split()) for text in (reference, answer))
+    if not (words and answer_words):
+        return reference == answer
+    return len(words) == len(answer_words) and all(map(_is_same_word, words, answer_words))
 
 
 def _without_article(words: list[str]) -> list[str]:
     return words[1:] if len(words) > 1 and words[0].casefold() in _ARTICLES else words
 
 
-def _is_same_word(right: str, given: str) -> bool:
-    is_word = right in _SHOUTED or right[1:] != right[1:].upper()
-    return right == given or (is_word and right.casefold() == given.casefold())
+def _is_same_word(reference: str, answer: str) -> bool:
+    is_word = reference in _SHOUTED or reference[1:] != reference[1:].upper()
+    return reference == answer or (is_word and reference.casefold() == answer.casefold())
 
 
-def are_two_factors(right: str, given: str) -> bool:
+def are_two_factors(reference: str, answer: str) -> bool:
     """Return whether texts are the same two capitals in either order: `IR` and `RI` are one product."""
-    return re.fullmatch("[A-Z]{2}", right) is not None and right not in _SHOUTED and right == given[::-1]
+    return re.fullmatch("[A-Z]{2}", reference) is not None and reference not in _SHOUTED and reference == answer[::-1]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -47,13 +47,13 @@ def takes(function: Function) -> list[str]:
         return [RESPONSE, REFERENCE, PROMPT]
     if trainer == "OpenRLHF":
         parameters = signature(function).parameters
-        if unknown := [name for name, one in parameters.items() if _is_required(one) and name not in _OF_OPENRLHF]:
-            raise ValueError(f"it is unclear what to pass as its parameter {unknown[0]!r}")
+        for name, parameter in parameters.items():
+            if _is_required(parameter) and name not in _OF_OPENRLHF:
+                raise ValueError(f"it is unclear what to pass as its parameter {name!r}")
         return [RESPONSE, REFERENCE, TEXT]
     roles = _roles(function)
-    placed = dict.fromkeys(roles)
     try:  # a wrapper may take different arguments from the wrapped function
-        args, named = _arguments(function, placed)
+        args, named = _arguments(function, dict.fromkeys(roles))
         inspect.signature(function, follow_wrapped=False).bind(*args, **named)
     except TypeError as error:
         raise ValueError(f"its decorator does not take these arguments ({error})") from None
@@ -61,17 +61,18 @@ def takes(function: Function) -> list[str]:
 
 
 def called(function: Function, given: Mapping[str, Any]) -> Any:
-    """Call a function on one response, and return its value; from a trainer's list of rewards, the only reward."""
+    """Call a function on one response, and return its value or, from a trainer's list, the only reward."""
     trainer = _trainer(function)
     if trainer == "TRL":
-        return _one(result(function(**_trl_arguments(function, given))))
+        return _only(result(function(**_trl_arguments(function, given))))
     if trainer == "OpenRLHF":
         text = given[TEXT]
         lists = dict(zip(_OF_OPENRLHF, ([text + given[RESPONSE]], [text], [given[REFERENCE]]), strict=True))
         names = signature(function).parameters
         value = result(function(**{name: values for name, values in lists.items() if name in names}))
-        return _one(value["rewards"] if isinstance(value, Mapping) and "rewards" in value else value)
-    roles, row = _roles(function), {}
+        return _only(value["rewards"] if isinstance(value, Mapping) and "rewards" in value else value)
+    roles = _roles(function)
+    row = {}
     if len(columns_of_verl(function)) > 1:  # the answer column can contain verl's other columns too
         row = _object(given[REFERENCE])
         row = row if "ground_truth" in row else {}
@@ -107,12 +108,11 @@ def _runner() -> asyncio.Runner:
 def signature(function: Function) -> inspect.Signature:
     """Return a function's signature; for a wrapper that takes any arguments, the signature of the wrapped function."""
     while True:
-        found = inspect.signature(function, follow_wrapped=False)
-        is_open = any(
-            one.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) for one in found.parameters.values()
-        )
+        outer = inspect.signature(function, follow_wrapped=False)
+        kinds = {parameter.kind for parameter in outer.parameters.values()}
+        is_open = not kinds.isdisjoint((Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD))
         if not is_open or not hasattr(function, "__wrapped__"):
-            return found
+            return outer
         function = function.__wrapped__
 
 
@@ -155,32 +155,41 @@ def _roles(function: Function) -> dict[str, str]:
         parameters = signature(function).parameters
     except (TypeError, ValueError) as error:
         raise ValueError(f"its parameters cannot be read ({error})") from None
-    for name in parameters:
-        if name.endswith("s") and _role(name[:-1]) == RESPONSE and _role(name) is None:
-            raise ValueError(f"its parameter {name!r} is a list, but it is called on one response")
-    if any(one.kind is Parameter.VAR_POSITIONAL for one in parameters.values()) and len(parameters) <= 2:
-        raise ValueError("it takes any number of arguments; if a decorator made it, use functools.wraps there")
-    places = {name: one for name, one in parameters.items() if one.kind in _BY_POSITION}
-    needed = [name for name, one in parameters.items() if _is_required(one)]
-    stated: dict[str, str] = {}  # role -> the first parameter whose name indicates it
-    for name in [*needed, *places]:
-        if role := _role(name):
-            stated.setdefault(role, name)
-    roles = {name: role for role, name in stated.items()}
-    required = [name for name in needed if name in places]
-    # If no name indicates a role, the third parameter is the question.
-    for role, candidates in (
-        (RESPONSE, [*required, *places]),
-        (REFERENCE, [*required, *places]),
-        (PROMPT, [] if roles else required),
-    ):
-        free = [name for name in candidates if name not in roles and not _role(name) and role not in roles.values()]
-        roles |= {free[0]: role} if free else {}
-    if doubtful := [name for name in needed if name not in roles]:
+    _check_takes_one_response(parameters)
+    required = [name for name, parameter in parameters.items() if _is_required(parameter)]
+    positional = [name for name, parameter in parameters.items() if parameter.kind in _BY_POSITION]
+    roles = _named_roles([*required, *positional])
+    # Other parameters are the missing roles in order. The third is the question if it is required and no name has a
+    # role: `a, b, c` is response, reference, prompt, but in `a, b, c=1`, c is an option.
+    missing = [role for role in (RESPONSE, REFERENCE) if role not in roles.values()]
+    if not roles and {*positional[2:3]} <= {*required}:
+        missing.append(PROMPT)
+    unnamed = [name for name in positional if not _role(name)]
+    roles |= zip(unnamed, missing, strict=False)
+    if doubtful := [name for name in required if name not in roles]:
         raise ValueError(f"it is unclear what to pass as its parameter {doubtful[0]!r}")
     if RESPONSE not in roles.values() or not {REFERENCE, PROMPT} & {*roles.values()}:
         raise ValueError("its parameters do not name a response and a reference")
     return {name: roles[name] for name in parameters if name in roles}
+
+
+def _check_takes_one_response(parameters: Mapping[str, Parameter]) -> None:
+    for name in parameters:
+        if name.endswith("s") and _role(name[:-1]) == RESPONSE and _role(name) is None:
+            raise ValueError(f"its parameter {name!r} is a list, but it is called on one response")
+    kinds = [parameter.kind for parameter in parameters.values()]
+    if Parameter.VAR_POSITIONAL in kinds and len(kinds) <= 2:
+        raise ValueError("it takes any number of arguments; if a decorator made it, use functools.wraps there")
+
+
+def _named_roles(names: Iterable[str]) -> dict[str, str]:
+    """Return the roles that names indicate, each for the first such name."""
+    roles: dict[str, str] = {}
+    for name in names:
+        role = _role(name)
+        if role and role not in roles.values():
+            roles[name] = role
+    return roles
 
 
 def _is_required(parameter: Parameter) -> bool:
@@ -192,8 +201,8 @@ def _arguments(function: Function, value_of: Mapping[str, Any]) -> tuple[list[An
     """Return the arguments by position, and by name after a parameter without a value."""
     args: list[Any] = []
     by_name: dict[str, Any] = {}
-    for place, (name, one) in enumerate(signature(function).parameters.items()):
-        if name in value_of and one.kind in _BY_POSITION and place == len(args):
+    for place, (name, parameter) in enumerate(signature(function).parameters.items()):
+        if name in value_of and parameter.kind in _BY_POSITION and place == len(args):
             args.append(value_of[name])
         elif name in value_of:
             by_name[name] = value_of[name]
@@ -202,11 +211,11 @@ def _arguments(function: Function, value_of: Mapping[str, Any]) -> tuple[list[An
 
 def _columns(parameters: Mapping[str, Parameter]) -> list[str]:
     """Return the parameters of a function with TRL's signature that are data columns."""
-    kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    known = ("completions", "prompts", "completion_ids", "trainer_state")
     if "completions" not in parameters:
         return []
-    return [name for name, one in parameters.items() if name not in known and one.kind in kinds]
+    kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    no_columns = ("completions", "prompts", "completion_ids", "trainer_state")
+    return [name for name, parameter in parameters.items() if name not in no_columns and parameter.kind in kinds]
 
 
 def _trl_arguments(function: Function, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,16 +229,17 @@ def _trl_arguments(function: Function, given: Mapping[str, Any]) -> dict[str, An
     """
     response, reference, prompt = given[RESPONSE], given[REFERENCE], given[PROMPT]
     as_messages = given["as_messages"]
-    known: dict[str, Any] = {
+    always: dict[str, Any] = {
         "completions": [[{"role": "assistant", "content": response}] if as_messages else response],
         "prompts": [[{"role": "user", "content": prompt}] if as_messages else prompt],
         "completion_ids": [[]],
         "trainer_state": None,
     }
     parameters = signature(function).parameters
-    columns, required = _columns(parameters), required_columns(function)
+    columns = _columns(parameters)
+    required = required_columns(function)
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    arguments = {name: value for name, value in known.items() if open_ended or name in parameters}
+    arguments = {name: value for name, value in always.items() if open_ended or name in parameters}
     if len(required) > 1:
         row = _object(reference)
         if not set(required) <= set(row):
@@ -254,7 +264,7 @@ def _object(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _one(rewards: Any) -> Any:
+def _only(rewards: Any) -> Any:
     """Return the only reward in a list, an array or a tensor."""
     if hasattr(rewards, "tolist"):
         rewards = rewards.tolist()

@@ -50,7 +50,8 @@ class Confinement:
         _limit(resource.RLIMIT_CORE, 0)
         if self._linux:
             libc = ctypes.CDLL(None, use_errno=True)
-            self._prctl, self._capset = libc.prctl, libc.capset
+            self._prctl = libc.prctl
+            self._capset = libc.capset
             self._prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
         if self._linux and not self.confined:
             self._must(_PR_SET_CHILD_SUBREAPER, 1)  # the server inherits what its processes leave behind
@@ -149,7 +150,7 @@ def _descriptor_bytes() -> int:
 
 
 def _limit(which: int, soft: int, hard: int | None = None) -> None:
-    """Lower a soft and hard limit; never raise a hard limit."""
+    """Lower a soft and hard limit. Never raise a hard limit."""
     maximum = resource.getrlimit(which)[1]
     hard = soft if hard is None else hard
     hard = hard if maximum == resource.RLIM_INFINITY else min(hard, maximum)

@@ -90,7 +90,7 @@ def _extension_files() -> dict[str, str]:
 
 
 def _load(path: str) -> int | None:
-    """Load a library without running module code; return its handle, or None if it cannot be loaded."""
+    """Load a library without running module code, and return its handle, or None if it cannot be loaded."""
     with contextlib.suppress(OSError):
         return ctypes.CDLL(path)._handle
     return None
@@ -111,7 +111,7 @@ def _mapped() -> set[str]:
     """Return the paths of the libraries that this process has loaded."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         lines = [line.rstrip("\n").split(maxsplit=5) for line in file]
-    return {parts[5] for parts in lines if len(parts) == 6 and "x" in parts[1] and parts[5].startswith("/")}
+    return {fields[5] for fields in lines if len(fields) == 6 and "x" in fields[1] and fields[5].startswith("/")}
 
 
 class _Memory:
@@ -202,7 +202,7 @@ def main() -> None:
 
 
 def _die_with_parent(lifeline: int) -> None:
-    """Make the kernel kill this process when its parent closes the lifeline; exit now if the parent has ended.
+    """Make the kernel kill this process when its parent closes the lifeline. Exit now if the parent has ended.
 
     PDEATHSIG does not help: the kernel sends it as soon as the thread that started this process ends.
     """
@@ -280,7 +280,7 @@ class _Server:
         _signal(pid, signal.SIGKILL)
 
     def _receive(self) -> bool:
-        """Handle one message; return False if the parent has closed the socket."""
+        """Handle one message and return False if the parent has closed the socket."""
         data, descriptors, _, _ = socket.recv_fds(self._control, 4096, 8)
         if not data:
             return False
@@ -359,7 +359,7 @@ class _Server:
             )
 
     def _end_group(self, pid: int) -> None:
-        """Kill what an unconfined process leaves behind; confined processes cannot start others."""
+        """Kill what an unconfined process leaves behind. Confined processes cannot start others."""
         if not self._confinement.confined:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)

@@ -27,7 +27,7 @@ _ERROR_CHARACTERS = 280
 
 
 class Functions:
-    """The functions that a trusted process has imported; coroutines run in one event loop.
+    """The functions that a trusted process has imported. Coroutines run in one event loop.
 
     The limit applies to private writable memory, because libraries reserve far more address space than they use.
     """
@@ -38,11 +38,12 @@ class Functions:
         self._memory_bytes = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (self._memory_bytes, self._memory_bytes))
         os.environ[IN_A_WORKER] = "1"
-        self._pid, self._loaded_bytes = os.getpid(), 0
+        self._pid = os.getpid()
+        self._loaded_bytes = 0
         self._functions: dict[str, Callable[..., object]] = {}
 
     def load(self, *names: str | None) -> str | None:
-        """Import functions that have not been imported yet; return the first problem, or None."""
+        """Import functions that have not been imported yet, and return the first problem, or None."""
         for name in names:
             if name is None or name in self._functions:
                 continue
@@ -63,7 +64,8 @@ class Functions:
         """
         text = problem = None
         try:
-            function, values = self._functions[name], json.loads(arguments)
+            function = self._functions[name]
+            values = json.loads(arguments)
             text = _encode(self._functions[through](function, *values) if through else _called(function, values))
         except MemoryError:
             os._exit(EXIT_OUT_OF_MEMORY)
@@ -77,7 +79,7 @@ class Functions:
 
 
 def _called(function: Callable[..., object], arguments: Any) -> object:
-    """Call a function on values in order, or a user's on values by role; without values, return the roles it takes."""
+    """Call a function on values in order, or a user's on values by role. Without values, return the roles it takes."""
     if arguments is None:
         try:
             return {"takes": takes(function)}

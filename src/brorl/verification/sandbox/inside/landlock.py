@@ -45,7 +45,7 @@ class Ruleset:
     def __init__(self, directories: Sequence[str]) -> None:
         self._syscall = ctypes.CDLL(None, use_errno=True).syscall
         version = landlock_version()
-        added = [parts for since, parts in _ADDED.items() if since <= version]
+        added = [rights for since, rights in _ADDED.items() if since <= version]
         files, network, scopes, self._flags = map(sum, zip(*added, strict=True)) if added else (0, 0, 0, 0)
         attributes = struct.pack("=QQQ", files, network, scopes)  # struct landlock_ruleset_attr
         size = 24 if version >= 6 else 16 if version >= 4 else 8

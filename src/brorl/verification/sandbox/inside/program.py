@@ -66,21 +66,21 @@ def read_frame(descriptor: int) -> Frame | None:
 
 
 def write_frame(descriptor: int, frame: Frame) -> None:
-    """Write a message; wait while the pipe is full."""
+    """Write a message. Wait while the pipe is full."""
     data = memoryview(frame.to_bytes())
     while data:
         data = data[os.write(descriptor, data) :]
 
 
 def _read_all(descriptor: int, length: int) -> bytes | None:
-    parts = []
+    chunks = []
     while length:
-        part = os.read(descriptor, min(length, 1 << 20))
-        if not part:
+        chunk = os.read(descriptor, min(length, 1 << 20))
+        if not chunk:
             return None
-        parts.append(part)
-        length -= len(part)
-    return b"".join(parts)
+        chunks.append(chunk)
+        length -= len(chunk)
+    return b"".join(chunks)
 
 
 def serve(requests: int, replies: int, names: dict[str, Any]) -> NoReturn:

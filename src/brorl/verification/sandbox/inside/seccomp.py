@@ -126,7 +126,7 @@ _UNKNOWN = "clone3"  # fails as unknown: a filter cannot see its flags in memory
 
 
 def make_filter(reading: bool, machine: str | None = None) -> bytes:
-    """Return the filter as an array of `struct sock_filter`; with `reading`, files can be opened for reading.
+    """Return the filter as an array of `struct sock_filter`. With `reading`, files can be opened for reading.
 
     `machine` is a `platform.machine` name, by default this machine's. Raises an OSError for an architecture that is not
     in the tables.
@@ -152,7 +152,7 @@ def make_filter(reading: bool, machine: str | None = None) -> bytes:
 
 
 def _ranges(steps_of: dict[int, list[bytes]]) -> list[tuple[int, list[bytes]]]:
-    """Return (first call number, steps) for each range of calls with equal steps, in order; other calls fail."""
+    """Return (first call number, steps) for each range of calls with equal steps, in order. Other calls fail."""
     fail, kill = [_step(_RETURN, _FAIL | errno.EPERM)], [_step(_RETURN, _KILL)]
     ranges: list[tuple[int, list[bytes]]] = []
     for number in range(max(steps_of) + 2):
