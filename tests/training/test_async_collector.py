@@ -18,7 +18,7 @@ from brorl.runs.checkpoint import CollectorState
 from brorl.sampling import SamplingParams
 from brorl.training.async_collector import AsyncCollector
 from brorl.training.batch import Batch
-from brorl.training.collector import NoMixedGroupsError, SyncCollector, UnverifiedError
+from brorl.training.collector import NoGroupsError, SyncCollector
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict, unverified_verdict
 from virtual_pool import VirtualPool
@@ -231,7 +231,7 @@ def test_gives_up_without_mixed_groups_and_keeps_what_it_had() -> None:
 
     collector, _ = virtual_collector(OneMixed(), max_tries=2)
     collector.publish([], 0)
-    with pytest.raises(NoMixedGroupsError, match=r"in 2 rounds in a row \(no rollout was correct\)") as caught:
+    with pytest.raises(NoGroupsError, match=r"in 2 rounds in a row \(no rollout was correct\)") as caught:
         collector.next_batch(1)
     assert caught.value.batch.num_mixed == 1
     assert 1 + 2 * 3 <= len(caught.value.batch.verified) <= 1 + 3 * 3
@@ -248,7 +248,7 @@ def test_gives_up_when_the_machine_loses_most_verdicts() -> None:
     collector, _ = virtual_collector(WordyEngine())
     collector.grader = type(collector.grader)({"first": Undecided()}, collector.grader.decode, collector.grader.shaping)
     collector.publish([], 0)
-    with pytest.raises(UnverifiedError, match=r"3 rounds in a row .*no memory"):
+    with pytest.raises(NoGroupsError, match=r"3 rounds in a row .*no memory"):
         collector.next_batch(1)
 
 

@@ -19,7 +19,7 @@ from brorl.rollout.engine import SampleTask
 from brorl.runs.checkpoint import CollectorState
 from brorl.sampling import SamplingParams
 from brorl.training.batch import Batch
-from brorl.training.collector import NoMixedGroupsError, SyncCollector, prompts_of_round
+from brorl.training.collector import NoGroupsError, SyncCollector, prompts_of_round
 from brorl.tree import RolloutTree
 from brorl.verdict import BATCH_TIMEOUT, Verdict
 from brorl.verification.grade import Grader
@@ -158,7 +158,7 @@ def test_surplus_that_fills_a_step_samples_nothing() -> None:
 
 def test_gives_up_after_max_tries_without_a_mixed_group_and_keeps_what_it_had() -> None:
     engine = ScriptedEngine([3, 0, 0, 6] + [0] * 100)
-    with pytest.raises(NoMixedGroupsError, match=r"in 3 rounds in a row \(no rollout was correct\)") as caught:
+    with pytest.raises(NoGroupsError, match=r"in 3 rounds in a row \(no rollout was correct\)") as caught:
         collect(one := collector(engine, max_tries=3), 1)
     (kept,) = one.state().carried
     assert kept.num_correct == 3
@@ -204,7 +204,7 @@ def test_the_message_says_why_nothing_is_mixed(
 
     one = collector(CutEngine(script * 100))
     grader = replace(one.grader, verifiers={"scripted": GivenVerdict()}, judged={"scripted"})  # it has worked before
-    with pytest.raises(NoMixedGroupsError, match=cause):
+    with pytest.raises(NoGroupsError, match=cause):
         collect(replace(one, grader=grader), 1)
 
 
@@ -334,7 +334,7 @@ def test_a_step_that_is_undone_is_sampled_again(found: bool, rng: np.random.Gene
     later = rng.choice([0, 0, 3], 400).tolist() if found else [0] * 400
     engine = ScriptedEngine([0, 3, 3, 3, 3, 3, *later])
     one = collector(engine, max_tries=100 if found else 2)
-    outcome = nullcontext() if found else pytest.raises(NoMixedGroupsError)
+    outcome = nullcontext() if found else pytest.raises(NoGroupsError)
     collect(one, 1)
     one.publish([], 1)
     before = one.state()

@@ -59,7 +59,7 @@ class PlanResult(Result):
         `seconds_per_step`, the budget is the time that the recipe's own step takes.
 
         Raises:
-            NoMixedGroupError: If no group of the pilot is mixed.
+            UnmixedPilotError: If no group of the pilot is mixed.
         """
         fewest = max((a.k + 1 for a in config.advantages if a.estimator == "pass_at_k"), default=2)
         compared = np.array(sorted({*(n for n in rollouts if n >= fewest), config.rollouts_per_prompt}))

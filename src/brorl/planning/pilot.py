@@ -250,7 +250,7 @@ def least_step_seconds(parts: LocalParts, scratch: Path) -> float:
     return sum(seconds[stage] for stage in ("generation", "verification", "training"))
 
 
-class NoMixedGroupError(UserError):
+class UnmixedPilotError(UserError):
     """No group of the pilot is mixed, so it gives no pass rates or gradients to plan from."""
 
     exit_code = 1
@@ -269,7 +269,7 @@ def measure(
     `num_prompts` is at least 2, `num_rollouts` is even and at least 4, and `wanted` is ascending (shape [J]).
 
     Raises:
-        NoMixedGroupError: If no group has both correct and incorrect rollouts.
+        UnmixedPilotError: If no group has both correct and incorrect rollouts.
     """
     prompts = parts.stream.take(num_prompts)
     size = ceil(num_prompts / _CALLS)
@@ -283,7 +283,7 @@ def measure(
     if incomplete := sum(call.num_incomplete for call in calls):
         announce(f"dropped {incomplete} of {num_prompts} prompts: some of their rollouts could not be verified")
     if not any(g.is_mixed for g in groups):
-        raise NoMixedGroupError(_nothing_mixed(groups))
+        raise UnmixedPilotError(_nothing_mixed(groups))
     seconds = [call.clock.seconds() for call in calls]
     quick = sum(s["generation"] + s["verification"] for s in seconds) <= _QUICK_SECONDS
 

@@ -38,19 +38,18 @@ if TYPE_CHECKING:
 
 
 class NoGroupsError(RuntimeError):
-    """A step could not get its groups. `batch` has all its samples; mixed groups carry over to the next attempt."""
+    """A step could not get its groups; mixed groups carry over to the next attempt.
 
-    def __init__(self, message: str, batch: Batch) -> None:
+    Attributes:
+        batch: Everything that the step sampled.
+        unverified: Whether most rollouts could not be verified, because the infrastructure failed. Otherwise no group
+            was mixed in as many rounds as the config allows.
+    """
+
+    def __init__(self, message: str, batch: Batch, unverified: bool = False) -> None:
         super().__init__(message)
         self.batch = batch
-
-
-class NoMixedGroupsError(NoGroupsError):
-    """No group was mixed in as many rounds as the config allows."""
-
-
-class UnverifiedError(NoGroupsError):
-    """Most rollouts could not be verified, in several rounds in a row: the infrastructure failed."""
+        self.unverified = unverified
 
 
 @dataclass(kw_only=True)
@@ -144,9 +143,9 @@ class RetryPolicy:
         """Return the error that ends the run, with an explanation from the last round; reset its count."""
         if self._lost >= _MAX_LOST_ROUNDS:
             self._lost = 0
-            return UnverifiedError(_why_unverified(self._last), batch)
+            return NoGroupsError(_why_unverified(self._last), batch, unverified=True)
         self._failed = 0
-        return NoMixedGroupsError(why_not_mixed(self._last, self._max_tries), batch)
+        return NoGroupsError(why_not_mixed(self._last, self._max_tries), batch)
 
 
 def _num_rollouts(groups: Sequence[Group]) -> int:

@@ -24,7 +24,7 @@ from brorl.runs.model_card import write_card
 from brorl.runs.step_record import KeptRecord, SecondsRecord, StepRecord, ToolUse, UpdateRecord, is_due, total_cost
 from brorl.seeds import derived_seed
 from brorl.training.batch import Batch
-from brorl.training.collector import NoGroupsError, UnverifiedError
+from brorl.training.collector import NoGroupsError
 from brorl.training.run import TrainingRun
 from brorl.training.stop_request import StopNow, StopRequest
 
@@ -190,8 +190,7 @@ class Recorder:
             self._store_rollouts(self._step + 1, reason.batch)
             self.write(self._record_without_update(reason))
             self._save()
-            lost = isinstance(reason, UnverifiedError)
-            return Ending.UNVERIFIED if lost else Ending.NO_MIXED_GROUPS, str(reason)
+            return Ending.UNVERIFIED if reason.unverified else Ending.NO_MIXED_GROUPS, str(reason)
         if not self._run.schedule.has_begun:
             return Ending.INTERRUPTED, "stopped before the first step"
         self._run.collector.rewind()
@@ -201,12 +200,11 @@ class Recorder:
     def _record_without_update(self, error: NoGroupsError) -> StepRecord:
         """Return the record of a step that did not get its groups: the reason, the cost and an evaluation."""
         # `failure_reason`: the infrastructure failed, so a comparison continues the run; `end_reason`: the run is over
-        lost = isinstance(error, UnverifiedError)
         record = StepRecord(
             step=self._step + 1,
             attempt=error.batch.attempt,
-            end_reason=None if lost else str(error),
-            failure_reason=str(error) if lost else None,
+            end_reason=None if error.unverified else str(error),
+            failure_reason=str(error) if error.unverified else None,
             sampling=error.batch.summary(),
             kept=KeptRecord(carried=len(self._run.collector.state().carried)),
             seconds=SecondsRecord(**self._run.clock.seconds()),
