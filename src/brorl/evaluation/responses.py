@@ -9,7 +9,6 @@ different evaluation, or other files, is rejected.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,7 +20,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from brorl.activity import Echo
-from brorl.algorithms.groups import Group
+from brorl.algorithms.groups import Group, main_failure
 from brorl.errors import UnverifiedResponsesError, UserError, first_line, option
 from brorl.evaluation.evaluator import BatchCounts, Evaluator, PromptBatch, PromptCounts, Summary, summarize
 from brorl.format import counted, duration, interval, short, short_repr
@@ -144,9 +143,8 @@ def _check_verified(groups: Sequence[Group]) -> None:
     """Raise an error if most responses could not be verified."""
     lost, responses = sum(group.num_unverified for group in groups), sum(group.tree.num_rollouts for group in groups)
     if 2 * lost > responses:
-        reasons = Counter(v.reason for group in groups for v in group.verdicts if v.unverified)
         raise UnverifiedResponsesError(
-            f"{lost:,} of {responses:,} responses could not be verified (most often: {reasons.most_common(1)[0][0]}); "
+            f"{lost:,} of {responses:,} responses could not be verified (most often: {main_failure(groups)}); "
             "free memory and processes, then rerun the command to continue"
         )
 

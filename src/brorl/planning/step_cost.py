@@ -6,7 +6,6 @@ a guess. The run's model does not change, because the measured steps train a cop
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
@@ -18,7 +17,7 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Observe, Stage, Stopwatch
 from brorl.algorithms.advantages import advantage_estimator
-from brorl.algorithms.groups import Group
+from brorl.algorithms.groups import Group, main_failure
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.arrays import FloatArray
 from brorl.errors import UnverifiedResponsesError
@@ -163,10 +162,9 @@ def sample_groups(parts: LocalParts, prompts: Sequence[Prompt], num_rollouts: in
         groups = parts.grader.verify(prompts, trees)
     complete = [parts.grader.rewarded(group, step=1) for group in groups if not group.num_unverified]
     if not complete:
-        reasons = Counter(v.reason for group in groups for v in group.verdicts if v.unverified)
         raise UnverifiedResponsesError(
             f"each of the call's {len(prompts)} prompts has rollouts that could not be verified (most often: "
-            f"{reasons.most_common(1)[0][0]}); free memory and processes, then rerun the command"
+            f"{main_failure(groups)}); free memory and processes, then rerun the command"
         )
     return SampledGroups(complete, len(prompts) - len(complete), clock)
 

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from brorl.activity import Observe, Round, Stopwatch, unobserved
-from brorl.algorithms.groups import Group
+from brorl.algorithms.groups import Group, main_failure
 from brorl.arrays import IntArray
 from brorl.config.settings import TrainConfig
 from brorl.prompts.prompt import Prompt
@@ -157,11 +157,10 @@ def _num_unverified(groups: Sequence[Group]) -> int:
 
 
 def _why_unverified(groups: Sequence[Group]) -> str:
-    reasons = Counter(v.reason for group in groups for v in group.verdicts if v.unverified)
     return (
         f"most rollouts could not be verified because of infrastructure failures in {_MAX_LOST_ROUNDS} rounds in a row "
         f"(in the last one {_num_unverified(groups):,} of {_num_rollouts(groups):,}, most often: "
-        f"{reasons.most_common(1)[0][0]}); free memory and processes, or lower verification.workers, and resume the run"
+        f"{main_failure(groups)}); free memory and processes, or lower verification.workers, and resume the run"
     )
 
 
