@@ -8,6 +8,7 @@ killed one. A path with a name longer than 255 bytes counts as missing; `pathlib
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import shutil
@@ -225,6 +226,14 @@ def remedy(error: OSError) -> str:
     if error.errno in _FULL:
         return "free disk space"
     return "fix the permissions" if error.errno in _FORBIDDEN else "check the file system"
+
+
+def read_json(file: Path, advice: str) -> Any:
+    """Return the content of a JSON file. The error about a damaged file ends with the advice."""
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error}); {advice}") from error
 
 
 def parquet_bytes(table: Any) -> bytes:

@@ -51,12 +51,8 @@ class RunDirectory:
 
     def read_begun(self) -> dict[str, Any]:
         """Return the content of `begun.json`, or an empty dict if the run has not begun."""
-        if not self.begun_file.is_file():
-            return {}
-        try:
-            begun: dict[str, Any] = json.loads(self.begun_file.read_text("utf-8"))
-        except ValueError as error:
-            raise UserError(f"{self.begun_file} is not JSON; restore it from a backup, or start a new run") from error
+        advice = "restore it from a backup, or start a new run"
+        begun: dict[str, Any] = _read_json(self.begun_file, advice) or {}
         return begun
 
     def note_checkpoint(self) -> None:
@@ -337,13 +333,14 @@ def read_settings(file: Path) -> dict[str, str]:
     return dict(texts)
 
 
-def _read_json(file: Path) -> Any:
+def _read_json(file: Path, advice: str = "move the file away") -> Any:
+    """Return the content of a JSON file, or None if it is missing."""
     if not file.is_file():
         return None
     try:
         return json.loads(_text(file))
     except ValueError as error:
-        raise UserError(f"{file} is not JSON; move the file away") from error
+        raise UserError(f"{file} is not JSON; {advice}") from error
 
 
 def _text(file: Path) -> str:
