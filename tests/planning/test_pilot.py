@@ -106,7 +106,7 @@ def test_a_projection_keeps_inner_products(rng: np.random.Generator, monkeypatch
         parameters = [torch.nn.Parameter(torch.zeros(v.shape, dtype=torch.float64)) for v in vectors]
         for parameter, vector in zip(parameters, vectors, strict=True):
             parameter.grad = torch.from_numpy(vector)
-        return gradients_module._sketch(parameters)
+        return gradients_module.projected_gradient(parameters)
 
     errors, repeats = [], 80
     for _ in range(repeats):

@@ -46,7 +46,7 @@ def test_checkpoints_their_best_and_locks(
     directory = RunDirectory(run)
     caplog.clear()
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(storage, "_said", set())
+        patch.setattr(storage, "_warned", set())
         take_away(patch, code)
         with directory.locked(), directory.locked():  # nothing can tell
             directory.append_metrics(StepRecord(step=0))

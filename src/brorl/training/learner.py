@@ -88,7 +88,7 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Return the trained weights by name, unsharded and one at a time; every rank must iterate to the end."""
+        """Return the trained weights by name, unsharded and one at a time. Every rank must iterate to the end."""
         ...
 
     def num_parameters(self, only_trainable: bool = False) -> int:
@@ -103,7 +103,7 @@ class Learner(Protocol):
         ...
 
     def exchange_average(self) -> None:
-        """Swap the current weights and their average, which must exist; a second call swaps them back.
+        """Swap the current weights and their average, which must exist. A second call swaps them back.
 
         No update may happen in between.
         """
@@ -118,11 +118,11 @@ class Learner(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state saved by any number of ranks; `shards` is the path of its folder."""
+        """Restore a state saved by any number of ranks. `shards` is the path of its folder."""
         ...
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Load AdamW's moments from a different run's state, which must fit; keep learning rate and update count."""
+        """Load AdamW's moments from a different run's state, which must fit. Keep learning rate and update count."""
         ...
 
 
@@ -150,8 +150,11 @@ class TreeLearner:
         forward: Forward | None = None,
         stop_token_ids: tuple[int, ...] = (),
     ) -> None:
-        self.model, self._config, self._ranks = model, config, ranks
-        self._echo, self._observe = echo, observe
+        self.model = model
+        self._config = config
+        self._ranks = ranks
+        self._echo = echo
+        self._observe = observe
         self._chose_forward = False
         self._takes_flat_path: bool | None = None  # whether it is faster; None before it is measured
         self._save_checked = False
@@ -272,9 +275,9 @@ class TreeLearner:
             write_sharded(folder, self._optimizer, self._trained, self._snapshots)
 
     def _save_model(self, folder: Path) -> None:
-        whole = save_whole(self.model, folder, self._ranks.rank == 0)
-        if whole and not self._save_checked:
-            check_saved(self.model, whole, folder)
+        saved = save_whole(self.model, folder, self._ranks.rank == 0)
+        if saved and not self._save_checked:
+            check_saved(self.model, saved, folder)
 
     @property
     def _snapshots(self) -> list[Snapshot]:
@@ -337,7 +340,7 @@ class TreeLearner:
         return factor * (rate * min(1.0, self._updates / warmup) if warmup else rate)
 
     def _update(self, batch: MiniBatch, lr_scale: float) -> dict[str, float]:
-        """Accumulate and apply the gradient of one mini-batch; return its entries of `UpdateRecord`."""
+        """Accumulate and apply the gradient of one mini-batch. Return its entries of `UpdateRecord`."""
         optimizer = self._config.optimizer
         sums = self._ranks.sum(self._node_limit.run(lambda: self._accumulate(batch)))
         grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(self._parameters, optimizer.max_grad_norm))
@@ -355,7 +358,7 @@ class TreeLearner:
         return means(sums, self._ranks.sum(batch.totals())) | {"grad_norm": float(grad_norm)}
 
     def _accumulate(self, batch: MiniBatch) -> Tensor:
-        """Clear the gradient, then accumulate a mini-batch's, chunk by chunk; return sums over its nodes, shape [S]."""
+        """Clear the gradient, then accumulate a mini-batch's, chunk by chunk. Return sums over its nodes, shape [S]."""
         loss = self._config.loss
         logprobs = self._logprobs
         self._optimizer.zero_grad(set_to_none=True)
