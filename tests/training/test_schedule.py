@@ -143,7 +143,7 @@ def test_the_rate_of_a_phase_falls_with_the_budget_of_the_run() -> None:
     [
         ({"optimizer": {"decay_from": 0.5}}, "set optimizer.schedule: linear or cosine"),
         ({"optimizer": {"final_rate": 0.0}}, "set optimizer.schedule: linear or cosine"),
-        ({"advantage": {"estimator": "maxrl", "final_order_at": 0.5}}, "no advantage.final_order is set"),
+        ({"advantage": {"estimator": "maxrl", "final_order_at": 0.5}}, "has no effect without advantage.final_order"),
         ({"evaluation": {"best_k": 3}}, "evaluation.best_k = 3 must be one of evaluation.ks"),
         ({"evaluation": {"patience": 3, "every": 0}}, "evaluation.patience counts regular evaluations, but"),
         ({"optimizer": {"ema_decay": 0.9}, "cluster": {"nodes": 1, "mode": "async"}}, "set cluster.mode: sync"),
