@@ -359,5 +359,6 @@ def test_fruitless_rounds_name_the_machine_if_most_verifications_were_lost(rng: 
     one = collector(
         [[2] * 7 + [50, 51, 52]] * 40, LosingVerifier(LOST_TEXTS), int(rng.integers(1 << 30)), max_tries=2,
     )  # fmt: skip
-    with pytest.raises(NoGroupsError, match=r"verifications failed \(most often: unverified: a worker"):
+    with pytest.raises(NoGroupsError, match=r"verifications failed \(most often: unverified: a worker") as raised:
         one.next_batch(1)
+    assert not raised.value.unverified
