@@ -229,7 +229,7 @@ def remedy(error: OSError) -> str:
     return "fix the permissions" if error.errno in _FORBIDDEN else "check the file system"
 
 
-def read_json(file: Path, advice: str) -> Any:
+def read_json_file(file: Path, advice: str) -> Any:
     """Return the content of a JSON file. The error about a damaged file ends with the advice."""
     try:
         return json.loads(file.read_text("utf-8"))

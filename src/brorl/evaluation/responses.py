@@ -26,7 +26,7 @@ from brorl.evaluation.evaluator import BatchCounts, Evaluator, PromptBatch, Prom
 from brorl.format import counted, duration, interval, short, short_repr
 from brorl.rollout.engine import Sampler
 from brorl.runs.stored_rollouts import responses_table
-from brorl.storage import dotted_items, parquet_bytes, read_json, replace_file, storage_errors
+from brorl.storage import dotted_items, parquet_bytes, read_json_file, replace_file, storage_errors
 from brorl.table import Result, Table
 from brorl.verification.grade import Grader
 
@@ -68,7 +68,7 @@ class ResponseStore:
                     "choose a different folder"
                 )
             return
-        stored = dict(dotted_items(read_json(self.settings_file, f"choose a different {option('output-dir')}")))
+        stored = dict(dotted_items(read_json_file(self.settings_file, f"choose a different {option('output-dir')}")))
         wanted = dict(dotted_items(json.loads(json.dumps(settings))))
         for name in (*wanted, *(stored if complete else ())):
             old, new = stored.get(name), wanted.get(name)
@@ -99,7 +99,7 @@ class ResponseStore:
         """Return the environment of each process that sampled, in order."""
         if not self.sessions_file.is_file():
             return []
-        sessions: list[dict[str, Any]] = read_json(self.sessions_file, f"delete it and {_RERUN}")
+        sessions: list[dict[str, Any]] = read_json_file(self.sessions_file, f"delete it and {_RERUN}")
         return sessions
 
     def file_of(self, number: int) -> Path:
