@@ -278,8 +278,8 @@ def test_a_state_continues_exactly(rng: np.random.Generator) -> None:
         return found
 
     uninterrupted, resumed = train(False), train(True)
-    for (trees, summary), (others, other) in zip(uninterrupted, resumed, strict=True):
-        assert trees == others
+    for (trees, summary), (resumed_trees, other) in zip(uninterrupted, resumed, strict=True):
+        assert trees == resumed_trees
         assert summary == other
 
 
@@ -300,8 +300,8 @@ def test_a_late_group_that_waits_is_counted_once_by_a_resumed_run() -> None:
     resumed, _ = fresh()
     resumed.load_state(state)
     resumed.publish([], 3)
-    for one in (collector, resumed):
-        summary = one.next_batch(4).summary()
+    for waiting in (collector, resumed):
+        summary = waiting.next_batch(4).summary()
         assert (summary.groups_late, summary.prompts_late) == (1, 1)
 
 
