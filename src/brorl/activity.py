@@ -39,7 +39,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Decoding:
-    """An engine call has made progress; the numbers cover all prompts of the call.
+    """An engine call has made progress. The numbers cover all prompts of the call.
 
     It is reported after each position (native engine), after tasks (pooled) or after the call (vLLM).
     """
@@ -52,7 +52,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Updating:
-    """The learner is about to make an update; `done` of the step's `updates` are complete."""
+    """The learner is about to make an update. `done` of the step's `updates` are complete."""
 
     done: int
     updates: int
@@ -71,7 +71,8 @@ class Stopwatch:
     """Accumulates the seconds of named stages: `with clock("generation"): ...`; `now` returns the time in seconds."""
 
     def __init__(self, observe: Observe = unobserved, now: Callable[[], float] = perf_counter) -> None:
-        self._observe, self._now = observe, now
+        self._observe = observe
+        self._now = now
         self.restart()
 
     def restart(self) -> None:

@@ -105,7 +105,7 @@ def build_evaluation(
     on_end: OnEnd = lambda _: None,
     echo: Echo = lambda _: None,
 ) -> tuple[Engine, Evaluator, str]:
-    """Load an evaluation's model; see `build_run` for the arguments.
+    """Load an evaluation's model. See `build_run` for the arguments.
 
     Returns:
         The model's engine, the evaluator of its responses, and a fingerprint of its weights.
@@ -130,6 +130,6 @@ def build_evaluation(
         engine = place_engine(cluster, config, inputs.context, observe)
         weights = cluster.call(remote_fingerprint, config)
     decode = make_decode(inputs.tokenizer, config.verification.thoughts, config.sampling.stop)
-    sees, toolbox = config.verification.sees, inputs.toolbox
-    grader = Grader(verifiers, decode, config.rewards, sees=sees, read_calls=toolbox.calls_text if toolbox else None)
+    read_calls = inputs.toolbox.calls_text if inputs.toolbox else None
+    grader = Grader(verifiers, decode, config.rewards, sees=config.verification.sees, read_calls=read_calls)
     return engine, Evaluator(grader, inputs.sampling, config.evaluation.rollouts_per_prompt, observe), weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from typing import Literal, get_args
 
@@ -32,6 +33,13 @@ class Cost:
         return float(getattr(self, unit))
 
 
+def check_within_limit(name: str, amounts: Iterable[float], limit: float | None) -> None:
+    """Check the amounts of a setting: they must be above 0 and at most a budget's limit, so None allows none."""
+    wrong = next((amount for amount in amounts if limit is None or not 0 < amount <= limit), None)
+    if wrong is not None:
+        raise ValueError(f"{name} must be above 0 and at most budget.limit = {limit}, got {wrong:g}; remove it")
+
+
 @dataclass(frozen=True)
 class Budget:
     """A run's budget, and the amounts at which it is evaluated."""
@@ -43,9 +51,7 @@ class Budget:
     def __post_init__(self) -> None:
         if not self.limit > 0:
             raise ValueError(f"a budget must be above 0, got {self.limit} {self.unit}")
-        wrong = next((m for m in self.eval_points if not 0 < m <= self.limit), None)
-        if wrong is not None:
-            raise ValueError(f"evaluation points must be in (0, {self.limit}], the budget in {self.unit}, got {wrong}")
+        check_within_limit("budget.eval_points", self.eval_points, self.limit)
 
     def is_spent(self, spent: Cost) -> bool:
         """Return whether a run that spent this has reached the limit."""

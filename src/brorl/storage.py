@@ -8,6 +8,7 @@ killed one. A path with a name longer than 255 bytes counts as missing; `pathlib
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import shutil
@@ -50,7 +51,7 @@ def split_revision(name: str) -> tuple[str, str | None]:
 
 
 def function_path(path: str) -> str:
-    """Make the file in `file.py:function` absolute; leave `package.module:function` unchanged."""
+    """Make the file in `file.py:function` absolute. Leave `package.module:function` unchanged."""
     file, _, name = path.rpartition(":")
     local = Path(file).expanduser()
     return f"{local.absolute()}:{name}" if is_file(local) else path
@@ -75,7 +76,8 @@ def size_and_sum(file: Path) -> str:
     size = crc = 0
     with file.open("rb") as stream:
         while block := stream.read(_BLOCK):
-            size, crc = size + len(block), crc32(block, crc)
+            size += len(block)
+            crc = crc32(block, crc)
     return f"{size} {crc:08x}"
 
 
@@ -112,17 +114,17 @@ def optional(what: str, folder: Path, without: str) -> Iterator[None]:
         if error.errno in _WORKING:
             raise
         key = (what, folder.stat().st_dev)
-        if key not in _said:
-            _said.add(key)
+        if key not in _warned:
+            _warned.add(key)
             line = f"the file system of {folder} does not support {what} ({error.strerror or error}): {without}"
             _log.warning("%s", line)
 
 
-_said: set[tuple[str, int]] = set()  # warnings already issued by `optional`: (operation, device)
+_warned: set[tuple[str, int]] = set()  # warnings already issued by `optional`: (operation, device)
 
 
 def to_disk(path: Path, descriptor: int | None = None) -> None:
-    """Flush a file or a folder's entries to disk; pass `descriptor` if it is already open."""
+    """Flush a file or a folder's entries to disk. Pass `descriptor` if it is already open."""
     what, folder = ("fsync of files", path.parent) if path.is_file() else ("fsync of folders", path)
     with optional(what, folder, "a power failure can lose the latest writes"):
         opened = os.open(path, os.O_RDONLY) if descriptor is None else descriptor
@@ -134,7 +136,7 @@ def to_disk(path: Path, descriptor: int | None = None) -> None:
 
 
 def point_at(link: Path, name: str) -> None:
-    """Atomically link to a sibling file or folder; without link support, write a file that contains its name."""
+    """Atomically link to a sibling file or folder. Without link support, write a file that contains its name."""
     temporary = link.with_name(f".{link.name}.tmp")
     temporary.unlink(missing_ok=True)
     with optional("symbolic links", link.parent, f"{link.name} is a file that contains the folder's name"):
@@ -146,18 +148,18 @@ def point_at(link: Path, name: str) -> None:
 
 
 def followed(link: Path) -> Path:
-    """Resolve a link, or a file written by `point_at`, to its folder; return any other path unchanged."""
+    """Resolve a link, or a file written by `point_at`, to its folder. Return any other path unchanged."""
     with suppress(OSError, ValueError):  # a ValueError: the text is not a name
         if link.is_symlink():
             return link.with_name(link.readlink().name)
         if is_file(link) and link.stat().st_size <= _LONGEST_NAME:
-            meant = link.with_name(link.read_text("utf-8"))
-            return meant if is_folder(meant) else link
+            folder = link.with_name(link.read_text("utf-8"))
+            return folder if is_folder(folder) else link
     return link
 
 
 def lock(descriptor: int, path: Path) -> bool:
-    """Lock an open file or folder until it is closed; return whether locking is supported.
+    """Lock an open file or folder until it is closed. Return whether locking is supported.
 
     Windows and some file systems do not support it. Raise a BlockingIOError if another process holds the lock.
     """
@@ -225,6 +227,14 @@ def remedy(error: OSError) -> str:
     if error.errno in _FULL:
         return "free disk space"
     return "fix the permissions" if error.errno in _FORBIDDEN else "check the file system"
+
+
+def read_json_file(file: Path, advice: str) -> Any:
+    """Return the content of a JSON file. The error about a damaged file ends with the advice."""
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error}); {advice}") from error
 
 
 def parquet_bytes(table: Any) -> bytes:

@@ -23,9 +23,9 @@ def draw_products(
 def test_moments_are_unbiased(rng: np.random.Generator) -> None:
     mean_K = rng.normal(size=5)
     mean_K *= np.sqrt(0.3) / np.linalg.norm(mean_K)
-    found = [noise_moments(draw_products(rng, mean_K, 2.0, 30.0, 12)) for _ in range(1500)]
+    moments = [noise_moments(draw_products(rng, mean_K, 2.0, 30.0, 12)) for _ in range(1500)]
     for name, truth in (("mean_squared", 0.3), ("prompt_squared", 2.3), ("within", 30.0)):
-        values = np.array([float(getattr(m, name)) for m in found])
+        values = np.array([float(getattr(m, name)) for m in moments])
         assert abs(values.mean() - truth) < 5.5 * values.std() / np.sqrt(values.size), name
 
 
@@ -34,7 +34,7 @@ def test_weights_by_loops_over_pairs(rng: np.random.Generator) -> None:
     first, second = rng.normal(size=(2, 6, 4))
     products = GradientProducts.of(first, second, HALF)
     weight = rng.multinomial(6, np.full(6, 1 / 6), 5)
-    found = noise_moments(products, weight)
+    moments = noise_moments(products, weight)
     mean = (first + second) / 2
     for b, w in enumerate(weight):
         pairs = [(p, q) for p in range(6) for q in range(6) if p != q]
@@ -42,9 +42,9 @@ def test_weights_by_loops_over_pairs(rng: np.random.Generator) -> None:
         squared = sum(w[p] * w[q] * (mean[p] @ mean[q]) for p, q in pairs) / total
         own = sum(w[p] * (first[p] @ second[p]) for p in range(6)) / 6
         within = HALF / 2 * sum(w[p] * ((first[p] - second[p]) ** 2).sum() for p in range(6)) / 6
-        assert found.mean_squared[b] == pytest.approx(squared)
-        assert found.prompt_squared[b] == pytest.approx(own)
-        assert found.within[b] == pytest.approx(within)
+        assert moments.mean_squared[b] == pytest.approx(squared)
+        assert moments.prompt_squared[b] == pytest.approx(own)
+        assert moments.within[b] == pytest.approx(within)
     alike = noise_moments(products)
     np.testing.assert_allclose(noise_moments(products, np.ones((1, 6))).mean_squared[0], alike.mean_squared)
 

@@ -101,7 +101,7 @@ def test_the_published_shares_need_a_spike() -> None:
 def test_a_prompts_chance_after_its_pilot_is_bayes(rng: np.random.Generator) -> None:
     rates = PassRates(rng.uniform(0.8, 2), rng.uniform(0.8, 2), 0.25, 0.1)
     correct = np.array([0, 1, 5, 8])
-    found = rates.mixed_after(correct, 8, 40)
+    chance_P = rates.mixed_after(correct, 8, 40)
     for place, k in enumerate(correct.tolist()):
         seen = stats.binom(8, [0.0, 1.0]).pmf(k)
 
@@ -113,7 +113,7 @@ def test_a_prompts_chance_after_its_pilot_is_bayes(rng: np.random.Generator) -> 
 
         whole = integral(rates, likelihood)
         assert whole >= rates.never * seen[0]
-        assert found[place] == pytest.approx(integral(rates, both) / whole, abs=1e-6)
+        assert chance_P[place] == pytest.approx(integral(rates, both) / whole, abs=1e-6)
 
 
 def test_the_distribution_of_any_shape_follows_rates_that_no_beta_does(rng: np.random.Generator) -> None:

@@ -19,7 +19,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
 from brorl.console.screen import StatusLine
 from brorl.planning.gradient_noise import NoiseMoments, gradient_products, noise_moments, prompt_gradient
-from brorl.planning.pilot import NoMixedGroupError, PilotCounts, generator_of, measure
+from brorl.planning.pilot import PilotCounts, UnmixedPilotError, generator_of, measure
 from brorl.planning.step_cost import mean_rounds, sample_groups, timing_sizes
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
@@ -53,8 +53,8 @@ class FirstTokenVerifier:
         return Verdict(correct, float(correct), None, "correct" if correct else "wrong", 0.0)
 
 
-def prompts(number: int, reference: str = "23") -> list[Prompt]:
-    return [Prompt(f"p{i}", str(i), (1 + i % 3, 1 + i // 3 % 3, 2), reference, "token") for i in range(number)]
+def prompts(num_prompts: int, reference: str = "23") -> list[Prompt]:
+    return [Prompt(f"p{i}", str(i), (1 + i % 3, 1 + i // 3 % 3, 2), reference, "token") for i in range(num_prompts)]
 
 
 def make_parts(model: PreTrainedModel, seed: int = 0, reference: str = "23", **changes: Any) -> LocalParts:
@@ -77,7 +77,7 @@ def test_a_prompts_gradient_by_autograd_over_rollouts(rng: np.random.Generator) 
     reward_L = rng.normal(size=tree.num_responses)
     group = Group(prompts(1)[0], tree, reward_L > 0, reward_L)
     count_L = rng.multivariate_hypergeometric(tree.leaf_count, tree.num_rollouts // 2)
-    found = prompt_gradient(model, group, count_L, make_parts(model))
+    gradient = prompt_gradient(model, group, count_L, make_parts(model))
 
     chosen, left = [], count_L.copy()
     for place, (leaf, _) in enumerate(rollouts(tree)):
@@ -94,7 +94,7 @@ def test_a_prompts_gradient_by_autograd_over_rollouts(rng: np.random.Generator) 
     total.backward()
     expected = flat_gradient(model)
     assert np.linalg.norm(expected) > 1e-6
-    np.testing.assert_allclose(found, expected, atol=1e-10 * np.linalg.norm(expected))
+    np.testing.assert_allclose(gradient, expected, atol=1e-10 * np.linalg.norm(expected))
 
 
 def test_a_projection_keeps_inner_products(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_a_projection_keeps_inner_products(rng: np.random.Generator, monkeypatch
         parameters = [torch.nn.Parameter(torch.zeros(v.shape, dtype=torch.float64)) for v in vectors]
         for parameter, vector in zip(parameters, vectors, strict=True):
             parameter.grad = torch.from_numpy(vector)
-        return gradients_module._sketch(parameters)
+        return gradients_module.projected_gradient(parameters)
 
     errors, repeats = [], 80
     for _ in range(repeats):
@@ -216,9 +216,9 @@ def measured(measured_parts: LocalParts, tmp_path_factory: pytest.TempPathFactor
         phases.append(status.line())
 
     observed = replace(measured_parts, observe=observe)
-    found = measure(observed, 10, 8, np.array([4, 8, 16, 64]), tmp_path_factory.mktemp("scratch"), said.append)
+    measurements = measure(observed, 10, 8, np.array([4, 8, 16, 64]), tmp_path_factory.mktemp("scratch"), said.append)
     assert not said
-    return found, before, phases
+    return measurements, before, phases
 
 
 def test_the_model_stays_as_it_was(measured: tuple, measured_parts: LocalParts) -> None:
@@ -231,33 +231,33 @@ def test_the_model_stays_as_it_was(measured: tuple, measured_parts: LocalParts) 
 
 
 def test_what_is_measured(measured: tuple) -> None:
-    found, _, _ = measured
-    assert found.counts.correct_P.shape == (10,)
-    assert found.counts.nodes_PJ.shape == (10, 4)
-    assert (np.diff(found.counts.nodes_PJ, axis=1) > 0).all()
-    assert (found.counts.responses_PJ <= found.counts.nodes_PJ + 1e-9).all()
-    np.testing.assert_array_equal(found.counts.trained_PJ, found.counts.nodes_PJ)
-    assert set(found.cost.costs) == {"generation", "verification", "training", "diagnostics", "storing"}
-    assert found.cost.per_step["storing"] == 0.5
-    assert {p.num_rollouts for p in found.timings} >= {8, 32, 64}
-    for timing in found.timings:
+    measurements, _, _ = measured
+    assert measurements.counts.correct_P.shape == (10,)
+    assert measurements.counts.nodes_PJ.shape == (10, 4)
+    assert (np.diff(measurements.counts.nodes_PJ, axis=1) > 0).all()
+    assert (measurements.counts.responses_PJ <= measurements.counts.nodes_PJ + 1e-9).all()
+    np.testing.assert_array_equal(measurements.counts.trained_PJ, measurements.counts.nodes_PJ)
+    assert set(measurements.cost.costs) == {"generation", "verification", "training", "diagnostics", "storing"}
+    assert measurements.cost.per_step["storing"] == 0.5
+    assert {p.num_rollouts for p in measurements.timings} >= {8, 32, 64}
+    for timing in measurements.timings:
         assert all(seconds > 0 for seconds in timing.seconds.values())
-        assert set(timing.seconds) == set(found.cost.costs)
+        assert set(timing.seconds) == set(measurements.cost.costs)
         assert timing.work.updates == 2
         assert timing.work.trained_nodes >= timing.work.unique_tokens
-    summary = found.summary
+    summary = measurements.summary
     assert summary.num_prompts == 10
     assert summary.num_rollouts == 8
-    assert summary.accuracy == found.counts.correct_P.mean() / 8
+    assert summary.accuracy == measurements.counts.correct_P.mean() / 8
     assert 0 < summary.entropy < np.log(5)
     assert 1 <= summary.mean_length <= LENGTH
-    assert found.counts.length_P.mean() == pytest.approx(summary.mean_length)
+    assert measurements.counts.length_P.mean() == pytest.approx(summary.mean_length)
 
 
 def test_the_status_line_says_what_the_pilot_does(measured: tuple) -> None:
-    found, _, lines = measured
+    measurements, _, lines = measured
     work = list(dict.fromkeys(line.partition(" for 0s")[0] for line in lines))
-    mixed = ((found.counts.correct_P > 0) & (found.counts.correct_P < 8)).nonzero()[0]
+    mixed = ((measurements.counts.correct_P > 0) & (measurements.counts.correct_P < 8)).nonzero()[0]
     assert work[0] == "sampling the pilot"
     assert work[1 : 1 + mixed.size] == [f"measuring the gradient of prompt {p + 1} of 10" for p in mixed]
     sizes = [line.removeprefix("warming up ") for line in work if line.startswith("warming up")]
@@ -278,13 +278,13 @@ def test_the_same_seed_gives_the_same_pilot(measured: tuple, tmp_path: Path, mon
     np.testing.assert_array_equal(same.nodes_PJ, counts.nodes_PJ)
     np.testing.assert_allclose(same.products.gram_PP, counts.products.gram_PP, rtol=1e-4, atol=1e-9)
     parts = [make_parts(again.model, seed) for seed in range(3)]
-    seeds = {generator_of(one, p).integers(1 << 62) for one in parts for p in (1, 2, 10, 11)}
+    seeds = {generator_of(run_parts, p).integers(1 << 62) for run_parts in parts for p in (1, 2, 10, 11)}
     assert len(seeds) == 12
 
 
 def test_a_pilot_without_a_mixed_group_is_rejected(tmp_path: Path) -> None:
     parts = make_parts(small_model(vocab_size=5), reference="9")  # no token of the vocabulary
-    with pytest.raises(NoMixedGroupError, match="all correct: 0, all incorrect: 8") as caught:
+    with pytest.raises(UnmixedPilotError, match="all correct: 0, all incorrect: 8") as caught:
         measure(parts, 8, 4, np.array([4]), tmp_path, SILENT)
     assert caught.value.exit_code == 1
 

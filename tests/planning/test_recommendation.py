@@ -107,10 +107,10 @@ def test_shares_never_fall_with_n(rng: np.random.Generator) -> None:
     fit = fit_pass_rates(correct, N)
     assert fit.mixed(17) < ((correct > 0) & (correct < N)).mean() - 0.03
     weight = rng.multinomial(16, np.full(16, 1 / 16), 20).astype(float)
-    for found in (expected_counts(counts, fit), expected_counts(counts, fit, weight)):
-        assert (np.diff(found.mixed) >= -1e-12).all()
-        assert (np.diff(found.solved) >= -1e-12).all()
-        assert found.mixed.max() <= 1
+    for expected in (expected_counts(counts, fit), expected_counts(counts, fit, weight)):
+        assert (np.diff(expected.mixed) >= -1e-12).all()
+        assert (np.diff(expected.solved) >= -1e-12).all()
+        assert expected.mixed.max() <= 1
 
 
 @pytest.mark.slow
@@ -129,8 +129,8 @@ def test_intervals_cover_the_truth(rng: np.random.Generator) -> None:
         weight = rng.multinomial(48, np.full(48, 1 / 48), 60).astype(float)
         fit = fit_pass_rates(counts.correct_P, N)
         estimates = fraction_estimates(counts, expected_counts(counts, fit), expected_counts(counts, fit, weight))
-        for row, (found, fraction) in enumerate(zip(estimates, (truth.mixed, truth.solved), strict=True)):
-            covered[row] += [e.low <= fraction(int(n)) <= e.high for e, n in zip(found, WANTED, strict=True)]
+        for row, (estimate, fraction) in enumerate(zip(estimates, (truth.mixed, truth.solved), strict=True)):
+            covered[row] += [e.low <= fraction(int(n)) <= e.high for e, n in zip(estimate, WANTED, strict=True)]
     assert (covered >= 0.5 * repeats).all(), covered
 
 

@@ -46,7 +46,7 @@ def test_checkpoints_their_best_and_locks(
     directory = RunDirectory(run)
     caplog.clear()
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(storage, "_said", set())
+        patch.setattr(storage, "_warned", set())
         take_away(patch, code)
         with directory.locked(), directory.locked():  # nothing can tell
             directory.append_metrics(StepRecord(step=0))
@@ -68,12 +68,12 @@ def test_checkpoints_their_best_and_locks(
     assert len(lines) == (4 if code == errno.EINVAL else 5)  # fsync of files too
     reason = os.strerror(code)
     for line in (
-        f"{directory.checkpoints} does not support symbolic links ({reason}): best is a file that contains",
-        f"{directory.checkpoints} does not support permissions ({reason}): checkpoint files may",
-        f"{run} does not support locks ({reason}): do not start a second process on it",
-        f"does not support fsync of folders ({reason}): a power failure can lose the latest writes",
+        f"{directory.checkpoints} does not support symbolic links ({reason})",
+        f"{directory.checkpoints} does not support permissions ({reason})",
+        f"{run} does not support locks ({reason})",
+        f"does not support fsync of folders ({reason})",
     ):
-        assert any(line in said for said in lines), (line, lines)
+        assert any(line in warning for warning in lines), (line, lines)
     mark_best(directory.checkpoints, 3)  # with links again
     assert (directory.checkpoints / "best").is_symlink()
     assert best_checkpoint(directory.checkpoints) == directory.checkpoints / "step-000003"

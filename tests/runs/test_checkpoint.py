@@ -253,9 +253,9 @@ def test_a_large_state_is_written_without_a_copy(tmp_path: Path, save: Callable[
 
 def peak_bytes() -> int:
     """Most memory that this process has had."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024
+    line = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert line is not None
+    return int(line[1]) * 1024
 
 
 def test_folder_without_commit_is_ignored_and_discarded(tmp_path: Path, save: Callable[..., Path]) -> None:

@@ -99,19 +99,19 @@ def test_updates_in_8_bits_stay_near_those_of_float64(rng: np.random.Generator) 
     options = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}
     optimizers = torch.optim.AdamW(exact, **options), AdamW(rounded, "8bit", fused=True, **options)
     for _ in range(20):
-        for one, other, s, m in zip(exact, rounded, scale, mean, strict=True):
-            one.grad = s * (m + torch.from_numpy(rng.normal(size=m.shape)))
-            other.grad = one.grad.float()
+        for weight, other, s, m in zip(exact, rounded, scale, mean, strict=True):
+            weight.grad = s * (m + torch.from_numpy(rng.normal(size=m.shape)))
+            other.grad = weight.grad.float()
         for optimizer in optimizers:
             optimizer.step()
     for parameter, other, before in zip(exact, rounded, start, strict=True):
-        one = parameter.detach()
-        path = (one - before).norm()
+        weight = parameter.detach()
+        path = (weight - before).norm()
         assert path > 0.1 * 20 * 1e-3 * before.numel() ** 0.5
-        error = float((other.detach().double() - one).norm() / path)
+        error = float((other.detach().double() - weight).norm() / path)
         assert error < (0.05 if before.ndim == 2 else 1e-4)
         assert (error > 1e-4) == (before.ndim == 2)  # matrices are rounded
-        largest = (other.detach().double() - one).abs().max() / (20 * 1e-3)
+        largest = (other.detach().double() - weight).abs().max() / (20 * 1e-3)
         assert largest < 0.4  # no weight runs away where its second moment is small
 
 
@@ -124,7 +124,7 @@ def test_moments_of_a_run_with_other_bits_are_converted(before: Any, after: Any,
     second.load_optimizer_state(deepcopy(first.state_dict()))
     back = TreeLearner(deepcopy(first.model), recipe(SETTINGS, states=before))
     back.load_optimizer_state(deepcopy(second.state_dict()))
-    states = [one.state_dict()["optimizer"]["state"] for one in (first, back)]
+    states = [learner.state_dict()["optimizer"]["state"] for learner in (first, back)]
     assert any(value.dtype == torch.uint8 for state in states[0].values() for value in state.values()) == (
         before == "8bit"
     )
@@ -145,8 +145,8 @@ def test_a_reset_of_the_reference_clears_codes_and_scales(rng: np.random.Generat
     learn(learner, *batch, seed=0)
     learner.reset_reference(clear_optimizer=True)
     other = TreeLearner(deepcopy(learner.model), settings)
-    for one in (learner, other):  # the same rate of the warm-up
-        one._updates = 3
+    for trained in (learner, other):  # the same rate of the warm-up
+        trained._updates = 3
     assert learn(learner, *batch, seed=1) == learn(other, *batch, seed=1)
     for (_, ours), (_, theirs) in zip(learner.weights(), other.weights(), strict=True):
         assert torch.equal(ours, theirs)

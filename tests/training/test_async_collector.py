@@ -18,7 +18,7 @@ from brorl.runs.checkpoint import CollectorState
 from brorl.sampling import SamplingParams
 from brorl.training.async_collector import AsyncCollector
 from brorl.training.batch import Batch
-from brorl.training.collector import NoMixedGroupsError, SyncCollector, UnverifiedError
+from brorl.training.collector import NoGroupsError, SyncCollector
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict, unverified_verdict
 from virtual_pool import VirtualPool
@@ -231,7 +231,7 @@ def test_gives_up_without_mixed_groups_and_keeps_what_it_had() -> None:
 
     collector, _ = virtual_collector(OneMixed(), max_tries=2)
     collector.publish([], 0)
-    with pytest.raises(NoMixedGroupsError, match=r"in 2 rounds in a row \(no rollout was correct\)") as caught:
+    with pytest.raises(NoGroupsError, match=r"in 2 rounds in a row \(no rollout was correct\)") as caught:
         collector.next_batch(1)
     assert caught.value.batch.num_mixed == 1
     assert 1 + 2 * 3 <= len(caught.value.batch.verified) <= 1 + 3 * 3
@@ -248,7 +248,7 @@ def test_gives_up_when_the_machine_loses_most_verdicts() -> None:
     collector, _ = virtual_collector(WordyEngine())
     collector.grader = type(collector.grader)({"first": Undecided()}, collector.grader.decode, collector.grader.shaping)
     collector.publish([], 0)
-    with pytest.raises(UnverifiedError, match=r"3 rounds in a row .*no memory"):
+    with pytest.raises(NoGroupsError, match=r"3 rounds in a row .*no memory"):
         collector.next_batch(1)
 
 
@@ -278,8 +278,8 @@ def test_a_state_continues_exactly(rng: np.random.Generator) -> None:
         return found
 
     uninterrupted, resumed = train(False), train(True)
-    for (trees, summary), (others, other) in zip(uninterrupted, resumed, strict=True):
-        assert trees == others
+    for (trees, summary), (resumed_trees, other) in zip(uninterrupted, resumed, strict=True):
+        assert trees == resumed_trees
         assert summary == other
 
 
@@ -300,8 +300,8 @@ def test_a_late_group_that_waits_is_counted_once_by_a_resumed_run() -> None:
     resumed, _ = fresh()
     resumed.load_state(state)
     resumed.publish([], 3)
-    for one in (collector, resumed):
-        summary = one.next_batch(4).summary()
+    for waiting in (collector, resumed):
+        summary = waiting.next_batch(4).summary()
         assert (summary.groups_late, summary.prompts_late) == (1, 1)
 
 

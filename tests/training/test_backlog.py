@@ -44,12 +44,12 @@ def test_steps_train_the_oldest_groups_as_soon_as_there_are_enough(
     backlog.advance(0)
     begin()
     for step in range(1, 31):
-        while (found := backlog.take(step)) is None:
+        while (taken := backlog.take(step)) is None:
             assert len(ready) < per_step
             end_one()
         ready.sort(key=lambda start: start.version)
         trained, ready[:] = ready[:per_step], ready[per_step:]
-        assert sorted(group.version for group in found[0]) == [start.version for start in trained]
+        assert sorted(group.version for group in taken[0]) == [start.version for start in trained]
         overtaken |= {s for s, start in under_way.items() if start.version < trained[-1].version}
         begin()
         for _ in range(min(int(generator.integers(5)), len(under_way))):

@@ -39,18 +39,18 @@ def recall(watch: CollapseWatch | Evaluations, records: Sequence[dict[str, Any]]
 
 def told(records: Sequence[dict[str, Any]], limits: CollapseLimits, window: int = 3) -> dict[int, dict[str, str]]:
     """What a run would have been told, after each of its steps."""
-    found = {r["step"]: new_signs(typed(records[: i + 1]), limits, window) for i, r in enumerate(records)}
-    return {step: collapse for step, collapse in found.items() if collapse}
+    signs_of = {r["step"]: new_signs(typed(records[: i + 1]), limits, window) for i, r in enumerate(records)}
+    return {step: collapse for step, collapse in signs_of.items() if collapse}
 
 
 def test_entropy_below_a_share_of_its_start_is_told_once() -> None:
     entropies = [1.0, 1.4, 1.2, 0.9, 0.5, 0.2, 0.11, 0.10, 0.10, 0.09, 0.08]
-    found = told([update(s, e) for s, e in enumerate(entropies, 1)], SHORT)
+    signs = told([update(s, e) for s, e in enumerate(entropies, 1)], SHORT)
     expected = next(s for s in range(6, 12) if median(entropies[s - 3 : s]) < 0.1 * median(entropies[:3]))
-    assert list(found) == [expected] == [8]
-    assert found[8] == {"entropy": "the entropy fell from 1.2 to 0.11 nats per token, below 10% of its start"}
-    assert "checkpoints/best" in remedy_for(found[8])
-    assert "optimizer.learning_rate" in remedy_for(found[8])
+    assert list(signs) == [expected] == [8]
+    assert signs[8] == {"entropy": "the entropy fell from 1.2 to 0.11 nats per token, below 10% of its start"}
+    assert "checkpoints/best" in remedy_for(signs[8])
+    assert "optimizer.learning_rate" in remedy_for(signs[8])
 
 
 def test_a_collapse_is_told_in_one_line() -> None:
@@ -75,10 +75,10 @@ def test_signs_are_those_of_medians_read_from_scratch(rng: np.random.Generator) 
             measured = [kl for kl in kls[:n] if kl is not None]
             holds["entropy"].append(low)
             holds["reference_kl"].append(len(measured) >= w and median(measured[-w:]) > 1.0)
-        found = told([update(s, e, k) for s, (e, k) in enumerate(zip(entropies, kls, strict=True), 1)], limits, w)
+        signs = told([update(s, e, k) for s, (e, k) in enumerate(zip(entropies, kls, strict=True), 1)], limits, w)
         for sign, held in holds.items():
             begins = [s for s in range(1, 61) if held[s] and not held[s - 1]]
-            assert [s for s, collapse in found.items() if sign in collapse] == begins
+            assert [s for s, collapse in signs.items() if sign in collapse] == begins
             again += len(begins) > 1
     assert again
 
@@ -94,10 +94,10 @@ def test_lost_coverage_without_a_gain_is_collapse(key: type) -> None:
     ones = [0.1, 0.2, 0.3, 0.3, 0.28, 0.27, 0.2]
     many = [0.8, 0.9, 0.9, 0.8, 0.7, 0.6, 0.5]
     records = [evaluation(10 * i, a, b, key) for i, (a, b) in enumerate(zip(ones, many, strict=True))]
-    found = told(records, SHORT)
+    signs = told(records, SHORT)
     # At step 40 pass@64 is below its best for the second time, but pass@1 was better than the two times before.
-    assert list(found) == [50]
-    assert found[50] == {
+    assert list(signs) == [50]
+    assert signs[50] == {
         "coverage": "pass@64 fell from 0.900 [0.880, 0.930] to 0.600 over 2 evaluations while pass@1 no longer rose"
     }
 
@@ -170,7 +170,7 @@ def test_evaluations_at_marks_do_not_count_so_that_they_change_nothing_that_is_t
 
 def test_evaluations_of_attempts_without_a_group_do_not_count() -> None:
     records = [evaluation(step, 0.3, coverage) for step, coverage in ((0, 0.9), (10, 0.9), (20, 0.5))]
-    attempts = [evaluation(30, 0.3, 0.5) | {"attempt": number} for number in range(3)]
+    attempts = [evaluation(30, 0.3, 0.5) | {"attempt": attempt} for attempt in range(3)]
     assert watched(10, [*records, *attempts]) == []
     assert watched(10, [*records, *attempts, evaluation(30, 0.3, 0.5)]) == [30]
 

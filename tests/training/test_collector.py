@@ -19,7 +19,7 @@ from brorl.rollout.engine import SampleTask
 from brorl.runs.checkpoint import CollectorState
 from brorl.sampling import SamplingParams
 from brorl.training.batch import Batch
-from brorl.training.collector import NoMixedGroupsError, SyncCollector, prompts_of_round
+from brorl.training.collector import NoGroupsError, SyncCollector, prompts_of_round
 from brorl.tree import RolloutTree
 from brorl.verdict import BATCH_TIMEOUT, Verdict
 from brorl.verification.grade import Grader
@@ -65,8 +65,8 @@ class RightVerifier:
         return Verdict(correct, 1.0 if correct else 0.0, None, "correct" if correct else "wrong", 0.0)
 
 
-def prompts(number: int) -> list[Prompt]:
-    return [Prompt(f"p{i}", str(i), (100 + i,), str(RIGHT), "scripted") for i in range(number)]
+def prompts(num_prompts: int) -> list[Prompt]:
+    return [Prompt(f"p{i}", str(i), (100 + i,), str(RIGHT), "scripted") for i in range(num_prompts)]
 
 
 def collector(engine: ScriptedEngine, *, per_step: int = 4, dynamic: bool = True, max_tries: int = 3) -> SyncCollector:
@@ -84,10 +84,10 @@ def collector(engine: ScriptedEngine, *, per_step: int = 4, dynamic: bool = True
     )
 
 
-def collect(one: SyncCollector, step: int) -> tuple[list[Group], list[Group], Batch]:
+def collect(source: SyncCollector, step: int) -> tuple[list[Group], list[Group], Batch]:
     """Return the groups of a step, those that wait afterwards, and everything that was sampled."""
-    batch = one.next_batch(step)
-    waiting = list(one.state().carried)
+    batch = source.next_batch(step)
+    waiting = list(source.state().carried)
     assert batch.num_carried == len(waiting)
     return batch.groups, waiting, batch
 
@@ -101,14 +101,14 @@ def test_every_round_reports_the_groups_and_the_cut_rollouts_of_the_step_so_far(
 
     engine = CuttingEngine([int(c) for c in rng.choice([0, 0, 3], 400)])
     reports: list[tuple[Activity, int]] = []
-    one = replace(
+    source = replace(
         collector(engine, max_tries=100), observe=lambda activity: reports.append((activity, len(engine.trees)))
     )
     carried: list[Group] = []
     for step in range(1, 6):
         reports.clear()
         first, before = len(engine.trees), len(carried)
-        _, carried, _ = collect(one, step)
+        _, carried, _ = collect(source, step)
         for number, (report, at) in enumerate(reports, 1):
             correct = [c for _, c in engine.trees[first:at]]
             cut = sum(NUM_ROLLOUTS - c for c in correct) / max(len(correct) * NUM_ROLLOUTS, 1)
@@ -121,11 +121,11 @@ def test_every_mixed_group_is_trained_on_once_and_in_order(per_step: int) -> Non
     chance = np.random.default_rng(per_step)
     script = chance.choice([0, 0, 0, 2, 3, NUM_ROLLOUTS], 2000)
     engine = ScriptedEngine(script.tolist())
-    one = collector(engine, per_step=per_step, max_tries=100)
+    source = collector(engine, per_step=per_step, max_tries=100)
     carried, trained, ever_carried = [], [], 0
     for step in range(1, 31):
         before = list(carried)
-        groups, carried, batch = collect(one, step)
+        groups, carried, batch = collect(source, step)
         assert len(groups) == per_step
         assert groups[: len(before)] == before[:per_step]  # the oldest first
         trained += groups
@@ -143,9 +143,9 @@ def test_surplus_that_fills_a_step_samples_nothing() -> None:
     engine = ScriptedEngine([3] * 8)
     carried, _, _ = collect(collector(engine, per_step=8), 1)
     engine.calls.clear()
-    one = collector(engine, per_step=3)
-    one.load_state(CollectorState(carried=tuple(carried)))
-    groups, surplus, batch = collect(one, 2)
+    source = collector(engine, per_step=3)
+    source.load_state(CollectorState(carried=tuple(carried)))
+    groups, surplus, batch = collect(source, 2)
     assert groups == carried[:3]
     assert surplus == carried[3:]
     assert not engine.calls
@@ -158,12 +158,12 @@ def test_surplus_that_fills_a_step_samples_nothing() -> None:
 
 def test_gives_up_after_max_tries_without_a_mixed_group_and_keeps_what_it_had() -> None:
     engine = ScriptedEngine([3, 0, 0, 6] + [0] * 100)
-    with pytest.raises(NoMixedGroupsError, match=r"in 3 rounds in a row \(no rollout was correct\)") as caught:
-        collect(one := collector(engine, max_tries=3), 1)
-    (kept,) = one.state().carried
+    with pytest.raises(NoGroupsError, match=r"in 3 rounds in a row \(no rollout was correct\)") as caught:
+        collect(source := collector(engine, max_tries=3), 1)
+    (kept,) = source.state().carried
     assert kept.num_correct == 3
     assert kept.tree is engine.trees[0][0]
-    assert one.state().attempts == 1
+    assert source.state().attempts == 1
     assert caught.value.batch.rounds == len(engine.calls)
     assert len(engine.calls) == 1 + 3
     assert "rollouts_per_prompt" in str(caught.value)
@@ -202,10 +202,10 @@ def test_the_message_says_why_nothing_is_mixed(
             trees = super().sample(task)
             return [replace(t, finished=np.full(t.num_responses, finished)) for t in trees]
 
-    one = collector(CutEngine(script * 100))
-    grader = replace(one.grader, verifiers={"scripted": GivenVerdict()}, judged={"scripted"})  # it has worked before
-    with pytest.raises(NoMixedGroupsError, match=cause):
-        collect(replace(one, grader=grader), 1)
+    source = collector(CutEngine(script * 100))
+    grader = replace(source.grader, verifiers={"scripted": GivenVerdict()}, judged={"scripted"})  # it has worked before
+    with pytest.raises(NoGroupsError, match=cause):
+        collect(replace(source, grader=grader), 1)
 
 
 def test_tries_count_rounds_in_a_row() -> None:
@@ -214,20 +214,20 @@ def test_tries_count_rounds_in_a_row() -> None:
     engine = ScriptedEngine(script)
     groups, _, batch = collect(collector(engine, max_tries=3), 1)
     assert len(groups) == 4
-    found = np.cumsum([0, *(number for number, _ in engine.calls)])
-    without = sum(not any(script[a:b]) for a, b in pairwise(found))
+    ends = np.cumsum([0, *(num_prompts for num_prompts, _ in engine.calls)])
+    without = sum(not any(script[a:b]) for a, b in pairwise(ends))
     assert batch.rounds == len(engine.calls)
     assert without > 3
 
 
 def enough(missing: int, fraction: float) -> int:
     """The least number of tosses with at least so many successes in nine of ten cases, by exact sums."""
-    number = missing
+    num_prompts = missing
     while True:
-        below = sum(comb(number, k) * fraction**k * (1 - fraction) ** (number - k) for k in range(missing))
+        below = sum(comb(num_prompts, k) * fraction**k * (1 - fraction) ** (num_prompts - k) for k in range(missing))
         if below <= 0.1:
-            return number
-        number += 1
+            return num_prompts
+        num_prompts += 1
 
 
 def test_a_round_fills_its_step_in_nine_of_ten_cases(rng: np.random.Generator) -> None:
@@ -236,9 +236,9 @@ def test_a_round_fills_its_step_in_nine_of_ten_cases(rng: np.random.Generator) -
         per_step, sampled = int(rng.integers(24, 80)), int(rng.integers(20, 200))
         missing, kept = int(rng.integers(per_step // 2, per_step + 1)), int(sampled * rng.uniform(0.4, 0.95))
         fraction = (kept + 1) / (sampled + 1)
-        number = int(prompts_of_round(per_step, missing, kept, sampled))
-        assert abs(number - enough(missing, fraction)) <= 1 + 0.02 * number
-        assert number * fraction <= missing + per_step / 3 + 1
+        num_prompts = int(prompts_of_round(per_step, missing, kept, sampled))
+        assert abs(num_prompts - enough(missing, fraction)) <= 1 + 0.02 * num_prompts
+        assert num_prompts * fraction <= missing + per_step / 3 + 1
 
 
 def test_one_lost_group_does_not_keep_a_surplus_alive(rng: np.random.Generator) -> None:
@@ -258,8 +258,8 @@ def test_a_round_is_bounded(rng: np.random.Generator) -> None:
         assert prompts_of_round(per_step, per_step, 0, 500) == per_step  # the run may be about to give up
         assert prompts_of_round(per_step, per_step, 1, 500) == 6 * per_step
         for kept in range(21):  # few groups can be surplus, also where a step has few
-            number = int(prompts_of_round(per_step, 1, kept, 20))
-            assert 1 <= number <= max(per_step, ceil((1 + per_step / 3) * 21 / (kept + 1)))
+            num_prompts = int(prompts_of_round(per_step, 1, kept, 20))
+            assert 1 <= num_prompts <= max(per_step, ceil((1 + per_step / 3) * 21 / (kept + 1)))
 
 
 @pytest.mark.slow
@@ -268,10 +268,10 @@ def test_once_the_fraction_is_known_a_step_takes_one_round(rng: np.random.Genera
     per_step, steps, fraction = 12, 80, 0.55
     script = np.where(rng.random(20_000) < fraction, 3, 0)
     engine = ScriptedEngine(script.tolist())
-    one = collector(engine, per_step=per_step)
+    source = collector(engine, per_step=per_step)
     batches, waited = [], []
     for step in range(1, steps + 1):
-        _, carried, batch = collect(one, step)
+        _, carried, batch = collect(source, step)
         batches.append(batch)
         waited.append(len(carried))
     assert engine.calls[0][0] == per_step
@@ -286,11 +286,11 @@ def test_a_source_that_continues_samples_rounds_of_the_same_sizes(rng: np.random
     """The counts of earlier steps are in the state, and without them the rounds would be others."""
     script = np.where(rng.random(4_000) < 0.3, 3, 0).tolist()
     whole = ScriptedEngine(script)
-    one = collector(whole, per_step=8, max_tries=100)
+    source = collector(whole, per_step=8, max_tries=100)
     states = []
     for step in range(1, 7):
-        states.append((one.state(), len(whole.trees), len(whole.calls)))
-        one.next_batch(step)
+        states.append((source.state(), len(whole.trees), len(whole.calls)))
+        source.next_batch(step)
     state, trees, calls = states[3]
     assert 0 < state.seen[0] < state.seen[1]
     sizes = {}
@@ -318,13 +318,13 @@ def test_programs_that_were_cut_off_are_timeouts_with_a_count_of_their_own() -> 
 def test_a_group_has_the_version_of_the_weights_that_sampled_it(rng: np.random.Generator) -> None:
     """Also while it waits for later steps, whose weights are newer."""
     engine = ScriptedEngine([int(c) for c in rng.choice([0, 3, 3], 400)])
-    one, sampled_at, waited = collector(engine, max_tries=100), {}, 0
+    source, sampled_at, waited = collector(engine, max_tries=100), {}, 0
     for step in range(1, 21):
-        groups, waiting, batch = collect(one, step)
+        groups, waiting, batch = collect(source, step)
         sampled_at |= {id(g.tree): step - 1 for g in batch.verified}
         assert [g.version for g in groups + waiting] == [sampled_at[id(g.tree)] for g in groups + waiting]
         waited += sum(g.version < step - 1 for g in groups)
-        one.publish([], step)
+        source.publish([], step)
     assert waited
 
 
@@ -333,23 +333,23 @@ def test_a_step_that_is_undone_is_sampled_again(found: bool, rng: np.random.Gene
     """With the same prompts and seeds, whether it found its groups or not."""
     later = rng.choice([0, 0, 3], 400).tolist() if found else [0] * 400
     engine = ScriptedEngine([0, 3, 3, 3, 3, 3, *later])
-    one = collector(engine, max_tries=100 if found else 2)
-    outcome = nullcontext() if found else pytest.raises(NoMixedGroupsError)
-    collect(one, 1)
-    one.publish([], 1)
-    before = one.state()
-    one.rewind()  # the weights are newer than the last step: there is nothing to undo
-    assert one.state() == before
+    source = collector(engine, max_tries=100 if found else 2)
+    outcome = nullcontext() if found else pytest.raises(NoGroupsError)
+    collect(source, 1)
+    source.publish([], 1)
+    before = source.state()
+    source.rewind()  # the weights are newer than the last step: there is nothing to undo
+    assert source.state() == before
     assert before.carried
     calls = []
     for _ in range(2):
         first = len(engine.calls)
         with outcome:
-            one.next_batch(2)
+            source.next_batch(2)
         calls.append(engine.calls[first])
-        assert one.state() != before
-        one.rewind()
-        assert one.state() == before
+        assert source.state() != before
+        source.rewind()
+        assert source.state() == before
     assert calls[0] == calls[1]
 
 
@@ -361,9 +361,9 @@ def test_only_groups_that_wait_are_given_old_logprobs() -> None:
         asked.append(list(groups))
         return [replace(g, old_logprob_M=np.zeros(g.tree.num_unique_tokens)) for g in groups]
 
-    one = replace(collector(engine, per_step=3), with_old_logprobs=keep)
-    one.load_state(CollectorState(carried=tuple(collect(collector(engine, per_step=8), 1)[0])))
-    groups, waiting, _ = collect(one, 2)
+    source = replace(collector(engine, per_step=3), with_old_logprobs=keep)
+    source.load_state(CollectorState(carried=tuple(collect(collector(engine, per_step=8), 1)[0])))
+    groups, waiting, _ = collect(source, 2)
     assert [g.old_logprob_M is None for g in groups] == [True] * 3
     assert [g.old_logprob_M is None for g in waiting] == [False] * 5
     assert [g.tree for g in waiting] == [g.tree for g in asked[0]]

@@ -50,22 +50,22 @@ def test_masses_are_those_of_the_sampled_responses(rng: np.random.Generator) -> 
     drawn = [responses[i] for i in rng.choice(len(responses), 20, p=p)]
     mass, seen = dict(zip(responses, p, strict=True)), set(drawn)
     tree = model.tree(drawn)
-    found = measure_coverage(tree, correct(tree, verdicts))
+    coverage = measure_coverage(tree, correct(tree, verdicts))
 
     right, wrong = [mass[r] for r in seen if verdicts[r]], [mass[r] for r in seen if not verdicts[r]]
     fraction = sum(verdicts[r] for r in drawn) / 20
-    assert found.p_pos == pytest.approx(sum(right), rel=1e-12, abs=1e-15)
-    assert found.p_neg == pytest.approx(sum(wrong), rel=1e-12, abs=1e-15)
-    assert found.unsampled == pytest.approx(sum(m for r, m in mass.items() if r not in seen), abs=1e-12)
-    assert found.a_2 == pytest.approx(sum(m**2 for m in right), rel=1e-12, abs=1e-15)
-    assert found.b_2 == pytest.approx(sum(m**2 for m in wrong), rel=1e-12, abs=1e-15)
+    assert coverage.p_pos == pytest.approx(sum(right), rel=1e-12, abs=1e-15)
+    assert coverage.p_neg == pytest.approx(sum(wrong), rel=1e-12, abs=1e-15)
+    assert coverage.unsampled == pytest.approx(sum(m for r, m in mass.items() if r not in seen), abs=1e-12)
+    assert coverage.a_2 == pytest.approx(sum(m**2 for m in right), rel=1e-12, abs=1e-15)
+    assert coverage.b_2 == pytest.approx(sum(m**2 for m in wrong), rel=1e-12, abs=1e-15)
     rewards = [(float(verdicts[r]) - fraction) * mass[r] for r in seen]
-    assert found.s_r == pytest.approx(sum(rewards), abs=1e-14)
+    assert coverage.s_r == pytest.approx(sum(rewards), abs=1e-14)
     tokens = [lp for r in drawn for lp in model.logprobs(r)]
-    assert found.entropy == pytest.approx(-np.mean(tokens), rel=1e-12)
-    assert (found.num_rollouts, found.num_correct, found.num_distinct) == (20, round(20 * fraction), len(seen))
-    assert found.duplicate_rate == pytest.approx(1 - len(seen) / 20)
-    assert found.all_unique == (len(seen) == 20)
+    assert coverage.entropy == pytest.approx(-np.mean(tokens), rel=1e-12)
+    assert (coverage.num_rollouts, coverage.num_correct, coverage.num_distinct) == (20, round(20 * fraction), len(seen))
+    assert coverage.duplicate_rate == pytest.approx(1 - len(seen) / 20)
+    assert coverage.all_unique == (len(seen) == 20)
     np.testing.assert_allclose(response_masses(tree), [mass[r] for r, _ in tree.responses()], rtol=1e-12)
 
 
@@ -107,19 +107,25 @@ def test_a_fresh_rollout_leaves_the_tree_where_the_next_token_mass_is_missing(rn
 def test_long_responses_whose_probability_underflows_fall_back_to_counts() -> None:
     responses = [(1, *([2 + i] * 400), END) for i in range(8)]
     tree = RolloutTree.from_responses((1,), responses, [[-5.0] * 402] * 8)
-    found = measure_coverage(tree, np.arange(8) < 3)
-    assert found.all_unique
-    assert found.unsampled == 1
-    assert found.q_pos == pytest.approx(3 / 8)
-    assert found.unsampled_correct == pytest.approx(3 / 8)
-    assert (found.u_pos_2, found.u_neg_2) == (0, 0)
+    coverage = measure_coverage(tree, np.arange(8) < 3)
+    assert coverage.all_unique
+    assert coverage.unsampled == 1
+    assert coverage.q_pos == pytest.approx(3 / 8)
+    assert coverage.unsampled_correct == pytest.approx(3 / 8)
+    assert (coverage.u_pos_2, coverage.u_neg_2) == (0, 0)
     assert leaving_mass(tree).sum() == pytest.approx(1)
 
 
 def test_a_certain_response_leaves_nothing_unsampled() -> None:
     tree = RolloutTree.from_responses((1,), [(5, END)] * 4, [[0.0, 1e-9]] * 4)  # rounding may exceed 1
-    found = measure_coverage(tree, np.array([True]))
-    assert (found.q_pos, found.p_pos, found.unsampled, found.unsampled_correct, found.u_pos_2) == (1, 1, 0, 0, 0)
+    coverage = measure_coverage(tree, np.array([True]))
+    assert (coverage.q_pos, coverage.p_pos, coverage.unsampled, coverage.unsampled_correct, coverage.u_pos_2) == (
+        1,
+        1,
+        0,
+        0,
+        0,
+    )
     assert unsampled_correct_at(tree, np.array([True]), (1, 100)).tolist() == [0, 0]
 
 

@@ -97,13 +97,13 @@ def test_pooled_numbers_are_means_over_the_prompts(rng: np.random.Generator) -> 
     assert [*prompts.id] == ["p0", "p1", "p2"]
     assert [*prompts.num_correct] == [g.num_correct for g in groups]
     for n, value in (pooled.unsampled_correct_at or {}).items():
-        each = [unsampled_correct_at(g.tree, g.correct_L, [n])[0] for g in groups]
-        assert value == pytest.approx(np.mean(each), rel=1e-12)
-        assert prompts.unsampled_correct_at[n] == pytest.approx(each, rel=1e-3)
+        value_of_groups = [unsampled_correct_at(g.tree, g.correct_L, [n])[0] for g in groups]
+        assert value == pytest.approx(np.mean(value_of_groups), rel=1e-12)
+        assert prompts.unsampled_correct_at[n] == pytest.approx(value_of_groups, rel=1e-3)
     for last, value in pooled.escape_probability_at.items():
-        each = [leaving_mass(g.tree)[last // 2 : last].sum() for g in groups]
-        assert value == pytest.approx(np.mean(each), abs=1e-12)
-        assert prompts.escape_probability_at[last] == pytest.approx(each, rel=1e-3)
+        value_of_groups = [leaving_mass(g.tree)[last // 2 : last].sum() for g in groups]
+        assert value == pytest.approx(np.mean(value_of_groups), abs=1e-12)
+        assert prompts.escape_probability_at[last] == pytest.approx(value_of_groups, rel=1e-3)
     assert json.loads(json.dumps(to_json(StepRecord(step=1, coverage=record))))["coverage"]["prompts"]["p_pos"] == [
         *prompts.p_pos
     ]
@@ -130,11 +130,11 @@ def test_informative_share_at_smaller_n_is_the_mean_over_all_subsets(
     found = coverage_record(groups).pooled.mixed_fraction_at
     assert list(found) == [2, 3, 5, 7]
     for n, fraction in found.items():
-        each = []
+        is_mixed = []
         for group in groups:
             outcomes = np.repeat(group.correct_L, group.tree.leaf_count)
-            each += [0 < sum(subset) < n for subset in combinations(outcomes.tolist(), n)]
-        assert fraction == pytest.approx(np.mean(each), abs=1e-12)
+            is_mixed += [0 < sum(subset) < n for subset in combinations(outcomes.tolist(), n)]
+        assert fraction == pytest.approx(np.mean(is_mixed), abs=1e-12)
 
 
 def test_where_all_responses_are_unique_nothing_is_estimated(rng: np.random.Generator) -> None:
@@ -176,8 +176,8 @@ def test_the_held_out_check_equals_plain_transformers_before_and_after_the_updat
     before = logprobs()
     learn(measure.learner, groups, [rng.normal(size=g.tree.num_responses) for g in groups], seed=0)
     after = logprobs()
-    _, found = measure.record(groups, groups, held_out)
-    assert found is not None
+    _, check = measure.record(groups, groups, held_out)
+    assert check is not None
 
     means = []
     for seen, group, old, new in zip(groups, held_out, before, after, strict=True):
@@ -188,9 +188,9 @@ def test_the_held_out_check_equals_plain_transformers_before_and_after_the_updat
         ]
         values = [t * (np.exp(n - o) - 1) for t, o, n in zip(terms, old, new, strict=True)]
         means.append(np.average(values, weights=group.tree.leaf_count))
-    assert found.change == pytest.approx(np.mean(means), rel=1e-7)
-    assert abs(found.change) > 1e-4
-    assert found.num_rollouts == 27
+    assert check.change == pytest.approx(np.mean(means), rel=1e-7)
+    assert abs(check.change) > 1e-4
+    assert check.num_rollouts == 27
 
 
 def test_held_out_rollouts_are_fresh(rng: np.random.Generator) -> None:

@@ -60,19 +60,19 @@ def test_it_equals_plain_loops_over_the_rollouts(rng: np.random.Generator) -> No
         risen += [q[y] > p[y] for y in drawn if right[y]]
         drops += [q[y] - p[y] for y in drawn if right[y]]
         logs += [np.log(q[y] / p[y]) for y in drawn if right[y]]
-    found = check_on_held_out(prompts)
+    check = check_on_held_out(prompts)
     change = np.mean([np.mean(v) for v in values])
     error = np.sqrt(sum(np.var(v, ddof=1) / len(v) for v in values)) / 5
-    assert found.change == pytest.approx(change, abs=1e-13)
-    assert found.change_high - found.change == pytest.approx(1.959963985 * error, rel=1e-8)
-    assert found.change - found.change_low == pytest.approx(1.959963985 * error, rel=1e-8)
-    assert found.fraction_improved == pytest.approx(np.mean(risen))
-    assert (found.worst_drop, found.worst_log_ratio) == (
+    assert check.change == pytest.approx(change, abs=1e-13)
+    assert check.change_high - check.change == pytest.approx(1.959963985 * error, rel=1e-8)
+    assert check.change - check.change_low == pytest.approx(1.959963985 * error, rel=1e-8)
+    assert check.fraction_improved == pytest.approx(np.mean(risen))
+    assert (check.worst_drop, check.worst_log_ratio) == (
         pytest.approx(min(0, *drops, 0), abs=1e-15),
         pytest.approx(min(logs)),
     )
-    assert (found.num_prompts, found.num_rollouts, found.num_correct) == (5, len(weights), len(risen))
-    assert found.effective_fraction == pytest.approx(sum(weights) ** 2 / (len(weights) * sum(w**2 for w in weights)))
+    assert (check.num_prompts, check.num_rollouts, check.num_correct) == (5, len(weights), len(risen))
+    assert check.effective_fraction == pytest.approx(sum(weights) ** 2 / (len(weights) * sum(w**2 for w in weights)))
 
 
 def hits(rng: np.random.Generator, models: list, rollouts: int, draws: int) -> tuple[float, float]:
@@ -80,12 +80,12 @@ def hits(rng: np.random.Generator, models: list, rollouts: int, draws: int) -> t
     change = np.mean([(q - p)[right].sum() for p, q, right in models])
     fraction = sum(p[right & (q > p)].sum() for p, q, right in models) / sum(p[right].sum() for p, _, right in models)
     counts = [rng.multinomial(rollouts, p, size=draws) for p, _, _ in models]
-    found = [
+    checks = [
         check_on_held_out([held_out(c[i], *m, 0.3) for c, m in zip(counts, models, strict=True)]) for i in range(draws)
     ]
     return (
-        float(np.mean([f.change_low <= change <= f.change_high for f in found])),
-        float(np.mean([f.fraction_improved_low <= fraction <= f.fraction_improved_high for f in found])),
+        float(np.mean([f.change_low <= change <= f.change_high for f in checks])),
+        float(np.mean([f.fraction_improved_low <= fraction <= f.fraction_improved_high for f in checks])),
     )
 
 
@@ -102,10 +102,10 @@ def test_intervals_over_many_prompts_hold_the_truth_as_often_as_they_say(rng: np
 def test_intervals_of_one_prompt_hold_the_truth_nearly_as_often_in_the_mean(rng: np.random.Generator) -> None:
     """The normal interval of one prompt depends on how skewed its responses are; the exact binomial one does not."""
     models = [exact(rng, vocabulary=5, length=2, size=0.3) for _ in range(80)]
-    each = np.array([hits(rng, [model], rollouts=64, draws=80) for model in models])
-    error = each.std(0) / np.sqrt(len(models))
-    assert 0.91 - 5 * error[0] <= each[:, 0].mean() <= 0.99
-    assert each[:, 1].mean() >= 0.95 - 5 * error[1]
+    coverage_of_models = np.array([hits(rng, [model], rollouts=64, draws=80) for model in models])
+    error = coverage_of_models.std(0) / np.sqrt(len(models))
+    assert 0.91 - 5 * error[0] <= coverage_of_models[:, 0].mean() <= 0.99
+    assert coverage_of_models[:, 1].mean() >= 0.95 - 5 * error[1]
 
 
 def test_training_rollouts_would_flatter_the_update(rng: np.random.Generator) -> None:
@@ -135,10 +135,10 @@ def test_the_binomial_interval_is_scipys_exact_one(successes: int, trials: int) 
 def test_without_a_correct_rollout_nothing_is_said_about_correct_mass(rng: np.random.Generator) -> None:
     p, q, right = exact(rng, vocabulary=3, length=2, size=0.3)
     count = np.where(right, 0, 2)
-    found = check_on_held_out([held_out(count, p, q, right, 0.0)])
-    assert (found.fraction_improved, found.worst_drop, found.worst_log_ratio) == (None, None, None)
-    assert (found.fraction_improved_low, found.fraction_improved_high) == (0, 1)
-    assert found.change == 0
+    check = check_on_held_out([held_out(count, p, q, right, 0.0)])
+    assert (check.fraction_improved, check.worst_drop, check.worst_log_ratio) == (None, None, None)
+    assert (check.fraction_improved_low, check.fraction_improved_high) == (0, 1)
+    assert check.change == 0
 
 
 def test_too_few_rollouts_are_refused(rng: np.random.Generator) -> None:
@@ -151,8 +151,8 @@ def test_too_few_rollouts_are_refused(rng: np.random.Generator) -> None:
 
 def test_a_weight_beyond_the_floats_leaves_no_estimate_and_no_nan() -> None:
     old, new = np.full(4, -9000.0), np.array([-8000.0, -9000.0, -9500.0, -9100.0])
-    found = check_on_held_out([HeldOut(np.ones(4, np.int64), np.array([True, False, False, True]), old, new, 0.5)])
-    assert (found.change, found.change_low, found.change_high) == (None, None, None)
-    assert found.fraction_improved == 0.5
-    assert found.effective_fraction == pytest.approx(1 / 4)
-    assert found.worst_log_ratio == -100
+    check = check_on_held_out([HeldOut(np.ones(4, np.int64), np.array([True, False, False, True]), old, new, 0.5)])
+    assert (check.change, check.change_low, check.change_high) == (None, None, None)
+    assert check.fraction_improved == 0.5
+    assert check.effective_fraction == pytest.approx(1 / 4)
+    assert check.worst_log_ratio == -100

@@ -92,16 +92,16 @@ def test_several_steps_with_mini_batches_and_warm_up_equal_plain_training(
         groups, advantages = sampled(model, rng, num_groups=7)
         dealt.clear()
         update = learn(learner, groups, advantages, seed=step)
-        assert sorted(id(t) for part in dealt for t in part) == sorted(id(g.tree) for g in groups)
-        assert sorted(len(part) for part in dealt) == [2, 2, 3]
-        assert [id(t) for part in dealt for t in part] != [id(g.tree) for g in groups]  # 1 in 5040 by chance
+        assert sorted(id(t) for batch in dealt for t in batch) == sorted(id(g.tree) for g in groups)
+        assert sorted(len(batch) for batch in dealt) == [2, 2, 3]
+        assert [id(t) for batch in dealt for t in batch] != [id(g.tree) for g in groups]  # 1 in 5040 by chance
         means = []
-        for part in dealt:
+        for batch in dealt:
             updates += 1
             optimizer.param_groups[0]["lr"] = 1e-3 * min(updates / 5, 1)
-            places = [next(i for i, g in enumerate(groups) if g.tree is mine) for mine in part]
+            places = [next(i for i, g in enumerate(groups) if g.tree is mine) for mine in batch]
             chosen = [groups[i] for i in places], [advantages[i] for i in places]
-            means.append(plain_update(plain, optimizer, chosen, 1.0, len(part) / (7 / 3)))  # all groups weigh the same
+            means.append(plain_update(plain, optimizer, chosen, 1.0, len(batch) / (7 / 3)))  # all groups weigh the same
         for name in means[0]:
             expected = np.mean([told[name] for told in means])
             assert getattr(update, name) == pytest.approx(expected, rel=1e-6, abs=1e-12), name

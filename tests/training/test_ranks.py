@@ -79,9 +79,9 @@ def check(processes: RankProcesses, size: int, loading: Loading) -> rank_model_c
 def test_every_rank_has_the_model_that_one_process_loads(
     kind: str, size: int, processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
 ) -> None:
-    found = check(processes, size, Loading(save(tmp_path / kind, kind, rng)))
+    results = check(processes, size, Loading(save(tmp_path / kind, kind, rng)))
     tied = ["lm_head.weight", "model.embed_tokens.weight"]
-    assert any(sorted(names) == tied for names in found.same_objects) == (kind in ("llama", "gemma3_text"))
+    assert any(sorted(names) == tied for names in results.same_objects) == (kind in ("llama", "gemma3_text"))
 
 
 def test_matrices_that_are_in_memory_column_by_column(
@@ -95,11 +95,11 @@ def test_adapters_in_float32_on_a_frozen_base(
     dtype: torch.dtype, processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     folder = save(tmp_path, "qwen3", rng)
-    found = check(processes, 3, Loading(folder, dtype, LORA, gradient_checkpointing=True))
-    trained = {name: values[1] for name, values in found.parameters.items() if values[0]}
+    results = check(processes, 3, Loading(folder, dtype, LORA, gradient_checkpointing=True))
+    trained = {name: values[1] for name, values in results.parameters.items() if values[0]}
     assert set(trained.values()) == {torch.float32}
     assert all("lora_" in name for name in trained)
-    assert {values[1] for values in found.parameters.values() if not values[0]} == {dtype}
+    assert {values[1] for values in results.parameters.values() if not values[0]} == {dtype}
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
@@ -140,11 +140,11 @@ def test_all_ranks_end_with_the_error_of_the_first_one(
     weights = tmp_path / "damaged" / "model.safetensors"
     os.truncate(weights, weights.stat().st_size // 2)
     place = f"learner rank 0 on machine {socket.gethostname()}: "
-    for one, text in [
+    for error, text in [
         (loading, f"the weights of '{loading.folder}' are damaged"),
         (replace(loading, folder=tmp_path / "nowhere"), f"model folder {tmp_path / 'nowhere'} does not exist"),
     ]:
-        first, *others = processes.run(3, rank_model_cases.failure, one)
+        first, *others = processes.run(3, rank_model_cases.failure, error)
         assert first.startswith(f"UserError: {text}")
         assert others == [first.replace("UserError: ", f"FirstRankError: {place}")] * 2
     first, *others = processes.run(3, rank_model_cases.failure, None)
@@ -216,10 +216,10 @@ def test_a_response_costs_its_new_tokens_on_the_tree_and_all_of_them_as_a_row(
     tree = random_tree(rng, num_rollouts=30, branching=4)
     prompt = [1 + per_position * position for position in range(len(tree.prompt_ids))]
     tree_cost, row_cost, seen = [], [], set()
-    for number, (tokens, _) in enumerate(tree.responses()):
+    for index, (tokens, _) in enumerate(tree.responses()):
         prefixes = [tokens[: i + 1] for i in range(len(tokens))]
         of = {p: 1 + per_position * (len(prompt) + len(p) - 1) for p in prefixes}
-        tree_cost.append(sum(of[p] for p in prefixes if p not in seen) + (sum(prompt) if number == 0 else 0))
+        tree_cost.append(sum(of[p] for p in prefixes if p not in seen) + (sum(prompt) if index == 0 else 0))
         row_cost.append(sum(prompt) + sum(of.values()))
         seen.update(prefixes)
     np.testing.assert_allclose(tree_costs(tree, per_position), tree_cost, rtol=1e-12, atol=1e-8)

@@ -23,13 +23,13 @@ def schedule_of(
 
 def resets(schedule: ReferenceSchedule, rows: Sequence[Row]) -> dict[int, str]:
     """Return the resets of a run with these numbers, which decides before it takes a record."""
-    found = {}
+    reasons = {}
     for step, kl, score in rows:
         record = record_of(step, kl, score)
         if why := schedule.why_reset(from_json(record)):
-            found[step] = record["reference_reset"] = why
+            reasons[step] = record["reference_reset"] = why
         schedule.add(from_json(record))
-    return found
+    return reasons
 
 
 def record_of(step: int, kl: float | None, score: float | None) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def random_history(rng: np.random.Generator, steps: int) -> list[Row]:
 
 def from_the_whole_history(rows: Sequence[Row], every: int, kl_above: float, patience: int, cooldown: int) -> list[int]:
     """Steps of the resets, decided at each step from all rows since the last one."""
-    found, last = [], 0
+    steps, last = [], 0
     for step, *_ in rows:
         since = [row for row in rows if last < row[0] <= step]
         kls = [float(kl) for _, kl, _ in since if kl is not None][-5:]
@@ -60,9 +60,9 @@ def from_the_whole_history(rows: Sequence[Row], every: int, kl_above: float, pat
         stalled = len(scores) - 1 - place if scores else 0
         due = bool(every) and step - last >= every
         if due or (step - last > cooldown and ((len(kls) == 5 and high >= 3) or stalled >= patience)):
-            found.append(step)
+            steps.append(step)
             last = step
-    return found
+    return steps
 
 
 def test_resets_are_those_of_the_whole_history(rng: np.random.Generator) -> None:
@@ -72,10 +72,10 @@ def test_resets_are_those_of_the_whole_history(rng: np.random.Generator) -> None
             int(rng.choice([0, 15, 40])), float(rng.choice([0.3, 1.0])), int(rng.integers(1, 6)), int(rng.integers(12))
         )  # fmt: skip
         rows = random_history(rng, 80)
-        found = resets(schedule_of(*settings), rows)
-        assert list(found) == from_the_whole_history(rows, *settings)
+        reasons = resets(schedule_of(*settings), rows)
+        assert list(reasons) == from_the_whole_history(rows, *settings)
         kinds |= {
-            next(w for w in ("every", "kl_above", "patience") if f"reference.reset_{w}" in r) for r in found.values()
+            next(w for w in ("every", "kl_above", "patience") if f"reference.reset_{w}" in r) for r in reasons.values()
         }
     assert kinds == {"every", "kl_above", "patience"}
 

@@ -47,11 +47,11 @@ def evaluation(step: int, coverage: float) -> dict[str, Any]:
 
 
 def names(objective: Objective, fractions: Sequence[float]) -> list[str]:
-    found = []
+    phase_names = []
     for fraction in fractions:
         objective.begin_step(fraction)
-        found.append(objective.phase.name)
-    return found
+        phase_names.append(objective.phase.name)
+    return phase_names
 
 
 PROMPT = Prompt("id", "text", (1,), "a", "d")
@@ -162,10 +162,10 @@ def test_the_order_of_maxrl_falls_geometrically_and_then_stays(final: int, at: f
         fallen = min(fraction / at, 1)
         order = round(np.exp((1 - fallen) * np.log(N - 1) + fallen * np.log(final)))
         objective.begin_step(fraction)
-        for one, advantage_L in zip(groups, objective.estimate_advantages(groups), strict=True):
-            c = one.num_correct
+        for tested, advantage_L in zip(groups, objective.estimate_advantages(groups), strict=True):
+            c = tested.num_correct
             np.testing.assert_allclose(
-                advantage_L, advantages.maxrl_weight(N, c, order) * (one.reward_L - c / N), rtol=1e-12
+                advantage_L, advantages.maxrl_weight(N, c, order) * (tested.reward_L - c / N), rtol=1e-12
             )
 
 

@@ -236,8 +236,8 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_the_weights_in_float32(
 def test_log_probs_are_complete_on_every_rank(processes: RankProcesses, rng: np.random.Generator) -> None:
     case = case_of(rng, recipe(SETTINGS, old_logprobs="recompute"), steps=1)
     expected, _ = sharded_cases.alone(sharded_cases.logprobs, case)
-    for found, old in processes.run(3, sharded_cases.logprobs, case):
-        for one, other, third in zip(found, old, expected, strict=True):
+    for now, old in processes.run(3, sharded_cases.logprobs, case):
+        for one, other, third in zip(now, old, expected, strict=True):
             np.testing.assert_array_equal(one, other)
             np.testing.assert_allclose(one, third, rtol=1e-11)
 
@@ -260,18 +260,18 @@ def test_all_ranks_start_again_with_half_the_nodes_if_one_runs_out_of_memory(
     settings = recipe(SETTINGS, nodes_per_pass=64, kl=KLPenalty(coefficient=0.5), mini_batches=1)
     case = case_of(rng, settings, "uneven", steps=2)
     expected = sharded_cases.alone(sharded_cases.train, replace(case, settings=recipe(settings, nodes_per_pass=16)))
-    found = processes.run(3, sharded_cases.run_out, case, 1, 20, where)
-    failures = [failures for _, failures in found]
+    outcomes = processes.run(3, sharded_cases.run_out, case, 1, 20, where)
+    failures = [failures for _, failures in outcomes]
     assert failures[0] == failures[2] == 0 < failures[1]
-    results = [one for one, _ in found]
+    results = [result for result, _ in outcomes]
     assert sum(u.out_of_memory_retries for u in results[0].updates) == failures[1]
     retries = 0
-    for number, update in enumerate(results[0].updates):
-        assert all(one.updates[number] == update for one in results)
+    for index, update in enumerate(results[0].updates):
+        assert all(result.updates[index] == update for result in results)
         retries += update.out_of_memory_retries
         assert update.nodes_per_pass == 64 >> retries
         same = {name: getattr(update, name) for name in ("nodes_per_pass", "out_of_memory_retries")}
-        assert_same_update(update, replace(expected.updates[number], **same))
+        assert_same_update(update, replace(expected.updates[index], **same))
     for name, weight in expected.weights.items():
         np.testing.assert_allclose(results[0].weights[name], weight, rtol=0, atol=1e-10)
 
@@ -282,10 +282,10 @@ def test_all_ranks_start_again_if_one_without_responses_runs_out_of_memory(
 ) -> None:
     case = case_of(rng, recipe(SETTINGS, nodes_per_pass=64), "one response")
     expected = sharded_cases.alone(sharded_cases.train, case)
-    found = processes.run(2, sharded_cases.run_out, case, 0, 1, where, 1)
-    assert [failures for _, failures in found] == [1, 0]
-    for one, _ in found:
-        assert_same_update(one.updates[0], replace(expected.updates[0], nodes_per_pass=32, out_of_memory_retries=1))
+    outcomes = processes.run(2, sharded_cases.run_out, case, 0, 1, where, 1)
+    assert [failures for _, failures in outcomes] == [1, 0]
+    for result, _ in outcomes:
+        assert_same_update(result.updates[0], replace(expected.updates[0], nodes_per_pass=32, out_of_memory_retries=1))
 
 
 def test_all_ranks_end_together_if_one_has_too_little_memory_for_anything(
@@ -299,9 +299,9 @@ def test_all_ranks_end_together_if_one_has_too_little_memory_for_anything(
 def test_all_ranks_diverge_together(processes: RankProcesses, rng: np.random.Generator) -> None:
     case = case_of(rng, SETTINGS)
     case.steps[0][1][0][:] = np.inf
-    found = processes.run(3, sharded_cases.run_into, case)
+    outcomes = processes.run(3, sharded_cases.run_into, case)
     start = {name: p.detach().numpy() for name, p in sharded_cases.model_of(case).named_parameters()}
-    for error, weights in found:
+    for error, weights in outcomes:
         assert error.startswith("DivergedError: the loss")
         assert all(np.array_equal(weights[name], weight) for name, weight in start.items())
 
@@ -411,7 +411,7 @@ def test_the_optimizer_of_a_sharded_run_is_taken_and_one_of_another_model_is_an_
     learner.load_optimizer_state(state)
     alone = sharded_cases.learner_of(case, ALONE)
     sharded_cases.steps(alone, case)
-    taken, expected = (one.state_dict()["optimizer"]["state"] for one in (learner, alone))
+    taken, expected = (learner_of_state.state_dict()["optimizer"]["state"] for learner_of_state in (learner, alone))
     for index, moments in expected.items():
         for kind, value in moments.items():
             torch.testing.assert_close(taken[index][kind], value, rtol=1e-9, atol=1e-15)

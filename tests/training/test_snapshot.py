@@ -31,10 +31,10 @@ def same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 def averaged(history: list[list[torch.Tensor]], decay: float) -> list[torch.Tensor]:
     """The average as a weighted sum: a plain mean over the first 1 / (1 - d) updates, d^age times it afterwards."""
     start = min(len(history), round(1 / (1 - decay)))
-    found = [torch.stack(ws[:start]).mean(0) for ws in zip(*history, strict=True)]
+    average = [torch.stack(ws[:start]).mean(0) for ws in zip(*history, strict=True)]
     for new in history[start:]:
-        found = [decay * a + (1 - decay) * w for a, w in zip(found, new, strict=True)]
-    return found
+        average = [decay * a + (1 - decay) * w for a, w in zip(average, new, strict=True)]
+    return average
 
 
 @pytest.mark.parametrize("decay", [0.8, pytest.param(0.5, marks=pytest.mark.slow)])

@@ -12,14 +12,14 @@ import pytest
 from brorl.training.stop_request import StopNow, StopRequest
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_first_signal_asks_second_raises(number: signal.Signals) -> None:
+@pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
+def test_first_signal_asks_second_raises(stop_signal: signal.Signals) -> None:
     with StopRequest() as stop:
         assert not stop.requested
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), stop_signal)
         assert stop.requested
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), stop_signal)
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def test_other_threads_leave_signals_alone() -> None:
     assert seen == [(before, False)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_answer_does_not_wait_for_the_call_that_is_under_way(number: signal.Signals) -> None:
+@pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
+def test_the_answer_does_not_wait_for_the_call_that_is_under_way(stop_signal: signal.Signals) -> None:
     """The main thread is in a C call, which only the answer ends: Python's own handler runs too late to give it."""
     reader, writer = os.pipe()
     answers: list[bool] = []
@@ -86,8 +86,8 @@ def test_the_answer_does_not_wait_for_the_call_that_is_under_way(number: signal.
         os.write(writer, b"a")
 
     with StopRequest(answer) as stop:
-        signal.siginterrupt(number, False)  # the call goes on after the signal, as a backward pass does
-        send = threading.Timer(0.05, os.kill, (os.getpid(), number))
+        signal.siginterrupt(stop_signal, False)  # the call goes on after the signal, as a backward pass does
+        send = threading.Timer(0.05, os.kill, (os.getpid(), stop_signal))
         give_up = threading.Timer(30.0, os.write, (writer, b"t"))
         send.start()
         give_up.start()

@@ -6,6 +6,7 @@ incorrect, has no reward, and is not trained on.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -124,6 +125,12 @@ class Group:
             terms_L={name: value_L[leaf_K] for name, value_L in self.terms_L.items()},
             **kept,
         )
+
+
+def main_failure(groups: Sequence[Group]) -> str:
+    """Return the most frequent reason of the groups' unverified verdicts, of which there is at least one."""
+    reasons = Counter(verdict.reason for group in groups for verdict in group.verdicts if verdict.unverified)
+    return reasons.most_common(1)[0][0]
 
 
 def required(array: FloatArray | None) -> FloatArray:

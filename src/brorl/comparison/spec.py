@@ -30,7 +30,7 @@ from brorl.cost import UNIT_WORDS, UNITS, Budget, Unit, amount
 from brorl.errors import UserError, option
 from brorl.format import counted, exact, in_seconds, plain
 from brorl.runs.run_directory import SPEC_FILE
-from brorl.storage import json_ready, replace_file, storage_errors
+from brorl.storage import json_ready, read_json_file, replace_file, storage_errors
 
 DEFAULT_ARMS = ("plateau-16", "plateau-512")
 _DEFAULT_POINTS = 4  # evaluation points of the default arms
@@ -171,12 +171,7 @@ def read_fields(file: Path, noun: str) -> dict[str, Any]:
     Raises:
         UserError: If the file is damaged.
     """
-    try:
-        content = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise UserError(
-            f"{file} is damaged ({error}); restore it, or start a new {noun} in a different folder"
-        ) from error
+    content = read_json_file(file, f"restore it, or start a new {noun} in a different folder")
     del content["brorl"]
     content["arms"] = [
         ArmRecipe(arm["name"], make_config(arm["settings"], {}, str(file)), arm["title"]) for arm in content["arms"]

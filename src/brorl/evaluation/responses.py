@@ -9,7 +9,6 @@ different evaluation, or other files, is rejected.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,13 +20,13 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from brorl.activity import Echo
-from brorl.algorithms.groups import Group
+from brorl.algorithms.groups import Group, main_failure
 from brorl.errors import UnverifiedResponsesError, UserError, first_line, option
 from brorl.evaluation.evaluator import BatchCounts, Evaluator, PromptBatch, PromptCounts, Summary, summarize
 from brorl.format import counted, duration, interval, short, short_repr
 from brorl.rollout.engine import Sampler
 from brorl.runs.stored_rollouts import responses_table
-from brorl.storage import dotted_items, parquet_bytes, replace_file, storage_errors
+from brorl.storage import dotted_items, parquet_bytes, read_json_file, replace_file, storage_errors
 from brorl.table import Result, Table
 from brorl.verification.grade import Grader
 
@@ -69,7 +68,7 @@ class ResponseStore:
                     "choose a different folder"
                 )
             return
-        stored = dict(dotted_items(_read_json(self.settings_file, f"choose a different {option('output-dir')}")))
+        stored = dict(dotted_items(read_json_file(self.settings_file, f"choose a different {option('output-dir')}")))
         wanted = dict(dotted_items(json.loads(json.dumps(settings))))
         for name in (*wanted, *(stored if complete else ())):
             old, new = stored.get(name), wanted.get(name)
@@ -100,7 +99,7 @@ class ResponseStore:
         """Return the environment of each process that sampled, in order."""
         if not self.sessions_file.is_file():
             return []
-        sessions: list[dict[str, Any]] = _read_json(self.sessions_file, f"delete it and {_RERUN}")
+        sessions: list[dict[str, Any]] = read_json_file(self.sessions_file, f"delete it and {_RERUN}")
         return sessions
 
     def file_of(self, number: int) -> Path:
@@ -145,18 +144,10 @@ def _check_verified(groups: Sequence[Group]) -> None:
     lost = sum(group.num_unverified for group in groups)
     responses = sum(group.tree.num_rollouts for group in groups)
     if 2 * lost > responses:
-        reasons = Counter(v.reason for group in groups for v in group.verdicts if v.unverified)
         raise UnverifiedResponsesError(
-            f"{lost:,} of {responses:,} responses could not be verified (most often: {reasons.most_common(1)[0][0]}); "
+            f"{lost:,} of {responses:,} responses could not be verified (most often: {main_failure(groups)}); "
             "free memory and processes, then rerun the command to continue"
         )
-
-
-def _read_json(file: Path, advice: str) -> Any:
-    try:
-        return json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is damaged ({error}); {advice}") from error
 
 
 def _shown(value: Any) -> str:

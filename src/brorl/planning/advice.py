@@ -59,7 +59,7 @@ class PlanResult(Result):
         `seconds_per_step`, the budget is the time that the recipe's own step takes.
 
         Raises:
-            NoMixedGroupError: If no group of the pilot is mixed.
+            UnmixedPilotError: If no group of the pilot is mixed.
         """
         fewest = max((a.k + 1 for a in config.advantages if a.estimator == "pass_at_k"), default=2)
         compared = np.array(sorted({*(n for n in rollouts if n >= fewest), config.rollouts_per_prompt}))
@@ -116,7 +116,8 @@ def _beyond_pilot(result: PlanResult) -> tuple[str, ...]:
 
 def budget_table(result: PlanResult) -> Table:
     """Return a table of the step that fits in the time budget, one row per N."""
-    plan, rows = result.plan, []
+    plan = result.plan
+    rows = []
     for index, row in enumerate(plan.rows):
         if not row.budget_prompts:
             rows.append((_number(row), f"< {result.settings.mini_batches}", "-", "-", "-", "does not fit"))
@@ -140,8 +141,10 @@ def budget_table(result: PlanResult) -> Table:
 
 def advice_lines(result: PlanResult) -> list[str]:
     """Return the recommendation, its reasons and its limits, as sentences."""
-    plan, settings = result.plan, result.settings
-    row, budget = plan.recommended, f"{seconds_text(plan.budget)} s"
+    plan = result.plan
+    settings = result.settings
+    row = plan.recommended
+    budget = f"{seconds_text(plan.budget)} s"
     if row is None:
         return [
             f"No N fits in {budget} per step with {settings.mini_batches} prompts, one per mini-batch; raise "
@@ -176,7 +179,7 @@ def _to_recipe(plan: RolloutPlan, row: PlanRow) -> str:
 
 def _alternatives(plan: RolloutPlan, chosen: PlanRow) -> Iterator[str]:
     """Name every N tied with the best, or the second best if none is."""
-    others = [r for r in plan.rows if r is not chosen and r.budget_prompts]
+    fitting = [row for row in plan.rows if row is not chosen and row.budget_prompts]
     if len(plan.tied) > 1:
         *tied, last = [str(plan.rows[i].num_rollouts) for i in plan.tied]
         yield (
@@ -184,17 +187,18 @@ def _alternatives(plan: RolloutPlan, chosen: PlanRow) -> Iterator[str]:
             f"{plan.time_error:.0%}). The plan recommends the largest of them with at most {NEARLY_BEST - 1:.0%} more "
             "noise than the least, because it covers more rare successes."
         )
-    elif others:
-        nearest = min(others, key=lambda r: r.to_best.value)
+    elif fitting:
+        second = min(fitting, key=lambda row: row.to_best.value)
         yield (
-            f"It has the least gradient noise. The next best, N = {nearest.num_rollouts}, has "
-            f"{interval(nearest.to_best, 2)} times as much."
+            f"It has the least gradient noise. The next best, N = {second.num_rollouts}, has "
+            f"{interval(second.to_best, 2)} times as much."
         )
 
 
 def _limits(result: PlanResult, chosen: PlanRow) -> str:
     """Return the plan's uncertainty, and how to reduce it."""
-    plan, summary = result.plan, result.measured.summary
+    plan = result.plan
+    summary = result.measured.summary
     more = option("pilot-prompts", 4 * summary.num_prompts)
     reasons = []
     if not plan.gradient_seen:
@@ -212,7 +216,7 @@ def _limits(result: PlanResult, chosen: PlanRow) -> str:
 
 
 def plan_record(result: PlanResult) -> dict[str, Any]:
-    """Return the content of `plan.json`; missing numbers and infinite interval ends are null."""
+    """Return the content of `plan.json`. Missing numbers and infinite interval ends are null."""
     plan = result.plan
     numbers = [row.num_rollouts for row in plan.rows]
     record: dict[str, Any] = json_ready({
@@ -274,22 +278,23 @@ def next_commands(
 
     The settings in `given` override the recipe, which may be a run's recipe.
     """
-    plan, row = result.plan, result.plan.recommended
+    plan = result.plan
+    row = plan.recommended
     if row is None:
         return None, None
-    others = {name: value for name, value in given.items() if name != "model"}
+    settings = {name: value for name, value in given.items() if name != "model"}
     trained = {"model": given["model"]} if given.get("model") else {}
     compared = {"from": given["model"]} if given.get("model") else {}
     if is_of_a_run:
         trained["output_dir"] = None  # the run's own directory is not empty
-    trained |= others | {"rollouts_per_prompt": row.num_rollouts, "prompts_per_step": row.budget_prompts}
+    trained |= settings | {"rollouts_per_prompt": row.num_rollouts, "prompts_per_step": row.budget_prompts}
     train = shell_command("train", recipe, *options_of(trained))
-    fitting = [one for one in plan.rows if one.budget_prompts]
+    fitting = [other for other in plan.rows if other.budget_prompts]
     wanted = {fitting[0].num_rollouts, plan.rows[plan.recipe].num_rollouts, row.num_rollouts, _LARGE_N}
-    arms = [(one.num_rollouts, one.budget_prompts) for one in fitting if one.num_rollouts in wanted]
+    arms = [(arm.num_rollouts, arm.budget_prompts) for arm in fitting if arm.num_rollouts in wanted]
     if len(arms) < 2:
         return train, None
-    compared |= {name: value for name, value in others.items() if name not in _NOT_COMPARED}
+    compared |= {name: value for name, value in settings.items() if name not in _NOT_COMPARED}
     rollouts, prompts = (",".join(map(str, numbers)) for numbers in zip(*arms, strict=True))
     sweep = ["--sweep", f"rollouts_per_prompt={rollouts}", "--sweep", f"prompts_per_step={prompts}"]
     budget = plain(_COMPARED_STEPS * plan.budget).replace(",", "")

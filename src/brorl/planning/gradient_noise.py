@@ -53,7 +53,8 @@ class GradientProducts:
     @classmethod
     def of(cls, first_PK: FloatArray, second_PK: FloatArray, half_rollouts: int) -> GradientProducts:
         """Multiply the gradients of P prompts from the first and second halves of their rollouts, shape [P, K]."""
-        mean_PK, difference_PK = (first_PK + second_PK) / 2, first_PK - second_PK
+        mean_PK = (first_PK + second_PK) / 2
+        difference_PK = first_PK - second_PK
         return cls(
             gram_PP=mean_PK @ mean_PK.T,
             across_P=np.einsum("pk,pk->p", first_PK, second_PK),
@@ -72,11 +73,11 @@ class NoiseMoments:
 
     @property
     def between(self) -> FloatArray:
-        """s_b^2, variance between prompts; negative estimates become 0."""
+        """s_b^2, variance between prompts. Negative estimates become 0."""
         return np.maximum(self.prompt_squared - self.mean_squared, 0.0)
 
     def excess(self, num_rollouts: FloatArray | float, kept_fraction: FloatArray | float) -> FloatArray:
-        """Return relative noise x P |G|^2 for P kept prompts; this product does not depend on P."""
+        """Return relative noise x P |G|^2 for P kept prompts. This product does not depend on P."""
         signal = np.maximum(self.mean_squared, 0.0)
         second = np.maximum(self.prompt_squared, signal) + self.within / num_rollouts
         return np.maximum(kept_fraction * second - signal, 0.0)
@@ -99,7 +100,7 @@ def noise_moments(products: GradientProducts, weight_BP: FloatArray | None = Non
 
 
 def mean_gradient_p_value(products: GradientProducts, generator: np.random.Generator) -> float:
-    """Flip signs of the prompts' gradients at random; return the fraction of flips with |G|^2 at least as measured.
+    """Flip signs of the prompts' gradients at random. Return the fraction of flips with |G|^2 at least as measured.
 
     This p-value is uniform on [0, 1] if the gradients are distributed symmetrically around 0.
     """
@@ -154,7 +155,7 @@ def prompt_gradient(
         tree, _ = group.tree.select(kept)
         positive_M, negative_M = node_weights(tree, advantage_L[kept] * count_L[kept] / tree.leaf_count)
         _accumulate(model, tree, positive_M + negative_M, parts)
-    return _sketch([p for p in model.parameters() if p.requires_grad])
+    return projected_gradient([p for p in model.parameters() if p.requires_grad])
 
 
 def _accumulate(model: PreTrainedModel, tree: RolloutTree, weight_M: FloatArray, parts: LocalParts) -> None:
@@ -167,14 +168,14 @@ def _accumulate(model: PreTrainedModel, tree: RolloutTree, weight_M: FloatArray,
             (weight[chunk.index] * chunk.logprob).sum().backward()
 
 
-def _sketch(parameters: Sequence[Tensor]) -> FloatArray:
+def projected_gradient(parameters: Sequence[Tensor]) -> FloatArray:
     """Return the gradient as a vector, or a long one as a count sketch: random signs, summed into `_SKETCH` numbers."""
     total = sum(p.numel() for p in parameters)
     device = parameters[0].device
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     if total <= _SKETCH:
-        whole: FloatArray = torch.cat([g.flatten().double() for g in gradients]).cpu().numpy()
-        return whole
+        gradient_K: FloatArray = torch.cat([g.flatten().double() for g in gradients]).cpu().numpy()
+        return gradient_K
     signs = torch.Generator(device).manual_seed(total)
     sketch = torch.zeros(_SKETCH, dtype=torch.float64, device=device)
     for gradient in gradients:

@@ -79,7 +79,12 @@ def fit_pass_rates(correct_P: IntArray, num_rollouts: int) -> PassRates:
             f"no prompt had both correct and incorrect rollouts among {num_rollouts}, so no pass rate can be fitted; "
             "take more rollouts or different prompts"
         )
-    return _most_likely(num_rollouts, lambda log_GK: [part[:, 0] for part in _profile(log_GK, histogram_1K)])
+
+    def fit(log_GK: FloatArray) -> list[FloatArray]:
+        value_G1, spikes_G12 = _profile(log_GK, histogram_1K)
+        return [value_G1[:, 0], spikes_G12[:, 0]]
+
+    return _most_likely(num_rollouts, fit)
 
 
 def fit_without_spikes(correct_P: IntArray, num_rollouts: int) -> PassRates:
@@ -120,7 +125,8 @@ def refit_fractions(
     value_GB, spikes_GB2 = _profile(log_GK, histogram_BK)
     best_B = value_GB.argmax(0)
     never_B1, always_B1 = spikes_GB2[best_B, np.arange(best_B.size)].T[..., None]
-    a_B1, b_B1, between_B1 = a_G[best_B, None], b_G[best_B, None], 1.0 - never_B1 - always_B1
+    a_B1, b_B1 = a_G[best_B, None], b_G[best_B, None]
+    between_B1 = 1.0 - never_B1 - always_B1
     return _mixed(a_B1, b_B1, between_B1, wanted), _solved(a_B1, b_B1, never_B1, between_B1, wanted)
 
 
@@ -143,7 +149,7 @@ def _most_likely(num_rollouts: int, fit: Callable[[FloatArray], Sequence[FloatAr
         value_G, spikes_G2 = fit(log_GK)
         best = int(np.argmax(value_G))
         around = np.clip([np.log(a_G[best] / b_G[best]), np.log(a_G[best] + b_G[best])], [-12.0, -5.0], [12.0, 9.0])
-        means, sizes = (at + step * np.linspace(-1, 1, 5) for at, step in zip(around, steps, strict=True))
+        means, sizes = (center + step * np.linspace(-1, 1, 5) for center, step in zip(around, steps, strict=True))
         steps = steps / 2
     return PassRates(float(a_G[best]), float(b_G[best]), *spikes_G2[best].tolist())
 
@@ -215,5 +221,5 @@ def _mixed(a: Numbers, b: Numbers, weight: Numbers, num_rollouts: IntArray | int
 
 
 def _solved(a: Numbers, b: Numbers, never: Numbers, weight: Numbers, num_rollouts: IntArray | int) -> FloatArray:
-    """Return the chance of a success among N rollouts under a Beta and a spike at 0; the arguments broadcast."""
+    """Return the chance of a success among N rollouts under a Beta and a spike at 0. The arguments broadcast."""
     return np.asarray(1.0 - never - weight * np.exp(betaln(a, b + num_rollouts) - betaln(a, b)))

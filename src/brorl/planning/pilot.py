@@ -34,7 +34,7 @@ _SEED_TAG = 0x9140  # the pilot and training draw different random numbers
 
 
 def generator_of(parts: LocalParts, purpose: int) -> np.random.Generator:
-    """Return a generator for one purpose of the pilot; its seed depends only on the run's seed and the purpose."""
+    """Return a generator for one purpose of the pilot. Its seed depends only on the run's seed and the purpose."""
     return np.random.default_rng(seed_sequence(parts.config.seed, _SEED_TAG, purpose))
 
 
@@ -92,8 +92,9 @@ class PilotCounts:
     ) -> PilotCounts:
         """Count a pilot's groups."""
         nodes_PJ, responses_PJ = map(np.stack, zip(*(tree_growth(g.tree, wanted_J) for g in groups), strict=True))
-        size, generator = parts.config.optimizer.max_responses_per_outcome, generator_of(parts, 2)
-        trained = [_trained_nodes(g, n, wanted_J, size, generator) for g, n in zip(groups, nodes_PJ, strict=True)]
+        size = parts.config.optimizer.max_responses_per_outcome
+        generator = generator_of(parts, 2)
+        trained = [_trained_nodes(g, n_J, wanted_J, size, generator) for g, n_J in zip(groups, nodes_PJ, strict=True)]
         return cls(
             num_rollouts=groups[0].tree.num_rollouts,
             correct_P=np.array([g.num_correct for g in groups]),
@@ -108,7 +109,7 @@ class PilotCounts:
 
 @dataclass(frozen=True)
 class ExpectedCounts:
-    """Means over prompts at J values of N, each with shape [B, J]; B is 1 for equal weights, else one per replicate."""
+    """Means over prompts at J values of N, each with shape [B, J]. B is 1 for equal weights, else one per replicate."""
 
     mixed: FloatArray  # fraction of mixed groups
     solved: FloatArray  # fraction of prompts with a success
@@ -126,7 +127,7 @@ def expected_counts(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray |
     """
     wanted_J, n, correct_P = counts.wanted_J, counts.num_rollouts, counts.correct_P
     weight = np.ones((1, correct_P.size)) if weight_BP is None else weight_BP
-    part_BP = weight / weight.sum(1, keepdims=True)
+    share_BP = weight / weight.sum(1, keepdims=True)
     kept_PJ, solved_PJ = np.empty((2, correct_P.size, wanted_J.size))
     for j, wanted in enumerate(wanted_J.tolist()):
         if wanted <= n:
@@ -135,24 +136,25 @@ def expected_counts(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray |
         else:
             solved_PJ[:, j] = np.nan
             kept_PJ[:, j] = fit.mixed_after(correct_P, n, wanted)
-    kept_BJ = part_BP @ kept_PJ
-    mixed_BJ, solved_BJ = kept_BJ.copy(), part_BP @ solved_PJ
+    kept_BJ = share_BP @ kept_PJ
+    mixed_BJ, solved_BJ = kept_BJ.copy(), share_BP @ solved_PJ
     beyond = wanted_J > n
     if beyond.any():
         from_n = np.array([n, *wanted_J[beyond]])
         if weight_BP is None:
-            mixed, solved = (np.array([[fraction(N) for N in from_n.tolist()]]) for fraction in (fit.mixed, fit.solved))
+            mixed = np.array([[fit.mixed(num_rollouts) for num_rollouts in from_n.tolist()]])
+            solved = np.array([[fit.solved(num_rollouts) for num_rollouts in from_n.tolist()]])
         else:
             mixed, solved = refit_fractions(correct_P, n, weight, from_n)
-        mixed_BJ[:, beyond] = _continued(part_BP @ ((correct_P > 0) & (correct_P < n)), mixed)
-        solved_BJ[:, beyond] = _continued(part_BP @ (correct_P > 0), solved)
+        mixed_BJ[:, beyond] = _continued(share_BP @ ((correct_P > 0) & (correct_P < n)), mixed)
+        solved_BJ[:, beyond] = _continued(share_BP @ (correct_P > 0), solved)
     return ExpectedCounts(
         mixed=mixed_BJ,
         solved=solved_BJ,
-        nodes=part_BP @ counts.nodes_PJ,
-        responses=part_BP @ counts.responses_PJ,
-        tokens=(part_BP @ counts.length_P)[:, None] * wanted_J,
-        trained=(part_BP @ (kept_PJ * counts.trained_PJ)) / np.maximum(kept_BJ, np.finfo(np.float64).tiny),
+        nodes=share_BP @ counts.nodes_PJ,
+        responses=share_BP @ counts.responses_PJ,
+        tokens=(share_BP @ counts.length_P)[:, None] * wanted_J,
+        trained=(share_BP @ (kept_PJ * counts.trained_PJ)) / np.maximum(kept_BJ, np.finfo(np.float64).tiny),
     )
 
 
@@ -215,8 +217,8 @@ def _trained_nodes(
         return nodes_J
     advantage_L = group.reward_L - np.average(group.reward_L, weights=tree.leaf_count)
     chosen, _ = choose_responses(tree.leaf_count * advantage_L, group.correct_L, size, generator)
-    part = tree.select(chosen)[0] if chosen.size else tree
-    per_response = part.num_unique_tokens / part.num_responses
+    subtree = tree.select(chosen)[0] if chosen.size else tree
+    per_response = subtree.num_unique_tokens / subtree.num_responses
     ratio_JL = growth_ratios(tree.sum_over_responses(tree.logprob), tree.num_rollouts, wanted)
     kept_J = np.zeros(nodes_J.size)
     for verdict in (False, True):
@@ -250,7 +252,7 @@ def least_step_seconds(parts: LocalParts, scratch: Path) -> float:
     return sum(seconds[stage] for stage in ("generation", "verification", "training"))
 
 
-class NoMixedGroupError(UserError):
+class UnmixedPilotError(UserError):
     """No group of the pilot is mixed, so it gives no pass rates or gradients to plan from."""
 
     exit_code = 1
@@ -269,7 +271,7 @@ def measure(
     `num_prompts` is at least 2, `num_rollouts` is even and at least 4, and `wanted` is ascending (shape [J]).
 
     Raises:
-        NoMixedGroupError: If no group has both correct and incorrect rollouts.
+        UnmixedPilotError: If no group has both correct and incorrect rollouts.
     """
     prompts = parts.stream.take(num_prompts)
     size = ceil(num_prompts / _CALLS)
@@ -277,13 +279,14 @@ def measure(
     starts = range(0, num_prompts, size)
     parts.observe(Stage("generation", "the pilot"))
     calls = [
-        sample_groups(parts, prompts[i : i + size], num_rollouts, seed) for i, seed in zip(starts, seeds, strict=False)
+        sample_groups(parts, prompts[start : start + size], num_rollouts, seed)
+        for start, seed in zip(starts, seeds, strict=False)
     ]
     groups = [g for call in calls for g in call.groups]
     if incomplete := sum(call.num_incomplete for call in calls):
         announce(f"dropped {incomplete} of {num_prompts} prompts: some of their rollouts could not be verified")
     if not any(g.is_mixed for g in groups):
-        raise NoMixedGroupError(_nothing_mixed(groups))
+        raise UnmixedPilotError(_nothing_mixed(groups))
     seconds = [call.clock.seconds() for call in calls]
     quick = sum(s["generation"] + s["verification"] for s in seconds) <= _QUICK_SECONDS
 

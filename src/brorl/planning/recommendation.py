@@ -115,7 +115,7 @@ class _Steps:
         return mean_rounds(round(fraction, 3) or fraction, num_prompts)
 
     def work(self, expected: ExpectedCounts, row: Any, column: int, num_prompts: float, rounds: float) -> Work:
-        """Return the work of a step that trains on `num_prompts` groups; a slice of rows gives arrays."""
+        """Return the work of a step that trains on `num_prompts` groups. A slice of rows gives arrays."""
         fraction = expected.mixed[row, column] if self.settings.dynamic_sampling else 1.0
         at = (row, column)
         return Work.of_step(
@@ -140,7 +140,8 @@ class _Steps:
         """
         if not num_prompts:
             return np.ones(drawn.nodes.shape[0])
-        rounds, total = self.rounds(column, num_prompts), self.total(column, num_prompts)
+        rounds = self.rounds(column, num_prompts)
+        total = self.total(column, num_prompts)
         fixed = self.cost.seconds(Work(0, 0, 0, 0, 0, 0, self.settings.mini_batches, rounds))["total"]
         work_B = self.work(drawn, slice(None), column, num_prompts, rounds)
         variable_B = np.asarray(self.cost.seconds(work_B)["total"]) - fixed
@@ -163,21 +164,25 @@ def make_plan(
     point, drawn = expected_counts(counts, fit), expected_counts(counts, fit, weight_BP)
     p_value = mean_gradient_p_value(counts.products, generator)
 
-    steps, columns = _Steps(cost, settings, point), range(counts.wanted_J.size)
+    steps = _Steps(cost, settings, point)
+    columns = range(counts.wanted_J.size)
     budget = steps.total(recipe, settings.prompts_per_step) if budget is None else budget
     minimum, maximum = settings.mini_batches, settings.max_prompts
     prompts = [prompts_that_fit(partial(steps.total, j), budget, minimum, maximum) for j in columns]
     redrawn_BJ = np.stack([steps.redrawn_prompts(drawn, j, prompts[j]) for j in columns], axis=1)
 
     # Noise times |G|^2: comparisons do not need |G|^2.
-    fits_J, wanted_J = np.array(prompts) > 0, counts.wanted_J.astype(np.float64)
+    fits_J = np.array(prompts) > 0
+    wanted_J = counts.wanted_J.astype(np.float64)
     fraction_J, fraction_BJ = (point.mixed[0], drawn.mixed) if settings.dynamic_sampling else (1.0, 1.0)
     moments, drawn_moments = noise_moments(counts.products), noise_moments(counts.products, weight_BP)
     noise_J = np.where(fits_J, moments.excess(wanted_J, fraction_J) / np.maximum(prompts, 1), np.inf)
     noise_BJ = drawn_moments.excess(wanted_J, fraction_BJ) / redrawn_BJ
     time_error = max(cost.worst_error, _MIN_TIME_ERROR)
     best, tied, ratio_BJ = least_noise(noise_J, noise_BJ, time_error)
-    signal, signal_B1 = float(moments.mean_squared) if p_value <= _SIGNIFICANT else 0.0, drawn_moments.mean_squared
+    # relative to |G|^2, which is infinite where |G|^2 may be 0
+    signal = float(moments.mean_squared) if p_value <= _SIGNIFICANT else 0.0
+    signal_B1 = drawn_moments.mean_squared
     relative_J = noise_J / signal if signal > 0 else np.full(noise_J.size, np.inf)
     relative_BJ = np.where(signal_B1 > 0, noise_BJ / np.where(signal_B1 > 0, signal_B1, 1.0), np.inf)
 
@@ -205,8 +210,8 @@ def make_plan(
 
 def prompts_that_fit(seconds_of: Callable[[int], float], budget: float, minimum: int, maximum: int) -> int:
     """Return the largest number of prompts, minimum to maximum, whose step takes at most `budget` s; 0 if none."""
-    number = bisect_right(range(minimum, maximum + 1), budget, key=seconds_of)
-    return minimum + number - 1 if number else 0
+    num_fitting = bisect_right(range(minimum, maximum + 1), budget, key=seconds_of)
+    return minimum + num_fitting - 1 if num_fitting else 0
 
 
 def least_noise(
@@ -228,6 +233,6 @@ def least_noise(
 
 
 def _noise(value: float, replicates_B: FloatArray) -> Estimate:
-    """Return a value with a 95% interval that includes it; its ends are replicates, because some may be infinite."""
+    """Return a value with a 95% interval that includes it. Its ends are replicates, because some may be infinite."""
     low, high = np.quantile(replicates_B, 0.025, method="lower"), np.quantile(replicates_B, 0.975, method="higher")
     return Estimate(float(value), min(float(low), float(value)), max(float(high), float(value)))

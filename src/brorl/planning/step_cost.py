@@ -6,7 +6,6 @@ a guess. The run's model does not change, because the measured steps train a cop
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
@@ -18,7 +17,7 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Observe, Stage, Stopwatch
 from brorl.algorithms.advantages import advantage_estimator
-from brorl.algorithms.groups import Group
+from brorl.algorithms.groups import Group, main_failure
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.arrays import FloatArray
 from brorl.errors import UnverifiedResponsesError
@@ -56,7 +55,7 @@ class Work:
     @classmethod
     def of_step(cls, num_prompts: float, kept_fraction: float, *, nodes: float, tokens: float, responses: float,
                 trained: float, updates: float, rounds: float) -> Work:  # fmt: skip
-        """Return the work of a step that trains on `num_prompts` groups; the keyword arguments are means per group."""
+        """Return the work of a step that trains on `num_prompts` groups. The keyword arguments are means per group."""
         groups = num_prompts / kept_fraction
         counts = (groups, groups * nodes, groups * tokens, groups * responses)
         return cls(*counts, num_prompts, num_prompts * trained, updates, rounds)
@@ -100,8 +99,11 @@ class StepCost:
         for stage in per_step:
             features = np.array([t.work.features(stage) for t in timings], np.float64)
             costs[stage] = fit_affine(features, np.array([t.seconds[stage] for t in timings]))
-        once = cls(costs, dict.fromkeys(per_step, 1.0), 0.0)
-        errors = [abs(once.seconds(t.work)["total"] / sum(t.seconds[n] for n in per_step) - 1) for t in timings]
+        once = cls(costs, dict.fromkeys(per_step, 1.0), 0.0)  # a timing runs every stage once
+        errors = []
+        for timing in timings:
+            measured = sum(timing.seconds[stage] for stage in per_step)
+            errors.append(abs(once.seconds(timing.work)["total"] / measured - 1))
         return cls(costs, per_step, max(errors))
 
     def seconds(self, work: Work) -> dict[str, float]:
@@ -157,16 +159,15 @@ def sample_groups(parts: LocalParts, prompts: Sequence[Prompt], num_rollouts: in
     """
     clock = Stopwatch(now=parts.config.engine.now)
     with clock("generation"):
-        token_ids, sampling = [prompt.token_ids for prompt in prompts], parts.config.sampling.params
-        trees = parts.engine.sample(SampleTask(token_ids, num_rollouts, sampling, seed))
+        token_ids = [prompt.token_ids for prompt in prompts]
+        trees = parts.engine.sample(SampleTask(token_ids, num_rollouts, parts.config.sampling.params, seed))
     with clock("verification"):
         groups = parts.grader.verify(prompts, trees)
     complete = [parts.grader.rewarded(group, step=1) for group in groups if not group.num_unverified]
     if not complete:
-        reasons = Counter(v.reason for group in groups for v in group.verdicts if v.unverified)
         raise UnverifiedResponsesError(
             f"each of the call's {len(prompts)} prompts has rollouts that could not be verified (most often: "
-            f"{reasons.most_common(1)[0][0]}); free memory and processes, then rerun the command"
+            f"{main_failure(groups)}); free memory and processes, then rerun the command"
         )
     return SampledGroups(complete, len(prompts) - len(complete), clock)
 
@@ -202,7 +203,8 @@ class StepTimer:
 
     def finish(self, sampled: SampledGroups) -> StepTiming:
         """Run and time the stages after sampling and verification."""
-        groups, clock = sampled.groups, sampled.clock
+        groups = sampled.groups
+        clock = sampled.clock
         updates = self._parts.config.optimizer.mini_batches
         repeated = [groups[i % len(groups)] for i in range(max(updates, len(groups)))]  # a group for every mini-batch
         with clock("training"):
@@ -234,7 +236,7 @@ def time_steps(
     pilot: Sequence[SampledGroups],
     observe: Observe,
 ) -> list[StepTiming]:
-    """Time a step of each size a few times, alternating; in between, time the other stages on the pilot's groups."""
+    """Time a step of each size a few times, alternating. In between, time the other stages on the pilot's groups."""
     pilot_size = (pilot[0].groups[0].tree.num_rollouts, len(pilot[0].groups))
     timed: dict[tuple[int, int], list[StepTiming]] = {}
     for n, p in sizes:

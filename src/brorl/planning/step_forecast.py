@@ -63,8 +63,10 @@ class _Measurement(NamedTuple):
 
 def _measure(parts: LocalParts, timer: StepTimer, max_seconds: float, echo: Echo) -> _Measurement:
     """Time a tiny step, then larger ones that should end in time if time is proportional to rollouts."""
-    started, brief = perf_counter(), _cut(parts, _FEW_TOKENS)
-    sizes, (num_rollouts, num_prompts) = _sizes(parts), (min(2, parts.config.rollouts_per_prompt), 1)
+    started = perf_counter()
+    brief = _cut(parts, _FEW_TOKENS)
+    sizes = _sizes(parts)
+    num_rollouts, num_prompts = min(2, parts.config.rollouts_per_prompt), 1
     few = brief.config.sampling.max_new_tokens
     for _ in range(2):  # the first includes imports and one-time setup
         begun = perf_counter()
@@ -74,14 +76,16 @@ def _measure(parts: LocalParts, timer: StepTimer, max_seconds: float, echo: Echo
         if perf_counter() - started > max_seconds / 2:
             break
     echo(f"{num_rollouts} rollouts of {few} tokens take {last_s:.2g} s; timing larger steps until {max_seconds:g} s")
-    each_s = last_s * prod(sizes[0]) / num_rollouts  # a step of the first size with few tokens
+    first_size_s = last_s * prod(sizes[0]) / num_rollouts  # a step of the first size with few tokens
     left_s = max_seconds - (perf_counter() - started)
-    tokens = MAX_TOKENS if left_s * few >= each_s * MAX_TOKENS else int(few * left_s / each_s)
-    if left_s < each_s:  # not even that step would end in time
+    tokens = MAX_TOKENS if left_s * few >= first_size_s * MAX_TOKENS else int(few * left_s / first_size_s)
+    if left_s < first_size_s:  # not even that step would end in time
         seconds = perf_counter() - started
-        return _Measurement(brief, [probe], sampled.groups, seconds, (each_s, last_s), is_stopped=True)
+        return _Measurement(brief, [probe], sampled.groups, seconds, (first_size_s, last_s), is_stopped=True)
     is_stopped = tokens < min(MAX_TOKENS, parts.config.sampling.max_new_tokens)
-    parts, begun, last = _cut(parts, tokens), perf_counter(), 1
+    parts = _cut(parts, tokens)
+    begun = perf_counter()
+    last_rollouts = 1  # of the last step; `last_s` is its time
     timings: list[StepTiming] = []
     groups: Sequence[Group] = ()
     for seed, size in enumerate(sizes, 1):
@@ -91,14 +95,19 @@ def _measure(parts: LocalParts, timer: StepTimer, max_seconds: float, echo: Echo
         if is_slow and timings:  # for a slow model, the second size is smaller than the first
             size = max(2, sizes[0][0] // 2), max(1, sizes[0][1] // 2)
         before = perf_counter()
-        if timings and before - started + last_s * prod(size) / last > max_seconds:
+        if timings and before - started + last_s * prod(size) / last_rollouts > max_seconds:
             is_stopped = True
             break
         sampled = sample_groups(parts, parts.stream.take(size[1]), size[0], seed)
-        groups = max(groups, sampled.groups, key=lambda some: sum(group.tree.num_rollouts for group in some))
+        groups = max(groups, sampled.groups, key=_num_rollouts)
         timings.append(timer.finish(sampled))
-        last_s, last = perf_counter() - before, prod(size)
-    return _Measurement(parts, timings, groups, perf_counter() - started, (each_s, last_s), is_stopped)
+        last_s = perf_counter() - before
+        last_rollouts = prod(size)
+    return _Measurement(parts, timings, groups, perf_counter() - started, (first_size_s, last_s), is_stopped)
+
+
+def _num_rollouts(groups: Sequence[Group]) -> int:
+    return sum(group.tree.num_rollouts for group in groups)
 
 
 def _sizes(parts: LocalParts) -> list[tuple[int, int]]:
@@ -114,19 +123,23 @@ def forecast_step(
     max_seconds: float = 60.0,
     echo: Echo = lambda _: None,
 ) -> StepForecast:
-    """Run small steps and extrapolate to a whole step; also time a small step with each number of CPU `threads`.
+    """Run small steps and extrapolate to a whole step. Also time a small step with each number of CPU `threads`.
 
     Rollouts are truncated after `MAX_TOKENS` tokens to keep the measurement short; the forecast bounds the time for
     longer responses. If the first step is slow, only one more is taken, and it is smaller. Except for the first, tiny
     step, no step starts if earlier ones predict that it would end after `max_seconds`; `echo` gets a line after the
     tiny step. The small steps train the model, so discard it.
     """
-    limit, rollouts_per_prompt = parts.config.sampling.max_new_tokens, parts.config.rollouts_per_prompt
-    timer, whole = StepTimer(parts, parts.model, scratch), parts
-    parts, timings, groups, measured_seconds, (each_s, last_s), is_stopped = _measure(parts, timer, max_seconds, echo)
+    limit = parts.config.sampling.max_new_tokens
+    rollouts_per_prompt = parts.config.rollouts_per_prompt
+    timer = StepTimer(parts, parts.model, scratch)
+    uncut = parts
+    parts, timings, groups, measured_seconds, (first_size_s, last_s), is_stopped = _measure(
+        parts, timer, max_seconds, echo
+    )
     is_fast = measured_seconds < _SECONDS
-    timed = (parts, *_sizes(parts)[-1]) if is_fast else (_cut(whole, _FEW_TOKENS), *_sizes(parts)[0])
-    fits = measured_seconds + (2 * len(threads) + 1) * (last_s if is_fast else each_s) <= max_seconds
+    timed = (parts, *_sizes(parts)[-1]) if is_fast else (_cut(uncut, _FEW_TOKENS), *_sizes(parts)[0])
+    fits = measured_seconds + (2 * len(threads) + 1) * (last_s if is_fast else first_size_s) <= max_seconds
     seconds_of_threads = _time_threads(timer, *timed, threads) if threads and fits else {}
     longer = limit - parts.config.sampling.max_new_tokens
     truncated = truncation_rate([group.tree for group in groups])
@@ -175,7 +188,8 @@ def _time_threads(
     timer: StepTimer, parts: LocalParts, num_rollouts: int, num_prompts: int, threads: Sequence[int]
 ) -> dict[int, float]:
     """Run the same step with each number of CPU threads, and return the mean seconds for each."""
-    before, prompts = torch.get_num_threads(), parts.stream.take(num_prompts)
+    before = torch.get_num_threads()
+    prompts = parts.stream.take(num_prompts)
     sampled = sample_groups(parts, prompts, num_rollouts, seed=0)
     works: list[Callable[[], object]] = [
         lambda: sample_groups(parts, prompts, num_rollouts, seed=0),
@@ -184,15 +198,16 @@ def _time_threads(
     means = dict.fromkeys(threads, 0.0)
     try:
         for work in works:
-            repeats, sums = 0, dict.fromkeys(threads, 0.0)
+            repeats = 0
+            sums = dict.fromkeys(threads, 0.0)
             while repeats < _STEPS_A_THREAD_COUNT and sum(sums.values()) < _SECONDS / 2:
-                for number in threads:
-                    torch.set_num_threads(number)
+                for num_threads in threads:
+                    torch.set_num_threads(num_threads)
                     started = perf_counter()
                     work()
-                    sums[number] += perf_counter() - started
+                    sums[num_threads] += perf_counter() - started
                 repeats += 1
-            means = {number: means[number] + sums[number] / repeats for number in threads}
+            means = {num_threads: means[num_threads] + sums[num_threads] / repeats for num_threads in threads}
     finally:
         torch.set_num_threads(before)
     return means
@@ -204,7 +219,8 @@ def _whole_step(
     """Return the work of a whole step, estimated from the groups of the largest measured step."""
     sizes = np.array([num_trained, rollouts_per_prompt])
     grown_J = np.mean([tree_growth(group.tree, sizes) for group in groups], axis=0)
-    (trained, nodes), responses = grown_J[0].tolist(), float(grown_J[1, 1])
+    trained, nodes = grown_J[0].tolist()
+    responses = float(grown_J[1, 1])
     length = float(np.mean([g.tree.num_sampled_tokens / g.tree.num_rollouts for g in groups]))
     return Work.of_step(
         parts.config.prompts_per_step,

@@ -260,11 +260,11 @@ def _step_of(folder: Path) -> int | None:
 def _to_plain(state: TrainerState) -> dict[str, Any]:
     """Return the state as tensors, numbers and strings only, so loading it executes no code."""
     collector = state.collector
-    parts = {"learner": state.learner, "stream": collector.stream, "ahead": collector.ahead}
-    for name, value in parts.items():
+    nested = {"learner": state.learner, "stream": collector.stream, "ahead": collector.ahead}
+    for name, value in nested.items():
         _check_plain(value, name)
     return {
-        **parts,
+        **nested,
         "held_out": state.held_out,
         "attempts": collector.attempts,
         "seen": collector.seen,

@@ -46,7 +46,7 @@ def upload_command(checkpoint: Path) -> str:
 
 
 def model_card(run: StoredRun, step: int, weights: Weights = "evaluation") -> str:
-    """Return the card for the weights after a step; `ema_evaluation` selects the averaged weights."""
+    """Return the card for the weights after a step. `ema_evaluation` selects the averaged weights."""
     base, revision = _base(run)
     ending = ", averaged weights" if weights == "ema_evaluation" else ""
     cost = total_cost(record for record in run.records if record.step <= step)
@@ -93,16 +93,18 @@ def _metadata(run: StoredRun, base: str) -> str:
 
 def _base(run: StoredRun) -> tuple[str, str | None]:
     """Return the name and revision of the model that training started from, possibly several runs ago."""
-    name, environment = run.settings["model"], run.environment
+    name = run.settings["model"]
+    environment = run.environment
     while before := environment.get("continued_from"):
-        name, file = before.get("model", "another model"), Path(before["checkpoint"]).parents[1] / "env.json"
+        name = before.get("model", "another model")
+        file = Path(before["checkpoint"]).parents[1] / "env.json"
         environment = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     path, _, revision = name.partition("@") if not Path(name).is_absolute() else (name, "", "")
     return path, environment.get("model_commit") or revision or None
 
 
 def _is_hub_id(name: str) -> bool:
-    """Return whether a name is a hub id (`OWNER/NAME`); runs store folders by their absolute paths."""
+    """Return whether a name is a hub id (`OWNER/NAME`). Runs store folders by their absolute paths."""
     return not Path(name).is_absolute() and name.count("/") == 1
 
 
@@ -148,21 +150,20 @@ def _evaluation(run: StoredRun, step: int, weights: Weights) -> str:
         return "These weights were not evaluated."
     *_, last = measured.values()
     lines = [("", *measured), ("---",) * (1 + len(measured))]
-    places = [(source, k) for source in ("", *last.by_source) for k in last.pass_at]
-    for source, k in places:
-        lines += [(f"{source} pass@{k}".lstrip(), *(_cell(scores, source, k) for scores in measured.values()))]
+    for source in ("", *last.by_source):
+        for k in last.pass_at:
+            cells = (_cell(scores, source, k) for scores in measured.values())
+            lines.append((f"{source} pass@{k}".lstrip(), *cells))
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     prompts, responses = counted(last.num_prompts, "prompt"), counted(last.num_samples, "response")
-    temperature, (top_p, top_k, least, longest) = (
-        run.settings["evaluation.temperature"],
-        (_evaluated(run, name) for name in ("top_p", "top_k", "min_new_tokens", "max_new_tokens")),
-    )
+    top_p, top_k = _evaluated(run, "top_p"), _evaluated(run, "top_k")
+    least, longest = _evaluated(run, "min_new_tokens"), _evaluated(run, "max_new_tokens")
     kept = f"{top_p}{'' if top_k == '0' else f', top-k {top_k}'}"
     lengths = f"{'' if least == '0' else f'at least {least} and '}at most {longest}"
     missing = "" if len(measured) == len(ends) else "\n\nOther weights were not evaluated."
     return (
         f"Held-out pass@k with 95% intervals over {prompts} ({_held_out(run)}), {responses} each, temperature "
-        f"{temperature}, top-p {kept}, {lengths} tokens:\n\n{table}{missing}"
+        f"{run.settings['evaluation.temperature']}, top-p {kept}, {lengths} tokens:\n\n{table}{missing}"
     )
 
 
@@ -186,5 +187,5 @@ def _cell(scores: EvaluationRecord, source: str, k: int) -> str:
 
 def _scores(run: StoredRun, step: int, weights: Weights) -> EvaluationRecord | None:
     """Return the evaluation of the weights after a step."""
-    found = (getattr(record, weights) for record in run.records if record.weights_step == step)
-    return next((evaluation for evaluation in found if evaluation), None)
+    evaluations = (getattr(record, weights) for record in run.records if record.weights_step == step)
+    return next((evaluation for evaluation in evaluations if evaluation), None)

@@ -29,7 +29,7 @@ from brorl.storage import dotted_items, lock, parquet_bytes, replace_file, stora
 
 
 class RunDirectory:
-    """The paths of a run, and functions that write its files; the directory must exist."""
+    """The paths of a run, and functions that write its files. The directory must exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,12 +51,8 @@ class RunDirectory:
 
     def read_begun(self) -> dict[str, Any]:
         """Return the content of `begun.json`, or an empty dict if the run has not begun."""
-        if not self.begun_file.is_file():
-            return {}
-        try:
-            begun: dict[str, Any] = json.loads(self.begun_file.read_text("utf-8"))
-        except ValueError as error:
-            raise UserError(f"{self.begun_file} is not JSON; restore it from a backup, or start a new run") from error
+        advice = "restore it from a backup, or start a new run"
+        begun: dict[str, Any] = _read_json(self.begun_file, advice) or {}
         return begun
 
     def note_checkpoint(self) -> None:
@@ -66,7 +62,7 @@ class RunDirectory:
             self.write_begun(begun.get("settings", {}), has_checkpoint=True, files=begun.get("files"))
 
     def append_metrics(self, record: StepRecord) -> None:
-        """Append a line to the metrics; it is on disk when this returns."""
+        """Append a line to the metrics. It is on disk when this returns."""
         with storage_errors(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(to_json(record)) + "\n")
             file.flush()
@@ -259,7 +255,7 @@ def read_runs(paths: Sequence[Path]) -> list[StoredRun]:
 
 
 def read_run(path: Path) -> StoredRun:
-    """Read one run directory; see `read_runs`."""
+    """Read one run directory. See `read_runs`."""
     return read_runs([path])[0]
 
 
@@ -284,7 +280,7 @@ def differing_settings(runs: Sequence[StoredRun]) -> list[str]:
 
 
 def _read_run(path: Path, name: str) -> StoredRun:
-    """Read a run and give it a name; reject a run without metrics."""
+    """Read a run and give it a name. Reject a run without metrics."""
     check_run(path)
     records = read_metrics(path / "metrics.jsonl")
     if not records:
@@ -302,7 +298,7 @@ def _read_run(path: Path, name: str) -> StoredRun:
 
 
 def read_metrics(file: Path) -> list[StepRecord]:
-    """Return the records in all complete lines of a metrics file, none if it is missing; reject damaged lines."""
+    """Return the records in all complete lines of a metrics file, none if it is missing. Reject damaged lines."""
     return [record for _, record in _lines(file)]
 
 
@@ -310,14 +306,14 @@ def _lines(file: Path) -> list[tuple[str, StepRecord]]:
     """Return the complete lines of a metrics file with their records."""
     # The text after the last newline is incomplete: the run is writing it, or was killed.
     lines = _text(file).split("\n")[:-1] if file.is_file() else []
-    found = []
+    records = []
     for number, line in enumerate(lines, 1):
         try:
-            found.append((line, from_json(json.loads(line))))
+            records.append((line, from_json(json.loads(line))))
         except ValueError as error:
             kind = "JSON" if isinstance(error, json.JSONDecodeError) else "a metrics record"
             raise UserError(f"{file} line {number} is not {kind}; remove the line, then rerun the command") from error
-    return found
+    return records
 
 
 def read_settings(file: Path) -> dict[str, str]:
@@ -333,17 +329,20 @@ def read_settings(file: Path) -> dict[str, str]:
         raise UserError(f"{file} is not YAML; restore the run's config, or move the file away") from error
     if not isinstance(settings, dict) or not settings:
         return {}
-    texts = ((n, v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)) for n, v in dotted_items(settings))
-    return dict(texts)
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in dotted_items(settings)
+    }
 
 
-def _read_json(file: Path) -> Any:
+def _read_json(file: Path, advice: str = "move the file away") -> Any:
+    """Return the content of a JSON file, or None if it is missing."""
     if not file.is_file():
         return None
     try:
         return json.loads(_text(file))
     except ValueError as error:
-        raise UserError(f"{file} is not JSON; move the file away") from error
+        raise UserError(f"{file} is not JSON; {advice}") from error
 
 
 def _text(file: Path) -> str:

@@ -399,12 +399,12 @@ def to_json(record: StepRecord) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if not is_dataclass(value):
         return value
-    found = {KEYS.get(one.name, one.name): getattr(value, one.name) for one in fields(value)}
+    content = {KEYS.get(entry.name, entry.name): getattr(value, entry.name) for entry in fields(value)}
     keeps_nulls = isinstance(value, _WITH_NULLS)
-    return {key: _plain(one) for key, one in found.items() if keeps_nulls or one is not None}
+    return {key: _plain(item) for key, item in content.items() if keeps_nulls or item is not None}
 
 
 def from_json(content: Mapping[str, Any]) -> StepRecord:

@@ -56,8 +56,8 @@ def responses_table(step: int, groups: Sequence[Group]) -> pa.Table:
         return [value for array in arrays for value in array.tolist()]
 
     def along_responses(name: str, kind: type[np.generic]) -> pa.Array:
-        parts = [getattr(tree, name)[nodes].astype(kind) for tree, nodes in zip(trees, nodes_G, strict=True)]
-        flat = np.concatenate([*parts, np.zeros(0, kind)])
+        arrays = [getattr(tree, name)[nodes].astype(kind) for tree, nodes in zip(trees, nodes_G, strict=True)]
+        flat = np.concatenate([*arrays, np.zeros(0, kind)])
         return pa.ListArray.from_arrays(pa.array(ends_R, pa.int32()), pa.array(flat))
 
     reward_R = of_responses(group.reward_L for group in groups)
@@ -127,14 +127,14 @@ def step_list(steps: Sequence[int]) -> str:
 
 
 def _group(file: Path, rows: Sequence[StoredRow]) -> Group:
-    """Return the group of L rows, one per distinct response; reject rows that are not in tree order."""
+    """Return the group of L rows, one per distinct response. Reject rows that are not in tree order."""
     first = rows[0]
     try:
         token_ids, logprobs, finished, counts = (
             [r[name] for r in rows] for name in ("token_ids", "logprobs", "finished", "count")
         )
-        given = [r[_GIVEN] for r in rows] if _GIVEN in first else None
-        tree = RolloutTree.from_responses((), token_ids, logprobs, finished, given, counts)
+        is_given = [r[_GIVEN] for r in rows] if _GIVEN in first else None
+        tree = RolloutTree.from_responses((), token_ids, logprobs, finished, is_given, counts)
         if tree.num_responses != len(rows):
             raise ValueError(f"a response of prompt {first['prompt_id']!r} occurs twice")
         verdicts = tuple(Verdict(r["correct"], r["score"], r["extracted"], r["reason"], 0.0) for r in rows)
@@ -170,7 +170,7 @@ def _rows(file: Path) -> Iterator[StoredRow]:
 
 
 def _slices(column: Any) -> list[NDArray[Any]]:
-    """Return the rows of a list column as arrays; lists of Python numbers would take eight times the memory."""
+    """Return the rows of a list column as arrays. Lists of Python numbers would take eight times the memory."""
     stop = np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False)).tolist()
     values = column.flatten().to_numpy(zero_copy_only=False)
     return [values[a:b] for a, b in zip([0, *stop[:-1]], stop, strict=True)]

@@ -108,19 +108,19 @@ class AdamW(torch.optim.AdamW):
         for index, state in states.items():
             self.state[parameters[index]] |= self._as_stored(state, parameters[index])
 
-    def _as_stored(self, given: dict[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
-        """Convert given moments to the stored format; exact unless the number of bits changes."""
-        numbers = {name: moment for name, moment in given.items() if name != "step"}
-        has_codes = MOMENTS[0] + SCALE in given
+    def _as_stored(self, state: dict[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
+        """Convert the moments of a state to the stored format; exact unless the number of bits changes."""
+        has_codes = MOMENTS[0] + SCALE in state
         if has_codes == is_quantized(parameter.shape, self._states) and self._states != "host":
             return {
                 name: moment.to(parameter.device, moment.dtype if moment.dtype == torch.uint8 else parameter.dtype)
-                for name, moment in numbers.items()
+                for name, moment in state.items()
+                if name != "step"
             }
         moments = self._zero_moments(parameter)
         for rows in _slices(local_tensor(parameter)):
             for kind in MOMENTS:
-                _write(moments, kind, rows, _read(given, kind, rows, moments[kind].device))
+                _write(moments, kind, rows, _read(state, kind, rows, moments[kind].device))
         return moments
 
 
@@ -147,7 +147,7 @@ def _write(state: dict[str, Tensor], kind: str, rows: slice, moment: Tensor) -> 
 
 
 def _slices(tensor: Tensor) -> Iterator[slice]:
-    """Yield slices of rows; each slice has about `_SLICE` numbers."""
+    """Yield slices of rows. Each slice has about `_SLICE` numbers."""
     rows, columns = _rows(tensor).shape
     size = max(1, _SLICE // max(1, columns))
     return (slice(start, start + size) for start in range(0, rows, size))

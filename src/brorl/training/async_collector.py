@@ -61,9 +61,9 @@ class AsyncCollector(Collector):
         return self
 
     def sample(self, task: SampleTask) -> list[RolloutTree]:
-        """Sample with the newest weights; see `Sampler.sample`. Sampling for training continues meanwhile."""
+        """Sample with the newest weights. See `Sampler.sample`. Sampling for training continues meanwhile."""
         with self._changed:
-            tickets = [self.pool.submit(part) for part in task.split(self.config.cluster.prompts_per_task)]
+            tickets = [self.pool.submit(piece) for piece in task.split(self.config.cluster.prompts_per_task)]
             self._asked |= dict.fromkeys(tickets)
             try:
                 while any(self._asked[ticket] is None for ticket in tickets):
@@ -75,7 +75,7 @@ class AsyncCollector(Collector):
                     del self._asked[ticket]
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Use these weights for all tasks that start from now on; running tasks keep theirs. See `Collector`."""
+        """Use these weights for all tasks that start from now on. Running tasks keep theirs. See `Collector`."""
         with self._changed:
             self._check()
             self.pool.publish(weights, version)
@@ -85,7 +85,7 @@ class AsyncCollector(Collector):
             self._start_thread()
 
     def next_batch(self, step: int) -> Batch:
-        """Wait until enough groups are done; return them with everything sampled since the last step."""
+        """Wait until enough groups are done. Return them with everything sampled since the last step."""
         with self._changed:
             self._state_before_batch = self._state()
             self._fill()
@@ -112,7 +112,7 @@ class AsyncCollector(Collector):
             return self._state()
 
     def load_state(self, state: CollectorState) -> None:
-        """Restore a state; sampling starts when weights are published. See `Collector`."""
+        """Restore a state. Sampling starts when weights are published. See `Collector`."""
         with self._changed:
             if state.stream is not None:
                 self.stream.load_state_dict(state.stream)
@@ -121,11 +121,12 @@ class AsyncCollector(Collector):
             self._backlog.load_state(state.carried, state.ahead)
             self._retries = RetryPolicy(self.config.dynamic_sampling)
             self._round.clear()
-            self._attempts, self._state_before_batch = state.attempts, None
+            self._attempts = state.attempts
+            self._state_before_batch = None
             self._batch = self._new_batch()
 
     def close(self) -> None:
-        """End the thread; the pool stays open."""
+        """End the thread. The pool stays open."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -160,38 +161,43 @@ class AsyncCollector(Collector):
             return
         for start in self._backlog.start():
             seed = prompt_seed(derived_seed(self.config.seed, start.version + 1, start.call), start.index)
-            number, prompt = self.config.rollouts_per_prompt, start.prompt.token_ids
-            self._started[self.pool.submit(SampleTask([prompt], number, self._sampling, [seed]))] = start
+            prompt_ids = start.prompt.token_ids
+            task = SampleTask([prompt_ids], self.config.rollouts_per_prompt, self._sampling, [seed])
+            self._started[self.pool.submit(task)] = start
 
     def _receive(self, timeout_s: float | None) -> tuple[bool, list[Sampled]]:
-        """Take results from the pool; return whether there were any, and the training prompts that are done."""
+        """Take results from the pool. Return whether there were any, and the training prompts that are done."""
         ended: list[Sampled] = []
         results = self.pool.done(timeout_s)
-        for sampled in results:
-            if sampled.ticket in self._asked:
-                self._asked[sampled.ticket] = sampled.trees
-            elif sampled.ticket in self._started:
-                start = replace(self._started.pop(sampled.ticket), version=sampled.version)
+        for result in results:
+            if result.ticket in self._asked:
+                self._asked[result.ticket] = result.trees
+            elif result.ticket in self._started:
+                start = replace(self._started.pop(result.ticket), version=result.version)
                 self._backlog.began(start)
-                ended.append((start, sampled))
+                ended.append((start, result))
         return bool(results), ended
 
     def _verify(self, done: Sequence[Sampled]) -> list[Group]:
-        """Verify and reward the rollouts of prompts; does not need the lock."""
-        verified = self.grader.verify([start.prompt for start, _ in done], [one.trees[0] for _, one in done])
-        groups = zip(verified, (start.version for start, _ in done), strict=True)
-        return [replace(self.grader.rewarded(group, version + 1), version=version) for group, version in groups]
+        """Verify and reward the rollouts of prompts. This does not need the lock."""
+        prompts = [start.prompt for start, _ in done]
+        verified = self.grader.verify(prompts, [result.trees[0] for _, result in done])
+        versions = [start.version for start, _ in done]
+        return [
+            replace(self.grader.rewarded(group, version + 1), version=version)
+            for group, version in zip(verified, versions, strict=True)
+        ]
 
     def _add(self, done: Sequence[Sampled], groups: Sequence[Group]) -> None:
         """Add verified prompts, and start others to replace those without a group to train on."""
         any_added = False
-        for (start, sampled), group in zip(done, groups, strict=True):
+        for (start, result), group in zip(done, groups, strict=True):
             if not self._backlog.finish(start, next(iter(self._retries.trainable([group])), None)):
                 continue  # a state was loaded while it was verified, so it no longer counts
             any_added = True
             self._batch.sampled.append(group)
             self._batch.rounds += 1
-            self._batch.worker_seconds += sampled.seconds
+            self._batch.worker_seconds += result.seconds
             self._round.append(group)
             if len(self._round) == self.config.prompts_per_step:
                 self._retries.add(self._round)
@@ -201,7 +207,7 @@ class AsyncCollector(Collector):
         self._changed.notify_all()
 
     def _work(self) -> None:
-        """Take results until the collector is closed; runs in a thread, while a second one verifies them."""
+        """Take results until the collector is closed. This runs in a thread, while a second one verifies them."""
         try:
             with ThreadPoolExecutor(1, "verification") as verification:
                 while True:

@@ -18,7 +18,7 @@ from brorl.prompts.stream import PromptStream
 
 @dataclass(frozen=True)
 class PromptStart:
-    """One start of a prompt; a prompt can start several times."""
+    """One start of a prompt. A prompt can start several times."""
 
     serial: int  # number of the start: 0, 1, 2, ...
     prompt: Prompt
@@ -74,7 +74,7 @@ class Backlog:
         self._open |= {start.serial: start.prompt for start in starts}
         return starts
 
-    def _next_prompts(self, number: int) -> list[Prompt]:
+    def _next_prompts(self, num_prompts: int) -> list[Prompt]:
         """Return prompts to start: first the pending ones, then those from the stream.
 
         A straggler does not start again while it is in progress. Otherwise, prompts that are always too slow would come
@@ -82,12 +82,13 @@ class Backlog:
         it several times meanwhile: that many copies would fill whole steps.
         """
         chosen: list[Prompt] = []
-        if number <= 0:
+        if num_prompts <= 0:
             return chosen
-        waiting, self._pending = self._pending, deque()
+        waiting = self._pending
+        self._pending = deque()
         busy = {start.prompt.id for start in self._under_way.values()}
-        for _ in range(len(waiting) + number + self.stream.num_prompts):
-            if len(chosen) == number:
+        for _ in range(len(waiting) + num_prompts + self.stream.num_prompts):
+            if len(chosen) == num_prompts:
                 break
             from_stream = not waiting
             prompt = self.stream.take(1)[0] if from_stream else waiting.popleft()
@@ -100,7 +101,7 @@ class Backlog:
         return chosen
 
     def finish(self, start: PromptStart, group: Group | None) -> bool:
-        """Finish a prompt whose rollouts are done; `group` is None if it has no group to train on.
+        """Finish a prompt whose rollouts are done. `group` is None if it has no group to train on.
 
         Return False if the prompt is not in progress because a state was loaded after it started.
         """
@@ -130,9 +131,8 @@ class Backlog:
             )
         if len(self._ready) < self.prompts_per_step:
             return None
-        by_age = sorted(
-            self._ready, key=lambda serial: self._ready[serial].version
-        )  # stable: keeps the order of completion
+        # the sort is stable, so groups of one version stay in order of completion
+        by_age = sorted(self._ready, key=lambda serial: self._ready[serial].version)
         chosen = sorted(by_age[: self.prompts_per_step])
         rest = {serial: group for serial, group in self._ready.items() if serial not in chosen}
         groups = [self._ready[serial] for serial in chosen]
@@ -156,12 +156,12 @@ class Backlog:
         self._num_late = 0
 
     def advance(self, version: int) -> None:
-        """Note a new version of the weights; mark the prompts that are now too stale."""
+        """Note a new version of the weights. Mark the prompts that are now too stale."""
         if version != self._version:
             self._calls = 0
         self._version = self._steps_taken = version
         begun: dict[int, PromptStart | Group] = {**self._under_way, **self._ready}
-        stale = {serial for serial, one in begun.items() if one.version < version - self.max_staleness}
+        stale = {serial for serial, start in begun.items() if start.version < version - self.max_staleness}
         self._slow |= {begun[serial].prompt.id for serial in stale - self._stale}
         self._num_late += len(stale - self._stale)
         self._stale = stale
@@ -179,14 +179,16 @@ class Backlog:
         }
 
     def load_state(self, carried: tuple[Group, ...], plain: dict[str, Any] | None) -> None:
-        """Restore a state, with nothing in progress; the caller restores the stream.
+        """Restore a state, with nothing in progress. The caller restores the stream.
 
         `plain` is None at the start of a run, or after synchronous training.
         """
         plain = plain or {"version": 0, "waves": 0, "pending": [], "slow": [], "num_late": 0}
         prompt_of = {prompt.id: prompt for prompt in self.stream.prompts} if plain["pending"] else {}
         self._version = self._steps_taken = plain["version"]
-        self._calls, self._num_late, self._slow = plain["waves"], plain["num_late"], set(plain["slow"])
+        self._calls = plain["waves"]
+        self._num_late = plain["num_late"]
+        self._slow = set(plain["slow"])
         self._pending = deque(prompt_of[name] for name in plain["pending"])
         self._ready = dict(enumerate(carried, self._serials))
         self._serials += len(carried)  # serials are never reused, so late results of earlier starts match nothing

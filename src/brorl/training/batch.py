@@ -91,9 +91,9 @@ class Batch:
         for group in self.sampled:
             for name, value_L in group.terms_L.items():
                 count_L = group.tree.leaf_count * ~np.isnan(value_L)
-                both = sums.setdefault(name, [0.0, 0.0])
-                both[0] += float((count_L * np.nan_to_num(value_L)).sum())
-                both[1] += float(count_L.sum())
+                total_and_count = sums.setdefault(name, [0.0, 0.0])
+                total_and_count[0] += float((count_L * np.nan_to_num(value_L)).sum())
+                total_and_count[1] += float(count_L.sum())
         means = {name: total / count if count else None for name, (total, count) in sums.items()}
         return {"terms": means} if means else {}
 
@@ -113,7 +113,7 @@ class Batch:
         }
 
     def _dropped(self) -> dict[str, Any]:
-        """Count the rollouts and tokens that dynamic sampling dropped; carried groups are not dropped."""
+        """Count the rollouts and tokens that dynamic sampling dropped. Carried groups are not dropped."""
         trees = [g.tree for g in self.verified if not (self.keeps_all or g.is_mixed)]
         return {
             "samples_dropped": sum(t.num_rollouts for t in trees),

@@ -21,7 +21,7 @@ def new_signs(records: Sequence[StepRecord], limits: CollapseLimits, window: int
 
     A sign that disappears and returns is reported again. A level is the median over `window` steps.
     """
-    before, now = (_signs(some, limits, window) for some in (records[:-1], records))
+    before, now = _signs(records[:-1], limits, window), _signs(records, limits, window)
     return {sign: finding for sign, finding in now.items() if finding and not before[sign]}
 
 
@@ -110,7 +110,8 @@ class CollapseWatch:
     """
 
     def __init__(self, limits: CollapseLimits, evaluate_every: int) -> None:
-        self._limits, self._every = limits, evaluate_every
+        self._limits = limits
+        self._every = evaluate_every
         self._records: list[StepRecord] = []
 
     def add(self, record: StepRecord) -> None:

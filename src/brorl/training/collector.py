@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from brorl.activity import Observe, Round, Stopwatch, unobserved
-from brorl.algorithms.groups import Group
+from brorl.algorithms.groups import Group, main_failure
 from brorl.arrays import IntArray
 from brorl.config.settings import TrainConfig
 from brorl.prompts.prompt import Prompt
@@ -38,19 +38,18 @@ if TYPE_CHECKING:
 
 
 class NoGroupsError(RuntimeError):
-    """A step could not get its groups. `batch` has all its samples; mixed groups carry over to the next attempt."""
+    """A step could not get its groups. Mixed groups carry over to the next attempt.
 
-    def __init__(self, message: str, batch: Batch) -> None:
+    Attributes:
+        batch: Everything that the step sampled.
+        unverified: Whether most rollouts could not be verified, because the infrastructure failed. Otherwise no group
+            was mixed in as many rounds as the config allows.
+    """
+
+    def __init__(self, message: str, batch: Batch, unverified: bool = False) -> None:
         super().__init__(message)
         self.batch = batch
-
-
-class NoMixedGroupsError(NoGroupsError):
-    """No group was mixed in as many rounds as the config allows."""
-
-
-class UnverifiedError(NoGroupsError):
-    """Most rollouts could not be verified, in several rounds in a row: the infrastructure failed."""
+        self.unverified = unverified
 
 
 @dataclass(kw_only=True)
@@ -111,9 +110,10 @@ class RetryPolicy:
     """Ends a step after too many consecutive rounds without a group to train on, or with most verdicts lost."""
 
     def __init__(self, settings: DynamicSamplingSettings) -> None:
-        self._max_tries, self._mixed_only = settings.max_tries, settings.enabled
+        self._max_tries = settings.max_tries
+        self._mixed_only = settings.enabled
         self._failed = self._lost = 0  # consecutive rounds without a group; with most verdicts lost
-        self._last: Sequence[Group] = ()
+        self._last: Sequence[Group] = ()  # the last round
 
     def restart(self) -> None:
         """Begin a step: reset the count of rounds without a group."""
@@ -127,8 +127,9 @@ class RetryPolicy:
     def add(self, groups: Sequence[Group]) -> None:
         """Count a round. Infrastructure failures do not count against the prompts."""
         self._last = groups
-        unverified, kept = _num_unverified(groups), any(group.verified for group in groups)
-        lost = 2 * unverified > _num_rollouts(groups) or (unverified > 0 and not kept)
+        num_unverified = _num_unverified(groups)
+        any_verified = any(group.verified for group in groups)
+        lost = 2 * num_unverified > _num_rollouts(groups) or (num_unverified > 0 and not any_verified)
         self._lost = self._lost + 1 if lost else 0
         if self.trainable(groups):
             self._failed = 0
@@ -141,12 +142,12 @@ class RetryPolicy:
         return self._lost >= _MAX_LOST_ROUNDS or self._failed >= self._max_tries
 
     def error(self, batch: Batch) -> NoGroupsError:
-        """Return the error that ends the run, with an explanation from the last round; reset its count."""
+        """Return the error that ends the run, with an explanation from the last round. Reset its count."""
         if self._lost >= _MAX_LOST_ROUNDS:
             self._lost = 0
-            return UnverifiedError(_why_unverified(self._last), batch)
+            return NoGroupsError(_why_unverified(self._last), batch, unverified=True)
         self._failed = 0
-        return NoMixedGroupsError(why_not_mixed(self._last, self._max_tries), batch)
+        return NoGroupsError(why_not_mixed(self._last, self._max_tries), batch)
 
 
 def _num_rollouts(groups: Sequence[Group]) -> int:
@@ -158,11 +159,10 @@ def _num_unverified(groups: Sequence[Group]) -> int:
 
 
 def _why_unverified(groups: Sequence[Group]) -> str:
-    reasons = Counter(v.reason for group in groups for v in group.verdicts if v.unverified)
     return (
         f"most rollouts could not be verified because of infrastructure failures in {_MAX_LOST_ROUNDS} rounds in a row "
         f"(in the last one {_num_unverified(groups):,} of {_num_rollouts(groups):,}, most often: "
-        f"{reasons.most_common(1)[0][0]}); free memory and processes, or lower verification.workers, and resume the run"
+        f"{main_failure(groups)}); free memory and processes, or lower verification.workers, and resume the run"
     )
 
 
@@ -184,9 +184,9 @@ def _silent_cause(sampled: Sequence[Group], groups: Sequence[Group], solved: int
     if 2 * lost.total() > len(verdicts):
         reason, _ = lost.most_common(1)[0]
         return f"{lost.total()} of {len(verdicts)} verifications failed (most often: {reason}); fix the verifier"
-    rollouts, cut = _num_rollouts(groups), sum(g.tree.num_truncated for g in groups)
-    if 2 * cut > rollouts:
-        return f"{cut:,} of {rollouts:,} rollouts were truncated at sampling.max_new_tokens; raise it"
+    rollouts, truncated = _num_rollouts(groups), sum(g.tree.num_truncated for g in groups)
+    if 2 * truncated > rollouts:
+        return f"{truncated:,} of {rollouts:,} rollouts were truncated at sampling.max_new_tokens; raise it"
     if solved:
         return None
     if any(0 < v.score < 1 for v in verdicts):
@@ -210,7 +210,7 @@ def _silent_cause(sampled: Sequence[Group], groups: Sequence[Group], solved: int
 
 
 def _difficulty(solved: int, num_groups: int) -> str:
-    """Return a remedy, given how many of the last groups were all correct; in the rest no rollout was correct."""
+    """Return a remedy, given how many of the last groups were all correct. In the rest no rollout was correct."""
     if solved == num_groups:
         return "there is nothing left to learn from these prompts; choose harder ones"
     remedy = (
@@ -246,11 +246,12 @@ def prompts_of_round(
     """
     needed = np.asarray(missing, np.float64)
     fraction = np.add(kept, 1) / np.add(sampled, 1)
+    # the root of nf - spread sqrt(n) = needed - 1/2, a quadratic equation in sqrt(n)
     spread = _SURE * np.sqrt(fraction * (1 - fraction))
     likely = ((spread + np.sqrt(spread**2 + 4 * fraction * np.maximum(needed - 0.5, 0))) / (2 * fraction)) ** 2
-    number = np.minimum(likely, (needed + prompts_per_step * _SURPLUS) / fraction)
+    num_prompts = np.minimum(likely, (needed + prompts_per_step * _SURPLUS) / fraction)
     most = prompts_per_step * np.where(np.less(kept, 1) & np.greater(sampled, 0), 1, MAX_STEPS_PER_ROUND)
-    size: IntArray | np.int64 = np.minimum(most, np.ceil(number - 1e-9)).astype(np.int64)  # the roots are rounded
+    size: IntArray | np.int64 = np.minimum(most, np.ceil(num_prompts - 1e-9)).astype(np.int64)  # roots are rounded
     return size
 
 
@@ -291,7 +292,7 @@ class SyncCollector(Collector):
         return self.engine
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Sample with these weights from now on; see `Collector`."""
+        """Sample with these weights from now on. See `Collector`."""
         self.engine.load_weights(weights, version)
         self._state_before_batch = None
 
@@ -300,10 +301,12 @@ class SyncCollector(Collector):
         return CollectorState(self.stream.state_dict(), self._carried, self._attempts, seen=self._seen)
 
     def load_state(self, state: CollectorState) -> None:
-        """Restore a state; see `Collector`."""
+        """Restore a state. See `Collector`."""
         if state.stream is not None:
             self.stream.load_state_dict(state.stream)
-        self._carried, self._attempts, self._seen = state.carried, state.attempts, state.seen
+        self._carried = state.carried
+        self._attempts = state.attempts
+        self._seen = state.seen
 
     def next_batch(self, step: int) -> Batch:
         """Sample until the step has its groups, or too many consecutive rounds gave none. Carried groups go first."""
@@ -311,7 +314,8 @@ class SyncCollector(Collector):
         per_step = self.config.prompts_per_step
         batch = Batch(attempt=self._attempts, keeps_all=not self.config.dynamic_sampling.enabled)
         self._retries.restart()
-        groups, round_number = list(self._carried), 0
+        groups = list(self._carried)
+        round_number = 0
         while len(groups) < per_step:
             round_number += 1
             self.observe(Round(step, round_number, len(groups), per_step, batch.truncation_rate))
@@ -319,13 +323,15 @@ class SyncCollector(Collector):
             groups += self._retries.trainable(sampled)
             self._retries.add(sampled)
             if self._retries.is_over:
-                self._carried, self._attempts = tuple(groups), self._attempts + 1
+                self._carried = tuple(groups)
+                self._attempts += 1
                 raise self._retries.error(batch)
         kept_before, sampled_before = self._seen
         self._seen = (KEPT_DECAY * (kept_before + batch.num_mixed), KEPT_DECAY * (sampled_before + len(batch.verified)))
         batch.groups, surplus = groups[:per_step], groups[per_step:]
         with self.clock("training"):
-            self._carried, self._attempts = tuple(self.with_old_logprobs(surplus)), 0
+            self._carried = tuple(self.with_old_logprobs(surplus))
+        self._attempts = 0
         batch.num_carried = len(self._carried)
         return batch
 
@@ -333,8 +339,9 @@ class SyncCollector(Collector):
         """Sample and verify as many prompts as the step should need."""
         num_prompts = missing
         if self.config.dynamic_sampling.enabled:
-            num_kept, num_sampled = self._seen[0] + batch.num_mixed, self._seen[1] + len(batch.verified)
-            num_prompts = int(prompts_of_round(self.config.prompts_per_step, missing, num_kept, num_sampled))
+            kept_before, sampled_before = self._seen
+            kept, sampled = kept_before + batch.num_mixed, sampled_before + len(batch.verified)
+            num_prompts = int(prompts_of_round(self.config.prompts_per_step, missing, kept, sampled))
         prompts = self.stream.take(num_prompts)
         trees = self._sample(prompts, step, batch)
         with self.clock("verification"):
@@ -347,6 +354,7 @@ class SyncCollector(Collector):
         """Call the engine with a new seed."""
         batch.rounds += 1
         draw = (batch.attempt << _ROUND_BITS) + batch.rounds
-        seed, number = derived_seed(self.config.seed, step, draw), self.config.rollouts_per_prompt
+        seed = derived_seed(self.config.seed, step, draw)
+        token_ids = [prompt.token_ids for prompt in prompts]
         with self.clock("generation"):
-            return self.engine.sample(SampleTask([p.token_ids for p in prompts], number, self._sampling, seed))
+            return self.engine.sample(SampleTask(token_ids, self.config.rollouts_per_prompt, self._sampling, seed))

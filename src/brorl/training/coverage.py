@@ -75,10 +75,9 @@ def measure_coverage(tree: RolloutTree, correct_L: BoolArray) -> Coverage:
     """
     p_L = response_masses(tree)
     missed_L, seen_L = unseen_and_seen_mass(p_L, tree.num_rollouts)
-    right, wrong = correct_L, ~correct_L
-    num_correct = int(tree.leaf_count[right].sum())
+    num_correct = int(tree.leaf_count[correct_L].sum())
     accuracy = num_correct / tree.num_rollouts
-    p_pos, p_neg = float(p_L[right].sum()), float(p_L[wrong].sum())
+    p_pos, p_neg = float(p_L[correct_L].sum()), float(p_L[~correct_L].sum())
     odds_L = missed_L / seen_L
     return Coverage(
         num_rollouts=tree.num_rollouts,
@@ -86,13 +85,13 @@ def measure_coverage(tree: RolloutTree, correct_L: BoolArray) -> Coverage:
         num_distinct=tree.num_responses,
         p_pos=p_pos,
         p_neg=p_neg,
-        a_2=float((p_L[right] ** 2).sum()),
-        b_2=float((p_L[wrong] ** 2).sum()),
+        a_2=float((p_L[correct_L] ** 2).sum()),
+        b_2=float((p_L[~correct_L] ** 2).sum()),
         s_r=(1 - accuracy) * p_pos - accuracy * p_neg,
-        q_pos=float((p_L / seen_L)[right].sum()),
-        unsampled_correct=float((p_L * odds_L)[right].sum()),
-        u_pos_2=float((p_L**2 * odds_L)[right].sum()),
-        u_neg_2=float((p_L**2 * odds_L)[wrong].sum()),
+        q_pos=float((p_L / seen_L)[correct_L].sum()),
+        unsampled_correct=float((p_L * odds_L)[correct_L].sum()),
+        u_pos_2=float((p_L**2 * odds_L)[correct_L].sum()),
+        u_neg_2=float((p_L**2 * odds_L)[~correct_L].sum()),
         entropy=-float((tree.count * tree.logprob).sum()) / tree.num_sampled_tokens,
     )
 

@@ -56,11 +56,16 @@ class Diagnostics:
             return self._draw(step, [g.prompt for g in groups])
 
     def _draw(self, step: int, prompts: Sequence[Prompt]) -> list[Group | None]:
-        number, sampling = self.config.diagnostics.held_out_rollouts, self.config.sampling.params
-        seed = derived_seed(self.config.seed, step, _SEED_TAG)
-        trees = self.sampler.sample(SampleTask([p.token_ids for p in prompts], number, sampling, seed))
+        config = self.config
+        task = SampleTask(
+            [prompt.token_ids for prompt in prompts],
+            config.diagnostics.held_out_rollouts,
+            config.sampling.params,
+            derived_seed(config.seed, step, _SEED_TAG),
+        )
+        trees = self.sampler.sample(task)
         groups = [self.grader.rewarded(group, step).verified for group in self.grader.verify(prompts, trees)]
-        if not self.config.recompute_old_logprobs:  # else the old log-probs are the learner's
+        if not config.recompute_old_logprobs:  # else the old log-probs are the learner's
             return groups
         verified_trees = [group.tree for group in groups if group is not None]
         logprobs = self.learner.logprobs(verified_trees)
@@ -70,14 +75,14 @@ class Diagnostics:
     def record(
         self, sampled: Sequence[Group], trained: Sequence[Group], held_out: Sequence[Group | None]
     ) -> tuple[CoverageRecord | None, HeldOutCheck | None]:
-        """Return the measurements; `held_out` is the result of `hold_out` for the trained groups.
+        """Return the measurements. `held_out` is the result of `hold_out` for the trained groups.
 
         `sampled` must not contain groups with unverified rollouts: an incomplete sample does not show how much
         probability the policy has elsewhere.
         """
         coverage = coverage_record(sampled) if sampled else None
-        both = zip(held_out, trained, strict=True) if held_out else ()
-        pairs = [(fresh, of_step) for fresh, of_step in both if fresh is not None]
+        drawn = zip(held_out, trained, strict=True) if held_out else ()
+        pairs = [(fresh, of_step) for fresh, of_step in drawn if fresh is not None]
         return coverage, check_on_held_out(self._compare(pairs)) if pairs else None
 
     def _compare(self, pairs: Sequence[tuple[Group, Group]]) -> list[HeldOut]:

@@ -68,7 +68,8 @@ def check_memory(
     Raises:
         UserError: If the memory needed in any case exceeds the free memory; names the smallest change that fits.
     """
-    settings, workload = _memory_settings(config), _workload(config, prompts)
+    settings = _memory_settings(config)
+    workload = _workload(config, prompts)
     # on a cluster, the parts of a run are on other machines
     available = None if config.cluster.enabled else available_bytes(choose_device(config.device))
     prediction = predict_memory(model_config, settings, workload, available)
@@ -226,7 +227,8 @@ _SLOW = 3.0  # warn if bfloat16 takes this many times as long as float32
 
 def format_lines(config: TrainConfig) -> list[str]:
     """Return warnings about a number format that is slow on the learner's device."""
-    on_a_gpu, corrected = learner_device(config).startswith("cuda"), config.importance.correction != "none"
+    on_a_gpu = learner_device(config).startswith("cuda")
+    corrected = config.importance.correction != "none"
     if on_a_gpu and config.dtype == "float32":
         correct = "" if corrected else " and importance.correction: truncate"
         return [f"warning: dtype = float32 leaves the tensor cores of the GPU idle; set dtype: bfloat16{correct}"]
@@ -279,7 +281,9 @@ def render_sources(
     """Turn the sources' questions into prompts, which describe the tools if there are any."""
     return [
         SourcePrompts(
-            source, *(rendered(part, config.prompt, tokenizer, toolbox) for part in (source.train, source.held_out))
+            source,
+            rendered(source.train, config.prompt, tokenizer, toolbox),
+            rendered(source.held_out, config.prompt, tokenizer, toolbox),
         )
         for source in sources
     ]
@@ -292,16 +296,19 @@ def build_prompts(
     model_config: PreTrainedConfig,
 ) -> RunPrompts:
     """Order a run's prompts. A prompt that cannot be encoded or does not fit in the model raises a UserError."""
-    limits, maximum, positions = config.response_limits, config.data.max_prompt_tokens, model_positions(model_config)
+    maximum = config.data.max_prompt_tokens
+    positions = model_positions(model_config)
     too_long = f"has more than data.max_prompt_tokens = {maximum} tokens"
     short_sources = [source.short(maximum) for source in sources]
-    for whole, (source, train, held_out) in zip(sources, short_sources, strict=True):
-        alternative = ", or set data.max_prompt_tokens"
-        problems = prompt_problems(config.model, [*train, *held_out], limits, tokenizer, model_config, alternative)
+    for all_prompts, (source, train, held_out) in zip(sources, short_sources, strict=True):
+        problems = prompt_problems(
+            config.model, [*train, *held_out], config.response_limits, tokenizer, model_config,
+            ", or set data.max_prompt_tokens",
+        )  # fmt: skip
         if problem := next(problems, None):
             raise UserError(problem)
-        if whole.train and not train:
-            raise UserError(f"every prompt of {source.name} {too_long}; {_room(whole.train, config, positions)}")
+        if all_prompts.train and not train:
+            raise UserError(f"every prompt of {source.name} {too_long}; {_room(all_prompts.train, config, positions)}")
     train_prompts = [prompt for source_prompts in short_sources for prompt in source_prompts.train]
     held_out_prompts = [prompt for source_prompts in short_sources for prompt in source_prompts.held_out]
     if config.evaluation.num_prompts and not held_out_prompts:
@@ -313,7 +320,7 @@ def build_prompts(
     except ValueError as error:
         raise UserError(f"data.sources: {error}") from error
     longest_tokens = max(len(prompt.token_ids) for prompt in (*train_prompts, *held_out_prompts))
-    num_read = sum(len(whole.train) + len(whole.held_out) for whole in sources)
+    num_read = sum(len(source.train) + len(source.held_out) for source in sources)
     num_too_long = num_read - len(train_prompts) - len(held_out_prompts)
     num_evaluated_on = sum(source_prompts.source.num_evaluated_on for source_prompts in sources)
     return RunPrompts(stream, held_out_prompts, longest_tokens, num_too_long, num_evaluated_on)

@@ -88,7 +88,7 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Return the trained weights by name, unsharded and one at a time; every rank must iterate to the end."""
+        """Return the trained weights by name, unsharded and one at a time. Every rank must iterate to the end."""
         ...
 
     def num_parameters(self, only_trainable: bool = False) -> int:
@@ -103,7 +103,7 @@ class Learner(Protocol):
         ...
 
     def exchange_average(self) -> None:
-        """Swap the current weights and their average, which must exist; a second call swaps them back.
+        """Swap the current weights and their average, which must exist. A second call swaps them back.
 
         No update may happen in between.
         """
@@ -118,11 +118,11 @@ class Learner(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state saved by any number of ranks; `shards` is the path of its folder."""
+        """Restore a state saved by any number of ranks. `shards` is the path of its folder."""
         ...
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Load AdamW's moments from a different run's state, which must fit; keep learning rate and update count."""
+        """Load AdamW's moments from a different run's state, which must fit. Keep learning rate and update count."""
         ...
 
 
@@ -150,8 +150,11 @@ class TreeLearner:
         forward: Forward | None = None,
         stop_token_ids: tuple[int, ...] = (),
     ) -> None:
-        self.model, self._config, self._ranks = model, config, ranks
-        self._echo, self._observe = echo, observe
+        self.model = model
+        self._config = config
+        self._ranks = ranks
+        self._echo = echo
+        self._observe = observe
         self._chose_forward = False
         self._takes_flat_path: bool | None = None  # whether it is faster; None before it is measured
         self._save_checked = False
@@ -180,46 +183,56 @@ class TreeLearner:
         Raises:
             DivergedError: If the loss or the gradient is not finite. The update then does not change the weights.
         """
-        config = self._config
-        if len(groups) < config.optimizer.mini_batches:
-            raise ValueError(
-                f"{config.optimizer.mini_batches} mini-batches need at least as many groups, got {len(groups)}"
-            )
+        num_batches = self._config.optimizer.mini_batches
+        if len(groups) < num_batches:
+            raise ValueError(f"{num_batches} mini-batches need at least as many groups, got {len(groups)}")
         self.model.train()
         if not self._chose_forward:
             self._chose_forward = True
             self._choose_forward([group.tree for group in groups])
 
         is_fresh = [group.old_logprob_M is None for group in groups]
-        if config.kl.is_in_reward:
-            groups = [penalized_group(group, config.kl) for group in self._logprobs.with_all_logprobs(groups)]
-        advantages = self._ranks.call_on_first_rank(lambda: estimate_advantages(groups))
-        groups = [replace(group, advantage_L=a_L) for group, a_L in zip(groups, advantages, strict=True)]
-        batches, found = prepare_mini_batches(groups, is_fresh, self._logprobs, np.random.default_rng(seed))
-
+        groups = self._with_advantages(groups, estimate_advantages)
+        generator = np.random.default_rng(seed)
+        batches, step_metrics = prepare_mini_batches(groups, is_fresh, self._logprobs, generator)
         updates: list[dict[str, float]] = []
         for batch in batches:
             self._observe(Updating(len(updates), len(batches)))
             updates.append(self._update(batch, lr_scale))
-        metrics: dict[str, Any] = found | {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
-        if self._logprobs.reference is None:
-            metrics["reference_kl"] = None
-        if not config.loss.entropy_coefficient:
-            metrics["bonus_entropy"] = None
-        retries, self._node_limit.retries = self._node_limit.retries, 0
+        retries = self._node_limit.retries
+        self._node_limit.retries = 0
         return UpdateRecord(
-            **metrics,
-            entropy=-_mean_sampled_logprob([g.tree for g in groups]),
+            **step_metrics,
+            **self._mean_metrics(updates),
+            entropy=-_mean_sampled_logprob([group.tree for group in groups]),
             learning_rate=self._learning_rate(lr_scale),
             nodes_per_pass=self._node_limit.value,
             out_of_memory_retries=retries,
         )
 
+    def _with_advantages(self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages) -> list[Group]:
+        """Return groups with advantages, after any KL penalty on their rewards. Rank 0 estimates the advantages."""
+        kl = self._config.kl
+        if kl.is_in_reward:
+            groups = [penalized_group(group, kl) for group in self._logprobs.with_all_logprobs(groups)]
+        advantages = self._ranks.call_on_first_rank(lambda: estimate_advantages(groups))
+        return [replace(group, advantage_L=a_L) for group, a_L in zip(groups, advantages, strict=True)]
+
+    def _mean_metrics(self, updates: Sequence[dict[str, float]]) -> dict[str, Any]:
+        """Return means over the step's updates. The KL and the entropy are None if the loss does not have them."""
+        metrics: dict[str, Any] = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
+        if self._logprobs.reference is None:
+            metrics["reference_kl"] = None
+        if not self._config.loss.entropy_coefficient:
+            metrics["bonus_entropy"] = None
+        return metrics
+
     def _choose_forward(self, trees: Sequence[RolloutTree]) -> None:
         """Report the cost of the flat path and, on CUDA, choose between trees and the flat path; once per run."""
         if line := self._logprobs.forward.cost_line(trees):
             self._echo(line)
-        engine, on_one_gpu = self._config.engine, self.model.device.type == "cuda" and self._ranks.size == 1
+        engine = self._config.engine
+        on_one_gpu = self.model.device.type == "cuda" and self._ranks.size == 1
         if engine.forward == engine.attention == "auto" and on_one_gpu and self._takes_flat_path is None:
             with autocast(self._config, self.model):
                 self._logprobs.forward, line = self._node_limit.run(
@@ -262,9 +275,9 @@ class TreeLearner:
             write_sharded(folder, self._optimizer, self._trained, self._snapshots)
 
     def _save_model(self, folder: Path) -> None:
-        whole = save_whole(self.model, folder, self._ranks.rank == 0)
-        if whole and not self._save_checked:
-            check_saved(self.model, whole, folder)
+        saved = save_whole(self.model, folder, self._ranks.rank == 0)
+        if saved and not self._save_checked:
+            check_saved(self.model, saved, folder)
 
     @property
     def _snapshots(self) -> list[Snapshot]:
@@ -322,13 +335,14 @@ class TreeLearner:
         self._optimizer.load_state_dict(with_moments_of(state["optimizer"], current, self._parameters))
 
     def _learning_rate(self, factor: float) -> float:
-        rate, warmup = self._config.scaled_learning_rate, self._config.optimizer.warmup_updates
+        rate = self._config.scaled_learning_rate
+        warmup = self._config.optimizer.warmup_updates
         return factor * (rate * min(1.0, self._updates / warmup) if warmup else rate)
 
     def _update(self, batch: MiniBatch, lr_scale: float) -> dict[str, float]:
-        """Accumulate and apply the gradient of one mini-batch; return its entries of `UpdateRecord`."""
-        optimizer, local = self._config.optimizer, self._node_limit.run(lambda: self._accumulate(batch))
-        sums = self._ranks.sum(local)
+        """Accumulate and apply the gradient of one mini-batch. Return its entries of `UpdateRecord`."""
+        optimizer = self._config.optimizer
+        sums = self._ranks.sum(self._node_limit.run(lambda: self._accumulate(batch)))
         grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(self._parameters, optimizer.max_grad_norm))
         if not (torch.isfinite(grad_norm) and torch.isfinite(sums).all()):
             raise DivergedError(
@@ -344,8 +358,9 @@ class TreeLearner:
         return means(sums, self._ranks.sum(batch.totals())) | {"grad_norm": float(grad_norm)}
 
     def _accumulate(self, batch: MiniBatch) -> Tensor:
-        """Clear the gradient, then accumulate a mini-batch's, chunk by chunk; return sums over its nodes, shape [S]."""
-        loss, logprobs = self._config.loss, self._logprobs
+        """Clear the gradient, then accumulate a mini-batch's, chunk by chunk. Return sums over its nodes, shape [S]."""
+        loss = self._config.loss
+        logprobs = self._logprobs
         self._optimizer.zero_grad(set_to_none=True)
         sums = no_sums(self.model.device)
         coefficient_K = None

@@ -48,7 +48,7 @@ class Snapshot:
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Swap the copy and the model's weights; a second call swaps them back, bit for bit."""
+        """Swap the copy and the model's weights. A second call swaps them back, bit for bit."""
         for name, parameter in self._parameters.items():
             current, stored = local_tensor(parameter), local_tensor(self._weights[name])
             previous = current.clone()
@@ -60,14 +60,14 @@ class Snapshot:
         return dict(self._weights)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore a result of `state_dict`; raise a ValueError if it belongs to a different model."""
+        """Restore a result of `state_dict`. Raise a ValueError if it belongs to a different model."""
         expected = {name: tuple(w.shape) for name, w in self._weights.items()}
-        given = {name: tuple(w.shape) for name, w in state.items()}
-        if expected != given:
-            differing = sorted(n for n in expected.keys() | given.keys() if expected.get(n) != given.get(n))[0]
+        shapes = {name: tuple(w.shape) for name, w in state.items()}
+        if expected != shapes:
+            differing = sorted(n for n in expected.keys() | shapes.keys() if expected.get(n) != shapes.get(n))[0]
             raise ValueError(
                 f"the {self.name} belongs to a different model: {differing} should have shape "
-                f"{expected.get(differing)}, but has {given.get(differing)}; resume with the model and adapters that "
+                f"{expected.get(differing)}, but has {shapes.get(differing)}; resume with the model and adapters that "
                 "the run started with"
             )
         for name, weight in self._weights.items():
@@ -92,7 +92,7 @@ class AveragedWeights(Snapshot):
 
 
 def empty_like(parameter: Tensor, offload: bool) -> Tensor:
-    """Return uninitialized memory like a parameter's; `offload` puts it on the CPU, pinned for a CUDA device."""
+    """Return uninitialized memory like a parameter's. `offload` puts it on the CPU, pinned for a CUDA device."""
     if not offload:
         return torch.empty_like(parameter, requires_grad=False)
     return torch.empty_like(parameter, device="cpu", requires_grad=False, pin_memory=parameter.device.type == "cuda")
@@ -144,11 +144,11 @@ class ReferencePolicy(Snapshot):
 def sharded_header(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], snapshots: Sequence[Snapshot]
 ) -> dict[str, Any]:
-    """Return the unsharded part of a learner's state; `parameters` are the trained ones by name, in order."""
+    """Return the unsharded part of a learner's state. `parameters` are the trained ones by name, in order."""
     steps = {name: float(optimizer.state[p]["step"]) for name, p in parameters.items() if p in optimizer.state}
     groups = optimizer.state_dict()["param_groups"]
     quantized = [name for name in steps if MOMENTS[0] + SCALE in optimizer.state[parameters[name]]]
-    names = [one.name for one in snapshots]
+    names = [snapshot.name for snapshot in snapshots]
     stored = {"steps": steps, "quantized": quantized, "param_groups": groups}
     return {SHARDS: SHARDS, "optimizer": stored, "snapshots": names}
 
@@ -167,7 +167,9 @@ def write_sharded(
         for kind, moment in optimizer.state[p].items()
         if kind != "step"
     }
-    weights = {f"{one.name}.{name}": w for one in snapshots for name, w in one.state_dict().items()}
+    weights = {
+        f"{snapshot.name}.{name}": weight for snapshot in snapshots for name, weight in snapshot.state_dict().items()
+    }
     write_shards(folder / SHARDS, moments | weights)
 
 
@@ -191,8 +193,8 @@ def in_memory(
     quantized = state["optimizer"]["quantized"]
     moments = {name: _moments_like(p, name in quantized) for name, p in parameters.items() if name in steps}
     like = {_moment(name, kind): moment for name in moments for kind, moment in moments[name].items()}
-    found = [one for one in snapshots if one in state["snapshots"]]
-    like |= {f"{one}.{name}": p for one in found for name, p in parameters.items()}
+    stored = [snapshot for snapshot in snapshots if snapshot in state["snapshots"]]
+    like |= {f"{snapshot}.{name}": p for snapshot in stored for name, p in parameters.items()}
     tensors = read_shards(Path(state[SHARDS]), like)
     restored = {
         index: {
@@ -203,7 +205,7 @@ def in_memory(
         if name in steps
     }
     optimizer = {"state": restored, "param_groups": state["optimizer"]["param_groups"]}
-    weights = {one: {name: tensors[f"{one}.{name}"] for name in parameters} for one in found}
+    weights = {snapshot: {name: tensors[f"{snapshot}.{name}"] for name in parameters} for snapshot in stored}
     return state | {"optimizer": optimizer} | weights
 
 
@@ -212,11 +214,14 @@ def _moments_like(parameter: Tensor, quantized: bool) -> dict[str, Tensor]:
     if not quantized:
         return dict.fromkeys(MOMENTS, parameter)
     codes, scales = zero_codes(parameter)
-    return {name: one for kind in MOMENTS for name, one in ((kind, codes), (kind + SCALE, scales))}
+    moments = {}
+    for kind in MOMENTS:
+        moments[kind], moments[kind + SCALE] = codes, scales
+    return moments
 
 
 def _laid_out(optimizer: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
-    """Return an optimizer's state with moments laid out like the parameters; leave moments with a different shape."""
+    """Return an optimizer's state with moments laid out like the parameters. Leave moments with a different shape."""
 
     def laid_out(index: int, moments: dict[str, Tensor]) -> dict[str, Tensor]:
         if index >= len(parameters) or moments[MOMENTS[0]].shape != parameters[index].shape:
@@ -234,19 +239,19 @@ def _moment(name: str, kind: str) -> str:
 
 
 def with_moments_of(other: dict[str, Any], own: dict[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
-    """Return the state `own` with the moments of `other`, which must fit; keep the settings of `own`."""
-    given = sum(len(group["params"]) for group in other["param_groups"])
-    if given != len(parameters):
+    """Return the state `own` with the moments of `other`, which must fit. Keep the settings of `own`."""
+    num_tensors = sum(len(group["params"]) for group in other["param_groups"])
+    if num_tensors != len(parameters):
         raise ValueError(
-            f"the optimizer state belongs to a different model: it has {given} trainable tensors, this model has "
+            f"the optimizer state belongs to a different model: it has {num_tensors} trainable tensors, this model has "
             f"{len(parameters)}; start from the checkpoint's own model and adapters, or without its optimizer state"
         )
     for index, moments in other["state"].items():
-        expected, found = tuple(parameters[index].shape), tuple(moments["exp_avg"].shape)
-        if expected != found:
+        expected, shape = tuple(parameters[index].shape), tuple(moments["exp_avg"].shape)
+        if expected != shape:
             raise ValueError(
                 f"the optimizer state belongs to a different model: trainable tensor {index} has shape {expected}, its "
-                f"moments {found}; start from the checkpoint's own model and adapters, or without its optimizer state"
+                f"moments {shape}; start from the checkpoint's own model and adapters, or without its optimizer state"
             )
     return {"state": other["state"], "param_groups": own["param_groups"]}
 
@@ -260,15 +265,15 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read tensors from `write_shards` on any number of ranks; `like` has their shape, type, device and layout."""
+    """Read tensors from `write_shards` on any number of ranks. `like` has their shape, type, device and layout."""
     reader = FileSystemReader(folder)
     try:
         stored = reader.read_metadata().state_dict_metadata
     except OSError as error:
         raise ValueError(f"could not read the shards in {folder} ({error}); choose a different checkpoint") from error
     for name, tensor in like.items():
-        found = stored.get(name)
-        shape = tuple(found.size) if isinstance(found, TensorStorageMetadata) else None
+        metadata = stored.get(name)
+        shape = tuple(metadata.size) if isinstance(metadata, TensorStorageMetadata) else None
         if shape != tuple(tensor.shape):
             raise ValueError(
                 f"{folder} belongs to a different model: {name} should have shape {tuple(tensor.shape)}, but has "

@@ -50,14 +50,14 @@ class LocalParts:
         echo: Echo = lambda _: None,
     ) -> LocalParts:
         """Load the model and build the parts. `on_end` receives a function that closes the engine."""
-        tokenizer, stop = inputs.tokenizer, config.sampling.stop
+        tokenizer = inputs.tokenizer
         model = build_model(config, inputs, observe)
         forward = build_forward(config, inputs, model, echo)
         engine = build_engine(config, inputs.model_path, model, tokenizer, forward, inputs.context, observe, echo)
         engine = with_turns(engine, inputs.toolbox)
         on_end(engine.close)
         forward = build_learner_forward(config, model, forward, echo)
-        stop_token_ids = end_tokens(model, tokenizer, stop)
+        stop_token_ids = end_tokens(model, tokenizer, config.sampling.stop)
         return cls(config, model, engine, inputs.prompts.train, inputs.grader, forward, stop_token_ids, observe)
 
     @property
@@ -137,7 +137,7 @@ def build_rank(
     echo: Echo = lambda _: None,
     observe: Observe = unobserved,
 ) -> TreeLearner:
-    """Load the model and build one rank of the learner. Every rank calls this; rank 0 reads the weights."""
+    """Load the model and build one rank of the learner. Every rank calls this. Rank 0 reads the weights."""
 
     def load(device: torch.device | None = None) -> tuple[PreTrainedModel, tuple[Forward, tuple[int, ...]]]:
         model = build_model(config, inputs, observe, device)

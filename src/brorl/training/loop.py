@@ -24,7 +24,7 @@ from brorl.runs.model_card import write_card
 from brorl.runs.step_record import KeptRecord, SecondsRecord, StepRecord, ToolUse, UpdateRecord, is_due, total_cost
 from brorl.seeds import derived_seed
 from brorl.training.batch import Batch
-from brorl.training.collector import NoGroupsError, UnverifiedError
+from brorl.training.collector import NoGroupsError
 from brorl.training.run import TrainingRun
 from brorl.training.stop_request import StopNow, StopRequest
 
@@ -45,7 +45,8 @@ def train_run(run: TrainingRun, state: TrainerState, stop: StopRequest | None = 
     Returns:
         Why the run ended, and one line about it.
     """
-    collector, learner, schedule, objective = run.collector, run.learner, run.schedule, run.schedule.objective
+    collector, learner, schedule = run.collector, run.learner, run.schedule
+    objective = schedule.objective
     with stop or StopRequest() as stop:
         recorder = Recorder(run, state.step, stop)
         try:
@@ -91,13 +92,15 @@ class Recorder:
     """
 
     def __init__(self, run: TrainingRun, step: int, stop: StopRequest) -> None:
-        self._run, self._config, self._stop = run, run.config, stop
+        self._run = run
+        self._config = run.config
+        self._stop = stop
         self._step = step
         records = run.directory.read_metrics()
-        updates = max((at for at, record in enumerate(records, 1) if record.attempt is None), default=0)
         self._spent = total_cost(records)
         # the cost up to the last update: attempts at the next step that found no group come after it
-        self._spent_before = total_cost(records[:updates])
+        end = max((line for line, record in enumerate(records, 1) if record.attempt is None), default=0)
+        self._spent_before = total_cost(records[:end])
         self._ending: tuple[Ending, str] | None = None
 
     def begin(self) -> None:
@@ -110,7 +113,8 @@ class Recorder:
 
     def steps(self) -> Iterator[int]:
         """Yield the number of each step until the run ends."""
-        run, schedule = self._run, self._run.schedule
+        run = self._run
+        schedule = run.schedule
         while self._ending is None and not schedule.is_over(self._step, self._spent):
             schedule.objective.begin_step(schedule.fraction_spent(self._step, self._spent))
             run.observe(Step(self._step + 1))
@@ -119,8 +123,9 @@ class Recorder:
             self._spent_before = self._spent
 
     def record(self, step: int, batch: Batch, held_out: Sequence[Group | None], update: UpdateRecord) -> StepRecord:
-        """Return the record of a step; store the step's rollouts when due."""
-        run, clock = self._run, self._run.clock
+        """Return the record of a step. Store the step's rollouts when due."""
+        run = self._run
+        clock = run.clock
         with clock("storing"):
             if is_due(step, self._config.store_rollouts_every):
                 self._store_rollouts(step, batch)
@@ -147,8 +152,9 @@ class Recorder:
         return self._run.schedule.evaluates(step, self._spent_before, self._spent)
 
     def write(self, record: StepRecord) -> StepRecord:
-        """Write a record; return it with any new sign of collapse, and the reason if the run ends here."""
-        run, schedule = self._run, self._run.schedule
+        """Write a record. Return it with any new sign of collapse, and the reason if the run ends here."""
+        run = self._run
+        schedule = run.schedule
         if sign := schedule.collapse.line(record):
             record = replace(record, collapse=sign)
             if self._config.collapse.stop:
@@ -164,7 +170,9 @@ class Recorder:
 
     def save_if_due(self, record: StepRecord) -> None:
         """Save a checkpoint when due. End the run if it collapsed, stalled, pauses or was asked to stop."""
-        config, schedule, self._step = self._config, self._run.schedule, record.step
+        config = self._config
+        schedule = self._run.schedule
+        self._step = record.step
         over = schedule.is_over(self._step, self._spent)
         pauses = schedule.pauses(self._spent_before, self._spent) and not over
         stopped = self._stop.requested and not over  # a later request ends the run before the next update
@@ -190,8 +198,7 @@ class Recorder:
             self._store_rollouts(self._step + 1, reason.batch)
             self.write(self._record_without_update(reason))
             self._save()
-            lost = isinstance(reason, UnverifiedError)
-            return Ending.UNVERIFIED if lost else Ending.NO_MIXED_GROUPS, str(reason)
+            return Ending.UNVERIFIED if reason.unverified else Ending.NO_MIXED_GROUPS, str(reason)
         if not self._run.schedule.has_begun:
             return Ending.INTERRUPTED, "stopped before the first step"
         self._run.collector.rewind()
@@ -201,12 +208,11 @@ class Recorder:
     def _record_without_update(self, error: NoGroupsError) -> StepRecord:
         """Return the record of a step that did not get its groups: the reason, the cost and an evaluation."""
         # `failure_reason`: the infrastructure failed, so a comparison continues the run; `end_reason`: the run is over
-        lost = isinstance(error, UnverifiedError)
         record = StepRecord(
             step=self._step + 1,
             attempt=error.batch.attempt,
-            end_reason=None if lost else str(error),
-            failure_reason=str(error) if lost else None,
+            end_reason=None if error.unverified else str(error),
+            failure_reason=str(error) if error.unverified else None,
             sampling=error.batch.summary(),
             kept=KeptRecord(carried=len(self._run.collector.state().carried)),
             seconds=SecondsRecord(**self._run.clock.seconds()),
@@ -214,8 +220,10 @@ class Recorder:
         return self.evaluated(record)
 
     def evaluated(self, record: StepRecord) -> StepRecord:
-        """Add an evaluation on the held-out prompts, if any, to a record; store the responses to a few of them."""
-        run, held_out, ks = self._run, self._run.held_out, self._config.evaluation.ks
+        """Add an evaluation on the held-out prompts, if any, to a record. Store the responses to a few of them."""
+        run = self._run
+        held_out = run.held_out
+        ks = self._config.evaluation.ks
         if held_out is None:
             return record
 
@@ -226,15 +234,15 @@ class Recorder:
         return_freed_memory()  # the learner's: an evaluation samples more rollouts than a step
         counts = run.evaluator.evaluate(run.collector.sampler, held_out, store)
         return_freed_memory()
-        found = evaluation_record(counts, ks)
-        if found is None:
+        evaluation = evaluation_record(counts, ks)
+        if evaluation is None:
             return replace(record, evaluation_unverified=sum(prompt.num_unverified for prompt in counts.prompts))
         version = record.weights_step
         if self._config.optimizer.ema_decay is None or not version:
-            return replace(record, evaluation=found)
+            return replace(record, evaluation=evaluation)
         with self._average_in_place(version):
             of_average = evaluation_record(run.evaluator.evaluate(run.collector.sampler, held_out), ks)
-        return replace(record, evaluation=found, ema_evaluation=of_average)
+        return replace(record, evaluation=evaluation, ema_evaluation=of_average)
 
     @contextmanager
     def _average_in_place(self, version: int) -> Iterator[None]:
@@ -266,7 +274,9 @@ class Recorder:
 
     def _save(self, regular: bool = True) -> None:
         """Write a checkpoint of the last step, and mark it if it is the best."""
-        run, best, folder = self._run, self._run.schedule.evaluations.best_step, self._run.directory.checkpoints
+        run = self._run
+        best = run.schedule.evaluations.best_step
+        folder = run.directory.checkpoints
         run.observe(Stage("saving", f"step {self._step}"))
         state = TrainerState(
             step=self._step,

@@ -124,7 +124,8 @@ def make_mini_batch(
         tensor: Concatenates arrays on the model's device.
     """
     loss = config.loss
-    groups, positive, negative, sampled, token_weight, kept_tokens = [], [], [], [], [], 0.0
+    groups, positive, negative, sampled, token_weight = [], [], [], [], []
+    kept_tokens = 0.0
     for group in trained:
         tree = group.tree
         factor_L = np.ones(tree.num_responses) if group.factor_L is None else group.factor_L
@@ -170,7 +171,8 @@ def prepare_mini_batches(
         logprobs: Computes log-probs under the current weights and the reference; all ranks call this function.
         generator: Chooses the groups of each mini-batch, and the responses to train on if not all of them.
     """
-    config, size = logprobs.config, logprobs.config.optimizer.max_responses_per_outcome
+    config = logprobs.config
+    size = config.optimizer.max_responses_per_outcome
     index_of_batch = np.array_split(generator.permutation(len(groups)), config.optimizer.mini_batches)
     chosen = {
         i: choose_trained(groups[i], size, config.loss.mask_truncated, generator)
@@ -181,11 +183,12 @@ def prepare_mini_batches(
         check_sampler_logprobs([group.tree for group in trained.values()])
     trained = dict(zip(trained, logprobs.with_all_logprobs(list(trained.values())), strict=True))
 
-    batches, tensor = [], partial(to_tensor, logprobs.model)
+    batches = []
+    tensor = partial(to_tensor, logprobs.model)
     for index in index_of_batch:
-        whole = [groups[i].tree for i in index]
+        trees = [groups[i].tree for i in index]
         local = logprobs.local_groups([trained[i] for i in index if i in trained])
-        batches.append(make_mini_batch(whole, local, config, len(index) * len(index_of_batch) / len(groups), tensor))
+        batches.append(make_mini_batch(trees, local, config, len(index) * len(index_of_batch) / len(groups), tensor))
     num_tokens = sum(group.tree.num_sampled_tokens for group in trained.values())
     kept = sum(logprobs.ranks.gather(sum(batch.kept_tokens for batch in batches)))
     return batches, {
@@ -209,10 +212,10 @@ def no_sums(device: torch.device) -> Tensor:
 
 
 def means(sums_S: Tensor, totals_3: Tensor) -> dict[str, float]:
-    """Divide sums by the mini-batch's weights and tokens; see `MiniBatch.totals` and `UpdateRecord`."""
+    """Divide sums by the mini-batch's weights and tokens. See `MiniBatch.totals` and `UpdateRecord`."""
     loss, clipped, clipped_low, clipped_high, old_policy_kl, reference_kl, entropy = sums_S.unbind()
     weight, sampled, count = totals_3[0].clamp(min=1e-30), totals_3[1].clamp(min=1), totals_3[2].clamp(min=1)
-    found = {
+    metrics = {
         "loss": loss,
         "clip_fraction": clipped / weight,
         "clip_low_fraction": clipped_low / weight,
@@ -221,7 +224,7 @@ def means(sums_S: Tensor, totals_3: Tensor) -> dict[str, float]:
         "reference_kl": reference_kl / sampled,
         "bonus_entropy": entropy / sampled,
     }
-    return dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
+    return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))  # one transfer from a GPU
 
 
 def chunk_loss(
@@ -236,14 +239,17 @@ def chunk_loss(
         coefficient_K: For a loss over whole responses (GSPO), its derivative with respect to each node's log-prob,
             shape [K]; the sums then omit the policy loss and its clips. None for PPO and CISPO.
     """
-    kl, index, new_K = config.kl, chunk.index, chunk.logprob.detach()
-    old_kl = (batch.count_K[index] * (batch.old_logprob_K[index] - new_K)).sum()
+    kl = config.kl
+    index = chunk.index
+    old_kl = (batch.count_K[index] * (batch.old_logprob_K[index] - chunk.logprob.detach())).sum()
     zero = torch.zeros_like(old_kl)
     if coefficient_K is None:
         policy = _policy_loss(chunk, batch, config.loss)
-        loss, sums = policy.loss, (policy.loss.detach(), *policy[1:])
+        loss = policy.loss
+        sums = (loss.detach(), *policy[1:])
     else:
-        loss, sums = (coefficient_K[index] * chunk.logprob).sum(), (zero,) * 4
+        loss = (coefficient_K[index] * chunk.logprob).sum()
+        sums = (zero,) * 4
     reference_kl = entropy = zero
     if batch.reference_logprob_K is not None:
         estimate_K = kl_estimates(chunk.logprob, batch.reference_logprob_K[index], kl.estimator, kl.clamp)
@@ -264,15 +270,16 @@ def chunk_loss(
 
 def _policy_loss(chunk: ChunkLogprobs, batch: MiniBatch, settings: PolicyLossSettings) -> PolicyLoss:
     """Return the loss of nodes, without penalty and bonus."""
-    index, (low, high), denominator = chunk.index, settings.clip, batch.denominator
+    index = chunk.index
+    low, high = settings.clip
     arrays = chunk.logprob, batch.old_logprob_K[index], batch.positive_K[index], batch.negative_K[index]
     match settings.kind:
         case "ppo":
             return clipped_policy_loss(
-                *arrays, clip_low=low, clip_high=high, denominator=denominator, dual_clip=settings.dual_clip
+                *arrays, clip_low=low, clip_high=high, denominator=batch.denominator, dual_clip=settings.dual_clip
             )
         case "cispo":
-            return cispo_loss(*arrays, clip_low=low, clip_high=high, denominator=denominator)
+            return cispo_loss(*arrays, clip_low=low, clip_high=high, denominator=batch.denominator)
         case "gspo":
             raise ValueError("gspo is a loss over whole responses; pass the coefficients from `response_losses`")
         case _:
@@ -291,14 +298,14 @@ def response_losses(
         logprobs: Log-probs (nats) of each tree under the current weights, shape [M].
         settings: Bounds of the ratio.
     """
-    (low, high), denominator = settings.clip, batch.denominator
-    bounds = {"clip_low": low, "clip_high": high, "denominator": denominator}
+    low, high = settings.clip
+    bounds = {"clip_low": low, "clip_high": high, "denominator": batch.denominator}
     losses = [
         gspo_loss(group.tree, required(group.advantage_L), new_M, required(group.old_logprob_M), **bounds)
         for group, new_M in zip(batch.groups, logprobs, strict=True)
     ]
+    loss = sum(s.loss for s in losses)
     clipped_low, clipped_high = sum(s.clipped_low for s in losses), sum(s.clipped_high for s in losses)
     sums = no_sums(batch.count_K.device)
-    found = [sum(s.loss for s in losses), clipped_low + clipped_high, clipped_low, clipped_high]
-    sums[:4] = torch.tensor(found, dtype=torch.float64)
+    sums[:4] = torch.tensor([loss, clipped_low + clipped_high, clipped_low, clipped_high], dtype=torch.float64)
     return [s.coefficient_M for s in losses], sums

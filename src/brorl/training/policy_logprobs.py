@@ -36,7 +36,8 @@ LITTLE_SHARED = 0.8  # rows may be faster if trees have more than this fraction 
 
 def next_token(config: TrainConfig, stop_token_ids: tuple[int, ...]) -> NextToken:
     """Return the distribution that rollouts are drawn from. `min_new_tokens` matters only with stop tokens."""
-    settings, minimum = config.sampling, config.sampling.min_new_tokens if stop_token_ids else 0
+    settings = config.sampling
+    minimum = settings.min_new_tokens if stop_token_ids else 0
     return NextToken(settings.temperature, minimum, stop_token_ids, settings.top_p, settings.top_k)
 
 
@@ -66,7 +67,9 @@ class PolicyLogprobs:
         echo: Echo,
         ranks: Ranks,
     ) -> None:
-        self.model, self.config, self.ranks = model, config, ranks
+        self.model = model
+        self.config = config
+        self.ranks = ranks
         self._next_token = next_token(config, stop_token_ids)
         self.forward = forward
         self.passes = ShardedPassSync(model, ranks.maximum) if ranks.size > 1 else PassSync()
@@ -75,8 +78,9 @@ class PolicyLogprobs:
 
     def chunks(self, trees: Sequence[RolloutTree], **options: bool) -> Iterator[ChunkLogprobs]:
         """Yield the nodes of this rank's trees with their log-probs, in chunks of the current size."""
-        chunk_logprobs, nodes = self.forward.chunk_logprobs, self.nodes.value
-        return chunk_logprobs(self.model, trees, next_token=self._next_token, max_nodes=nodes, **options)
+        return self.forward.chunk_logprobs(
+            self.model, trees, next_token=self._next_token, max_nodes=self.nodes.value, **options
+        )
 
     def gathered(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """Return the log-prob (nats) of every node of each tree, shape [M], on every rank."""
@@ -84,23 +88,27 @@ class PolicyLogprobs:
             return []
         if self.ranks.size == 1:
             return self.local(trees)
-        parts = [(p.tree, *trees[p.tree].select(np.arange(p.start, p.stop))) for p in self.local_pieces(trees)]
-        logprobs = self.local([tree for _, tree, _ in parts])
-        local_parts = [(number, node_M, lp) for (number, _, node_M), lp in zip(parts, logprobs, strict=True)]
+        pieces = self.local_pieces(trees)
+        subtrees = [trees[piece.tree].select(np.arange(piece.start, piece.stop)) for piece in pieces]
+        logprobs = self.local([subtree for subtree, _ in subtrees])
+        local = [
+            (piece.tree, node_M, logprob_M)
+            for piece, (_, node_M), logprob_M in zip(pieces, subtrees, logprobs, strict=True)
+        ]
         whole_logprobs = [np.empty(tree.num_nodes) for tree in trees]
-        for number, node_M, logprob_M in chain(*reversed(self.ranks.gather(local_parts))):  # rank 0 writes last
-            whole_logprobs[number][node_M] = logprob_M
+        for index, node_M, logprob_M in chain(*reversed(self.ranks.gather(local))):  # rank 0 writes last
+            whole_logprobs[index][node_M] = logprob_M
         return whole_logprobs
 
     @torch.no_grad()
     def local(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
-        """Return the log-probs of the nodes of this rank's trees; all ranks must call this together."""
+        """Return the log-probs of the nodes of this rank's trees. All ranks must call this together."""
 
         def work() -> list[FloatArray]:
             with autocast(self.config, self.model):
-                found = [lp.double().cpu().numpy() for lp in by_tree(list(self.chunks(trees)), trees)]
+                logprobs = [lp.double().cpu().numpy() for lp in by_tree(list(self.chunks(trees)), trees)]
             self.passes.finish()
-            return found
+            return logprobs
 
         was_training = self.model.training
         self.model.eval()
@@ -112,7 +120,7 @@ class PolicyLogprobs:
     def local_pieces(self, trees: Sequence[RolloutTree]) -> list[TreeSlice]:
         """Return the responses that this rank works on."""
         if self.ranks.size == 1:
-            return [TreeSlice(number, 0, tree.num_responses) for number, tree in enumerate(trees)]
+            return [TreeSlice(index, 0, tree.num_responses) for index, tree in enumerate(trees)]
         # A layer has about 12 hidden^2 weights, and attends to one token with 2 hidden multiplications.
         per_position = 1 / (6 * self.model.config.get_text_config().hidden_size)
         costs = [self.forward.response_costs(tree, per_position) for tree in trees]
@@ -134,7 +142,8 @@ class PolicyLogprobs:
 
     def with_all_logprobs(self, groups: Sequence[Group]) -> list[Group]:
         """Return groups with old log-probs, and reference log-probs if there is a reference."""
-        with_old, reference = self.with_old_logprobs(groups), self.reference
+        with_old = self.with_old_logprobs(groups)
+        reference = self.reference
         if reference is None or all(group.reference_logprob_M is not None for group in with_old):
             return with_old
 
@@ -166,7 +175,7 @@ def measured_forward(
     max_nodes: int,
     seconds: Callable[[], float] = device_seconds,
 ) -> tuple[Forward, str | None]:
-    """Time trees against rows; return the faster path, and a line about it (None if rows cannot win).
+    """Time trees against rows. Return the faster path, and a line about it (None if rows cannot win).
 
     Trees compute each distinct token once. Rows compute few extra tokens if responses share little, and have a dense
     kernel. Each path makes two forward and backward passes over the first chunk, and the second is timed. Gradients are
@@ -174,8 +183,8 @@ def measured_forward(
     """
     if not isinstance(forward, TreeForward) or num_tree_tokens(trees) <= LITTLE_SHARED * num_flat_tokens(trees):
         return forward, None
-    slices = next(split_into_chunks(trees, max_nodes))
-    first_trees = [trees[one.tree].select(np.arange(one.start, one.stop))[0] for one in slices]
+    pieces = next(split_into_chunks(trees, max_nodes))
+    first_trees = [trees[piece.tree].select(np.arange(piece.start, piece.stop))[0] for piece in pieces]
     flat = flat_forward(forward)
     milliseconds = []
     for path in (forward, flat):

@@ -55,7 +55,7 @@ class Ranks:
         return values
 
     def call_on_first_rank(self, work: Callable[[], T]) -> T:
-        """Call a function on rank 0 and return its result on every rank; the result must be picklable.
+        """Call a function on rank 0 and return its result on every rank. The result must be picklable.
 
         Raises:
             FirstRankError: On the other ranks, if the function fails with a `UserError` on rank 0.
@@ -136,13 +136,14 @@ def deal(costs: Sequence[FloatArray], num_ranks: int) -> list[list[TreeSlice]]:
     cost = np.concatenate(costs)
     middle = np.cumsum(cost) - cost / 2
     rank = np.minimum((middle * num_ranks / cost.sum()).astype(np.int64), num_ranks - 1)
-    ends = np.cumsum([tree_L.size for tree_L in costs])
+    ends = np.cumsum([cost_L.size for cost_L in costs])
     pieces_R: list[list[TreeSlice]] = [[] for _ in range(num_ranks)]
-    for number, (tree_L, end) in enumerate(zip(costs, ends.tolist(), strict=True)):
-        rank_L = rank[end - tree_L.size : end]
+    for index, (cost_L, end) in enumerate(zip(costs, ends.tolist(), strict=True)):
+        rank_L = rank[end - cost_L.size : end]
+        # a piece begins where the rank changes: ranks [0, 0, 1] give the pieces 0 to 2 and 2 to 3
         starts = np.flatnonzero(np.diff(rank_L, prepend=-1))
-        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), tree_L.size], strict=True):
-            pieces_R[rank_L[start]].append(TreeSlice(number, start, stop))
+        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), cost_L.size], strict=True):
+            pieces_R[rank_L[start]].append(TreeSlice(index, start, stop))
     return pieces_R
 
 

@@ -66,7 +66,7 @@ class TrainingRun:
 
 
 def find_start(config: TrainConfig, directory: RunDirectory) -> Path | None:
-    """Return the checkpoint that a run continues from, or None for a new run; raise an error if neither is possible."""
+    """Return the checkpoint that a run continues from, or None for a new run. Raise an error if neither is possible."""
     checkpoint = last_checkpoint(directory.checkpoints)
     _check_resumable(config, directory, checkpoint)
     if not checkpoint:
@@ -127,7 +127,7 @@ def _take_optimizer(learner: Learner, model: str) -> None:
 
 
 def _check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: Path | None) -> None:
-    """Reject a run that can no longer continue with its settings or files; accept a new run."""
+    """Reject a run that can no longer continue with its settings or files. Accept a new run."""
     begun = directory.read_begun()
     before = begun.get("settings", {})
     changed = first_change(before, config)

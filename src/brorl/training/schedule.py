@@ -27,13 +27,13 @@ SPIKE_STEPS = 5
 
 @dataclass(frozen=True)
 class Patience:
-    """Counts consecutive evaluations without a new best score; a non-finite score is never a new best."""
+    """Counts consecutive evaluations without a new best score. A non-finite score is never a new best."""
 
     best: float | None = None  # the best score; None before the first one
     length: int = 0  # evaluations since the best score
 
     def after(self, score: float) -> Patience:
-        """Return the stall after one more evaluation."""
+        """Return the state after one more evaluation."""
         is_best = isfinite(score) and (self.best is None or score > self.best)
         return Patience(score) if is_best else Patience(self.best, self.length + 1)
 
@@ -106,16 +106,21 @@ class ReferenceSchedule:
     def __init__(
         self, settings: ReferenceSettings, score: Callable[[StepRecord], float | None], cooldown: int = 20
     ) -> None:
-        self._settings, self._score, self._cooldown = settings, score, cooldown
+        self._settings = settings
+        self._score = score
+        self._cooldown = cooldown
         self._start_again(0)
 
     def _start_again(self, step: int) -> None:
-        self._last_reset, self._stall = step, Patience()
+        self._last_reset = step
+        self._stall = Patience()
         self._kls: list[float] = []
 
     def why_reset(self, record: StepRecord) -> str | None:
         """Return why the reference is reset after the step of a record, or None for no reset."""
-        settings, since, (kls, stall) = self._settings, record.step - self._last_reset, self._with(record)
+        settings = self._settings
+        since = record.step - self._last_reset
+        kls, stall = self._with(record)
         if settings.reset_every and since >= settings.reset_every:
             return f"{since} steps since the last reset (reference.reset_every = {settings.reset_every})"
         if since <= self._cooldown:
@@ -142,16 +147,19 @@ class ReferenceSchedule:
 
     def _with(self, record: StepRecord) -> tuple[list[float], Patience]:
         """Return the last KLs and the stall, including a record's."""
-        kl, score = record.update.reference_kl if record.update else None, self._score(record)
+        kl = record.update.reference_kl if record.update else None
+        score = self._score(record)
         kls = self._kls if kl is None else [*self._kls, kl if isfinite(kl) else inf][-SPIKE_STEPS:]
         return kls, self._stall if score is None else self._stall.after(score)
 
 
 class Schedule:
-    """Decides when a run is evaluated, pauses and ends; contains everything else that its metrics decide."""
+    """Decides when a run is evaluated, pauses and ends. Contains everything else that its metrics decide."""
 
     def __init__(self, config: TrainConfig) -> None:
-        self._config, self._budget, self._unit = config, config.total_budget, config.total_budget.unit
+        self._config = config
+        self._budget = config.total_budget
+        self._unit = self._budget.unit
         self.has_begun = False  # whether the metrics have a line
         self.evaluations = Evaluations(config.evaluation)
         self.reference = ReferenceSchedule(config.reference, self.evaluations.regular_score)
@@ -161,11 +169,11 @@ class Schedule:
     def add(self, record: StepRecord) -> None:
         """Take the next line of the metrics, from this process or an earlier one."""
         self.has_begun = True
-        for part in (self.evaluations, self.reference, self.collapse, self.objective):
-            part.add(record)
+        for watcher in (self.evaluations, self.reference, self.collapse, self.objective):
+            watcher.add(record)
 
     def pauses(self, before: Cost, spent: Cost) -> bool:
-        """Return whether a run pauses after a step; `before` and `spent` are the costs before and after it."""
+        """Return whether a run pauses after a step. `before` and `spent` are the costs before and after it."""
         at = self._config.budget.pause_at
         return at is not None and before.of(self._unit) < at <= spent.of(self._unit)
 
@@ -178,7 +186,7 @@ class Schedule:
         return fraction_spent(self._config.steps, self._budget, step, spent)
 
     def evaluates(self, step: int, before: Cost, spent: Cost) -> bool:
-        """Return whether the model is evaluated after a step; `before` and `spent` are as in `pauses`."""
+        """Return whether the model is evaluated after a step. `before` and `spent` are as in `pauses`."""
         return (
             is_due(step, self._config.evaluation.every)
             or self.is_over(step, spent)
@@ -188,7 +196,8 @@ class Schedule:
 
     def finish_line(self, spent: Cost) -> str:
         """Return one line about a finished run: its steps, and whether the budget or the number of steps ended it."""
-        steps, limit = self._config.steps, self._budget.limit
+        steps = self._config.steps
+        limit = self._budget.limit
         done = f"finished {counted(spent.steps, 'step')}"
         if self._unit == "steps" and limit == steps:  # no other budget
             return done
@@ -208,7 +217,9 @@ class Objective:
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
         self._phases = config.phases or (PhaseSettings(name="train", advantage=config.advantage),)
-        self._index, self._began_at, self._fraction = 0, 0.0, 0.0
+        self._index = 0
+        self._began_at = 0.0
+        self._fraction = 0.0
         self._recorded: int | None = None  # the last phase with a line in the metrics
         self._stall = Patience()  # counts evaluations in this phase
 
@@ -232,11 +243,11 @@ class Objective:
 
     def estimate_advantages(self, groups: Sequence[Group]) -> list[FloatArray]:
         """Return the advantage of each distinct response of each group, shape [L]."""
-        number = self._config.rollouts_per_prompt
-        return advantage_estimator(annealed(self.phase.advantage, self.progress, number))(groups)
+        settings = annealed(self.phase.advantage, self.progress, self._config.rollouts_per_prompt)
+        return advantage_estimator(settings)(groups)
 
     def begin_step(self, fraction: float) -> None:
-        """Enter the next phase if the current one has ended; `fraction` of the budget is spent."""
+        """Enter the next phase if the current one has ended. `fraction` of the budget is spent."""
         self._fraction = fraction
         while self._index + 1 < len(self._phases) and self._is_over:
             self._enter(self._index + 1, fraction)
@@ -245,10 +256,10 @@ class Objective:
         """Return the record of the current phase, or None if the run has only one."""
         if len(self._phases) == 1:
             return None
-        number, name = self._index + 1, self.phase.name
-        title = f"{name} (phase {number} of {len(self._phases)}, {self.phase.title})"
+        name = self.phase.name
+        title = f"{name} (phase {self._index + 1} of {len(self._phases)}, {self.phase.title})"
         return ObjectiveRecord(
-            phase=number,
+            phase=self._index + 1,
             name=name,
             began_at=self._began_at,
             progress=self.progress,
@@ -271,7 +282,9 @@ class Objective:
         return self._fraction >= self.phase.until or (patience is not None and self._stall.length >= patience)
 
     def _enter(self, index: int, fraction: float) -> None:
-        self._index, self._began_at, self._stall = index, fraction, Patience()
+        self._index = index
+        self._began_at = fraction
+        self._stall = Patience()
 
 
 def annealed(settings: AdvantageSettings, progress: float, num_rollouts: int) -> AdvantageSettings:

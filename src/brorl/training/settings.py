@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self, assert_never
 from pydantic import Field, model_validator
 
 from brorl.algorithms.settings import AdvantageSettings
-from brorl.cost import Unit
+from brorl.cost import Unit, check_within_limit
 from brorl.model.settings import States
 from brorl.section import Section
 
@@ -177,14 +177,8 @@ class BudgetSettings(Section):
 
     @model_validator(mode="after")
     def _within_the_limit(self) -> Self:
-        pauses = () if self.pause_at is None else (self.pause_at,)
-        for name, values in (("eval_points", self.eval_points), ("pause_at", pauses)):
-            wrong = [value for value in values if self.limit is None or not 0 < value <= self.limit]
-            if wrong:
-                raise ValueError(
-                    f"budget.{name} must be above 0 and at most budget.limit = {self.limit}, got {wrong[0]:g}; "
-                    "remove it"
-                )
+        check_within_limit("budget.eval_points", self.eval_points, self.limit)
+        check_within_limit("budget.pause_at", () if self.pause_at is None else (self.pause_at,), self.limit)
         return self
 
 

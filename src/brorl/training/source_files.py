@@ -31,7 +31,8 @@ def fingerprints(config: TrainConfig, model: str) -> dict[str, str]:
 
 def changed_files(before: Mapping[str, str], config: TrainConfig, model: str) -> list[str]:
     """Return each file that differs from `before`, the `fingerprints` when the run began, under the user's name."""
-    files, now = _files(config, model), fingerprints(config, model)
+    files = _files(config, model)
+    now = fingerprints(config, model)
     changed = [name for name, sums in before.items() if now.get(name) != sums]
     return [f"{files[name]} ({name})" if name in files else name for name in changed]
 

@@ -20,10 +20,10 @@ from typing import Any, Self
 
 def stop_signals() -> list[signal.Signals]:
     """Return the signals that request a stop: SIGINT, SIGTERM, and SIGHUP unless the program ignores it (`nohup`)."""
-    found = [signal.SIGINT, signal.SIGTERM]
+    signals = [signal.SIGINT, signal.SIGTERM]
     if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        found.append(signal.SIGHUP)
-    return found
+        signals.append(signal.SIGHUP)
+    return signals
 
 
 @contextmanager
@@ -72,7 +72,7 @@ class StopNow(Exception):  # noqa: N818 (not an error)
 
 
 class StopRequest:
-    """Within the block, the first stop signal sets `requested`; the second raises KeyboardInterrupt.
+    """Within the block, the first stop signal sets `requested`. The second raises KeyboardInterrupt.
 
     Outside the main thread, signals are left alone.
 
