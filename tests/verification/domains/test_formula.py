@@ -12,7 +12,8 @@ import pytest
 
 from brorl.verification.domains.formula.agreement import agree, is_readable
 from brorl.verification.domains.formula.comparison import FormComparison
-from brorl.verification.domains.formula.expressions import Form
+from brorl.verification.domains.formula.expressions import Form, Symbol, Text
+from brorl.verification.domains.formula.normal import normal
 from brorl.verification.domains.formula.numerals import spelled_number
 from case_tables import table
 from each_row import each_row
@@ -229,3 +230,11 @@ def test_junk_is_no_answer_and_raises_nothing(junk: str) -> None:
     for reference in ("42", r"\frac{3}{2}", "x+1", r"\{1,2\}", "x = 3", junk):
         assert junk == reference or not agrees(reference, junk)
     is_readable(junk)
+
+
+@pytest.mark.parametrize("first", [Symbol("k"), Text("k")])
+def test_words_and_a_symbol_of_one_name_stay_apart(first: Form) -> None:
+    """Results are cached, so one must not be found under the key of the other."""
+    normal.cache_clear()
+    forms = (first, Text("k"), Symbol("k"))
+    assert [type(normal(form)) for form in forms] == [type(form) for form in forms]

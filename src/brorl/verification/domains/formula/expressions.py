@@ -278,6 +278,7 @@ class Text(NamedTuple):
     """Words, or notation that the grammar cannot read."""
 
     words: str
+    is_text: bool = True  # equal tuples are equal keys of a cache; with this field, no `Symbol` equals a text
 
 
 class Bracketed(NamedTuple):
