@@ -103,5 +103,5 @@ def test_a_breach_of_the_protocol_costs_its_case_alone() -> None:
     code = "import os\ndef f(x):\n    if x == 2:\n        os.write(63, b'x' * 9 + bytes(4))\n    return x"
     with ProgramPool(1) as pool:
         verdict = verify(CodeVerifier(pool, 10.0, partial_credit=True), cases, code)
-    assert verdict.reason == "broke the protocol of the sandbox"
+    assert verdict.reason == "broke the sandbox protocol"
     assert verdict.score == (number - 1) / number

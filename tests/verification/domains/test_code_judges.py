@@ -96,7 +96,7 @@ REASONS = {
     Fault.OUT_OF_MEMORY: "out of memory",
     Fault.TOO_MUCH_OUTPUT: "too much output",
     Fault.TOO_MANY_THREADS: "too many threads",
-    Fault.BROKE_PROTOCOL: "broke the protocol of the sandbox",
+    Fault.BROKE_PROTOCOL: "broke the sandbox protocol",
     Fault.EXITED: "exited",
     Fault.KILLED: "killed by signal 11",
 }
@@ -196,7 +196,7 @@ class TestExceptionsOfTheAnswer:
             ("print: x", "raised print"),
             ("", "raised an exception"),
             *(((fault + FOLLOWED.get(fault, "")), REASONS[fault]) for fault in Fault),
-            ("returned no plain value: of type object", "returned no plain value"),
+            ("did not return a plain value: of type object", "did not return a plain value"),
         ],
     )  # fmt: skip
     def test_anything_else_ends_the_tests_as_failed(self, failure: str, reason: str) -> None:

@@ -266,7 +266,7 @@ def test_an_answer_with_two_candidates_earns_no_partial_credit(pool: WorkerPool,
         calls += [VerifierCall(f"{scoring}:score", (task.to_text(), f"{task.answer} or 77 a")) for task in tasks]
     replies = pool.run(calls)
     assert [(reply.failure, *reply.value[:2]) for reply in replies] == [(None, False, 0.0)] * len(calls)
-    assert {reply.value[2] for reply in replies} >= {"rejected by a guard", "not the answer of the dataset"}
+    assert {reply.value[2] for reply in replies} >= {"rejected by a guard", "not the dataset's answer"}
 
 
 def raw_judge(reference: str, answer: str, limits: Limits, worker: Worker) -> Reply:

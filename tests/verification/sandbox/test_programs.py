@@ -180,14 +180,14 @@ def f():
 def test_forged_replies_gain_nothing(pool: ProgramPool, source: str) -> None:
     """No forgery is `Undecided`, which would take the response out of its group."""
     replies = returned(pool, source, ("f", ()), ("f", ()), ("f", ()))
-    assert replies[-1].failure == "broke the protocol of the sandbox"
+    assert replies[-1].failure == "broke the sandbox protocol"
 
 
 def test_a_flood_of_messages_is_stopped(pool: ProgramPool) -> None:
     flood = "import os, struct\nwhile True: os.write(63, struct.pack('>BQI', 13, {token}, 1) + b'x')"
-    assert ended(pool, flood.format(token=0)).failure == "broke the protocol of the sandbox"
+    assert ended(pool, flood.format(token=0)).failure == "broke the sandbox protocol"
     own = "import sys\ntoken = sys._getframe(3).f_locals['frame'].token\n" + flood.format(token="token")
-    assert ended(pool, own).failure in ("broke the protocol of the sandbox", "x")
+    assert ended(pool, own).failure in ("broke the sandbox protocol", "x")
 
 
 def test_a_text_of_too_many_parts_is_not_decoded(pool: ProgramPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def uncaught(): return fail('ValueError: negative')
         [("fail", "no exception of this name"), ("RuntimeError", "no exception of this name")],
         [("fail", "ValueError: negative"), "ValueError: negative"],
         [("add", 1, 2), 3],
-        ["returned no plain value: of type object"],
+        ["did not return a plain value: of type object"],
     ]
 
 

@@ -154,7 +154,7 @@ class CodeVerifier:
 
         The reasons are `correct`, `no code block`, `answer too long`, `syntax error`, `wrong answer`,
         `raised ...`, `exited`, `timeout`, `batch timeout`, `out of memory`, `too much output`, `too many
-        threads`, `broke the protocol of the sandbox`, `killed by signal ...` and `returned no plain value`. Verdicts
+        threads`, `broke the sandbox protocol`, `killed by signal ...` and `did not return a plain value`. Verdicts
         are cached. If a case hit a time limit, its verdict is cached for only an hour, because the machine may be
         faster later.
         """

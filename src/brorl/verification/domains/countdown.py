@@ -66,8 +66,10 @@ class CountdownVerifier:
         """Verify one response. `extracted` is the expression without spaces.
 
         The reasons are `correct`, `wrong value 7`, `numbers used do not match`, `division by zero`, `not an
-        expression`, `an equation of other values`, `too long` and `too deep`. Raises a ValueError if the prompt is not
-        a countdown puzzle.
+        expression`, `different values in the equation`, `too long` and `too deep`.
+
+        Raises:
+            ValueError: If the prompt is not a countdown puzzle.
         """
         start = time.perf_counter()
         extracted, reason = _verify(CountdownPuzzle.from_reference(prompt.reference), response.strip(_SPACES))
@@ -103,7 +105,7 @@ def _verify_equation(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, st
     right = next((side for side in verified if side[1] == CORRECT), verified[0])
     # Other sides are the target, or the expression after a step.
     same = all(_value(side) == puzzle.target for side in sides)
-    return right if right[1] != CORRECT or same else (right[0], "an equation of other values")
+    return right if right[1] != CORRECT or same else (right[0], "different values in the equation")
 
 
 def _answers(response: str) -> Iterator[str]:

@@ -65,7 +65,7 @@ class ScienceVerifier:
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses. Workers' verdicts are cached, including CPU timeouts.
 
-        The reasons are those of `MathVerifier`, `not an option`, `several options` and `another unit`.
+        The reasons are those of `MathVerifier`, `not an option`, `several options` and `different unit`.
         """
         return self._cache.verify_all(items, _find, self._decide)
 

@@ -155,7 +155,7 @@ def score_task(task: GymTask, answer: str) -> ScoredAnswer:
         if is_own_answer(answer, task):
             return ScoredAnswer(True, 1.0)
         scored = _by_scorer(task, answer)
-        return ScoredAnswer(False, 0.0, "not the answer of the dataset") if scored.correct else scored
+        return ScoredAnswer(False, 0.0, "not the dataset's answer") if scored.correct else scored
     first: ScoredAnswer | None = None
     for form in dict.fromkeys(normal(form) for form in writings(answer) for normal in (str, in_plain_notation)):
         scored = _by_scorer(task, form)

@@ -34,7 +34,7 @@ class Fault(StrEnum):
     OUT_OF_MEMORY = program.OUT_OF_MEMORY
     TOO_MUCH_OUTPUT = program.TOO_MUCH_OUTPUT
     TOO_MANY_THREADS = program.TOO_MANY_THREADS
-    BROKE_PROTOCOL = "broke the protocol of the sandbox"
+    BROKE_PROTOCOL = "broke the sandbox protocol"
     EXITED = program.EXITED
     KILLED = "killed by signal"
 
@@ -67,7 +67,7 @@ class Reply:
     # value, of builtin types. None after loading and after a failed call.
     value: Any
     # A `Fault`, such as `timeout` or `exited with code 3`, or the last line of an uncaught exception. After a call also
-    # `exited inside the call` or `returned no plain value`. None after a normal end.
+    # `exited inside the call` or `did not return a plain value`. None after a normal end.
     failure: str | None
     # Wall time minus the time when others used the core. It includes the time to read the value in this process.
     seconds: float

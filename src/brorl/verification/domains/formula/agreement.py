@@ -20,7 +20,7 @@ from brorl.verification.domains.formula.grammar import read
 from brorl.verification.domains.formula.normal import have_other_units
 from brorl.verification.domains.formula.values import IMAGINARY
 
-CORRECT, WRONG, SEVERAL, OTHER_UNIT = "correct", "wrong answer", "no single answer", "another unit"
+CORRECT, WRONG, SEVERAL, OTHER_UNIT = "correct", "wrong answer", "no single answer", "different unit"
 UNREAD, UNREAD_REFERENCE = "not parsed", "reference not parsed"
 _SPACE = re.compile(r"\\[,;! ]|[\s$]")
 _CHOICE = re.compile(  # `\\textbf{(B)}\\ 12`
