@@ -32,10 +32,10 @@ from brorl.reporting.figure import (
 from brorl.reporting.frame import AnswerParts, answer_page
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table
-from brorl.tuning.spec import RUNGS, Standing, TuningSpec
+from brorl.tuning.spec import RUNGS, RungStanding, TuningSpec
 
 
-def make_race_figure(race: Sequence[Sequence[Standing]], start: float, seconds: float, score: str) -> ResultFigure:
+def make_race_figure(race: Sequence[Sequence[RungStanding]], start: float, seconds: float, score: str) -> ResultFigure:
     """Make the figure of a race up to `seconds`: a line for each arm, with a cross where it was dropped."""
     figure = ResultFigure(figsize=(9, 4.6), layout="constrained")
     axis = figure.subplots()
@@ -90,7 +90,7 @@ class TuningResult(Result):
     path: Path  # folder of the tuning
     answer: str  # one sentence
     spec: TuningSpec | None  # None if there was nothing to gain
-    race: tuple[tuple[Standing, ...], ...]  # [rung][arm]
+    race: tuple[tuple[RungStanding, ...], ...]  # [rung][arm]
     final: FinishedComparison | None  # the winner against the user's recipe; None if the recipe won the race
     recipe: Path | None = None  # train this recipe next; None if the user's own is the best
     page: Path | None = None  # HTML with the answer, the race and the final; None if there was nothing to gain
@@ -128,7 +128,7 @@ class TuningResult(Result):
 def conclude(
     spec: TuningSpec,
     folder: Path,
-    race: tuple[tuple[Standing, ...], ...],
+    race: tuple[tuple[RungStanding, ...], ...],
     winner: ArmRecipe,
     final: FinishedComparison | None,
     with_more_time: str,
@@ -150,7 +150,7 @@ def conclude(
 
 def findings_of(
     spec: TuningSpec,
-    race: Sequence[Sequence[Standing]],
+    race: Sequence[Sequence[RungStanding]],
     winner: ArmRecipe,
     final: FinishedComparison | None,
     with_more_time: str,
@@ -216,7 +216,7 @@ def _write_page(result: TuningResult, spec: TuningSpec, page: Path) -> None:
         replace_file(page, answer_page(content).encode())
 
 
-def race_table(spec: TuningSpec, race: Sequence[Sequence[Standing]]) -> Table:
+def race_table(spec: TuningSpec, race: Sequence[Sequence[RungStanding]]) -> Table:
     """Return a table of the arms, farthest first: their scores at each rung, and why they were dropped."""
     reached = {arm.name: [s for rung in race for s in rung if s.arm == arm.name] for arm in spec.arms}
     rows = []

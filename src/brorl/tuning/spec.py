@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from math import ceil, log2, sqrt
 from pathlib import Path
@@ -44,51 +44,47 @@ def room_after(rung: int, num_arms: int) -> int:
 
 
 @dataclass(frozen=True)
-class Course:
-    """The mean scores of an arm on the tuning prompts."""
+class RungStanding:
+    """An arm at a rung: its mean scores on the tuning prompts, and whether it stays."""
 
     arm: str
     objective: str  # before the end, only scores of one objective are comparable
     start: float  # score at the start
     half: float  # score at half of the rung's cost
-    rung: float  # score at the rung
+    score: float  # score at the rung
+    dropped: str | None = None  # why the arm was dropped; None if it stays
 
     def projected(self, fraction: float) -> float:
         """Return the expected score at the end of the budget, for a rung at this fraction of it."""
-        if (self.half - self.start) * (self.rung - self.half) <= 0:
-            return self.rung
-        exponent = min(log2((self.rung - self.start) / (self.half - self.start)), 1.0)
-        return min(max(self.start + (self.rung - self.start) * float(fraction**-exponent), 0.0), 1.0)
+        if (self.half - self.start) * (self.score - self.half) <= 0:
+            return self.score
+        exponent = min(log2((self.score - self.start) / (self.half - self.start)), 1.0)
+        return min(max(self.start + (self.score - self.start) * float(fraction**-exponent), 0.0), 1.0)
 
 
-@dataclass(frozen=True)
-class Standing:
-    """An arm at a rung."""
-
-    arm: str
-    score: float  # mean over the tuning prompts
-    dropped: str | None  # why the arm was dropped; None if it stays
-
-
-def standings(courses: Sequence[Course], fraction: float, room: int, own: str) -> tuple[Standing, ...]:
+def decide_rung(reached: Sequence[RungStanding], fraction: float, room: int, own: str) -> tuple[RungStanding, ...]:
     """Decide which `room` arms stay at a rung, including the own arm; return all arms, best projected end first.
 
     The objectives take turns, each adding its best remaining arm. An arm of the own objective that is behind the own
     arm stays only if room is left. At the end of the budget, arms of all objectives are compared.
     """
-    projected = {course.arm: course.projected(fraction) for course in courses}
-    by_end = sorted(courses, key=lambda course: (course.arm != own, -projected[course.arm]))  # the own arm first
-    ranks = defaultdict[str, Iterator[int]](count)
-    rank = {course.arm: next(ranks[course.objective if fraction < 1 else ""]) for course in by_end}
-    own_objective = by_end[0].objective
+    projected = {standing.arm: standing.projected(fraction) for standing in reached}
+    own_first = sorted(reached, key=lambda standing: (standing.arm != own, -projected[standing.arm]))
+    own_objective = own_first[0].objective
+    # Rank within the objective: the best arms of all objectives have rank 0, the second best 1, and so on.
+    next_rank = defaultdict[str, Iterator[int]](count)
+    rank = {standing.arm: next(next_rank[standing.objective if fraction < 1 else ""]) for standing in own_first}
 
-    def turn(course: Course) -> tuple[bool, int]:
-        return course.objective == own_objective and projected[course.arm] < projected[own], rank[course.arm]
+    def turn(standing: RungStanding) -> tuple[bool, int]:
+        is_behind = standing.objective == own_objective and projected[standing.arm] < projected[own]
+        return is_behind, rank[standing.arm]
 
-    going = {course.arm for course in sorted(by_end, key=turn)[:room]}
+    staying = {standing.arm for standing in sorted(own_first, key=turn)[:room]}
     return tuple(
-        Standing(c.arm, c.rung, None if c.arm in going else f"no room: its projected end is {projected[c.arm]:.3f}")
-        for c in sorted(courses, key=lambda course: -projected[course.arm])
+        standing
+        if standing.arm in staying
+        else replace(standing, dropped=f"no room: its projected end is {projected[standing.arm]:.3f}")
+        for standing in sorted(reached, key=lambda standing: -projected[standing.arm])
     )
 
 
