@@ -89,7 +89,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         "other = make_config(recipe, {'rollouts_per_prompt': 16}, 'quickstart')\n"
         "arms = recipe | {'rollouts_per_prompt': 8}, other\n"
         f"compared = compare(*arms, output_dir='out', progress=False, **{BUDGET | TINY | {'prompts_per_step': 2}!r})\n"
-        "print(len(compared.arms), 'arms')\n"
+        "print(len(compared.comparison.arms), 'arms')\n"
     )
     outcome = subprocess.run(
         [sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, check=False, timeout=500
@@ -105,17 +105,17 @@ def compared(script: tuple[Path, str]) -> FinishedComparison:
 
 @pytest.mark.slow
 def test_the_result_carries_what_was_measured(compared: FinishedComparison) -> None:
-    assert [arm.num_rollouts for arm in compared.arms] == [8, 16]
-    assert compared.unit == "steps"
+    assert [arm.num_rollouts for arm in compared.comparison.arms] == [8, 16]
+    assert compared.comparison.unit == "steps"
     ends = []
-    for arm in compared.arms:
+    for arm in compared.comparison.arms:
         (run,) = arm.runs
         records = [json.loads(line) for line in (Path(run.path) / "metrics.jsonl").read_text().splitlines()]
         assert [r["step"] for r in records if "evaluation" in r] == [0, 2, 4]
         evaluation = records[-1]["evaluation"]
         ends.append(np.array(evaluation["prompts"]["num_correct"]) / evaluation["num_samples"])
-    assert compared.difference is not None
-    assert compared.difference.difference.value == pytest.approx((ends[1] - ends[0]).mean(), abs=1e-12)
+    assert compared.pair is not None
+    assert compared.pair[1].difference.value == pytest.approx((ends[1] - ends[0]).mean(), abs=1e-12)
     record = json.loads((compared.path / "comparison.json").read_text())
     assert record["verdict"] == [*compared.answer, *compared.caveats]
     assert [file.name for file in compared.files] == [

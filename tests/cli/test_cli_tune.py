@@ -113,11 +113,11 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
         assert result.answer.startswith("Keep your recipe")
         return
     assert result.final is not None
-    for arm in result.final.arms:
+    for arm in result.final.comparison.arms:
         assert [run.seed for run in arm.runs] == [0, 1]
     final = json.loads(next(folder.glob("final/arms/*/seed-0/held_out.json")).read_text())
     assert {p["id"] for p in final}.isdisjoint({p["id"] for prompts in held_out.values() for p in prompts})
-    assert f"{result.final.results.pair[1].difference.value:+.3f}" in result.answer  # type: ignore[union-attr]
+    assert f"{result.final.pair[1].difference.value:+.3f}" in result.answer  # type: ignore[union-attr]
     if result.recipe is None:
         assert result.answer.startswith("Keep your recipe")
     else:

@@ -286,11 +286,11 @@ def test_the_final_decides_between_the_winner_and_the_users_recipe(
         seconds = [(s, s.cost.seconds * (overshoot if arm is compared.arms[1] else 1.0)) for s in arm.runs[0].scores]
         scores = tuple(replace(score, cost=replace(score.cost, seconds=spent)) for score, spent in seconds)
         arms.append(replace(arm, runs=tuple(replace(run, scores=scores) for run in arm.runs)))
-    final = FinishedComparison(Path("final"), results_of(replace(compared, arms=tuple(arms))))
+    final = FinishedComparison(**vars(results_of(replace(compared, arms=tuple(arms)))), path=Path("final"))
     spec = replace(spec_of(300.0, 20.0), start={1: Estimate(0.1, 0.05, 0.15), 16: Estimate(0.9, 0.8, 0.95)})
     found = answer.findings_of(spec, RACE, spec.arms[1], final, "brorl tune")
     assert [finding.template for finding in found] == expected
-    difference = final.results.scores.pass_at["N=512"][1].value - final.results.scores.pass_at["N=16"][1].value
+    difference = final.scores.pass_at["N=512"][1].value - final.scores.pass_at["N=16"][1].value
     assert f"{difference:+.3f} [" in found[0].values["measured"]
     assert all(map(str, found))
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from brorl.comparison.answer import FinishedComparison
 from brorl.comparison.arm_recipes import ArmRecipe
-from brorl.comparison.findings import Finding, found, match_of
+from brorl.comparison.findings import Finding, finding, match_of
 from brorl.config.reading import dump_yaml, with_settings
 from brorl.config.settings import TrainConfig
 from brorl.cost import amount
@@ -140,7 +140,7 @@ def conclude(
     """
     findings = findings_of(spec, race, winner, final, with_more_time)
     won = final is not None and findings[0].template == WON
-    recipe = recipe_for(winner.config, final.results.budget, folder) if won and final else None
+    recipe = recipe_for(winner.config, final.budget, folder) if won and final else None
     answer = " ".join(map(str, findings))
     result = TuningResult(folder, answer, spec, race, final, recipe, folder / "tune.html" if race else None)
     if result.page is not None:
@@ -156,25 +156,25 @@ def findings_of(
     with_more_time: str,
 ) -> list[Finding]:
     """Decide the findings of a tuning, including that the runs of the final are not matched."""
-    pair = None if final is None else final.results.pair
+    pair = None if final is None else final.pair
     candidate = {"name": winner.name, "candidate": winner.title}
     unanswered = {"budget": duration(spec.seconds), "command": with_more_time}
     if not race:
-        return [found(NO_RACE, **unanswered)]
+        return [finding(NO_RACE, **unanswered)]
     if winner is spec.own:
         spent = amount(spec.run_seconds * RUNGS[len(race) - 1], "seconds")
-        return [found(NONE_AHEAD, candidates=counted(len(spec.arms) - 1, "candidate"), k=spec.k, spent=spent)]
+        return [finding(NONE_AHEAD, candidates=counted(len(spec.arms) - 1, "candidate"), k=spec.k, spent=spent)]
     if final is None or pair is None:
-        return [found(NO_FINAL, **candidate, **unanswered)]
+        return [finding(NO_FINAL, **candidate, **unanswered)]
     measured = ", ".join(
         f"{signed(pair[k].difference)} in pass@{k}" for k in dict.fromkeys((spec.k, 1, max(spec.start)))
     )
-    not_matched = [] if final.results.matched else match_of(final.results)
+    not_matched = [] if final.matched else match_of(final)
     if pair[spec.k].conclusion != "B leads":
-        return [found(NOT_SHOWN, **candidate, k=spec.k, measured=measured), *not_matched]
-    answer = found(
+        return [finding(NOT_SHOWN, **candidate, k=spec.k, measured=measured), *not_matched]
+    answer = finding(
         WON, **candidate, own=spec.own.title, budget=duration(spec.seconds), measured=measured,
-        spent=amount(final.results.budget, "seconds"), seeds=counted(final.results.fewest_seeds, "seed"),
+        spent=amount(final.budget, "seconds"), seeds=counted(final.fewest_seeds, "seed"),
     )  # fmt: skip
     return [answer, *not_matched]
 

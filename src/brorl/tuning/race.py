@@ -15,7 +15,7 @@ from time import perf_counter
 from brorl.activity import Stage
 from brorl.comparison.answer import FinishedComparison, finished_comparison
 from brorl.comparison.arm_recipes import ArmRecipe, check_arms
-from brorl.comparison.findings import found
+from brorl.comparison.findings import finding
 from brorl.comparison.run_processes import ComparisonView, Slot, finish_runs, machine_of, run_comparison, slots_for
 from brorl.comparison.scores import PlannedRun, RunEvaluation, progress_of, read_scores, score_at, verified_prompts
 from brorl.comparison.spec import ComparisonRequest, ComparisonSpec, spec_in
@@ -244,7 +244,7 @@ def prepare_tuning(
     start = pilot.start
     if largest > 1 and start[largest].high - start[1].value < _HEADROOM:
         ends = {"pass_k": interval(start[largest]), "pass_1": interval(start[1])}
-        return TuningResult(folder, str(found(NOTHING_TO_FIND, k=largest, **ends)), None, (), None)
+        return TuningResult(folder, str(finding(NOTHING_TO_FIND, k=largest, **ends)), None, (), None)
     arms = tuple(candidates(config, pilot.prompts, aim))
     used = perf_counter() - started
     spec = TuningSpec(
