@@ -107,7 +107,7 @@ def test_sentences_say_what_the_numbers_say() -> None:
     lines = advice_lines(report())
     assert lines[0] == "For pass@1, use N = 256 rollouts per prompt."
     assert lines[1] == (
-        "With 10 prompts, a step takes 1.00 s on this machine, which is the time budget; the recipe's N = 64 has 20 "
+        "With 10 prompts, a step takes 1 s on this machine, which is the time budget; the recipe's N = 64 has 20 "
         "prompts in this time."
     )
     text = " ".join(shown(report(), 400).split())
@@ -140,7 +140,7 @@ def test_what_is_uncertain_is_said() -> None:
 def test_nothing_fits() -> None:
     rows = [replace(r, budget_prompts=0) for r in report().plan.rows]
     (line,) = advice_lines(report(rows=rows, chosen=None, best=None, tied=[]))
-    assert "No N fits in 1.00 s" in line
+    assert "No N fits in 1 s" in line
     assert "4 prompts" in line
     assert "seconds_per_step" in line
     shown(budget_table(report(rows=rows, chosen=None, best=None, tied=[])))

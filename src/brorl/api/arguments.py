@@ -17,7 +17,7 @@ from brorl.format import shell_command
 from brorl.model.settings import check_folder, shipped_folder
 from brorl.runs import RUNS
 from brorl.runs.run_directory import RunDirectory
-from brorl.storage import followed, is_file
+from brorl.storage import followed, is_file, is_used
 from brorl.training.questions import check_first_rows
 from brorl.verification.sandbox.inside.functions import IN_A_WORKER, MAIN_GUARD
 
@@ -49,7 +49,7 @@ def make_run_directory(output_dir: str | None, name: str) -> RunDirectory:
 
 def refuse_used_folder(path: Path) -> None:
     """Reject an output_dir that is a file or a nonempty folder."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if is_used(path):
         raise _used(path)
 
 

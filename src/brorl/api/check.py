@@ -30,7 +30,7 @@ from brorl.config.settings import TrainConfig
 from brorl.console.progress import truncation_warning
 from brorl.console.screen import in_notebook, text_console
 from brorl.errors import UserError, option
-from brorl.format import counted, duration, listed, shell_command, shortened
+from brorl.format import counted, duration, listed, plain, shell_command, shortened
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import CODE_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN
 from brorl.prompts.settings import FileSource
@@ -255,11 +255,9 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
     """Return the expected seconds of a step and of the run, and how they were estimated."""
     import torch
 
-    from brorl.planning.advice import seconds_text
-
     total, rollouts = forecast.seconds["total"], config.rollouts_per_prompt
-    phases = ", ".join(f"{name} {seconds_text(forecast.seconds[name])}" for name in _PHASES if name in forecast.seconds)
-    lines = [f"seconds per step: about {seconds_text(total)} ({phases})"]
+    phases = ", ".join(f"{name} {plain(forecast.seconds[name])}" for name in _PHASES if name in forecast.seconds)
+    lines = [f"seconds per step: about {plain(total)} ({phases})"]
     if config.steps is not None:
         lines.append(f"{config.steps:,} steps: about {duration(config.steps * total)}, without evaluations")
     lines.append(
@@ -280,7 +278,7 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
         lines.append(
             f"{forecast.truncation_rate:.0%} of the measured responses were truncated at {forecast.max_tokens} tokens; "
             f"if all of these grow to {config.sampling.max_new_tokens:,}, a step takes about "
-            f"{seconds_text(forecast.max_seconds)} s"
+            f"{plain(forecast.max_seconds)} s"
         )
         if config.dynamic_sampling.enabled:
             lines[-1] += (
@@ -324,9 +322,7 @@ def _thought_lines(config: TrainConfig, inputs: RunInputs, groups: Sequence[Grou
 
 def _threads_line(seconds: Mapping[int, float], chosen: int) -> str:
     """Return a step's time for each number of threads, and the setting to change if a different number is faster."""
-    from brorl.planning.advice import seconds_text
-
-    timed = ", ".join(f"{seconds_text(time)} s with {counted(number, 'thread')}" for number, time in seconds.items())
+    timed = ", ".join(f"{plain(time)} s with {counted(number, 'thread')}" for number, time in seconds.items())
     fastest = min(seconds, key=lambda number: seconds[number])
     slower = seconds.get(chosen, 0.0) / seconds[fastest]
     advice = f"; fastest right now: engine.threads: {fastest}" if slower > _MIN_SLOWDOWN else ""

@@ -17,7 +17,7 @@ from brorl.errors import UserError, option
 from brorl.format import in_seconds
 from brorl.runs import RUNS
 from brorl.runs.run_directory import TUNE_FILE
-from brorl.storage import output_folder
+from brorl.storage import output_folder, refuse_used_output
 from brorl.tuning import AIMS, Aim
 
 if TYPE_CHECKING:
@@ -128,6 +128,5 @@ def _folder(start: ConfigOrPath | None, output_dir: str | Path | None) -> Path:
     folder = RUNS / f"tune-{datetime.now():%Y%m%d-%H%M%S}" if output_dir is None else Path(output_dir).expanduser()
     if (folder / TUNE_FILE).is_file():
         raise UserError(f"{folder} already contains a tuning; continue it with: brorl tune {shlex.quote(str(folder))}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{option('output-dir', folder)} exists and is not empty; choose a different folder")
+    refuse_used_output(folder)
     return folder

@@ -30,7 +30,7 @@ from brorl.cost import UNIT_WORDS, UNITS, Budget, Unit, amount
 from brorl.errors import UserError, option
 from brorl.format import counted, exact, in_seconds, plain
 from brorl.runs.run_directory import SPEC_FILE
-from brorl.storage import json_ready, replace_file, storage_errors
+from brorl.storage import json_ready, refuse_used_output, replace_file, storage_errors
 
 DEFAULT_ARMS = ("plateau-16", "plateau-512")
 _DEFAULT_POINTS = 4  # evaluation points of the default arms
@@ -152,8 +152,9 @@ def spec_for(folder: Path | None, arguments: ComparisonRequest) -> ComparisonSpe
         before = read_spec(folder)
         _require_same(folder, before, spec, arguments)
         return _with_seeds(before, arguments.seeds, folder)
-    if not folder.is_dir() or any(not path.name.startswith(TRIAL) for path in folder.iterdir()):
-        raise UserError(f"{option('output-dir', folder)} exists and is not empty; choose a different folder")
+    has_only_trials = folder.is_dir() and all(path.name.startswith(TRIAL) for path in folder.iterdir())
+    if not has_only_trials:
+        refuse_used_output(folder)
     return spec
 
 
