@@ -569,7 +569,7 @@ def test_a_run_is_read_while_it_is_written(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "x": NaN}\n{"step": 1, "samp')
     run = read_run(tmp_path)
     assert [r.step for r in run.records] == [0]
-    with pytest.raises(UserError, match="given twice"):
+    with pytest.raises(UserError, match="is listed twice"):
         read_runs([tmp_path, tmp_path / "."])
     with pytest.raises(UserError, match="there is no run directory"):
         read_run(tmp_path / "none")
