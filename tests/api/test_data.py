@@ -181,7 +181,7 @@ def test_nothing_left_to_evaluate_on_is_the_error_of_training(recipe: dict[str, 
 
 def test_a_domain_without_a_verifier_is_rejected(recipe: dict[str, Any], tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", rows_of("math", 20, bad=0))
-    with pytest.raises(UserError, match="of the domain 'chess', which has no verifier"):
+    with pytest.raises(UserError, match="in the domain 'chess', which has no verifier"):
         data(bare(recipe["model"], path, "chess"))
 
 
