@@ -236,23 +236,24 @@ def _change_at_equal_cost(results: ComparisonResults) -> Iterator[Finding]:
 def unverified_prompts(comparison: Comparison) -> Iterator[Finding]:
     """Yield a finding if held-out prompts are excluded."""
     if comparison.num_left_out:
-        number = len(comparison.prompts) + comparison.num_left_out
-        yield finding(LEFT_OUT, left_out=comparison.num_left_out, number=number)
+        num_prompts = len(comparison.prompts) + comparison.num_left_out
+        yield finding(LEFT_OUT, left_out=comparison.num_left_out, number=num_prompts)
 
 
 def _settings(comparison: Comparison) -> Iterator[Finding]:
     """Yield a finding if several settings differ, and not only N and the prompts per step."""
     names = sorted({name for arm in comparison.arms for name in arm.differs})
-    others = [name for name in names if name not in _EXPECTED]
-    if others and _ROLLOUTS in names:
-        yield finding(MORE_SETTINGS, settings=listed(others))
-    elif others and len(names) > 1:
+    unexpected = [name for name in names if name not in _EXPECTED]
+    if unexpected and _ROLLOUTS in names:
+        yield finding(MORE_SETTINGS, settings=listed(unexpected))
+    elif unexpected and len(names) > 1:
         yield finding(SEVERAL_SETTINGS, settings=listed(names))
 
 
 def _certainty(results: ComparisonResults) -> Iterator[Finding]:
     """Yield the seeds, the variation that the intervals cover, and a test that disagrees."""
-    pair, one_seed = None if results.pair is None else results.pair[1], results.fewest_seeds == 1
+    pair = None if results.pair is None else results.pair[1]
+    one_seed = results.fewest_seeds == 1
     covers = pair.covers if pair else "prompts" if one_seed else "prompts and seeds"
     yield finding(COVERS, seeds=results.seeds_text, covers=_COVERS[covers])
     if one_seed:

@@ -131,13 +131,11 @@ def arm_folders(arms: Sequence[ArmRecipe]) -> dict[str, str]:
 
 def spec_in(folder: Path, arguments: ComparisonRequest) -> ComparisonSpec:
     """Read the spec of a folder. `seeds` may add to its seeds; other arguments are rejected."""
-    given = [
-        option(name) for name in ("sweep", "checkpoint", "match", "budget", "eval_points") if getattr(arguments, name)
-    ]
-    given += [option(name) for name in arguments.overrides or ()]
-    if given:
+    names = ("sweep", "checkpoint", "match", "budget", "eval_points")
+    changed = [*(name for name in names if getattr(arguments, name)), *(arguments.overrides or ())]
+    if changed:
         raise UserError(
-            f"{folder} is already a comparison, which {given[0]} cannot change; only {option('seeds')} and "
+            f"{folder} is already a comparison, which {option(changed[0])} cannot change; only {option('seeds')} and "
             f"{option('jobs')} can"
         )
     return _with_seeds(read_spec(folder), arguments.seeds, folder)
@@ -202,9 +200,10 @@ def read_comparison(folder: Path) -> Comparison:
     runs: dict[str, list[FinishedRun]] = {arm.name: [] for arm in spec.arms}
     setups: dict[str, Setup] = {}
     for run in spec.runs_in(folder):
-        if (read := read_scores(run.directory, run.seed, run.budget)) is not None:
-            runs[run.arm].append(read[0])
-            setups[read[0].path] = read[1]
+        if (scores := read_scores(run.directory, run.seed, run.budget)) is not None:
+            finished, setup = scores
+            runs[run.arm].append(finished)
+            setups[finished.path] = setup
     if arm := next((name for name, of_arm in runs.items() if len(of_arm) < spec.seeds), None):
         raise UserError(
             f"{folder}: {len(runs[arm])} of {spec.seeds} runs of {arm} are complete; continue with: brorl compare "
@@ -261,13 +260,13 @@ def _new_spec(arguments: ComparisonRequest) -> ComparisonSpec:
 
 def _budget(arguments: ComparisonRequest, unit: Unit) -> float:
     """Return the budget in its unit: the given budget, the last amount of --eval-points, or the least budget."""
-    given, points = arguments.budget, arguments.eval_points
-    if given is None:
+    amount_or_text, points = arguments.budget, arguments.eval_points
+    if amount_or_text is None:
         return _LEAST_BUDGET[unit] if points is None or isinstance(points, int) else max(points)
-    budget = in_seconds(given) if unit == "seconds" else _number(given)
+    budget = in_seconds(amount_or_text) if unit == "seconds" else _number(amount_or_text)
     if budget is None:
         example = "a time such as 90, 90s, 5m or 8h" if unit == "seconds" else f"a number of {UNIT_WORDS[unit]}"
-        raise UserError(f"{option('budget')}: expected {example}, got {given}")
+        raise UserError(f"{option('budget')}: expected {example}, got {amount_or_text}")
     if not 0 < budget < float("inf"):
         raise UserError(f"{option('budget')}: expected an amount above 0, got {exact(budget)}")
     if unit == "steps" and not budget.is_integer():
@@ -275,9 +274,9 @@ def _budget(arguments: ComparisonRequest, unit: Unit) -> float:
     return budget
 
 
-def _number(given: str | float) -> float | None:
+def _number(text: str | float) -> float | None:
     try:
-        return float(given)
+        return float(text)
     except ValueError:
         return None
 
@@ -342,18 +341,18 @@ def _eval_points(points: int | Sequence[float] | None, budget: float, unit: Unit
     If `points` is a number, each is sqrt(2) times the one before: 3 points of 100 are 50, 70.7 and 100.
     """
     if points is None or isinstance(points, int):
-        number = _NUM_POINTS if points is None else points
-        if number < 1:
+        num_points = _NUM_POINTS if points is None else points
+        if num_points < 1:
             raise UserError(
                 f"{option('eval-points')}: expected a number of evaluation points, or amounts like 10,20,40, "
-                f"got {number}"
+                f"got {num_points}"
             )
-        points = [budget * 2 ** (-i / 2) for i in range(number)]
+        points = [budget * 2 ** (-i / 2) for i in range(num_points)]
     else:
         if not all(0 < point <= budget for point in points):
-            given = ",".join(map(exact, points))
             raise UserError(
-                f"{option('eval-points')}: amounts must be above 0 and up to the budget of {exact(budget)}, got {given}"
+                f"{option('eval-points')}: amounts must be above 0 and up to the budget of {exact(budget)}, got "
+                f"{','.join(map(exact, points))}"
             )
         points = [*points, budget]
     if unit == "steps":
