@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 import sys
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from brorl.api.compare import compare
 from brorl.comparison import answer as comparison_report
 from brorl.comparison.answer import FinishedComparison
 from brorl.comparison.arm_recipes import ArmRecipe, check_arms, read_arms, run_config, sweep_arms
-from brorl.comparison.spec import _eval_points
+from brorl.comparison.spec import ComparisonRequest, spec_for
 from brorl.config.reading import make_config, parse_yaml, read_recipe
 from brorl.cost import Budget, Unit
 from brorl.errors import UserError
+from each_row import each_row
 from run_support import SMALL
 
 TINY: dict[str, Any] = {
@@ -46,12 +47,12 @@ def test_a_run_keeps_the_evaluations_that_end_it_and_never_pauses(
         compare("quickstart", "quickstart-16", **{"budget.pause_at": 2.0})
 
 
-@pytest.mark.parametrize("budget", [1_048_576.0, 1_048_580.0, 0.1, 7.0])
-@pytest.mark.parametrize("unit", ["seconds", "steps"])
+@each_row(("unit", "budget"), [("seconds", 0.1), *product(("seconds", "steps"), (1_048_576.0, 1_048_580.0, 7.0))])
 def test_evaluation_points_rise_to_the_budget(budget: float, unit: Unit) -> None:
     """They do so even where a point just below the budget is rounded to more than the budget."""
     for points_or_number in (None, 1, 9, [budget * (1 - 1e-9)], [budget / 3, budget]):
-        points = _eval_points(points_or_number, budget, unit)
+        request = ComparisonRequest(("quickstart",), match=unit, budget=budget, eval_points=points_or_number)
+        points = spec_for(None, request).eval_points
         assert points[-1] == budget
         assert all(0 < a < b for a, b in pairwise(points))
 
