@@ -203,7 +203,7 @@ def test_the_stored_settings_name_what_decides_responses_and_verdicts() -> None:
         ({"temperature": float("nan")}, "`temperature`: the value should be a finite number, not nan"),
         ({"loss": {"clip_high": 0.3}}, "loss.clip_high is not a setting of an evaluation; the settings are: device"),
         ({"model": "other"}, "model is not a setting of an evaluation"),
-        ({"prompt": {"template": "none"}}, "prompt.template must have {prompt} once"),
+        ({"prompt": {"template": "none"}}, "prompt.template must contain {prompt} once"),
         ({"data": "chess.jsonl"}, "there is no file or folder chess.jsonl"),
     ],
 )

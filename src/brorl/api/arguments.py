@@ -142,12 +142,12 @@ def resolve_checkpoint(name: str) -> Checkpoint:
         return Checkpoint(str(last), path / "config.yaml")
     if not path.is_dir():
         check_folder(name)
-    whole = path.resolve().parent if path.name == "ema" else path.resolve()  # averaged weights are in a subfolder
-    run_config = whole.parent.parent / "config.yaml"
-    if path.is_dir() and run_config.is_file() and whole.parent.name == "checkpoints":
+    folder = path.resolve().parent if path.name == "ema" else path.resolve()  # averaged weights are in a subfolder
+    run_config = folder.parent.parent / "config.yaml"
+    if path.is_dir() and run_config.is_file() and folder.parent.name == "checkpoints":
         from brorl.runs.checkpoint import complete_checkpoints
 
-        if whole not in [p.resolve() for p in complete_checkpoints(whole.parent)]:
+        if folder not in [p.resolve() for p in complete_checkpoints(folder.parent)]:
             raise UserError(f"{path} is not a complete checkpoint of its run; choose a different one")
         return Checkpoint(str(path), run_config)
     return Checkpoint(name, None)

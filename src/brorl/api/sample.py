@@ -141,22 +141,22 @@ def sample(
         raise UserError(f"{option('lines')}: expected at least 1, got {lines}")
     if not prompt.strip():
         raise UserError("the prompt is empty; give a question, such as 'make 22 from 3 5 7'")
-    given = flat_settings(overrides)
-    if wrong := next((name for name in given if not name.startswith(SETTINGS)), None):
+    replaced = flat_settings(overrides)
+    if wrong := next((name for name in replaced if not name.startswith(SETTINGS)), None):
         raise UserError(f"{wrong} is not a setting of a sampled tree; those are: {', '.join(SETTINGS)}")
-    found = resolve_checkpoint(str(checkpoint))
-    settings = {} if found.recipe is None else read_recipe(found.recipe)
+    trained = resolve_checkpoint(str(checkpoint))
+    settings = {} if trained.recipe is None else read_recipe(trained.recipe)
     for section in ("cluster", "engine"):  # the run's choices for training do not apply here
         settings.pop(section, None)
-    overrides = {**given, **WITHOUT_TRAINING, "model": found.model}
-    config = make_config(settings, overrides, found.recipe or "the options")
-    question = _question(None if found.recipe is None else config, prompt, reference, domain)
-    models = [(Path(checkpoint).name, found.model)]
+    overrides = {**replaced, **WITHOUT_TRAINING, "model": trained.model}
+    config = make_config(settings, overrides, trained.recipe or "the options")
+    question = _question(None if trained.recipe is None else config, prompt, reference, domain)
+    models = [(Path(checkpoint).name, trained.model)]
     if against is not None and str(against) == "start":
-        if found.run_config is None:
+        if trained.run_config is None:
             raise UserError(f"{option('against', 'start')}: only a run has a start; name the other model")
-        start = make_config(read_recipe(str(found.run_config)), {}, str(found.run_config)).model
-        models = [("before", start), ("after", found.model)]
+        start = make_config(read_recipe(str(trained.run_config)), {}, str(trained.run_config)).model
+        models = [("before", start), ("after", trained.model)]
     elif against is not None:
         models.insert(0, (Path(against).name, resolve_checkpoint(str(against)).model))
     return _sampled(config, question, models, rollouts, lines, seed)
@@ -216,8 +216,8 @@ def _sampled(
                 seen_text, decode=decode, sees=config.verification.sees,
                 read_calls=toolbox.calls_text if toolbox else None,
             )  # fmt: skip
-            found = grade([prompt] * len(trees), trees, verifiers, seen, config.rewards.stop_properly > 0)
-            verdicts = tuple(map(tuple, found))
+            by_tree = grade([prompt] * len(trees), trees, verifiers, seen, config.rewards.stop_properly > 0)
+            verdicts = tuple(map(tuple, by_tree))
     names = tuple(name for name, _ in models)
     if toolbox is None:
         return SampledTree(prompt.text, names, tuple(trees), verdicts, decode, lines)

@@ -129,8 +129,8 @@ class VerifyResult(Result):
         lines = []
         if self.unknown:
             shown = ", ".join(_named(item) for item in self.unknown[:_UNKNOWN])
-            number = counted(len(self.unknown), "response")
-            lines.append(f"not verified, because no question of {self.data} has the same id or text: {number}, {shown}")
+            count = counted(len(self.unknown), "response")
+            lines.append(f"not verified, because no question of {self.data} has the same id or text: {count}, {shown}")
         if self.unreadable:
             question, problem = self.unreadable[0]
             lines.append(
@@ -138,11 +138,11 @@ class VerifyResult(Result):
                 f"{question.name} with the reference answer {question.reference[:80]!r}, which {problem}; fix the row"
             )
         if self.num_unverified:
-            number = counted(self.num_unverified, "response")
-            lines.append(f"warning: {number} could not be verified because of infrastructure failures")
+            count = counted(self.num_unverified, "response")
+            lines.append(f"warning: {count} could not be verified because of infrastructure failures")
         if self.compared:
-            number = counted(len(self.compared), "stored verdict")
-            lines.append(f"agreement with {number}: {self.agreement:.2%}")
+            count = counted(len(self.compared), "stored verdict")
+            lines.append(f"agreement with {count}: {self.agreement:.2%}")
         distinct = {(item.question.id, item.response.text): item for item in self.rescored}
         rate = f", {len(distinct) / self.seconds:,.0f} per second" if self.seconds > 0 else ""
         lines.append(f"{counted(len(distinct), 'distinct response')} in {self.seconds:.2f} s{rate}")

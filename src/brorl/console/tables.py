@@ -22,11 +22,10 @@ def result_tables(records: Sequence[StepRecord]) -> list[Table]:
 
 def outcome_table(records: Sequence[StepRecord]) -> Table:
     """Return the held-out results before and after training, with 95% intervals; no rows without two evaluations."""
-    evaluations, rows = [record.evaluation for record in records if record.evaluation], []
-    columns, notes = (
-        ["", "before", "after", "change"],
-        ["pass@k: probability that one of k responses is correct [95% interval]"],
-    )
+    evaluations = [record.evaluation for record in records if record.evaluation]
+    rows = []
+    columns = ["", "before", "after", "change"]
+    notes = ["pass@k: probability that one of k responses is correct [95% interval]"]
     if len(evaluations) > 1:
         first, last = evaluations[0], evaluations[-1]
         evaluated = max(record.step for record in records if record.evaluation)
@@ -131,9 +130,10 @@ def cost_table(records: Sequence[StepRecord]) -> Table:
             rows.append(("failed", f"{sum(use.failures.values()):,}", f"calls: {failed_calls(use)}"))
     if dropped := sum(step.samples_dropped for step in steps):
         tokens = sum(step.unique_tokens_dropped for step in steps)
-        part = f"{dropped / cost.samples:.0%}, {tokens:,} tokens computed"
-        rows.append(("dropped", f"{dropped:,}", f"rollouts of groups that were not mixed: {part}"))
-    timeouts, failures = (sum(step.verifier_timeouts for step in steps), sum(step.verifier_failures for step in steps))
+        share = f"{dropped / cost.samples:.0%}, {tokens:,} tokens computed"
+        rows.append(("dropped", f"{dropped:,}", f"rollouts of groups that were not mixed: {share}"))
+    timeouts = sum(step.verifier_timeouts for step in steps)
+    failures = sum(step.verifier_failures for step in steps)
     if timeouts or failures:
         lost = f"without a verdict: {timeouts:,} timed out, {failures:,} failed"
         rows.append(("verifications", f"{timeouts + failures:,}", lost))
@@ -151,12 +151,12 @@ def held_out_check_lines(records: Sequence[StepRecord]) -> list[str]:
     checks = [check for record in records if (check := record.held_out_check) and check.change is not None]
     if not checks:
         return []
-    number = f"{len(checks)} of {_num_updates(records)} updates"
+    checked = f"{len(checks)} of {_num_updates(records)} updates"
     change = fmean(check.change or 0.0 for check in checks)
     half_widths = [(check.change_high or 0.0) - (check.change or 0.0) for check in checks]
     half = sqrt(sum(width**2 for width in half_widths)) / len(checks)
     line = (
-        f"held-out check of {number}: one update changed the probability of a correct response "
+        f"held-out check of {checked}: one update changed the probability of a correct response "
         f"by {change:+.4f} [{change - half:+.4f}, {change + half:+.4f}]"
     )
     if correct := sum(check.num_correct for check in checks):

@@ -41,7 +41,8 @@ def make_race_figure(race: Sequence[Sequence[RungStanding]], start: float, secon
     axis = figure.subplots()
     names = [standing.arm for standing in race[0]]
     colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
-    labels, lowest = {}, start
+    labels = {}
+    lowest = start
     for name in names:
         reached = [(fraction, s) for fraction, rung in zip(RUNGS, race, strict=False) for s in rung if s.arm == name]
         points = [(0.0, start), *((seconds * fraction, standing.score) for fraction, standing in reached)]
@@ -193,7 +194,9 @@ def recipe_for(config: TrainConfig, run_seconds: float, folder: Path) -> Path:
 
 def _write_page(result: TuningResult, spec: TuningSpec, page: Path) -> None:
     """Write the figure of the race and the page."""
-    final, figure, each = result.final, result.path / "race.png", amount(spec.run_seconds, "seconds")
+    final = result.final
+    figure = result.path / "race.png"
+    budget = amount(spec.run_seconds, "seconds")
     tables, files, more = ((), (), ()) if final is None else (final.tables, final.files, final.caveats)
     following = (
         ("to look at the runs of the race", f"{shell_command('report', result.path / 'race')}/*/")
@@ -205,9 +208,9 @@ def _write_page(result: TuningResult, spec: TuningSpec, page: Path) -> None:
         result.figure().savefig(figure, **PNG)
         content = AnswerParts(
             "brorl tune",
-            f"pass@{spec.k} after {each} of training",
+            f"pass@{spec.k} after {budget} of training",
             [result.answer],
-            f"Every run gets {each} of training on {spec.machine}.",
+            f"Every run gets {budget} of training on {spec.machine}.",
             [race_table(spec, result.race), *tables],
             [*(file for file in files if file.suffix == ".png"), figure],
             [remark, *more],

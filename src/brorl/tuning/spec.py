@@ -134,7 +134,8 @@ def _objective(aim: Aim) -> dict[str, Any]:
 
 
 def _title(config: TrainConfig) -> str:
-    advantage, optimizer = config.advantage, config.optimizer
+    advantage = config.advantage
+    optimizer = config.optimizer
     objective = " then ".join(phase.advantage.estimator for phase in config.phases) or advantage.estimator
     falls = f", order falls to {advantage.final_order}" if advantage.final_order else ""
     schedule = "" if optimizer.schedule == "constant" else f", {optimizer.schedule}"
@@ -176,8 +177,9 @@ class TuningSpec:
     def final(self, winner: ArmRecipe, run_seconds: float, seeds: int) -> ComparisonSpec:
         """Return the comparison of the winner with the user's recipe."""
         points = tuple(run_seconds * fraction for fraction in _POINTS)
-        arms, where = (self.own, winner), (self.machine, self.jobs)
-        return ComparisonSpec(arms, "seconds", run_seconds, points, seeds, (), (), *where)
+        return ComparisonSpec(
+            (self.own, winner), "seconds", run_seconds, points, seeds, machine=self.machine, jobs=self.jobs
+        )
 
     def race_run(self, folder: Path, arm: ArmRecipe, fraction: float) -> PlannedRun:
         """Write the recipe for an arm's run in the race, and return the run up to `fraction` of its budget."""
@@ -186,8 +188,8 @@ class TuningSpec:
         config = run_config(arm, _TUNING_SEED, directory, Budget("seconds", self.run_seconds, points))
         rung = self.run_seconds * fraction
         pause = None if fraction == 1 else rung
-        skip, number = self.tuning_prompts
-        changed = {"evaluation.skip_prompts": skip, "evaluation.num_prompts": number, "budget.pause_at": pause}
+        skip, num_prompts = self.tuning_prompts
+        changed = {"evaluation.skip_prompts": skip, "evaluation.num_prompts": num_prompts, "budget.pause_at": pause}
         recipe = directory.with_suffix(".yaml")
         with storage_errors(folder):
             recipe.parent.mkdir(parents=True, exist_ok=True)
@@ -262,11 +264,12 @@ class TuneClock:
     def size_of_final(self) -> tuple[float, int] | None:
         """Return (budget per run, seeds) of a final that fits into the time left; None if none fits."""
         for seeds in range(self.spec.seeds, FEWEST_SEEDS - 1, -1):
-            each = self.left / self._waves(seeds)
-            shortest, whole = (self._run_seconds(fraction, NUM_EVALUATIONS) for fraction in (_SHORTEST, 1.0))
-            if each >= shortest:
-                part = min((each - shortest) / (whole - shortest), 1.0)
-                fraction = _SHORTEST + (1 - _SHORTEST) * part
+            seconds_per_run = self.left / self._waves(seeds)
+            shortest, longest = (self._run_seconds(fraction, NUM_EVALUATIONS) for fraction in (_SHORTEST, 1.0))
+            if seconds_per_run >= shortest:
+                # a run's time is linear in its budget from `_SHORTEST` on
+                position = min((seconds_per_run - shortest) / (longest - shortest), 1.0)
+                fraction = _SHORTEST + (1 - _SHORTEST) * position
                 return float(f"{fraction * self.spec.run_seconds:.4g}"), seeds
         return None
 
