@@ -186,7 +186,8 @@ def _run(arguments: Sequence[str]) -> int:
     if parsed.command is None:
         parser.print_help()
         return 0
-    command, options = COMMANDS[parsed.command], vars(parsed)
+    command = COMMANDS[parsed.command]
+    options = vars(parsed)
     function = _load(command.function)
     named = {name: value for name, value in options.items() if name != "command" and not name.startswith(_SETTING)}
     kinds = {name: parameter.kind for name, parameter in inspect.signature(function).parameters.items()}
@@ -261,7 +262,9 @@ def _type_of(annotation: Any) -> Any:
 
 def _add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter, text: str) -> str:
     """Add an argument as a positional or an option, and return its text in the usage line: `[--seed INT]`."""
-    name, default, hint = parameter.name, parameter.default, _type_of(parameter.annotation)
+    name = parameter.name
+    default = parameter.default
+    hint = _type_of(parameter.annotation)
     numbers = {(int,): "INT,INT,...", (float,): "FLOAT,FLOAT,...", int: "INT", float: "FLOAT"}.get(hint)
     value = numbers or _METAVARS.get(name) or ("NAME" if name.endswith("_column") else name.upper())
     more: dict[str, Any] = {"metavar": value}

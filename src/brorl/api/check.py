@@ -128,7 +128,8 @@ def _checked(
         report.show(*unreachable_references(prompts))
         report.show(*(line for file in files if file.label == source for line in unused_options(file)))
         for domain in dict.fromkeys(prompt.domain for prompt in prompts):
-            verifier, is_own = inputs.grader.verifiers[domain], domain in config.verification.functions
+            verifier = inputs.grader.verifiers[domain]
+            is_own = domain in config.verification.functions
             of_domain = [prompt for prompt in prompts if prompt.domain == domain]
             trial = try_verifier(verifier, of_domain)
             check_trial(trial)
@@ -177,7 +178,8 @@ def _show_source(source: str, inputs: RunInputs, report: _Report) -> list[Prompt
     train = [prompt for prompt in inputs.prompts.train.prompts if prompt.source == source]
     held_out = [prompt for prompt in inputs.prompts.held_out if prompt.source == source]
     prompts = [*train, *held_out]
-    lengths, first = [len(prompt.token_ids) for prompt in prompts], prompts[0]
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    first = prompts[0]
     report.show(
         f"\n{source}: {len(train):,} training prompts, {len(held_out):,} held out for evaluation; "
         f"median length {median(lengths):g} tokens, longest {max(lengths):,}",
@@ -207,7 +209,8 @@ def check_trial(trial: Trial) -> None:
 
 
 def _trial_lines(trial: Trial, is_own: bool) -> list[str]:
-    prompt, verifier = trial.prompt, "your function" if is_own else "the verifier"
+    prompt = trial.prompt
+    verifier = "your function" if is_own else "the verifier"
     reference, right = ("tests", "stored solution") if prompt.domain == CODE_DOMAIN and not is_own else (_ANSWER,) * 2
     lines = [f"verified as {prompt.domain}, question {prompt.id} with the {reference} {quoted(prompt.reference)}:"]
     known = trial.certain or (is_own and not prompt.reference.startswith("{"))  # "{" starts a row, not an answer

@@ -79,7 +79,8 @@ class SourceSummary:
 def prompt_lines(prompt: Prompt, unit: str = "tokens", whole: bool = False) -> list[Text]:
     """Return lines with a prompt's id, its length in `unit`, its reference, and its text, whole or shortened."""
     length = len(prompt.text) if whole else _PROMPT
-    cut, more = visible_text(prompt.text[:length]), len(prompt.text) - length
+    cut = visible_text(prompt.text[:length])
+    more = len(prompt.text) - length
     lines = [*cut.split("\n"), *([f"... {counted(more, 'more character')}"] if more > 0 else [])]
     reference = visible_text(prompt.reference[:_REFERENCE], one_line=True)
     if len(prompt.reference) > _REFERENCE:
@@ -103,7 +104,9 @@ class DataResult(Result):
     @property
     def tables(self) -> list[Table]:
         """Tables of counts and lengths per source, of domains, and of dropped rows."""
-        counts, lengths, dropped = [], [], list[tuple[str, ...]]()
+        counts = []
+        lengths = []
+        dropped = list[tuple[str, ...]]()
         domain_count = Counter[str]()
         domain_share = defaultdict[str, float](float)
         for source in self.sources:
@@ -188,7 +191,8 @@ def describe_data(config: TrainConfig, show: int, observe: Observe = unobserved)
     observe(Stage("checking", "reference answers"))
     notes = _check(config, sources)
     observe(Stage("encoding", "prompts"))
-    model, problem = _load(config, notes), None
+    model = _load(config, notes)
+    problem = None
     if model is None:
         rendered = [
             SourcePrompts(source, _spelled(source.train, config), _spelled(source.held_out, config))

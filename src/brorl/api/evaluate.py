@@ -136,7 +136,8 @@ def make_request(
     replaced: Mapping[str, Any],
 ) -> EvaluationRequest:
     """Return the checked settings of an evaluation: those of the checkpoint's run, replaced by the given ones."""
-    samples, temperature = sampled["samples"], sampled["temperature"]
+    samples = sampled["samples"]
+    temperature = sampled["temperature"]
     if temperature == 0 and samples > 1:
         raise UserError(
             f"{option('temperature', 0)} is greedy: all {samples} responses to a prompt would be the same, and pass@k "
@@ -230,7 +231,8 @@ def _folder(output_dir: str | Path | None, inputs: EvaluationInputs) -> Path:
 
 def _announce(inputs: EvaluationInputs, output: Path, notes: Sequence[str], echo: Echo) -> None:
     """Print the settings."""
-    settings, device = inputs.settings, inputs.settings["device"]
+    settings = inputs.settings
+    device = inputs.settings["device"]
     sets = ", ".join(f"{name} ({source['prompts']:,} prompts)" for name, source in settings["data"].items())
     drawn = f"temperature {settings['temperature']:g}, top-p {settings['top_p']:g}"
     drawn += "".join(f", {label} {settings[name]:,}" for name, label in _SAID.items() if name in settings)
@@ -301,7 +303,8 @@ def _finish(
 def _compare_with_own(run_config: Path, settings: Mapping[str, Any]) -> list[str]:
     """Return a line on how the settings differ from the run's own evaluations; empty if they do not."""
     config = resolve_config(run_config, {})
-    evaluation, drawn = config.evaluation, config.evaluated_sampling
+    evaluation = config.evaluation
+    drawn = config.evaluated_sampling
     num_prompts = len(RunDirectory(run_config.parent).read_held_out())
     samples = 1 if evaluation.temperature == 0 else evaluation.rollouts_per_prompt
     here_prompts = sum(data["prompts"] for data in settings["data"].values())

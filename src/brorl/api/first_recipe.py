@@ -71,7 +71,8 @@ class FirstRecipe:
             indent = "  " * len(sections)
             if dotted.startswith(_SOURCE):
                 indent += "  " if sections == before else "- "
-            setting, before = f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}", sections
+            setting = f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}"
+            before = sections
             if len(setting) > _COLUMN - 2:
                 lines += [f"{indent.replace('-', ' ')}# {comment}", setting]
             else:
@@ -80,7 +81,8 @@ class FirstRecipe:
 
     def guesses(self) -> list[str]:
         """Return lines about the guesses."""
-        guess, source = self.guess, self.source
+        guess = self.guess
+        source = self.source
         columns = {key: value for key, value in source.items() if key not in ("path", "domain")}
         lines = [
             f"  {key}: {', '.join(map(str, value if isinstance(value, list) else [value]))}"
@@ -136,7 +138,8 @@ def make_first_recipe(
 
     `tools` maps tool names to the user's functions.
     """
-    questions, domain = reading.questions, guess.domain
+    questions = reading.questions
+    domain = guess.domain
     # the shipped model can neither read sentences nor call tools
     puzzles = domain == COUNTDOWN_DOMAIN and not guess.source.layout and not tools
     response = 16 if puzzles else 512 if domain == CODE_DOMAIN else 256

@@ -103,7 +103,8 @@ def rows_to_evaluate(data: Any, checkpoint: str | Path) -> tuple[str, tuple[str,
     recipe = resolve_checkpoint(str(checkpoint)).recipe
     sources = [] if recipe is None else read_recipe(recipe).get("data", {}).get("sources", [])
     trained = next((source for source in sources if source.get("domain") == _DOMAIN), None)
-    answer, needed = None if trained is None else trained["answer_column"], []
+    answer = None if trained is None else trained["answer_column"]
+    needed = []
     if trained is not None and answer == _COLUMNS:
         with storage_errors(Path(trained["path"])):
             first, _, _ = Path(trained["path"]).read_text("utf-8", "surrogatepass").partition("\n")
@@ -323,7 +324,8 @@ def _path(function: Callable[..., object], folder: Path, argument: str) -> str:
 def file_path(function: Callable[..., object]) -> str | None:
     """Return `file.py:function` for a top-level definition of a module outside packages, else None."""
     module = sys.modules.get(getattr(function, "__module__", None) or "")
-    file, name = getattr(module, "__file__", None), getattr(function, "__qualname__", "")
+    file = getattr(module, "__file__", None)
+    name = getattr(function, "__qualname__", "")
     if module is None or file is None or module.__name__ == "__main__" or module.__package__:
         return None
     value: Any = module

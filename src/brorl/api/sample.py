@@ -70,8 +70,10 @@ class SampledTree(Result):
 
     def table(self) -> Table:
         """Return a table with one branch per row: count, probability, correct fraction, and the text as an outline."""
-        used, root = 3 if self.verdicts else 2, self.outline
-        lines, rows = lines_of(root, self.decode, self.num_lines, self.decode_reply), []
+        used = 3 if self.verdicts else 2
+        root = self.outline
+        lines = lines_of(root, self.decode, self.num_lines, self.decode_reply)
+        rows = []
         results = frozenset(i for i, line in enumerate(lines) if line.branch is not None and line.branch.given)
         for line in lines:
             text = line.stem + line.text if line.branch is not root else visible_text(self.prompt, one_line=True)
@@ -193,7 +195,8 @@ def _sampled(
     from brorl.rollout.engine import SampleTask
 
     merged = config.model_copy(update={"lora": LoraSettings()})  # adapters are merged
-    trees, sampling = [], config.sampling.params
+    trees = []
+    sampling = config.sampling.params
     tokenizer = load_tokenizer(models[-1][1], config.sampling.stop)
     for _, name in models:
         check_vocabulary(name, read_config(find_model(name)), tokenizer)

@@ -128,11 +128,13 @@ class TrainingSession:
 
     def run_to_end(self) -> TrainingResult:
         """Train to the end or to the next interruption. A second Ctrl-C raises KeyboardInterrupt."""
-        config, screen = self.config, self.screen
+        config = self.config
+        screen = self.screen
         screen.log_to(self.directory.path / "run.log")
         for tracker in config.tracking.to:
             require_package(tracker)
-        progress, stop = TrainingProgress(config.steps, config.total_budget, screen), StopRequest(screen.answer_stop)
+        progress = TrainingProgress(config.steps, config.total_budget, screen)
+        stop = StopRequest(screen.answer_stop)
         try:
             ending, message = self._run(progress, stop)
         except KeyboardInterrupt:
@@ -153,7 +155,8 @@ class TrainingSession:
 
     def _run(self, progress: TrainingProgress, stop: StopRequest) -> tuple[Ending, str]:
         """Train. If a remote learner is lost, continue from the last checkpoint with new processes."""
-        limit, advice = self.config.cluster.max_restarts, f"Continue from the last checkpoint with: {self._resume}"
+        limit = self.config.cluster.max_restarts
+        advice = f"Continue from the last checkpoint with: {self._resume}"
         cluster = None
         if self.config.cluster.enabled:
             from brorl.distributed.remote_parts import build_cluster
@@ -182,7 +185,8 @@ class TrainingSession:
         self, progress: TrainingProgress, stop: StopRequest, cluster: RayCluster | None, parts: ExitStack
     ) -> tuple[TrainingRun, TrainerState]:
         """Make the parts of the run, write the files that describe it, and announce it."""
-        config, directory = self.config, self.directory
+        config = self.config
+        directory = self.directory
 
         def observe(activity: Activity) -> None:
             progress.observe(activity)
@@ -217,8 +221,10 @@ class TrainingSession:
         self, run: TrainingRun, state: TrainerState, progress: TrainingProgress, stop: StopRequest
     ) -> tuple[Ending, str]:
         """Train, and send every metrics record to the screen and the trackers."""
-        tracking, path = self.config.tracking, self.directory.path
-        name, settings = tracking.run_name or path.name, self.config.model_dump(mode="json")
+        tracking = self.config.tracking
+        path = self.directory.path
+        name = tracking.run_name or path.name
+        settings = self.config.model_dump(mode="json")
         past = self.directory.read_metrics()
         with closing(
             open_trackers(tracking.to, tracking.project, name, settings, path, self.screen.echo, past)
@@ -236,7 +242,8 @@ class TrainingSession:
         hints = self._hints(ending)
         if self.config.report and ending not in (Ending.INTERRUPTED, Ending.PAUSED):
             hints = [self._write_report(), *hints]
-        directory, report = self.directory, self.directory.path / REPORT_FILE
+        directory = self.directory
+        report = self.directory.path / REPORT_FILE
         result = TrainingResult(
             path=directory.path,
             ending=ending,

@@ -98,7 +98,8 @@ class VerifyResult(Result):
             reasons[item.question.domain][_NUMBER.sub("#", item.verdict.reason)] += 1
         rows: list[tuple[str, str, str, str]] = []
         for domain, counts in sorted(reasons.items()):
-            shown, total = counts.most_common(_REASONS), counts.total()
+            shown = counts.most_common(_REASONS)
+            total = counts.total()
             if len(counts) > _REASONS:
                 rest = counted(len(counts) - _REASONS, "other reason")
                 shown.append((rest, total - sum(count for _, count in shown)))
@@ -221,7 +222,8 @@ def verify(
             f"{wrong} is not a setting of brorl verify; it takes those that start with verification. (see brorl verify "
             "--help)"
         )
-    asked, target = _data_of(file) if data is None else data, _new_file(output)
+    asked = _data_of(file) if data is None else data
+    target = _new_file(output)
     if not asked.strip():
         raise UserError(f"{option('data')} is empty; name a recipe, a benchmark or a file")
     columns = ResponseColumns(response_column, id_column, correct_column)
@@ -338,7 +340,8 @@ def _named(response: StoredResponse) -> str:
 
 
 def _disagreement(item: RescoredResponse) -> list[str]:
-    response, verdict = item.response, item.verdict
+    response = item.response
+    verdict = item.verdict
     stored, now = ("correct" if correct else "incorrect" for correct in (response.correct, verdict.correct))
     before = f" ({shortened(response.reason)})" if response.reason and response.reason != stored else ""
     extracted = "none" if verdict.extracted is None else shortened(verdict.extracted)

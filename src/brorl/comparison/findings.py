@@ -271,7 +271,8 @@ def _seeds_needed(results: ComparisonResults) -> Finding:
     if not known:
         return finding(SEEDS_UNKNOWN)
     arm, needed = max(known.items(), key=lambda item: (item[1].prompts, item[1].seeds))
-    first, several = results.names[0], len(results.names) > 2
+    first = results.names[0]
+    several = len(results.names) > 2
     of_arm = f" between {first} and {arm}, which needs the most (without correction for several intervals)"
     return finding(
         SEEDS_NEEDED if needed.enough_prompts else PROMPTS_NEEDED, half_width=needed.half_width,

@@ -123,7 +123,8 @@ def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_
     with probability C(2n - c, n) / C(2n, n). Evaluations that share random numbers differ less, so this is
     an overestimate.
     """
-    n, num_prompts = comparison.num_samples, len(comparison.prompts)
+    n = comparison.num_samples
+    num_prompts = len(comparison.prompts)
     start_SP, end_SP = num_correct_at(comparison, arm, 0), num_correct_at(comparison, arm, spent)
     total_SP = start_SP + end_SP
     before_SP, after_SP = pass_at_k(start_SP, n, k), pass_at_k(end_SP, n, k)

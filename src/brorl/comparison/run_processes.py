@@ -316,7 +316,8 @@ def _errors_of(run: PlannedRun) -> Path:
 
 def _check_end(run: PlannedRun, code: int) -> None:
     """Raise a UserError with the last line of the run's errors if the run is not complete."""
-    errors, end = _errors_of(run), progress_of(run)
+    errors = _errors_of(run)
+    end = progress_of(run)
     if end.ended_early or (end.ended and code == 0):
         errors.unlink(missing_ok=True)
         return
@@ -358,7 +359,8 @@ def fitted(
     if spec.unit == "steps":  # any budget fits
         return spec
     screen.echo(f"{_STEPS} steps of each arm first, to measure the cost of a step")
-    folders, runs = arm_folders(spec.arms), []
+    folders = arm_folders(spec.arms)
+    runs = []
     with output_folder(folder), RunDirectory(folder).locked(), TemporaryDirectory(prefix=TRIAL, dir=folder) as scratch:
         for arm in spec.arms:
             directory = Path(scratch) / folders[arm.name]

@@ -39,7 +39,8 @@ LEAST_STEPS = round(_MARGIN / TOLERANCE)  # in a budget, so that the last step o
 # Without --budget, a run gets at least these amounts and `LEAST_STEPS` steps of every arm.
 _LEAST_BUDGET: dict[Unit, float] = {"steps": LEAST_STEPS, "seconds": 30.0, "samples": 1.0, "unique_tokens": 1.0}
 _FEW, _MANY = 16, 512  # a single recipe is compared with one of these rollouts per prompt
-_NUM_POINTS, _SEEDS = 8, 5
+_NUM_POINTS = 8
+_SEEDS = 5
 _SWEPT = "quickstart"  # recipe of a sweep without a recipe
 _ROLLOUTS = "rollouts_per_prompt"
 TRIAL = "trial-"  # folders of trial steps begin with this
@@ -260,7 +261,8 @@ def _new_spec(arguments: ComparisonRequest) -> ComparisonSpec:
 
 def _budget(arguments: ComparisonRequest, unit: Unit) -> float:
     """Return the budget in its unit: the given budget, the last amount of --eval-points, or the least budget."""
-    amount_or_text, points = arguments.budget, arguments.eval_points
+    amount_or_text = arguments.budget
+    points = arguments.eval_points
     if amount_or_text is None:
         return _LEAST_BUDGET[unit] if points is None or isinstance(points, int) else max(points)
     budget = in_seconds(amount_or_text) if unit == "seconds" else _number(amount_or_text)
@@ -286,7 +288,8 @@ def fit_budget(spec: ComparisonSpec, arguments: ComparisonRequest, cost_of: Mapp
 
     `cost_of` maps each arm to its cost per step, in the unit of the budget.
     """
-    unit, slowest = spec.unit, max(cost_of, key=cost_of.__getitem__)
+    unit = spec.unit
+    slowest = max(cost_of, key=cost_of.__getitem__)
     least = _two_digits(_MARGIN * cost_of[slowest] / TOLERANCE)
     if least <= spec.budget:
         return spec
@@ -312,7 +315,8 @@ def _two_digits(value: float) -> float:
 
 def _arms(arguments: ComparisonRequest) -> tuple[tuple[ArmRecipe, ...], tuple[str, ...]]:
     """Return the arms, and a note if they were chosen."""
-    overrides, recipes = arguments.overrides or {}, arguments.arms
+    overrides = arguments.overrides or {}
+    recipes = arguments.arms
     reject_owned(overrides)
     settings = dict(overrides) | ({} if arguments.checkpoint is None else {"model": arguments.checkpoint})
     if arguments.sweep:

@@ -197,7 +197,8 @@ def equal_table(results: ComparisonResults) -> Table:
 
 def frontier_table(results: ComparisonResults, k: int) -> Table:
     """Make the table of every arm's pass@k at every evaluation point; the best arm at each point is marked."""
-    unit, best = results.comparison.unit, {b.eval_point: b for b in results.best[k] if not b.is_tied}
+    unit = results.comparison.unit
+    best = {b.eval_point: b for b in results.best[k] if not b.is_tied}
     rows = []
     for index, eval_point in enumerate(results.comparison.eval_points):
         cells = []
@@ -216,7 +217,8 @@ def frontier_table(results: ComparisonResults, k: int) -> Table:
 
 def source_table(results: ComparisonResults, k: int) -> Table:
     """Make the table of pass@k by source, with the difference of two arms."""
-    is_pair, rows = results.pair is not None, []
+    is_pair = results.pair is not None
+    rows = []
     for source, scores in results.sources.items():
         differences = [signed(by_k[k].difference) for by_k in scores.differences.values()] if is_pair else []
         cells = *_values(by_k[k] for by_k in scores.pass_at.values()), *differences
@@ -227,7 +229,8 @@ def source_table(results: ComparisonResults, k: int) -> Table:
 
 def solved_table(results: ComparisonResults) -> Table:
     """Make the table of prompts gained and lost since the start."""
-    k, comparison = results.ks[-1], results.comparison
+    k = results.ks[-1]
+    comparison = results.comparison
     rows = tuple(
         (
             c.arm,

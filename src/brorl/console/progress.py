@@ -103,7 +103,8 @@ class TrainingProgress:
 
 def step_notes(record: StepRecord) -> list[str]:
     """Return a line on each unusual event of a step."""
-    lines, evaluation = [], record.evaluation
+    lines = []
+    evaluation = record.evaluation
     for measured, where in (
         (record.sampling, "their reasons are in rollouts/"),
         (evaluation, "this was during evaluation"),

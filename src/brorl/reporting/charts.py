@@ -127,7 +127,10 @@ def pass_at_curves(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
         maximum = min(len(run.evaluations), _CURVES if len(runs) == 1 else 2)
         indices = sorted({round(c * (len(run.evaluations) - 1) / max(maximum - 1, 1)) for c in range(maximum)})
         for c, index in enumerate(indices, 1):
-            record, name, color, dash = run.evaluations[index], "", sequence_color(c, len(indices)), "solid"
+            record = run.evaluations[index]
+            name = ""
+            color = sequence_color(c, len(indices))
+            dash = "solid"
             if len(runs) > 1:
                 name, color, dash = f"{run.name} · ", f"run:{i}", "solid" if index == indices[-1] else "dot"
             assert record.evaluation is not None
@@ -391,9 +394,8 @@ def _sources(runs: Sequence[StoredRun]) -> tuple[Trace, ...]:
 
 
 def _needs_two_evaluations(chart: Chart, runs: Sequence[StoredRun]) -> Chart:
-    if not any(run.evaluations for run in runs):
-        return chart
-    return replace(chart, empty="A change needs two evaluations with the same prompts and samples.")
+    why = "A change needs two evaluations with the same prompts and samples."
+    return replace(chart, empty=why) if any(run.evaluations for run in runs) else chart
 
 
 def _without_zeros(chart: Chart, runs: Sequence[StoredRun]) -> Chart:

@@ -42,7 +42,8 @@ class Branch:
 
         A result has no probability.
         """
-        number, known = self.count_K[k], self.probability_K[k]
+        number = self.count_K[k]
+        known = self.probability_K[k]
         if not number:
             return "", "", ""
         chance = number / num_rollouts if isnan(known) else known

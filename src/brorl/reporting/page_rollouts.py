@@ -46,7 +46,8 @@ def choose_rollouts(run: Path, text_of: TokenText, max_bytes: int, max_steps: in
     num_steps = min(max_steps, len(stored))
     largest = total = 0
     while num_steps:
-        total, steps = 0, []
+        total = 0
+        steps = []
         for step in evenly_spaced(stored, num_steps):
             steps.append(encode(step))
             size = len(steps[-1].data)
@@ -80,7 +81,8 @@ def evenly_spaced(steps: Sequence[int], number: int) -> list[int]:
 def encode_step(run: Path, step: int, text_of: TokenText, max_bytes: int, folder: Folder = "rollouts") -> StepRollouts:
     """Encode a step's rollouts. A step that is too large loses its rarest responses, then prompts."""
     max_nodes = max(max_bytes // _BYTES_PER_NODE, 1)
-    groups, all_responses = [], 0
+    groups = []
+    all_responses = 0
     for group in read_groups(run, step, folder):
         all_responses += group.tree.num_responses
         groups.append(_encode_group(group, text_of, max_nodes // _FEWEST_PROMPTS))

@@ -35,7 +35,8 @@ _DIRECTIONS: dict[Conclusion, Direction] = {
 
 def score_rows(run: StoredRun) -> list[tuple[str, ...]]:
     """Return the cells of `SCORES` for each held-out pass@k of a run."""
-    best, rows = best_evaluation(run), []
+    best = best_evaluation(run)
+    rows = []
     for k, ends in _scores(run).items():
         at = (run.evaluations[0], run.evaluations[-1])
         cells = [f"{interval(end)} {_when(record)}" for end, record in zip(ends, at, strict=False)]
@@ -51,7 +52,8 @@ def score_rows(run: StoredRun) -> list[tuple[str, ...]]:
 
 def cost_row(run: StoredRun) -> tuple[str, ...]:
     """Return the cells of `COSTS` for a run."""
-    cost, sampled = total_cost(run.records), _sampled(run)
+    cost = total_cost(run.records)
+    sampled = _sampled(run)
     dropped = sum(step.samples_dropped for step in sampled)
     return (
         steps_done(run),
@@ -107,7 +109,9 @@ def _events(run: StoredRun) -> list[str]:
 
 def _lost_verdicts(run: StoredRun) -> list[str]:
     """Return how many verifications timed out or failed, and how many rollouts have no verdict."""
-    lines, sampled, evaluated = [], _sampled(run), _evaluations(run)
+    lines = []
+    sampled = _sampled(run)
+    evaluated = _evaluations(run)
     counts = {
         "timed out": [sum(one.verifier_timeouts for one in some) for some in (sampled, evaluated)],
         "failed": [sum(one.verifier_failures for one in some) for some in (sampled, evaluated)],
@@ -147,7 +151,8 @@ def _ends(run: StoredRun) -> list[str]:
 
 def steps_done(run: StoredRun) -> str:
     """Return the number of steps of a run, with the planned number or the budget."""
-    last, planned = (run.updates or run.records[:1])[-1].step, run.settings.get("steps")
+    last = (run.updates or run.records[:1])[-1].step
+    planned = run.settings.get("steps")
     limit = run.settings.get("budget.limit")
     if limit not in (None, "null"):
         return f"{last:,}, budget {float(limit):,.6g} {run.settings.get('budget.unit', '').replace('_', ' ')}"
@@ -200,7 +205,8 @@ def _scores(run: StoredRun) -> dict[int, list[Estimate]]:
 def _is_unfinished(run: StoredRun) -> bool:
     """Return whether the run has not reached the end that its settings define."""
     planned, limit, unit = (run.settings.get(name, "null") for name in ("steps", "budget.limit", "budget.unit"))
-    done, spent = run.records[-1].step, total_cost(run.records)
+    done = run.records[-1].step
+    spent = total_cost(run.records)
     left = [done < int(planned)] if planned != "null" else []
     if limit != "null":
         left += [spent.of(name) < float(limit) for name in UNITS if name == unit]

@@ -109,7 +109,8 @@ class TuningResult(Result):
         """
         if self.spec is None or not self.race:
             raise ValueError(f"there is no race to draw: {self.answer}")
-        seconds, k = self.spec.run_seconds, self.spec.k
+        seconds = self.spec.run_seconds
+        k = self.spec.k
         return make_race_figure(self.race, self.spec.start[k].value, seconds, f"pass@{k}")
 
     def parts(self) -> Iterator[Any]:
