@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_closed(stream: TextIO) -> bool:
-    """Whether a stream is a pipe whose reader has closed it, as `head` does."""
+    """Return whether a stream is a pipe whose reader has closed it, as `head` does."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)

@@ -148,7 +148,7 @@ def test_the_same_call_and_the_folder_give_the_same_result_without_new_runs(
     assert (again.answer, again.tables) == (compared.answer, compared.tables)
     assert capsys.readouterr().out == ""
     assert {p: p.stat().st_mtime_ns for p in compared.path.glob("arms/*/*/*")} == before
-    with pytest.raises(UserError, match="which `rollouts_per_prompt` cannot change"):
+    with pytest.raises(UserError, match=r"which `evaluation\.rollouts_per_prompt` cannot change"):
         compare(compared.path, evaluation={"rollouts_per_prompt": 3})
     with pytest.raises(UserError, match="which `output_dir` cannot change"):
         compare(compared.path, output_dir="elsewhere")

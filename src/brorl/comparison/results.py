@@ -72,11 +72,12 @@ def costs_at(arm: Arm, unit: Unit, eval_point: float) -> dict[str, Spread]:
 
 
 def use_of_samples(comparison: Comparison, arm: Arm | None = None) -> dict[str, Spread | None]:
-    """Return an arm's use of its samples and tokens; without an arm, only the token numbers of the start.
+    """Return an arm's use of its samples and tokens.
 
-    `samples_per_s` divides by the seconds of the whole run, `generated_per_s` (the paper's throughput) by those of
-    generation alone. `mixed_fraction` is the paper's dynamic-sampling pass rate. `tokens_per_response` and
-    `correct_per_1000_tokens` come from the evaluation at the start or at the budget.
+    Without an arm, return only the token numbers of the start. `samples_per_s` divides by the seconds of the whole run,
+    `generated_per_s` (the paper's throughput) by those of generation alone. `mixed_fraction` is the paper's
+    dynamic-sampling pass rate. `tokens_per_response` and `correct_per_1000_tokens` come from the evaluation at the
+    start or at the budget.
     """
     ratios: dict[str, list[tuple[float, float]]] = {}
     if arm is None:
@@ -183,10 +184,11 @@ def at_equal_cost(comparison: Comparison, arm: Arm, unit: Unit, ks: Sequence[int
 
 
 def scores_at_cost(comparison: Comparison, arm: Arm, unit: Unit, amount: float, k: int = 1) -> FloatArray | None:
-    """Interpolate an arm's pass@k on each prompt at a cost, linearly between evaluations; shape [S, P], by seed.
+    """Interpolate an arm's pass@k on each prompt at a cost, linearly between evaluations.
 
-    A run that ended early keeps its last score. The result is None between the start and a run's first evaluation, and
-    between evaluations more than a factor of about 2 apart; docs/explanation/comparing.md gives the reasons.
+    The result has shape [S, P], by seed. A run that ended early keeps its last score. The result is None between the
+    start and a run's first evaluation, and between evaluations more than a factor of about 2 apart;
+    docs/explanation/comparing.md gives the reasons.
     """
     rows = []
     for run in sorted(arm.runs, key=lambda run: run.seed):

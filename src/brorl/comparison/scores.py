@@ -102,7 +102,7 @@ class Comparison:
 
 
 def score_at(run: FinishedRun, unit: Unit, spent: float) -> RunEvaluation:
-    """Return a run's first evaluation after it had spent an amount of a unit; 0 is the start.
+    """Return a run's first evaluation after it had spent an amount of a unit (0: the start).
 
     Raises:
         ValueError: If the run was not evaluated there and did not end early.

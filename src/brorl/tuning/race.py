@@ -92,7 +92,7 @@ def take_pilot(
     screen: Screen,
     check_time: Callable[[float, float], None],
 ) -> StartPilot:
-    """Evaluate the start on the tuning prompts; for each N, find the prompts per step that take equally long.
+    """Evaluate the start on the tuning prompts, and find for each N the prompts per step that take equally long.
 
     `check_time` gets lower bounds on the seconds of a step and of an evaluation as soon as they are known. It raises a
     UserError if the budget is too short for them.
@@ -306,7 +306,7 @@ def _announce(spec: TuningSpec, folder: Path, screen: Screen) -> None:
 def _race(
     folder: Path, slots: Callable[[], list[Slot]], clock: TuneClock, screen: Screen
 ) -> tuple[tuple[RungStanding, ...], ...]:
-    """Train the arms from rung to rung, and return their standings; finished parts are not repeated."""
+    """Train the arms from rung to rung, and return their standings. Finished parts are not repeated."""
     spec = clock.spec
     arms = list(spec.arms)
     race = []
@@ -333,7 +333,7 @@ def _train_to_rung(
     clock: TuneClock,
     screen: Screen,
 ) -> bool:
-    """Train the runs that have not reached a rung yet; return whether all have reached it.
+    """Train the runs that have not reached a rung yet, and return whether all have reached it.
 
     A rung does not begin if it would leave no time for the final. A rung that takes too long is stopped.
     """

@@ -63,10 +63,11 @@ class RungStanding:
 
 
 def decide_rung(reached: Sequence[RungStanding], fraction: float, room: int, own: str) -> tuple[RungStanding, ...]:
-    """Decide which `room` arms stay at a rung, including the own arm; return all arms, best projected end first.
+    """Decide which `room` arms stay at a rung, including the own arm, and return all arms.
 
-    The objectives take turns, each adding its best remaining arm. An arm of the own objective that is behind the own
-    arm stays only if room is left. At the end of the budget, arms of all objectives are compared.
+    The best projected end comes first. The objectives take turns, each adding its best remaining arm. An arm of the own
+    objective that is behind the own arm stays only if room is left. At the end of the budget, arms of all objectives
+    are compared.
     """
     projected = {standing.arm: standing.projected(fraction) for standing in reached}
     own_first = sorted(reached, key=lambda standing: (standing.arm != own, -projected[standing.arm]))
