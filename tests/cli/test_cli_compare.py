@@ -162,7 +162,7 @@ def test_a_killed_comparison_goes_on_to_the_same_result(compared: Compared, tmp_
         file.write_text(file.read_text().replace(str(compared.folder), str(folder)))
     outcome = command("compare", folder)
     assert outcome.code == 0, outcome.err
-    assert "2 of 4 runs are complete already" in outcome.said
+    assert "2 of 4 runs are already complete" in outcome.said
     assert len(records_of(cut)) == len(lines)
     for arm_a, arm_b in zip(read_comparison(compared.folder).arms, read_comparison(folder).arms, strict=True):
         for a, b in zip(arm_a.runs, arm_b.runs, strict=True):
@@ -206,8 +206,8 @@ def test_a_run_that_collapses_ends_there_and_keeps_its_score(tmp_path: Path) -> 
         assert run.end_reason == record["end_reason"] == record["collapse"]
         assert run.scores[-1].num_correct_P.tolist() == record["evaluation"]["prompts"]["num_correct"]
         assert run.cost.samples < 100_000
-    assert "end_reason" in outcome.said
-    assert "runs are complete already" in command("compare", folder).said
+    assert "ended early" in outcome.said
+    assert "runs are already complete" in command("compare", folder).said
 
 
 @pytest.mark.slow
@@ -294,7 +294,7 @@ def test_a_disk_that_is_too_small_for_the_checkpoints_is_refused(
     free[tmp_path] = 6 * written
     check_arms(arms, "steps", 3, 1, tmp_path / "new" / "folder")
     free[tmp_path] = int(6 * 0.9 * written)
-    with pytest.raises(UserError, match=r"6 runs keep .* of checkpoints at least, and .* are free in .*; free some"):
+    with pytest.raises(UserError, match=r"6 runs keep at least .* of checkpoints, but only .* is free in .*; free some"):
         check_arms(arms, "steps", 3, 1, tmp_path / "new" / "folder")
     check_arms(arms, "steps", 3, 1)  # a folder that exists already has some of them
 
