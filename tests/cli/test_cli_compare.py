@@ -294,7 +294,7 @@ def test_a_disk_that_is_too_small_for_the_checkpoints_is_refused(
     free[tmp_path] = 6 * written
     check_arms(arms, "steps", 3, 1, tmp_path / "new" / "folder")
     free[tmp_path] = int(6 * 0.9 * written)
-    with pytest.raises(UserError, match=r"6 runs keep at least .* of checkpoints, but only .* is free in .*; free some"):
+    with pytest.raises(UserError, match=r"6 runs keep at least .* of checkpoints, but only .*; free some"):
         check_arms(arms, "steps", 3, 1, tmp_path / "new" / "folder")
     check_arms(arms, "steps", 3, 1)  # a folder that exists already has some of them
 
